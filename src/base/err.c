@@ -1,0 +1,69 @@
+/* err.c - the thread's last error: message, trace, exit status. Prints nothing
+ * except in err_check_failed, the program's only abort. */
+#include "base/err.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local char msg_buf[2048];
+static _Thread_local char trace_buf[1024];
+
+const char *err_name(int code) {
+    switch (code) {
+    case 0: return "ok";
+#define X(name, val, status, text) case val: return text;
+        ERR_MAP(X)
+#undef X
+    default: return "unknown error";
+    }
+}
+
+int err_exit_status(int code) {
+    switch (code) {
+    case 0: return 0;
+#define X(name, val, status, text) case val: return status;
+        ERR_MAP(X)
+#undef X
+    default: return code > 0 ? 0 : 1;
+    }
+}
+
+const char *err_msg(void) { return msg_buf; }
+const char *err_trace(void) { return trace_buf; }
+
+int err_set(int code, const char *file, int line, const char *fmt, ...) {
+    va_list ap;
+    char text[sizeof msg_buf]; /* an argument may point into msg_buf */
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    memcpy(msg_buf, text, sizeof text);
+    snprintf(trace_buf, sizeof trace_buf, "%s:%d", file, line);
+    return code;
+}
+
+int err_pass(int code, const char *file, int line) {
+    size_t n = strlen(trace_buf);
+    snprintf(trace_buf + n, sizeof trace_buf - n, " < %s:%d", file, line);
+    return code;
+}
+
+int err_wrap(int code, const char *fmt, ...) {
+    va_list ap;
+    char text[sizeof msg_buf];
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (n < 0) n = 0;
+    if ((size_t)n >= sizeof text) n = (int)sizeof text - 1;
+    snprintf(text + n, sizeof text - (size_t)n, ": %s", msg_buf);
+    memcpy(msg_buf, text, sizeof text);
+    return code;
+}
+
+void err_check_failed(const char *what, const char *file, int line) {
+    fprintf(stderr, "%s:%d: CHECK failed: %s\n", file, line, what);
+    abort();
+}

@@ -1,0 +1,201 @@
+/* file.c - see file.h. */
+#include "base/file.h"
+
+#include "base/err.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int file_read(struct buf *b, const char *path, size_t max_bytes) {
+    int rc = 0;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    const size_t start = b->n;
+    char chunk[1 << 16];
+    for (;;) {
+        const ssize_t n = read(fd, chunk, sizeof chunk);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) FAILG(out, ERR_INPUT, "%s: %s", path, strerror(errno));
+        if (n == 0) break;
+        if (max_bytes && b->n - start + (size_t)n > max_bytes)
+            FAILG(out, ERR_INPUT, "%s: larger than the %zu bytes allowed", path, max_bytes);
+        TRYG(buf_add(b, chunk, (size_t)n), out);
+    }
+    if (b->p == NULL) TRYG(buf_add(b, "", 0), out);
+out:
+    close(fd);
+    return rc;
+}
+
+static int write_all(int fd, const char *p, size_t n) {
+    while (n > 0) {
+        const ssize_t w = write(fd, p, n > (1u << 30) ? (1u << 30) : n);
+        if (w < 0 && errno == EINTR) continue;
+        if (w < 0) return -1;
+        p += w;
+        n -= (size_t)w;
+    }
+    return 0;
+}
+
+static char *dir_of(const char *path) {
+    const char *s = strrchr(path, '/');
+    if (!s) return xstrdup(".");
+    return s == path ? xstrdup("/") : xstrndup(path, (size_t)(s - path));
+}
+
+int file_fsync_dir(const char *dir) {
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
+    const int bad = fsync(fd), e = errno;
+    close(fd);
+    if (bad && e != EINVAL) FAIL(ERR_IO, "%s: fsync: %s", dir, strerror(e));
+    return 0;
+}
+
+int file_write_atomic(const char *path, const void *p, size_t n) {
+    int rc = 0;
+    char *tmp = xasprintf("%s.tmp", path), *dir = dir_of(path);
+    const int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) FAILG(out, ERR_IO, "%s: %s", path, strerror(errno));
+    if (write_all(fd, p, n) < 0 || fsync(fd) < 0) {
+        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
+        close(fd);
+        unlink(tmp);
+        goto out;
+    }
+    close(fd);
+    if (rename(tmp, path) < 0) {
+        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
+        unlink(tmp);
+        goto out;
+    }
+    TRYG(file_fsync_dir(dir), out);
+out:
+    free(tmp);
+    free(dir);
+    return rc;
+}
+
+int file_mkdirs(const char *path) {
+    int rc = 0;
+    char *p = xstrdup(path);
+    for (char *s = p + 1;; s++) {
+        if (*s != '/' && *s != '\0') continue;
+        const char c = *s;
+        *s = '\0';
+        if (mkdir(p, 0755) < 0 && errno != EEXIST)
+            FAILG(out, ERR_IO, "%s: %s", p, strerror(errno));
+        *s = c;
+        if (c == '\0') break;
+    }
+    if (!file_is_dir(path)) FAILG(out, ERR_IO, "%s: not a directory", path);
+out:
+    free(p);
+    return rc;
+}
+
+int file_remove_tree(const char *path) {
+    struct stat st;
+    if (lstat(path, &st) < 0) {
+        if (errno == ENOENT) return 0;
+        FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    if (S_ISDIR(st.st_mode)) {
+        DIR *d = opendir(path);
+        if (!d) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+        for (struct dirent *e; (e = readdir(d));) {
+            if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+            char *sub = file_join(path, e->d_name);
+            const int rc = file_remove_tree(sub);
+            free(sub);
+            if (rc < 0) {
+                closedir(d);
+                return rc;
+            }
+        }
+        closedir(d);
+        if (rmdir(path) < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+    } else if (unlink(path) < 0 && errno != ENOENT) {
+        FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    return 0;
+}
+
+bool file_exists(const char *path) { return access(path, F_OK) == 0; }
+bool file_is_dir(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+int64_t file_size(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? (int64_t)st.st_size : -1;
+}
+char *file_join(const char *dir, const char *name) {
+    const size_t n = strlen(dir);
+    return xasprintf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
+}
+char *file_expand(const char *path) {
+    const char *home = getenv("HOME");
+    if (path[0] == '~' && (path[1] == '/' || path[1] == '\0') && home)
+        return xasprintf("%s%s", home, path + 1);
+    return xstrdup(path);
+}
+
+int file_map_open(struct file_map *m, const char *path) {
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    if (fstat(fd, &st) < 0 || S_ISDIR(st.st_mode)) {
+        const int e = errno;
+        close(fd);
+        FAIL(ERR_INPUT, "%s: %s", path, S_ISDIR(st.st_mode) ? "is a directory" : strerror(e));
+    }
+    void *p = NULL;
+    if (st.st_size > 0) {
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) {
+            const int e = errno;
+            close(fd);
+            FAIL(ERR_INPUT, "%s: cannot map: %s", path, strerror(e));
+        }
+    }
+    close(fd);
+    *m = (struct file_map){p, (size_t)st.st_size};
+    return 0;
+}
+void file_unmap(struct file_map *m) {
+    if (m->p) munmap((void *)(uintptr_t)m->p, m->n);
+    *m = (struct file_map){0};
+}
+
+int file_each_line(const char *path, int (*fn)(void *, char *, size_t, int64_t), void *arg) {
+    enum { MAX_LINE = 64 << 20 };
+    int rc = 0;
+    const bool in = strcmp(path, "-") == 0;
+    FILE *f = in ? stdin : fopen(path, "rb");
+    if (!f) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    char *line = NULL;
+    size_t cap = 0;
+    for (int64_t no = 1;; no++) {
+        ssize_t n = getline(&line, &cap, f);
+        if (n < 0) break;
+        if (n > MAX_LINE)
+            FAILG(out, ERR_FORMAT, "%s:%lld: line longer than 64 MiB", in ? "stdin" : path,
+                  (long long)no);
+        if (n > 0 && line[n - 1] == '\n') line[--n] = '\0';
+        TRYG(fn(arg, line, (size_t)n, no), out);
+    }
+    if (ferror(f)) FAILG(out, ERR_INPUT, "%s: %s", in ? "stdin" : path, strerror(errno));
+out:
+    free(line);
+    if (!in) fclose(f);
+    return rc;
+}

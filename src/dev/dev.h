@@ -1,0 +1,326 @@
+/* dev.h - what a compute backend must provide, and the checked way to call it.
+ *
+ * A backend is a table of functions (struct dev_ops) at the granularity of a
+ * layer's step.  `ref` (plain C) is the definition of every op; `cpu` (threads
+ * and vector kernels) and `cuda` (a shared object) must agree with it within
+ * the tolerances of tests/ops.  Callers use the dev_* wrappers, which check
+ * shapes, dtypes and the presence of the op once, so that backends hold
+ * arithmetic only.
+ *
+ * Two rules make training and generation agree bit for bit (DESIGN invariants
+ * 1 and 2).  Within one backend and one run:
+ *  - a row of an op's result depends only on that row's inputs, never on how
+ *    many rows come with it, on their order, or on the number of threads;
+ *  - reductions go in one fixed order (k ascending in a matmul, keys in tiles
+ *    of DEV_KEY_TILE in position order in attention, vocabulary in chunks of
+ *    DEV_VOCAB_CHUNK in the head).
+ * Weight gradients sum over rows in row order; splitting rows into several
+ * calls changes them by fp32 rounding only.
+ *
+ * Numbers: "act" is the compute dtype of the run, DT_F32 or DT_BF16, the dtype
+ * of weights and of every matmul input.  The residual stream and all gradients
+ * of it are f32, all sums are f32 (dot products of long reductions may use
+ * wider).  bf16 results are rounded once, to nearest even.
+ *
+ * Work is queued in order; only dev_sync, dev_copy_out and the ops that
+ * say so wait. */
+#ifndef VERLC_DEV_H
+#define VERLC_DEV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum dtype { DT_F32, DT_BF16, DT_F16, DT_F64, DT_I32, DT_I64, DT_U8 };
+size_t dtype_size(enum dtype dt);
+const char *dtype_name(enum dtype dt); /* "f32", "bf16", ... */
+
+#define DEV_KEY_TILE 64      /* keys of one attention tile */
+#define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
+
+/* A view: never owns.  Row-major and contiguous; dim[0] is the slowest.
+ * data == NULL (TENSOR_NONE) stands for "not given" where an op says optional. */
+struct tensor {
+    void *data;
+    enum dtype dt;
+    int nd;
+    int64_t dim[4];
+};
+#define TENSOR_NONE ((struct tensor){0})
+static inline struct tensor tensor_1d(void *p, enum dtype dt, int64_t n) {
+    struct tensor t = {p, dt, 1, {n, 1, 1, 1}};
+    return t;
+}
+static inline struct tensor tensor_2d(void *p, enum dtype dt, int64_t r, int64_t c) {
+    struct tensor t = {p, dt, 2, {r, c, 1, 1}};
+    return t;
+}
+int64_t tensor_count(struct tensor t);          /* elements */
+struct tensor tensor_rows(struct tensor t, int64_t lo, int64_t n); /* rows [lo, lo+n) of dim[0] */
+
+/* A matrix parameter W (n outputs, k inputs) in the backend's own layout. This
+ * is the only copy that forward, backward and sampling read ("one weight
+ * buffer"); the fp32 master in the optimizer is plain row-major. */
+struct weight {
+    void *data;
+    enum dtype dt; /* DT_F32 or DT_BF16 */
+    int64_t n, k;
+};
+
+/* Keys and values of one layer: (n_pages, n_kv_heads, page_len, head_dim), act.
+ * Slot s is row s % page_len of page s / page_len.  The rollout pool has many
+ * pages of 16; packed training has one page as long as the batch. */
+struct kv {
+    struct tensor k, v;
+};
+
+/* Which rows of a packed batch belong together and where their keys are.
+ * Sequence i owns rows [q_start[i], q_start[i+1]); its first row stands at
+ * position pos0[i] and sees the pos0[i] keys before it, so row r sees keys
+ * 0 .. pos0[i] + r (causal), minus those `window` or more positions back when
+ * window > 0.  Key j is in slot
+ *     pages ? pages[i][j / page_len] * page_len + j % page_len : kv_start[i] + j.
+ * All arrays are i32 on the device. */
+struct attn_seqs {
+    int64_t n;             /* sequences */
+    int64_t max_q, max_kv; /* longest query run, most keys; for sizing only */
+    struct tensor q_start; /* (n + 1) */
+    struct tensor pos0;    /* (n) */
+    struct tensor pages;   /* (n, max_pages) or TENSOR_NONE */
+    struct tensor kv_start;/* (n), when pages is TENSOR_NONE */
+};
+
+struct qkv_args { /* shapes: T rows, Hq query heads, Hk key/value heads, D = head_dim */
+    int64_t n_q_heads, n_kv_heads, head_dim;
+    struct tensor qkv;       /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
+    struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */
+    float eps;
+    struct tensor rope;      /* (P, D/2, 2) f32: cos, sin of position p; pairs (i, i + D/2) rotate */
+    struct tensor pos;       /* (T) i32 */
+    struct tensor slots;     /* (T) i32: where row t's key and value go */
+    struct tensor q;         /* (T, Hq * D) act: normalised, rotated queries */
+    struct kv kv;            /* keys (normalised, rotated) and values */
+};
+
+struct attn_args {
+    int64_t n_q_heads, n_kv_heads, head_dim;
+    float scale;             /* of q.k, usually 1/sqrt(D) */
+    int64_t window;          /* 0: none */
+    struct attn_seqs seqs;
+    struct tensor q;         /* (T, Hq * D) act */
+    struct kv kv;
+    struct tensor out;       /* (T, Hq * D) act */
+    struct tensor lse;       /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
+};
+
+/* The LM head with log-softmax, never materialising rows x vocabulary.
+ * z = (x . W^T) * inv_temp; p = softmax(z). */
+struct lmhead_args {
+    struct tensor x;         /* (R, h) act */
+    struct weight w;         /* (V, h) */
+    struct tensor inv_temp;  /* (R) f32 */
+    struct tensor target;    /* (R) i32, in [0, V) */
+    struct tensor logp;      /* (R) f32: z[target] - lse */
+    struct tensor entropy;   /* (R) f32, optional in forward: lse - sum p z */
+    struct tensor lse;       /* (R) f32: needed by backward */
+    struct tensor sum_pi_sq; /* (R) f32, optional: sum p^2 */
+};
+
+/* One row's sampling rule. Order: repetition penalty, temperature, top-k, then
+ * top-p on the renormalised rest, then min-p (times the largest probability). */
+struct sample_param {
+    float inv_temp;           /* 1/T; ignored when greedy */
+    float top_p, min_p;       /* 1 and 0: off */
+    float repetition_penalty; /* 1: off */
+    float u;                  /* uniform in [0, 1): inverse CDF over the kept entries in id order */
+    int32_t top_k;            /* <= 0: off */
+    int32_t greedy;           /* argmax, lowest id on ties; logp at temperature 1 */
+};
+
+struct sample_args {
+    struct tensor logits;     /* (R, V) f32, raw, as dev_logits wrote them */
+    const struct sample_param *param; /* (R), host memory */
+    struct tensor seen;       /* (R, ceil(V/8)) u8 bit set of ids that the penalty applies to; optional */
+    struct tensor id;         /* (R) i32 */
+    struct tensor logp;       /* (R) f32: full softmax at T: bits equal to dev_lmhead_fwd's logp */
+    struct tensor logp_kept;  /* (R) f32, optional: after penalty and truncation */
+};
+
+struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
+    struct tensor p, m, v, g;
+    float lr, beta1, beta2, eps, weight_decay;
+    float grad_scale;   /* multiplies g (gradient clipping) */
+    int64_t step;       /* 1-based */
+};
+
+struct dev;
+
+/* pre for every op: tensors live on this device and were checked by the
+ * wrapper. A NULL entry makes the wrapper return ERR_UNSUPPORTED. */
+struct dev_ops {
+    const char *name; /* "ref", "cpu", "cuda" */
+    void (*close)(struct dev *d);
+    /* memory; alloc is 256-aligned, zeroed where the system does so for free */
+    int (*alloc)(struct dev *d, size_t bytes, void **out);
+    void (*free)(struct dev *d, void *p, size_t bytes);
+    int (*sync)(struct dev *d);
+    int (*copy_in)(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
+    int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
+    int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
+    int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
+
+    /* weights */
+    size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+    int (*weight_pack)(struct dev *d, struct weight w, struct tensor src);
+    int (*weight_unpack)(struct dev *d, struct tensor dst, struct weight w);
+
+    /* forward */
+    int (*cast)(struct dev *d, struct tensor dst, struct tensor src);
+    int (*embed_fwd)(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+    int (*gather_rows)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+    int (*rmsnorm_fwd)(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
+                       struct tensor w, float eps);
+    int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w,
+                      struct tensor bias, bool add);
+    int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
+    int (*attn_fwd)(struct dev *d, const struct attn_args *a);
+    int (*swiglu_fwd)(struct dev *d, struct tensor y, struct tensor gate_up);
+    int (*lmhead_fwd)(struct dev *d, const struct lmhead_args *a);
+    int (*logits)(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+    int (*sample)(struct dev *d, const struct sample_args *a);
+
+    /* backward */
+    int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+    int (*embed_bwd)(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+    int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
+                       struct tensor x, struct tensor w, struct tensor rstd);
+    int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+    int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
+                     struct tensor x);
+    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
+                   struct tensor dv, struct tensor dqkv, struct tensor dq_norm,
+                   struct tensor dk_norm);
+    int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
+                    struct tensor dk, struct tensor dv);
+    int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy,
+                      struct tensor gate_up);
+    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                      struct tensor dentropy, struct tensor dx, struct tensor dw);
+
+    /* optimizer */
+    int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
+    int (*adamw)(struct dev *d, const struct adamw_args *a);
+};
+
+struct dev {
+    const struct dev_ops *ops;
+    void *ctx;             /* backend state: thread pool, streams, workspace */
+    char describe[128];    /* for people: "cpu: 2 threads, avx512-bf16" */
+    size_t mem_total;      /* bytes the device (or the machine) has */
+    size_t allocated, peak;/* through dev_alloc */
+};
+
+/* ---- opening ---- */
+int dev_open_ref(struct dev *d);
+/* n_threads <= 0: all CPUs this process may use. isa: NULL (probe for the
+ * fastest at start-up; VERLC_ISA overrides), or "amx", "avx512bf16", "avx512",
+ * "avx2", "c". ERR_UNSUPPORTED when this CPU lacks it. */
+int dev_open_cpu(struct dev *d, int n_threads, const char *isa);
+void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
+
+/* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does
+ * not fit: a bug of the caller, with the op named), ERR_UNSUPPORTED, ERR_DEVICE ---- */
+
+/* bytes == 0 gives NULL. ERR_NOMEM says how much was asked and is there. */
+int dev_alloc(struct dev *d, size_t bytes, void **out);
+void dev_free(struct dev *d, void *p, size_t bytes);
+int dev_sync(struct dev *d);
+int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
+int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes);
+int dev_copy(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
+int dev_zero(struct dev *d, void *dst_dev, size_t bytes);
+
+/* Bytes of a weight's buffer in this backend's layout. */
+size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+/* src (n, k) f32 or bf16, row-major on the device -> w (rounded to w.dt). */
+int dev_weight_pack(struct dev *d, struct weight w, struct tensor src);
+/* w -> dst (n, k) f32 or w.dt, row-major on the device; exact. */
+int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+
+int dev_cast(struct dev *d, struct tensor dst, struct tensor src); /* f32 <-> bf16, or equal; same count */
+/* x (T, h) f32 = rows ids (T) i32 of w (V, h). ids must be in [0, V). */
+int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+/* dst (R, c) = src (T, c) rows idx (R) i32; dst dtype may be f32 or bf16, same as src. */
+int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+/* y (T, c) act = x / rms(x) * w; x (T, c) f32; w (c) act; rstd (T) f32 optional.
+ * As Hugging Face: x * rstd is rounded to act before it is multiplied by w, the product again. */
+int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
+                    struct tensor w, float eps);
+/* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
+int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
+                   struct tensor bias, bool add);
+int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int dev_attn_fwd(struct dev *d, const struct attn_args *a);
+/* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
+int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+/* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
+int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
+
+/* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
+int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids add in row order. */
+int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+/* dx (T, c) f32 +=; dw (c) f32 +=; dy (T, c) act or f32; x, w, rstd as in forward. */
+int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
+                    struct tensor x, struct tensor w, struct tensor rstd);
+/* dx (T, k) act or f32 = dy (T, n) act . W; add: dx (f32) +=. */
+int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+/* dw (n, k) f32 += dy^T . x; db (n) f32 += column sums of dy, optional; dy (T, n), x (T, k) act. */
+int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
+                  struct tensor x);
+/* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
+ * (n_pages, Hk, page_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
+ * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
+                struct tensor dv, struct tensor dqkv, struct tensor dq_norm,
+                struct tensor dk_norm);
+/* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
+ * as kv (overwritten at the slots of these sequences). Only seqs without pages and with pos0 = 0. */
+int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
+                 struct tensor dk, struct tensor dv);
+int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy,
+                   struct tensor gate_up);
+/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h) f32 += .
+ * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
+ *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                   struct tensor dentropy, struct tensor dx, struct tensor dw);
+
+/* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
+int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);
+int dev_adamw(struct dev *d, const struct adamw_args *a);
+
+/* ---- scalar conversions, used by backends, loaders and tests ---- */
+static inline float bf16_to_f32(uint16_t b) {
+    const uint32_t u = (uint32_t)b << 16;
+    float f;
+    __builtin_memcpy(&f, &u, 4);
+    return f;
+}
+static inline uint16_t f32_to_bf16(float f) { /* nearest even; NaN stays NaN */
+    uint32_t u;
+    __builtin_memcpy(&u, &f, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,232 @@
+/* model.h - one decoder for Llama 3.x, Qwen2/2.5, Qwen3 and Mistral.
+ *
+ * Invariant: model_forward is the only forward pass in the program.  Prefill,
+ * decode, log-prob passes and training call it; they differ in where keys and
+ * values live and in what is kept for backward, never in arithmetic. */
+#ifndef VERLC_MODEL_H
+#define VERLC_MODEL_H
+
+#include "base/arena.h"
+#include "dev/dev.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- config.json ---- */
+enum model_arch { MODEL_LLAMA, MODEL_QWEN2, MODEL_QWEN3, MODEL_MISTRAL };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN };
+
+struct model_config {
+    enum model_arch arch;
+    int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
+    int64_t max_pos;         /* max_position_embeddings */
+    int64_t window;          /* sliding window, 0: none */
+    int64_t window_from;     /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
+    bool tied;               /* lm_head shares embed_tokens */
+    bool qkv_bias, qk_norm;  /* Qwen2; Qwen3 */
+    bool o_bias, mlp_bias;   /* Llama attention_bias, mlp_bias */
+    float rms_eps;
+    double init_range;       /* initializer_range */
+    struct {
+        enum rope_kind kind;
+        double theta, factor;
+        double low_freq_factor, high_freq_factor;    /* llama3 */
+        double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
+        double mscale, mscale_all_dim;               /* yarn, optional (0: absent) */
+        bool truncate;                               /* yarn: round the correction range */
+        int64_t original_max_pos;
+    } rope;
+    enum dtype dtype;        /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];         /* end tokens: generation_config.json, else config.json */
+    int n_eos;
+    int64_t bos, pad;        /* -1: none */
+    json_t *json;            /* config.json as read, for export; owned */
+    json_t *generation_json; /* generation_config.json or NULL; owned */
+};
+/* Reads dir/config.json (transformers 4 and 5 spellings) and generation_config.json.
+ * ERR_INPUT: directory or file missing. ERR_UNSUPPORTED: names the architecture or feature. */
+int model_config_load(struct model_config *c, const char *dir);
+int model_config_from_json(struct model_config *c, const json_t *config, const char *where);
+void model_config_free(struct model_config *c);
+int64_t model_config_params(const struct model_config *c); /* number of parameters */
+double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n); /* verl 4.5: 6N.tokens + attention */
+/* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
+ * sequence of the run (dynamic NTK is fixed from it). */
+void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);
+
+/* ---- parameters ---- */
+/* One Hugging Face tensor. Matrices of one group (q, k, v; gate, up) are
+ * neighbours in the flat master, so the group is one matrix of the forward. */
+struct model_param {
+    char name[96];       /* "model.layers.0.self_attn.q_proj.weight" */
+    int64_t rows, cols;  /* cols == 1, nd == 1 for vectors */
+    int nd;
+    int64_t offset;      /* elements into the flat master, gradient and moments */
+    enum dtype src_dt;   /* dtype in the file it came from; export keeps it */
+};
+
+struct model_layer {
+    struct tensor attn_norm, mlp_norm;  /* (h) act */
+    struct tensor q_norm, k_norm;       /* (D) act or none */
+    struct weight qkv, o, gate_up, down;
+    struct tensor qkv_bias, o_bias, gate_up_bias, down_bias; /* act or none */
+};
+
+struct model {
+    struct model_config cfg;
+    struct dev *dev;             /* borrowed until model_close */
+    enum dtype act;              /* compute dtype */
+    struct model_param *params;
+    int64_t n_params;            /* entries of params */
+    int64_t n_elems;             /* elements of the flat master */
+    /* compute copy, on the device */
+    struct model_layer *layers;
+    struct weight embed, head;   /* head.data == embed.data when tied */
+    struct tensor final_norm;
+    struct tensor rope;          /* (rope_len, D/2, 2) f32 */
+    void *weights;               /* the one block behind all of the above */
+    size_t weights_bytes;
+    /* fp32 master, flat (n_elems) f32 on the device; NULL in inference-only models */
+    float *master;
+};
+
+enum model_load_flags {
+    MODEL_INFER = 0,  /* compute copy only */
+    MODEL_TRAIN = 1,  /* and the fp32 master */
+};
+struct model_open_args {
+    const char *dir;      /* Hugging Face directory */
+    enum dtype act;       /* DT_F32 or DT_BF16 */
+    int flags;
+    int64_t max_len;      /* longest sequence of the run: sizes the rope table */
+};
+/* Validates every tensor (name, shape, dtype, finiteness of values) before use.
+ * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */
+int model_open(struct model **out, struct dev *dev, const struct model_open_args *a);
+void model_close(struct model *m); /* NULL ok */
+/* Bytes that model_open will allocate for these settings, without opening. */
+size_t model_weights_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+/* master -> compute copy, after an optimizer step or a load of the master. */
+int model_refresh(struct model *m);
+/* Copies the whole state of another model of the same shape (the reference policy). */
+int model_copy_weights(struct model *dst, const struct model *src);
+
+/* ---- forward ---- */
+/* Keys and values of all layers. */
+struct model_kv {
+    struct kv *layers; /* (n_layers) */
+};
+
+struct model_batch {     /* T packed rows; arrays on the device */
+    int64_t n_rows;
+    struct tensor ids;   /* (T) i32 */
+    struct tensor pos;   /* (T) i32, position in its sequence */
+    struct tensor slots; /* (T) i32, key/value slot of the row; kv == NULL: row index */
+    struct attn_seqs seqs;
+    const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
+};
+
+enum model_keep {
+    MODEL_KEEP_NONE,    /* inference: layers share buffers */
+    MODEL_KEEP_LAYER,   /* keep each layer's input; backward recomputes the layer */
+    MODEL_KEEP_ALL,     /* keep what backward reads */
+};
+/* Buffers of one forward (and backward) of at most max_rows rows. */
+struct model_acts;
+/* Bytes for these limits; model_acts_create takes that much from the device. */
+size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows,
+                        enum model_keep keep);
+/* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
+int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows,
+                      enum model_keep keep, void *block);
+void model_acts_destroy(struct model_acts *a);
+
+/* Runs the decoder. The residual stream after the last layer stays in `a`. */
+int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a);
+/* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward. */
+int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
+
+/* Log-probs of chosen rows (host in, host out), in blocks of rows so that the
+ * head's buffers stay small: logp[i] belongs to target[i] predicted from row
+ * row[i] of the last forward. entropy, sum_pi_sq may be NULL. */
+struct model_logp_args {
+    int64_t n;
+    const int32_t *row, *target; /* host */
+    const float *inv_temp;       /* (n) host */
+    float *logp, *entropy, *sum_pi_sq;
+};
+int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
+
+/* ---- backward ---- */
+/* After model_forward (KEEP_LAYER or KEEP_ALL) and model_logp over the same
+ * rows: adds d loss / d parameters to grads (n_elems) f32 on the device, given
+ * dlogp (n) and dentropy (n, may be NULL), host. */
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
+                   const struct model_logp_args *l, const float *dlogp, const float *dentropy,
+                   float *grads);
+
+/* ---- optimizer ---- */
+struct optim_config {
+    double lr, beta1, beta2, eps, weight_decay, clip;
+    const char *schedule;     /* constant | cosine | linear | wsd */
+    int64_t warmup_steps, total_steps;
+    double min_lr_ratio, num_cycles, init_lr_ratio;
+};
+double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step (spec 2.10) */
+struct optim {
+    float *m, *v; /* (n_elems) f32, device; owned */
+    int64_t step; /* AdamW steps taken */
+};
+int optim_create(struct optim **out, struct model *m);
+void optim_destroy(struct optim *o, struct model *m);
+struct optim_result {
+    double grad_norm;       /* before clipping; not finite: nothing was changed */
+    char bad_tensor[96];    /* first tensor with a non-finite gradient, or "" */
+};
+/* Clips by global norm, AdamW on master/m/v, refreshes the compute copy. A
+ * non-finite norm changes nothing and is reported in r (return is 0). */
+int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c,
+               double lr, struct optim_result *r);
+
+/* ---- files ---- */
+/* Writes a directory that transformers loads as it is: config.json, generation_config.json,
+ * model*.safetensors (shards of <= max_shard bytes, 0: 5 GB). dt: DT_F32/DT_BF16, or -1: each
+ * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. */
+int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir,
+                 size_t max_shard);
+/* Random weights: transformers' init (normal, initializer_range; norms 1, biases 0). */
+int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dtype dt);
+/* Built-in shapes of `model init --arch`; NULL if unknown. Caller owns. */
+json_t *model_arch_config(const char *name);
+void model_arch_names(void (*fn)(void *arg, const char *name), void *arg);
+
+/* ---- safetensors ---- */
+struct st_tensor {
+    char *name;
+    enum dtype dt;
+    int nd;
+    int64_t dim[8];
+    const uint8_t *data; /* into the mapping */
+    size_t bytes;
+};
+struct st_file; /* one mapped file */
+int st_open(struct st_file **out, const char *path); /* validates header and every range; ERR_INPUT, ERR_FORMAT */
+void st_close(struct st_file *f);
+int64_t st_count(const struct st_file *f);
+const struct st_tensor *st_at(const struct st_file *f, int64_t i);
+const struct st_tensor *st_find(const struct st_file *f, const char *name); /* NULL if absent */
+/* Streaming writer: header from the declared tensors, then data in that order. */
+struct st_write_tensor {
+    const char *name;
+    enum dtype dt;
+    int nd;
+    int64_t dim[8];
+    /* fills up to n bytes of this tensor starting at byte off */
+    int (*read)(void *arg, size_t off, void *dst, size_t n);
+    void *arg;
+};
+/* Writes path (not atomic itself: ckpt publishes whole directories), fsyncs. metadata may be NULL. */
+int st_write(const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
+
+#endif
