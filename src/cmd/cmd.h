@@ -1,0 +1,58 @@
+/* cmd.h - the commands, and one option parser for those that are not verl's.
+ *
+ * A command is int cmd_NAME(argc, argv) with argv[0] its own name; it returns a
+ * negative ERR_* code (main prints err_msg and exits with err_exit_status), or
+ * the exit status.  Only main.c calls exit.  Results go to stdout, everything
+ * else to stderr.  ppo, sft, generate and eval take verl's Hydra overrides
+ * (base/conf.h) and do not use this parser. */
+#ifndef VERLC_CMD_H
+#define VERLC_CMD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* name, one-line help; the order is that of `verlc --help` */
+#define CMD_MAP(X)                                                                        \
+    X(ppo, "train with PPO, GRPO and kin: verl.trainer.main_ppo's command line")          \
+    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                     \
+    X(generate, "sample from a model: JSONL in, JSONL out, or verl's main_generation keys") \
+    X(eval, "score saved responses: verl's main_eval command line")                       \
+    X(data, "prepare datasets: gsm8k, arith")                                             \
+    X(model, "model directories: init, info, export, merge")                              \
+    X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
+    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
+    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \
+    X(plan, "memory and time plan of a ppo run, before it starts")                        \
+    X(bench, "numbers for this machine")                                                  \
+    X(selftest, "numerics check for this machine")
+
+#define X(name, help) int cmd_##name(int argc, char **argv);
+CMD_MAP(X)
+#undef X
+
+enum cmd_opt_type { CMD_STR, CMD_I64, CMD_F64, CMD_FLAG };
+struct cmd_opt {
+    const char *name; /* "--model" */
+    enum cmd_opt_type type;
+    void *out;        /* const char **, int64_t *, double * or bool *; keeps its value when absent */
+    const char *arg;  /* "DIR"; NULL for a flag */
+    const char *help;
+};
+struct cmd_spec {
+    const char *usage;        /* "verlc score --model DIR [options] < in.jsonl" */
+    const char *about;        /* a paragraph, may be NULL */
+    const struct cmd_opt *opts;
+    int n_opts;
+    /* operands (arguments without --) go here; NULL: none allowed */
+    const char **operands;
+    int max_operands;
+    int *n_operands;
+};
+/* --name VALUE and --name=VALUE. 0: go on. 1: --help was printed, return 0 from
+ * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
+int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
+
+/* Levenshtein distance, for "did you mean". */
+int cmd_distance(const char *a, const char *b);
+
+#endif
