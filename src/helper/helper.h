@@ -1,0 +1,72 @@
+/* helper.h - supervised Python helper processes.
+ *
+ * What is Python by nature (Jinja templates, Parquet, users' reward functions,
+ * trackers) runs in `python3 -m MODULE` under python/verlc_helpers; requests and
+ * replies are JSON values, length-prefixed, over a socketpair.  This module
+ * knows nothing of what they mean.  A helper that dies, hangs, answers garbage
+ * or too much is killed with its process group and started again by the next
+ * request; the message says which helper, what happened and what to do.
+ *
+ * Invariants: every wait has a deadline; a reply always belongs to its request;
+ * no zombie and no descriptor is left behind; a helper dies with the thread that
+ * started it (so start it on a thread that lives on), and so with the program. */
+#ifndef VERLC_HELPER_H
+#define VERLC_HELPER_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+struct helper;
+
+struct helper_args {
+    const char *module;      /* "verlc_helpers.chat_template"; copied */
+    const json_t *init;      /* sent to the module's init() at every start, so that a restart
+                              * finds the same state; may be NULL; copied */
+    int64_t memory_bytes;    /* address space; 0: 8 GiB, < 0: no limit */
+    int64_t cpu_s;           /* processor seconds one request may use; 0: no limit */
+    double start_timeout_s;  /* interpreter, imports and init(); 0: 60 */
+    int64_t max_reply_bytes; /* 0: 256 MiB; at most 4 GiB */
+};
+
+/* Checks that the interpreter and the module's file exist; the process itself
+ * starts with the first request.  Interpreter: $VERLC_PYTHON, else
+ * .venv/bin/python beside the executable, in a directory above it or in the
+ * source tree, else python3 in PATH.  ERR_HELPER says what to install. */
+int helper_create(struct helper **out, const struct helper_args *args);
+/* Closes the socket, gives the process 2 s to end, then kills its group. NULL ok. */
+void helper_destroy(struct helper *h);
+
+/* One request, one reply (new reference, any JSON value).  A request that the
+ * helper itself refuses gives its own code and message (ERR_INPUT, ERR_FORMAT,
+ * ...) and the helper lives on; ERR_TIMEOUT and ERR_HELPER mean it was killed.
+ * timeout_s counts from when the helper is ready to take the request. */
+int helper_call(struct helper *h, const json_t *request, double timeout_s, json_t **reply);
+
+/* Pipelining: requests are queued and written as the helper takes them; replies
+ * come in the order of the requests.  After ERR_TIMEOUT or ERR_HELPER all pending
+ * requests are lost (helper_pending is 0). helper_send does not wait. */
+int helper_send(struct helper *h, const json_t *request);
+int helper_recv(struct helper *h, double timeout_s, json_t **reply);
+int64_t helper_pending(const struct helper *h);
+
+/* n processes of one kind, one request in flight in each, so that a crash costs
+ * one request.  No threads: work moves on inside send and recv. */
+struct helper_pool;
+struct helper_result {
+    int64_t ticket;
+    int rc;        /* 0, or the ERR_* code with `error` set */
+    json_t *reply; /* when rc == 0 */
+    char *error;   /* when rc < 0 */
+};
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n);
+void helper_pool_destroy(struct helper_pool *p); /* NULL ok */
+/* Queues a request; tickets count up from 0.  timeout_s as in helper_call. */
+int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s,
+                     int64_t *ticket);
+/* 1: *out is one finished request, in the order of finishing; 0: none within
+ * wait_s (0: only look) or none pending. Free with helper_result_free. */
+int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out);
+int64_t helper_pool_pending(const struct helper_pool *p); /* queued, running or unread */
+void helper_result_free(struct helper_result *r);
+
+#endif
