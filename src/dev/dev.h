@@ -152,7 +152,7 @@ struct sample_args {
 
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
     struct tensor p, m, v, g;
-    float lr, beta1, beta2, eps, weight_decay;
+    double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
     float grad_scale;   /* multiplies g (gradient clipping) */
     int64_t step;       /* 1-based */
 };

@@ -1,0 +1,471 @@
+/* dev.c - the checked way to call a backend: every dev_* wrapper of dev.h.
+ *
+ * A wrapper checks shapes and dtypes once, answers a missing table entry with
+ * ERR_UNSUPPORTED, keeps the memory accounts, and returns early when there is
+ * no row to work on, so that backends hold arithmetic only.  It never reads
+ * device memory: ids, indices and sequence tables are the caller's promise
+ * (the ref backend CHECKs them).
+ * Invariant: a backend entry runs only with tensors that fit each other. */
+#include "dev/dev.h"
+
+#include "base/err.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* ---- tensors ---- */
+
+size_t dtype_size(enum dtype dt) {
+    switch (dt) {
+    case DT_F32: case DT_I32: return 4;
+    case DT_BF16: case DT_F16: return 2;
+    case DT_F64: case DT_I64: return 8;
+    case DT_U8: return 1;
+    }
+    return 0;
+}
+
+const char *dtype_name(enum dtype dt) {
+    switch (dt) {
+    case DT_F32: return "f32";
+    case DT_BF16: return "bf16";
+    case DT_F16: return "f16";
+    case DT_F64: return "f64";
+    case DT_I32: return "i32";
+    case DT_I64: return "i64";
+    case DT_U8: return "u8";
+    }
+    return "?";
+}
+
+int64_t tensor_count(struct tensor t) {
+    int64_t n = 1;
+    for (int i = 0; i < t.nd; i++) n *= t.dim[i];
+    return t.nd == 0 ? 0 : n;
+}
+
+struct tensor tensor_rows(struct tensor t, int64_t lo, int64_t n) {
+    CHECK(t.nd >= 1 && lo >= 0 && n >= 0 && lo + n <= t.dim[0]);
+    int64_t row = 1;
+    for (int i = 1; i < t.nd; i++) row *= t.dim[i];
+    if (t.data) t.data = (char *)t.data + (size_t)(lo * row) * dtype_size(t.dt);
+    t.dim[0] = n;
+    return t;
+}
+
+/* ---- checks ---- */
+
+enum { /* sets of dtypes */
+    F32 = 1 << DT_F32, BF16 = 1 << DT_BF16, ACT = F32 | BF16, F64 = 1 << DT_F64,
+    I32 = 1 << DT_I32, U8 = 1 << DT_U8,
+};
+#define ANY (-1) /* a dimension that may be anything */
+
+static unsigned set_of(enum dtype dt) { return 1u << dt; }
+
+static const char *shape_text(char out[128], int nd, const int64_t *dim) {
+    size_t n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < nd && i < 4 && n < 100; i++) {
+        if (dim[i] == ANY) n += (size_t)snprintf(out + n, 128 - n, "%sany", i ? ", " : "");
+        else n += (size_t)snprintf(out + n, 128 - n, "%s%lld", i ? ", " : "", (long long)dim[i]);
+    }
+    return out;
+}
+
+static int want(const char *op, const char *arg, struct tensor t, unsigned dts, int nd,
+                const int64_t *dim) {
+    char have[128], need[128], types[64] = "";
+    bool fits = t.nd == nd && (dts & set_of(t.dt)) != 0;
+    for (int i = 0; fits && i < nd; i++) fits = t.dim[i] >= 0 && (dim[i] == ANY || t.dim[i] == dim[i]);
+    if (!fits) {
+        for (int dt = DT_F32, n = 0; dt <= DT_U8; dt++)
+            if (dts & set_of((enum dtype)dt))
+                n += snprintf(types + n, sizeof types - (size_t)n, "%s%s", n ? "|" : "",
+                              dtype_name((enum dtype)dt));
+        FAIL(ERR_INVAL, "dev op %s: %s is %s (%s), expected %s (%s)", op, arg, dtype_name(t.dt),
+             shape_text(have, t.nd, t.dim), types, shape_text(need, nd, dim));
+    }
+    if (t.data == NULL && tensor_count(t) > 0) FAIL(ERR_INVAL, "dev op %s: %s is not given", op, arg);
+    return 0;
+}
+static int want1(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n) {
+    return want(op, arg, t, dts, 1, &n);
+}
+static int want2(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t r, int64_t c) {
+    return want(op, arg, t, dts, 2, (const int64_t[]){r, c});
+}
+static int want_like(const char *op, const char *arg, struct tensor t, unsigned dts, struct tensor like) {
+    return want(op, arg, t, dts, like.nd, like.dim);
+}
+static int want_weight(const char *op, struct weight w, unsigned dts, int64_t n, int64_t k) {
+    if ((dts & ACT & set_of(w.dt)) == 0 || w.n <= 0 || w.k <= 0 || (n != ANY && w.n != n) ||
+        (k != ANY && w.k != k))
+        FAIL(ERR_INVAL, "dev op %s: weight is %s (%lld, %lld), which does not fit (%lld, %lld; -1 is any)",
+             op, dtype_name(w.dt), (long long)w.n, (long long)w.k, (long long)n, (long long)k);
+    if (w.data == NULL) FAIL(ERR_INVAL, "dev op %s: weight is not given", op);
+    return 0;
+}
+/* Pages of keys and values, (n_pages, Hk, page_len, D). */
+static int want_pages(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads,
+                      int64_t head_dim) {
+    return want(op, arg, t, dts, 4, (const int64_t[]){ANY, n_kv_heads, ANY, head_dim});
+}
+static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_dim) {
+    if (n_q <= 0 || n_kv <= 0 || n_q % n_kv != 0 || head_dim <= 0 || head_dim % 2 != 0)
+        FAIL(ERR_INVAL, "dev op %s: %lld query heads, %lld key heads of %lld do not fit each other", op,
+             (long long)n_q, (long long)n_kv, (long long)head_dim);
+    return 0;
+}
+
+#define HAVE(op)                                                                          \
+    do {                                                                                  \
+        if (d->ops->op == NULL)                                                           \
+            FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op);         \
+    } while (0)
+
+/* ---- memory and order ---- */
+
+void dev_close(struct dev *d) {
+    if (d->ops && d->ops->close) d->ops->close(d);
+    *d = (struct dev){0};
+}
+
+int dev_alloc(struct dev *d, size_t bytes, void **out) {
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    if (bytes == 0) {
+        *out = NULL;
+        return 0;
+    }
+    HAVE(alloc);
+    const size_t room = d->mem_total > d->allocated ? d->mem_total - d->allocated : 0;
+    const int rc = bytes > room ? ERR_NOMEM : d->ops->alloc(d, bytes, out);
+    if (rc == ERR_NOMEM)
+        FAIL(ERR_NOMEM, "%s: cannot allocate %.3f GiB: %.3f of %.3f GiB are in use; "
+             "lower the batch or sequence lengths", d->describe, (double)bytes / gib,
+             (double)d->allocated / gib, (double)d->mem_total / gib);
+    TRY(rc);
+    d->allocated += bytes;
+    if (d->allocated > d->peak) d->peak = d->allocated;
+    return 0;
+}
+
+void dev_free(struct dev *d, void *p, size_t bytes) {
+    if (p == NULL) return;
+    CHECK(d->ops && d->ops->free && bytes <= d->allocated);
+    d->ops->free(d, p, bytes);
+    d->allocated -= bytes;
+}
+
+int dev_sync(struct dev *d) {
+    return d->ops->sync ? d->ops->sync(d) : 0; /* a backend without a queue has nothing to wait for */
+}
+int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes) {
+    HAVE(copy_in);
+    return bytes ? d->ops->copy_in(d, dst_dev, src_host, bytes) : 0;
+}
+int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes) {
+    HAVE(copy_out);
+    return bytes ? d->ops->copy_out(d, dst_host, src_dev, bytes) : 0;
+}
+int dev_copy(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes) {
+    HAVE(copy);
+    return bytes ? d->ops->copy(d, dst_dev, src_dev, bytes) : 0;
+}
+int dev_zero(struct dev *d, void *dst_dev, size_t bytes) {
+    HAVE(zero);
+    return bytes ? d->ops->zero(d, dst_dev, bytes) : 0;
+}
+
+/* ---- weights ---- */
+
+size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k) {
+    CHECK(d->ops->weight_bytes && (set_of(dt) & ACT) && n > 0 && k > 0);
+    return d->ops->weight_bytes(d, dt, n, k);
+}
+int dev_weight_pack(struct dev *d, struct weight w, struct tensor src) {
+    TRY(want_weight("weight_pack", w, ACT, ANY, ANY));
+    TRY(want2("weight_pack", "src", src, ACT, w.n, w.k));
+    HAVE(weight_pack);
+    return d->ops->weight_pack(d, w, src);
+}
+int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
+    TRY(want_weight("weight_unpack", w, ACT, ANY, ANY));
+    TRY(want2("weight_unpack", "dst", dst, F32 | set_of(w.dt), w.n, w.k));
+    HAVE(weight_unpack);
+    return d->ops->weight_unpack(d, dst, w);
+}
+
+/* ---- forward ---- */
+
+int dev_cast(struct dev *d, struct tensor dst, struct tensor src) {
+    TRY(want_like("cast", "src", src, ACT, src));
+    TRY(want_like("cast", "dst", dst, ACT, dst));
+    if (tensor_count(dst) != tensor_count(src))
+        FAIL(ERR_INVAL, "dev op cast: %lld elements into %lld", (long long)tensor_count(src),
+             (long long)tensor_count(dst));
+    HAVE(cast);
+    return tensor_count(src) ? d->ops->cast(d, dst, src) : 0;
+}
+
+int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
+    TRY(want_weight("embed_fwd", w, ACT, ANY, ANY));
+    TRY(want1("embed_fwd", "ids", ids, I32, ANY));
+    TRY(want2("embed_fwd", "x", x, F32, ids.dim[0], w.k));
+    HAVE(embed_fwd);
+    return ids.dim[0] ? d->ops->embed_fwd(d, x, ids, w) : 0;
+}
+
+int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+    TRY(want2("gather_rows", "src", src, ACT, ANY, ANY));
+    TRY(want1("gather_rows", "idx", idx, I32, ANY));
+    TRY(want2("gather_rows", "dst", dst, set_of(src.dt), idx.dim[0], src.dim[1]));
+    HAVE(gather_rows);
+    return tensor_count(dst) ? d->ops->gather_rows(d, dst, src, idx) : 0;
+}
+
+int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
+                    struct tensor w, float eps) {
+    TRY(want2("rmsnorm_fwd", "x", x, F32, ANY, ANY));
+    TRY(want1("rmsnorm_fwd", "w", w, ACT, x.dim[1]));
+    TRY(want2("rmsnorm_fwd", "y", y, set_of(w.dt), x.dim[0], x.dim[1]));
+    if (rstd.data) TRY(want1("rmsnorm_fwd", "rstd", rstd, F32, x.dim[0]));
+    HAVE(rmsnorm_fwd);
+    return tensor_count(x) ? d->ops->rmsnorm_fwd(d, y, rstd, x, w, eps) : 0;
+}
+
+int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
+                   struct tensor bias, bool add) {
+    TRY(want2("matmul_fwd", "x", x, ACT, ANY, ANY));
+    TRY(want_weight("matmul_fwd", w, set_of(x.dt), ANY, x.dim[1]));
+    TRY(want2("matmul_fwd", "y", y, add ? F32 : F32 | set_of(x.dt), x.dim[0], w.n));
+    if (bias.data) TRY(want1("matmul_fwd", "bias", bias, set_of(x.dt), w.n));
+    HAVE(matmul_fwd);
+    return x.dim[0] ? d->ops->matmul_fwd(d, y, x, w, bias, add) : 0;
+}
+
+/* What qkv_fwd and qkv_bwd have in common. */
+static int check_qkv(const char *op, const struct qkv_args *a) {
+    const int64_t n_heads = a->n_q_heads + 2 * a->n_kv_heads, dim = a->head_dim;
+    TRY(want_heads(op, a->n_q_heads, a->n_kv_heads, dim));
+    TRY(want2(op, "qkv", a->qkv, ACT, ANY, n_heads * dim));
+    const unsigned act = set_of(a->qkv.dt);
+    if (a->q_norm.data) TRY(want1(op, "q_norm", a->q_norm, act, dim));
+    if (a->k_norm.data) TRY(want1(op, "k_norm", a->k_norm, act, dim));
+    TRY(want(op, "rope", a->rope, F32, 3, (const int64_t[]){ANY, dim / 2, 2}));
+    TRY(want1(op, "pos", a->pos, I32, a->qkv.dim[0]));
+    return want1(op, "slots", a->slots, I32, a->qkv.dim[0]);
+}
+
+int dev_qkv_fwd(struct dev *d, const struct qkv_args *a) {
+    TRY(check_qkv("qkv_fwd", a));
+    const unsigned act = set_of(a->qkv.dt);
+    TRY(want2("qkv_fwd", "q", a->q, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
+    TRY(want_pages("qkv_fwd", "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
+    TRY(want_like("qkv_fwd", "kv.v", a->kv.v, act, a->kv.k));
+    HAVE(qkv_fwd);
+    return a->qkv.dim[0] ? d->ops->qkv_fwd(d, a) : 0;
+}
+
+static int check_attn(const char *op, const struct attn_args *a) {
+    const struct attn_seqs *s = &a->seqs;
+    TRY(want_heads(op, a->n_q_heads, a->n_kv_heads, a->head_dim));
+    TRY(want2(op, "q", a->q, ACT, ANY, a->n_q_heads * a->head_dim));
+    const unsigned act = set_of(a->q.dt);
+    TRY(want_pages(op, "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
+    TRY(want_like(op, "kv.v", a->kv.v, act, a->kv.k));
+    TRY(want_like(op, "out", a->out, act, a->q));
+    if (a->lse.data) TRY(want2(op, "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
+    if (a->window < 0) FAIL(ERR_INVAL, "dev op %s: window %lld", op, (long long)a->window);
+    if (s->n < 0 || (s->n > 0 && a->kv.k.dim[2] <= 0))
+        FAIL(ERR_INVAL, "dev op %s: %lld sequences over pages of %lld", op, (long long)s->n,
+             (long long)a->kv.k.dim[2]);
+    TRY(want1(op, "q_start", s->q_start, I32, s->n + 1));
+    TRY(want1(op, "pos0", s->pos0, I32, s->n));
+    if (s->pages.data == NULL) return want1(op, "kv_start", s->kv_start, I32, s->n);
+    TRY(want2(op, "pages", s->pages, I32, s->n, ANY));
+    if (s->max_kv > s->pages.dim[1] * a->kv.k.dim[2])
+        FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld pages of %lld", op, (long long)s->max_kv,
+             (long long)s->pages.dim[1], (long long)a->kv.k.dim[2]);
+    return 0;
+}
+
+int dev_attn_fwd(struct dev *d, const struct attn_args *a) {
+    TRY(check_attn("attn_fwd", a));
+    HAVE(attn_fwd);
+    return a->q.dim[0] && a->seqs.n ? d->ops->attn_fwd(d, a) : 0;
+}
+
+int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    TRY(want2("swiglu_fwd", "y", y, ACT, ANY, ANY));
+    TRY(want2("swiglu_fwd", "gate_up", gate_up, set_of(y.dt), y.dim[0], 2 * y.dim[1]));
+    HAVE(swiglu_fwd);
+    return tensor_count(y) ? d->ops->swiglu_fwd(d, y, gate_up) : 0;
+}
+
+static int check_lmhead(const char *op, const struct lmhead_args *a) {
+    TRY(want2(op, "x", a->x, ACT, ANY, ANY));
+    const int64_t n = a->x.dim[0];
+    TRY(want_weight(op, a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
+    TRY(want1(op, "inv_temp", a->inv_temp, F32, n));
+    TRY(want1(op, "target", a->target, I32, n));
+    if (a->entropy.data) TRY(want1(op, "entropy", a->entropy, F32, n));
+    return want1(op, "lse", a->lse, F32, n);
+}
+
+int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+    TRY(check_lmhead("lmhead_fwd", a));
+    TRY(want1("lmhead_fwd", "logp", a->logp, F32, a->x.dim[0]));
+    if (a->sum_pi_sq.data) TRY(want1("lmhead_fwd", "sum_pi_sq", a->sum_pi_sq, F32, a->x.dim[0]));
+    HAVE(lmhead_fwd);
+    return a->x.dim[0] ? d->ops->lmhead_fwd(d, a) : 0;
+}
+
+int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
+    TRY(want2("logits", "x", x, ACT, ANY, ANY));
+    TRY(want_weight("logits", w, set_of(x.dt), ANY, x.dim[1]));
+    TRY(want2("logits", "out", out, F32, x.dim[0], w.n));
+    HAVE(logits);
+    return x.dim[0] ? d->ops->logits(d, out, x, w) : 0;
+}
+
+static bool sample_param_ok(const struct sample_param *p) {
+    return (p->greedy || (p->inv_temp > 0 && isfinite(p->inv_temp))) && p->top_p > 0 && p->top_p <= 1 &&
+           p->min_p >= 0 && p->min_p <= 1 && p->repetition_penalty > 0 &&
+           isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
+}
+
+int dev_sample(struct dev *d, const struct sample_args *a) {
+    TRY(want2("sample", "logits", a->logits, F32, ANY, ANY));
+    const int64_t n = a->logits.dim[0], vocab = a->logits.dim[1];
+    if (n > 0 && vocab <= 0) FAIL(ERR_INVAL, "dev op sample: the vocabulary is empty");
+    if (n > 0 && a->param == NULL) FAIL(ERR_INVAL, "dev op sample: param is not given");
+    for (int64_t i = 0; i < n; i++)
+        if (!sample_param_ok(&a->param[i]))
+            FAIL(ERR_INVAL, "dev op sample: row %lld: inv_temp %g, top_p %g, min_p %g, repetition_penalty "
+                 "%g or u %g is out of range", (long long)i, (double)a->param[i].inv_temp,
+                 (double)a->param[i].top_p, (double)a->param[i].min_p,
+                 (double)a->param[i].repetition_penalty, (double)a->param[i].u);
+    if (a->seen.data) TRY(want2("sample", "seen", a->seen, U8, n, (vocab + 7) / 8));
+    TRY(want1("sample", "id", a->id, I32, n));
+    TRY(want1("sample", "logp", a->logp, F32, n));
+    if (a->logp_kept.data) TRY(want1("sample", "logp_kept", a->logp_kept, F32, n));
+    HAVE(sample);
+    return n ? d->ops->sample(d, a) : 0;
+}
+
+/* ---- backward ---- */
+
+int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+    TRY(want2("scatter_rows_add", "dst", dst, F32, ANY, ANY));
+    TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));
+    TRY(want2("scatter_rows_add", "src", src, ACT, idx.dim[0], dst.dim[1]));
+    HAVE(scatter_rows_add);
+    return tensor_count(src) ? d->ops->scatter_rows_add(d, dst, src, idx) : 0;
+}
+
+int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
+    TRY(want2("embed_bwd", "dw", dw, F32, ANY, ANY));
+    TRY(want1("embed_bwd", "ids", ids, I32, ANY));
+    TRY(want2("embed_bwd", "dx", dx, F32, ids.dim[0], dw.dim[1]));
+    HAVE(embed_bwd);
+    return tensor_count(dx) ? d->ops->embed_bwd(d, dw, ids, dx) : 0;
+}
+
+int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
+                    struct tensor x, struct tensor w, struct tensor rstd) {
+    TRY(want2("rmsnorm_bwd", "x", x, F32, ANY, ANY));
+    TRY(want1("rmsnorm_bwd", "w", w, ACT, x.dim[1]));
+    TRY(want1("rmsnorm_bwd", "rstd", rstd, F32, x.dim[0]));
+    TRY(want_like("rmsnorm_bwd", "dy", dy, ACT, x));
+    TRY(want_like("rmsnorm_bwd", "dx", dx, F32, x));
+    TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
+    HAVE(rmsnorm_bwd);
+    return tensor_count(x) ? d->ops->rmsnorm_bwd(d, dx, dw, dy, x, w, rstd) : 0;
+}
+
+int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
+    TRY(want2("matmul_dx", "dy", dy, ACT, ANY, ANY));
+    TRY(want_weight("matmul_dx", w, set_of(dy.dt), dy.dim[1], ANY));
+    TRY(want2("matmul_dx", "dx", dx, add ? F32 : F32 | set_of(dy.dt), dy.dim[0], w.k));
+    HAVE(matmul_dx);
+    return dy.dim[0] ? d->ops->matmul_dx(d, dx, dy, w, add) : 0;
+}
+
+int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
+    TRY(want2("matmul_dw", "dy", dy, ACT, ANY, ANY));
+    TRY(want2("matmul_dw", "x", x, set_of(dy.dt), dy.dim[0], ANY));
+    TRY(want2("matmul_dw", "dw", dw, F32, dy.dim[1], x.dim[1]));
+    if (db.data) TRY(want1("matmul_dw", "db", db, F32, dy.dim[1]));
+    HAVE(matmul_dw);
+    return dy.dim[0] ? d->ops->matmul_dw(d, dw, db, dy, x) : 0;
+}
+
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
+                struct tensor dv, struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm) {
+    TRY(check_qkv("qkv_bwd", a));
+    const unsigned act = set_of(a->qkv.dt);
+    TRY(want2("qkv_bwd", "dq", dq, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
+    TRY(want_pages("qkv_bwd", "dk", dk, F32, a->n_kv_heads, a->head_dim));
+    TRY(want_like("qkv_bwd", "dv", dv, F32, dk));
+    TRY(want_like("qkv_bwd", "dqkv", dqkv, act, a->qkv));
+    if (a->q_norm.data) TRY(want1("qkv_bwd", "dq_norm", dq_norm, F32, a->head_dim));
+    if (a->k_norm.data) TRY(want1("qkv_bwd", "dk_norm", dk_norm, F32, a->head_dim));
+    HAVE(qkv_bwd);
+    return a->qkv.dim[0] ? d->ops->qkv_bwd(d, a, dq, dk, dv, dqkv, dq_norm, dk_norm) : 0;
+}
+
+int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
+                 struct tensor dk, struct tensor dv) {
+    TRY(check_attn("attn_bwd", a));
+    if (a->seqs.pages.data) FAIL(ERR_INVAL, "dev op attn_bwd: sequences over pages have no backward");
+    TRY(want2("attn_bwd", "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
+    TRY(want_like("attn_bwd", "dout", dout, set_of(a->q.dt), a->q));
+    TRY(want_like("attn_bwd", "dq", dq, set_of(a->q.dt), a->q));
+    TRY(want_like("attn_bwd", "dk", dk, F32, a->kv.k));
+    TRY(want_like("attn_bwd", "dv", dv, F32, a->kv.k));
+    HAVE(attn_bwd);
+    return a->q.dim[0] && a->seqs.n ? d->ops->attn_bwd(d, a, dout, dq, dk, dv) : 0;
+}
+
+int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    TRY(want2("swiglu_bwd", "dy", dy, ACT, ANY, ANY));
+    TRY(want2("swiglu_bwd", "gate_up", gate_up, set_of(dy.dt), dy.dim[0], 2 * dy.dim[1]));
+    TRY(want_like("swiglu_bwd", "dgate_up", dgate_up, set_of(dy.dt), gate_up));
+    HAVE(swiglu_bwd);
+    return tensor_count(dy) ? d->ops->swiglu_bwd(d, dgate_up, dy, gate_up) : 0;
+}
+
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+    TRY(check_lmhead("lmhead_bwd", a));
+    const int64_t n = a->x.dim[0];
+    TRY(want1("lmhead_bwd", "dlogp", dlogp, F32, n));
+    if (dentropy.data) {
+        TRY(want1("lmhead_bwd", "dentropy", dentropy, F32, n));
+        TRY(want1("lmhead_bwd", "entropy", a->entropy, F32, n));
+    }
+    TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
+    TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
+    HAVE(lmhead_bwd);
+    return n ? d->ops->lmhead_bwd(d, a, dlogp, dentropy, dx, dw) : 0;
+}
+
+/* ---- optimizer ---- */
+
+int dev_sumsq(struct dev *d, struct tensor out, struct tensor x) {
+    TRY(want1("sumsq", "out", out, F64, 1));
+    TRY(want_like("sumsq", "x", x, F32, x));
+    HAVE(sumsq);
+    return tensor_count(x) ? d->ops->sumsq(d, out, x) : dev_zero(d, out.data, sizeof(double));
+}
+
+int dev_adamw(struct dev *d, const struct adamw_args *a) {
+    TRY(want1("adamw", "p", a->p, F32, ANY));
+    TRY(want_like("adamw", "m", a->m, F32, a->p));
+    TRY(want_like("adamw", "v", a->v, F32, a->p));
+    TRY(want_like("adamw", "g", a->g, F32, a->p));
+    if (a->step < 1) FAIL(ERR_INVAL, "dev op adamw: step %lld, the first is 1", (long long)a->step);
+    HAVE(adamw);
+    return a->p.dim[0] ? d->ops->adamw(d, a) : 0;
+}
