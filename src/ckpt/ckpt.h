@@ -1,0 +1,55 @@
+/* ckpt.h - checkpoint directories: save, find, verify, load, retain.
+ *
+ *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
+ *   ROOT/global_step_N/actor/                    a Hugging Face model directory as it is
+ *   ROOT/global_step_N/actor/optim.safetensors   fp32 master (when it differs), exp_avg, exp_avg_sq
+ *   ROOT/global_step_N/trainer.json              step, optimizer step, data cursor, RNG, controller values
+ *   ROOT/global_step_N/config.yaml               resolved configuration
+ *   ROOT/global_step_N/manifest.json             size and XXH3-128 of every file; written last
+ *
+ * Invariant: a directory named global_step_N is complete.  It is written as
+ * global_step_N.tmp, every file and directory fsynced, then renamed; readers
+ * accept it only if the manifest and every size and checksum hold. */
+#ifndef VERLC_CKPT_H
+#define VERLC_CKPT_H
+
+#include "model/model.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One model with its optimizer, stored under `name` ("actor", "critic"). */
+struct ckpt_part {
+    const char *name;
+    struct model *model;
+    struct optim *optim;       /* NULL: weights only */
+    const char *tokenizer_dir; /* its files go along; NULL: none */
+};
+struct ckpt_save_args {
+    const char *root;          /* trainer.default_local_dir */
+    int64_t step;
+    const struct ckpt_part *parts;
+    int n_parts;
+    const json_t *trainer;     /* everything else that a resumed run needs */
+    const char *config_yaml;
+    int64_t keep;              /* newest checkpoints kept on disk after this one; <= 0: all */
+};
+/* ERR_IO (disk full, not writable): nothing half-written remains, older ones untouched. */
+int ckpt_save(const struct ckpt_save_args *a);
+
+/* The newest complete checkpoint under root: *step = -1 when there is none. A
+ * torn or altered one is named in a warning and the one before it taken. */
+int ckpt_find(const char *root, int64_t *step, char **dir);
+/* Verifies dir against its manifest; ERR_FORMAT names the file. */
+int ckpt_verify(const char *dir);
+/* Reads trainer.json; caller owns. */
+int ckpt_read_trainer(const char *dir, json_t **trainer);
+/* Loads weights (master and compute copy) and optimizer state into an opened model of the same shape. */
+int ckpt_load_part(const char *dir, const struct ckpt_part *part);
+/* Directory of a part's model: dir/name; caller frees. For opening the model straight from the checkpoint. */
+char *ckpt_part_dir(const char *dir, const char *name);
+/* "…/global_step_12" -> 12; ERR_INVAL when the path does not end so. */
+int ckpt_step_of(const char *dir, int64_t *step);
+
+#endif

@@ -1,0 +1,133 @@
+/* roll.h - generation: continuous batching over a paged key/value pool.
+ *
+ * A request is a prompt with n samples.  The engine keeps a set of running
+ * samples and, step by step, gives the model the rows that each still lacks:
+ * many for a prompt (in chunks), one for a token being decoded, many again
+ * for a sample that was preempted.  There is one path for all three.  Full
+ * pages are found again by the tokens they stand for, so the n samples of a
+ * prompt share its pages, prompts share a common system turn, and a preempted
+ * sample often finds its own pages.
+ *
+ * Invariant: what a sample contains is a function of (weights, prompt, sampling
+ * rule, seed, uid, sample index) alone - not of pool size, batch limits, order,
+ * company, sharing or preemption.
+ *
+ * Scheduler and pool hold no device code: they talk to struct roll_model, which
+ * the real decoder (roll_model_open) and the tests' fake implement. */
+#ifndef VERLC_ROLL_H
+#define VERLC_ROLL_H
+
+#include "model/model.h"
+#include "text/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ROLL_PAGE_LEN 16 /* tokens of a page; a quarter of DEV_KEY_TILE */
+
+/* ---- what the engine asks of a model ---- */
+/* One step: n_rows packed rows of n_seqs sequences, and the rows to sample. */
+struct roll_plan {
+    int64_t n_rows, n_seqs, max_pages; /* max_pages: row length of `pages` */
+    int64_t max_q, max_kv;             /* longest run of rows, most keys of a sequence */
+    const int32_t *ids, *pos, *slots;  /* (n_rows) */
+    const int32_t *q_start;            /* (n_seqs + 1) */
+    const int32_t *pos0;               /* (n_seqs) */
+    const int32_t *pages;              /* (n_seqs, max_pages) */
+    int64_t n_out;                     /* rows to sample from */
+    const int32_t *out_row;            /* (n_out) */
+    const struct sample_param *param;  /* (n_out) */
+    const uint8_t *seen;               /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
+};
+struct roll_model {
+    void *ctx;
+    int64_t n_pages, vocab;
+    /* id, logp, logp_kept: (n_out) host. Waits for the result. */
+    int (*step)(void *ctx, const struct roll_plan *p, int32_t *id, float *logp, float *logp_kept);
+};
+
+/* The decoder as a roll_model: owns the page pool and the activations. */
+struct roll_decoder;
+struct roll_decoder_args {
+    struct model *model; /* borrowed until roll_decoder_close */
+    int64_t n_pages;     /* of ROLL_PAGE_LEN tokens */
+    int64_t max_rows;    /* rows of one step */
+    int64_t max_seqs;    /* running samples */
+    int64_t max_len;     /* longest prompt + response */
+};
+size_t roll_decoder_bytes(const struct model_config *c, enum dtype act, const struct roll_decoder_args *a);
+size_t roll_page_bytes(const struct model_config *c, enum dtype act); /* keys and values of all layers */
+int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args *a);
+void roll_decoder_close(struct roll_decoder *d); /* NULL ok */
+struct roll_model roll_decoder_model(struct roll_decoder *d);
+
+/* ---- requests and results ---- */
+struct roll_request {
+    const int32_t *prompt; /* copied */
+    int64_t n_prompt;      /* >= 1 */
+    int64_t n;             /* samples, >= 1 */
+    int64_t max_tokens;    /* of the response, >= 1 */
+    float temperature;     /* 0: greedy */
+    float top_p, min_p, repetition_penalty; /* 1, 0, 1: off */
+    int32_t top_k;         /* <= 0: off */
+    uint64_t seed, uid;    /* address of the randomness: base/rng.h */
+    bool ignore_eos;
+    const int32_t *stop_ids; /* end tokens (copied); the response includes the one hit */
+    int64_t n_stop_ids;
+    const char *const *stop; /* stop strings (copied); need roll_config.tok */
+    int64_t n_stop;
+    void *user;            /* handed back */
+};
+
+enum roll_finish { ROLL_STOP, ROLL_LENGTH };
+const char *roll_finish_name(enum roll_finish f); /* "stop", "length" */
+
+struct roll_sample {     /* lives until the callback returns */
+    void *user;
+    int64_t request;     /* id given by roll_submit */
+    int64_t index;       /* 0 .. n-1 */
+    const int32_t *prompt, *ids; /* ids: response, end token included */
+    int64_t n_prompt, n;
+    const float *logp;      /* (n) full softmax at the request's temperature */
+    const float *logp_kept; /* (n) after penalty and truncation */
+    int64_t text_bytes;  /* with a stop string hit: bytes of the decoded response before it; else -1 */
+    enum roll_finish finish;
+    int64_t n_preempted;
+    double seconds;      /* from first scheduling to the end */
+};
+
+struct roll_config {
+    int64_t max_rows;    /* rolls at most so many rows a step (max_num_batched_tokens) */
+    int64_t max_seqs;    /* and so many samples (max_num_seqs) */
+    bool no_prefix_cache;
+    const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
+    /* Called as each sample ends, from within roll_step. An error ends the step. */
+    int (*done)(void *arg, const struct roll_sample *s);
+    void *done_arg;
+};
+
+struct roll_stats {
+    int64_t waiting, running, finished;   /* samples */
+    int64_t rows, sampled, steps;         /* rows forwarded, tokens sampled, model steps */
+    int64_t cached_rows;                  /* rows found in shared pages instead */
+    int64_t preempted;
+    int64_t pages_used, pages_peak, n_pages;
+};
+
+struct roll_engine;
+int roll_create(struct roll_engine **out, const struct roll_model *m, const struct roll_config *c);
+void roll_destroy(struct roll_engine *e); /* NULL ok; open samples are dropped */
+/* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the pool
+ * (says how many pages it needs). *id counts submitted requests from 0. */
+int roll_submit(struct roll_engine *e, const struct roll_request *r, int64_t *id);
+/* One model step. 1: work remains; 0: everything submitted is done. */
+int roll_step(struct roll_engine *e);
+/* Steps until all is done. */
+int roll_run(struct roll_engine *e);
+/* Forgets cached pages: after the weights have changed. Pre: nothing running. */
+void roll_forget(struct roll_engine *e);
+/* Drops every waiting and running sample. */
+void roll_cancel_all(struct roll_engine *e);
+struct roll_stats roll_stats(const struct roll_engine *e);
+
+#endif

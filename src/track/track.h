@@ -1,0 +1,74 @@
+/* track.h - where the numbers of a run go: the terminal, files, run.db.
+ *
+ * Invariant: tracking never blocks and never ends a step.  Records are queued
+ * to a writer thread; a tracker that fails says so once, is counted, and the
+ * run goes on.  What was queued before track_close or a checkpoint's
+ * track_flush is on disk after it. */
+#ifndef VERLC_TRACK_H
+#define VERLC_TRACK_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* ---- one step's metrics, in the order they were set ---- */
+struct metric {
+    char name[112];
+    double value;
+    bool whole; /* print as an integer */
+};
+struct metrics {
+    struct metric *items;
+    int64_t n, cap;
+};
+void metrics_free(struct metrics *m); /* a zeroed struct is empty and valid */
+void metrics_reset(struct metrics *m);
+void metrics_set(struct metrics *m, double value, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void metrics_set_i64(struct metrics *m, int64_t value, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void metrics_merge(struct metrics *into, const struct metrics *from); /* later wins, place kept */
+bool metrics_get(const struct metrics *m, const char *name, double *value);
+
+/* ---- the run ---- */
+/* One generated sample, for run.db and the dumps. Borrowed during the call. */
+struct track_sample {
+    int64_t step;
+    bool validation;
+    int64_t uid;          /* dataset row */
+    int64_t index;        /* sample of its prompt */
+    const char *data_source, *prompt, *response, *ground_truth; /* text */
+    const int32_t *prompt_ids, *ids;
+    int64_t n_prompt, n;
+    const float *logp;    /* (n) */
+    double score, advantage; /* NaN: none */
+    const char *reward_status; /* "score", "timeout", "crash", "unparsed", ... */
+    const json_t *extra;  /* reward extra info, object or NULL */
+    const char *finish;   /* "stop", "length" */
+};
+
+struct track_args {
+    const char *const *loggers; /* console, file, tensorboard, and others; unknown: ERR_INVAL with the list */
+    int64_t n_loggers;
+    const char *project, *experiment;
+    const char *run_dir;        /* run.db, and files whose place is not set in the environment */
+    const json_t *config;       /* resolved configuration */
+    int64_t total_steps;        /* for the progress bar; 0: unknown */
+    int64_t resume_step;        /* > 0: append, and drop what is newer than this step */
+    const char *title;          /* "grpo", "sft": in front of the bar */
+};
+struct track;
+int track_open(struct track **out, const struct track_args *a);
+/* Flushes and closes; prints counts of lost records if any. NULL ok. */
+void track_close(struct track *t);
+/* One line on the console, one record in each tracker. m is copied. */
+void track_log(struct track *t, int64_t step, const struct metrics *m);
+void track_sample(struct track *t, const struct track_sample *s);
+/* Live progress (terminal only; in a pipe a plain line at most every 10 s):
+ * phase "rollout", done of total, tokens per second. */
+void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);
+/* What the bar shows beside the step: the last values of these metrics. */
+void track_headline(struct track *t, const char *metric, const char *label);
+/* Waits (up to 30 s) until all that was queued is on disk. ERR_TIMEOUT, ERR_IO. */
+int track_flush(struct track *t);
+
+#endif
