@@ -1,0 +1,233 @@
+/* data.h - from dataset files to batches, on the host.
+ *
+ * Four things, bottom up: `struct batch`, the named columns over samples that
+ * the trainer moves between stages (verl's DataProto); rows in and out of
+ * Parquet, JSON and JSONL; the RL and SFT datasets with their sampler; and the
+ * preparation of datasets (GSM8K, arithmetic, a tiny tokenizer).
+ *
+ * Invariants: every column of a batch has one entry per row; the order of
+ * training rows is a pure function of (seed, epoch); a message about bad data
+ * names the file and the row or column. */
+#ifndef VERLC_DATA_H
+#define VERLC_DATA_H
+
+#include "base/err.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tokenizer;     /* text/text.h */
+struct chat_template; /* text/text.h */
+
+/* ---------------------------------------------------------------- batch -- */
+
+enum batch_type { BATCH_I32, BATCH_I64, BATCH_F32, BATCH_F64, BATCH_STR, BATCH_JSON };
+
+/* One column: row r holds the elements off[r] .. off[r+1] of the array that
+ * `type` selects.  A scalar column has one element in every row. */
+struct batch_col {
+    char *name;
+    enum batch_type type;
+    int64_t *off; /* n_rows + 1 */
+    union {
+        void *p;
+        int32_t *i32;
+        int64_t *i64;
+        float *f32;
+        double *f64;
+        char **str;     /* each owned; never NULL */
+        json_t **json;  /* each owned; never NULL */
+    };
+};
+struct batch {
+    int64_t n_rows;
+    int n_cols, cap_cols;
+    struct batch_col *cols;
+    json_t *meta; /* verl's meta_info: an object, or NULL when empty */
+};
+static inline int64_t batch_len(const struct batch_col *c, int64_t row) {
+    return c->off[row + 1] - c->off[row];
+}
+
+void batch_init(struct batch *b, int64_t n_rows);
+void batch_free(struct batch *b); /* a zeroed struct is fine */
+
+/* A new column, filled from `data` (copied; JSON values get a reference). lens == NULL: one element a row. data ==
+ * NULL: zeros, "" or null, to be written in place through *out (out may be NULL; valid until the
+ * next column is added or removed).  ERR_INTERNAL if the name is taken. */
+int batch_add(struct batch *b, const char *name, enum batch_type type, const int64_t *lens,
+              const void *data, struct batch_col **out);
+/* ERR_INTERNAL naming the column if it is absent or of another type. */
+int batch_get(const struct batch *b, const char *name, enum batch_type type,
+              struct batch_col **out);
+struct batch_col *batch_find(const struct batch *b, const char *name); /* NULL if absent */
+int batch_rename(struct batch *b, const char *from, const char *to);
+void batch_drop(struct batch *b, const char *name); /* no such column: nothing happens */
+
+/* New batches are deep copies; `out` is written only on success. */
+int batch_select(struct batch *out, const struct batch *b, const int64_t *rows, int64_t n);
+int batch_select_cols(struct batch *out, const struct batch *b, const char *const *names, int n);
+int batch_slice(struct batch *out, const struct batch *b, int64_t lo, int64_t hi);
+/* times each row: interleave aabb (the n samples of a prompt side by side), else abab. */
+int batch_repeat(struct batch *out, const struct batch *b, int64_t times, bool interleave);
+/* Columns and types must agree.  meta: "metrics" lists are joined key by key, other keys must be equal. */
+int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n);
+/* Row i becomes old row perm[i]; perm must be a permutation. */
+int batch_reorder(struct batch *b, const int64_t *perm);
+/* n equal pieces (out[n]); ERR_INVAL when the rows do not divide. */
+int batch_chunk(struct batch *out, const struct batch *b, int64_t n);
+/* Pieces of `size` rows, the last one shorter; *out has *n elements, free with batch_free_all. */
+int batch_split(struct batch **out, int64_t *n, const struct batch *b, int64_t size);
+void batch_free_all(struct batch *pieces, int64_t n);
+/* Adds columns and meta of src to b.  A name in both must hold equal values (NaN equals NaN). */
+int batch_union(struct batch *b, const struct batch *src);
+/* Appends the first rows cyclically until k divides the rows; *n_pad rows were added. */
+int batch_pad_to(struct batch *out, const struct batch *b, int64_t k, int64_t *n_pad);
+
+/* ----------------------------------------------------------------- rows -- */
+
+/* Every row of a .parquet, .json (array of objects or JSONL) or .jsonl file as
+ * an array of objects; hdfs:// files come through the `hdfs` client.  required: NULL-terminated
+ * names of columns that must exist, may be NULL.  ERR_INPUT, ERR_FORMAT. */
+int data_read_rows(json_t **rows, const char *path, const char *const *required);
+/* By the ending of path: .parquet (column types from `schema`, see python/verlc_helpers/parquet.py;
+ * NULL: inferred) or .jsonl.  Atomic. */
+int data_write_rows(const char *path, const json_t *rows, const json_t *schema);
+
+/* -------------------------------------------------------------- sampler -- */
+
+struct data_sampler_args {
+    int64_t n_rows, batch_size;
+    bool shuffle, drop_last;
+    uint64_t seed;
+};
+/* The cursor (epoch, index) says how many rows of which epoch are handed out;
+ * the order of an epoch depends on seed and epoch alone. */
+struct data_sampler {
+    struct data_sampler_args a;
+    int64_t epoch, index;
+    int64_t *order;      /* of order_epoch */
+    int64_t order_epoch; /* -1: none yet */
+};
+/* ERR_INVAL when drop_last leaves no batch at all. */
+int data_sampler_init(struct data_sampler *s, const struct data_sampler_args *a);
+void data_sampler_free(struct data_sampler *s);
+int64_t data_sampler_batches(const struct data_sampler *s); /* in one epoch */
+/* 1: *rows (borrowed until the next call) has *n row numbers. 0: the epoch is over; the cursor
+ * stands at the start of the next one. */
+int data_sampler_next(struct data_sampler *s, const int64_t **rows, int64_t *n);
+json_t *data_sampler_state(const struct data_sampler *s); /* new reference */
+/* ERR_INPUT when the state belongs to other data or another order. */
+int data_sampler_restore(struct data_sampler *s, const json_t *state, const char *where);
+
+/* ----------------------------------------------------------- RL dataset -- */
+
+enum data_truncation { DATA_TRUNC_ERROR, DATA_TRUNC_LEFT, DATA_TRUNC_RIGHT, DATA_TRUNC_MIDDLE };
+int data_truncation_parse(const char *name, enum data_truncation *out); /* ERR_INVAL */
+const char *data_truncation_name(enum data_truncation t);
+/* Cuts ids to max: left keeps the end, right the beginning, middle both ends
+ * (max / 2 first, the rest last, as verl's postprocess_data). New length; ERR_INPUT under DATA_TRUNC_ERROR. */
+int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation how);
+
+struct rl_dataset_args {
+    const char *const *files;
+    int64_t n_files;
+    const char *prompt_key;       /* NULL: "prompt" */
+    const char *reward_fn_key;    /* NULL: "data_source" */
+    const struct tokenizer *tok;
+    struct chat_template *chat;
+    const json_t *chat_kwargs;    /* data.apply_chat_template_kwargs; may be NULL */
+    int64_t max_prompt_length;
+    bool filter_overlong_prompts;
+    enum data_truncation truncation;
+    int64_t max_samples;          /* <= 0: all */
+    bool shuffle;                 /* max_samples takes a random subset instead of the head */
+    uint64_t seed;
+    const char *what;             /* "data.train_files", for messages */
+};
+struct rl_prompt {
+    int32_t *ids; /* the rendered prompt, ready to generate from */
+    int64_t n_ids;
+    int64_t uid;  /* row number in the concatenated files, before caps and filters */
+    json_t *row;  /* every column as read */
+};
+struct rl_dataset {
+    struct rl_prompt *prompts;
+    int64_t n;
+    int64_t n_rows;     /* in the files */
+    int64_t n_filtered; /* dropped as too long */
+    char *prompt_key, *reward_fn_key;
+};
+/* Reads, caps, renders and tokenises each prompt once, filters, truncates.
+ * ERR_INPUT: missing column, prompt over the limit, nothing left. */
+int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a);
+void rl_dataset_close(struct rl_dataset *d);
+/* Rows as a batch under verl's names: prompts (i32 ragged), uid (i64), raw_prompt, reward_model,
+ * extra_info, index, tools_kwargs, interaction_kwargs (JSON), data_source (string) and every other column as JSON. */
+int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n,
+                     struct batch *out);
+
+/* ---------------------------------------------------------- SFT dataset -- */
+
+struct sft_dataset_args {
+    const char *const *files;
+    int64_t n_files;
+    /* prompt/response rows: used when messages_key is NULL */
+    const char *prompt_key, *response_key;            /* NULL: "prompt", "response" */
+    const char *const *prompt_dict_keys;              /* row[prompt_key][k0][k1]...; NULL-terminated or NULL */
+    const char *const *response_dict_keys;
+    /* multi-turn rows */
+    const char *messages_key;
+    const char *tools_key, *enable_thinking_key;      /* NULL: "tools", "enable_thinking" */
+    bool ignore_input_ids_mismatch;
+    const struct tokenizer *tok;
+    struct chat_template *chat;
+    const json_t *chat_kwargs;
+    int64_t max_length;
+    enum data_truncation truncation;                  /* error, left, right */
+    int64_t max_samples;
+    bool shuffle;
+    uint64_t seed;
+    const char *what;
+};
+/* loss_mask[t] is 1 where token t is a target, that is where log p(ids[t] | ids[<t])
+ * counts; never at t = 0.  verl's SFTDataset stores the same set one place earlier (the predicting position). */
+struct sft_sample {
+    int32_t *ids;
+    uint8_t *loss_mask;
+    int64_t n;
+};
+struct sft_dataset {
+    struct sft_sample *samples;
+    int64_t n;
+};
+int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a);
+void sft_dataset_close(struct sft_dataset *d);
+
+/* ---------------------------------------------------------- preparation -- */
+
+struct data_gsm8k_args {
+    const char *source;      /* directory, "user/name" on the hub, or NULL: "openai/gsm8k" */
+    const char *save_dir;
+    const char *hdfs_dir;    /* copied there as well; may be NULL */
+    int64_t n_train, n_test; /* out: rows written */
+};
+int data_make_gsm8k(struct data_gsm8k_args *a);
+
+struct data_arith_args {
+    const char *out_dir;
+    int64_t n_train, n_test;
+    uint64_t seed;
+    int level;    /* 1: one step, 2: one or two steps, 3: two steps with larger numbers */
+    bool parquet; /* beside the JSONL files */
+};
+/* train, test (RL rows) and sft_train, sft_test (prompt, response). */
+int data_make_arith(const struct data_arith_args *a);
+
+/* A byte-level BPE tokenizer with ChatML, sized for the arithmetic texts: tokenizer.json,
+ * tokenizer_config.json, generation_config.json's end token is <|im_end|>.  Deterministic. */
+int data_write_tiny_tokenizer(const char *dir);
+
+#endif
