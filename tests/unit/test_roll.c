@@ -1,0 +1,282 @@
+/* test_roll.c - the scheduler and the page pool against a fake model.
+ *
+ * The fake keeps a token per slot, as the real one keeps keys: what a step
+ * samples is a hash of the whole history read back through the page table, so
+ * a wrong page, slot, position or sharing decision changes the result.  The
+ * expected result of a request is computed without any engine. */
+#include "base/err.h"
+#include "base/hash.h"
+#include "base/rng.h"
+#include "roll/roll.h"
+#include "roll/roll_int.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { VOCAB = 97, EOS = 7 };
+
+struct fake {
+    int32_t *token, *pos; /* per slot; -1: never written */
+    int64_t n_pages, max_rows_seen;
+    int fail_at; /* this step fails */
+    int steps;
+};
+
+static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
+    const uint64_t h = hash64(history, (size_t)n * 4) ^ (uint64_t)(u * 16777216.0f) * 0x9E3779B97F4A7C15u;
+    const uint64_t mixed = hash64(&h, 8);
+    *logp = -(float)(mixed % 1000) / 100;
+    return (int32_t)(mixed >> 20) % VOCAB >= 0 ? (int32_t)((mixed >> 20) % VOCAB) : 0;
+}
+
+static int fake_step(void *ctx, const struct roll_plan *p, int32_t *id, float *logp, float *logp_kept) {
+    struct fake *f = ctx;
+    if (++f->steps == f->fail_at) FAIL(ERR_DEVICE, "injected");
+    if (p->n_rows > f->max_rows_seen) f->max_rows_seen = p->n_rows;
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        assert_in_range(p->slots[r], 0, f->n_pages * ROLL_PAGE_LEN - 1);
+        f->token[p->slots[r]] = p->ids[r];
+        f->pos[p->slots[r]] = p->pos[r];
+    }
+    for (int64_t k = 0; k < p->n_out; k++) {
+        int64_t s = 0;
+        while (p->q_start[s + 1] <= p->out_row[k]) s++;
+        assert_int_equal(p->out_row[k], p->q_start[s + 1] - 1); /* only the last row of a run is sampled */
+        const int64_t n = p->pos0[s] + (p->q_start[s + 1] - p->q_start[s]);
+        int32_t *history = malloc((size_t)n * 4);
+        for (int64_t j = 0; j < n; j++) {
+            const int64_t slot = p->pages[s * p->max_pages + j / ROLL_PAGE_LEN] * ROLL_PAGE_LEN + j % ROLL_PAGE_LEN;
+            assert_int_equal(f->pos[slot], j);
+            history[j] = f->token[slot];
+        }
+        id[k] = draw(history, n, p->param[k].u, &logp[k]);
+        logp_kept[k] = logp[k] / 2;
+        free(history);
+    }
+    return 0;
+}
+
+static struct fake *fake_new(int64_t n_pages) {
+    struct fake *f = calloc(1, sizeof *f);
+    f->n_pages = n_pages;
+    f->token = malloc((size_t)(n_pages * ROLL_PAGE_LEN) * 4);
+    f->pos = malloc((size_t)(n_pages * ROLL_PAGE_LEN) * 4);
+    memset(f->token, -1, (size_t)(n_pages * ROLL_PAGE_LEN) * 4);
+    memset(f->pos, -1, (size_t)(n_pages * ROLL_PAGE_LEN) * 4);
+    return f;
+}
+static void fake_free(struct fake *f) {
+    free(f->token);
+    free(f->pos);
+    free(f);
+}
+
+/* What sample `index` of r must be. */
+static int64_t expected(const struct roll_request *r, uint32_t index, int32_t *ids, float *logp) {
+    int32_t h[512];
+    memcpy(h, r->prompt, (size_t)r->n_prompt * 4);
+    for (int64_t k = 0; k < r->max_tokens; k++) {
+        ids[k] = draw(h, r->n_prompt + k, rng_token(r->seed, r->uid, index, (uint32_t)k), &logp[k]);
+        h[r->n_prompt + k] = ids[k];
+        if (!r->ignore_eos && ids[k] == EOS) return k + 1;
+    }
+    return r->max_tokens;
+}
+
+struct seen {
+    const struct roll_request *requests;
+    int64_t n_done, n_preempted;
+};
+static int check_sample(void *arg, const struct roll_sample *s) {
+    struct seen *c = arg;
+    const struct roll_request *r = &c->requests[s->request];
+    int32_t ids[256];
+    float logp[256];
+    assert_int_equal(s->n, expected(r, (uint32_t)s->index, ids, logp));
+    assert_memory_equal(s->ids, ids, (size_t)s->n * 4);
+    assert_memory_equal(s->logp, logp, (size_t)s->n * 4);
+    assert_int_equal(s->finish, !r->ignore_eos && ids[s->n - 1] == EOS ? ROLL_STOP : ROLL_LENGTH);
+    assert_ptr_equal(s->user, r->user);
+    c->n_done++;
+    c->n_preempted += s->n_preempted;
+    return 0;
+}
+
+static const int32_t eos[1] = {EOS};
+
+/* Random requests through engines of random limits: always the expected samples. */
+static void test_any_limits(void **state) {
+    (void)state;
+    struct rng rng = {.seed = 5, .stream = RNG_TEST};
+    int64_t preempted = 0, cached = 0;
+    for (int round = 0; round < 60; round++) {
+        enum { N = 12 };
+        static int32_t prompts[N][128];
+        struct roll_request rq[N];
+        int64_t total = 0, longest = 0;
+        for (int i = 0; i < N; i++) {
+            const int64_t n = 1 + (int64_t)rng_below(&rng, 100);
+            for (int64_t t = 0; t < n; t++) /* a common beginning of 40 tokens */
+                prompts[i][t] = t < 40 ? (int32_t)t : (int32_t)rng_below(&rng, VOCAB);
+            rq[i] = (struct roll_request){
+                .prompt = prompts[i], .n_prompt = n, .n = 1 + (int64_t)rng_below(&rng, 6),
+                .max_tokens = 1 + (int64_t)rng_below(&rng, 60), .temperature = 1, .top_p = 1,
+                .repetition_penalty = 1, .seed = 11, .uid = (uint64_t)i, .ignore_eos = i % 3 == 0,
+                .stop_ids = eos, .n_stop_ids = 1, .user = &prompts[i]};
+            total += rq[i].n;
+            const int64_t pages = (n + rq[i].max_tokens - 1 + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
+            if (pages > longest) longest = pages;
+        }
+        struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
+        const struct roll_model model = {f, f->n_pages, VOCAB, fake_step};
+        struct seen seen = {.requests = rq};
+        const struct roll_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                        .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                        .no_prefix_cache = round % 4 == 3,
+                                        .done = check_sample, .done_arg = &seen};
+        struct roll_engine *e;
+        assert_int_equal(roll_create(&e, &model, &cfg), 0);
+        for (int i = 0; i < N; i++) {
+            int64_t id;
+            assert_int_equal(roll_submit(e, &rq[i], &id), 0);
+            assert_int_equal(id, i);
+            if (i == N / 2) assert_true(roll_step(e) >= 0); /* later ones arrive in mid-run */
+        }
+        assert_int_equal(roll_run(e), 0);
+        assert_int_equal(seen.n_done, total);
+        assert_true(f->max_rows_seen <= cfg.max_rows);
+        const struct roll_stats st = roll_stats(e);
+        assert_int_equal(st.pages_used, 0); /* every page came back */
+        assert_int_equal(st.finished, total);
+        preempted += st.preempted;
+        cached += st.cached_rows;
+        if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
+        roll_destroy(e);
+        fake_free(f);
+    }
+    assert_true(preempted > 50); /* the small pools did preempt */
+    assert_true(cached > 1000);  /* and pages were shared */
+}
+
+/* The n samples of a prompt compute its full pages once. */
+static void test_prompt_computed_once(void **state) {
+    (void)state;
+    int32_t prompt[100];
+    for (int i = 0; i < 100; i++) prompt[i] = i % VOCAB;
+    struct fake *f = fake_new(200);
+    const struct roll_model model = {f, 200, VOCAB, fake_step};
+    const struct roll_request r = {.prompt = prompt, .n_prompt = 100, .n = 8, .max_tokens = 5, .temperature = 1,
+                                   .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
+    for (int64_t budget = 30; budget <= 300; budget += 90) { /* chunked and whole */
+        struct seen seen = {.requests = &r};
+        const struct roll_config cfg = {.max_rows = budget, .max_seqs = 16, .done = check_sample, .done_arg = &seen};
+        struct roll_engine *e;
+        assert_int_equal(roll_create(&e, &model, &cfg), 0);
+        assert_int_equal(roll_submit(e, &r, NULL), 0);
+        assert_int_equal(roll_run(e), 0);
+        assert_int_equal(seen.n_done, 8);
+        /* 100 rows once, then 4 rows (97..100) for each sibling, then 4 decoding rows each */
+        assert_int_equal(roll_stats(e).rows, 100 + 7 * 4 + 8 * 4);
+        roll_destroy(e);
+    }
+    fake_free(f);
+}
+
+static void test_forget(void **state) {
+    (void)state;
+    int32_t prompt[40] = {1, 2, 3};
+    struct fake *f = fake_new(20);
+    const struct roll_model model = {f, 20, VOCAB, fake_step};
+    const struct roll_request r = {.prompt = prompt, .n_prompt = 40, .n = 1, .max_tokens = 2, .temperature = 1,
+                                   .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
+    const struct roll_config cfg = {.max_rows = 64, .max_seqs = 4};
+    struct roll_engine *e;
+    assert_int_equal(roll_create(&e, &model, &cfg), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(roll_submit(e, &r, NULL), 0);
+        assert_int_equal(roll_run(e), 0);
+        if (i == 0) assert_int_equal(roll_stats(e).cached_rows, 0);
+        if (i == 1) assert_int_equal(roll_stats(e).cached_rows, 32); /* same weights: found again */
+        if (i == 1) roll_forget(e);
+    }
+    assert_int_equal(roll_stats(e).cached_rows, 32); /* new weights: not found */
+    roll_destroy(e);
+    fake_free(f);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    int32_t prompt[4] = {1, 2, 3, 4};
+    struct fake *f = fake_new(2);
+    const struct roll_model model = {f, 2, VOCAB, fake_step};
+    const struct roll_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct roll_engine *e;
+    assert_int_equal(roll_create(&e, &model, &cfg), 0);
+    const struct roll_request ok = {.prompt = prompt, .n_prompt = 4, .n = 1, .max_tokens = 4, .temperature = 1,
+                                    .top_p = 1, .repetition_penalty = 1};
+    struct roll_request r = ok;
+    r.max_tokens = 30; /* 33 positions: three pages */
+    assert_int_equal(roll_submit(e, &r, NULL), ERR_NOMEM);
+    assert_non_null(strstr(err_msg(), "3 pages"));
+    r = ok;
+    r.n_prompt = 0;
+    assert_int_equal(roll_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.top_p = 0;
+    assert_int_equal(roll_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.temperature = NAN;
+    assert_int_equal(roll_submit(e, &r, NULL), ERR_INVAL);
+    prompt[2] = VOCAB;
+    assert_int_equal(roll_submit(e, &ok, NULL), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "97"));
+    prompt[2] = 3;
+    assert_int_equal(roll_step(e), 0); /* nothing was taken in */
+    assert_int_equal(roll_submit(e, &ok, NULL), 0);
+    f->fail_at = f->steps + 2;
+    assert_int_equal(roll_run(e), ERR_DEVICE); /* an error of the model comes out */
+    roll_destroy(e);
+    fake_free(f);
+}
+
+static void test_pool(void **state) {
+    (void)state;
+    struct kv_pool p;
+    const struct kv_key none = {0, 0};
+    int32_t t[16] = {0};
+    kv_pool_init(&p, 3);
+    const int32_t a = kv_alloc(&p), b = kv_alloc(&p), c = kv_alloc(&p);
+    assert_int_equal(kv_alloc(&p), -1);
+    const struct kv_key ka = kv_key_next(none, t, 16), kb = kv_key_next(ka, t, 16);
+    assert_true(ka.lo != kb.lo); /* the same tokens after another prefix are another page */
+    kv_publish(&p, a, ka);
+    kv_publish(&p, b, kb);
+    assert_int_equal(kv_find(&p, ka), a);
+    kv_unref(&p, a);
+    kv_unref(&p, a);
+    kv_unref(&p, b);
+    assert_int_equal(kv_find(&p, kb), b); /* free pages are still found */
+    assert_int_equal(kv_alloc(&p), a);    /* until they are handed out again */
+    assert_int_equal(kv_find(&p, ka), -1);
+    kv_unref(&p, b);
+    kv_forget(&p);
+    assert_int_equal(kv_find(&p, kb), -1);
+    kv_unref(&p, c);
+    assert_int_equal(p.n_free, 2);
+    kv_pool_free(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_any_limits),
+        cmocka_unit_test(test_prompt_computed_once),
+        cmocka_unit_test(test_forget),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
