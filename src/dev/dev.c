@@ -138,7 +138,8 @@ int dev_alloc(struct dev *d, size_t bytes, void **out) {
         return 0;
     }
     HAVE(alloc);
-    const size_t room = d->mem_total > d->allocated ? d->mem_total - d->allocated : 0;
+    size_t room = SIZE_MAX; /* mem_total == 0: the backend does not know */
+    if (d->mem_total) room = d->mem_total > d->allocated ? d->mem_total - d->allocated : 0;
     const int rc = bytes > room ? ERR_NOMEM : d->ops->alloc(d, bytes, out);
     if (rc == ERR_NOMEM)
         FAIL(ERR_NOMEM, "%s: cannot allocate %.3f GiB: %.3f of %.3f GiB are in use; "
@@ -309,8 +310,8 @@ static int check_lmhead(const char *op, const struct lmhead_args *a) {
     TRY(want_weight(op, a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
     TRY(want1(op, "inv_temp", a->inv_temp, F32, n));
     TRY(want1(op, "target", a->target, I32, n));
-    if (a->entropy.data) TRY(want1(op, "entropy", a->entropy, F32, n));
-    return want1(op, "lse", a->lse, F32, n);
+    if (a->lse.data) TRY(want1(op, "lse", a->lse, F32, n));
+    return a->entropy.data ? want1(op, "entropy", a->entropy, F32, n) : 0;
 }
 
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
@@ -440,6 +441,7 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
                    struct tensor dentropy, struct tensor dx, struct tensor dw) {
     TRY(check_lmhead("lmhead_bwd", a));
     const int64_t n = a->x.dim[0];
+    TRY(want1("lmhead_bwd", "lse", a->lse, F32, n));
     TRY(want1("lmhead_bwd", "dlogp", dlogp, F32, n));
     if (dentropy.data) {
         TRY(want1("lmhead_bwd", "dentropy", dentropy, F32, n));

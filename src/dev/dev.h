@@ -126,12 +126,15 @@ struct lmhead_args {
     struct tensor target;    /* (R) i32, in [0, V) */
     struct tensor logp;      /* (R) f32: z[target] - lse */
     struct tensor entropy;   /* (R) f32, optional in forward: lse - sum p z */
-    struct tensor lse;       /* (R) f32: needed by backward */
+    struct tensor lse;       /* (R) f32: needed by backward; optional in forward */
     struct tensor sum_pi_sq; /* (R) f32, optional: sum p^2 */
 };
 
-/* One row's sampling rule. Order: repetition penalty, temperature, top-k, then
- * top-p on the renormalised rest, then min-p (times the largest probability). */
+/* One row's sampling rule. Order: repetition penalty (a positive logit is divided
+ * by it, a negative one multiplied), temperature, top-k, then top-p on the
+ * renormalised rest (the shortest run of the most probable whose sum reaches
+ * top_p), then min-p (times the largest probability).  Equal entries rank by id,
+ * lowest first, so top-k keeps exactly k.  The largest entry is always kept. */
 struct sample_param {
     float inv_temp;           /* 1/T; ignored when greedy */
     float top_p, min_p;       /* 1 and 0: off */
@@ -147,7 +150,7 @@ struct sample_args {
     struct tensor seen;       /* (R, ceil(V/8)) u8 bit set of ids that the penalty applies to; optional */
     struct tensor id;         /* (R) i32 */
     struct tensor logp;       /* (R) f32: full softmax at T: bits equal to dev_lmhead_fwd's logp */
-    struct tensor logp_kept;  /* (R) f32, optional: after penalty and truncation */
+    struct tensor logp_kept;  /* (R) f32, optional: after penalty and truncation; 0 when greedy */
 };
 
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
