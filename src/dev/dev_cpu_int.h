@@ -1,0 +1,98 @@
+/* dev_cpu_int.h - what the files of the CPU backend share.
+ *
+ * Four parts: the context behind dev.ctx, scratch memory, the layout of a
+ * packed weight, and the matrix products that other ops of the backend build
+ * on.  Every function that takes a struct cpu runs on the caller's thread and
+ * uses the pool inside, so none may be called from a part of a pool_run.
+ *
+ * Invariant: ops never nest and never run at the same time, so the memory of
+ * a thread (cpu_thread_mem) belongs to whichever op is running. */
+#ifndef VERLC_DEV_CPU_INT_H
+#define VERLC_DEV_CPU_INT_H
+
+#include "base/err.h"
+#include "base/pool.h"
+#include "dev/dev.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- instruction sets ---- */
+/* Ascending: a CPU that runs one also runs those before it. Choosing among
+ * them is a matter of speed; within a run one is used throughout. */
+enum cpu_isa_id { CPU_ISA_C, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512BF16, CPU_ISA_AMX, CPU_N_ISA };
+const char *cpu_isa_name(enum cpu_isa_id id);
+bool cpu_isa_available(enum cpu_isa_id id); /* this CPU and this operating system; asks for AMX */
+
+struct cpu_gemm_isa; /* dev_cpu_gemm.h: block kernels of the matrix products */
+
+/* ---- context ---- */
+/* Memory that outlives one call, one block for each purpose. */
+enum cpu_slot {
+    CPU_SLOT_GEMM, /* packed rows of a product with few rows; cpu_matmul_* use it */
+    CPU_SLOT_HEAD, /* logits of one vocabulary chunk, gradients of them */
+    CPU_SLOT_ATTN,
+    CPU_SLOT_ROW,  /* partial sums of row ops and reductions */
+    CPU_N_SLOTS
+};
+/* Per thread: the largest user is a block of a matrix product. */
+#define CPU_THREAD_BYTES ((size_t)4 << 20)
+
+struct cpu {
+    struct pool *pool;
+    int n_threads;
+    enum cpu_isa_id isa;
+    const struct cpu_gemm_isa *gemm;
+    char *thread_mem; /* n_threads x CPU_THREAD_BYTES, 2 MiB aligned, owned */
+    struct {
+        void *p;
+        size_t bytes;
+    } slot[CPU_N_SLOTS]; /* owned */
+};
+static inline struct cpu *cpu_of(struct dev *d) { return d->ctx; }
+
+/* The running op's private memory of `thread`, CPU_THREAD_BYTES, not cleared. */
+static inline void *cpu_thread_mem(const struct cpu *c, int thread) {
+    return c->thread_mem + (size_t)thread * CPU_THREAD_BYTES;
+}
+/* At least `bytes` of the slot, 256-aligned, contents undefined. Grows (and then
+ * allocates) only when no earlier call asked for as much: nothing after warm-up. */
+int cpu_scratch(struct cpu *c, enum cpu_slot slot, size_t bytes, void **out);
+/* Zeroed pages, 2 MiB aligned and advised to be huge when large. NULL: none left. */
+void *cpu_pages_alloc(size_t bytes);
+void cpu_pages_free(void *p, size_t bytes);
+
+/* ---- packed weights ---- */
+/* W (n, k) is cut into panels of 32 outputs and blocks of 32 inputs, both zero padded.
+ *   f32:  [panel][k][32 outputs]
+ *   bf16: [panel][block][2 halves][16 pairs of k][16 outputs][2 k]: a line of 64 bytes holds
+ *         two k of 16 outputs, what vdpbf16ps and an AMX tile read. */
+enum { CPU_PANEL = 32 };
+static inline int64_t cpu_up32(int64_t n) { return (n + 31) & ~(int64_t)31; }
+/* Elements from one panel to the next. */
+static inline int64_t cpu_panel_elems(int64_t k) { return cpu_up32(k) * CPU_PANEL; }
+/* Element index of W[n][k]. */
+static inline int64_t cpu_weight_index(const struct weight *w, int64_t n, int64_t k) {
+    const int64_t panel = (n / CPU_PANEL) * cpu_panel_elems(w->k), j = n % CPU_PANEL;
+    if (w->dt == DT_F32) return panel + k * CPU_PANEL + j;
+    return panel + (k / 32) * 1024 + (j / 16) * 512 + (k % 32) / 2 * 32 + (j % 16) * 2 + k % 2;
+}
+
+/* ---- matrix products for other ops ---- */
+/* y[i * ldy + (n - n0)] f32 = row i of x (T, k) act . W[n], n in [n0, n1): the bits that
+ * dev_matmul_fwd gives without bias. n0 is a multiple of 32. */
+int cpu_matmul_cols(struct cpu *c, float *y, int64_t ldy, struct tensor x, const struct weight *w,
+                    int64_t n0, int64_t n1);
+/* dx (T, k) f32 += dz (T, n1 - n0) act . W[n0:n1). n0 is a multiple of 32. */
+int cpu_matmul_dx_cols(struct cpu *c, float *dx, struct tensor dz, const struct weight *w,
+                       int64_t n0, int64_t n1);
+
+/* ---- ops in dev_cpu_gemm.c ---- */
+int cpu_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
+                   struct tensor bias, bool add);
+int cpu_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
+                  struct tensor x);
+
+#endif
