@@ -1,0 +1,226 @@
+/* algo.h - the algorithms of reinforcement learning as pure functions.
+ *
+ * Advantage estimators, policy losses, KL penalties, loss aggregation, value
+ * loss, rollout correction.  Names, formulas and metrics are verl's; a loss
+ * gives its value and its derivative by each input that a model produced.
+ * Nothing here knows of models, devices, batches or files.
+ *
+ * Arrays are double and so is the arithmetic: a caller widens its fp32 log-probs,
+ * which costs nothing beside a forward pass.
+ *
+ * Invariants: a token whose mask is 0 is never read (NaN there cannot leak),
+ * except by the row sums of rewards, which verl takes over whole rows; a loss
+ * is linear in its tokens with weights fixed by the global mini-batch, so the
+ * losses of its micro-batches sum to it (DESIGN 2, invariant 3). */
+#ifndef VERLC_ALGO_H
+#define VERLC_ALGO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Samples x tokens without padding: sample i owns tokens [off[i], off[i + 1])
+ * of every flat array.  off[0] need not be 0: a micro-batch is a range of the
+ * mini-batch's offsets over the same arrays.  Borrowed for the call only. */
+struct algo_ragged {
+    int64_t n;           /* samples */
+    const int64_t *off;  /* n + 1, not decreasing */
+    const uint8_t *mask; /* response_mask: 1 for a token of the policy, else 0 */
+};
+
+/* ---- metrics, under verl's names ---- */
+struct algo_metric {
+    char name[80];
+    double value;
+};
+struct algo_metrics { /* a zeroed struct is empty; every function below adds to it */
+    struct algo_metric *v;
+    int64_t n, cap;
+};
+void algo_metrics_set(struct algo_metrics *m, const char *name, double value); /* m may be NULL */
+bool algo_metrics_get(const struct algo_metrics *m, const char *name, double *value);
+void algo_metrics_free(struct algo_metrics *m);
+
+/* ---- masked statistics over all tokens of a ragged array ---- */
+int64_t algo_n_valid(const struct algo_ragged *r);
+double algo_masked_mean(const struct algo_ragged *r, const double *x); /* 0 when nothing is valid */
+
+/* ---- advantages ---- */
+enum algo_adv_needs { /* inputs beyond rewards and mask */
+    ALGO_NEEDS_GROUP = 1,
+    ALGO_NEEDS_VALUES = 2,
+    ALGO_NEEDS_BASELINES = 4,
+    ALGO_NEEDS_SUM_PI = 8, /* old_logp and sum_pi_squared */
+};
+struct algo_adv_args {
+    const struct algo_ragged *r;
+    const double *rewards;          /* token_level_rewards, per token */
+    const int64_t *group;           /* per sample: equal numbers are samples of one prompt (uid) */
+    const double *values;           /* per token */
+    const double *reward_baselines; /* per sample (remax) */
+    const double *old_logp;         /* per token (optimal token baselines) */
+    const double *sum_pi_squared;   /* per token */
+    const double *is_weights;       /* rollout_is_weights, per token, may be NULL */
+    /* gdpo: components[k * r->n + i] is reward k of sample i; none: row sums of rewards */
+    const double *components;
+    const double *component_weights; /* NULL: all 1 */
+    int64_t n_components;
+    double gamma, lam;
+    bool norm_by_std;      /* norm_adv_by_std_in_grpo; false is Dr.GRPO */
+    bool handle_zero_tail; /* optimal token baselines; verl's default is true */
+};
+struct algo_adv_entry {
+    const char *name;
+    unsigned needs; /* enum algo_adv_needs */
+    int (*run)(const struct algo_adv_args *a, double *adv, double *ret);
+};
+struct algo_adv_args algo_adv_defaults(void); /* verl's defaults: gamma = lam = 1, flags true */
+const struct algo_adv_entry *algo_adv_find(const char *name); /* NULL: unknown, message lists the names */
+/* adv and ret are per token, over the range of a->r.  ERR_INVAL: an input is
+ * missing; ERR_INPUT: the estimator is undefined on this batch (it says why). */
+int algo_advantage(const struct algo_adv_entry *e, const struct algo_adv_args *a, double *adv,
+                   double *ret);
+
+/* ---- KL estimators ---- */
+struct algo_kl_type {
+    const char *name;
+    bool straight_through; /* a name with '+': the value of the base, the gradient of k2 */
+    double (*value)(double logp, double ref_logp);
+    double (*dlogp)(double logp, double ref_logp);
+};
+/* kl, k1, abs, mse, k2, low_var_kl, k3, each also with '+'. ERR_INVAL, ERR_UNSUPPORTED (full). */
+int algo_kl_find(struct algo_kl_type *out, const char *name);
+double algo_kl(const struct algo_kl_type *t, double logp, double ref_logp, double *dlogp);
+
+struct algo_kl_ctrl { /* algorithm.kl_ctrl */
+    bool adaptive;
+    double value; /* the coefficient now; starts at kl_coef */
+    double target_kl, horizon;
+};
+int algo_kl_ctrl_init(struct algo_kl_ctrl *c, const char *type, double kl_coef, double target_kl,
+                      double horizon);
+void algo_kl_ctrl_update(struct algo_kl_ctrl *c, double current_kl, int64_t n_steps);
+/* rewards = scores - c->value * kl(old, ref) on valid tokens (algorithm.use_kl_in_reward);
+ * then updates c with the batch's mean KL.  rewards may be scores.  Metrics
+ * actor/reward_kl_penalty and actor/reward_kl_penalty_coeff (the one used). */
+struct algo_kl_reward_args {
+    const struct algo_ragged *r;
+    const double *scores, *old_logp, *ref_logp;
+    const struct algo_kl_type *type; /* algorithm.kl_penalty */
+};
+void algo_kl_in_reward(struct algo_kl_ctrl *c, const struct algo_kl_reward_args *a,
+                       double *rewards, struct algo_metrics *m);
+
+/* ---- aggregation: a loss per token -> one number ---- */
+struct algo_agg_mode;
+struct algo_agg {
+    const struct algo_agg_mode *mode; /* from algo_agg_find */
+    /* Of the global mini-batch, over all micro-batches and ranks; 0: count in this call. */
+    int64_t dp_size;           /* 0 is 1; the loss is scaled so that the mean over ranks is right */
+    int64_t batch_num_tokens;  /* valid tokens */
+    int64_t global_batch_size; /* samples */
+    double loss_scale_factor;  /* seq-mean-token-sum-norm; 0: width */
+    int64_t width;             /* padded response width T of verl; 0: longest sample here */
+};
+/* token-mean, token-sum, seq-mean-token-sum, seq-mean-token-sum-norm, seq-mean-token-mean.
+ * NULL: unknown, message lists the names. */
+const struct algo_agg_mode *algo_agg_find(const char *name);
+const char *algo_agg_name(const struct algo_agg_mode *mode);
+/* w[t] such that the loss is the sum of w[t] * loss_mat[t]; 0 where masked.
+ * No valid token: all 0. ERR_INVAL: dp_size > 1 without the global count. */
+int algo_agg_weights(const struct algo_ragged *r, const struct algo_agg *agg, double *w);
+/* The aggregated loss; dloss_mat (may be NULL) gets w. */
+int algo_agg_loss(const struct algo_ragged *r, const struct algo_agg *agg, const double *loss_mat,
+                  double *loss, double *dloss_mat);
+
+/* ---- rollout correction: importance weights and rejection (verl 2.8) ---- */
+enum algo_is_level { ALGO_IS_NONE, ALGO_IS_TOKEN, ALGO_IS_SEQUENCE };
+enum { ALGO_RS_MAX = 11 };
+struct algo_rs {       /* one rejection option */
+    int option;        /* index into the table of options */
+    double lower, upper; /* k1: ratio bounds; k2, k3: upper only */
+};
+struct algo_corr {
+    enum algo_is_level is;
+    double is_upper;
+    double is_lower; /* > 0: weights outside [lower, upper] become 0; 0: cut at upper */
+    bool is_batch_normalize;
+    int n_rs;
+    struct algo_rs rs[ALGO_RS_MAX];
+    bool reinforce; /* bypass_mode: loss_type=reinforce instead of ppo_clip */
+};
+/* From the texts of algorithm.rollout_correction; NULL or "" where a key is null.
+ * is_threshold "2.0" or "lower_upper"; rs "token_k1,seq_mean_k3"; rs_threshold one or one each. */
+struct algo_corr_spec {
+    const char *rollout_is, *rollout_is_threshold, *rollout_rs, *rollout_rs_threshold, *loss_type;
+    bool rollout_is_batch_normalize;
+};
+int algo_corr_parse(struct algo_corr *out, const struct algo_corr_spec *spec);
+/* is_weights (per token; untouched when c->is is NONE) and mask_out, the mask
+ * with rejected tokens taken out (may be r->mask itself).  Metrics rollout_corr/... */
+struct algo_corr_args {
+    const struct algo_ragged *r;
+    const struct algo_corr *c;
+    const double *old_logp, *rollout_logp;
+};
+int algo_corr_run(const struct algo_corr_args *a, double *is_weights, uint8_t *mask_out,
+                  struct algo_metrics *m);
+
+/* ---- policy losses ---- */
+struct algo_policy_cfg { /* actor.* and actor.policy_loss.*; start from algo_policy_defaults */
+    double clip_ratio_low, clip_ratio_high, clip_ratio_c;
+    double tau_pos, tau_neg;                         /* sapo */
+    double clip_cov_ratio, clip_cov_lb, clip_cov_ub; /* clip_cov */
+    double kl_cov_ratio, ppo_kl_coef;                /* kl_cov */
+    double dro_beta;                                 /* dro; must be set */
+    uint64_t seed, step;          /* clip_cov picks its tokens by (seed, step) */
+    const struct algo_corr *corr; /* bypass_mode */
+};
+struct algo_policy_args {
+    const struct algo_ragged *r;
+    const double *old_logp, *logp, *advantages; /* per token */
+    const double *is_weights;                   /* rollout_is_weights, may be NULL */
+    struct algo_agg agg;
+    struct algo_policy_cfg cfg;
+};
+struct algo_policy_entry {
+    const char *name;
+    /* Gets per-token arrays of its own; see algo_int.h. */
+    int (*run)(const struct algo_policy_args *a, double *loss, double *dlogp,
+               struct algo_metrics *m);
+};
+struct algo_policy_cfg algo_policy_defaults(void);
+const struct algo_policy_entry *algo_policy_find(const char *name); /* NULL: unknown, with message */
+/* The loss, and dlogp[t] = d loss / d logp[t] (0 where masked).  Metrics
+ * actor/pg_clipfrac, actor/ppo_kl, ... over this call's tokens; where no token
+ * is valid the loss is 0 and the metric actor/no_valid_tokens is 1. */
+int algo_policy_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a,
+                     double *loss, double *dlogp, struct algo_metrics *m);
+
+/* ---- the actor's whole loss: policy - entropy_coeff * entropy + kl_loss_coef * KL ---- */
+struct algo_actor_args {
+    struct algo_policy_args policy;
+    const struct algo_policy_entry *loss_mode;
+    const double *entropy; /* per token; NULL: no entropy term */
+    double entropy_coeff;
+    const double *ref_logp; /* NULL: no KL term (actor.use_kl_loss=False) */
+    const struct algo_kl_type *kl_loss_type;
+    double kl_loss_coef;
+};
+/* dlogp, and dentropy where entropy is given.  Adds actor/pg_loss,
+ * actor/entropy_loss, actor/kl_loss, actor/kl_coef; the losses among them sum
+ * over micro-batches, the other metrics average. */
+int algo_actor_loss(const struct algo_actor_args *a, double *loss, double *dlogp, double *dentropy,
+                    struct algo_metrics *m);
+
+/* ---- value loss ---- */
+struct algo_value_args {
+    const struct algo_ragged *r;
+    const double *vpreds, *values, *returns;
+    double cliprange_value;
+    struct algo_agg agg;
+};
+/* Metrics critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean. */
+int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds,
+                    struct algo_metrics *m);
+
+#endif

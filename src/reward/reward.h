@@ -1,0 +1,82 @@
+/* reward.h - the score of one finished response.
+ *
+ * Native graders chosen by data_source as verl's default_compute_score does, or
+ * the user's Python compute_score in helper processes.  A result says what
+ * happened: only REWARD_SCORE carries a number (DESIGN 2, invariant 8), and what
+ * to do with the others (drop the sample, drop the group, stop) is the trainer's
+ * policy.  That a policy wrote no answer is a score like any other, as in verl.
+ *
+ * Samples are submitted as they end and polled when convenient; the order of
+ * results is that of finishing, each with the caller's tag. */
+#ifndef VERLC_REWARD_H
+#define VERLC_REWARD_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum reward_status {
+    REWARD_SCORE,
+    REWARD_TIMEOUT,  /* the scorer did not answer in time */
+    REWARD_CRASH,    /* it raised, died, or refused its input */
+    REWARD_UNPARSED, /* its answer is not a finite number, nor a dict with such a "score" */
+    REWARD_MISSING,  /* no scorer for this data_source, or no usable ground_truth */
+};
+enum { REWARD_N_STATUS = REWARD_MISSING + 1 };
+const char *reward_status_name(enum reward_status s); /* "score", "timeout", ... */
+
+struct reward_result {
+    enum reward_status status;
+    double score;   /* REWARD_SCORE only */
+    json_t *extra;  /* reward_extra_info: an object ("acc", or the keys of a dict result); owned */
+    char *message;  /* what went wrong, one line; NULL for a score; owned */
+};
+void reward_result_free(struct reward_result *r);
+
+struct reward_request { /* borrowed for the call */
+    const char *data_source;
+    const char *solution; /* the decoded response without special tokens, UTF-8 */
+    size_t n_solution;
+    const json_t *ground_truth;
+    const json_t *extra_info; /* object or NULL */
+    int64_t response_len;     /* tokens; for the overlong penalty */
+};
+
+struct reward_args {
+    const char *path;         /* custom_reward_function.path; NULL: native graders */
+    const char *name;         /* its function; NULL: compute_score */
+    const json_t *kwargs;     /* custom_reward_function.reward_kwargs, object or NULL; copied */
+    double timeout_s;         /* of one call; 0: 300, verl's */
+    int n_workers;            /* helper processes; 0: 1 */
+    /* The dapo manager's overlong_buffer_cfg; overlong_len 0: off. */
+    int64_t overlong_len, max_resp_len;
+    double overlong_penalty_factor;
+    bool overlong_log;
+};
+struct reward;
+/* ERR_INPUT: the file is missing; ERR_INVAL: overlong lengths do not fit. */
+int reward_create(struct reward **out, const struct reward_args *args);
+void reward_destroy(struct reward *r); /* NULL ok */
+
+/* Scores now.  Returns 0 with *out set, whatever its status; a negative code
+ * only where no scoring is possible at all (no Python, file cannot be loaded). */
+int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out);
+
+/* Queues one sample; `tag` comes back with its result. */
+int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag);
+/* 1: *tag and *out are one finished sample; 0: none within wait_s (0: only
+ * look), or none pending.  The caller frees *out. */
+int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out);
+int64_t reward_pending(const struct reward *r);
+
+/* ---- native graders (verl/utils/reward_score) ---- */
+enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE };
+/* The extracted answer (caller frees), NULL when there is none. */
+char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
+double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method);
+double reward_math(const char *s, size_t n, const char *ground_truth);
+/* 1 or -1; *pred (may be NULL; caller frees) is what was compared. */
+double reward_math_dapo(const char *s, size_t n, const char *ground_truth, char **pred);
+
+#endif
