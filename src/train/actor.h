@@ -1,0 +1,83 @@
+/* actor.h - a model with what trains it, over packed sequences.
+ *
+ * Sequences are packed side by side without padding and cut into micro-batches
+ * by samples or by tokens.  The loss is a function of the whole mini-batch's
+ * normalisers, so the cut changes gradients by fp32 rounding only (DESIGN
+ * invariant 3); log-probs do not change at all.
+ * Used by ppo (policy, reference) and sft.  Knows nothing of rewards or files. */
+#ifndef VERLC_TRAIN_ACTOR_H
+#define VERLC_TRAIN_ACTOR_H
+
+#include "model/model.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Targets of a sequence are the tokens t >= first, or those with mask[t] != 0
+ * (t >= 1) when mask is given; log p(ids[t] | ids[<t]) is computed for each. */
+struct actor_seq {
+    const int32_t *ids;
+    int64_t n;
+    int64_t first;
+    const uint8_t *mask; /* (n) or NULL */
+};
+int64_t actor_seq_targets(const struct actor_seq *s);
+
+/* How a batch is cut. Exactly one limit is > 0. */
+struct actor_cut {
+    int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
+    int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
+};
+
+struct actor_args {
+    struct dev *dev;
+    struct model *model;    /* borrowed */
+    bool train;             /* gradients and optimizer state; else log-probs only */
+    enum model_keep keep;   /* KEEP_LAYER or KEEP_ALL when train */
+    int64_t max_rows;       /* rows of the largest micro-batch */
+    int64_t max_seqs;
+    void *block;            /* actor_block_bytes of device memory to share with another phase; NULL: own */
+};
+/* Device bytes of activations and batch arrays (not of gradients and moments). */
+size_t actor_block_bytes(const struct model_config *c, enum dtype act, const struct actor_args *a);
+
+struct actor;
+int actor_create(struct actor **out, const struct actor_args *a);
+void actor_destroy(struct actor *a); /* NULL ok */
+struct optim *actor_optim(struct actor *a);
+
+/* logp, entropy, sum_pi_sq (each NULL or sum of targets) in sequence order, at this temperature. */
+struct actor_out {
+    float *logp, *entropy, *sum_pi_sq;
+};
+int actor_logp(struct actor *a, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
+               struct actor_out out);
+
+/* Called for each micro-batch of sequences [lo, hi) after its forward pass.
+ * Targets of these are [t0, t1) of the mini-batch's target order. Fills dlogp
+ * (and dentropy when it was asked for) of the same range: (t1 - t0) each. */
+typedef int actor_loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp,
+                          const float *entropy, float *dlogp, float *dentropy);
+struct actor_step_args {
+    const struct actor_seq *seqs;
+    int64_t n;
+    struct actor_cut cut;
+    float temperature;
+    bool entropy;       /* the loss reads entropy and gives dentropy */
+    actor_loss_fn *loss;
+    void *loss_arg;
+    const struct optim_config *optim;
+    double lr;
+};
+struct actor_step_result {
+    struct optim_result optim;
+    int64_t n_micro, n_rows; /* micro-batches, tokens forwarded */
+};
+/* One optimizer step over a mini-batch. A non-finite loss gradient or gradient
+ * norm changes nothing and is reported in r->optim. */
+int actor_step(struct actor *a, const struct actor_step_args *s, struct actor_step_result *r);
+/* Forward and backward only: leaves gradients in actor_grads (tests, gradient checks). */
+int actor_backward(struct actor *a, const struct actor_step_args *s, struct actor_step_result *r);
+float *actor_grads(struct actor *a); /* (n_elems) f32, device */
+
+#endif
