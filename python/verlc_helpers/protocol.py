@@ -1,0 +1,112 @@
+"""The Python end of src/helper: JSON requests in, JSON replies out.
+
+Started by verlc (VERLC_HELPER_FD names the socket) a frame is a 4-byte
+little-endian length and that many bytes of UTF-8 JSON.  Started by hand the
+same requests and replies go line by line over standard input and output.
+
+Invariant: every request gets exactly one reply with its id, an error included;
+nothing but frames is ever written to the socket.  This file imports the
+standard library only, so that a missing package is reported by its user.
+"""
+
+import json
+import os
+import socket
+import struct
+import sys
+
+
+class HelperError(Exception):
+    """An answer of the form "this request cannot be served": the code is the
+    name of an ERR_* of src/base/err.h, the text is one line for the user."""
+
+    def __init__(self, message, code="FORMAT"):
+        super().__init__(message)
+        self.code = code
+
+
+def one_line(text):
+    return " ".join(str(text).split())
+
+
+def describe(error):
+    """(code, message) of an exception raised by a handler."""
+    if isinstance(error, HelperError):
+        return error.code, one_line(error)
+    if isinstance(error, MemoryError):
+        return "NOMEM", "out of memory (the helper's limit or the machine's)"
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
+        return "INPUT", one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError):
+        return "IO", one_line(error)
+    return "FORMAT", one_line(f"{type(error).__name__}: {error}")
+
+
+def answer(handle, init, message):
+    """One reply object for one request object."""
+    try:
+        if "init" in message:
+            if init is not None:
+                init(message["init"])
+            return {"id": message.get("id", 0), "ok": True}
+        return {"id": message.get("id", 0), "ok": handle(message.get("req"))}
+    except Exception as error:  # a handler's failure is an answer, not a death
+        code, text = describe(error)
+        return {"id": message.get("id", 0), "error": text, "code": code}
+
+
+def encode(reply):
+    """Bytes of a reply; one that JSON or UTF-8 cannot carry becomes an error."""
+    try:
+        return json.dumps(reply, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        text = one_line(f"the result is not JSON: {error}").encode("utf-8", "replace").decode("utf-8")
+        return json.dumps({"id": reply["id"], "error": text, "code": "FORMAT"}).encode("utf-8")
+
+
+def read_exactly(sock, n):
+    """n bytes, or None at the end of the stream."""
+    parts = []
+    while n > 0:
+        part = sock.recv(min(n, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def serve_socket(sock, handle, init):
+    while True:
+        head = read_exactly(sock, 4)
+        if head is None:
+            return
+        body = read_exactly(sock, struct.unpack("<I", head)[0])
+        if body is None:
+            return
+        data = encode(answer(handle, init, json.loads(body)))
+        sock.sendall(struct.pack("<I", len(data)) + data)
+
+
+def serve_lines(handle, init):
+    if init is not None and len(sys.argv) > 1:
+        init(json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        if line.strip():
+            reply = encode(answer(handle, init, {"req": json.loads(line)}))
+            sys.stdout.write(reply.decode("utf-8") + "\n")
+            sys.stdout.flush()
+
+
+def serve(handle, init=None):
+    """Answers requests with handle(request) until the other end closes.
+    init(value) is called once at every start, before the first request."""
+    fd = os.environ.pop("VERLC_HELPER_FD", None)
+    if fd is None:
+        return serve_lines(handle, init)
+    sock = socket.socket(fileno=int(fd))
+    sock.set_inheritable(False)
+    try:
+        serve_socket(sock, handle, init)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # verlc has gone: nobody to tell

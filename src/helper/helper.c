@@ -1,0 +1,361 @@
+/* helper.c - one helper: frames over its socket, deadlines, and what to say when
+ * it fails.  A frame is a 4-byte little-endian length and that many bytes of JSON:
+ *   to it    {"id": 0, "init": ...}, then {"id": N, "req": ...}
+ *   from it  {"id": N, "ok": ...} or {"id": N, "error": text, "code": name}
+ * Invariant: ids count up from 1 and replies come in that order; whatever breaks
+ * this ends the process, so a late reply can never answer a later request. */
+#include "helper/helper_int.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define DEFAULT_MEMORY ((int64_t)8 << 30)
+#define DEFAULT_REPLY ((int64_t)256 << 20)
+#define DEFAULT_START_S 60.0
+enum { HEAD = 4, LINE_MAX_BYTES = 512, SLICE_MS = 100 };
+
+struct helper {
+    struct helper_args a; /* module and init point to our copies */
+    char *python, *dir;
+    struct helper__proc proc;
+    bool ready;            /* init has been answered */
+    double start_deadline;
+    struct buf out;        /* frames not yet written, from out_pos on */
+    size_t out_pos;
+    struct buf in;         /* bytes read, at most one incomplete frame after a step */
+    int64_t sent, received; /* ids */
+    /* its stdout and stderr, line by line */
+    char line[LINE_MAX_BYTES], last_line[LINE_MAX_BYTES];
+    size_t n_line;
+};
+
+int helper_create(struct helper **out, const struct helper_args *args) {
+    int rc = 0;
+    struct helper *h = xcalloc(1, sizeof *h);
+    h->a = *args;
+    h->proc = (struct helper__proc){-1, -1, -1};
+    h->a.module = xstrdup(args->module);
+    h->a.init = args->init ? json_deep_copy(args->init) : json_null();
+    if (h->a.memory_bytes == 0) h->a.memory_bytes = DEFAULT_MEMORY;
+    if (h->a.max_reply_bytes <= 0) h->a.max_reply_bytes = DEFAULT_REPLY;
+    if (h->a.max_reply_bytes > UINT32_MAX) h->a.max_reply_bytes = UINT32_MAX;
+    if (!(h->a.start_timeout_s > 0)) h->a.start_timeout_s = DEFAULT_START_S;
+    TRYG(helper__find_python(&h->python), fail);
+    TRYG(helper__find_dir(h->a.module, &h->dir), fail);
+    *out = h;
+    return 0;
+fail:
+    helper_destroy(h);
+    return rc;
+}
+
+/* --- the process's state --- */
+
+static void take_line(struct helper *h) {
+    while (h->n_line && (h->line[h->n_line - 1] == ' ' || h->line[h->n_line - 1] == '\r')) h->n_line--;
+    if (h->n_line == 0) return;
+    h->line[h->n_line] = '\0';
+    memcpy(h->last_line, h->line, h->n_line + 1);
+    log_debug("%s: %s", h->a.module, h->line);
+    h->n_line = 0;
+}
+
+/* What it printed goes to the debug log; the last line is kept for messages. */
+static void drain_output(struct helper *h) {
+    char chunk[4096];
+    if (h->proc.err < 0) return;
+    for (int rounds = 0; rounds < 1024; rounds++) { /* a helper that prints without end must not hold us */
+        const ssize_t n = read(h->proc.err, chunk, sizeof chunk);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return;
+        for (ssize_t i = 0; i < n; i++) {
+            if (chunk[i] == '\n') take_line(h);
+            else if (h->n_line < LINE_MAX_BYTES - 1)
+                h->line[h->n_line++] = (unsigned char)chunk[i] < 0x20 ? ' ' : chunk[i];
+        }
+    }
+}
+
+/* Ends the process and forgets every pending request. */
+static void stop(struct helper *h, double grace_s, char *how, size_t n) {
+    drain_output(h);
+    /* the last words come after the socket's end: wait for the exit before the last read */
+    for (const double until = clock_now() + grace_s; h->proc.pid > 0 && !helper__exited(&h->proc) && clock_now() < until;)
+        poll(NULL, 0, 5);
+    drain_output(h);
+    take_line(h);
+    helper__stop(&h->proc, 0, how, n);
+    buf_free(&h->out);
+    buf_free(&h->in);
+    h->out_pos = 0;
+    h->ready = false;
+    h->sent = h->received = 0;
+    h->n_line = 0;
+}
+
+static int queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id) {
+    const size_t start = h->out.n;
+    int rc = 0;
+    TRYG(buf_add(&h->out, "\0\0\0\0", HEAD), fail);
+    TRYG(buf_addf(&h->out, "{\"id\":%lld,\"%s\":", (long long)id, key), fail);
+    TRYG(json_dump_line(&h->out, value), fail);
+    TRYG(buf_addc(&h->out, '}'), fail);
+    const size_t n = h->out.n - start - HEAD;
+    if (n > UINT32_MAX) FAILG(fail, ERR_INVAL, "helper %s: a request of %zu bytes is over 4 GiB", h->a.module, n);
+    for (int i = 0; i < HEAD; i++) h->out.p[start + (size_t)i] = (char)(n >> (8 * i) & 0xff);
+    return 0;
+fail:
+    h->out.n = start;
+    return rc;
+}
+
+static int start(struct helper *h) {
+    const struct helper__spawn_args a = {h->python, h->dir, h->a.module, h->a.memory_bytes};
+    h->last_line[0] = '\0';
+    TRY(helper__spawn(&h->proc, &a));
+    h->start_deadline = clock_now() + h->a.start_timeout_s;
+    int rc = queue_frame(h, "init", h->a.init, 0);
+    if (rc < 0) stop(h, 0, NULL, 0);
+    return rc;
+}
+
+void helper_destroy(struct helper *h) {
+    if (!h) return;
+    if (h->proc.pid > 0) {
+        /* a helper that still owes replies is not asked, only ended */
+        const double grace = h->sent == h->received ? 2.0 : 0.0;
+        drain_output(h);
+        helper__stop(&h->proc, grace, NULL, 0);
+    }
+    buf_free(&h->out);
+    buf_free(&h->in);
+    json_decref((json_t *)(uintptr_t)h->a.init);
+    free((char *)(uintptr_t)h->a.module);
+    free(h->python);
+    free(h->dir);
+    free(h);
+}
+
+/* --- messages --- */
+
+/* "No module named 'pyarrow'" as the last words of a start: name the command that mends it. */
+static bool missing_package(const struct helper *h, char name[64]) {
+    const char *s = strstr(h->last_line, "No module named '");
+    if (!s) return false;
+    s += strlen("No module named '");
+    const size_t n = strcspn(s, "'.");
+    if (n == 0 || n >= 64) return false;
+    memcpy(name, s, n);
+    name[n] = '\0';
+    return true;
+}
+
+static int say_missing(const struct helper *h, const char *package) {
+    if (strcmp(package, "verlc_helpers") == 0)
+        FAIL(ERR_HELPER, "helper %s: its Python files are not all in %s; check out or install verlc again, or set VERLC_HELPERS_DIR", h->a.module, h->dir);
+    /* A distribution's own Python refuses pip; there a private environment is the way. */
+    if (strncmp(h->python, "/usr/bin/", 9) == 0)
+        FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; in verlc's directory: 'apt-get install python3-venv && python3 -m venv .venv && .venv/bin/pip install %s' (or set VERLC_PYTHON)", h->a.module, package, package);
+    FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; install it with '%s -m pip install %s'", h->a.module, package, h->python, package);
+}
+
+/* The process is dead (what == NULL) or has broken the protocol: end it, say why. */
+static int died(struct helper *h, const char *what) {
+    char how[64], package[64], words[LINE_MAX_BYTES + 40] = "";
+    const char *when = h->ready ? "while serving a request" : "while starting";
+    const char *advice = h->ready ? "the next request starts it again" : "run it by hand to see why";
+    const bool starting = !h->ready;
+    stop(h, what ? 0 : 1.0, how, sizeof how);
+    if (starting && missing_package(h, package)) return say_missing(h, package);
+    if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
+    if (what) FAIL(ERR_HELPER, "helper %s %s %s and was killed%s; %s", h->a.module, what, when, words, advice);
+    if (strstr(h->last_line, "MemoryError") || strstr(h->last_line, "bad_alloc") || strncmp(how, "signal 9 ", 9) == 0)
+        advice = "it was probably out of memory: give it smaller requests or a larger limit";
+    if (h->a.cpu_s > 0 && strncmp(how, "signal 24 ", 10) == 0)
+        advice = "it used up the processor time of a request: give it smaller requests or a larger limit";
+    FAIL(ERR_HELPER, "helper %s died %s: %s%s; %s", h->a.module, when, how, words, advice);
+}
+
+int helper__expire(struct helper *h, double timeout_s) {
+    const bool starting = !h->ready;
+    char words[LINE_MAX_BYTES + 40] = "";
+    stop(h, 0, NULL, 0);
+    if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
+    if (starting)
+        FAIL(ERR_TIMEOUT, "helper %s was not ready after %g s and was killed%s; run '%s -m %s' in %s by hand to see why", h->a.module, h->a.start_timeout_s, words, h->python, h->a.module, h->dir);
+    FAIL(ERR_TIMEOUT, "helper %s did not answer within %g s and was killed%s; the next request starts it again", h->a.module, timeout_s, words);
+}
+
+/* --- one step --- */
+
+static int code_of(const char *name) {
+#define X(n, val, status, text) \
+    if (strcmp(name, #n) == 0) return (val);
+    ERR_MAP(X)
+#undef X
+    return ERR_HELPER;
+}
+
+static uint32_t frame_len(const char *p) {
+    const unsigned char *u = (const unsigned char *)p;
+    return (uint32_t)u[0] | (uint32_t)u[1] << 8 | (uint32_t)u[2] << 16 | (uint32_t)u[3] << 24;
+}
+
+/* Takes one whole frame out of h->in. 1: *frame (new reference); 0: not all there yet. */
+static int take_frame(struct helper *h, json_t **frame) {
+    if (h->in.n < HEAD) return 0;
+    const size_t n = frame_len(h->in.p);
+    if ((int64_t)n > h->a.max_reply_bytes) {
+        char what[128];
+        snprintf(what, sizeof what, "sent a reply of %zu bytes (limit %lld) or garbage", n, (long long)h->a.max_reply_bytes);
+        return died(h, what);
+    }
+    if (h->in.n < HEAD + n) return 0;
+    json_error_t e;
+    json_t *v = json_loadb(h->in.p + HEAD, n, JSON_ALLOW_NUL, &e);
+    if (!json_is_object(v)) {
+        json_decref(v);
+        return died(h, "sent a reply that is not a JSON object");
+    }
+    h->in.n -= HEAD + n;
+    memmove(h->in.p, h->in.p + HEAD + n, h->in.n);
+    *frame = v;
+    return 1;
+}
+
+static int io_write(struct helper *h) {
+    while (h->out_pos < h->out.n) {
+        const ssize_t n = send(h->proc.sock, h->out.p + h->out_pos, h->out.n - h->out_pos, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) return 0; /* a death shows in io_read */
+        if (n < 0) return died(h, "cannot be written to");
+        h->out_pos += (size_t)n;
+    }
+    buf_reset(&h->out);
+    h->out_pos = 0;
+    return 0;
+}
+
+/* 0: all that was there is read; 1: end of the stream. */
+static int io_read(struct helper *h) {
+    char chunk[1 << 16];
+    for (;;) {
+        const ssize_t n = recv(h->proc.sock, chunk, sizeof chunk, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return 0;
+        if (n <= 0) return 1;
+        TRY(buf_add(&h->in, chunk, (size_t)n));
+        if ((int64_t)h->in.n > h->a.max_reply_bytes + HEAD) return 0; /* take_frame judges it first */
+    }
+}
+
+/* A reply frame to the caller's value or error. */
+static int give_reply(struct helper *h, json_t *frame, json_t **reply) {
+    const json_t *id = json_object_get(frame, "id"), *text = json_object_get(frame, "error");
+    json_t *ok = json_object_get(frame, "ok");
+    const int64_t expect = h->ready ? h->received + 1 : 0;
+    if (!json_is_integer(id) || json_integer_value(id) != expect || (!ok && !json_is_string(text)) || expect > h->sent) {
+        json_decref(frame);
+        return died(h, "broke the protocol");
+    }
+    if (!ok) {
+        const json_t *name = json_object_get(frame, "code");
+        const int code = code_of(json_is_string(name) ? json_string_value(name) : "");
+        char message[1024];
+        snprintf(message, sizeof message, "%s", json_string_value(text));
+        json_decref(frame);
+        if (!h->ready) stop(h, 0, NULL, 0); /* refused its init: useless, and the pending requests with it */
+        else h->received++;
+        FAIL(code, "%s (helper %s)", message, h->a.module);
+    }
+    if (h->ready) {
+        h->received++;
+        *reply = json_incref(ok);
+    }
+    json_decref(frame);
+    if (h->ready) return 1;
+    h->ready = true;
+    return 0;
+}
+
+int helper__step(struct helper *h, json_t **reply) {
+    for (bool ended = false;;) {
+        json_t *frame;
+        const int got = take_frame(h, &frame);
+        if (got < 0) return got;
+        if (got == 1) {
+            const int rc = give_reply(h, frame, reply);
+            if (rc != 0) return rc;
+            continue; /* the start was answered; its first reply may be here as well */
+        }
+        if (ended) return died(h, NULL);
+        const size_t before = h->in.n;
+        /* Looked at before the read, so that its last reply is not missed.  A grandchild
+         * that keeps the socket open must not hide the helper's death. */
+        const bool exited = helper__exited(&h->proc);
+        drain_output(h);
+        TRY(io_write(h));
+        const int rc = io_read(h);
+        if (rc < 0) return rc;
+        ended = rc == 1 || exited;
+        if (!ended && h->in.n == before) return 0;
+    }
+}
+
+void helper__fds(const struct helper *h, struct pollfd fds[HELPER__N_FDS]) {
+    fds[0] = (struct pollfd){h->proc.sock, POLLIN, 0};
+    if (h->out_pos < h->out.n) fds[0].events |= POLLOUT;
+    fds[1] = (struct pollfd){h->proc.err, POLLIN, 0};
+}
+
+bool helper__ready(const struct helper *h) { return h->ready; }
+double helper__start_deadline(const struct helper *h) { return h->start_deadline; }
+int64_t helper_pending(const struct helper *h) { return h->sent - h->received; }
+
+/* --- requests --- */
+
+int helper_send(struct helper *h, const json_t *request) {
+    if (h->proc.pid > 0 && helper_pending(h) == 0 && helper__exited(&h->proc)) {
+        log_debug("helper %s ended between two requests; starting it again", h->a.module);
+        stop(h, 0, NULL, 0);
+    }
+    if (h->proc.pid <= 0) TRY(start(h));
+    TRY(queue_frame(h, "req", request, h->sent + 1));
+    h->sent++;
+    if (h->a.cpu_s > 0) helper__grant_cpu(&h->proc, h->a.cpu_s * helper_pending(h));
+    return io_write(h);
+}
+
+int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
+    if (helper_pending(h) == 0) FAIL(ERR_HELPER, "helper %s: no request is pending (lost with an earlier failure)", h->a.module);
+    double deadline = 0;
+    for (;;) {
+        const int rc = helper__step(h, reply);
+        if (rc != 0) return rc > 0 ? 0 : rc;
+        if (h->ready && deadline == 0) deadline = clock_now() + timeout_s;
+        int ms = clock_poll_ms(h->ready ? deadline : h->start_deadline);
+        if (ms == 0) return helper__expire(h, timeout_s);
+        struct pollfd fds[HELPER__N_FDS];
+        helper__fds(h, fds);
+        /* Slices, since the death of a helper whose children hold the socket wakes nobody. */
+        if (poll(fds, HELPER__N_FDS, ms < SLICE_MS ? ms : SLICE_MS) < 0 && errno != EINTR)
+            FAIL(ERR_INTERNAL, "poll: %s", strerror(errno));
+    }
+}
+
+int helper_call(struct helper *h, const json_t *request, double timeout_s, json_t **reply) {
+    CHECK(helper_pending(h) == 0); /* else the reply would be another request's */
+    TRY(helper_send(h, request));
+    return helper_recv(h, timeout_s, reply);
+}

@@ -1,0 +1,44 @@
+/* helper_int.h - private to src/helper: the process, and one step of its protocol. */
+#ifndef VERLC_HELPER_INT_H
+#define VERLC_HELPER_INT_H
+
+#include "helper/helper.h"
+
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/* --- helper_proc.c: find, start, stop --- */
+struct helper__proc {
+    pid_t pid; /* also its process group; -1: not running */
+    int sock;  /* ours of the socketpair, non-blocking */
+    int err;   /* read end of its stdout and stderr, non-blocking */
+};
+struct helper__spawn_args {
+    const char *python, *dir, *module;
+    int64_t memory_bytes; /* < 0: no limit */
+};
+int helper__find_python(char **path);                  /* absolute; caller frees */
+int helper__find_dir(const char *module, char **path); /* holds verlc_helpers/; caller frees */
+int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a);
+bool helper__exited(const struct helper__proc *p);
+/* Processor time for n more requests of cpu_s seconds each, from now. */
+void helper__grant_cpu(const struct helper__proc *p, int64_t cpu_s);
+/* Waits up to grace_s for the process to end by itself, kills its group, reaps
+ * it, closes both descriptors.  `how` gets "exit code 1", "signal 9 (Killed)". */
+void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n);
+
+/* --- helper.c --- */
+enum { HELPER__N_FDS = 2 };
+/* What poll(2) has to watch before the next step. */
+void helper__fds(const struct helper *h, struct pollfd fds[HELPER__N_FDS]);
+/* Reads and writes what is possible without waiting.  1: *reply is the oldest
+ * request's; 0: nothing yet; < 0: its error (helper_pending says what is left). */
+int helper__step(struct helper *h, json_t **reply);
+bool helper__ready(const struct helper *h); /* past start-up */
+double helper__start_deadline(const struct helper *h);
+/* Kills the process for having taken longer than timeout_s (start-up: its own limit). */
+int helper__expire(struct helper *h, double timeout_s);
+
+#endif

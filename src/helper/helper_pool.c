@@ -1,0 +1,164 @@
+/* helper_pool.c - several helpers of one kind behind one queue, without threads.
+ * Each process has one request in flight, so a crash or a hang costs that request
+ * only and the others go on.  Results come in the order of finishing.
+ * Invariant: every ticket yields exactly one result. */
+#include "helper/helper_int.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WORKERS = 256, SLICE_MS = 100 };
+
+struct job {
+    int64_t ticket;
+    json_t *request;
+    double timeout_s;
+};
+struct worker {
+    struct helper *h;
+    int64_t ticket; /* -1: idle */
+    double timeout_s;
+    double deadline; /* 0: the helper is still starting */
+};
+struct helper_pool {
+    int n;
+    struct worker *w;
+    /* two queues as arrays with a head; compacted when empty */
+    struct job *jobs;
+    int64_t job_head, n_jobs, cap_jobs;
+    struct helper_result *done;
+    int64_t done_head, n_done, cap_done;
+    int64_t next_ticket, running;
+};
+
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n) {
+    if (n < 1 || n > MAX_WORKERS) FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, n, MAX_WORKERS);
+    struct helper_pool *p = xcalloc(1, sizeof *p);
+    p->w = xcalloc((size_t)n, sizeof *p->w);
+    for (; p->n < n; p->n++) {
+        p->w[p->n].ticket = -1;
+        const int rc = helper_create(&p->w[p->n].h, args);
+        if (rc < 0) {
+            helper_pool_destroy(p);
+            return err_pass(rc, __FILE__, __LINE__);
+        }
+    }
+    *out = p;
+    return 0;
+}
+
+void helper_pool_destroy(struct helper_pool *p) {
+    if (!p) return;
+    for (int i = 0; i < p->n; i++) helper_destroy(p->w[i].h);
+    for (int64_t i = p->job_head; i < p->n_jobs; i++) json_decref(p->jobs[i].request);
+    for (int64_t i = p->done_head; i < p->n_done; i++) helper_result_free(&p->done[i]);
+    free(p->w);
+    free(p->jobs);
+    free(p->done);
+    free(p);
+}
+
+void helper_result_free(struct helper_result *r) {
+    json_decref(r->reply);
+    free(r->error);
+    *r = (struct helper_result){0};
+}
+
+/* rc 0 with the reply (taken over), or the thread's error. */
+static void finish(struct helper_pool *p, int64_t ticket, int rc, json_t *reply) {
+    xgrow((void **)&p->done, &p->cap_done, p->n_done + 1, sizeof *p->done);
+    p->done[p->n_done++] = (struct helper_result){
+        .ticket = ticket, .rc = rc, .reply = rc == 0 ? reply : NULL, .error = rc < 0 ? xstrdup(err_msg()) : NULL};
+}
+
+static void hand_out(struct helper_pool *p) {
+    for (int i = 0; i < p->n && p->job_head < p->n_jobs; i++) {
+        struct worker *w = &p->w[i];
+        if (w->ticket >= 0) continue;
+        struct job *j = &p->jobs[p->job_head++];
+        const int rc = helper_send(w->h, j->request);
+        json_decref(j->request);
+        if (rc < 0) {
+            finish(p, j->ticket, rc, NULL);
+            i--; /* this worker is still free */
+            continue;
+        }
+        w->ticket = j->ticket;
+        w->timeout_s = j->timeout_s;
+        w->deadline = 0;
+        p->running++;
+    }
+    if (p->job_head == p->n_jobs) p->job_head = p->n_jobs = 0;
+}
+
+/* Moves one busy worker on; it may become idle. */
+static void advance(struct helper_pool *p, struct worker *w) {
+    json_t *reply = NULL;
+    int rc = helper__step(w->h, &reply);
+    if (rc == 0) {
+        const bool ready = helper__ready(w->h);
+        if (ready && w->deadline == 0) w->deadline = clock_now() + w->timeout_s;
+        if (clock_poll_ms(ready ? w->deadline : helper__start_deadline(w->h)) > 0) return;
+        rc = helper__expire(w->h, w->timeout_s);
+    }
+    finish(p, w->ticket, rc < 0 ? rc : 0, reply);
+    w->ticket = -1;
+    p->running--;
+}
+
+static void advance_all(struct helper_pool *p) {
+    for (int i = 0; i < p->n; i++)
+        if (p->w[i].ticket >= 0) advance(p, &p->w[i]);
+    hand_out(p);
+}
+
+/* Until some helper has something for us, at most ms. */
+static int wait_any(const struct helper_pool *p, int ms) {
+    struct pollfd *fds = xmalloc(sizeof *fds * HELPER__N_FDS * (size_t)p->n);
+    nfds_t n = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct worker *w = &p->w[i];
+        if (w->ticket < 0) continue;
+        helper__fds(w->h, fds + n);
+        n += HELPER__N_FDS;
+        const int left = clock_poll_ms(w->deadline > 0 ? w->deadline : helper__start_deadline(w->h));
+        if (left < ms) ms = left;
+    }
+    const int rc = poll(fds, n, ms);
+    const int e = errno;
+    free(fds);
+    if (rc < 0 && e != EINTR) FAIL(ERR_INTERNAL, "poll: %s", strerror(e));
+    return 0;
+}
+
+int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket) {
+    xgrow((void **)&p->jobs, &p->cap_jobs, p->n_jobs + 1, sizeof *p->jobs);
+    p->jobs[p->n_jobs++] = (struct job){p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s};
+    *ticket = p->next_ticket++;
+    advance_all(p);
+    return 0;
+}
+
+int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out) {
+    const double deadline = clock_now() + wait_s;
+    for (;;) {
+        advance_all(p);
+        if (p->done_head < p->n_done) {
+            *out = p->done[p->done_head++];
+            if (p->done_head == p->n_done) p->done_head = p->n_done = 0;
+            return 1;
+        }
+        const int ms = clock_poll_ms(deadline);
+        if (p->running == 0 || ms == 0) return 0;
+        TRY(wait_any(p, ms < SLICE_MS ? ms : SLICE_MS));
+    }
+}
+
+int64_t helper_pool_pending(const struct helper_pool *p) {
+    return p->n_jobs - p->job_head + p->running + p->n_done - p->done_head;
+}

@@ -1,0 +1,266 @@
+/* helper_proc.c - the operating-system half of a helper: which interpreter and
+ * which directory, fork and exec with limits, and the end of the process group.
+ * Knows nothing of frames or JSON.
+ * Invariant: after helper__stop the process is reaped and both descriptors closed. */
+#include "helper/helper_int.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { SOCK_FD = 3 }; /* the helper's end of the socketpair */
+
+static bool runnable(const char *path) { return !file_is_dir(path) && access(path, X_OK) == 0; }
+
+/* The first existing `name` in the executable's directory or one of the four
+ * above it (build/debug/verlc inside a source tree), then in the source tree
+ * the program was built from. NULL if there is none. */
+static char *find_beside(const char *name, bool (*good)(const char *)) {
+    char exe[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = '\0';
+    for (int up = 0; up < 5; up++) {
+        char *slash = strrchr(exe, '/');
+        if (!slash) break;
+        *slash = '\0';
+        char *p = xasprintf("%s/%s", exe, name);
+        if (good(p)) return p;
+        free(p);
+    }
+    char *p = file_join(VERLC_SOURCE_DIR, name);
+    if (good(p)) return p;
+    free(p);
+    return NULL;
+}
+
+static char *find_in_path(const char *name) {
+    const char *path = getenv("PATH");
+    for (const char *s = path ? path : "/usr/bin:/bin"; *s;) {
+        const size_t n = strcspn(s, ":");
+        char *p = xasprintf("%.*s/%s", (int)n, s, name);
+        if (n > 0 && runnable(p)) return p;
+        free(p);
+        s += n + (s[n] == ':');
+    }
+    return NULL;
+}
+
+int helper__find_python(char **path) {
+    const char *env = getenv("VERLC_PYTHON");
+    if (env && *env) {
+        char *p = strchr(env, '/') ? xstrdup(env) : find_in_path(env);
+        if (!p || !runnable(p)) {
+            free(p);
+            FAIL(ERR_HELPER, "VERLC_PYTHON=%s is not a program that can be run; unset it, or install one with 'apt-get install python3 python3-venv'", env);
+        }
+        *path = p;
+        return 0;
+    }
+    char *p = find_beside(".venv/bin/python", runnable);
+    if (!p) p = find_in_path("python3");
+    if (!p) FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, .venv/bin/python beside the program, python3 in PATH); install it with 'apt-get install python3 python3-venv'");
+    *path = p;
+    return 0;
+}
+
+static bool has_helpers(const char *dir) {
+    char *p = file_join(dir, "verlc_helpers/protocol.py");
+    const bool yes = file_exists(p);
+    free(p);
+    return yes;
+}
+
+int helper__find_dir(const char *module, char **path) {
+    const char *env = getenv("VERLC_HELPERS_DIR");
+    char *dir = NULL;
+    if (env && *env) {
+        if (!has_helpers(env)) FAIL(ERR_HELPER, "VERLC_HELPERS_DIR=%s does not hold verlc_helpers/protocol.py; point it at verlc's python/ directory or unset it", env);
+        dir = xstrdup(env);
+    } else {
+        dir = find_beside("python", has_helpers);
+        if (!dir) dir = find_beside("share/verlc/python", has_helpers);
+        if (!dir) FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found beside the program; set VERLC_HELPERS_DIR to it");
+    }
+    /* verlc_helpers.NAME -> verlc_helpers/NAME.py: a missing file is named now, not at the first request. */
+    char *rel = xasprintf("%s.py", module);
+    for (char *s = rel; *s && strcmp(s, ".py") != 0; s++)
+        if (*s == '.') *s = '/';
+    char *file = file_join(dir, rel);
+    const bool there = file_exists(file);
+    int rc = 0;
+    if (!there) rc = err_set(ERR_HELPER, __FILE__, __LINE__, "helper %s: %s is missing; check out or install verlc again, or set VERLC_HELPERS_DIR", module, file);
+    else *path = dir;
+    if (!there) free(dir);
+    free(rel);
+    free(file);
+    return rc;
+}
+
+/* --- start --- */
+
+struct env {
+    char **v;
+    int64_t n, cap;
+};
+static void env_add(struct env *e, char *owned) {
+    xgrow((void **)&e->v, &e->cap, e->n + 2, sizeof *e->v);
+    e->v[e->n++] = owned;
+    e->v[e->n] = NULL;
+}
+static bool env_is(const char *entry, const char *name) {
+    const size_t n = strlen(name);
+    return strncmp(entry, name, n) == 0 && entry[n] == '=';
+}
+
+/* Ours, with what keeps the helper small and quiet: one thread per numerical
+ * library, two malloc arenas (each costs 64 MiB of address space), UTF-8. */
+static struct env make_env(const char *dir) {
+    static const char *const set[][2] = {
+        {"MALLOC_ARENA_MAX", "2"},   {"OMP_NUM_THREADS", "1"},         {"OPENBLAS_NUM_THREADS", "1"},
+        {"PYTHONUTF8", "1"},         {"PYTHONDONTWRITEBYTECODE", "1"}, {"PYTHONUNBUFFERED", "1"},
+        {"TOKENIZERS_PARALLELISM", "false"},
+    };
+    enum { N_SET = sizeof set / sizeof set[0] };
+    struct env e = {0};
+    const char *old = getenv("PYTHONPATH");
+    for (char **p = environ; *p; p++) {
+        bool ours = env_is(*p, "PYTHONPATH") || env_is(*p, "VERLC_HELPER_FD");
+        for (int i = 0; i < N_SET; i++) ours |= env_is(*p, set[i][0]);
+        if (!ours) env_add(&e, xstrdup(*p));
+    }
+    for (int i = 0; i < N_SET; i++) env_add(&e, xasprintf("%s=%s", set[i][0], set[i][1]));
+    env_add(&e, xasprintf("VERLC_HELPER_FD=%d", SOCK_FD));
+    env_add(&e, old && *old ? xasprintf("PYTHONPATH=%s:%s", dir, old) : xasprintf("PYTHONPATH=%s", dir));
+    return e;
+}
+
+static void limit(int what, int64_t value) {
+    struct rlimit r;
+    if (getrlimit((__rlimit_resource_t)what, &r) != 0) return;
+    if (r.rlim_max == RLIM_INFINITY || r.rlim_max > (rlim_t)value) r.rlim_max = (rlim_t)value;
+    r.rlim_cur = r.rlim_max;
+    setrlimit((__rlimit_resource_t)what, &r);
+}
+
+/* Between fork and exec: async-signal-safe calls only, since other threads of
+ * the parent may have held any lock. */
+static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock, int err,
+                  pid_t parent) {
+    setpgid(0, 0); /* a Ctrl-C at the terminal is for the trainer, and one kill ends all below */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(126); /* it died before prctl */
+    const int null_fd = open("/dev/null", O_RDWR);
+    /* move both out of the way of 0..3 first; dup2 clears close-on-exec */
+    const int s = fcntl(sock, F_DUPFD, 16), e = fcntl(err, F_DUPFD, 16);
+    if (null_fd < 0 || s < 0 || e < 0) _exit(126);
+    dup2(null_fd, 0);
+    dup2(e, 1);
+    dup2(e, 2);
+    dup2(s, SOCK_FD);
+    close_range(SOCK_FD + 1, ~0u, 0);
+    for (int sig = 1; sig < NSIG; sig++) {
+        struct sigaction sa = {.sa_handler = SIG_DFL};
+        sigaction(sig, &sa, NULL);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (a->memory_bytes >= 0) limit(RLIMIT_AS, a->memory_bytes);
+    limit(RLIMIT_CORE, 0);
+    execve(a->python, argv, envp);
+    static const char text[] = "the interpreter could not be executed\n";
+    if (write(2, text, sizeof text - 1) < 0) _exit(126);
+    _exit(127);
+}
+
+static int set_nonblock(int fd) { return fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a) {
+    int sv[2] = {-1, -1}, ep[2] = {-1, -1}, rc = 0;
+    struct env env = make_env(a->dir);
+    char *argv[] = {xstrdup(a->python), xstrdup("-m"), xstrdup(a->module), NULL};
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv) < 0 || pipe2(ep, O_CLOEXEC) < 0)
+        FAILG(out, ERR_HELPER, "helper %s: cannot make its socket: %s", a->module, strerror(errno));
+    fcntl(ep[1], F_SETPIPE_SZ, 1 << 20); /* room for prints while nobody reads; a smaller pipe works too */
+    if (set_nonblock(sv[0]) < 0 || set_nonblock(ep[0]) < 0)
+        FAILG(out, ERR_HELPER, "helper %s: fcntl: %s", a->module, strerror(errno));
+    const pid_t parent = getpid(), pid = fork();
+    if (pid < 0) FAILG(out, ERR_HELPER, "helper %s: cannot start a process: %s", a->module, strerror(errno));
+    if (pid == 0) child(a, argv, env.v, sv[1], ep[1], parent);
+    setpgid(pid, pid); /* also here: a kill may come before the child has run */
+    *p = (struct helper__proc){pid, sv[0], ep[0]};
+    sv[0] = ep[0] = -1;
+out:
+    for (int i = 0; i < 2; i++) {
+        if (sv[i] >= 0) close(sv[i]);
+        if (ep[i] >= 0) close(ep[i]);
+    }
+    for (int64_t i = 0; i < env.n; i++) free(env.v[i]);
+    free(env.v);
+    for (int i = 0; argv[i]; i++) free(argv[i]);
+    return rc;
+}
+
+/* --- end --- */
+
+bool helper__exited(const struct helper__proc *p) {
+    siginfo_t si = {0};
+    /* WNOWAIT: the pid, and with it the group's number, stays ours until helper__stop has killed the group */
+    return waitid(P_PID, (id_t)p->pid, &si, WEXITED | WNOHANG | WNOWAIT) < 0 || si.si_pid == p->pid;
+}
+
+void helper__grant_cpu(const struct helper__proc *p, int64_t cpu_s) {
+    clockid_t clock;
+    struct timespec used;
+    struct rlimit r;
+    if (clock_getcpuclockid(p->pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return;
+    if (prlimit(p->pid, RLIMIT_CPU, NULL, &r) != 0) return;
+    r.rlim_cur = (rlim_t)(used.tv_sec + cpu_s + 1);
+    if (r.rlim_cur > r.rlim_max) r.rlim_cur = r.rlim_max;
+    prlimit(p->pid, RLIMIT_CPU, &r, NULL);
+}
+
+static bool wait_exit(const struct helper__proc *p, double seconds) {
+    const double deadline = clock_now() + seconds;
+    for (long ns = 200000; !helper__exited(p); ns = ns < 10000000 ? 2 * ns : ns) {
+        if (clock_now() >= deadline) return false;
+        nanosleep(&(struct timespec){0, ns}, NULL);
+    }
+    return true;
+}
+
+void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n) {
+    int status = 0;
+    if (how) snprintf(how, n, "not running");
+    if (p->sock >= 0) close(p->sock); /* end of stream: a healthy helper leaves */
+    if (p->pid > 0) {
+        const bool by_itself = wait_exit(p, grace_s);
+        kill(-p->pid, SIGKILL); /* what it left behind goes as well */
+        /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and is then left to init */
+        const bool gone = by_itself || wait_exit(p, 5);
+        if (gone && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {
+            if (WIFEXITED(status)) snprintf(how, n, "exit code %d", WEXITSTATUS(status));
+            else snprintf(how, n, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        }
+    }
+    if (p->err >= 0) close(p->err);
+    *p = (struct helper__proc){-1, -1, -1};
+}
