@@ -1,0 +1,81 @@
+"""A helper that fails on request, for tests/fault/test_helper_faults.c."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+if os.environ.get("FAULTY_IMPORT"):
+    __import__(os.environ["FAULTY_IMPORT"])
+if os.environ.get("FAULTY_START") == "hang":
+    time.sleep(600)
+if os.environ.get("FAULTY_START") == "exit":
+    sys.exit("no good start")
+
+from verlc_helpers.protocol import HelperError, serve
+
+state = {"init": None, "n": 0}
+
+
+def init(value):
+    if value == "refuse":
+        raise HelperError("this init is refused", "INVAL")
+    state["init"] = value
+
+
+def handle(request):
+    state["n"] += 1
+    kind = request["do"]
+    if kind == "echo":
+        return {"value": request.get("value"), "init": state["init"], "n": state["n"], "pid": os.getpid()}
+    if kind == "exit":
+        print("last words", file=sys.stderr)
+        os._exit(7)
+    if kind == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "hang":
+        print("about to hang")
+        time.sleep(600)
+    if kind == "sleep":
+        time.sleep(request["s"])
+        return request["s"]
+    if kind == "spin":
+        while True:
+            pass
+    if kind == "garbage":
+        os.write(3, b"\xff" * 64)
+        time.sleep(600)
+    if kind == "text":
+        os.write(3, b"\x05\x00\x00\x00hello")
+        time.sleep(600)
+    if kind == "wrong_id":
+        body = b'{"id":99,"ok":true}'
+        os.write(3, len(body).to_bytes(4, "little") + body)
+        time.sleep(600)
+    if kind == "print":
+        for _ in range(request["lines"]):
+            print("x" * 79)
+        return "printed"
+    if kind == "big":
+        return "y" * request["bytes"]
+    if kind == "memory":
+        return len(bytearray(request["bytes"]))
+    if kind == "refuse":
+        raise HelperError("row 3 is bad", "INPUT")
+    if kind == "raise":
+        return 1 // 0
+    if kind == "nan":
+        return float("nan")
+    if kind == "surrogate":
+        return "\ud800"
+    if kind == "child":  # a grandchild that keeps the socket open, then the helper dies
+        child = subprocess.Popen(["sleep", "600"], pass_fds=[3])
+        if request.get("die"):
+            os._exit(3)
+        return child.pid
+    raise HelperError("unknown request")
+
+
+if __name__ == "__main__":
+    serve(handle, init)

@@ -1,0 +1,348 @@
+/* Helpers that die, hang, print garbage, are missing or eat memory: each costs its
+ * request, is named with what happened, and leaves no process or descriptor behind. */
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "helper/helper.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char dir[64];
+
+static int setup(void **state) {
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/verlc_helper_XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    char to[128];
+    snprintf(to, sizeof to, "%s/verlc_helpers", dir);
+    if (symlink(SOURCE_DIR "/python/verlc_helpers", to) != 0) return -1;
+    snprintf(to, sizeof to, "%s/faulty_helper.py", dir);
+    if (symlink(SOURCE_DIR "/tests/fault/faulty_helper.py", to) != 0) return -1;
+    return setenv("VERLC_HELPERS_DIR", dir, 1);
+}
+
+static int teardown(void **state) {
+    (void)state;
+    char p[128];
+    snprintf(p, sizeof p, "%s/verlc_helpers", dir);
+    unlink(p);
+    snprintf(p, sizeof p, "%s/faulty_helper.py", dir);
+    unlink(p);
+    return rmdir(dir);
+}
+
+static struct helper *make(const struct helper_args *extra) {
+    struct helper_args a = extra ? *extra : (struct helper_args){0};
+    struct helper *h = NULL;
+    a.module = "faulty_helper";
+    assert_int_equal(helper_create(&h, &a), 0);
+    return h;
+}
+
+/* One request written as JSON; the reply or NULL with *rc. */
+static json_t *ask(struct helper *h, const char *request, double timeout_s, int *rc) {
+    json_t *q = json_loads(request, JSON_ALLOW_NUL, NULL), *reply = NULL;
+    assert_non_null(q);
+    *rc = helper_call(h, q, timeout_s, &reply);
+    json_decref(q);
+    return *rc == 0 ? reply : NULL;
+}
+
+static void expect_ok(struct helper *h) {
+    int rc;
+    json_t *r = ask(h, "{\"do\":\"echo\",\"value\":\"h\\u00e9 \\u0000 \\ud83d\\ude00\"}", 20, &rc);
+    if (rc) print_message("%s\n", err_msg());
+    assert_int_equal(rc, 0);
+    const json_t *v = json_object_get(r, "value");
+    assert_int_equal(json_string_length(v), 3 + 1 + 1 + 1 + 4);
+    assert_memory_equal(json_string_value(v), "h\xc3\xa9 \0 \xf0\x9f\x98\x80", 10);
+    json_decref(r);
+}
+
+static void expect_fail(struct helper *h, const char *request, double timeout_s, int code, const char *text) {
+    int rc;
+    json_t *r = ask(h, request, timeout_s, &rc);
+    assert_null(r);
+    if (rc != code || !strstr(err_msg(), text)) print_message("%s: %d %s\n", request, rc, err_msg());
+    assert_int_equal(rc, code);
+    assert_non_null(strstr(err_msg(), text));
+    assert_null(strchr(err_msg(), '\n'));
+}
+
+static int count_fds(void) {
+    int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.';
+    closedir(d);
+    return n - 1; /* opendir's own */
+}
+
+static void assert_no_children(void) {
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+}
+
+static void every_fault_is_survived(void **state) {
+    (void)state;
+    const int fds = count_fds();
+    json_t *init = json_pack("{s:i}", "k", 5);
+    struct helper *h = make(&(struct helper_args){.init = init, .max_reply_bytes = 1 << 20, .memory_bytes = (int64_t)1 << 30});
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"exit\"}", 20, ERR_HELPER, "exit code 7; its last output: last words");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"segv\"}", 20, ERR_HELPER, "signal 11");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"hang\"}", 0.3, ERR_TIMEOUT, "did not answer within 0.3 s and was killed; its last output: about to hang");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"garbage\"}", 20, ERR_HELPER, "or garbage while serving a request and was killed");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"text\"}", 20, ERR_HELPER, "not a JSON object");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"wrong_id\"}", 20, ERR_HELPER, "broke the protocol");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"big\",\"bytes\":2000000}", 20, ERR_HELPER, "limit 1048576");
+    expect_ok(h);
+    expect_fail(h, "{\"do\":\"memory\",\"bytes\":3000000000}", 20, ERR_NOMEM, "out of memory");
+    expect_fail(h, "{\"do\":\"child\",\"die\":true}", 20, ERR_HELPER, "exit code 3");
+    int rc;
+    json_t *r = ask(h, "{\"do\":\"echo\"}", 20, &rc);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(r, "init"), "k")), 5); /* init came again */
+    assert_int_equal(json_integer_value(json_object_get(r, "n")), 1);
+    json_decref(r);
+    json_decref(init);
+    helper_destroy(h);
+    assert_no_children();
+    assert_int_equal(count_fds(), fds);
+}
+
+static void refusals_keep_the_process(void **state) {
+    (void)state;
+    struct helper *h = make(NULL);
+    expect_fail(h, "{\"do\":\"refuse\"}", 20, ERR_INPUT, "row 3 is bad (helper faulty_helper)");
+    expect_fail(h, "{\"do\":\"raise\"}", 20, ERR_FORMAT, "ZeroDivisionError");
+    expect_fail(h, "{\"do\":\"nan\"}", 20, ERR_FORMAT, "not JSON");
+    expect_fail(h, "{\"do\":\"surrogate\"}", 20, ERR_FORMAT, "not JSON");
+    expect_fail(h, "[]", 20, ERR_FORMAT, "TypeError");
+    int rc;
+    json_t *r = ask(h, "{\"do\":\"print\",\"lines\":100000}", 20, &rc); /* 8 MB of prints do not block or corrupt */
+    assert_int_equal(rc, 0);
+    json_decref(r);
+    r = ask(h, "{\"do\":\"big\",\"bytes\":30000000}", 20, &rc);
+    assert_int_equal(json_string_length(r), 30000000);
+    json_decref(r);
+    r = ask(h, "{\"do\":\"echo\"}", 20, &rc);
+    assert_int_equal(json_integer_value(json_object_get(r, "n")), 8); /* one process served them all */
+    json_decref(r);
+    helper_destroy(h);
+    assert_no_children();
+}
+
+static void processor_time_is_limited(void **state) {
+    (void)state;
+    struct helper *h = make(&(struct helper_args){.cpu_s = 1});
+    expect_fail(h, "{\"do\":\"spin\"}", 30, ERR_HELPER, "processor time");
+    expect_ok(h);
+    helper_destroy(h);
+}
+
+static void start_failures(void **state) {
+    (void)state;
+    struct helper *h = make(&(struct helper_args){.start_timeout_s = 0.5});
+    setenv("FAULTY_START", "hang", 1);
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_TIMEOUT, "not ready after 0.5 s");
+    setenv("FAULTY_START", "exit", 1);
+    helper_destroy(h);
+    h = make(NULL);
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER, "died while starting: exit code 1; its last output: no good start");
+    unsetenv("FAULTY_START");
+    setenv("FAULTY_IMPORT", "no_such_package_x", 1);
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER, "pip install no_such_package_x");
+    unsetenv("FAULTY_IMPORT");
+    expect_ok(h);
+    helper_destroy(h);
+    json_t *refuse = json_string("refuse");
+    h = make(&(struct helper_args){.init = refuse});
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_INVAL, "this init is refused");
+    helper_destroy(h);
+    json_decref(refuse);
+    assert_no_children();
+}
+
+static void missing_pieces(void **state) {
+    (void)state;
+    struct helper *h = NULL;
+    assert_int_equal(helper_create(&h, &(struct helper_args){.module = "verlc_helpers.nothing"}), ERR_HELPER);
+    assert_non_null(strstr(err_msg(), "verlc_helpers/nothing.py is missing"));
+    char *old = getenv("VERLC_PYTHON") ? xstrdup(getenv("VERLC_PYTHON")) : NULL;
+    setenv("VERLC_PYTHON", "/no/such/python", 1);
+    assert_int_equal(helper_create(&h, &(struct helper_args){.module = "faulty_helper"}), ERR_HELPER);
+    assert_non_null(strstr(err_msg(), "apt-get install python3"));
+    setenv("VERLC_PYTHON", "/bin/false", 1); /* runs, but is no Python */
+    assert_int_equal(helper_create(&h, &(struct helper_args){.module = "faulty_helper"}), 0);
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER, "died while starting: exit code 1");
+    helper_destroy(h);
+    if (old) setenv("VERLC_PYTHON", old, 1);
+    else unsetenv("VERLC_PYTHON");
+    free(old);
+    setenv("VERLC_HELPERS_DIR", "/tmp", 1);
+    assert_int_equal(helper_create(&h, &(struct helper_args){.module = "faulty_helper"}), ERR_HELPER);
+    assert_non_null(strstr(err_msg(), "VERLC_HELPERS_DIR=/tmp"));
+    setenv("VERLC_HELPERS_DIR", dir, 1);
+}
+
+static void pipelined_requests_keep_order_and_fail_together(void **state) {
+    (void)state;
+    struct helper *h = make(NULL);
+    char *big = xmalloc(300001); /* fills both socket buffers: neither side may block the other */
+    memset(big, 'z', 300000);
+    big[300000] = '\0';
+    for (int i = 0; i < 40; i++) {
+        json_t *q = json_pack("{s:s, s:[i, s]}", "do", "echo", "value", i, big);
+        assert_int_equal(helper_send(h, q), 0);
+        json_decref(q);
+    }
+    assert_int_equal(helper_pending(h), 40);
+    for (int i = 0; i < 40; i++) {
+        json_t *r;
+        assert_int_equal(helper_recv(h, 20, &r), 0);
+        assert_int_equal(json_integer_value(json_array_get(json_object_get(r, "value"), 0)), i);
+        json_decref(r);
+    }
+    json_t *q = json_pack("{s:s}", "do", "echo"), *die = json_pack("{s:s}", "do", "exit"), *r;
+    assert_int_equal(helper_send(h, q), 0);
+    assert_int_equal(helper_send(h, die), 0);
+    assert_int_equal(helper_send(h, q), 0);
+    assert_int_equal(helper_recv(h, 20, &r), 0);
+    json_decref(r);
+    assert_int_equal(helper_recv(h, 20, &r), ERR_HELPER);
+    assert_int_equal(helper_pending(h), 0);
+    assert_int_equal(helper_recv(h, 20, &r), ERR_HELPER);
+    json_decref(q);
+    json_decref(die);
+    free(big);
+    helper_destroy(h);
+}
+
+static void pool_loses_only_the_bad_request(void **state) {
+    (void)state;
+    const int fds = count_fds();
+    static const char *const kinds[] = {"echo", "exit", "echo", "hang", "refuse", "echo", "segv", "echo"};
+    struct helper_pool *p = NULL;
+    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper"}, 3), 0);
+    for (int i = 0; i < 24; i++) {
+        int64_t ticket;
+        json_t *q = json_pack("{s:s, s:i}", "do", kinds[i % 8], "value", i);
+        assert_int_equal(helper_pool_send(p, q, strcmp(kinds[i % 8], "hang") == 0 ? 0.2 : 20, &ticket), 0);
+        assert_int_equal(ticket, i);
+        json_decref(q);
+    }
+    bool seen[24] = {0};
+    struct helper_result r;
+    for (int i = 0; i < 24; i++) {
+        assert_int_equal(helper_pool_recv(p, 60, &r), 1);
+        assert_in_range(r.ticket, 0, 23);
+        assert_false(seen[r.ticket]);
+        seen[r.ticket] = true;
+        const char *kind = kinds[r.ticket % 8];
+        if (strcmp(kind, "echo") == 0) {
+            assert_int_equal(r.rc, 0);
+            assert_int_equal(json_integer_value(json_object_get(r.reply, "value")), r.ticket);
+        } else {
+            assert_int_equal(r.rc, strcmp(kind, "hang") == 0 ? ERR_TIMEOUT : strcmp(kind, "refuse") == 0 ? ERR_INPUT : ERR_HELPER);
+            assert_non_null(r.error);
+        }
+        helper_result_free(&r);
+    }
+    assert_int_equal(helper_pool_pending(p), 0);
+    assert_int_equal(helper_pool_recv(p, 5, &r), 0); /* nothing pending: returns at once */
+    /* destroyed with work under way and queued */
+    json_t *q = json_pack("{s:s, s:i}", "do", "sleep", "s", 600);
+    for (int i = 0; i < 6; i++) {
+        int64_t ticket;
+        assert_int_equal(helper_pool_send(p, q, 900, &ticket), 0);
+    }
+    json_decref(q);
+    const double t = clock_now();
+    helper_pool_destroy(p);
+    assert_true(clock_now() - t < 5);
+    assert_no_children();
+    assert_int_equal(count_fds(), fds);
+}
+
+static bool is_gone(pid_t pid) {
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return true;
+    if (!fgets(text, sizeof text, f)) text[0] = '\0';
+    fclose(f);
+    const char *s = strrchr(text, ')');
+    return s && s[1] && s[2] == 'Z'; /* dead, waiting for its adoptive parent */
+}
+
+static bool gone_within(pid_t pid, double seconds) {
+    for (const double until = clock_now() + seconds; clock_now() < until; usleep(20000))
+        if (is_gone(pid)) return true;
+    return false;
+}
+
+static void nothing_outlives_us(void **state) {
+    (void)state;
+    struct helper *h = make(NULL);
+    int rc;
+    json_t *r = ask(h, "{\"do\":\"child\"}", 20, &rc);
+    const pid_t grandchild = (pid_t)json_integer_value(r);
+    json_decref(r);
+    helper_destroy(h);
+    assert_true(gone_within(grandchild, 5));
+
+    /* a parent that is killed takes its helper along */
+    int fd[2];
+    assert_int_equal(pipe(fd), 0);
+    const pid_t parent = fork();
+    if (parent == 0) {
+        struct helper *mine = make(NULL);
+        json_t *e = ask(mine, "{\"do\":\"echo\"}", 20, &rc);
+        pid_t pid = e ? (pid_t)json_integer_value(json_object_get(e, "pid")) : -1;
+        json_t *hang = json_pack("{s:s}", "do", "hang"), *none = NULL;
+        if (write(fd[1], &pid, sizeof pid) != sizeof pid) _exit(1);
+        helper_call(mine, hang, 600, &none);
+        _exit(0);
+    }
+    pid_t helper = -1;
+    assert_int_equal(read(fd[0], &helper, sizeof helper), sizeof helper);
+    assert_true(helper > 0);
+    assert_false(is_gone(helper));
+    kill(parent, SIGKILL);
+    assert_int_equal(waitpid(parent, NULL, 0), parent);
+    assert_true(gone_within(helper, 5));
+    close(fd[0]);
+    close(fd[1]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_fault_is_survived),
+        cmocka_unit_test(refusals_keep_the_process),
+        cmocka_unit_test(processor_time_is_limited),
+        cmocka_unit_test(start_failures),
+        cmocka_unit_test(missing_pieces),
+        cmocka_unit_test(pipelined_requests_keep_order_and_fail_together),
+        cmocka_unit_test(pool_loses_only_the_bad_request),
+        cmocka_unit_test(nothing_outlives_us),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
