@@ -24,8 +24,8 @@ struct model_config {
     int64_t window;          /* sliding window, 0: none */
     int64_t window_from;     /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
     bool tied;               /* lm_head shares embed_tokens */
-    bool qkv_bias, qk_norm;  /* Qwen2; Qwen3 */
-    bool o_bias, mlp_bias;   /* Llama attention_bias, mlp_bias */
+    bool qkv_bias, qk_norm;  /* Qwen2, attention_bias; Qwen3 */
+    bool o_bias, mlp_bias;   /* attention_bias of Llama and Qwen3; Llama mlp_bias */
     float rms_eps;
     double init_range;       /* initializer_range */
     struct {
@@ -56,21 +56,30 @@ double model_config_flops(const struct model_config *c, const int64_t *lens, int
 void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);
 
 /* ---- parameters ---- */
-/* One Hugging Face tensor. Matrices of one group (q, k, v; gate, up) are
- * neighbours in the flat master, so the group is one matrix of the forward. */
+/* One Hugging Face tensor. */
 struct model_param {
     char name[96];       /* "model.layers.0.self_attn.q_proj.weight" */
     int64_t rows, cols;  /* cols == 1, nd == 1 for vectors */
     int nd;
     int64_t offset;      /* elements into the flat master, gradient and moments */
+    int64_t group;       /* index into model.groups */
     enum dtype src_dt;   /* dtype in the file it came from; export keeps it */
 };
 
-struct model_layer {
-    struct tensor attn_norm, mlp_norm;  /* (h) act */
-    struct tensor q_norm, k_norm;       /* (D) act or none */
-    struct weight qkv, o, gate_up, down;
-    struct tensor qkv_bias, o_bias, gate_up_bias, down_bias; /* act or none */
+/* One tensor of the forward pass: a matrix or a vector, made of one or more
+ * parameters (q, k, v; gate, up) that are neighbours in the flat master, so
+ * that each Hugging Face tensor is a range of its rows. */
+struct model_group {
+    int64_t offset;      /* elements into the flat master */
+    int64_t n, k;        /* matrix (n, k); k == 0: vector of n */
+    struct weight mat;   /* compute copy of a matrix */
+    struct tensor vec;   /* compute copy of a vector, act */
+    int64_t first_param, n_params;
+};
+
+struct model_layer {     /* NULL: this model has none */
+    struct model_group *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
+    struct model_group *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
 };
 
 struct model {
@@ -79,13 +88,16 @@ struct model {
     enum dtype act;              /* compute dtype */
     struct model_param *params;
     int64_t n_params;            /* entries of params */
-    int64_t n_elems;             /* elements of the flat master */
-    /* compute copy, on the device */
+    int64_t n_elems;             /* elements of the flat master, without gaps */
+    struct model_group *groups;
+    int64_t n_groups;
     struct model_layer *layers;
+    struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied */
+    /* compute copy, on the device */
     struct weight embed, head;   /* head.data == embed.data when tied */
     struct tensor final_norm;
-    struct tensor rope;          /* (rope_len, D/2, 2) f32 */
-    void *weights;               /* the one block behind all of the above */
+    struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
+    void *weights;               /* the one block behind all groups */
     size_t weights_bytes;
     /* fp32 master, flat (n_elems) f32 on the device; NULL in inference-only models */
     float *master;
@@ -105,8 +117,10 @@ struct model_open_args {
  * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */
 int model_open(struct model **out, struct dev *dev, const struct model_open_args *a);
 void model_close(struct model *m); /* NULL ok */
-/* Bytes that model_open will allocate for these settings, without opening. */
+/* Bytes of the compute copy alone. */
 size_t model_weights_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+/* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read. */
+size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
 /* master -> compute copy, after an optimizer step or a load of the master. */
 int model_refresh(struct model *m);
 /* Copies the whole state of another model of the same shape (the reference policy). */
@@ -149,7 +163,8 @@ int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struc
 
 /* Log-probs of chosen rows (host in, host out), in blocks of rows so that the
  * head's buffers stay small: logp[i] belongs to target[i] predicted from row
- * row[i] of the last forward. entropy, sum_pi_sq may be NULL. */
+ * row[i] of the last forward. entropy, sum_pi_sq may be NULL. n is at most the
+ * max_rows of the activations; model_backward wants distinct rows. */
 struct model_logp_args {
     int64_t n;
     const int32_t *row, *target; /* host */
@@ -161,7 +176,7 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 /* ---- backward ---- */
 /* After model_forward (KEEP_LAYER or KEEP_ALL) and model_logp over the same
  * rows: adds d loss / d parameters to grads (n_elems) f32 on the device, given
- * dlogp (n) and dentropy (n, may be NULL), host. */
+ * dlogp (n) and dentropy (n, may be NULL; needs l->entropy), host. */
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
                    const struct model_logp_args *l, const float *dlogp, const float *dentropy,
                    float *grads);
@@ -195,11 +210,14 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
  * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. */
 int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir,
                  size_t max_shard);
-/* Random weights: transformers' init (normal, initializer_range; norms 1, biases 0). */
+/* Random weights: transformers' init (normal, initializer_range; norms 1, biases 0). Value i of
+ * tensor t is a pure function of (seed, t, i). */
 int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dtype dt);
 /* Built-in shapes of `model init --arch`; NULL if unknown. Caller owns. */
 json_t *model_arch_config(const char *name);
 void model_arch_names(void (*fn)(void *arg, const char *name), void *arg);
+/* Copies the tokenizer's files that are in `from` to `to`; ERR_INPUT when there are none. */
+int model_copy_tokenizer(const char *from, const char *to);
 
 /* ---- safetensors ---- */
 struct st_tensor {

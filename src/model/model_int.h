@@ -1,0 +1,101 @@
+/* model_int.h - private to model: the activations, shared by forward and
+ * backward, and the helpers of loading and saving.  Not for other modules. */
+#ifndef VERLC_MODEL_INT_H
+#define VERLC_MODEL_INT_H
+
+#include "model/model.h"
+
+/* ---- parameters ---- */
+/* Fills params, groups, layers and n_elems of a model whose cfg is set; no memory of the device. */
+void model__params_build(struct model *m);
+void model__params_free(struct model *m);
+/* Claims the compute copy of every group: measure, then bind. */
+void model__weights_layout(struct model *m, struct arena *a);
+
+static inline struct tensor model__vec(const struct model_group *g) {
+    return g ? g->vec : TENSOR_NONE;
+}
+/* The group's range of a flat f32 array (master or gradients): (n, k) or (n). */
+static inline struct tensor model__flat(float *flat, const struct model_group *g) {
+    if (!g) return TENSOR_NONE;
+    return g->k ? tensor_2d(flat + g->offset, DT_F32, g->n, g->k)
+                : tensor_1d(flat + g->offset, DT_F32, g->n);
+}
+static inline int64_t model__group_count(const struct model_group *g) {
+    return g->n * (g->k ? g->k : 1);
+}
+/* "float32", "bfloat16", "float16": the names of torch_dtype. */
+const char *model__torch_dtype(enum dtype dt);
+
+/* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
+void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
+bool model__all_finite(const void *src, enum dtype dt, int64_t n);
+
+/* ---- activations ---- */
+/* What one layer computes over T <= max_rows rows. */
+struct model_stage {
+    struct tensor xn1;     /* (T, h) act       attention's normalised input */
+    struct tensor rstd1;   /* (T) f32          its 1/rms; absent with KEEP_NONE, as are rstd2 and lse */
+    struct tensor qkv;     /* (T, (Hq+2Hk) D) act */
+    struct tensor q;       /* (T, Hq D) act    rotated queries */
+    struct kv kv;          /* (1, Hk, max_rows, D) act */
+    struct tensor att;     /* (T, Hq D) act */
+    struct tensor lse;     /* (T, Hq) f32 */
+    struct tensor x_mid;   /* (T, h) f32       residual after attention */
+    struct tensor xn2;     /* (T, h) act */
+    struct tensor rstd2;   /* (T) f32 */
+    struct tensor gate_up; /* (T, 2f) act */
+    struct tensor mlp;     /* (T, f) act       silu(gate) * up */
+};
+
+struct model_acts {
+    struct dev *dev;
+    enum model_keep keep;
+    int64_t max_rows, n_layers, head_rows;
+    void *owned;           /* NULL when the caller gave the block */
+    size_t bytes;
+    struct tensor *x;      /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
+                              and leaving the last; one and the same buffer with KEEP_NONE */
+    struct model_stage *stages; /* (n_layers); one and the same buffers unless KEEP_ALL */
+    /* the head, R <= head_rows rows at a time */
+    struct {
+        struct tensor x;      /* (R, h) f32 gathered rows */
+        struct tensor xn;     /* (R, h) act */
+        struct tensor row, target;                     /* (R) i32 */
+        struct tensor inv_temp, sum_pi_sq;             /* (R) f32 */
+        struct tensor logp, entropy, lse;              /* (max_rows) f32: kept for backward */
+        struct tensor rstd, dlogp, dentropy;           /* (R) f32, backward */
+        struct tensor dxn;    /* (R, h) act, backward */
+        struct tensor dx;     /* (R, h) f32, backward */
+    } head;
+    /* backward: gradients of the buffers of the same name */
+    struct tensor dx;      /* (T, h) f32       of the residual stream, in place from layer to layer */
+    struct tensor dx_act;  /* (T, h) act       rounded for the matmuls; dx itself when act is f32 */
+    struct tensor dxn;     /* (T, h) f32 */
+    struct tensor dmlp;    /* (T, f) act */
+    struct tensor dgate_up;/* (T, 2f) act */
+    struct tensor datt;    /* (T, Hq D) act */
+    struct tensor dq;      /* (T, Hq D) act */
+    struct tensor dk, dv;  /* (1, Hk, max_rows, D) f32 */
+    struct tensor dqkv;    /* (T, (Hq+2Hk) D) act */
+    /* the last forward and head pass, to refuse a backward that does not follow them */
+    int64_t n_rows, n_head;
+    bool head_entropy;
+};
+
+/* The first n rows of a buffer; absent buffers stay absent. */
+static inline struct tensor model__top(struct tensor t, int64_t n) {
+    return t.nd == 0 ? t : tensor_rows(t, 0, n);
+}
+/* Layer l from acts->x[l] to acts->x[l + 1]: the forward, and the recompute of backward. */
+int model__layer_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+void model__attn_args(const struct model *m, const struct model_batch *b, struct model_acts *a,
+                      int64_t l, struct qkv_args *qkv, struct attn_args *attn);
+/* Rows [lo, lo + n) of l through gather and final norm into head.xn; rstd too when wanted. */
+int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l,
+                      int64_t lo, int64_t n, bool rstd);
+/* head_args of rows [lo, lo + n), logp, lse and entropy at their kept places. */
+struct lmhead_args model__head_args(struct model *m, struct model_acts *a, int64_t lo, int64_t n,
+                                    bool entropy);
+
+#endif
