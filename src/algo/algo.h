@@ -120,6 +120,7 @@ struct algo_agg {
     int64_t global_batch_size; /* samples */
     double loss_scale_factor;  /* seq-mean-token-sum-norm; 0: width */
     int64_t width;             /* padded response width T of verl; 0: longest sample here */
+    int64_t batch_rows;        /* samples, empty ones too: the divisor of geo_mean, which has no mode */
 };
 /* token-mean, token-sum, seq-mean-token-sum, seq-mean-token-sum-norm, seq-mean-token-mean.
  * NULL: unknown, message lists the names. */
@@ -182,14 +183,9 @@ struct algo_policy_args {
     struct algo_agg agg;
     struct algo_policy_cfg cfg;
 };
-struct algo_policy_entry {
-    const char *name;
-    /* Gets per-token arrays of its own; see algo_int.h. */
-    int (*run)(const struct algo_policy_args *a, double *loss, double *dlogp,
-               struct algo_metrics *m);
-};
+struct algo_policy_entry; /* a row of the table */
 struct algo_policy_cfg algo_policy_defaults(void);
-const struct algo_policy_entry *algo_policy_find(const char *name); /* NULL: unknown, with message */
+const struct algo_policy_entry *algo_policy_find(const char *name); /* NULL: unknown, message lists the names */
 /* The loss, and dlogp[t] = d loss / d logp[t] (0 where masked).  Metrics
  * actor/pg_clipfrac, actor/ppo_kl, ... over this call's tokens; where no token
  * is valid the loss is 0 and the metric actor/no_valid_tokens is 1. */
