@@ -1,0 +1,416 @@
+/* ops_table.h - every differentiable or row-wise op of dev.h, described for the
+ * harness: inputs, forward, backward and awkward shapes.
+ * The sampler, the optimizer and attention over pages have programs of their own. */
+#ifndef VERLC_OPS_TABLE_H
+#define VERLC_OPS_TABLE_H
+
+#include "ops/ops_test.h"
+
+/* ---- cast, weights, rows ---- */
+
+static inline void cast_setup(struct run *r) {
+    add_in(r, "x", shape_2d(DT_F32, r->rows, r->s->n), true, 3, 0);
+}
+static inline int cast_fwd(struct run *r) {
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    TRY(dev_cast(r->d, y, up(r, &r->in[0])));
+    TRY(dev_cast(r->d, z, y));
+    down(r, "y", y, true, TOL_EXACT);
+    down(r, "back", z, true, TOL_EXACT);
+    return 0;
+}
+
+static inline void weight_setup(struct run *r) {
+    add_in(r, "w", shape_2d(DT_F32, r->s->n, r->s->k), false, 1, 0);
+}
+static inline int weight_fwd(struct run *r) {
+    struct weight w;
+    const struct tensor same = dev_new(r, shape_2d(r->act, r->s->n, r->s->k), false);
+    const struct tensor wide = dev_new(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
+    TRY(up_weight(r, &r->in[0], &w));
+    TRY(dev_weight_unpack(r->d, same, w));
+    TRY(dev_weight_unpack(r->d, wide, w));
+    TRY(dev_weight_pack(r->d, w, same)); /* from act too */
+    TRY(dev_weight_unpack(r->d, wide, w));
+    down(r, "same", same, false, TOL_EXACT);
+    down(r, "wide", wide, false, TOL_EXACT);
+    return 0;
+}
+
+static inline void embed_setup(struct run *r) {
+    add_in(r, "w", shape_2d(r->act, r->s->n, r->s->k), false, 1, 0);
+    add_ids(r, "ids", r->s->n, false);
+    add_gout(r, "dx", shape_2d(DT_F32, r->rows, r->s->k), true);
+}
+static inline int embed_fwd(struct run *r) {
+    struct weight w;
+    const struct tensor x = dev_new(r, shape_2d(DT_F32, r->rows, r->s->k), true);
+    TRY(up_weight(r, &r->in[0], &w));
+    TRY(dev_embed_fwd(r->d, x, up(r, &r->in[1]), w));
+    down(r, "x", x, true, TOL_EXACT);
+    return 0;
+}
+static inline int embed_bwd(struct run *r) {
+    const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
+    TRY(dev_embed_bwd(r->d, dw, up(r, &r->in[1]), up(r, &r->gout[0])));
+    down_grad(r, 0, dw, TOL_EXACT); /* f32 additions in row order: nothing is left open */
+    return 0;
+}
+
+/* gather and, as its backward, scatter_rows_add. */
+static inline void gather_setup(struct run *r) {
+    add_in(r, "src", shape_2d(r->s->flags & S_F32 ? DT_F32 : r->act, r->s->n, r->s->k), false, 1, 0);
+    add_ids(r, "idx", r->s->n, true);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->k), true);
+}
+static inline int gather_fwd(struct run *r) {
+    const struct tensor y = dev_new(r, shape_2d(r->in[0].dt, r->rows, r->s->k), true);
+    TRY(dev_gather_rows(r->d, y, up(r, &r->in[0]), up(r, &r->in[1])));
+    down(r, "y", y, true, TOL_EXACT);
+    return 0;
+}
+static inline int gather_bwd(struct run *r) {
+    const struct tensor dst = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
+    TRY(dev_scatter_rows_add(r->d, dst, up(r, &r->gout[0]), up(r, &r->in[1])));
+    down_grad(r, 0, dst, TOL_EXACT);
+    return 0;
+}
+
+/* ---- RMSNorm ---- */
+
+#define NORM_EPS 1e-5f
+static inline void rmsnorm_setup(struct run *r) {
+    add_in(r, "x", shape_2d(DT_F32, r->rows, r->s->n), true, 2, 0.3f);
+    add_in(r, "w", shape_1d(r->act, r->s->n), false, 0.2f, 1);
+    add_gout(r, "dy", shape_2d(r->s->flags & S_F32 ? DT_F32 : r->act, r->rows, r->s->n), true);
+}
+static inline int rmsnorm_fwd(struct run *r) {
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    const struct tensor rstd = dev_new(r, shape_1d(DT_F32, r->rows), true);
+    TRY(dev_rmsnorm_fwd(r->d, y, rstd, up(r, &r->in[0]), up(r, &r->in[1]), NORM_EPS));
+    down(r, "y", y, true, TOL_SUM);
+    down(r, "rstd", rstd, true, TOL_SUM);
+    return 0;
+}
+static inline int rmsnorm_bwd(struct run *r) {
+    const struct tensor x = up(r, &r->in[0]), w = up(r, &r->in[1]);
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    const struct tensor rstd = dev_new(r, shape_1d(DT_F32, r->rows), true);
+    const struct tensor dx = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    const struct tensor dw = up_acc(r, shape_1d(DT_F32, r->s->n), false);
+    TRY(dev_rmsnorm_fwd(r->d, y, rstd, x, w, NORM_EPS));
+    TRY(dev_rmsnorm_bwd(r->d, dx, dw, up(r, &r->gout[0]), x, w, rstd));
+    down_grad(r, 0, dx, TOL_SUM);
+    down_grad(r, 1, dw, TOL_SUM);
+    return 0;
+}
+
+/* ---- matmul: y = x W^T + bias; S_ADD adds to an f32 y ---- */
+
+static inline void matmul_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->k), true, 1, 0);
+    add_in(r, "w", shape_2d(r->act, r->s->n, r->s->k), false, 0.5f, 0);
+    add_in(r, "bias", shape_1d(r->act, r->s->n), false, 1, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline int matmul_fwd(struct run *r) {
+    struct weight w;
+    const bool add = r->s->flags & S_ADD;
+    const struct tensor shape = shape_2d(r->s->flags & (S_F32 | S_ADD) ? DT_F32 : r->act, r->rows, r->s->n);
+    const struct tensor y = add ? up_acc(r, shape, true) : dev_new(r, shape, true);
+    const struct tensor bias = r->s->flags & S_BIAS ? up(r, &r->in[2]) : TENSOR_NONE;
+    TRY(up_weight(r, &r->in[1], &w));
+    TRY(dev_matmul_fwd(r->d, y, up(r, &r->in[0]), w, bias, add));
+    down(r, "y", y, true, TOL_SUM);
+    return 0;
+}
+static inline int matmul_bwd(struct run *r) {
+    struct weight w;
+    const bool add = r->s->flags & S_ADD, bias = r->s->flags & S_BIAS;
+    const struct tensor x = up(r, &r->in[0]), dy = up(r, &r->gout[0]);
+    const struct tensor shape = shape_2d(r->s->flags & (S_F32 | S_ADD) ? DT_F32 : r->act, r->rows, r->s->k);
+    const struct tensor dx = add ? up_acc(r, shape, true) : dev_new(r, shape, true);
+    const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
+    const struct tensor db = bias ? up_acc(r, shape_1d(DT_F32, r->s->n), false) : TENSOR_NONE;
+    TRY(up_weight(r, &r->in[1], &w));
+    TRY(dev_matmul_dx(r->d, dx, dy, w, add));
+    TRY(dev_matmul_dw(r->d, dw, db, dy, x));
+    down_grad(r, 0, dx, TOL_SUM);
+    down_grad(r, 1, dw, TOL_SUM);
+    if (bias) down_grad(r, 2, db, TOL_SUM);
+    return 0;
+}
+
+/* ---- SwiGLU ---- */
+
+static inline void swiglu_setup(struct run *r) {
+    add_in(r, "gate_up", shape_2d(r->act, r->rows, 2 * r->s->n), true, 2, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline int swiglu_fwd(struct run *r) {
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    TRY(dev_swiglu_fwd(r->d, y, up(r, &r->in[0])));
+    down(r, "y", y, true, TOL_SUM);
+    return 0;
+}
+static inline int swiglu_bwd(struct run *r) {
+    const struct tensor dgu = dev_new(r, shape_2d(r->act, r->rows, 2 * r->s->n), true);
+    TRY(dev_swiglu_bwd(r->d, dgu, up(r, &r->gout[0]), up(r, &r->in[0])));
+    down_grad(r, 0, dgu, TOL_SUM);
+    return 0;
+}
+
+/* ---- qkv: keys and values go to scattered slots of pages of 16 ---- */
+
+enum { ROPE_LEN = 300, PAGE_LEN = 16 };
+static inline int64_t qkv_pages(const struct run *r) { return (r->s->rows + PAGE_LEN - 1) / PAGE_LEN + 2; }
+
+static inline void qkv_setup(struct run *r) {
+    const struct op_shape *s = r->s;
+    add_in(r, "qkv", shape_2d(r->act, r->rows, (s->hq + 2 * s->hk) * s->dim), true, 1.5f, 0);
+    add_in(r, "q_norm", shape_1d(r->act, s->dim), false, 0.2f, 1);
+    add_in(r, "k_norm", shape_1d(r->act, s->dim), false, 0.2f, 1);
+    add_ids(r, "pos", ROPE_LEN, false);
+    add_ids(r, "slots", qkv_pages(r) * PAGE_LEN, true);
+    add_gout(r, "dq", shape_2d(r->act, r->rows, s->hq * s->dim), true);
+    add_gout(r, "dk", shape_2d(DT_F32, r->rows, s->hk * s->dim), true);
+    add_gout(r, "dv", shape_2d(DT_F32, r->rows, s->hk * s->dim), true);
+}
+static inline struct qkv_args qkv_args(struct run *r) {
+    const struct op_shape *s = r->s;
+    struct tensor rope = {NULL, DT_F32, 3, {ROPE_LEN, s->dim / 2, 2, 1}};
+    float *f = xcalloc((size_t)tensor_count(rope), sizeof *f);
+    for (int64_t p = 0; p < ROPE_LEN; p++)
+        for (int64_t i = 0; i < s->dim / 2; i++) {
+            const double angle = (double)p * pow(10000, -2.0 * (double)i / (double)s->dim);
+            f[(p * s->dim / 2 + i) * 2] = (float)cos(angle);
+            f[(p * s->dim / 2 + i) * 2 + 1] = (float)sin(angle);
+        }
+    rope = up_values(r, rope, false, f, NULL);
+    free(f);
+    struct qkv_args a = {.n_q_heads = s->hq, .n_kv_heads = s->hk, .head_dim = s->dim, .eps = 1e-6f,
+                         .qkv = up(r, &r->in[0]), .rope = rope, .pos = up(r, &r->in[3]),
+                         .slots = up(r, &r->in[4])};
+    if (s->flags & S_NORM) {
+        a.q_norm = up(r, &r->in[1]);
+        a.k_norm = up(r, &r->in[2]);
+    }
+    return a;
+}
+/* Rows (T, Hk*D) of pages (n_pages, Hk, PAGE_LEN, D), or the other way round. */
+static inline void pages_rows(const struct run *r, float *rows, float *pages, bool to_pages) {
+    const int64_t hk = r->s->hk, dim = r->s->dim;
+    for (int64_t t = 0; t < r->rows; t++)
+        for (int64_t h = 0; h < hk; h++)
+            for (int64_t i = 0; i < dim; i++) {
+                const int64_t slot = r->in[4].i[t];
+                const int64_t at = ((slot / PAGE_LEN * hk + h) * PAGE_LEN + slot % PAGE_LEN) * dim + i;
+                if (to_pages) pages[at] = rows[(t * hk + h) * dim + i];
+                else rows[(t * hk + h) * dim + i] = pages[at];
+            }
+}
+static inline void down_pages(struct run *r, const char *name, struct tensor pages, enum tol tol) {
+    float *values = down_values(r, pages);
+    struct slot *s = slot_new(r->out, &r->n_out, name, shape_2d(pages.dt, r->rows, r->s->hk * r->s->dim), true);
+    s->tol = tol;
+    s->f = xcalloc((size_t)slot_count(s), sizeof *s->f);
+    pages_rows(r, s->f, values, false);
+    free(values);
+}
+static inline int qkv_fwd(struct run *r) {
+    struct qkv_args a = qkv_args(r);
+    const struct tensor kv = shape_4d(r->act, qkv_pages(r), r->s->hk, PAGE_LEN, r->s->dim);
+    a.q = dev_new(r, shape_2d(r->act, r->rows, r->s->hq * r->s->dim), true);
+    a.kv = (struct kv){dev_new(r, kv, false), dev_new(r, kv, false)};
+    TRY(dev_qkv_fwd(r->d, &a));
+    /* bf16: whether the normalised head is rounded before the rotation is left open */
+    down(r, "q", a.q, true, TOL_INNER);
+    down_pages(r, "k", a.kv.k, TOL_INNER);
+    down_pages(r, "v", a.kv.v, TOL_EXACT);
+    return 0;
+}
+static inline int qkv_bwd(struct run *r) {
+    const struct qkv_args a = qkv_args(r);
+    const struct tensor kv = shape_4d(DT_F32, qkv_pages(r), r->s->hk, PAGE_LEN, r->s->dim);
+    struct tensor dkv[2], dnorm[2];
+    for (int i = 0; i < 2; i++) {
+        float *f = xcalloc((size_t)tensor_count(kv), sizeof *f);
+        pages_rows(r, r->gout[1 + i].f, f, true);
+        dkv[i] = up_values(r, kv, false, f, NULL);
+        free(f);
+        dnorm[i] = r->s->flags & S_NORM ? up_acc(r, shape_1d(DT_F32, r->s->dim), false) : TENSOR_NONE;
+    }
+    const struct tensor dqkv = dev_new(r, slot_shape(&r->in[0]), true);
+    TRY(dev_qkv_bwd(r->d, &a, up(r, &r->gout[0]), dkv[0], dkv[1], dqkv, dnorm[0], dnorm[1]));
+    down_grad(r, 0, dqkv, TOL_INNER);
+    for (int i = 0; i < 2 && dnorm[i].data; i++) down_grad(r, 1 + i, dnorm[i], TOL_INNER);
+    return 0;
+}
+
+/* ---- attention over packed sequences, one page as long as the batch ---- */
+
+static inline void attn_setup(struct run *r) {
+    const struct op_shape *s = r->s;
+    add_in(r, "q", shape_2d(r->act, r->rows, s->hq * s->dim), true, 1.5f, 0);
+    add_in(r, "k", shape_4d(r->act, 1, s->hk, r->rows, s->dim), false, 1.5f, 0);
+    add_in(r, "v", shape_4d(r->act, 1, s->hk, r->rows, s->dim), false, 1, 0);
+    add_gout(r, "dout", shape_2d(r->act, r->rows, s->hq * s->dim), true);
+}
+static inline struct attn_args attn_args(struct run *r) {
+    const struct op_shape *s = r->s;
+    int32_t start[COUNT(s->lens) + 1] = {0}, zero[COUNT(s->lens)] = {0};
+    struct attn_args a = {.n_q_heads = s->hq, .n_kv_heads = s->hk, .head_dim = s->dim, .window = s->window,
+                          .scale = 1.0f / sqrtf((float)s->dim), .q = up(r, &r->in[0]),
+                          .kv = {up(r, &r->in[1]), up(r, &r->in[2])}};
+    while (a.seqs.n < COUNT(s->lens) && s->lens[a.seqs.n]) {
+        const int64_t n = s->lens[a.seqs.n];
+        start[a.seqs.n + 1] = (int32_t)(start[a.seqs.n] + n);
+        a.seqs.n++;
+        if (n > a.seqs.max_q) a.seqs.max_q = a.seqs.max_kv = n;
+    }
+    CHECK(start[a.seqs.n] == r->rows);
+    a.seqs.q_start = up_i32(r, shape_1d(DT_I32, a.seqs.n + 1), start);
+    a.seqs.pos0 = up_i32(r, shape_1d(DT_I32, a.seqs.n), zero);
+    a.seqs.kv_start = up_i32(r, shape_1d(DT_I32, a.seqs.n), start);
+    a.out = dev_new(r, slot_shape(&r->in[0]), true);
+    a.lse = dev_new(r, shape_2d(DT_F32, r->rows, s->hq), true);
+    return a;
+}
+static inline int attn_fwd(struct run *r) {
+    const struct attn_args a = attn_args(r);
+    TRY(dev_attn_fwd(r->d, &a));
+    down(r, "out", a.out, true, TOL_INNER);
+    down(r, "lse", a.lse, true, TOL_SUM);
+    return 0;
+}
+static inline int attn_bwd(struct run *r) {
+    const struct attn_args a = attn_args(r);
+    struct tensor kv = slot_shape(&r->in[1]);
+    kv.dt = DT_F32;
+    const struct tensor dq = dev_new(r, slot_shape(&r->in[0]), true);
+    const struct tensor dk = dev_new(r, kv, false), dv = dev_new(r, kv, false);
+    TRY(dev_attn_fwd(r->d, &a));
+    TRY(dev_attn_bwd(r->d, &a, up(r, &r->gout[0]), dq, dk, dv));
+    down_grad(r, 0, dq, TOL_INNER);
+    down_grad(r, 1, dk, TOL_INNER);
+    down_grad(r, 2, dv, TOL_INNER);
+    return 0;
+}
+
+/* ---- LM head ---- */
+
+static inline void lmhead_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->k), true, 1, 0);
+    add_in(r, "w", shape_2d(r->act, r->s->n, r->s->k), false, 0.3f, 0);
+    add_in(r, "inv_temp", shape_1d(DT_F32, r->rows), true, 0.1f, 1);
+    add_ids(r, "target", r->s->n, false);
+    add_gout(r, "dlogp", shape_1d(DT_F32, r->rows), true);
+    if (r->s->flags & S_ENTROPY) add_gout(r, "dentropy", shape_1d(DT_F32, r->rows), true);
+}
+static inline int lmhead_args(struct run *r, struct lmhead_args *a) {
+    const struct tensor shape = shape_1d(DT_F32, r->rows);
+    *a = (struct lmhead_args){.x = up(r, &r->in[0]), .inv_temp = up(r, &r->in[2]),
+                              .target = up(r, &r->in[3]), .logp = dev_new(r, shape, true),
+                              .lse = dev_new(r, shape, true)};
+    if (r->s->flags & S_ENTROPY) {
+        a->entropy = dev_new(r, shape, true);
+        a->sum_pi_sq = dev_new(r, shape, true);
+    }
+    TRY(up_weight(r, &r->in[1], &a->w));
+    return dev_lmhead_fwd(r->d, a);
+}
+static inline int lmhead_fwd(struct run *r) {
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    down(r, "logp", a.logp, true, TOL_SUM);
+    if (a.entropy.data) down(r, "entropy", a.entropy, true, TOL_SUM);
+    down(r, "lse", a.lse, true, TOL_SUM);
+    if (a.sum_pi_sq.data) down(r, "sum_pi_sq", a.sum_pi_sq, true, TOL_SUM);
+    return 0;
+}
+static inline int lmhead_bwd(struct run *r) {
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    const struct tensor dx = dev_new(r, slot_shape(&r->in[0]), true);
+    const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
+    const struct tensor dh = a.entropy.data ? up(r, &r->gout[1]) : TENSOR_NONE;
+    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw));
+    down_grad(r, 0, dx, TOL_INNER);
+    down_grad(r, 1, dw, TOL_INNER);
+    return 0;
+}
+
+static inline int logits_fwd(struct run *r) { /* inputs of lmhead */
+    struct weight w;
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    TRY(up_weight(r, &r->in[1], &w));
+    TRY(dev_logits(r->d, z, up(r, &r->in[0]), w));
+    down(r, "logits", z, true, TOL_SUM);
+    return 0;
+}
+
+/* ---- shapes ---- */
+
+static const struct op_shape shapes_rows[] = { /* n columns */
+    {.rows = 1, .n = 1}, {.rows = 1, .n = 64}, {.rows = 7, .n = 17}, {.rows = 17, .n = 33},
+    {.rows = 33, .n = 100}, {.rows = 65, .n = 896}, {.rows = 100, .n = 129},
+    {.rows = 129, .n = 48, .flags = S_F32},
+};
+static const struct op_shape shapes_table[] = { /* a table of n rows, k columns */
+    {.rows = 1, .n = 1, .k = 16}, {.rows = 7, .n = 50, .k = 33}, {.rows = 33, .n = 257, .k = 80},
+    {.rows = 129, .n = 150, .k = 17}, {.rows = 65, .n = 70, .k = 64, .flags = S_F32},
+};
+static const struct op_shape shapes_matmul[] = {
+    {.rows = 1, .n = 1, .k = 1}, {.rows = 1, .n = 100, .k = 64}, {.rows = 1, .n = 257, .k = 130},
+    {.rows = 7, .n = 33, .k = 17, .flags = S_BIAS}, {.rows = 17, .n = 48, .k = 80, .flags = S_F32},
+    {.rows = 33, .n = 100, .k = 129, .flags = S_ADD}, {.rows = 65, .n = 130, .k = 257, .flags = S_BIAS},
+    {.rows = 100, .n = 65, .k = 33, .flags = S_F32 | S_BIAS}, {.rows = 129, .n = 64, .k = 96},
+    {.rows = 129, .n = 31, .k = 2, .flags = S_ADD | S_BIAS}, {.rows = 16, .n = 32, .k = 64},
+    {.rows = 5, .n = 40, .k = 4864}, {.rows = 3, .n = 4864, .k = 40},
+};
+static const struct op_shape shapes_qkv[] = {
+    {.rows = 1, .hq = 1, .hk = 1, .dim = 16}, {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .flags = S_NORM},
+    {.rows = 17, .hq = 14, .hk = 2, .dim = 64}, {.rows = 33, .hq = 4, .hk = 4, .dim = 80, .flags = S_NORM},
+    {.rows = 65, .hq = 2, .hk = 1, .dim = 128, .flags = S_NORM}, {.rows = 100, .hq = 7, .hk = 1, .dim = 64},
+    {.rows = 129, .hq = 2, .hk = 2, .dim = 80},
+};
+static const struct op_shape shapes_attn[] = {
+    {.rows = 1, .hq = 1, .hk = 1, .dim = 16, .lens = {1}},
+    {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .lens = {7}},
+    {.rows = 17, .hq = 7, .hk = 1, .dim = 64, .lens = {17}},
+    {.rows = 33, .hq = 14, .hk = 2, .dim = 64, .lens = {33}},
+    {.rows = 65, .hq = 2, .hk = 2, .dim = 80, .lens = {65}},
+    {.rows = 100, .hq = 2, .hk = 1, .dim = 128, .lens = {100}},
+    {.rows = 129, .hq = 4, .hk = 2, .dim = 64, .lens = {129}},
+    {.rows = 58, .hq = 4, .hk = 2, .dim = 32, .lens = {1, 7, 17, 33}},
+    {.rows = 193, .hq = 2, .hk = 1, .dim = 64, .lens = {65, 1, 64, 63}},
+    {.rows = 100, .hq = 2, .hk = 1, .dim = 64, .window = 1, .lens = {33, 67}},
+    {.rows = 129, .hq = 2, .hk = 1, .dim = 16, .window = 5, .lens = {129}},
+    {.rows = 200, .hq = 2, .hk = 2, .dim = 64, .window = 64, .lens = {129, 71}},
+    {.rows = 200, .hq = 7, .hk = 1, .dim = 32, .window = 70, .lens = {200}},
+};
+static const struct op_shape shapes_head[] = { /* n: vocabulary, k: hidden */
+    {.rows = 1, .n = 2, .k = 16, .flags = S_ENTROPY}, {.rows = 7, .n = 300, .k = 33},
+    {.rows = 33, .n = 1000, .k = 64, .flags = S_ENTROPY}, {.rows = 129, .n = 257, .k = 48, .flags = S_ENTROPY},
+    {.rows = 1, .n = 4096, .k = 64}, {.rows = 17, .n = 4097, .k = 17, .flags = S_ENTROPY},
+    {.rows = 5, .n = 8192 + 300, .k = 32, .flags = S_ENTROPY}, {.rows = 65, .n = 5000, .k = 16},
+};
+
+#define SHAPES(list) .shapes = (list), .n_shapes = COUNT(list)
+static const struct op_def ops_table[] = {
+    {"cast", cast_setup, cast_fwd, NULL, SHAPES(shapes_rows), true},
+    {"weight", weight_setup, weight_fwd, NULL, SHAPES(shapes_matmul), false},
+    {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(shapes_table), true},
+    {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
+    {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_rows), true},
+    {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
+    {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},
+    {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
+    {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
+    {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},
+    {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
+};
+#define N_OPS COUNT(ops_table)
+
+#endif

@@ -1,0 +1,181 @@
+/* test_dev_rows.c - a row's bits do not depend on its company (invariant 2): the
+ * row alone, in calls of any size, at any place in a buffer, and under any
+ * number of threads.  Also invariant 1 in the small: raw logits and the
+ * sampler's log-prob carry the bits of the LM head's. */
+#include "ops/ops_table.h"
+
+static struct backends two, one; /* threads */
+
+/* Rows [lo, lo + n) of `full` as inputs of a run of their own. */
+static void slice_init(struct run *r, const struct run *full, int64_t lo, int64_t n, int64_t pad) {
+    *r = (struct run){.d = full->d, .act = full->act, .s = full->s, .rows = n, .pad = pad, .slice = true};
+    struct slot *to[] = {r->in, r->gout};
+    const struct slot *from[] = {full->in, full->gout};
+    const int count[] = {r->n_in = full->n_in, r->n_gout = full->n_gout};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < count[k]; i++) {
+            struct slot *s = &to[k][i];
+            *s = from[k][i];
+            if (!s->per_row) continue;
+            const int64_t row = slot_count(s) / s->dim[0];
+            if (s->f) s->f += lo * row;
+            if (s->i) s->i += lo;
+            s->dim[0] = n;
+        }
+}
+
+static void same_rows(const char *backend, const struct op_def *op, const struct slot *part,
+                      const struct slot *full, int64_t lo) {
+    if (!full->per_row) return;
+    const int64_t row = slot_count(full) / full->dim[0], n = slot_count(part);
+    const int64_t at = first_diff(part->f, full->f + lo * row, n);
+    if (at >= 0)
+        fail_msg("%s %s %s: row %lld of %lld differs in %s when computed in a call of %lld rows: %.9g, %.9g",
+                 backend, op->name, dtype_name(full->dt), (long long)(lo + at / row),
+                 (long long)full->dim[0], full->name, (long long)part->dim[0], (double)part->f[at],
+                 (double)full->f[lo * row + at]);
+}
+
+/* Cuts the rows into calls of `step` rows, each placed `pad` rows into its buffers, and makes about
+ * MAX_PARTS of these calls, the first and the last among them. */
+static void check_split(const char *backend, const struct op_def *op, const struct run *full, int64_t step,
+                        int64_t pad) {
+    enum { MAX_PARTS = 8 };
+    const int64_t n_parts = (full->rows + step - 1) / step;
+    for (int64_t i = 0; i < n_parts && i < MAX_PARTS; i++) {
+        struct run part;
+        const int64_t which = n_parts <= MAX_PARTS ? i : i * (n_parts - 1) / (MAX_PARTS - 1);
+        const int64_t lo = which * step, n = lo + step < full->rows ? step : full->rows - lo;
+        slice_init(&part, full, lo, n, pad);
+        if (run_exec(&part, op) < 0) fail_msg("%s %s: %s", backend, op->name, err_msg());
+        for (int k = 0; k < full->n_out; k++) same_rows(backend, op, &part.out[k], &full->out[k], lo);
+        for (int k = 0; k < full->n_gin; k++) same_rows(backend, op, &part.gin[k], &full->gin[k], lo);
+        run_free(&part);
+    }
+}
+
+static bool check_rows(const struct op_def *op, int backend, enum dtype act) {
+    static const int64_t step[] = {1, 2, 5, 16, 31, 64};
+    for (int64_t i = 0; i < op->n_shapes; i++) {
+        struct run full;
+        run_init(&full, op, &op->shapes[i], act, &two.dev[backend]);
+        int rc = run_exec(&full, op);
+        if (rc == ERR_UNSUPPORTED && op->bwd && full.n_out) { /* no backward yet: the forward still counts */
+            struct op_def fwd = *op;
+            fwd.bwd = NULL;
+            if (run_exec(&full, &fwd) == 0)
+                for (int64_t k = 0; k < COUNT(step); k++) check_split(two.name[backend], &fwd, &full, step[k], k);
+        } else if (rc == 0) {
+            for (int64_t k = 0; k < COUNT(step); k++) check_split(two.name[backend], op, &full, step[k], k);
+        } else if (rc != ERR_UNSUPPORTED) {
+            fail_msg("%s %s: %s", two.name[backend], op->name, err_msg());
+        }
+        run_free(&full);
+        if (rc < 0) return false;
+    }
+    return true;
+}
+
+static void test_rows(void **state) {
+    const struct op_def *op = *state;
+    if (!op->row_op) return;
+    for (int b = 0; b < two.n; b++)
+        if (!check_rows(op, b, DT_F32) || !check_rows(op, b, DT_BF16)) report_skip(two.name[b], op->name);
+}
+
+/* Every result of forward and backward, weight gradients too, with 1 thread and with 2. */
+static bool check_threads(const struct op_def *op, int backend, enum dtype act) {
+    for (int64_t i = 0; i < op->n_shapes; i++) {
+        struct run a, b;
+        run_init(&a, op, &op->shapes[i], act, &one.dev[backend]);
+        run_init(&b, op, &op->shapes[i], act, &two.dev[backend]);
+        const int rc = run_exec(&a, op);
+        if (rc < 0 && rc != ERR_UNSUPPORTED) fail_msg("%s %s: %s", one.name[backend], op->name, err_msg());
+        assert_int_equal(run_exec(&b, op), rc);
+        for (int k = 0; k < a.n_out; k++)
+            if (first_diff(a.out[k].f, b.out[k].f, slot_count(&a.out[k])) >= 0)
+                fail_msg("%s %s: %s depends on the number of threads", one.name[backend], op->name, a.out[k].name);
+        for (int k = 0; k < a.n_gin; k++)
+            if (first_diff(a.gin[k].f, b.gin[k].f, slot_count(&a.gin[k])) >= 0)
+                fail_msg("%s %s: gradient of %s depends on the number of threads", one.name[backend], op->name,
+                         a.gin[k].name);
+        run_free(&a);
+        run_free(&b);
+        if (rc < 0) return false;
+    }
+    return true;
+}
+
+static void test_threads(void **state) {
+    const struct op_def *op = *state;
+    for (int b = 1; b < one.n; b++) /* ref has no threads */
+        if (!check_threads(op, b, DT_F32) || !check_threads(op, b, DT_BF16)) report_skip(one.name[b], op->name);
+}
+
+/* ---- logits and sampler against the LM head ---- */
+
+/* Samples rows of raw logits at each row's temperature, then scores the ids with lmhead_fwd. */
+static int check_sampled(struct run *r) {
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    struct sample_param *param = xcalloc((size_t)r->rows, sizeof *param);
+    struct rng g = {.seed = 3, .stream = RNG_TEST};
+    for (int64_t i = 0; i < r->rows; i++)
+        param[i] = (struct sample_param){.inv_temp = r->in[2].f[i], .top_p = i % 3 ? 0.9f : 1, .min_p = 0,
+                                         .repetition_penalty = 1, .u = (float)rng_unit(&g) * 0.999f,
+                                         .top_k = i % 2 ? 40 : 0};
+    struct sample_args s = {.logits = z, .param = param, .id = dev_new(r, shape_1d(DT_I32, r->rows), true),
+                            .logp = dev_new(r, shape_1d(DT_F32, r->rows), true)};
+    int rc = dev_logits(r->d, z, a.x, a.w);
+    if (rc == 0) rc = dev_sample(r->d, &s);
+    free(param);
+    TRY(rc);
+    a.target = s.id;
+    TRY(dev_lmhead_fwd(r->d, &a));
+    float *sampled = down_values(r, s.logp), *scored = down_values(r, a.logp);
+    const int64_t at = first_diff(sampled, scored, r->rows);
+    if (at >= 0)
+        fail_msg("row %lld: the sampler's log-prob %.9g is not the LM head's %.9g", (long long)at,
+                 (double)sampled[at], (double)scored[at]);
+    for (int64_t i = 0; i < r->rows; i++) assert_true(isfinite(sampled[i]) && sampled[i] <= 1e-6f);
+    free(sampled);
+    free(scored);
+    return 0;
+}
+
+static void test_sampled_logp(void **state) {
+    (void)state;
+    static const enum dtype act[] = {DT_F32, DT_BF16};
+    static const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, SHAPES(shapes_head), true};
+    for (int b = 0; b < two.n; b++)
+        for (int64_t k = 0; k < COUNT(act); k++) {
+            int rc = 0;
+            for (int64_t i = 0; i < op.n_shapes && rc == 0; i++) {
+                struct run r;
+                run_init(&r, &op, &op.shapes[i], act[k], &two.dev[b]);
+                rc = check_sampled(&r);
+                run_free(&r);
+            }
+            if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "sampled log-prob");
+            else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
+            else print_message("%s %s: sampled log-probs equal the LM head's\n", two.name[b], dtype_name(act[k]));
+        }
+}
+
+int main(void) {
+    struct CMUnitTest tests[2 * N_OPS + 1];
+    static char names[2 * N_OPS][40];
+    backends_open(&two, 2);
+    backends_open(&one, 1);
+    for (int64_t i = 0; i < 2 * N_OPS; i++) {
+        const struct op_def *op = &ops_table[i / 2];
+        snprintf(names[i], sizeof names[i], "%s: %s", op->name, i % 2 ? "threads" : "rows");
+        tests[i] = (struct CMUnitTest){names[i], i % 2 ? test_threads : test_rows, NULL, NULL, (void *)(uintptr_t)op};
+    }
+    tests[2 * N_OPS] = (struct CMUnitTest){"inv01_sampled_logp", test_sampled_logp, NULL, NULL, NULL};
+    const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);
+    backends_close(&two);
+    backends_close(&one);
+    return failed;
+}
