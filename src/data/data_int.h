@@ -1,0 +1,42 @@
+/* data_int.h - private to src/data: programs beside us, and remote paths. */
+#ifndef VERLC_DATA_INT_H
+#define VERLC_DATA_INT_H
+
+#include "data/data.h"
+
+/* Runs argv[0] from PATH with its output on our stderr. ERR_HELPER names the
+ * program and how it ended, or that it is not installed (with `advice`). */
+int data__run(const char *const *argv, double timeout_s, const char *advice);
+
+bool data__is_hdfs(const char *path);
+/* A path that can be opened: ~ expanded; an hdfs:// file fetched to `hdfs dfs
+ * -get`'s copy under ~/.cache/verl/rlhf (verl's data.cache_dir). Caller frees. */
+int data__local_path(char **out, const char *path);
+/* verl's hdfs_io.makedirs + copy: dir to an hdfs:// or a local directory. */
+int data__copy_dir(const char *dir, const char *to);
+
+/* Rows of several files as one array, capped: verl's data.*_max_samples.  Row i of
+ * the result is row uid[i] of all rows together; `places` says where that is. */
+struct data__table {
+    json_t *rows;      /* array of objects */
+    int64_t *uid;      /* n */
+    int64_t n, n_total;
+    const char *const *files; /* borrowed */
+    int64_t *file_end; /* n_files: rows up to and with file f */
+    int64_t n_files;
+};
+struct data__table_args {
+    const char *const *files;
+    int64_t n_files;
+    const char *const *required; /* NULL-terminated */
+    int64_t max_samples;
+    bool shuffle;
+    uint64_t seed;
+    const char *what; /* the configuration key, for messages */
+};
+int data__table_read(struct data__table *t, const struct data__table_args *a);
+void data__table_free(struct data__table *t);
+/* "FILE row 12" (1-based) of row i; caller frees. */
+char *data__table_place(const struct data__table *t, int64_t i);
+
+#endif
