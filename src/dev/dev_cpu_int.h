@@ -24,6 +24,8 @@
 enum cpu_isa_id { CPU_ISA_C, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512BF16, CPU_ISA_AMX, CPU_N_ISA };
 const char *cpu_isa_name(enum cpu_isa_id id);
 bool cpu_isa_available(enum cpu_isa_id id); /* this CPU and this operating system; asks for AMX */
+/* The one that multiplies bf16 fastest, by a short measurement in mem (1 MiB, 64-aligned). */
+enum cpu_isa_id cpu_isa_fastest(void *mem);
 
 struct cpu_gemm_isa; /* dev_cpu_gemm.h: block kernels of the matrix products */
 
@@ -94,5 +96,17 @@ int cpu_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
 int cpu_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
 int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
                   struct tensor x);
+
+/* ---- ops in dev_cpu_flat.c ---- */
+size_t cpu_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+int cpu_weight_pack(struct dev *d, struct weight w, struct tensor src);
+int cpu_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+int cpu_cast(struct dev *d, struct tensor dst, struct tensor src);
+int cpu_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+int cpu_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x);
+int cpu_adamw(struct dev *d, const struct adamw_args *a);
 
 #endif
