@@ -54,6 +54,7 @@ struct roll_decoder_args {
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
+    void *block;         /* roll_decoder_bytes of device memory shared with another phase; NULL: own */
 };
 size_t roll_decoder_bytes(const struct model_config *c, enum dtype act, const struct roll_decoder_args *a);
 size_t roll_page_bytes(const struct model_config *c, enum dtype act); /* keys and values of all layers */

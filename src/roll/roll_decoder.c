@@ -22,8 +22,9 @@ struct roll_decoder {
     struct kv *layers;
     int64_t n_pages, max_rows, max_seqs, max_pages, out_block;
     /* device */
-    void *block;
+    void *owned_block;
     size_t block_bytes;
+    void *acts_block;
     int32_t *ids, *pos, *slots, *q_start, *pos0, *pages, *out_row, *id;
     float *logp, *logp_kept, *logits;
     void *hidden;
@@ -62,6 +63,7 @@ static void decoder_layout(struct roll_decoder *d, struct arena *m, const struct
     d->hidden = arena_take(m, out * (size_t)c->hidden * dtype_size(act));
     d->logits = arena_take(m, out * (size_t)c->vocab * 4);
     d->seen = arena_take(m, out * (size_t)((c->vocab + 7) / 8));
+    d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
 static void decoder_limits(struct roll_decoder *d, const struct roll_decoder_args *a) {
@@ -77,7 +79,7 @@ size_t roll_decoder_bytes(const struct model_config *c, enum dtype act, const st
     struct arena m = {0};
     decoder_limits(&d, a);
     decoder_layout(&d, &m, c, act);
-    return m.used + model_acts_bytes(c, act, a->max_rows, MODEL_KEEP_NONE);
+    return m.used;
 }
 
 int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args *a) {
@@ -91,10 +93,14 @@ int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args 
     struct arena m = {0};
     decoder_layout(d, &m, c, a->model->act);
     d->block_bytes = m.used;
-    TRYG(dev_alloc(a->model->dev, d->block_bytes, &d->block), fail);
-    m = (struct arena){.base = d->block, .cap = d->block_bytes};
+    void *block = a->block;
+    if (!block) {
+        TRYG(dev_alloc(a->model->dev, d->block_bytes, &d->owned_block), fail);
+        block = d->owned_block;
+    }
+    m = (struct arena){.base = block, .cap = d->block_bytes};
     decoder_layout(d, &m, c, a->model->act);
-    TRYG(model_acts_create(&d->acts, a->model, a->max_rows, MODEL_KEEP_NONE, NULL), fail);
+    TRYG(model_acts_create(&d->acts, a->model, a->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
     *out = d;
     return 0;
 fail:
@@ -105,7 +111,7 @@ fail:
 void roll_decoder_close(struct roll_decoder *d) {
     if (!d) return;
     model_acts_destroy(d->acts);
-    dev_free(d->model->dev, d->block, d->block_bytes);
+    if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
     free(d);
 }

@@ -18,7 +18,7 @@ struct actor {
     float *grads;
     int64_t max_rows, max_seqs;
     void *block, *owned_block;
-    size_t block_bytes, acts_bytes;
+    size_t block_bytes;
     /* device arrays of a packed micro-batch */
     int32_t *d_ids, *d_pos, *d_slots, *d_q_start, *d_pos0, *d_kv_start;
     /* host: the same, and the targets */
@@ -103,8 +103,8 @@ void actor_destroy(struct actor *a) {
     if (!a) return;
     model_acts_destroy(a->acts);
     optim_destroy(a->optim, a->model);
-    dev_free(a->dev, a->grads, a->model ? (size_t)a->model->n_elems * 4 : 0);
-    dev_free(a->dev, a->owned_block, a->block_bytes);
+    if (a->grads) dev_free(a->dev, a->grads, (size_t)a->model->n_elems * 4);
+    if (a->owned_block) dev_free(a->dev, a->owned_block, a->block_bytes);
     free(a->ids);
     free(a->pos);
     free(a->row);
@@ -247,14 +247,14 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
         memset(a->dlogp, 0, (size_t)m.n_targets * 4);
         memset(a->dentropy, 0, (size_t)m.n_targets * 4);
         TRY(s->loss(s->loss_arg, m.lo, m.hi, at, at + m.n_targets, a->logp, l.entropy, a->dlogp,
-                    s->entropy ? a->dentropy : NULL));
+                    s->entropy_grad ? a->dentropy : NULL));
         at += m.n_targets;
-        if (!all_finite(a->dlogp, m.n_targets) || (s->entropy && !all_finite(a->dentropy, m.n_targets))) {
+        if (!all_finite(a->dlogp, m.n_targets) || (s->entropy_grad && !all_finite(a->dentropy, m.n_targets))) {
             r->optim.grad_norm = NAN;
             snprintf(r->optim.bad_tensor, sizeof r->optim.bad_tensor, "d loss / d log-prob");
             return 0;
         }
-        TRY(model_backward(a->model, &b, a->acts, &l, a->dlogp, s->entropy ? a->dentropy : NULL, a->grads));
+        TRY(model_backward(a->model, &b, a->acts, &l, a->dlogp, s->entropy_grad ? a->dentropy : NULL, a->grads));
     }
     return 0;
 }

@@ -63,7 +63,8 @@ struct actor_step_args {
     int64_t n;
     struct actor_cut cut;
     float temperature;
-    bool entropy;       /* the loss reads entropy and gives dentropy */
+    bool entropy;       /* the loss reads entropy */
+    bool entropy_grad;  /* and gives dentropy */
     actor_loss_fn *loss;
     void *loss_arg;
     const struct optim_config *optim;

@@ -1,0 +1,343 @@
+/* ppo.c - the controller: one step of PPO or GRPO as the algorithm reads on
+ * paper, and what a run needs around it (opening, resuming, saving, stopping).
+ * The stages live in ppo_rollout.c, ppo_update.c, ppo_validate.c.
+ *
+ * Invariant: what the next step computes is a function of the policy, the
+ * optimizer, the data cursor and the step number, all of which a checkpoint
+ * holds; so a run that was killed and resumed ends in the same bits. */
+#include "train/ppo_int.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- one step ---- */
+
+/* The randomness of an epoch: a row seen again draws anew. */
+static uint64_t epoch_seed(const struct ppo *p) {
+    return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u);
+}
+
+static int next_prompts(struct ppo *p, struct batch *b) {
+    const int64_t *rows;
+    int64_t n;
+    int got = data_sampler_next(&p->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&p->sampler, &rows, &n); /* a new epoch */
+    TRY(got);
+    CHECK(got == 1);
+    return rl_dataset_batch(p->train_data, rows, n, b);
+}
+
+static void record_samples(struct ppo *p, const struct batch *b) {
+    const struct batch_col *uid = batch_find(b, "uid"), *index = batch_find(b, "sample_index"), *text = batch_find(b, "text"),
+                           *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
+                           *logp = batch_find(b, "rollout_log_probs"), *score = batch_find(b, "score"),
+                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
+                           *status = batch_find(b, "reward_status"), *finish = batch_find(b, "finish"),
+                           *extra = batch_find(b, "reward_extra_info"), *adv = batch_find(b, "advantages");
+    struct buf prompt = {0};
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        buf_reset(&prompt);
+        if (tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &prompt) < 0) continue;
+        const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+        const struct track_sample s = {
+            .step = p->step, .uid = uid->i64[i], .index = index->i64[i], .data_source = source ? source->str[i] : "",
+            .prompt = prompt.p ? prompt.p : "", .response = text->str[i],
+            .ground_truth = json_is_string(gt) ? json_string_value(gt) : "", .prompt_ids = prompts->i32 + prompts->off[i],
+            .n_prompt = batch_len(prompts, i), .ids = resp->i32 + resp->off[i], .n = batch_len(resp, i),
+            .logp = logp->f32 + logp->off[i], .score = score->f64[i], .advantage = adv ? adv->f64[adv->off[i]] : 0,
+            .reward_status = status->str[i], .extra = extra->json[i], .finish = finish->str[i]};
+        track_sample(p->track, &s);
+    }
+    buf_free(&prompt);
+}
+
+static int ppo_step(struct ppo *p) {
+    struct batch prompts = {0}, b = {0};
+    int rc = 0;
+    metrics_reset(&p->metrics);
+    stage_begin(p->stages, "gen");
+    TRYG(next_prompts(p, &prompts), out);
+    TRYG(ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, &b), out);
+    stage_begin(p->stages, "reward");
+    TRYG(ppo_reward_errors(p, &b), out);
+    TRYG(ppo_reference(p, &b), out);
+    stage_begin(p->stages, "adv");
+    TRYG(ppo_advantage(p, &b), out);
+    stage_begin(p->stages, "update_actor");
+    TRYG(ppo_update(p, &b), out);
+    stage_begin(p->stages, "dump_rollout_generations");
+    if (p->k.rollout_data_dir) TRYG(ppo_dump(p, &b, p->k.rollout_data_dir, false), out);
+    record_samples(p, &b);
+    stage_end(p->stages);
+    stages_metrics(p->stages, &p->metrics);
+    TRYG(ppo_data_metrics(p, &b), out);
+    metrics_set_i64(&p->metrics, p->step, "training/global_step");
+    metrics_set_i64(&p->metrics, p->sampler.epoch, "training/epoch");
+out:
+    stage_end(p->stages);
+    batch_free(&prompts);
+    batch_free(&b);
+    return rc;
+}
+
+/* ---- checkpoints ---- */
+
+static int save(struct ppo *p, int64_t step) {
+    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.model_dir};
+    json_t *trainer = json_pack("{s:I, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "data", p->cursor, "kl_ctrl",
+                                p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps);
+    const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
+                                     .trainer = trainer, .config_yaml = p->config_yaml, .keep = p->k.keep_ckpts};
+    stage_begin(p->stages, "save_checkpoint");
+    int rc = track_flush(p->track);
+    if (rc < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
+    rc = ckpt_save(&a);
+    stage_end(p->stages);
+    json_decref(trainer);
+    if (rc == 0) p->saved_step = step;
+    return rc;
+}
+
+static int resume_from(struct ppo *p, const char *dir, int64_t step) {
+    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), NULL};
+    json_t *t = NULL;
+    int rc = 0;
+    TRY(ckpt_read_trainer(dir, &t));
+    TRYG(ckpt_load_part(dir, &actor), out);
+    int64_t bad = 0;
+    TRYG(json_i64_opt(t, "bad_steps", &bad, dir), out);
+    TRYG(json_f64(t, "kl_ctrl", &p->kl_ctrl.value, dir), out);
+    TRYG(data_sampler_restore(&p->sampler, json_object_get(t, "data"), dir), out);
+    p->bad_steps = bad;
+    p->step = p->saved_step = step;
+    log_info("resumed from %s", dir);
+out:
+    json_decref(t);
+    return rc;
+}
+
+static int find_resume(const struct ppo *p, char **dir, int64_t *step) {
+    *dir = NULL;
+    *step = -1;
+    if (strcmp(p->k.resume_mode, "disable") == 0) return 0;
+    if (strcmp(p->k.resume_mode, "auto") == 0) return ckpt_find(p->k.default_local_dir, step, dir);
+    if (strcmp(p->k.resume_mode, "resume_path") != 0)
+        FAIL(ERR_INVAL, "trainer.resume_mode=%s: expected auto, disable or resume_path", p->k.resume_mode);
+    if (!p->k.resume_from) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
+    TRY(ckpt_step_of(p->k.resume_from, step));
+    TRY(ckpt_verify(p->k.resume_from));
+    *dir = xstrdup(p->k.resume_from);
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static int open_device(struct ppo *p) {
+    const char *want = p->k.device;
+    if (want && strcmp(want, "cpu") != 0 && strcmp(want, "ref") != 0)
+        log_note("trainer.device=%s: this machine has no such device; running on the CPU", want);
+    if (want && strcmp(want, "ref") == 0) return dev_open_ref(&p->dev);
+    return dev_open_cpu(&p->dev, p->k.threads, NULL);
+}
+
+static int open_dataset(struct ppo *p, bool train, struct rl_dataset **out) {
+    const struct ppo_config *k = &p->k;
+    const struct rl_dataset_args a = {
+        .files = train ? k->train_files : k->val_files, .n_files = train ? k->n_train_files : k->n_val_files,
+        .prompt_key = k->prompt_key, .reward_fn_key = k->reward_fn_key, .tok = p->tok, .chat = p->chat,
+        .chat_kwargs = k->chat_kwargs, .max_prompt_length = k->max_prompt_length,
+        .filter_overlong_prompts = k->filter_overlong_prompts, .truncation = k->truncation,
+        .max_samples = train ? k->train_max_samples : k->val_max_samples, .shuffle = train && k->shuffle, .seed = k->seed,
+        .what = train ? "data.train_files" : "data.val_files"};
+    return rl_dataset_open(out, &a);
+}
+
+static int open_data(struct ppo *p) {
+    TRY(tokenizer_open(&p->tok, p->k.model_dir));
+    TRY(chat_template_create(&p->chat, p->tok));
+    TRY(open_dataset(p, true, &p->train_data));
+    if (p->k.n_val_files > 0) TRY(open_dataset(p, false, &p->val_data));
+    const struct data_sampler_args a = {.n_rows = p->train_data->n, .batch_size = p->k.train_batch_size,
+                                        .shuffle = p->k.shuffle, .drop_last = true, .seed = p->k.seed};
+    TRY(data_sampler_init(&p->sampler, &a));
+    log_info("data: %lld training prompts (%lld too long), %lld for validation", (long long)p->train_data->n,
+             (long long)p->train_data->n_filtered, (long long)(p->val_data ? p->val_data->n : 0));
+    p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
+    if (p->k.total_training_steps > 0) p->total_steps = p->k.total_training_steps;
+    struct optim_config *o = &p->k.optim;
+    o->total_steps = p->total_steps;
+    if (o->warmup_steps < 0) o->warmup_steps = (int64_t)(p->k.warmup_ratio * (double)p->total_steps);
+    return 0;
+}
+
+static int open_models(struct ppo *p) {
+    const struct ppo_plan *l = &p->plan;
+    struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_TRAIN, .max_len = l->max_len};
+    TRY(model_open(&p->policy, &p->dev, &a));
+    a.flags = MODEL_INFER;
+    if (l->ref > 0) TRY(model_open(&p->reference, &p->dev, &a));
+    TRY(dev_alloc(&p->dev, l->block, &p->block));
+    TRY(dev_zero(&p->dev, p->block, l->block)); /* the memory is really there, now rather than in mid-run */
+    const struct roll_decoder_args r = {.model = p->policy, .n_pages = l->n_pages, .max_rows = l->max_rows_roll,
+                                        .max_seqs = l->max_seqs, .max_len = l->max_len, .block = p->block};
+    TRY(roll_decoder_open(&p->decoder, &r));
+    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .max_rows = l->max_rows_update,
+                           .max_seqs = l->max_seqs_update, .block = p->block};
+    TRY(actor_create(&p->actor, &t));
+    if (!p->reference) return 0;
+    const struct actor_args f = {.dev = &p->dev, .model = p->reference, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
+                           .block = p->block};
+    return actor_create(&p->ref_actor, &f);
+}
+
+static int open_track(struct ppo *p, int64_t resume_step) {
+    const json_t *config;
+    TRY(conf_json(p->k.conf, "", &config));
+    const struct track_args a = {.loggers = p->k.loggers, .n_loggers = p->k.n_loggers, .project = p->k.project,
+                                 .experiment = p->k.experiment, .run_dir = p->k.default_local_dir, .config = config,
+                                 .total_steps = p->total_steps, .resume_step = resume_step, .title = p->k.adv_estimator};
+    TRY(file_mkdirs(p->k.default_local_dir));
+    TRY(track_open(&p->track, &a));
+    track_headline(p->track, "critic/rewards/mean", "reward");
+    track_headline(p->track, "actor/kl_loss", "kl");
+    track_headline(p->track, "perf/throughput", "tok/s");
+    return 0;
+}
+
+static int open_all(struct ppo *p, const struct conf *c) {
+    struct model_config m;
+    struct buf text = {0};
+    int64_t step;
+    char *dir = NULL;
+    int rc = 0;
+    TRY(ppo_config_read(&p->k, c));
+    TRY(conf_yaml(c, &text));
+    p->config_yaml = buf_take(&text);
+    TRY(open_device(p));
+    log_info("device: %s", p->dev.describe);
+    TRY(stages_create(&p->stages, p->k.deadline_s));
+    stage_begin(p->stages, "start");
+    TRY(model_config_load(&m, p->k.model_dir));
+    TRYG(ppo_plan_make(&p->plan, &p->k, &m, &p->dev), out);
+    TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
+    log_info("%s", text.p);
+    TRYG(ppo_plan_check(&p->plan, &p->k, &m), out);
+    TRYG(open_data(p), out);
+    TRYG(reward_create(&p->reward, &p->k.reward), out);
+    TRYG(open_models(p), out);
+    TRYG(algo_kl_ctrl_init(&p->kl_ctrl, p->k.kl_ctrl_type, p->k.kl_ctrl_coef, p->k.kl_ctrl_target, p->k.kl_ctrl_horizon), out);
+    TRYG(find_resume(p, &dir, &step), out);
+    TRYG(open_track(p, step), out);
+    if (dir) TRYG(resume_from(p, dir, step), out);
+    p->cursor = data_sampler_state(&p->sampler);
+out:
+    stage_end(p->stages);
+    model_config_free(&m);
+    buf_free(&text);
+    free(dir);
+    return rc;
+}
+
+static void close_all(struct ppo *p) {
+    track_close(p->track);
+    roll_decoder_close(p->decoder);
+    actor_destroy(p->ref_actor);
+    actor_destroy(p->actor);
+    model_close(p->reference);
+    model_close(p->policy);
+    if (p->block) dev_free(&p->dev, p->block, p->plan.block);
+    reward_destroy(p->reward);
+    data_sampler_free(&p->sampler);
+    rl_dataset_close(p->val_data);
+    rl_dataset_close(p->train_data);
+    chat_template_destroy(p->chat);
+    tokenizer_close(p->tok);
+    stages_destroy(p->stages);
+    dev_close(&p->dev);
+    metrics_free(&p->metrics);
+    json_decref(p->cursor);
+    free(p->config_yaml);
+    ppo_config_free(&p->k);
+}
+
+/* ---- the run ---- */
+
+static int validate_and_log(struct ppo *p) {
+    metrics_reset(&p->metrics);
+    TRY(ppo_validate(p));
+    stages_metrics(p->stages, &p->metrics);
+    track_log(p->track, p->step, &p->metrics);
+    return 0;
+}
+
+static int finish_step(struct ppo *p) {
+    const bool last = p->step == p->total_steps, stop = stage_stop_signal() != 0;
+    json_decref(p->cursor);
+    p->cursor = data_sampler_state(&p->sampler);
+    if (p->val_data && p->k.test_freq > 0 && !stop && (last || p->step % p->k.test_freq == 0)) TRY(ppo_validate(p));
+    if (stop || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step));
+    stages_metrics(p->stages, &p->metrics);
+    track_log(p->track, p->step, &p->metrics);
+    if (stop) FAIL(ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+    return 0;
+}
+
+static int run(struct ppo *p) {
+    if (p->val_data && (p->k.val_before_train || p->k.val_only)) TRY(validate_and_log(p));
+    if (p->k.val_only) return 0;
+    if (p->step >= p->total_steps)
+        log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
+                 (long long)p->step, (long long)p->total_steps);
+    while (p->step < p->total_steps) {
+        p->step++;
+        const int rc = ppo_step(p);
+        if (rc == 0) {
+            TRY(finish_step(p));
+            continue;
+        }
+        p->step--; /* its rollout is made again, from the cursor of the step before */
+        if (rc != ERR_SIGNAL && rc != ERR_NUMERIC) return rc;
+        char *why = xstrdup(err_msg());
+        if (p->step > 0 && p->saved_step != p->step && save(p, p->step) < 0) log_error("%s", err_msg());
+        const int again = err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s", why, (long long)p->saved_step,
+                                  p->k.default_local_dir);
+        free(why);
+        return again;
+    }
+    return 0;
+}
+
+int train_ppo(const struct conf *c) {
+    struct ppo p = {.saved_step = -1};
+    int rc = open_all(&p, c);
+    if (rc == 0) rc = run(&p);
+    if (rc == 0 && p.saved_step > 0)
+        log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)p.step, p.k.default_local_dir,
+                 (long long)p.saved_step);
+    close_all(&p);
+    return rc;
+}
+
+int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
+    struct ppo p = {0};
+    struct model_config m = {0};
+    int rc = ppo_config_read(&p.k, c);
+    if (rc == 0) rc = open_device(&p);
+    if (rc == 0) rc = model_config_load(&m, p.k.model_dir);
+    if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, &p.dev);
+    if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);
+    if (rc == 0) {
+        *fits = ppo_plan_check(&p.plan, &p.k, &m) == 0;
+        if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
+    }
+    model_config_free(&m);
+    dev_close(&p.dev);
+    ppo_config_free(&p.k);
+    return rc;
+}

@@ -1,0 +1,256 @@
+/* ppo_config.c - the keys of a ppo run, read once into struct ppo_config.
+ * Every later stage reads that struct; no other file of ppo names a key. */
+#include "train/ppo_int.h"
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ARR "actor_rollout_ref."
+
+static int read_data(struct ppo_config *k, const struct conf *c) {
+    const char *truncation;
+    int64_t seed = 0;
+    const json_t *kwargs;
+    TRY(conf_strs(c, "data.train_files", &k->train_files, &k->n_train_files));
+    TRY(conf_strs(c, "data.val_files", &k->val_files, &k->n_val_files));
+    TRY(conf_str(c, "data.prompt_key", &k->prompt_key));
+    TRY(conf_str(c, "data.reward_fn_key", &k->reward_fn_key));
+    TRY(conf_i64(c, "data.train_batch_size", &k->train_batch_size));
+    TRY(conf_i64_opt(c, "data.val_batch_size", &k->val_batch_size));
+    TRY(conf_i64(c, "data.train_max_samples", &k->train_max_samples));
+    TRY(conf_i64(c, "data.val_max_samples", &k->val_max_samples));
+    TRY(conf_i64(c, "data.max_prompt_length", &k->max_prompt_length));
+    TRY(conf_i64(c, ARR "rollout.response_length", &k->max_response_length));
+    TRY(conf_bool(c, "data.shuffle", &k->shuffle));
+    TRY(conf_bool(c, "data.filter_overlong_prompts", &k->filter_overlong_prompts));
+    TRY(conf_str(c, "data.truncation", &truncation));
+    TRY(data_truncation_parse(truncation, &k->truncation));
+    TRY(conf_json(c, "data.apply_chat_template_kwargs", &kwargs));
+    k->chat_kwargs = json_deep_copy(kwargs);
+    TRY(conf_i64(c, "trainer.seed", &seed));
+    TRY(conf_i64_opt(c, "data.seed", &seed));
+    k->seed = (uint64_t)seed;
+    return 0;
+}
+
+static int read_dtype(const struct conf *c, const char *key, enum dtype *dt) {
+    const char *s;
+    TRY(conf_str(c, key, &s));
+    if (strcmp(s, "bfloat16") == 0 || strcmp(s, "bf16") == 0 || strcmp(s, "auto") == 0) *dt = DT_BF16;
+    else if (strcmp(s, "float32") == 0 || strcmp(s, "fp32") == 0 || strcmp(s, "float") == 0) *dt = DT_F32;
+    else FAIL(ERR_INVAL, "%s=%s: the compute dtypes are bfloat16 and float32", key, s);
+    return 0;
+}
+
+static int read_model(struct ppo_config *k, const struct conf *c) {
+    const char *path;
+    bool recompute;
+    enum dtype rollout;
+    TRY(conf_str(c, ARR "model.path", &path));
+    TRY(train_model_dir(path, &k->model_dir));
+    TRY(read_dtype(c, ARR "actor.fsdp_config.dtype", &k->act));
+    TRY(read_dtype(c, ARR "rollout.dtype", &rollout));
+    if (rollout != k->act) {
+        const bool by_rollout = conf_is_set(c, ARR "rollout.dtype") && !conf_is_set(c, ARR "actor.fsdp_config.dtype");
+        if (by_rollout) k->act = rollout;
+        log_note("rollout.dtype and actor.fsdp_config.dtype differ; generation and training share one set of weights, in %s",
+                 dtype_name(k->act));
+    }
+    TRY(conf_bool(c, ARR "model.enable_gradient_checkpointing", &recompute));
+    k->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
+    return 0;
+}
+
+static int read_cut(const struct conf *c, const char *dynamic, const char *tokens, const char *micro, const char *old_micro,
+                    struct actor_cut *cut) {
+    bool dyn;
+    *cut = (struct actor_cut){0};
+    TRY(conf_bool(c, dynamic, &dyn));
+    if (dyn) return conf_i64(c, tokens, &cut->max_rows);
+    TRY(conf_i64_opt(c, old_micro, &cut->max_seqs));
+    TRY(conf_i64_opt(c, micro, &cut->max_seqs));
+    if (cut->max_seqs < 1) FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
+    return 0;
+}
+
+static int read_rollout(struct ppo_config *k, const struct conf *c) {
+    struct ppo_sampling *t = &k->train, *v = &k->val;
+    t->repetition_penalty = v->repetition_penalty = 1;
+    TRY(conf_i64(c, ARR "rollout.n", &t->n));
+    TRY(conf_f64(c, ARR "rollout.temperature", &t->temperature));
+    TRY(conf_f64(c, ARR "rollout.top_p", &t->top_p));
+    TRY(conf_i64(c, ARR "rollout.top_k", &t->top_k));
+    TRY(conf_f64_opt(c, ARR "rollout.min_p", &t->min_p));
+    TRY(conf_f64_opt(c, ARR "rollout.repetition_penalty", &t->repetition_penalty));
+    TRY(conf_bool(c, ARR "rollout.ignore_eos", &t->ignore_eos));
+    if (t->temperature <= 0)
+        FAIL(ERR_INVAL, ARR "rollout.temperature=%g: training samples need a temperature above 0 (greedy is for validation: "
+             "rollout.val_kwargs.temperature)", t->temperature);
+    TRY(conf_i64(c, ARR "rollout.val_kwargs.n", &v->n));
+    TRY(conf_f64(c, ARR "rollout.val_kwargs.temperature", &v->temperature));
+    TRY(conf_f64(c, ARR "rollout.val_kwargs.top_p", &v->top_p));
+    TRY(conf_i64(c, ARR "rollout.val_kwargs.top_k", &v->top_k));
+    v->ignore_eos = t->ignore_eos;
+    v->repetition_penalty = t->repetition_penalty;
+    TRY(conf_i64(c, ARR "rollout.max_num_seqs", &k->max_num_seqs));
+    TRY(conf_i64(c, ARR "rollout.max_num_batched_tokens", &k->max_num_batched_tokens));
+    TRY(conf_bool(c, ARR "rollout.enable_prefix_caching", &k->prefix_cache));
+    TRY(conf_f64(c, ARR "rollout.gpu_memory_utilization", &k->memory_fraction));
+    TRY(conf_bool_opt(c, "trainer.force_old_log_prob", &k->force_old_log_prob));
+    TRY(read_cut(c, ARR "rollout.log_prob_use_dynamic_bsz", ARR "rollout.log_prob_max_token_len_per_gpu",
+                 ARR "rollout.log_prob_micro_batch_size_per_gpu", ARR "rollout.log_prob_micro_batch_size", &k->logp_cut));
+    if (k->use_kl_loss || k->use_kl_in_reward)
+        TRY(read_cut(c, ARR "ref.log_prob_use_dynamic_bsz", ARR "ref.log_prob_max_token_len_per_gpu",
+                     ARR "ref.log_prob_micro_batch_size_per_gpu", ARR "ref.log_prob_micro_batch_size", &k->ref_cut));
+    return 0;
+}
+
+static int read_algorithm(struct ppo_config *k, const struct conf *c) {
+    const char *s;
+    TRY(conf_str(c, "algorithm.adv_estimator", &k->adv_estimator));
+    if (!algo_adv_find(k->adv_estimator)) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
+    TRY(conf_f64(c, "algorithm.gamma", &k->gamma));
+    TRY(conf_f64(c, "algorithm.lam", &k->lam));
+    TRY(conf_bool(c, "algorithm.norm_adv_by_std_in_grpo", &k->norm_adv_by_std));
+    TRY(conf_bool(c, "algorithm.use_kl_in_reward", &k->use_kl_in_reward));
+    TRY(conf_str(c, "algorithm.kl_penalty", &s));
+    TRY(algo_kl_find(&k->kl_penalty, s));
+    TRY(conf_str(c, "algorithm.kl_ctrl.type", &k->kl_ctrl_type));
+    TRY(conf_f64(c, "algorithm.kl_ctrl.kl_coef", &k->kl_ctrl_coef));
+    TRY(conf_f64(c, "algorithm.kl_ctrl.target_kl", &k->kl_ctrl_target));
+    TRY(conf_f64(c, "algorithm.kl_ctrl.horizon", &k->kl_ctrl_horizon));
+    return 0;
+}
+
+static int read_clip(struct ppo_config *k, const struct conf *c) {
+    double ratio;
+    k->policy = algo_policy_defaults();
+    TRY(conf_f64(c, ARR "actor.clip_ratio", &ratio));
+    k->policy.clip_ratio_low = k->policy.clip_ratio_high = ratio;
+    TRY(conf_f64_opt(c, ARR "actor.clip_ratio_low", &k->policy.clip_ratio_low));
+    TRY(conf_f64_opt(c, ARR "actor.clip_ratio_high", &k->policy.clip_ratio_high));
+    if (conf_is_set(c, ARR "actor.clip_ratio") &&
+        (k->policy.clip_ratio_low != ratio || k->policy.clip_ratio_high != ratio))
+        log_note("actor.clip_ratio=%g has no effect: clip_ratio_low=%g and clip_ratio_high=%g are used, as in verl", ratio,
+                 k->policy.clip_ratio_low, k->policy.clip_ratio_high);
+    TRY(conf_f64(c, ARR "actor.clip_ratio_c", &k->policy.clip_ratio_c));
+    TRY(conf_f64(c, ARR "actor.tau_pos", &k->policy.tau_pos));
+    TRY(conf_f64(c, ARR "actor.tau_neg", &k->policy.tau_neg));
+    TRY(conf_f64(c, ARR "actor.policy_loss.clip_cov_ratio", &k->policy.clip_cov_ratio));
+    TRY(conf_f64(c, ARR "actor.policy_loss.clip_cov_lb", &k->policy.clip_cov_lb));
+    TRY(conf_f64(c, ARR "actor.policy_loss.clip_cov_ub", &k->policy.clip_cov_ub));
+    TRY(conf_f64(c, ARR "actor.policy_loss.kl_cov_ratio", &k->policy.kl_cov_ratio));
+    TRY(conf_f64(c, ARR "actor.policy_loss.ppo_kl_coef", &k->policy.ppo_kl_coef));
+    k->policy.seed = k->seed;
+    return 0;
+}
+
+static int read_optim(struct ppo_config *k, const struct conf *c) {
+    struct optim_config *o = &k->optim;
+    double betas[2] = {0.9, 0.999};
+    int64_t n;
+    *o = (struct optim_config){.eps = 1e-8, .num_cycles = 0.5};
+    TRY(conf_f64(c, ARR "actor.optim.lr", &o->lr));
+    TRY(conf_f64(c, ARR "actor.optim.weight_decay", &o->weight_decay));
+    TRY(conf_f64s(c, ARR "actor.optim.betas", betas, 2, &n));
+    o->beta1 = betas[0];
+    o->beta2 = betas[1];
+    TRY(conf_f64(c, ARR "actor.grad_clip", &o->clip));
+    o->warmup_steps = -1;
+    TRY(conf_i64_opt(c, ARR "actor.optim.lr_warmup_steps", &o->warmup_steps));
+    TRY(conf_f64_opt(c, ARR "actor.optim.lr_warmup_steps_ratio", &k->warmup_ratio));
+    TRY(conf_f64_opt(c, ARR "actor.optim.min_lr_ratio", &o->min_lr_ratio));
+    TRY(conf_f64_opt(c, ARR "actor.optim.num_cycles", &o->num_cycles));
+    TRY(conf_str(c, ARR "actor.optim.lr_scheduler_type", &o->schedule));
+    return 0;
+}
+
+static int read_actor(struct ppo_config *k, const struct conf *c) {
+    const char *s;
+    int64_t seed;
+    TRY(conf_str(c, ARR "actor.policy_loss.loss_mode", &s));
+    if (!(k->loss_mode = algo_policy_find(s))) FAIL(ERR_INVAL, ARR "actor.policy_loss.loss_mode: %s", err_msg());
+    TRY(read_clip(k, c));
+    TRY(conf_str(c, ARR "actor.loss_agg_mode", &s));
+    if (!(k->agg_mode = algo_agg_find(s))) FAIL(ERR_INVAL, ARR "actor.loss_agg_mode: %s", err_msg());
+    TRY(conf_f64_opt(c, ARR "actor.loss_scale_factor", &k->loss_scale_factor));
+    TRY(conf_f64(c, ARR "actor.entropy_coeff", &k->entropy_coeff));
+    TRY(conf_bool(c, ARR "actor.use_kl_loss", &k->use_kl_loss));
+    TRY(conf_f64(c, ARR "actor.kl_loss_coef", &k->kl_loss_coef));
+    TRY(conf_str(c, ARR "actor.kl_loss_type", &s));
+    TRY(algo_kl_find(&k->kl_loss_type, s));
+    TRY(conf_i64(c, ARR "actor.ppo_mini_batch_size", &k->ppo_mini_batch_size));
+    TRY(conf_i64(c, ARR "actor.ppo_epochs", &k->ppo_epochs));
+    TRY(conf_bool(c, ARR "actor.shuffle", &k->mini_shuffle));
+    TRY(conf_i64(c, ARR "actor.data_loader_seed", &seed));
+    k->mini_seed = (uint64_t)seed;
+    TRY(read_cut(c, ARR "actor.use_dynamic_bsz", ARR "actor.ppo_max_token_len_per_gpu", ARR "actor.ppo_micro_batch_size_per_gpu",
+                 ARR "actor.ppo_micro_batch_size", &k->update_cut));
+    return read_optim(k, c);
+}
+
+static int read_reward(struct ppo_config *k, const struct conf *c) {
+    const char *policy = "drop_sample";
+    const json_t *kwargs = NULL;
+    TRY(conf_str_opt(c, "custom_reward_function.path", &k->reward.path));
+    TRY(conf_str_opt(c, "custom_reward_function.name", &k->reward.name));
+    if (conf_has(c, "custom_reward_function.reward_kwargs"))
+        TRY(conf_json(c, "custom_reward_function.reward_kwargs", &kwargs));
+    k->reward.kwargs = kwargs;
+    TRY(conf_str_opt(c, "reward.on_error", &policy));
+    if (strcmp(policy, "drop_sample") == 0) k->on_error = REWARD_DROP_SAMPLE;
+    else if (strcmp(policy, "drop_group") == 0) k->on_error = REWARD_DROP_GROUP;
+    else if (strcmp(policy, "stop") == 0) k->on_error = REWARD_STOP;
+    else FAIL(ERR_INVAL, "reward.on_error=%s: expected drop_sample, drop_group or stop", policy);
+    return 0;
+}
+
+static int read_trainer(struct ppo_config *k, const struct conf *c) {
+    double limit_gb = 0;
+    int64_t threads = 0;
+    TRY(conf_str(c, "trainer.project_name", &k->project));
+    TRY(conf_str(c, "trainer.experiment_name", &k->experiment));
+    TRY(conf_str(c, "trainer.default_local_dir", &k->default_local_dir));
+    TRY(conf_str(c, "trainer.resume_mode", &k->resume_mode));
+    TRY(conf_str_opt(c, "trainer.resume_from_path", &k->resume_from));
+    TRY(conf_str_opt(c, "trainer.rollout_data_dir", &k->rollout_data_dir));
+    TRY(conf_str_opt(c, "trainer.validation_data_dir", &k->validation_data_dir));
+    TRY(conf_strs(c, "trainer.logger", &k->loggers, &k->n_loggers));
+    TRY(conf_i64(c, "trainer.total_epochs", &k->total_epochs));
+    TRY(conf_i64_opt(c, "trainer.total_training_steps", &k->total_training_steps));
+    TRY(conf_i64(c, "trainer.save_freq", &k->save_freq));
+    TRY(conf_i64(c, "trainer.test_freq", &k->test_freq));
+    TRY(conf_i64_opt(c, "trainer.max_actor_ckpt_to_keep", &k->keep_ckpts));
+    TRY(conf_bool(c, "trainer.val_before_train", &k->val_before_train));
+    TRY(conf_bool(c, "trainer.val_only", &k->val_only));
+    k->max_bad_steps = 3;
+    TRY(conf_i64_opt(c, "trainer.max_bad_steps", &k->max_bad_steps));
+    TRY(conf_i64_opt(c, "trainer.threads", &threads));
+    k->threads = (int)threads;
+    TRY(conf_str_opt(c, "trainer.device", &k->device));
+    TRY(conf_f64_opt(c, "trainer.device_memory_limit", &limit_gb));
+    k->memory_limit = (int64_t)(limit_gb * 0x1p30);
+    TRY(conf_f64(c, ARR "nccl_timeout", &k->deadline_s));
+    return 0;
+}
+
+int ppo_config_read(struct ppo_config *k, const struct conf *c) {
+    *k = (struct ppo_config){.conf = c};
+    TRY(read_data(k, c));
+    TRY(read_model(k, c));
+    TRY(read_algorithm(k, c));
+    TRY(read_actor(k, c));
+    TRY(read_rollout(k, c)); /* after actor: whether there is a reference */
+    TRY(read_reward(k, c));
+    return read_trainer(k, c);
+}
+
+void ppo_config_free(struct ppo_config *k) {
+    json_decref(k->chat_kwargs);
+    free(k->model_dir);
+    *k = (struct ppo_config){0};
+}

@@ -1,0 +1,148 @@
+/* ppo_int.h - the parts of the ppo program, private to train. */
+#ifndef VERLC_TRAIN_PPO_INT_H
+#define VERLC_TRAIN_PPO_INT_H
+
+#include "algo/algo.h"
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "reward/reward.h"
+#include "roll/roll.h"
+#include "text/text.h"
+#include "track/track.h"
+#include "train/actor.h"
+#include "train/stage.h"
+#include "train/train.h"
+
+/* What a sampling pass needs to know. */
+struct ppo_sampling {
+    int64_t n;
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t top_k;
+    bool ignore_eos;
+};
+
+enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
+
+/* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
+struct ppo_config {
+    const struct conf *conf;
+    /* data */
+    const char *const *train_files, *const *val_files;
+    int64_t n_train_files, n_val_files;
+    const char *prompt_key, *reward_fn_key;
+    int64_t train_batch_size, val_batch_size, train_max_samples, val_max_samples;
+    int64_t max_prompt_length, max_response_length;
+    bool shuffle, filter_overlong_prompts;
+    enum data_truncation truncation;
+    uint64_t seed;                /* data.seed, else trainer.seed */
+    json_t *chat_kwargs;
+    /* model */
+    char *model_dir;              /* owned */
+    enum dtype act;
+    enum model_keep keep;
+    int threads;
+    const char *device;
+    /* rollout */
+    struct ppo_sampling train, val;
+    int64_t max_num_seqs, max_num_batched_tokens;
+    bool prefix_cache, force_old_log_prob;
+    double memory_fraction;
+    int64_t memory_limit;         /* bytes; 0: all */
+    struct actor_cut ref_cut, logp_cut, update_cut;
+    /* algorithm */
+    const char *adv_estimator;
+    double gamma, lam;
+    bool norm_adv_by_std, use_kl_in_reward;
+    struct algo_kl_type kl_penalty;
+    const char *kl_ctrl_type;
+    double kl_ctrl_coef, kl_ctrl_target, kl_ctrl_horizon;
+    /* actor */
+    const struct algo_policy_entry *loss_mode;
+    struct algo_policy_cfg policy;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, entropy_coeff, kl_loss_coef;
+    bool use_kl_loss, mini_shuffle;
+    struct algo_kl_type kl_loss_type;
+    int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
+    uint64_t mini_seed;
+    struct optim_config optim;
+    double warmup_ratio;
+    /* reward */
+    struct reward_args reward;
+    json_t *reward_kwargs;
+    enum reward_policy on_error;
+    /* trainer */
+    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir,
+        *validation_data_dir;
+    const char *const *loggers;
+    int64_t n_loggers, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    bool val_before_train, val_only;
+    double deadline_s;
+};
+int ppo_config_read(struct ppo_config *k, const struct conf *c);
+void ppo_config_free(struct ppo_config *k);
+
+/* ---- memory ---- */
+struct ppo_plan {
+    size_t weights, master, grads, moments, ref, rollout, update, ref_pass; /* bytes; the last three share one block */
+    size_t block, host, total, limit;
+    int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_len;
+};
+/* Sizes everything a run allocates. */
+int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev);
+/* ERR_NOMEM with the nearest change that fits when it does not. */
+int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m);
+int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *out);
+
+/* ---- the run ---- */
+struct ppo {
+    struct ppo_config k;
+    struct ppo_plan plan;
+    struct dev dev;
+    struct model *policy, *reference;      /* reference: NULL when no KL is used */
+    struct actor *actor, *ref_actor;
+    void *block;                           /* shared by rollout, update and reference passes */
+    struct roll_decoder *decoder;
+    struct tokenizer *tok;
+    struct chat_template *chat;
+    struct rl_dataset *train_data, *val_data;
+    struct data_sampler sampler;
+    struct reward *reward;
+    struct track *track;
+    struct stages *stages;
+    struct algo_kl_ctrl kl_ctrl;
+    struct metrics metrics;                /* of the step being made */
+    int64_t step, total_steps, bad_steps, saved_step;
+    char *config_yaml;
+    json_t *cursor;                        /* data cursor at the end of the last complete step */
+};
+
+/* Generates sampling->n responses for each row of prompts and scores them as they
+ * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
+ *   responses i32, rollout_log_probs f32 (ragged); finish, text, reward_status (string);
+ *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, seconds f64 */
+int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sampling *sampling, uint64_t seed,
+                 bool validation, struct batch *out);
+/* Applies reward.on_error to rows without a score; *kept replaces b's rows. */
+int ppo_reward_errors(struct ppo *p, struct batch *b);
+/* Adds ref_log_prob, old_log_probs, advantages, returns (f64 ragged) and updates the policy. */
+int ppo_reference(struct ppo *p, struct batch *b);
+int ppo_advantage(struct ppo *p, struct batch *b);
+int ppo_update(struct ppo *p, struct batch *b);
+/* Sequences of a batch for the actor; caller frees. Borrow b's columns. */
+int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
+/* verl's data metrics (spec 4.2 - 4.4). */
+int ppo_data_metrics(struct ppo *p, const struct batch *b);
+int ppo_validate(struct ppo *p);
+int ppo_dump(const struct ppo *p, const struct batch *b, const char *dir, bool validation);
+
+/* ---- validation statistics (verl metric_utils.process_validation_metrics) ---- */
+struct val_row { /* one scored sample */
+    const char *data_source;
+    int64_t uid;
+    double reward;
+    const json_t *extra;
+};
+int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
+
+#endif

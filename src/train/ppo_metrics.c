@@ -1,0 +1,153 @@
+/* ppo_metrics.c - verl's per-step numbers from a finished batch (spec 4.2 to
+ * 4.4, verl/trainer/ppo/metric_utils.py compute_data_metrics), and the dumps. */
+#include "train/ppo_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct spread {
+    double sum, max, min;
+    int64_t n;
+};
+static void spread_add(struct spread *s, double v) {
+    s->max = s->n == 0 || v > s->max ? v : s->max;
+    s->min = s->n == 0 || v < s->min ? v : s->min;
+    s->sum += v;
+    s->n++;
+}
+static double spread_mean(const struct spread *s) { return s->n ? s->sum / (double)s->n : 0; }
+static void spread_set(struct metrics *m, const struct spread *s, const char *name) {
+    metrics_set(m, spread_mean(s), "%s/mean", name);
+    metrics_set(m, s->max, "%s/max", name);
+    metrics_set(m, s->min, "%s/min", name);
+}
+
+static struct spread token_spread(const struct batch *b, const char *name) {
+    struct spread s = {0};
+    const struct batch_col *c = batch_find(b, name);
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++) spread_add(&s, c->f64[t]);
+    return s;
+}
+
+static struct spread row_sums(const struct batch *b, const char *name) {
+    struct spread s = {0};
+    const struct batch_col *c = batch_find(b, name);
+    for (int64_t i = 0; c && i < b->n_rows; i++) {
+        double sum = 0;
+        for (int64_t t = c->off[i]; t < c->off[i + 1]; t++) sum += c->f64[t];
+        spread_add(&s, sum);
+    }
+    return s;
+}
+
+static struct spread lengths(const struct batch *b, const char *name, int64_t width, double *clip) {
+    struct spread s = {0};
+    int64_t full = 0;
+    const struct batch_col *c = batch_find(b, name);
+    for (int64_t i = 0; c && i < b->n_rows; i++) {
+        spread_add(&s, (double)batch_len(c, i));
+        full += batch_len(c, i) == width;
+    }
+    *clip = b->n_rows ? (double)full / (double)b->n_rows : 0;
+    return s;
+}
+
+int ppo_data_metrics(struct ppo *p, const struct batch *b) {
+    struct metrics *m = &p->metrics;
+    struct spread s = row_sums(b, "token_level_scores");
+    double clip;
+    spread_set(m, &s, "critic/score");
+    s = row_sums(b, "token_level_rewards");
+    spread_set(m, &s, "critic/rewards");
+    s = token_spread(b, "advantages");
+    spread_set(m, &s, "critic/advantages");
+    s = token_spread(b, "returns");
+    spread_set(m, &s, "critic/returns");
+    const struct spread resp = lengths(b, "responses", p->k.max_response_length, &clip);
+    spread_set(m, &resp, "response_length");
+    metrics_set(m, clip, "response_length/clip_ratio");
+    spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
+    metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
+    metrics_set(m, 0, "response/aborted_ratio");
+    const struct spread prompt = lengths(b, "prompts", p->k.max_prompt_length, &clip);
+    spread_set(m, &prompt, "prompt_length");
+    metrics_set(m, clip, "prompt_length/clip_ratio");
+    metrics_set(m, 2, "num_turns/min");
+    metrics_set(m, 2, "num_turns/max");
+    metrics_set(m, 2, "num_turns/mean");
+    /* groups that teach nothing: every sample of the prompt has the same score */
+    const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score");
+    int64_t groups = 0, flat = 0;
+    for (int64_t lo = 0, hi; lo < b->n_rows; lo = hi) {
+        bool same = true;
+        for (hi = lo; hi < b->n_rows && uid->i64[hi] == uid->i64[lo]; hi++) same &= score->f64[hi] == score->f64[lo];
+        groups++;
+        flat += same;
+    }
+    metrics_set(m, groups ? (double)flat / (double)groups : 0, "train/zero_variance_groups");
+    const double total = prompt.sum + resp.sum;
+    static const char *const balanced[] = {"min", "max", "balanced_min", "balanced_max", "mean"};
+    for (int i = 0; i < 5; i++) metrics_set(m, total, "global_seqlen/%s", balanced[i]); /* one rank */
+    metrics_set(m, 0, "global_seqlen/minmax_diff");
+    double step = 0, t;
+    static const char *const stages[] = {"gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "dump_rollout_generations"};
+    char name[64];
+    for (int i = 0; i < 7; i++) {
+        snprintf(name, sizeof name, "timing_s/%s", stages[i]);
+        if (metrics_get(m, name, &t)) step += t;
+    }
+    metrics_set(m, step, "timing_s/step");
+    if (metrics_get(m, "timing_s/gen", &t)) metrics_set(m, t * 1000 / resp.sum, "timing_per_token_ms/gen");
+    static const char *const whole[] = {"ref", "adv", "update_actor"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "timing_s/%s", whole[i]);
+        if (metrics_get(m, name, &t)) metrics_set(m, t * 1000 / total, "timing_per_token_ms/%s", whole[i]);
+    }
+    metrics_set(m, total, "perf/total_num_tokens");
+    metrics_set(m, step, "perf/time_per_step");
+    metrics_set(m, step > 0 ? total / step : 0, "perf/throughput");
+    metrics_set(m, (double)p->dev.peak / 0x1p30, "perf/max_memory_allocated_gb");
+    return 0;
+}
+
+/* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
+
+int ppo_dump(const struct ppo *p, const struct batch *b, const char *dir, bool validation) {
+    struct batch_col *prompts;
+    struct buf out = {0}, text = {0};
+    int rc = 0;
+    (void)validation;
+    TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
+    const struct batch_col *resp = batch_find(b, "text"), *score = batch_find(b, "score"), *rm = batch_find(b, "reward_model"),
+                           *extra = batch_find(b, "reward_extra_info"), *status = batch_find(b, "reward_status");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        buf_reset(&text);
+        TRYG(tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
+        json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+        json_t *o = json_pack("{s:s%, s:s, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i], "gts",
+                              gt, "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]), "step",
+                              (json_int_t)p->step);
+        if (!o) FAILG(out, ERR_INTERNAL, "a generated sample cannot be written as JSON");
+        if (!gt) json_object_set_new(o, "gts", json_null());
+        if (extra) json_object_update_missing(o, extra->json[i]);
+        if (status && strcmp(status->str[i], "score") != 0) json_object_set_new(o, "reward_status", json_string(status->str[i]));
+        rc = json_dump_line(&out, o);
+        json_decref(o);
+        if (rc < 0) goto out;
+        TRYG(buf_addc(&out, '\n'), out);
+    }
+    TRYG(file_mkdirs(dir), out);
+    char *path = xasprintf("%s/%lld.jsonl", dir, (long long)p->step);
+    rc = file_write_atomic(path, out.p ? out.p : "", out.n);
+    free(path);
+out:
+    buf_free(&out);
+    buf_free(&text);
+    return rc;
+}

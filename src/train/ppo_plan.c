@@ -1,0 +1,117 @@
+/* ppo_plan.c - the memory of a run before it starts: every block it will take,
+ * from the same layout functions that take it (DESIGN 6, invariant 6). */
+#include "train/ppo_int.h"
+
+#include "base/err.h"
+
+#include <string.h>
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Rows of the largest micro-batch under a cut, and its samples. */
+static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
+    if (cut.max_seqs > 0) {
+        *seqs = min_i64(cut.max_seqs, batch);
+        *rows = *seqs * max_len;
+    } else {
+        *rows = cut.max_rows > max_len ? cut.max_rows : max_len;
+        *seqs = min_i64(batch, *rows / 2 + 1);
+    }
+}
+
+/* Device bytes of a log-prob or update pass. */
+static size_t pass_bytes(const struct ppo_config *k, const struct model_config *m, struct actor_cut cut, bool train,
+                         int64_t batch, int64_t *rows, int64_t *seqs) {
+    cut_limits(cut, batch, k->max_prompt_length + k->max_response_length, rows, seqs);
+    const struct actor_args a = {.train = train, .keep = k->keep, .max_rows = *rows, .max_seqs = *seqs};
+    return actor_block_bytes(m, k->act, &a);
+}
+
+int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const size_t elems = (size_t)model_config_params(m) * 4;
+    const int64_t batch = k->train_batch_size * k->train.n;
+    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length};
+    p->weights = model_weights_bytes(m, dev, k->act);
+    p->master = p->grads = elems;
+    p->moments = 2 * elems;
+    const bool reference = k->use_kl_loss || k->use_kl_in_reward;
+    if (reference) p->ref = p->weights;
+    p->update = pass_bytes(k, m, k->update_cut, true, batch, &p->max_rows_update, &p->max_seqs_update);
+    /* old_log_prob passes, when forced, use the update's buffers in its own cut */
+    if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
+    p->limit = k->memory_limit > 0 ? (size_t)k->memory_limit : (size_t)((double)dev->mem_total * 0.95);
+    p->host = (size_t)96 << 20; /* tokenizer, datasets, batch columns, code */
+
+    /* Rollout: what all running samples need, or what the memory leaves. */
+    const size_t fixed = p->weights + p->master + p->grads + p->moments + p->ref + p->host;
+    const size_t share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t budget = max_size(max_size(p->update, p->ref_pass),
+                                   p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
+    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
+    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
+    p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
+    const int64_t per_seq = (p->max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
+    struct roll_decoder_args r = {.n_pages = p->max_seqs * per_seq, .max_rows = p->max_rows_roll, .max_seqs = p->max_seqs,
+                                  .max_len = p->max_len};
+    p->rollout = roll_decoder_bytes(m, k->act, &r);
+    if (p->rollout > budget) {
+        const size_t over = p->rollout - budget, page = roll_page_bytes(m, k->act);
+        const int64_t fewer = (int64_t)((over + page - 1) / page);
+        r.n_pages = r.n_pages - fewer > per_seq ? r.n_pages - fewer : per_seq;
+        p->rollout = roll_decoder_bytes(m, k->act, &r);
+    }
+    p->n_pages = r.n_pages;
+    p->block = max_size(p->rollout, max_size(p->update, p->ref_pass));
+    p->total = fixed + p->block;
+    return 0;
+}
+
+static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
+    buf_addf(b, "  %-34s %9.2f GiB  %s\n", what, (double)bytes / 0x1p30, note);
+}
+
+int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+    char note[128];
+    buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
+             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
+             (long long)k->max_prompt_length, (long long)k->max_response_length);
+    row(b, "policy weights", p->weights, "one buffer for rollout and training");
+    row(b, "fp32 master", p->master, "");
+    row(b, "gradients", p->grads, "fp32");
+    row(b, "AdamW moments", p->moments, "fp32");
+    if (p->ref) row(b, "reference weights", p->ref, "");
+    buf_addf(b, "  one block, used in turn by\n");
+    snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLL_PAGE_LEN,
+             (long long)p->max_seqs);
+    row(b, "  rollout: keys, values, head", p->rollout, note);
+    row(b, "  reference log-probs", p->ref_pass, "");
+    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
+             k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
+    row(b, "  update: activations", p->update, note);
+    row(b, "host", p->host, "");
+    row(b, "total", p->total, "");
+    buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
+    return 0;
+}
+
+/* The nearest change that fits, for the refusal. */
+static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m) {
+    const size_t fixed = p->total - p->block;
+    if (fixed >= p->limit)
+        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB; take a smaller model%s",
+             (double)fixed / 0x1p30, (double)p->limit / 0x1p30, p->ref ? ", or use_kl_loss=False (no reference model)" : "");
+    for (int64_t seqs = k->update_cut.max_seqs - 1; seqs >= 1; seqs--) {
+        int64_t rows, n;
+        const struct actor_cut cut = {.max_seqs = seqs};
+        if (fixed + pass_bytes(k, m, cut, true, k->train_batch_size * k->train.n, &rows, &n) <= p->limit)
+            FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; ppo_micro_batch_size_per_gpu=%lld fits (the result is "
+                 "the same)", (double)p->total / 0x1p30, (double)p->limit / 0x1p30, (long long)seqs);
+    }
+    FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; lower data.max_response_length%s", (double)p->total / 0x1p30,
+         (double)p->limit / 0x1p30, k->keep == MODEL_KEEP_ALL ? " or set model.enable_gradient_checkpointing=True" : "");
+}
+
+int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m) {
+    return p->total > p->limit ? refuse(p, k, m) : 0;
+}

@@ -1,0 +1,307 @@
+/* ppo_update.c - reference log-probs, advantages and the policy update: the
+ * stages between a scored batch and a new policy.  Formulas live in algo. */
+#include "train/ppo_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int ppo_sequences(const struct batch *b, struct actor_seq **out) {
+    struct batch_col *prompts, *responses;
+    TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
+    TRY(batch_get(b, "responses", BATCH_I32, &responses));
+    /* one block: the sequences, then their ids */
+    const int64_t tokens = prompts->off[b->n_rows] + responses->off[b->n_rows];
+    char *block = xmalloc((size_t)b->n_rows * sizeof(struct actor_seq) + (size_t)tokens * 4);
+    struct actor_seq *seqs = (struct actor_seq *)block;
+    int32_t *ids = (int32_t *)(block + (size_t)b->n_rows * sizeof *seqs);
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const int64_t np = batch_len(prompts, i), nr = batch_len(responses, i);
+        memcpy(ids, prompts->i32 + prompts->off[i], (size_t)np * 4);
+        memcpy(ids + np, responses->i32 + responses->off[i], (size_t)nr * 4);
+        seqs[i] = (struct actor_seq){.ids = ids, .n = np + nr, .first = np};
+        ids += np + nr;
+    }
+    *out = seqs;
+    return 0;
+}
+
+static int add_f64(struct batch *b, const char *name, const struct batch_col *like, double **out) {
+    int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens);
+    struct batch_col *c;
+    for (int64_t i = 0; i < b->n_rows; i++) lens[i] = batch_len(like, i);
+    const int rc = batch_add(b, name, BATCH_F64, lens, NULL, &c);
+    free(lens);
+    TRY(rc);
+    *out = c->f64;
+    return 0;
+}
+
+/* Log-probs of all responses by `a` into a new column. */
+static int logp_column(struct ppo *p, struct batch *b, struct actor *a, struct actor_cut cut, const char *name) {
+    struct actor_seq *seqs;
+    struct batch_col *responses;
+    TRY(batch_get(b, "responses", BATCH_I32, &responses));
+    TRY(ppo_sequences(b, &seqs));
+    const int64_t n = responses->off[b->n_rows];
+    float *logp = xmalloc((size_t)n * 4);
+    int rc = 0;
+    double *col;
+    for (int64_t lo = 0, at = 0; lo < b->n_rows;) { /* in pieces, for the watchdog and the progress */
+        int64_t hi = lo + (cut.max_seqs > 0 ? cut.max_seqs : 16);
+        if (hi > b->n_rows) hi = b->n_rows;
+        TRYG(actor_logp(a, seqs + lo, hi - lo, cut, (float)p->k.train.temperature, (struct actor_out){.logp = logp + at}), out);
+        at += responses->off[hi] - responses->off[lo];
+        lo = hi;
+        stage_beat(p->stages);
+        track_progress(p->track, p->step, name, lo, b->n_rows, 0);
+        if (stage_stop_signal()) FAILG(out, ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+    }
+    TRYG(add_f64(b, name, responses, &col), out);
+    for (int64_t t = 0; t < n; t++) {
+        if (!isfinite(logp[t])) FAILG(out, ERR_NUMERIC, "%s: not finite at token %lld of the batch", name, (long long)t);
+        col[t] = (double)logp[t];
+    }
+out:
+    free(logp);
+    free(seqs);
+    return rc;
+}
+
+int ppo_reference(struct ppo *p, struct batch *b) {
+    struct batch_col *rollout;
+    double *old;
+    TRY(batch_get(b, "rollout_log_probs", BATCH_F32, &rollout));
+    /* The policy has not moved since the rollout and both use one forward pass, so the
+     * rollout's log-probs are the policy's (invariant 1); the pass can be forced. */
+    if (p->k.force_old_log_prob) {
+        stage_begin(p->stages, "old_log_prob");
+        TRY(logp_column(p, b, p->actor, p->k.logp_cut, "old_log_probs"));
+        const double *forced = batch_find(b, "old_log_probs")->f64;
+        double worst = 0;
+        rollout = batch_find(b, "rollout_log_probs");
+        for (int64_t t = 0; t < rollout->off[b->n_rows]; t++)
+            worst = fmax(worst, fabs(exp(forced[t]) - exp((double)rollout->f32[t])));
+        metrics_set(&p->metrics, worst, "training/rollout_probs_diff_max");
+    } else {
+        TRY(add_f64(b, "old_log_probs", rollout, &old));
+        rollout = batch_find(b, "rollout_log_probs");
+        for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
+    }
+    if (!p->reference) return 0;
+    stage_begin(p->stages, "ref");
+    return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob");
+}
+
+int ppo_advantage(struct ppo *p, struct batch *b) {
+    struct batch_col *responses, *score, *uid;
+    double *level, *rewards, *adv, *ret;
+    TRY(batch_get(b, "responses", BATCH_I32, &responses));
+    TRY(add_f64(b, "token_level_scores", responses, &level));
+    TRY(add_f64(b, "token_level_rewards", batch_find(b, "responses"), &rewards));
+    TRY(add_f64(b, "advantages", batch_find(b, "responses"), &adv));
+    TRY(add_f64(b, "returns", batch_find(b, "responses"), &ret));
+    responses = batch_find(b, "responses");
+    TRY(batch_get(b, "score", BATCH_F64, &score));
+    TRY(batch_get(b, "uid", BATCH_I64, &uid));
+    level = batch_find(b, "token_level_scores")->f64;
+    rewards = batch_find(b, "token_level_rewards")->f64;
+    adv = batch_find(b, "advantages")->f64;
+    ret = batch_find(b, "returns")->f64;
+    const int64_t n = responses->off[b->n_rows];
+    for (int64_t i = 0; i < b->n_rows; i++) level[responses->off[i + 1] - 1] = score->f64[i]; /* on the last token */
+    memcpy(rewards, level, (size_t)n * sizeof *rewards);
+    uint8_t *mask = xmalloc((size_t)n);
+    memset(mask, 1, (size_t)n);
+    const struct algo_ragged r = {.n = b->n_rows, .off = responses->off, .mask = mask};
+    int rc = 0;
+    struct algo_metrics m = {0};
+    if (p->k.use_kl_in_reward) {
+        const struct algo_kl_reward_args a = {.r = &r, .scores = level, .old_logp = batch_find(b, "old_log_probs")->f64,
+                                              .ref_logp = batch_find(b, "ref_log_prob")->f64, .type = &p->k.kl_penalty};
+        algo_kl_in_reward(&p->kl_ctrl, &a, rewards, &m);
+        for (int64_t i = 0; i < m.n; i++) metrics_set(&p->metrics, m.v[i].value, "%s", m.v[i].name);
+    }
+    const struct algo_adv_entry *e = algo_adv_find(p->k.adv_estimator);
+    struct algo_adv_args a = algo_adv_defaults();
+    a.r = &r;
+    a.rewards = rewards;
+    a.group = uid->i64;
+    a.gamma = p->k.gamma;
+    a.lam = p->k.lam;
+    a.norm_by_std = p->k.norm_adv_by_std;
+    CHECK(e != NULL);
+    rc = algo_advantage(e, &a, adv, ret);
+    algo_metrics_free(&m);
+    free(mask);
+    return rc;
+}
+
+/* ---- the update ---- */
+
+struct update {
+    struct ppo *p;
+    const int64_t *off;             /* of the mini-batch's rows */
+    const uint8_t *mask;
+    const double *old, *ref, *adv;  /* per token of the mini-batch */
+    double *logp, *entropy, *dlogp, *dentropy;
+    struct algo_agg agg;
+    struct algo_metrics sums;       /* over micro-batches */
+    int64_t n_micro;
+    double entropy_sum;
+    int64_t done, total;
+};
+
+static bool summed(const char *name) {
+    return strcmp(name, "actor/pg_loss") == 0 || strcmp(name, "actor/kl_loss") == 0 ||
+           strcmp(name, "actor/entropy_loss") == 0;
+}
+
+static void add_metrics(struct algo_metrics *sum, const struct algo_metrics *m) {
+    for (int64_t i = 0; i < m->n; i++) {
+        double v = 0;
+        algo_metrics_get(sum, m->v[i].name, &v);
+        algo_metrics_set(sum, m->v[i].name, v + m->v[i].value);
+    }
+}
+
+static int update_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp,
+                       const float *entropy, float *dlogp, float *dentropy) {
+    struct update *u = arg;
+    const struct ppo_config *k = &u->p->k;
+    const struct algo_ragged r = {.n = hi - lo, .off = u->off + lo, .mask = u->mask};
+    for (int64_t t = t0; t < t1; t++) u->logp[t] = (double)logp[t - t0];
+    for (int64_t t = t0; t < t1; t++) u->entropy[t] = (double)entropy[t - t0];
+    struct algo_actor_args a = {
+        .policy = {.r = &r, .old_logp = u->old, .logp = u->logp, .advantages = u->adv, .agg = u->agg, .cfg = k->policy},
+        .loss_mode = k->loss_mode,
+        .entropy = u->entropy,
+        .entropy_coeff = k->entropy_coeff,
+        .ref_logp = k->use_kl_loss ? u->ref : NULL,
+        .kl_loss_type = k->use_kl_loss ? &k->kl_loss_type : NULL,
+        .kl_loss_coef = k->kl_loss_coef,
+    };
+    a.policy.cfg.step = (uint64_t)u->p->step;
+    double loss, entropy_loss;
+    struct algo_metrics m = {0};
+    TRY(algo_actor_loss(&a, &loss, u->dlogp, u->dentropy, &m));
+    TRY(algo_agg_loss(&r, &u->agg, u->entropy, &entropy_loss, NULL));
+    u->entropy_sum += entropy_loss;
+    for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = (float)u->dlogp[t];
+    if (dentropy)
+        for (int64_t t = t0; t < t1; t++) dentropy[t - t0] = (float)u->dentropy[t];
+    add_metrics(&u->sums, &m);
+    algo_metrics_free(&m);
+    u->n_micro++;
+    u->done += hi - lo;
+    stage_beat(u->p->stages);
+    track_progress(u->p->track, u->p->step, "update_actor", u->done, u->total, 0);
+    return 0;
+}
+
+/* A batch whose gradient is not finite, for a replay. */
+static void save_bad_batch(struct ppo *p, const struct batch *b, const char *tensor) {
+    char *dir = xasprintf("%s/bad_batches", p->k.default_local_dir);
+    if (file_mkdirs(dir) < 0 || ppo_dump(p, b, dir, false) < 0)
+        log_warn("the batch of step %lld could not be saved: %s", (long long)p->step, err_msg());
+    else log_warn("step %lld: %s is not finite; nothing was changed; the batch is in %s/%lld.jsonl", (long long)p->step,
+                  tensor, dir, (long long)p->step);
+    free(dir);
+}
+
+/* One optimizer step over the rows of mini. */
+static int update_mini(struct ppo *p, struct batch *mini, struct update *u, double lr, struct actor_step_result *r) {
+    struct batch_col *responses;
+    struct actor_seq *seqs;
+    TRY(batch_get(mini, "responses", BATCH_I32, &responses));
+    const int64_t n = responses->off[mini->n_rows];
+    u->off = responses->off;
+    u->old = batch_find(mini, "old_log_probs")->f64;
+    u->adv = batch_find(mini, "advantages")->f64;
+    u->ref = p->k.use_kl_loss ? batch_find(mini, "ref_log_prob")->f64 : NULL;
+    u->agg = (struct algo_agg){.mode = p->k.agg_mode, .batch_num_tokens = n, .global_batch_size = mini->n_rows,
+                               .loss_scale_factor = p->k.loss_scale_factor, .width = p->k.max_response_length};
+    double *work = xcalloc((size_t)n * 4, sizeof *work);
+    u->logp = work;
+    u->entropy = work + n;
+    u->dlogp = work + 2 * n;
+    u->dentropy = work + 3 * n;
+    uint8_t *mask = xmalloc((size_t)n);
+    memset(mask, 1, (size_t)n);
+    u->mask = mask;
+    int rc = ppo_sequences(mini, &seqs);
+    if (rc == 0) {
+        const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = p->k.update_cut,
+                                          .temperature = (float)p->k.train.temperature, .entropy = true, .entropy_grad = p->k.entropy_coeff != 0, .loss = update_loss,
+                                          .loss_arg = u, .optim = &p->k.optim, .lr = lr};
+        rc = actor_step(p->actor, &a, r);
+        free(seqs);
+    }
+    free(mask);
+    free(work);
+    return rc;
+}
+
+/* Rows of the batch in the order of this epoch. */
+static void epoch_order(const struct ppo *p, int64_t n, int64_t epoch, int64_t *order) {
+    for (int64_t i = 0; i < n; i++) order[i] = i;
+    if (!p->k.mini_shuffle) return;
+    struct rng r = {.seed = p->k.mini_seed, .stream = RNG_MINIBATCH, .n = (uint64_t)(p->step * 1000 + epoch) << 24};
+    rng_shuffle(&r, order, n);
+}
+
+int ppo_update(struct ppo *p, struct batch *b) {
+    const int64_t size = p->k.ppo_mini_batch_size * p->k.train.n;
+    const double lr = optim_lr(&p->k.optim, p->step - 1);
+    struct update u = {.p = p, .total = b->n_rows * p->k.ppo_epochs};
+    int64_t n_steps = 0;
+    double norm_sum = 0;
+    bool bad = false;
+    int64_t *order = xmalloc((size_t)b->n_rows * sizeof *order);
+    int rc = 0;
+    for (int64_t epoch = 0; epoch < p->k.ppo_epochs && rc == 0 && !bad; epoch++) {
+        epoch_order(p, b->n_rows, epoch, order);
+        for (int64_t lo = 0; lo < b->n_rows && rc == 0 && !bad; lo += size) {
+            const int64_t n = b->n_rows - lo < size ? b->n_rows - lo : size;
+            struct batch mini;
+            struct actor_step_result r;
+            TRYG(batch_select(&mini, b, order + lo, n), out);
+            rc = update_mini(p, &mini, &u, lr, &r);
+            if (rc == 0 && !isfinite(r.optim.grad_norm)) {
+                save_bad_batch(p, &mini, r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm");
+                bad = true;
+                if (++p->bad_steps >= p->k.max_bad_steps)
+                    rc = err_set(ERR_NUMERIC, __FILE__, __LINE__,
+                                 "step %lld: %s is not finite, %lld times in a row (trainer.max_bad_steps); stopped with the "
+                                 "last good state", (long long)p->step, r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm",
+                                 (long long)p->bad_steps);
+            } else if (rc == 0) {
+                norm_sum += r.optim.grad_norm;
+                n_steps++;
+            }
+            batch_free(&mini);
+        }
+    }
+    if (rc == 0 && !bad) p->bad_steps = 0;
+    for (int64_t i = 0; i < u.sums.n; i++) {
+        const double v = u.sums.v[i].value;
+        metrics_set(&p->metrics, summed(u.sums.v[i].name) ? v : v / (double)u.n_micro, "%s", u.sums.v[i].name);
+    }
+    if (n_steps > 0) {
+        metrics_set(&p->metrics, u.entropy_sum / (double)n_steps, "actor/entropy");
+        metrics_set(&p->metrics, norm_sum / (double)n_steps, "actor/grad_norm");
+    }
+    metrics_set(&p->metrics, lr, "actor/lr");
+    metrics_set_i64(&p->metrics, bad ? 1 : 0, "actor/skipped_steps");
+    algo_metrics_free(&u.sums);
+out:
+    free(order);
+    return rc;
+}

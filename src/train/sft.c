@@ -1,0 +1,453 @@
+/* sft.c - supervised fine-tuning: verl's sft_trainer (engine keys) and
+ * fsdp_sft_trainer (legacy keys) on the same actor as ppo.
+ *
+ * Loss: the mean of -log p over the batch's target tokens (verl sft_loss),
+ * defined over the whole batch, so that micro-batches do not change it.
+ * Invariant: as ppo - a resumed run ends in the bits of an unbroken one. */
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "train/actor.h"
+#include "train/stage.h"
+#include "train/train.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
+
+struct sft_config {
+    bool legacy;
+    char *model_dir;
+    struct sft_dataset_args train, val;
+    int64_t train_batch_size, max_length, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, threads,
+        max_bad_steps;
+    struct actor_cut cut;
+    enum dtype act;
+    enum model_keep keep;
+    struct optim_config optim;
+    double warmup_ratio;
+    uint64_t seed;
+    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
+    const char *const *loggers;
+    int64_t n_loggers;
+    const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
+};
+
+struct sft {
+    struct sft_config k;
+    struct dev dev;
+    struct model *model;
+    struct actor *actor;
+    struct tokenizer *tok;
+    struct chat_template *chat;
+    struct sft_dataset *train, *val;
+    struct data_sampler sampler;
+    struct track *track;
+    struct stages *stages;
+    struct metrics metrics;
+    int64_t step, total_steps, saved_step, bad_steps, total_tokens;
+    char *config_yaml;
+    json_t *cursor;
+};
+
+/* ---- configuration ---- */
+
+static const char **terminated(const char *const *v, int64_t n) {
+    if (n == 0) return NULL;
+    const char **out = xcalloc((size_t)n + 1, sizeof *out);
+    memcpy(out, v, (size_t)n * sizeof *out);
+    return out;
+}
+
+static int read_freq(const struct conf *c, const char *key, int64_t *out) {
+    const char *s;
+    TRY(conf_str(c, key, &s));
+    if (strcmp(s, "after_each_epoch") == 0) {
+        *out = EVERY_EPOCH;
+        return 0;
+    }
+    return conf_i64(c, key, out);
+}
+
+static int read_data(struct sft_config *k, const struct conf *c) {
+    const char *truncation;
+    const char *const *keys;
+    int64_t n;
+    bool multiturn = !k->legacy;
+    struct sft_dataset_args *t = &k->train;
+    TRY(conf_strs(c, "data.train_files", &t->files, &t->n_files));
+    TRY(conf_strs(c, "data.val_files", &k->val.files, &k->val.n_files));
+    TRY(conf_i64(c, "data.train_batch_size", &k->train_batch_size));
+    TRY(conf_i64(c, "data.max_length", &k->max_length));
+    TRY(conf_str(c, "data.truncation", &truncation));
+    TRY(data_truncation_parse(truncation, &t->truncation));
+    TRY(conf_i64(c, "data.train_max_samples", &t->max_samples));
+    if (k->legacy) TRY(conf_bool(c, "data.multiturn.enable", &multiturn));
+    const char *base = k->legacy ? "data.multiturn." : "data.";
+    char key[64];
+    if (multiturn) {
+        snprintf(key, sizeof key, "%smessages_key", base);
+        TRY(conf_str(c, key, &t->messages_key));
+        snprintf(key, sizeof key, "%stools_key", base);
+        TRY(conf_str_opt(c, key, &t->tools_key));
+        snprintf(key, sizeof key, "%senable_thinking_key", base);
+        TRY(conf_str_opt(c, key, &t->enable_thinking_key));
+        TRY(conf_bool_opt(c, "data.ignore_input_ids_mismatch", &t->ignore_input_ids_mismatch));
+    } else {
+        TRY(conf_str(c, "data.prompt_key", &t->prompt_key));
+        TRY(conf_str(c, "data.response_key", &t->response_key));
+        TRY(conf_strs(c, "data.prompt_dict_keys", &keys, &n));
+        t->prompt_dict_keys = k->prompt_dict_keys = terminated(keys, n);
+        TRY(conf_strs(c, "data.response_dict_keys", &keys, &n));
+        t->response_dict_keys = k->response_dict_keys = terminated(keys, n);
+    }
+    TRY(conf_json(c, "data.apply_chat_template_kwargs", &t->chat_kwargs));
+    bool dynamic = !k->legacy;
+    if (!k->legacy) TRY(conf_bool(c, "data.use_dynamic_bsz", &dynamic));
+    if (dynamic) return conf_i64(c, "data.max_token_len_per_gpu", &k->cut.max_rows);
+    return conf_i64(c, "data.micro_batch_size_per_gpu", &k->cut.max_seqs);
+}
+
+static int read_optim(struct sft_config *k, const struct conf *c) {
+    struct optim_config *o = &k->optim;
+    double betas[2] = {0.9, 0.95};
+    int64_t n;
+    *o = (struct optim_config){.eps = 1e-8, .num_cycles = 0.5, .warmup_steps = -1};
+    TRY(conf_f64(c, "optim.lr", &o->lr));
+    TRY(conf_f64(c, "optim.weight_decay", &o->weight_decay));
+    TRY(conf_f64s(c, "optim.betas", betas, 2, &n));
+    o->beta1 = betas[0];
+    o->beta2 = betas[1];
+    TRY(conf_f64(c, "optim.clip_grad", &o->clip));
+    TRY(conf_f64_opt(c, "optim.lr_warmup_steps_ratio", &k->warmup_ratio));
+    TRY(conf_i64_opt(c, "optim.lr_warmup_steps", &o->warmup_steps));
+    TRY(conf_f64_opt(c, "optim.min_lr_ratio", &o->min_lr_ratio));
+    TRY(conf_f64_opt(c, "optim.num_cycles", &o->num_cycles));
+    const char *key = conf_has(c, "optim.lr_scheduler") ? "optim.lr_scheduler" : "optim.lr_scheduler_type";
+    return conf_str(c, key, &o->schedule);
+}
+
+static int read_model(struct sft_config *k, const struct conf *c) {
+    const char *path, *dtype = "bfloat16";
+    bool recompute = true;
+    TRY(conf_str(c, k->legacy ? "model.partial_pretrain" : "model.path", &path));
+    TRY(train_model_dir(path, &k->model_dir));
+    TRY(conf_bool(c, "model.enable_gradient_checkpointing", &recompute));
+    k->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
+    TRY(conf_str_opt(c, "engine.dtype", &dtype));
+    if (strcmp(dtype, "bfloat16") != 0 && strcmp(dtype, "float32") != 0 && strcmp(dtype, "fp32") != 0)
+        FAIL(ERR_INVAL, "engine.dtype=%s: the compute dtypes are bfloat16 and float32", dtype);
+    k->act = strcmp(dtype, "bfloat16") == 0 ? DT_BF16 : DT_F32;
+    return 0;
+}
+
+static int read_trainer(struct sft_config *k, const struct conf *c) {
+    int64_t seed;
+    TRY(conf_str(c, "trainer.project_name", &k->project));
+    TRY(conf_str(c, "trainer.experiment_name", &k->experiment));
+    TRY(conf_str(c, "trainer.default_local_dir", &k->default_local_dir));
+    TRY(conf_str(c, "trainer.resume_mode", &k->resume_mode));
+    TRY(conf_str_opt(c, "trainer.resume_from_path", &k->resume_from));
+    TRY(conf_str_opt(c, "trainer.device", &k->device));
+    TRY(conf_strs(c, "trainer.logger", &k->loggers, &k->n_loggers));
+    TRY(conf_i64(c, "trainer.total_epochs", &k->total_epochs));
+    TRY(conf_i64_opt(c, "trainer.total_training_steps", &k->total_training_steps));
+    TRY(read_freq(c, "trainer.save_freq", &k->save_freq));
+    TRY(read_freq(c, "trainer.test_freq", &k->test_freq));
+    TRY(conf_i64_opt(c, "trainer.max_ckpt_to_keep", &k->keep_ckpts));
+    TRY(conf_i64_opt(c, "trainer.threads", &k->threads));
+    k->max_bad_steps = 3;
+    TRY(conf_i64_opt(c, "trainer.max_bad_steps", &k->max_bad_steps));
+    TRY(conf_i64(c, "trainer.seed", &seed));
+    k->seed = (uint64_t)seed;
+    return 0;
+}
+
+static int config_read(struct sft_config *k, const struct conf *c) {
+    k->legacy = strcmp(conf_schema(c), "sft_trainer") == 0;
+    TRY(read_data(k, c));
+    TRY(read_model(k, c));
+    TRY(read_optim(k, c));
+    return read_trainer(k, c);
+}
+
+/* ---- one step ---- */
+
+struct sft_loss {
+    struct sft *s;
+    double sum, scale; /* of -log p, and 1 / target tokens of the batch */
+};
+
+static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
+                   float *dlogp, float *dentropy) {
+    struct sft_loss *l = arg;
+    (void)lo, (void)hi, (void)entropy, (void)dentropy;
+    for (int64_t t = 0; t < t1 - t0; t++) {
+        l->sum -= (double)logp[t];
+        dlogp[t] = (float)-l->scale;
+    }
+    stage_beat(l->s->stages);
+    return 0;
+}
+
+static int64_t fill_seqs(const struct sft_dataset *d, const int64_t *rows, int64_t n, struct actor_seq *seqs) {
+    int64_t targets = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const struct sft_sample *x = &d->samples[rows ? rows[i] : i];
+        seqs[i] = (struct actor_seq){.ids = x->ids, .n = x->n, .mask = x->loss_mask};
+        targets += actor_seq_targets(&seqs[i]);
+    }
+    return targets;
+}
+
+static int sft_step(struct sft *s) {
+    const int64_t *rows;
+    int64_t n;
+    int got = data_sampler_next(&s->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&s->sampler, &rows, &n);
+    TRY(got);
+    const double start = clock_now(), lr = optim_lr(&s->k.optim, s->step - 1);
+    struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
+    const int64_t targets = fill_seqs(s->train, rows, n, seqs);
+    struct sft_loss l = {.s = s, .scale = targets ? 1.0 / (double)targets : 0};
+    struct actor_step_result r;
+    const struct actor_step_args a = {.seqs = seqs, .n = n, .cut = s->k.cut, .temperature = 1, .loss = loss_fn, .loss_arg = &l,
+                                      .optim = &s->k.optim, .lr = lr};
+    stage_begin(s->stages, "train");
+    const int rc = actor_step(s->actor, &a, &r);
+    stage_end(s->stages);
+    free(seqs);
+    TRY(rc);
+    metrics_reset(&s->metrics);
+    metrics_set(&s->metrics, l.sum * l.scale, "train/loss");
+    metrics_set(&s->metrics, r.optim.grad_norm, "train/grad_norm");
+    metrics_set(&s->metrics, lr, "train/lr");
+    metrics_set(&s->metrics, clock_now() - start, "train/time(s)");
+    metrics_set_i64(&s->metrics, r.n_rows, "train/global_tokens");
+    s->total_tokens += r.n_rows;
+    metrics_set(&s->metrics, (double)s->total_tokens / 1e9, "train/total_tokens(B)");
+    metrics_set(&s->metrics, (double)r.n_rows / (clock_now() - start), "perf/throughput");
+    if (isfinite(r.optim.grad_norm)) {
+        s->bad_steps = 0;
+        return 0;
+    }
+    log_warn("step %lld: %s is not finite; nothing was changed", (long long)s->step,
+             r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm");
+    if (++s->bad_steps >= s->k.max_bad_steps)
+        FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld times in a row (trainer.max_bad_steps)", (long long)s->step,
+             r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm", (long long)s->bad_steps);
+    return 0;
+}
+
+static int validate(struct sft *s) {
+    const int64_t n = s->val->n;
+    struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
+    const int64_t targets = fill_seqs(s->val, NULL, n, seqs);
+    float *logp = xmalloc((size_t)targets * 4);
+    double sum = 0;
+    int rc = 0;
+    stage_begin(s->stages, "testing");
+    for (int64_t lo = 0, at = 0; lo < n && rc == 0; lo += 64) {
+        const int64_t k = n - lo < 64 ? n - lo : 64;
+        rc = actor_logp(s->actor, seqs + lo, k, s->k.cut, 1, (struct actor_out){.logp = logp + at});
+        for (int64_t i = lo; i < lo + k; i++) at += actor_seq_targets(&seqs[i]);
+        stage_beat(s->stages);
+    }
+    for (int64_t t = 0; t < targets; t++) sum -= (double)logp[t];
+    if (rc == 0) metrics_set(&s->metrics, targets ? sum / (double)targets : 0, "val/loss");
+    stage_end(s->stages);
+    free(seqs);
+    free(logp);
+    return rc;
+}
+
+/* ---- checkpoints ---- */
+
+static int save(struct sft *s, int64_t step) {
+    const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.model_dir};
+    json_t *trainer = json_pack("{s:I, s:O, s:I, s:I}", "global_step", (json_int_t)step, "data", s->cursor, "total_tokens",
+                                (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps);
+    const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
+                                     .trainer = trainer, .config_yaml = s->config_yaml, .keep = s->k.keep_ckpts};
+    stage_begin(s->stages, "save_checkpoint");
+    if (track_flush(s->track) < 0) log_warn("tracking: %s", err_msg());
+    const int rc = ckpt_save(&a);
+    stage_end(s->stages);
+    json_decref(trainer);
+    if (rc == 0) s->saved_step = step;
+    return rc;
+}
+
+static int find_resume(const struct sft *s, char **dir, int64_t *step) {
+    *dir = NULL;
+    *step = -1;
+    if (strcmp(s->k.resume_mode, "disable") == 0) return 0;
+    if (strcmp(s->k.resume_mode, "auto") == 0) return ckpt_find(s->k.default_local_dir, step, dir);
+    if (!s->k.resume_from) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
+    TRY(ckpt_step_of(s->k.resume_from, step));
+    TRY(ckpt_verify(s->k.resume_from));
+    *dir = xstrdup(s->k.resume_from);
+    return 0;
+}
+
+static int resume_from(struct sft *s, const char *dir, int64_t step) {
+    const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), NULL};
+    json_t *t = NULL;
+    int rc = 0;
+    TRY(ckpt_read_trainer(dir, &t));
+    TRYG(ckpt_load_part(dir, &actor), out);
+    TRYG(json_i64_opt(t, "total_tokens", &s->total_tokens, dir), out);
+    TRYG(json_i64_opt(t, "bad_steps", &s->bad_steps, dir), out);
+    TRYG(data_sampler_restore(&s->sampler, json_object_get(t, "data"), dir), out);
+    s->step = s->saved_step = step;
+    log_info("resumed from %s", dir);
+out:
+    json_decref(t);
+    return rc;
+}
+
+/* ---- opening and running ---- */
+
+static int open_data(struct sft *s) {
+    struct sft_config *k = &s->k;
+    TRY(tokenizer_open(&s->tok, k->model_dir));
+    if (tokenizer_chat_template(s->tok, false)) TRY(chat_template_create(&s->chat, s->tok));
+    const char *const *val_files = k->val.files;
+    const int64_t n_val = k->val.n_files;
+    k->train.tok = s->tok;
+    k->train.chat = s->chat;
+    k->train.max_length = k->max_length;
+    k->train.seed = k->seed;
+    k->train.shuffle = true;
+    k->train.what = "data.train_files";
+    k->val = k->train;
+    k->val.files = val_files;
+    k->val.n_files = n_val;
+    k->val.max_samples = -1;
+    k->val.what = "data.val_files";
+    TRY(sft_dataset_open(&s->train, &k->train));
+    if (n_val > 0) TRY(sft_dataset_open(&s->val, &k->val));
+    const struct data_sampler_args a = {.n_rows = s->train->n, .batch_size = k->train_batch_size, .shuffle = true,
+                                        .drop_last = true, .seed = k->seed};
+    TRY(data_sampler_init(&s->sampler, &a));
+    s->total_steps = data_sampler_batches(&s->sampler) * k->total_epochs;
+    if (k->total_training_steps > 0) s->total_steps = k->total_training_steps;
+    k->optim.total_steps = s->total_steps;
+    if (k->optim.warmup_steps < 0) k->optim.warmup_steps = (int64_t)(k->warmup_ratio * (double)s->total_steps);
+    return 0;
+}
+
+static int open_track(struct sft *s, const struct conf *c, int64_t resume_step) {
+    const json_t *config;
+    TRY(conf_json(c, "", &config));
+    const struct track_args a = {.loggers = s->k.loggers, .n_loggers = s->k.n_loggers, .project = s->k.project,
+                                 .experiment = s->k.experiment, .run_dir = s->k.default_local_dir, .config = config,
+                                 .total_steps = s->total_steps, .resume_step = resume_step, .title = "sft"};
+    TRY(file_mkdirs(s->k.default_local_dir));
+    TRY(track_open(&s->track, &a));
+    track_headline(s->track, "train/loss", "loss");
+    track_headline(s->track, "perf/throughput", "tok/s");
+    return 0;
+}
+
+static int open_all(struct sft *s, const struct conf *c) {
+    struct buf text = {0};
+    char *dir = NULL;
+    int64_t step, longest = 1;
+    int rc = 0;
+    TRY(config_read(&s->k, c));
+    TRY(conf_yaml(c, &text));
+    s->config_yaml = buf_take(&text);
+    if (s->k.device && strcmp(s->k.device, "ref") == 0) TRY(dev_open_ref(&s->dev));
+    else TRY(dev_open_cpu(&s->dev, (int)s->k.threads, NULL));
+    log_info("device: %s", s->dev.describe);
+    TRY(stages_create(&s->stages, 0));
+    stage_begin(s->stages, "start");
+    TRY(open_data(s));
+    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = MODEL_TRAIN, .max_len = s->k.max_length};
+    TRY(model_open(&s->model, &s->dev, &m));
+    for (int64_t i = 0; i < s->train->n; i++) longest = s->train->samples[i].n > longest ? s->train->samples[i].n : longest;
+    for (int64_t i = 0; s->val && i < s->val->n; i++) longest = s->val->samples[i].n > longest ? s->val->samples[i].n : longest;
+    const int64_t rows = s->k.cut.max_rows > 0 ? (s->k.cut.max_rows > longest ? s->k.cut.max_rows : longest) : s->k.cut.max_seqs * longest;
+    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .max_rows = rows,
+                                 .max_seqs = s->k.cut.max_seqs > 0 ? s->k.cut.max_seqs : s->k.train_batch_size};
+    TRY(actor_create(&s->actor, &a));
+    TRYG(find_resume(s, &dir, &step), out);
+    TRYG(open_track(s, c, step), out);
+    if (dir) TRYG(resume_from(s, dir, step), out);
+    s->cursor = data_sampler_state(&s->sampler);
+out:
+    stage_end(s->stages);
+    free(dir);
+    return rc;
+}
+
+static void close_all(struct sft *s) {
+    track_close(s->track);
+    actor_destroy(s->actor);
+    model_close(s->model);
+    data_sampler_free(&s->sampler);
+    sft_dataset_close(s->train);
+    sft_dataset_close(s->val);
+    chat_template_destroy(s->chat);
+    tokenizer_close(s->tok);
+    stages_destroy(s->stages);
+    dev_close(&s->dev);
+    metrics_free(&s->metrics);
+    json_decref(s->cursor);
+    free(s->config_yaml);
+    free(s->k.model_dir);
+    free(s->k.prompt_dict_keys);
+    free(s->k.response_dict_keys);
+}
+
+static bool due(const struct sft *s, int64_t freq) {
+    const int64_t per_epoch = data_sampler_batches(&s->sampler);
+    if (freq == EVERY_EPOCH) return s->step % per_epoch == 0 || s->step == s->total_steps;
+    return freq > 0 && (s->step % freq == 0 || s->step == s->total_steps);
+}
+
+static int run(struct sft *s) {
+    while (s->step < s->total_steps) {
+        s->step++;
+        const int rc = sft_step(s);
+        if (rc == ERR_NUMERIC) {
+            char *why = xstrdup(err_msg());
+            s->step--;
+            if (s->step > 0 && s->saved_step != s->step && save(s, s->step) < 0) log_error("%s", err_msg());
+            const int again = err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s", why,
+                                      (long long)s->saved_step, s->k.default_local_dir);
+            free(why);
+            return again;
+        }
+        TRY(rc);
+        json_decref(s->cursor);
+        s->cursor = data_sampler_state(&s->sampler);
+        const bool stop = stage_stop_signal() != 0;
+        if (s->val && !stop && due(s, s->k.test_freq)) TRY(validate(s));
+        if (stop || due(s, s->k.save_freq)) TRY(save(s, s->step));
+        stages_metrics(s->stages, &s->metrics);
+        track_log(s->track, s->step, &s->metrics);
+        if (stop) FAIL(ERR_SIGNAL, "stopped by signal %d; the state of step %lld is in %s", stage_stop_signal(),
+                       (long long)s->step, s->k.default_local_dir);
+    }
+    return 0;
+}
+
+int train_sft(const struct conf *c) {
+    struct sft s = {.saved_step = -1};
+    int rc = open_all(&s, c);
+    if (rc == 0) rc = run(&s);
+    if (rc == 0 && s.saved_step > 0)
+        log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)s.step, s.k.default_local_dir,
+                 (long long)s.saved_step);
+    close_all(&s);
+    return rc;
+}

@@ -1,0 +1,24 @@
+/* train.h - the programs: ppo, sft, their plans. Each is a list of named, timed
+ * stages; the arithmetic lives in the modules above. */
+#ifndef VERLC_TRAIN_H
+#define VERLC_TRAIN_H
+
+#include "base/conf.h"
+#include "base/buf.h"
+
+#include <stdint.h>
+
+/* Runs the trainer of a resolved configuration to its end. 0; ERR_SIGNAL after
+ * SIGINT or SIGTERM with the state saved (stage_stop_signal says which). */
+int train_ppo(const struct conf *c);
+int train_sft(const struct conf *c);
+/* The memory plan of a ppo run as a table, appended to out; *fits says whether this
+ * machine has that much. Reads config.json of the model, no weights. */
+int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits);
+
+/* A local directory for a model path: a directory as it is, else the newest
+ * snapshot of a hub id ("Qwen/Qwen2.5-0.5B-Instruct") in the local hub cache
+ * (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface). ERR_INPUT says how to get it. Caller frees. */
+int train_model_dir(const char *path, char **dir);
+
+#endif
