@@ -1,0 +1,17 @@
+/* cmd_bench.h - the subjects of `verlc bench`, one file each. */
+#ifndef VERLC_CMD_BENCH_H
+#define VERLC_CMD_BENCH_H
+
+#include "dev/dev.h"
+
+/* name, one-line help; bench_NAME(argc, argv) parses its own options */
+#define BENCH_MAP(X) X(gemm, "matrix products of the CPU backend, against memory's read rate")
+
+#define X(name, help) int bench_##name(int argc, char **argv);
+BENCH_MAP(X)
+#undef X
+
+/* Best of a few passes of all threads over 1 GiB. */
+int bench_read_ceiling(struct dev *d, int n_threads, double *bytes_per_second);
+
+#endif
