@@ -218,16 +218,18 @@ int data_make_gsm8k(struct data_gsm8k_args *a);
 
 struct data_arith_args {
     const char *out_dir;
-    int64_t n_train, n_test;
+    int64_t n_train, n_test, n_sft;
     uint64_t seed;
-    int level;    /* 1: one step, 2: one or two steps, 3: two steps with larger numbers */
-    bool parquet; /* beside the JSONL files */
+    int level;           /* 1: one step, 2: one or two steps, 3: two steps, larger numbers */
+    bool jsonl, parquet; /* which files; at least one */
 };
-/* train, test (RL rows) and sft_train, sft_test (prompt, response). */
+/* train and test (RL rows, verl's columns), sft_train and sft_test (prompt, response, messages).
+ * No question occurs in two of train, test and sft_train; sft_test asks test's. */
 int data_make_arith(const struct data_arith_args *a);
 
-/* A byte-level BPE tokenizer with ChatML, sized for the arithmetic texts: tokenizer.json,
- * tokenizer_config.json, generation_config.json's end token is <|im_end|>.  Deterministic. */
+/* tokenizer.json and tokenizer_config.json in dir (made if need be): a byte-level BPE tokenizer
+ * with ChatML, trained here on the arithmetic texts; the end token is <|im_end|>, the padding
+ * token <|endoftext|>.  The same bytes every time. */
 int data_write_tiny_tokenizer(const char *dir);
 
 #endif

@@ -4,6 +4,9 @@
 
 #include "data/data.h"
 
+#include "base/buf.h"
+#include "base/rng.h"
+
 /* Runs argv[0] from PATH with its output on our stderr. ERR_HELPER names the
  * program and how it ended, or that it is not installed (with `advice`). */
 int data__run(const char *const *argv, double timeout_s, const char *advice);
@@ -38,5 +41,8 @@ int data__table_read(struct data__table *t, const struct data__table_args *a);
 void data__table_free(struct data__table *t);
 /* "FILE row 12" (1-based) of row i; caller frees. */
 char *data__table_place(const struct data__table *t, int64_t i);
+
+/* One word problem with its worked solution ("... #### 42"); question and answer are reset first. */
+void data__arith_problem(struct rng *r, int level, struct buf *question, struct buf *answer);
 
 #endif
