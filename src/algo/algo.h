@@ -15,6 +15,7 @@
 #ifndef VERLC_ALGO_H
 #define VERLC_ALGO_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -218,5 +219,9 @@ struct algo_value_args {
 /* Metrics critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean. */
 int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds,
                     struct algo_metrics *m);
+
+/* ---- the same on JSON: `verlc algo` (spec of requests: docs of the tool) ---- */
+/* `where` names the line in messages.  *answer is a new reference. */
+int algo_json(const json_t *request, const char *where, json_t **answer);
 
 #endif
