@@ -3,7 +3,7 @@
  * A command is int cmd_NAME(argc, argv) with argv[0] its own name; it returns a
  * negative ERR_* code (main prints err_msg and exits with err_exit_status), or
  * the exit status.  Only main.c calls exit.  Results go to stdout, everything
- * else to stderr.  ppo, sft, generate and eval take verl's Hydra overrides
+ * else to stderr.  ppo, sft and plan take verl's Hydra overrides
  * (base/conf.h) and do not use this parser. */
 #ifndef VERLC_CMD_H
 #define VERLC_CMD_H
@@ -15,16 +15,14 @@
 #define CMD_MAP(X)                                                                        \
     X(ppo, "train with PPO, GRPO and kin: verl.trainer.main_ppo's command line")          \
     X(sft, "supervised fine-tuning: verl's sft_trainer command line")                     \
-    X(generate, "sample from a model: JSONL in, JSONL out, or verl's main_generation keys") \
-    X(eval, "score saved responses: verl's main_eval command line")                       \
+    X(generate, "sample from a model: JSONL in, JSONL out")                               \
     X(data, "prepare datasets: gsm8k, arith")                                             \
     X(model, "model directories: init, info, export, merge")                              \
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \
     X(plan, "memory and time plan of a ppo run, before it starts")                        \
-    X(bench, "numbers for this machine")                                                  \
-    X(selftest, "numerics check for this machine")
+    X(bench, "numbers for this machine")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);
 CMD_MAP(X)

@@ -6,6 +6,7 @@
  * Invariant: as ppo - a resumed run ends in the bits of an unbroken one. */
 #include "ckpt/ckpt.h"
 #include "data/data.h"
+#include "text/text.h"
 #include "train/actor.h"
 #include "train/stage.h"
 #include "train/train.h"

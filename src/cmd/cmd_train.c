@@ -1,0 +1,77 @@
+/* cmd_train.c - verlc ppo, sft and plan: verl's command lines.
+ * Resolves and checks the configuration; the programs are in train. */
+#include "cmd/cmd.h"
+
+#include "base/conf.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "train/stage.h"
+#include "train/train.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ERR_SIGNAL becomes 128 + signal, as the shell counts. */
+static int ended(int rc) {
+    if (rc != ERR_SIGNAL) return rc;
+    log_error("%s", err_msg());
+    return 128 + stage_stop_signal();
+}
+
+int cmd_ppo(int argc, char **argv) {
+    struct conf *c = NULL;
+    int rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
+    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
+        conf_free(c);
+        return rc < 0 ? rc : 0;
+    }
+    if (rc == 0) rc = conf_check(c);
+    if (rc == 0) conf_notes(c);
+    if (rc == 0) rc = conf_validate_ppo(c);
+    if (rc == 0) rc = train_ppo(c);
+    conf_free(c);
+    return ended(rc);
+}
+
+/* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
+static const char *sft_schema(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "model.partial_pretrain=", 23) == 0 || strncmp(argv[i], "data.prompt_key=", 16) == 0 ||
+            strncmp(argv[i], "data.response_key=", 18) == 0 || strcmp(argv[i], "--config-name=sft_trainer") == 0)
+            return "sft_trainer";
+    }
+    return "sft_trainer_engine";
+}
+
+int cmd_sft(int argc, char **argv) {
+    struct conf *c = NULL;
+    int rc = conf_load(&c, sft_schema(argc, argv), argc - 1, argv + 1);
+    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
+        conf_free(c);
+        return rc < 0 ? rc : 0;
+    }
+    if (rc == 0) rc = conf_check(c);
+    if (rc == 0) conf_notes(c);
+    if (rc == 0) rc = train_sft(c);
+    conf_free(c);
+    return ended(rc);
+}
+
+int cmd_plan(int argc, char **argv) {
+    struct conf *c = NULL;
+    struct buf text = {0};
+    bool fits = false;
+    int rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
+    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
+        conf_free(c);
+        return rc < 0 ? rc : 0;
+    }
+    if (rc == 0) rc = conf_check(c);
+    if (rc == 0) rc = conf_validate_ppo(c);
+    if (rc == 0) rc = train_plan_ppo(c, &text, &fits);
+    if (rc == 0) fputs(text.p, stdout);
+    buf_free(&text);
+    conf_free(c);
+    if (rc == 0 && !fits) return err_exit_status(ERR_NOMEM);
+    return rc;
+}
