@@ -191,6 +191,7 @@ struct optim_config {
 double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step (spec 2.10) */
 struct optim {
     float *m, *v; /* (n_elems) f32, device; owned */
+    void *sum;    /* one f64 of device scratch; owned */
     int64_t step; /* AdamW steps taken */
 };
 int optim_create(struct optim **out, struct model *m);

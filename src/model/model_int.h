@@ -87,15 +87,16 @@ struct model_acts {
 static inline struct tensor model__top(struct tensor t, int64_t n) {
     return t.nd == 0 ? t : tensor_rows(t, 0, n);
 }
-/* Layer l from acts->x[l] to acts->x[l + 1]: the forward, and the recompute of backward. */
-int model__layer_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
-void model__attn_args(const struct model *m, const struct model_batch *b, struct model_acts *a,
-                      int64_t l, struct qkv_args *qkv, struct attn_args *attn);
-/* Rows [lo, lo + n) of l through gather and final norm into head.xn; rstd too when wanted. */
-int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l,
-                      int64_t lo, int64_t n, bool rstd);
-/* head_args of rows [lo, lo + n), logp, lse and entropy at their kept places. */
-struct lmhead_args model__head_args(struct model *m, struct model_acts *a, int64_t lo, int64_t n,
+/* Fills stage l from acts->x[l], up to the MLP's inner product; acts->x[l + 1] is x_mid plus its
+ * down projection.  Used by the forward pass and by the recompute of backward. */
+int model__layer_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* Arguments of the two attention ops of layer l, for forward and backward alike. */
+void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
+                      struct qkv_args *qkv, struct attn_args *attn);
+/* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
+int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
+/* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */
+struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n,
                                     bool entropy);
 
 #endif

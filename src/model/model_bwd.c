@@ -1,0 +1,91 @@
+/* model_bwd.c - the mirror of model_fwd.c: from d loss / d log-prob to the
+ * gradient of every parameter, added into a flat f32 array.
+ *
+ * The gradient of the residual stream (a->dx, f32) is carried in place from the
+ * last layer to the first; each block adds its own part to it.
+ * Invariant: nothing here divides or normalises; splitting a batch into several
+ * calls changes the sums by f32 rounding only. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+/* The head's rows, block by block: dx of the last residual, d embed or d lm_head, d final norm. */
+static int head_backward(struct model *m, struct model_acts *a, const struct model_logp_args *l, const float *dlogp,
+                         const float *dentropy, float *grads) {
+    struct dev *d = m->dev;
+    const struct tensor dx_all = model__top(a->dx, a->n_rows);
+    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
+    for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
+        const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
+        const size_t bytes = (size_t)n * sizeof(float);
+        const struct tensor dxn = model__top(a->head.dxn, n), dx = model__top(a->head.dx, n);
+        const struct tensor d_logp = model__top(a->head.dlogp, n);
+        const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
+        TRY(model__head_input(m, a, l, lo, n));
+        const struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
+        TRY(dev_copy_in(d, d_logp.data, dlogp + lo, bytes));
+        if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy + lo, bytes));
+        TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, model__flat(grads, m->g_head)));
+        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+        TRY(dev_rmsnorm_bwd(d, dx, model__flat(grads, m->g_norm), dxn, model__top(a->head.x, n), m->final_norm,
+                            model__top(a->head.rstd, n)));
+        TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, n)));
+    }
+    return 0;
+}
+
+/* dx as the matmuls read it. */
+static int round_dx(struct model *m, struct model_acts *a, int64_t n, struct tensor *out) {
+    *out = model__top(a->dx_act, n);
+    return m->act == DT_F32 ? 0 : dev_cast(m->dev, *out, model__top(a->dx, n));
+}
+
+static int layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
+                          float *grads) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor dx = model__top(a->dx, n), dxn = model__top(a->dxn, n);
+    const struct tensor dmlp = model__top(a->dmlp, n), dgate_up = model__top(a->dgate_up, n);
+    const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    struct tensor dy;
+    struct qkv_args qkv;
+    struct attn_args attn;
+    model__attn_args(m, b, a, l, &qkv, &attn);
+    /* x_next = x_mid + down(silu(gate) * up) */
+    TRY(round_dx(m, a, n, &dy));
+    TRY(dev_matmul_dw(d, model__flat(grads, y->down), model__flat(grads, y->down_bias), dy, model__top(s->mlp, n)));
+    TRY(dev_matmul_dx(d, dmlp, dy, y->down->mat, false));
+    TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
+    TRY(dev_matmul_dw(d, model__flat(grads, y->gate_up), model__flat(grads, y->gate_up_bias), dgate_up,
+                      model__top(s->xn2, n)));
+    TRY(dev_matmul_dx(d, dxn, dgate_up, y->gate_up->mat, false));
+    TRY(dev_rmsnorm_bwd(d, dx, model__flat(grads, y->mlp_norm), dxn, model__top(s->x_mid, n), y->mlp_norm->vec,
+                        model__top(s->rstd2, n)));
+    /* x_mid = x + o(attn(norm(x))) */
+    TRY(round_dx(m, a, n, &dy));
+    TRY(dev_matmul_dw(d, model__flat(grads, y->o), model__flat(grads, y->o_bias), dy, attn.out));
+    TRY(dev_matmul_dx(d, datt, dy, y->o->mat, false));
+    TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__flat(grads, y->q_norm), model__flat(grads, y->k_norm)));
+    TRY(dev_matmul_dw(d, model__flat(grads, y->qkv), model__flat(grads, y->qkv_bias), dqkv, model__top(s->xn1, n)));
+    TRY(dev_matmul_dx(d, dxn, dqkv, y->qkv->mat, false));
+    return dev_rmsnorm_bwd(d, dx, model__flat(grads, y->attn_norm), dxn, model__top(a->x[l], n), y->attn_norm->vec,
+                           model__top(s->rstd1, n));
+}
+
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
+                   const float *dlogp, const float *dentropy, float *grads) {
+    CHECK(a->keep != MODEL_KEEP_NONE && b->kv == NULL);         /* there is something to go back through */
+    CHECK(a->n_rows == b->n_rows && a->n_head == l->n);         /* the forward was of this batch */
+    CHECK(dentropy == NULL || a->head_entropy);
+    TRY(head_backward(m, a, l, dlogp, dentropy, grads));
+    for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
+        /* the last layer's stage is still there from the forward pass */
+        if (a->keep == MODEL_KEEP_LAYER && i != m->cfg.n_layers - 1) TRY(model__layer_stage(m, b, a, i));
+        TRY(layer_backward(m, b, a, i, grads));
+    }
+    a->n_head = 0; /* the stages are spent */
+    return dev_embed_bwd(m->dev, model__flat(grads, m->g_embed), b->ids, model__top(a->dx, b->n_rows));
+}
