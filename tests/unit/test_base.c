@@ -1,0 +1,592 @@
+/* test_base.c - src/base: errors, buffers, maps, files, checksums, the random
+ * generator against published vectors, the thread pool, JSON.
+ * Files are written under a fresh directory in TMPDIR and removed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/map.h"
+#include "base/pool.h"
+#include "base/rng.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- err ---- */
+
+static int fails_deep(void) { FAIL(ERR_INPUT, "file %s: gone", "x"); }
+static int passes_on(void) {
+    TRY(fails_deep());
+    return 0;
+}
+static int cleans_up(int *cleaned) {
+    int rc = 0;
+    TRYG(passes_on(), out);
+out:
+    (*cleaned)++;
+    return rc;
+}
+static void *other_thread(void *arg) {
+    err_set(ERR_IO, "f", 1, "of another thread");
+    return arg;
+}
+
+static void test_err(void **state) {
+    (void)state;
+    int cleaned = 0;
+    assert_int_equal(cleans_up(&cleaned), ERR_INPUT);
+    assert_int_equal(cleaned, 1);
+    assert_string_equal(err_msg(), "file x: gone");
+    const char *trace = err_trace();
+    int hops = 1;
+    while ((trace = strstr(trace, " < ")) != NULL) hops++, trace += 3;
+    assert_int_equal(hops, 3);
+    assert_int_equal(err_wrap(ERR_INPUT, "loading %s", "m"), ERR_INPUT);
+    assert_string_equal(err_msg(), "loading m: file x: gone");
+    assert_int_equal(err_set(ERR_IO, "f", 1, "again: %s", err_msg()), ERR_IO); /* own message as argument */
+    assert_string_equal(err_msg(), "again: loading m: file x: gone");
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, other_thread, NULL), 0);
+    pthread_join(t, NULL);
+    assert_string_equal(err_msg(), "again: loading m: file x: gone");
+
+    char big[5000]; /* truncated, never overflows */
+    memset(big, 'a', sizeof big - 1);
+    big[sizeof big - 1] = '\0';
+    err_set(ERR_IO, "f", 1, "%s", big);
+    err_wrap(ERR_IO, "%s", big);
+    assert_true(strlen(err_msg()) < sizeof big);
+    for (int i = 0; i < 200; i++) err_pass(ERR_IO, "some/long/path/to/a/file.c", i);
+    assert_true(strlen(err_trace()) < sizeof big);
+
+    assert_int_equal(err_exit_status(0), 0);
+    assert_int_equal(err_exit_status(7), 0); /* a count */
+    assert_int_equal(err_exit_status(ERR_INVAL), 2);
+    assert_int_equal(err_exit_status(ERR_FORMAT), 3);
+    assert_int_equal(err_exit_status(ERR_IO), 4);
+    assert_int_equal(err_exit_status(ERR_NUMERIC), 5);
+    assert_int_equal(err_exit_status(ERR_TIMEOUT), 6);
+    assert_int_equal(err_exit_status(-999), 1);
+    assert_string_equal(err_name(ERR_NOMEM), "out of memory");
+}
+
+/* CHECK stops the process, also in release builds. */
+static void test_check(void **state) {
+    (void)state;
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        const struct rlimit no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        signal(SIGABRT, SIG_DFL);
+        if (freopen("/dev/null", "w", stderr) == NULL) _exit(1);
+        CHECK(getpid() < 0);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+/* ---- buf, arena ---- */
+
+static void test_buf(void **state) {
+    (void)state;
+    struct buf b = {0};
+    char *s = buf_take(&b);
+    assert_string_equal(s, "");
+    free(s);
+    for (int i = 0; i < 1000; i++) {
+        assert_int_equal(buf_addf(&b, "%d,", i), 0);
+        assert_int_equal(strlen(b.p), b.n);
+    }
+    assert_int_equal(buf_addc(&b, '\0'), 0); /* any byte */
+    assert_int_equal(buf_adds(&b, "end"), 0);
+    assert_memory_equal(b.p + b.n - 8, "999,\0end", 9);
+    buf_reset(&b);
+    assert_int_equal(b.n, 0);
+    assert_string_equal(b.p, "");
+    buf_free(&b);
+    assert_null(b.p);
+
+    b.max = 10;
+    assert_int_equal(buf_adds(&b, "12345678"), 0);
+    assert_int_equal(buf_adds(&b, "abc"), ERR_FORMAT);
+    assert_string_equal(b.p, "12345678"); /* unchanged */
+    assert_int_equal(buf_add(&b, "x", SIZE_MAX), ERR_FORMAT);
+    assert_int_equal(buf_adds(&b, "90"), 0);
+    s = buf_take(&b);
+    assert_string_equal(s, "1234567890");
+    assert_int_equal(b.max, 10); /* the ceiling stays, the text is gone */
+    assert_int_equal(b.n, 0);
+    free(s);
+
+    int64_t *v = NULL, cap = 0;
+    for (int64_t n = 1; n <= 1000; n++) {
+        xgrow((void **)&v, &cap, n, sizeof *v);
+        assert_true(cap >= n);
+        v[n - 1] = n;
+    }
+    for (int64_t n = 0; n < 1000; n++) assert_int_equal(v[n], n + 1);
+    free(v);
+}
+
+static void *layout(struct arena *a) { /* the same lines measure and bind */
+    arena_take(a, 10);
+    arena_take(a, 0);
+    return arena_take(a, 300);
+}
+static void test_arena(void **state) {
+    (void)state;
+    struct arena a = {0};
+    assert_null(layout(&a));
+    assert_int_equal(a.used, 256 + 300);
+    char *block = aligned_alloc(ARENA_ALIGN, 1024);
+    struct arena b = {.base = block, .cap = a.used};
+    assert_ptr_equal(layout(&b), block + 256);
+    assert_int_equal(b.used, a.used);
+    free(block);
+}
+
+/* ---- map ---- */
+
+static void test_map(void **state) {
+    (void)state;
+    enum { N = 5000 };
+    struct map m = {0};
+    int64_t v = -1;
+    char key[32];
+    assert_false(map_gets(&m, "absent", &v));
+    for (int64_t i = 0; i < N; i++) {
+        const int n = snprintf(key, sizeof key, "k%lld", (long long)i);
+        map_set(&m, key, (size_t)n, i);
+    }
+    map_set(&m, "k7", 2, 777);       /* replaces */
+    map_set(&m, "a\0b", 3, 1);       /* keys are bytes */
+    map_set(&m, "a\0c", 3, 2);
+    map_set(&m, "", 0, 3);
+    assert_int_equal(m.n, N + 3);
+    for (int64_t i = 0; i < N; i++) {
+        snprintf(key, sizeof key, "k%lld", (long long)i);
+        assert_true(map_gets(&m, key, &v));
+        assert_int_equal(v, i == 7 ? 777 : i);
+        assert_string_equal(m.entries[i].key, key); /* insertion order */
+    }
+    assert_true(map_get(&m, "a\0c", 3, &v));
+    assert_int_equal(v, 2);
+    assert_true(map_get(&m, "", 0, NULL));
+    assert_false(map_gets(&m, "a", NULL));
+    map_free(&m);
+    assert_int_equal(m.n, 0);
+}
+
+/* ---- files ---- */
+
+static char *tmp_dir(void) {
+    const char *t = getenv("TMPDIR");
+    char *d = xasprintf("%s/verlc_base_XXXXXX", t ? t : "/tmp");
+    if (mkdtemp(d) == NULL) fail_msg("cannot make %s", d);
+    return d;
+}
+static char *read_text(const char *path) {
+    struct buf b = {0};
+    if (file_read(&b, path, 0) < 0) fail_msg("%s", err_msg());
+    return buf_take(&b);
+}
+
+struct lines {
+    struct buf text;
+    int64_t n, stop_at;
+};
+static int add_line(void *arg, char *line, size_t n, int64_t no) {
+    struct lines *l = arg;
+    assert_int_equal(no, ++l->n);
+    assert_int_equal(line[n], '\0');
+    if (no == l->stop_at) FAIL(ERR_FORMAT, "line %lld", (long long)no);
+    TRY(buf_add(&l->text, line, n));
+    return buf_addc(&l->text, '|');
+}
+
+static void test_file(void **state) {
+    (void)state;
+    char *dir = tmp_dir(), *sub = file_join(dir, "a/b//c/"), *path = file_join(sub, "f.txt");
+    struct buf b = {0};
+    assert_int_equal(file_mkdirs(sub), 0);
+    assert_int_equal(file_mkdirs(sub), 0); /* again is fine */
+    assert_true(file_is_dir(sub));
+    assert_int_equal(file_size(path), -1);
+
+    assert_int_equal(file_write_atomic(path, "one\ntwo\r\n\nlast", 14), 0);
+    assert_int_equal(file_size(path), 14);
+    assert_int_equal(file_read(&b, path, 14), 0);
+    assert_int_equal(file_read(&b, path, 13), ERR_INPUT); /* over the limit */
+    buf_free(&b);
+    assert_int_equal(file_read(&b, sub, 0), ERR_INPUT); /* a directory */
+    assert_int_equal(file_read(&b, "/nonexistent/f", 0), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "/nonexistent/f"));
+    buf_free(&b);
+
+    struct lines l = {0};
+    assert_int_equal(file_each_line(path, add_line, &l), 0);
+    assert_string_equal(l.text.p, "one|two\r||last|");
+    buf_free(&l.text);
+    l = (struct lines){.stop_at = 2};
+    assert_int_equal(file_each_line(path, add_line, &l), ERR_FORMAT); /* the callback's error */
+    assert_int_equal(l.n, 2);
+    buf_free(&l.text);
+
+    struct file_map m;
+    assert_int_equal(file_map_open(&m, path), 0);
+    assert_int_equal(m.n, 14);
+    assert_memory_equal(m.p, "one\n", 4);
+    file_unmap(&m);
+    assert_int_equal(file_map_open(&m, sub), ERR_INPUT);
+    assert_int_equal(file_write_atomic(path, "", 0), 0);
+    assert_int_equal(file_map_open(&m, path), 0);
+    assert_null(m.p);
+    file_unmap(&m);
+
+    assert_int_equal(file_mkdirs("/proc/self/no/such"), ERR_IO);
+    char *under = file_join(path, "dir");
+    assert_int_equal(file_mkdirs(under), ERR_IO); /* a file is in the way */
+    free(under);
+    assert_int_equal(file_remove_tree(dir), 0);
+    assert_false(file_exists(dir));
+    assert_int_equal(file_remove_tree(dir), 0); /* a missing path is fine */
+
+    char *e = file_expand("~/x"), *j = file_join("a/", "b");
+    if (getenv("HOME")) assert_int_equal(strncmp(e, getenv("HOME"), strlen(getenv("HOME"))), 0);
+    assert_string_equal(j, "a/b");
+    free(e);
+    free(j);
+    free(path);
+    free(sub);
+    free(dir);
+}
+
+/* A link inside a tree is removed, what it points to is not. */
+static void test_remove_tree_links(void **state) {
+    (void)state;
+    char *dir = tmp_dir(), *keep = file_join(dir, "keep"), *gone = file_join(dir, "gone");
+    char *kept_file = file_join(keep, "f"), *link_path = file_join(gone, "link");
+    assert_int_equal(file_mkdirs(keep), 0);
+    assert_int_equal(file_mkdirs(gone), 0);
+    assert_int_equal(file_write_atomic(kept_file, "x", 1), 0);
+    assert_int_equal(symlink(keep, link_path), 0);
+    assert_int_equal(file_remove_tree(gone), 0);
+    assert_false(file_exists(gone));
+    assert_true(file_exists(kept_file));
+    assert_int_equal(file_remove_tree(dir), 0);
+    free(link_path);
+    free(kept_file);
+    free(gone);
+    free(keep);
+    free(dir);
+}
+
+/* A write that fails part way (here: a limit on the size of files, as a full disk does) leaves the
+ * old file and no other. */
+static void test_atomic_failure(void **state) {
+    (void)state;
+    char *dir = tmp_dir(), *path = file_join(dir, "f"), *tmp = file_join(dir, "f.tmp");
+    assert_int_equal(file_write_atomic(path, "old", 3), 0);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        const struct rlimit small = {1000, 1000};
+        char *big = xcalloc(5000, 1);
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &small);
+        const int rc = file_write_atomic(path, big, 5000);
+        _exit(rc == ERR_IO && strstr(err_msg(), path) ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    char *text = read_text(path);
+    assert_string_equal(text, "old");
+    free(text);
+    assert_false(file_exists(tmp));
+    assert_int_equal(file_remove_tree(dir), 0);
+    assert_int_equal(file_write_atomic(path, "x", 1), ERR_IO); /* no such directory */
+    free(tmp);
+    free(path);
+    free(dir);
+}
+
+static void test_hash(void **state) {
+    (void)state;
+    char *dir = tmp_dir(), *path = file_join(dir, "f"), a[33], b[33];
+    char *data = xcalloc(3 << 20, 1);
+    for (int i = 0; i < 3 << 20; i++) data[i] = (char)(i * 31 + (i >> 9));
+    assert_int_equal(file_write_atomic(path, data, 3 << 20), 0);
+    hash_hex(data, 3 << 20, a);
+    assert_int_equal(hash_file_hex(path, b), 0);
+    assert_string_equal(a, b);
+    data[2 << 20] ^= 1;
+    hash_hex(data, 3 << 20, b);
+    assert_string_not_equal(a, b);
+    /* XXH3 of nothing, from the xxHash specification's reference implementation */
+    assert_true(hash64("", 0) == 0x2d06800538d394c2u);
+    hash_hex("", 0, a);
+    assert_string_equal(a, "99aa06d3014798d86001c324468d497f");
+    assert_int_equal(hash_file_hex("/nonexistent/f", a), ERR_INPUT);
+    assert_int_equal(file_remove_tree(dir), 0);
+    free(data);
+    free(path);
+    free(dir);
+}
+
+/* ---- rng ---- */
+
+/* Known answers of philox4x32-10 from Random123's kat_vectors (Salmon et al. 2011). */
+static void test_philox(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t ctr[4], key[2], want[4];
+    } kat[] = {
+        {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < sizeof kat / sizeof kat[0]; i++) {
+        uint32_t out[4];
+        philox4x32(out, kat[i].ctr, kat[i].key);
+        assert_memory_equal(out, kat[i].want, sizeof out);
+    }
+}
+
+static void test_rng_token(void **state) {
+    (void)state;
+    enum { N = 20000 };
+    const float base = rng_token(1, 2, 3, 4);
+    assert_true(base == rng_token(1, 2, 3, 4));
+    /* every part of the address counts, high halves too */
+    assert_true(base != rng_token(2, 2, 3, 4) && base != rng_token(1, 3, 3, 4));
+    assert_true(base != rng_token(1, 2, 4, 4) && base != rng_token(1, 2, 3, 5));
+    assert_true(base != rng_token(1 + (1ull << 32), 2, 3, 4) && base != rng_token(1, 2 + (1ull << 32), 3, 4));
+    double sum = 0, sq = 0;
+    for (uint32_t i = 0; i < N; i++) {
+        const double u = rng_token(42, 7, i % 5, i / 5);
+        assert_true(u >= 0 && u < 1);
+        sum += u;
+        sq += u * u;
+    }
+    /* mean 1/2 with deviation 0.002, mean square 1/3 with 0.0021: five deviations */
+    assert_true(fabs(sum / N - 0.5) < 0.0102 && fabs(sq / N - 1.0 / 3) < 0.0106);
+}
+
+static void test_rng_stream(void **state) {
+    (void)state;
+    enum { N = 20000 };
+    struct rng a = {.seed = 5, .stream = RNG_DATA}, other = {.seed = 5, .stream = RNG_INIT};
+    uint32_t first[10];
+    int equal = 0;
+    for (int i = 0; i < 10; i++) first[i] = rng_u32(&a);
+    for (int i = 0; i < 10; i++) equal += rng_u32(&other) == first[i];
+    assert_int_equal(equal, 0);
+    struct rng resumed = {.seed = 5, .stream = RNG_DATA, .n = 3}; /* the count is the whole state */
+    for (int i = 3; i < 10; i++) assert_int_equal(rng_u32(&resumed), first[i]);
+
+    double sum = 0, sq = 0;
+    int64_t seen[7] = {0}, perm[100];
+    for (int i = 0; i < N; i++) {
+        const double x = rng_normal(&a), u = rng_unit(&a);
+        assert_true(isfinite(x) && u >= 0 && u < 1);
+        sum += x;
+        sq += x * x;
+        seen[rng_below(&a, 7)]++;
+    }
+    /* deviations 0.007 and 0.01; counts 2857 with 49: five of each */
+    assert_true(fabs(sum / N) < 0.036 && fabs(sq / N - 1) < 0.05);
+    for (int i = 0; i < 7; i++) assert_true(llabs(seen[i] - N / 7) < 250);
+    assert_int_equal(rng_below(&a, 1), 0);
+    for (int i = 0; i < 1000; i++) assert_true(rng_below(&a, (1ull << 63) + 1) <= 1ull << 63);
+
+    for (int64_t i = 0; i < 100; i++) perm[i] = i;
+    rng_shuffle(&a, perm, 100);
+    int64_t moved = 0, total = 0;
+    for (int64_t i = 0; i < 100; i++) {
+        moved += perm[i] != i;
+        total += perm[i];
+    }
+    assert_true(moved > 80); /* one fixed point is expected */
+    assert_int_equal(total, 4950);
+    rng_shuffle(&a, perm, 1);
+    rng_shuffle(&a, perm, 0);
+}
+
+/* ---- pool ---- */
+
+struct job {
+    _Atomic int64_t *hits; /* (n_parts) */
+    _Atomic int bad_thread;
+    _Atomic int denormals;
+    int n_threads;
+};
+static void part(void *arg, int64_t i, int thread) {
+    struct job *j = arg;
+    volatile float tiny = 1e-38f; /* its tenth is denormal: zero under FTZ */
+    atomic_fetch_add(&j->hits[i], 1);
+    if (thread < 0 || thread >= j->n_threads) atomic_store(&j->bad_thread, 1);
+    if (tiny * 0.1f != 0) atomic_store(&j->denormals, 1);
+}
+
+static void test_pool(void **state) {
+    (void)state;
+    enum { MAX_PARTS = 1000, JOBS = 300 };
+    _Atomic int64_t *hits = xcalloc(MAX_PARTS, sizeof *hits);
+    for (int n_threads = 1; n_threads <= 4; n_threads++) {
+        struct pool *p;
+        assert_int_equal(pool_create(&p, n_threads), 0);
+        assert_int_equal(pool_threads(p), n_threads);
+        struct job j = {.hits = hits, .n_threads = n_threads};
+        for (int job = 0; job < JOBS; job++) {
+            const int64_t n = job % 10 == 0 ? 3 * job % MAX_PARTS : job % 7; /* 0 parts too */
+            for (int64_t i = 0; i < n; i++) atomic_store(&hits[i], 0);
+            pool_run(p, n, part, &j);
+            for (int64_t i = 0; i < n; i++) assert_int_equal(atomic_load(&hits[i]), 1); /* each once, all done */
+        }
+        if (n_threads == 2) { /* workers that went to sleep are woken */
+            usleep(50000);
+            pool_run(p, 100, part, &j);
+        }
+        assert_int_equal(atomic_load(&j.bad_thread), 0);
+#if defined(__x86_64__)
+        assert_int_equal(atomic_load(&j.denormals), 0);
+#endif
+        pool_destroy(p);
+    }
+    pool_destroy(NULL);
+    free(hits);
+    for (int64_t n = 0; n < 40; n++) /* ranges tile [0, n) */
+        for (int64_t parts = 1; parts < 12; parts++) {
+            int64_t end = 0;
+            for (int64_t i = 0; i < parts; i++) {
+                int64_t lo, hi;
+                pool_range(n, parts, i, &lo, &hi);
+                assert_int_equal(lo, end);
+                assert_true(hi >= lo && hi - lo <= n / parts + 1);
+                end = hi;
+            }
+            assert_int_equal(end, n);
+        }
+}
+
+static void test_clock(void **state) {
+    (void)state;
+    const double t = clock_now();
+    usleep(2000);
+    const double dt = clock_now() - t;
+    assert_true(dt >= 0.002 && dt < 5);
+    assert_true(clock_wall() > 1.6e9); /* after 2020 */
+    assert_int_equal(clock_poll_ms(clock_now() - 1), 0);
+    const int ms = clock_poll_ms(clock_now() + 10);
+    assert_true(ms > 9000 && ms <= 10001);
+    assert_true(clock_poll_ms(clock_now() + 1e12) > 1000000000); /* no overflow */
+}
+
+/* ---- json ---- */
+
+static void test_json(void **state) {
+    (void)state;
+    static const char text[] = "{\"i\": -9007199254740993, \"f\": 0.1, \"b\": true, \"s\": \"h\\u00e9\\u0000x\", \"n\": null}";
+    json_t *v = NULL;
+    int64_t i = 5;
+    double f = 5;
+    bool b = false;
+    const char *s = "default";
+    assert_int_equal(json_parse(&v, text, strlen(text), "stdin:3"), 0);
+    assert_int_equal(json_i64(v, "i", &i, "w"), 0);
+    assert_true(i == -9007199254740993);
+    assert_int_equal(json_f64(v, "f", &f, "w"), 0);
+    assert_true(f == 0.1);
+    assert_int_equal(json_f64(v, "i", &f, "w"), 0); /* a whole number is a number */
+    assert_int_equal(json_bool(v, "b", &b, "w"), 0);
+    assert_true(b);
+    assert_int_equal(json_i64(v, "f", &i, "w"), ERR_FORMAT);
+    assert_int_equal(json_i64(v, "missing", &i, "stdin:3"), ERR_FORMAT);
+    assert_non_null(strstr(err_msg(), "stdin:3"));
+    assert_non_null(strstr(err_msg(), "missing"));
+    assert_int_equal(json_str(v, "i", &s, "w"), ERR_FORMAT);
+    assert_string_equal(s, "default"); /* written only on success */
+    assert_int_equal(json_str_opt(v, "n", &s, "w"), 0); /* null: the default stays */
+    assert_int_equal(json_str_opt(v, "missing", &s, "w"), 0);
+    assert_string_equal(s, "default");
+    assert_int_equal(json_i64_opt(v, "s", &i, "w"), ERR_FORMAT); /* there, but of another type */
+
+    struct buf out = {0};
+    json_t *again = NULL;
+    assert_int_equal(json_dump_line(&out, v), 0);
+    assert_null(strchr(out.p, '\n'));
+    assert_int_equal(json_parse(&again, out.p, out.n, "again"), 0);
+    assert_true(json_equal(v, again));
+    json_decref(again);
+    buf_reset(&out);
+    json_t *third = json_real(1.0 / 3);
+    assert_int_equal(json_dump_line(&out, third), 0);
+    assert_true(strtod(out.p, NULL) == 1.0 / 3); /* parses back to the same value */
+    json_decref(third);
+    buf_free(&out);
+
+    static const char *const bad[] = {"", "{", "{\"a\":1,}", "[1 2]", "{\"a\":1} x", "nul", "\"\xff\"", "1e999"};
+    for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
+        json_t *none = NULL;
+        assert_int_equal(json_parse(&none, bad[k], strlen(bad[k]), "stdin:9"), ERR_FORMAT);
+        assert_non_null(strstr(err_msg(), "stdin:9"));
+        assert_null(none);
+    }
+    char *deep = xmalloc(200000); /* nesting is limited, not a stack overflow */
+    memset(deep, '[', 200000);
+    json_t *none = NULL;
+    assert_int_equal(json_parse(&none, deep, 200000, "deep"), ERR_FORMAT);
+    free(deep);
+
+    char *dir = tmp_dir(), *path = file_join(dir, "v.json");
+    assert_int_equal(json_save_atomic(path, v), 0);
+    assert_int_equal(json_load(&again, path, 0), 0);
+    assert_true(json_equal(v, again));
+    json_decref(again);
+    assert_int_equal(json_load(&again, path, 5), ERR_INPUT);
+    assert_int_equal(json_load(&again, dir, 0), ERR_INPUT);
+    assert_int_equal(file_remove_tree(dir), 0);
+    free(path);
+    free(dir);
+    json_decref(v);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_err),        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_buf),        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_map),        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_remove_tree_links), cmocka_unit_test(test_atomic_failure),
+        cmocka_unit_test(test_hash),       cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_token),  cmocka_unit_test(test_rng_stream),
+        cmocka_unit_test(test_pool),       cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_json),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}
