@@ -1,0 +1,296 @@
+/* track.c - metrics, the queue and the writer thread.  Each tracker is a row of
+ * a table; the console is drawn by the caller, everything else by the writer.
+ *
+ * Invariant: the caller never waits for a tracker, except in track_flush. */
+#include "track/track_int.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- metrics ---- */
+
+void metrics_free(struct metrics *m) {
+    free(m->items);
+    *m = (struct metrics){0};
+}
+void metrics_reset(struct metrics *m) { m->n = 0; }
+
+static void put(struct metrics *m, const char *name, double value, bool whole) {
+    int64_t i = 0;
+    while (i < m->n && strcmp(m->items[i].name, name) != 0) i++;
+    if (i == m->n) {
+        xgrow((void **)&m->items, &m->cap, m->n + 1, sizeof *m->items);
+        m->n++;
+        snprintf(m->items[i].name, sizeof m->items[i].name, "%s", name);
+    }
+    m->items[i].value = value;
+    m->items[i].whole = whole;
+}
+
+void metrics_set(struct metrics *m, double value, const char *fmt, ...) {
+    char name[sizeof m->items->name];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    put(m, name, value, false);
+}
+void metrics_set_i64(struct metrics *m, int64_t value, const char *fmt, ...) {
+    char name[sizeof m->items->name];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    put(m, name, (double)value, true);
+}
+void metrics_merge(struct metrics *into, const struct metrics *from) {
+    for (int64_t i = 0; i < from->n; i++) put(into, from->items[i].name, from->items[i].value, from->items[i].whole);
+}
+bool metrics_get(const struct metrics *m, const char *name, double *value) {
+    for (int64_t i = 0; i < m->n; i++) {
+        if (strcmp(m->items[i].name, name) != 0) continue;
+        *value = m->items[i].value;
+        return true;
+    }
+    return false;
+}
+
+/* ---- the queue ---- */
+
+enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 };
+
+struct record { /* a step's metrics, or a sample with everything it points to */
+    struct record *next;
+    int64_t step;
+    double wall;
+    bool is_sample;
+    struct metrics metrics;
+    struct track_sample sample;
+};
+
+struct track {
+    struct console *console;
+    struct {
+        const struct tracker *t;
+        void *ctx;
+        bool failed;
+    } out[MAX_TRACKERS];
+    int n_out;
+    pthread_t writer;
+    bool started, stop;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct record *head, *tail;
+    int64_t n_queued, n_lost, n_pushed, n_written;
+};
+
+static void record_free(struct record *r) {
+    struct track_sample *s = &r->sample;
+    metrics_free(&r->metrics);
+    if (r->is_sample) {
+        free((char *)(uintptr_t)s->data_source);
+        free((char *)(uintptr_t)s->prompt);
+        free((char *)(uintptr_t)s->response);
+        free((char *)(uintptr_t)s->ground_truth);
+        free((char *)(uintptr_t)s->reward_status);
+        free((char *)(uintptr_t)s->finish);
+        free((int32_t *)(uintptr_t)s->prompt_ids);
+        free((int32_t *)(uintptr_t)s->ids);
+        free((float *)(uintptr_t)s->logp);
+        json_decref((json_t *)(uintptr_t)s->extra);
+    }
+    free(r);
+}
+
+static void failed(struct track *t, int i) {
+    t->out[i].failed = true;
+    log_warn("tracker %s stopped: %s; the run goes on without it", t->out[i].t->name, err_msg());
+}
+
+static void write_record(struct track *t, const struct record *r) {
+    for (int i = 0; i < t->n_out; i++) {
+        if (t->out[i].failed) continue;
+        const struct tracker *k = t->out[i].t;
+        if (r->is_sample && !k->sample) continue;
+        const int rc = r->is_sample ? k->sample(t->out[i].ctx, &r->sample) : k->log(t->out[i].ctx, r->step, &r->metrics, r->wall);
+        if (rc < 0) failed(t, i);
+    }
+}
+
+static void flush_all(struct track *t) {
+    for (int i = 0; i < t->n_out; i++)
+        if (!t->out[i].failed && t->out[i].t->flush(t->out[i].ctx) < 0) failed(t, i);
+}
+
+static void *write_loop(void *v) {
+    struct track *t = v;
+    pthread_mutex_lock(&t->lock);
+    for (;;) {
+        while (!t->head && !t->stop) pthread_cond_wait(&t->changed, &t->lock);
+        if (!t->head) break;
+        struct record *r = t->head;
+        t->head = r->next;
+        if (!t->head) t->tail = NULL;
+        t->n_queued--;
+        pthread_mutex_unlock(&t->lock);
+        write_record(t, r);
+        const bool step_done = !r->is_sample;
+        record_free(r);
+        if (step_done) flush_all(t);
+        pthread_mutex_lock(&t->lock);
+        t->n_written++;
+        pthread_cond_broadcast(&t->changed);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+static void push(struct track *t, struct record *r) {
+    pthread_mutex_lock(&t->lock);
+    if (t->n_queued >= MAX_QUEUED && r->is_sample) { /* a step's metrics are never dropped */
+        t->n_lost++;
+        pthread_mutex_unlock(&t->lock);
+        record_free(r);
+        return;
+    }
+    if (t->tail) t->tail->next = r;
+    else t->head = r;
+    t->tail = r;
+    t->n_queued++;
+    t->n_pushed++;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* ---- opening ---- */
+
+static const char *const elsewhere[] = {"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "tracking"};
+
+static int add_tracker(struct track *t, const struct tracker *k, const struct track_args *a) {
+    CHECK(t->n_out < MAX_TRACKERS);
+    TRY(k->open(&t->out[t->n_out].ctx, a));
+    t->out[t->n_out++].t = k;
+    return 0;
+}
+
+static int add_logger(struct track *t, const char *name, const struct track_args *a, bool *console) {
+    if (strcmp(name, "console") == 0) {
+        *console = true;
+        return 0;
+    }
+    if (strcmp(name, "file") == 0) return add_tracker(t, &track_file, a);
+    if (strcmp(name, "tensorboard") == 0) return add_tracker(t, &track_tensorboard, a);
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++) {
+        if (strcmp(name, elsewhere[i]) != 0) continue;
+        log_note("trainer.logger: %s is not in this build; the same metrics are in %s/run.db (add 'file' or 'tensorboard' for files)",
+                 name, a->run_dir);
+        return 0;
+    }
+    FAIL(ERR_INVAL, "trainer.logger: unknown '%s'; known are console, file, tensorboard (and wandb, mlflow, swanlab, clearml, "
+         "trackio, whose metrics go to run.db)", name);
+}
+
+int track_open(struct track **out, const struct track_args *a) {
+    int rc = 0;
+    bool console = false;
+    struct track *t = xcalloc(1, sizeof *t);
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    TRYG(add_tracker(t, &track_db, a), fail);
+    for (int64_t i = 0; i < a->n_loggers; i++) TRYG(add_logger(t, a->loggers[i], a, &console), fail);
+    const int e = pthread_create(&t->writer, NULL, write_loop, t);
+    if (e) FAILG(fail, ERR_NOMEM, "cannot start the tracking thread: %s", strerror(e));
+    t->started = true;
+    t->console = console_create(a, console);
+    *out = t;
+    return 0;
+fail:
+    track_close(t);
+    return rc;
+}
+
+void track_close(struct track *t) {
+    if (!t) return;
+    console_destroy(t->console);
+    if (t->started) {
+        pthread_mutex_lock(&t->lock);
+        t->stop = true;
+        pthread_cond_broadcast(&t->changed);
+        pthread_mutex_unlock(&t->lock);
+        pthread_join(t->writer, NULL);
+    }
+    if (t->n_lost > 0) log_warn("tracking: %lld samples were not recorded, the disk was too slow", (long long)t->n_lost);
+    for (int i = 0; i < t->n_out; i++) t->out[i].t->close(t->out[i].ctx);
+    pthread_cond_destroy(&t->changed);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+/* ---- records ---- */
+
+void track_log(struct track *t, int64_t step, const struct metrics *m) {
+    struct record *r = xcalloc(1, sizeof *r);
+    r->step = step;
+    r->wall = clock_wall();
+    metrics_merge(&r->metrics, m);
+    console_step(t->console, step, m);
+    push(t, r);
+}
+
+static void *copy(const void *p, size_t n) {
+    void *q = xmalloc(n);
+    if (n) memcpy(q, p, n);
+    return q;
+}
+static char *text(const char *s) { return xstrdup(s ? s : ""); }
+
+void track_sample(struct track *t, const struct track_sample *s) {
+    struct record *r = xcalloc(1, sizeof *r);
+    r->is_sample = true;
+    r->step = s->step;
+    r->sample = *s;
+    r->sample.data_source = text(s->data_source);
+    r->sample.prompt = text(s->prompt);
+    r->sample.response = text(s->response);
+    r->sample.ground_truth = text(s->ground_truth);
+    r->sample.reward_status = text(s->reward_status);
+    r->sample.finish = text(s->finish);
+    r->sample.prompt_ids = copy(s->prompt_ids, (size_t)s->n_prompt * sizeof *s->prompt_ids);
+    r->sample.ids = copy(s->ids, (size_t)s->n * sizeof *s->ids);
+    r->sample.logp = copy(s->logp, (size_t)s->n * sizeof *s->logp);
+    r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
+    push(t, r);
+}
+
+void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s) {
+    console_progress(t->console, step, phase, done, total, tok_s);
+}
+void track_headline(struct track *t, const char *metric, const char *label) { console_headline(t->console, metric, label); }
+
+int track_flush(struct track *t) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += 30;
+    int rc = 0;
+    pthread_mutex_lock(&t->lock);
+    const int64_t want = t->n_pushed;
+    while (t->n_written < want) {
+        if (pthread_cond_timedwait(&t->changed, &t->lock, &until) != ETIMEDOUT) continue;
+        rc = err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%lld records were not written within 30 s", (long long)(want - t->n_written));
+        break;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return rc;
+}
