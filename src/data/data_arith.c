@@ -134,13 +134,13 @@ static int fresh(struct maker *m) {
 
 static json_t *rl_row(const struct maker *m, const char *split, int64_t index) {
     return json_pack("{s:s, s:[{s:s, s:s}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:s, s:s}}", "data_source", "openai/gsm8k",
-                     "prompt", "content", m->q.p, "role", "user", "ability", "math", "reward_model", "ground_truth",
-                     strrchr(m->ans.p, ' ') + 1, "style", "rule", "extra_info", "answer", m->ans.p, "index",
-                     (json_int_t)index, "question", m->q.p, "split", split);
+                     "prompt", "role", "user", "content", m->q.p, "ability", "math", "reward_model", "style", "rule",
+                     "ground_truth", strrchr(m->ans.p, ' ') + 1, "extra_info", "split", split, "index", (json_int_t)index,
+                     "answer", m->ans.p, "question", m->q.p);
 }
 static json_t *sft_row(const struct maker *m) {
-    return json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "prompt", m->q.p, "response", m->ans.p, "messages",
-                     "content", m->q.p, "role", "user", "content", m->ans.p, "role", "assistant");
+    return json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "prompt", m->q.p, "response", m->ans.p, "messages", "role",
+                     "user", "content", m->q.p, "role", "assistant", "content", m->ans.p);
 }
 
 static int write_set(const struct data_arith_args *a, const char *name, const json_t *rows) {

@@ -17,12 +17,12 @@
 #define HUB_NAME "openai/gsm8k"
 #define HUB_S 900.0 /* the whole download; the helper's own waits are shorter */
 
-/* Column types as the `datasets` library writes them. */
+/* Column types and field order as the `datasets` library writes verl's rows. */
 static json_t *row_schema(void) {
     return json_pack("{s:s, s:{s:{s:{s:s, s:s}}}, s:s, s:{s:{s:s, s:s}}, s:{s:{s:s, s:s, s:s, s:s}}}", "data_source",
-                     "string", "prompt", "list", "struct", "content", "string", "role", "string", "ability", "string",
-                     "reward_model", "struct", "ground_truth", "string", "style", "string", "extra_info", "struct",
-                     "answer", "string", "index", "int64", "question", "string", "split", "string");
+                     "string", "prompt", "list", "struct", "role", "string", "content", "string", "ability", "string",
+                     "reward_model", "struct", "style", "string", "ground_truth", "string", "extra_info", "struct",
+                     "split", "string", "index", "int64", "answer", "string", "question", "string");
 }
 
 /* --- finding the raw files --- */
@@ -154,10 +154,10 @@ static int make_row(json_t **out, const json_t *raw, const char *split, int64_t 
     struct buf content = {0};
     buf_add(&content, json_string_value(question), json_string_length(question));
     buf_adds(&content, instruction);
-    *out = json_pack("{s:s, s:[{s:s%, s:s}], s:s, s:{s:s, s:s}, s:{s:O, s:I, s:O, s:s}}", "data_source", HUB_NAME, "prompt",
-                     "content", content.p, content.n, "role", "user", "ability", "math", "reward_model", "ground_truth",
-                     truth, "style", "rule", "extra_info", "answer", answer, "index", (json_int_t)index, "question",
-                     question, "split", split);
+    *out = json_pack("{s:s, s:[{s:s, s:s%}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:O, s:O}}", "data_source", HUB_NAME, "prompt",
+                     "role", "user", "content", content.p, content.n, "ability", "math", "reward_model", "style", "rule",
+                     "ground_truth", truth, "extra_info", "split", split, "index", (json_int_t)index, "answer", answer,
+                     "question", question);
     buf_free(&content);
     free(truth);
     CHECK(*out != NULL);
