@@ -1,0 +1,217 @@
+/* test_model.c - fp32 against Hugging Face transformers and torch, on every
+ * backend: logits, log-probs, entropies, every gradient, AdamW over ten steps.
+ * The fixtures come from tools/oracle_model.py. */
+#include "model_case.h"
+
+/* Bars of the project: 1e-5 relative, NMSE of a tensor 1e-9. */
+static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9;
+
+static const char *const CASES[] = {"qwen2", "qwen3", "llama", "mistral", "llama_bias", "qwen2_window"};
+static const char *const BACKENDS[] = {"ref", "cpu"};
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+
+/* Raw logits of all rows of the last forward, on the host; caller frees. */
+static float *logits_of(struct model *m, struct model_acts *a, int64_t n) {
+    struct dev *d = m->dev;
+    int32_t *idx = xmalloc((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++) idx[i] = (int32_t)i;
+    const struct tensor rows = case_ints(d, idx, n);
+    const struct tensor h = tensor_2d(case_alloc(d, (size_t)(n * m->cfg.hidden) * dtype_size(m->act)), m->act, n, m->cfg.hidden);
+    const struct tensor z = tensor_2d(case_alloc(d, (size_t)(n * m->cfg.vocab) * 4), DT_F32, n, m->cfg.vocab);
+    float *out = xmalloc((size_t)(n * m->cfg.vocab) * 4);
+    OK(model_hidden(m, a, rows, h));
+    OK(dev_logits(d, z, h, m->head));
+    OK(dev_copy_out(d, out, z.data, (size_t)(n * m->cfg.vocab) * 4));
+    case_free(d, rows);
+    case_free(d, h);
+    case_free(d, z);
+    free(idx);
+    return out;
+}
+
+static void pack_case(struct model_case *c, struct model_batch *b) {
+    struct case_seq s[2];
+    assert_int_equal(c->n_seqs, 2);
+    for (int i = 0; i < 2; i++) s[i] = case_seq_at(c, i);
+    case_pack(&c->dev, b, s, 2);
+}
+
+static void check_case(const char *name, const char *backend, enum model_keep keep) {
+    struct model_case c;
+    struct model_batch b;
+    struct model_acts *a;
+    case_open(&c, &(struct case_args){name, backend, 2, DT_F32, MODEL_TRAIN});
+    pack_case(&c, &b);
+    OK(model_acts_create(&a, c.m, c.n_rows, keep, NULL));
+    OK(model_forward(c.m, &b, a));
+    int64_t n;
+    const float *want = case_data(c.golden, "logits", DT_F32, &n);
+    float *logits = logits_of(c.m, a, c.n_rows);
+    const double e_logits = case_worst(logits, want, n), n_logits = case_nmse(logits, want, n);
+    free(logits);
+    OK(model_logp(c.m, a, &c.l));
+    const double e_logp = case_worst(c.l.logp, c.want_logp, c.l.n), e_ent = case_worst(c.l.entropy, c.want_entropy, c.l.n);
+
+    float *g_dev = case_alloc(&c.dev, (size_t)c.m->n_elems * 4), *g = xmalloc((size_t)c.m->n_elems * 4);
+    OK(dev_zero(&c.dev, g_dev, (size_t)c.m->n_elems * 4));
+    OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, g_dev));
+    OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
+    double worst = 0, e_grad = 0;
+    const char *where = "";
+    for (int64_t i = 0; i < c.m->n_params; i++) {
+        const struct model_param *p = &c.m->params[i];
+        char key[128];
+        snprintf(key, sizeof key, "grad.%s", p->name);
+        const float *ref = case_data(c.golden, key, DT_F32, &n);
+        assert_int_equal(n, p->rows * p->cols);
+        const double e = case_nmse(g + p->offset, ref, n);
+        double size = 0, diff = 0; /* relative to the tensor's largest entry */
+        for (int64_t k = 0; k < n; k++) {
+            size = fmax(size, fabs((double)ref[k]));
+            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)ref[k]));
+        }
+        e_grad = fmax(e_grad, diff / size);
+        if (!(e <= worst)) {
+            worst = e;
+            where = p->name;
+        }
+    }
+    print_message("%-12s %-3s: logits %.1e (nmse %.1e), logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e in %s)\n", name, backend,
+                  e_logits, n_logits, e_logp, e_ent, e_grad, worst, where);
+    assert_true(e_logits <= MAX_REL && n_logits <= MAX_NMSE);
+    assert_true(e_logp <= MAX_REL && e_ent <= MAX_REL);
+    assert_true(e_grad <= MAX_REL && worst <= MAX_NMSE);
+    dev_free(&c.dev, g_dev, (size_t)c.m->n_elems * 4);
+    free(g);
+    model_acts_destroy(a);
+    case_unpack(&c.dev, &b);
+    case_close(&c);
+}
+
+static void against_transformers(void **state) {
+    (void)state;
+    EACH(k, BACKENDS) EACH(i, CASES) check_case(CASES[i], BACKENDS[k], MODEL_KEEP_ALL);
+}
+static void with_recompute(void **state) {
+    (void)state;
+    EACH(i, CASES) check_case(CASES[i], "ref", MODEL_KEEP_LAYER);
+}
+
+/* The same weights under other rope_scaling entries of config.json. */
+static void rope_variants(void **state) {
+    (void)state;
+    static const char *const names[] = {"linear", "dynamic", "yarn", "yarn_mscale", "yarn_attention"};
+    struct st_file *golden;
+    char *path = case_path("llama", "ropes.safetensors"), *weights = case_path("llama", "model.safetensors");
+    OK(st_open(&golden, path));
+    free(path);
+    EACH(i, names) {
+        struct model_case c = {0};
+        struct model_batch b;
+        struct model_acts *a;
+        char *dir = case_temp_dir(), *file = xasprintf("config_%s.json", names[i]), *key = xasprintf("logits.%s", names[i]);
+        char *config = case_path("llama", file);
+        case_copy(weights, dir, "model.safetensors");
+        case_copy(config, dir, "config.json");
+        case_dev(&c.dev, "ref", 1);
+        case_golden(&c, "llama");
+        const struct case_seq s = case_seq_at(&c, 1);
+        OK(model_open(&c.m, &c.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, s.n}));
+        case_pack(&c.dev, &b, &s, 1);
+        OK(model_acts_create(&a, c.m, s.n, MODEL_KEEP_NONE, NULL));
+        OK(model_forward(c.m, &b, a));
+        float *logits = logits_of(c.m, a, s.n);
+        int64_t n;
+        const float *want = case_data(golden, key, DT_F32, &n);
+        assert_int_equal(n, s.n * c.m->cfg.vocab);
+        const double e = case_worst(logits, want, n);
+        print_message("rope %-14s: logits %.1e\n", names[i], e);
+        assert_true(e <= MAX_REL);
+        free(logits);
+        model_acts_destroy(a);
+        case_unpack(&c.dev, &b);
+        case_close(&c);
+        free(config);
+        free(key);
+        free(file);
+        case_drop_dir(dir);
+    }
+    free(weights);
+    st_close(golden);
+}
+
+/* Ten steps of forward, backward, clip_grad_norm_, AdamW under a cosine schedule with warmup. */
+static void check_adamw(const char *backend) {
+    enum { STEPS = 10 };
+    const struct optim_config o = {.lr = 3e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 5.0,
+                                   .schedule = "cosine", .warmup_steps = 2, .total_steps = STEPS, .min_lr_ratio = 0.1,
+                                   .num_cycles = 0.5};
+    struct model_case c;
+    struct model_batch b;
+    struct model_acts *a;
+    struct optim *opt;
+    struct st_file *golden;
+    char *path = case_path("qwen2", "adamw.safetensors");
+    OK(st_open(&golden, path));
+    free(path);
+    const double *norms = case_data(golden, "norms", DT_F64, NULL), *rates = case_data(golden, "rates", DT_F64, NULL);
+    const double *losses = case_data(golden, "losses", DT_F64, NULL);
+    case_open(&c, &(struct case_args){"qwen2", backend, 2, DT_F32, MODEL_TRAIN});
+    pack_case(&c, &b);
+    OK(model_acts_create(&a, c.m, c.n_rows, MODEL_KEEP_LAYER, NULL));
+    OK(optim_create(&opt, c.m));
+    const size_t bytes = (size_t)c.m->n_elems * 4;
+    float *g = case_alloc(&c.dev, bytes);
+    double e_norm = 0, e_loss = 0;
+    for (int i = 0; i < STEPS; i++) {
+        struct optim_result r;
+        double want, loss = 0;
+        OK(dev_zero(&c.dev, g, bytes));
+        OK(model_forward(c.m, &b, a));
+        OK(model_logp(c.m, a, &c.l));
+        for (int64_t k = 0; k < c.l.n; k++)
+            loss += (double)c.dlogp[k] * (double)c.l.logp[k] + (double)c.dentropy[k] * (double)c.l.entropy[k];
+        OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, g));
+        memcpy(&want, &rates[i], sizeof want);
+        const double lr = optim_lr(&o, i);
+        assert_true(fabs(lr - want) <= 1e-15); /* both in double */
+        OK(optim_step(opt, c.m, g, &o, lr, &r));
+        memcpy(&want, &norms[i], sizeof want);
+        e_norm = fmax(e_norm, fabs(r.grad_norm - want) / want);
+        memcpy(&want, &losses[i], sizeof want);
+        e_loss = fmax(e_loss, fabs(loss - want) / fmax(1, fabs(want)));
+    }
+    assert_int_equal(opt->step, STEPS);
+    float *w = xmalloc(bytes);
+    double worst = 0;
+    OK(dev_copy_out(&c.dev, w, c.m->master, bytes));
+    for (int64_t i = 0; i < c.m->n_params; i++) {
+        const struct model_param *p = &c.m->params[i];
+        int64_t n;
+        const float *want = case_data(golden, p->name, DT_F32, &n);
+        worst = fmax(worst, case_nmse(w + p->offset, want, n));
+    }
+    print_message("adamw %s, %d steps: loss %.1e, grad norm %.1e, weights nmse %.1e\n", backend, STEPS, e_loss, e_norm, worst);
+    assert_true(e_loss <= MAX_REL && e_norm <= MAX_REL && worst <= MAX_NMSE);
+    free(w);
+    dev_free(&c.dev, g, bytes);
+    optim_destroy(opt, c.m);
+    model_acts_destroy(a);
+    case_unpack(&c.dev, &b);
+    st_close(golden);
+    case_close(&c);
+}
+static void adamw_against_torch(void **state) {
+    (void)state;
+    EACH(k, BACKENDS) check_adamw(BACKENDS[k]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(against_transformers),
+        cmocka_unit_test(with_recompute),
+        cmocka_unit_test(rope_variants),
+        cmocka_unit_test(adamw_against_torch),
+    };
+    return cmocka_run_group_tests_name("model golden", tests, NULL, NULL);
+}

@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Golden numbers for src/model from Hugging Face transformers and torch, in fp32.
+
+  oracle_model.py make DIR              writes the fixtures (tests/fixtures/model)
+  oracle_model.py check VERLC DIR       the other way round: transformers loads what `verlc model init`
+                                        and `export` write, and `verlc score` gives the same log-probs
+
+Each case is a tiny random model (model.safetensors, config.json) and golden.safetensors with
+  ids, q_start            two sequences, packed
+  logits                  (rows, vocab)
+  row, target, inv_temp   one log-prob per row that has a successor
+  logp, entropy           at temperature 0.7
+  dlogp, dentropy         random d loss / d logp, d loss / d entropy
+  grad.NAME               of loss = sum(dlogp * logp + dentropy * entropy), for every parameter
+The rope variants share the Llama weights and record logits alone.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+TEMPERATURE = 0.7
+LENS = (23, 70)  # one is longer than a key tile of 64
+SHAPE = dict(
+    hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=100, max_position_embeddings=128, rms_norm_eps=1e-6, hidden_act="silu", initializer_range=0.02,
+    bos_token_id=1, eos_token_id=2, torch_dtype="float32",
+)
+CASES = {
+    # transformers 4 spellings
+    "qwen2": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
+                  rope_theta=1e6, use_sliding_window=False, sliding_window=8, max_window_layers=1),
+    "llama": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=False,
+                  rope_theta=5e5, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+                                                    high_freq_factor=4.0, original_max_position_embeddings=32)),
+    # transformers 5 spellings
+    "qwen3": dict(SHAPE, model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False,
+                  head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    "mistral": dict(SHAPE, model_type="mistral", architectures=["MistralForCausalLM"], tie_word_embeddings=False,
+                    head_dim=8, sliding_window=8, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+    # every optional bias; a window in the upper layer alone
+    "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
+                       num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
+    "qwen2_window": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
+                         rope_theta=1e4, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+}
+ROPES = {
+    "linear": dict(rope_type="linear", factor=3.0),
+    "dynamic": dict(rope_type="dynamic", factor=2.0),
+    "yarn": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+    "yarn_mscale": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0,
+                        mscale_all_dim=0.5, beta_fast=16.0, beta_slow=2.0, truncate=False),
+    "yarn_attention": dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=64, attention_factor=1.3),
+}
+
+
+def write_json(path, value):
+    with open(path, "w") as f:
+        json.dump(value, f, indent=1)
+        f.write("\n")
+
+
+def load(path):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def randomize(model, gen):
+    """Weights wide enough that every nonlinearity works; wider, and fp32 itself differs from fp64 by 1e-5."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            r = torch.randn(p.shape, generator=gen)
+            if name.endswith("norm.weight"):
+                p.copy_(1 + 0.2 * r)
+            elif name.endswith(".bias"):
+                p.copy_(0.3 * r)
+            else:
+                p.copy_(r / p.shape[1] ** 0.5)
+
+
+def sequences(gen):
+    return [torch.randint(3, SHAPE["vocab_size"], (n,), generator=gen) for n in LENS]
+
+
+def logits_of(model, seqs):
+    return [model(input_ids=s[None]).logits[0] for s in seqs]
+
+
+def targets(seqs):
+    row, target, at = [], [], 0
+    for s in seqs:
+        row += range(at, at + len(s) - 1)
+        target += s[1:].tolist()
+        at += len(s)
+    return torch.tensor(row, dtype=torch.int32), torch.tensor(target, dtype=torch.int32)
+
+
+def head(logits, row, target):
+    z = torch.cat(logits)[row.long()] / TEMPERATURE
+    logp = torch.log_softmax(z, -1)
+    return logp.gather(1, target.long()[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def make_case(name, config, out):
+    os.makedirs(out, exist_ok=True)
+    write_json(f"{out}/config.json", config)
+    gen = torch.Generator().manual_seed(sum(map(ord, name)))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out), attn_implementation="eager").float().eval()
+    randomize(model, gen)
+    skip = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
+    state = {k: v.contiguous() for k, v in model.state_dict().items() if k not in skip}
+    save_file(state, f"{out}/model.safetensors", metadata={"format": "pt"})
+    seqs = sequences(gen)
+    row, target = targets(seqs)
+    dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
+    logits = logits_of(model, seqs)
+    logp, entropy = head(logits, row, target)
+    (dlogp @ logp + dentropy @ entropy).backward()
+    golden = {
+        "ids": torch.cat(seqs).int(),
+        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
+        "logits": torch.cat(logits).detach(), "row": row, "target": target,
+        "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
+        "dlogp": dlogp, "dentropy": dentropy,
+    }
+    golden |= {f"grad.{k}": p.grad for k, p in model.named_parameters() if k not in skip}
+    save_file(golden, f"{out}/golden.safetensors")
+    return model, seqs, row, target, dlogp, dentropy
+
+
+def make_adamw(out, model, seqs, row, target, dlogp, dentropy):
+    """Ten clipped AdamW steps under a cosine schedule with warmup: norms, rates, final weights."""
+    warmup, total, base, floor = 2, 10, 3e-3, 0.1
+    opt = torch.optim.AdamW(model.parameters(), lr=base, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+
+    def factor(step):  # verl/utils/torch_functional.py, get_cosine_schedule_with_warmup
+        if step < warmup:
+            return step / warmup
+        x = torch.cos(torch.tensor(torch.pi * (step - warmup) / (total - warmup), dtype=torch.float64)).item()
+        return max(floor, x * (1 - floor) / 2 + (1 + floor) / 2)
+
+    sched = torch.optim.lr_scheduler.LambdaLR(opt, factor)
+    norms, rates, losses = [], [], []
+    for _ in range(10):
+        opt.zero_grad()
+        logp, entropy = head(logits_of(model, seqs), row, target)
+        loss = dlogp @ logp + dentropy @ entropy
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0).item())
+        rates.append(sched.get_last_lr()[0])
+        losses.append(loss.item())
+        opt.step()
+        sched.step()
+    golden = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    golden |= {"norms": torch.tensor(norms, dtype=torch.float64), "rates": torch.tensor(rates, dtype=torch.float64),
+               "losses": torch.tensor(losses, dtype=torch.float64)}
+    save_file(golden, f"{out}/adamw.safetensors")
+
+
+def make_ropes(out, seqs):
+    config = json.load(open(f"{out}/config.json"))
+    golden = {}
+    for name, rope in ROPES.items():
+        variant = dict(config, rope_scaling=rope)
+        if name == "dynamic":  # shorter than the sequences; its frequencies are those of the longest, met first
+            variant["max_position_embeddings"] = 48
+        write_json(f"{out}/config_{name}.json", variant)
+        with tempfile.TemporaryDirectory() as d:
+            shutil.copy(f"{out}/model.safetensors", d)
+            write_json(f"{d}/config.json", variant)
+            model = load(d)
+            with torch.no_grad():
+                golden[f"logits.{name}"] = model(input_ids=seqs[1][None]).logits[0].contiguous()
+    save_file(golden, f"{out}/ropes.safetensors")
+
+
+def make(out):
+    torch.set_num_threads(1)
+    for name, config in CASES.items():
+        made = make_case(name, config, f"{out}/{name}")
+        if name == "qwen2":
+            make_adamw(f"{out}/{name}", *made)
+        if name == "llama":
+            make_ropes(f"{out}/{name}", made[1])
+    size = sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(out) for f in fs)
+    print(f"{out}: {size} bytes")
+
+
+# ---- the other direction ----
+
+def run(*args, stdin=None):
+    return subprocess.run(args, input=stdin, text=True, check=True, stdout=subprocess.PIPE).stdout
+
+
+def compare_scores(verlc, path, gen):
+    model = load(path)
+    vocab = model.config.vocab_size
+    seqs = [torch.randint(0, vocab, (n,), generator=gen) for n in (5, 17)]
+    lines = [json.dumps({"ids": s.tolist(), "response_start": 1}) for s in seqs]
+    out = [json.loads(x) for x in run(verlc, "score", "--model", path, "--dtype", "fp32", stdin="\n".join(lines) + "\n").splitlines()]
+    worst = 0.0
+    for s, o in zip(seqs, out, strict=True):
+        with torch.no_grad():
+            logp = torch.log_softmax(model(input_ids=s[None]).logits[0].double(), -1)
+        want = logp[:-1].gather(1, s[1:, None])[:, 0]
+        entropy = -(logp.exp() * logp).sum(-1)[:-1]
+        for got, ref in ((o["logp"], want), (o["entropy"], entropy)):
+            got = torch.tensor(got, dtype=torch.float64)
+            worst = max(worst, ((got - ref).abs() / ref.abs().clamp(min=1)).max().item())
+    return worst
+
+
+def check(verlc, work):
+    os.makedirs(work, exist_ok=True)
+    torch.set_num_threads(2)
+    gen = torch.Generator().manual_seed(1)
+    failed = 0
+    for name, config in CASES.items():
+        with tempfile.TemporaryDirectory(dir=work) as d:
+            write_json(f"{d}/in.json", config)
+            run(verlc, "model", "init", "--arch", f"{d}/in.json", "--out", f"{d}/init", "--seed", "7", "--dtype", "bf16")
+            run(verlc, "model", "export", "--model", f"{d}/init", "--out", f"{d}/f32", "--dtype", "fp32")
+            run(verlc, "model", "export", "--model", f"{d}/f32", "--out", f"{d}/again")
+            a, b, c = (load_file(f"{d}/{x}/model.safetensors") for x in ("init", "f32", "again"))
+            same = a.keys() == b.keys() == c.keys() and all(
+                torch.equal(a[k].float(), b[k]) and torch.equal(b[k], c[k]) and a[k].dtype == torch.bfloat16 for k in a)
+            worst = max(compare_scores(verlc, f"{d}/{x}", gen) for x in ("init", "f32"))
+            ok = same and worst <= 1e-5
+            failed += not ok
+            print(f"{name:13s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} {'ok' if ok else 'FAILED'}")
+    return failed
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "make":
+        make(sys.argv[2])
+    elif len(sys.argv) == 4 and sys.argv[1] == "check":
+        sys.exit(1 if check(sys.argv[2], sys.argv[3]) else 0)
+    else:
+        sys.exit(__doc__)
