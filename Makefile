@@ -1,0 +1,36 @@
+# A thin front to CMake. `make help` lists what there is.
+.DEFAULT_GOAL := all
+BUILD := build/release
+VERLC := $(BUILD)/verlc
+ORACLE := .venv-oracle
+
+.PHONY: oracle-venv all setup build test demo bench oracle soak asan tsan lint fuzz clean help
+all: build ## set up and build
+
+setup: ## system packages and .venv
+	@scripts/setup.sh
+build: setup ## build/release/verlc
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release --target verlc
+test: build ## every test that this machine can run
+	@cmake --build --preset release
+	@scripts/test.sh
+demo: build ## a tiny model learns arithmetic: SFT, then GRPO; minutes, no download
+	@scripts/demo.sh
+bench: build oracle-venv ## figures of this machine beside torch's and transformers', in one run
+	@scripts/bench.sh
+oracle: build oracle-venv ## compare with the real packages from PyPI and regenerate the fixtures
+	@scripts/oracle.sh
+oracle-venv: setup
+	@scripts/oracle_venv.sh $(ORACLE)
+soak: build ## 1,000 kills at random points, resumed bitwise
+	@scripts/soak.sh 1000
+asan tsan: setup ## the first three rungs under a sanitizer
+	@cmake --preset $@ >/dev/null && cmake --build --preset $@
+	@scripts/sanitize.sh $@
+lint: ## include order, function lengths
+	@python3 tools/lint.py
+clean:
+	rm -rf build
+help:
+	@grep -hE '^[a-z ]+:.*##' Makefile | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"

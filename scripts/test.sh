@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs every test of build/release rung by rung and closes with "N passed, N failed, N skipped".
+set -u
+cd "$(dirname "$0")/.."
+log=build/test.log
+python3 tools/lint.py >build/lint.log || { cat build/lint.log; exit 1; }
+ctest --test-dir build/release --output-on-failure -j "$(nproc)" "$@" | tee "$log"
+rc=${PIPESTATUS[0]}
+failed=$(grep -cE '\*\*\*(Failed|Timeout|Exception|Not Run)' "$log")
+passed=$(grep -cE ' Passed ' "$log")
+skipped=$(grep -cE '\*\*\*Skipped' "$log")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$rc" = 0 ] && [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
