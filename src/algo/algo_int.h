@@ -61,7 +61,7 @@ struct algo_policy_entry {
 };
 
 /* The clipped surrogate of one ratio: max(-A r, -A clamp(r, lo, hi)).  Derivatives
- * follow torch at ties: maximum splits evenly, clamp passes on its closed interval. */
+ * follow torch 2.15 at ties: maximum splits evenly, clamp passes nothing at its bounds. */
 struct algo__clip {
     double l1, l2; /* unclipped, clipped */
     double l, dl;  /* their maximum, and its derivative by r */

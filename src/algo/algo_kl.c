@@ -28,7 +28,7 @@ static double k3(double lp, double ref) {
 }
 static double dk3(double lp, double ref) {
     const double x = ref - lp;
-    if (fabs(x) > K3_LOG_MAX || exp(x) - x - 1 > K3_MAX) return 0;
+    if (fabs(x) >= K3_LOG_MAX || exp(x) - x - 1 >= K3_MAX) return 0; /* a clamp acts */
     return 1 - exp(x);
 }
 

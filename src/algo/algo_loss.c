@@ -4,7 +4,7 @@
  * A loss fills a loss per token and its derivative by that token's log-prob;
  * importance weights and aggregation are applied once, here, for all of them.
  * Invariant: derivatives are torch autograd's of verl's functions, ties included
- * (maximum and minimum split evenly, clamp passes on its closed interval). */
+ * (maximum and minimum split evenly, clamp passes inside its bounds only). */
 #include "algo/algo_int.h"
 
 #include <stdlib.h>
@@ -28,13 +28,13 @@ struct ratio {
 static struct ratio ratio_of(const struct sample *x) {
     const double d = x->logp - x->old_logp, c = algo__clamp(d, -ALGO__LOG_CLAMP, ALGO__LOG_CLAMP);
     const double r = exp(c);
-    return (struct ratio){c, r, fabs(d) <= ALGO__LOG_CLAMP ? r : 0};
+    return (struct ratio){c, r, fabs(d) < ALGO__LOG_CLAMP ? r : 0};
 }
 
 struct algo__clip algo__clip(double adv, double ratio, const struct algo_policy_cfg *cfg) {
     const double lo = 1 - cfg->clip_ratio_low, hi = 1 + cfg->clip_ratio_high;
     struct algo__clip c = {.l1 = -adv * ratio, .l2 = -adv * algo__clamp(ratio, lo, hi)};
-    const double d2 = ratio >= lo && ratio <= hi ? -adv : 0;
+    const double d2 = ratio > lo && ratio < hi ? -adv : 0;
     c.l = c.l1 >= c.l2 ? c.l1 : c.l2;
     c.dl = c.l1 > c.l2 ? -adv : c.l1 < c.l2 ? d2 : (d2 - adv) / 2;
     return c;

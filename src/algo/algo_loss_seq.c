@@ -34,7 +34,7 @@ int algo__gspo(const struct algo_policy_args *a, struct algo__policy_out *o) {
         const int64_t n = algo__row_valid(r, i);
         k /= n > 1 ? (double)n : 1;
         const double ratio = exp(k > GSPO_LOG_MAX ? GSPO_LOG_MAX : k);
-        const double dratio = k <= GSPO_LOG_MAX ? ratio : 0;
+        const double dratio = k < GSPO_LOG_MAX ? ratio : 0;
         for (int64_t t = r->off[i]; t < r->off[i + 1]; t++) {
             if (!r->mask[t]) continue;
             const struct algo__clip c = algo__clip(a->advantages[t], ratio, &a->cfg);
@@ -64,9 +64,9 @@ int algo__geo_mean(const struct algo_policy_args *a, struct algo__policy_out *o)
             if (!r->mask[t]) continue;
             const double d = a->logp[t] - a->old_logp[t], c = algo__clamp(d, lo, hi), adv = a->advantages[t];
             /* sgn(A) min(sgn(A) d, sgn(A) c): the bound acts only in the direction of A */
-            const bool at_bound = (adv > 0 && d > hi) || (adv < 0 && d < lo);
-            log_ratio += adv == 0 ? 0 : at_bound ? c : d;
-            o->dl[t] = adv == 0 || at_bound ? 0 : 1 / len;
+            const bool beyond = (adv > 0 && d > hi) || (adv < 0 && d < lo);
+            log_ratio += adv == 0 ? 0 : beyond ? c : d;
+            o->dl[t] = adv == 0 || beyond ? 0 : d == lo || d == hi ? 0.5 / len : 1 / len;
             if (a->is_weights) log_w += log(a->is_weights[t] + 1e-10);
             clip_high += d != c && adv > 0;
             clip_low += d != c && adv < 0;
