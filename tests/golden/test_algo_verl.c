@@ -1,4 +1,4 @@
-/* test_algo.c - the whole of algo against verl 0.9.1: each line of algo.jsonl is a
+/* test_algo_verl.c - the whole of algo against verl 0.9.1: each line of algo.jsonl is a
  * request with the answer that verl's functions and torch autograd gave in float64
  * (tools/oracle_algo.py).  Every key of the answer is compared. */
 #include "algo/algo.h"
