@@ -30,6 +30,7 @@ struct scene {
     int32_t pages[N_SEQS][16]; /* page of each 16 keys */
     int64_t n_pages;
     float *q, *k, *v;          /* (rows, Hq*D), (rows, Hk*D) twice */
+    struct kv packed, paged;   /* on the device, while all_rows runs */
 };
 
 static float *normals(int64_t n, uint64_t seed) {
@@ -108,7 +109,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
                (size_t)((piece[i].hi - piece[i].lo) * width) * sizeof *q);
     a.q = up_values(&r, shape_2d(s->act, rows, width), false, q, NULL);
     free(q);
-    a.kv = (struct kv){up_keys(&r, s, s->k, paged), up_keys(&r, s, s->v, paged)};
+    a.kv = paged ? s->paged : s->packed;
     a.out = dev_new(&r, shape_2d(s->act, rows, width), false);
     a.lse = dev_new(&r, shape_2d(DT_F32, rows, g->hq), false);
     a.seqs.q_start = up_i32(&r, shape_1d(DT_I32, n + 1), q_start);
@@ -192,7 +193,13 @@ static int all_rows(int (*run)(struct dev *, const struct scene *, float *, floa
     *lse = xmalloc((size_t)n_lse * sizeof **lse);
     memset(*out, 0xff, (size_t)n_out * sizeof **out);
     memset(*lse, 0xff, (size_t)n_lse * sizeof **lse);
-    return run(d, s, *out, *lse);
+    struct run keys = {.d = d, .act = s->act};
+    struct scene on = *s;
+    on.packed = (struct kv){up_keys(&keys, s, s->k, false), up_keys(&keys, s, s->v, false)};
+    on.paged = (struct kv){up_keys(&keys, s, s->k, true), up_keys(&keys, s, s->v, true)};
+    const int rc = run(d, &on, *out, *lse);
+    run_free_blocks(&keys);
+    return rc;
 }
 
 static void same(const char *backend, const struct scene *s, const char *what, const float *got,

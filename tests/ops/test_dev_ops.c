@@ -7,7 +7,7 @@ static struct backends backends;
 
 /* Worst NMSE relative to its limit over one op, backend and dtype. */
 struct worst {
-    double nmse, limit;
+    double nmse, limit, ratio;
     const char *what;
 };
 
@@ -19,7 +19,8 @@ static void compare(const char *backend, const struct op_def *op, const struct s
         fail_msg("%s %s %s: %s (%lld, %lld, ...) has NMSE %.3g, allowed %.3g", backend, op->name,
                  dtype_name(act), s->name, (long long)s->dim[0], (long long)s->dim[1], e, limit);
     }
-    if (w->what == NULL || e * w->limit > w->nmse * limit) *w = (struct worst){e, limit, want->name};
+    const double ratio = limit > 0 ? e / limit : 0;
+    if (w->what == NULL || ratio > w->ratio) *w = (struct worst){e, limit, ratio, want->name};
 }
 
 /* One op on one backend in one dtype, all shapes. False: the backend lacks it. */
