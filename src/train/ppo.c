@@ -89,7 +89,7 @@ out:
 /* ---- checkpoints ---- */
 
 static int save(struct ppo *p, int64_t step) {
-    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.model_dir};
+    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
     json_t *trainer = json_pack("{s:I, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "data", p->cursor, "kl_ctrl",
                                 p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps);
     const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
@@ -159,7 +159,7 @@ static int open_dataset(struct ppo *p, bool train, struct rl_dataset **out) {
 }
 
 static int open_data(struct ppo *p) {
-    TRY(tokenizer_open(&p->tok, p->k.model_dir));
+    TRY(tokenizer_open(&p->tok, p->k.tokenizer_dir));
     TRY(chat_template_create(&p->chat, p->tok));
     TRY(open_dataset(p, true, &p->train_data));
     if (p->k.n_val_files > 0) TRY(open_dataset(p, false, &p->val_data));
@@ -172,7 +172,7 @@ static int open_data(struct ppo *p) {
     if (p->k.total_training_steps > 0) p->total_steps = p->k.total_training_steps;
     struct optim_config *o = &p->k.optim;
     o->total_steps = p->total_steps;
-    if (o->warmup_steps < 0) o->warmup_steps = (int64_t)(p->k.warmup_ratio * (double)p->total_steps);
+    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(p->k.warmup_ratio * (double)p->total_steps);
     return 0;
 }
 

@@ -47,11 +47,15 @@ static int read_dtype(const struct conf *c, const char *key, enum dtype *dt) {
 }
 
 static int read_model(struct ppo_config *k, const struct conf *c) {
-    const char *path;
+    const char *path, *template = NULL;
     bool recompute;
     enum dtype rollout;
     TRY(conf_str(c, ARR "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
+    k->tokenizer_dir = k->model_dir;
+    TRY(conf_str_opt(c, ARR "model.tokenizer_path", &k->tokenizer_dir));
+    TRY(conf_str_opt(c, ARR "model.custom_chat_template", &template));
+    if (template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(template));
     TRY(read_dtype(c, ARR "actor.fsdp_config.dtype", &k->act));
     TRY(read_dtype(c, ARR "rollout.dtype", &rollout));
     if (rollout != k->act) {
@@ -112,7 +116,11 @@ static int read_rollout(struct ppo_config *k, const struct conf *c) {
 static int read_algorithm(struct ppo_config *k, const struct conf *c) {
     const char *s;
     TRY(conf_str(c, "algorithm.adv_estimator", &k->adv_estimator));
-    if (!algo_adv_find(k->adv_estimator)) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
+    const struct algo_adv_entry *e = algo_adv_find(k->adv_estimator);
+    if (!e) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
+    if (e->needs & ~(unsigned)ALGO_NEEDS_GROUP)
+        FAIL(ERR_INVAL, "algorithm.adv_estimator=%s needs a critic, a baseline rollout or squared probabilities, which this version's "
+             "trainer does not compute; use grpo, rloo, reinforce_plus_plus, opo or gpg", k->adv_estimator);
     TRY(conf_f64(c, "algorithm.gamma", &k->gamma));
     TRY(conf_f64(c, "algorithm.lam", &k->lam));
     TRY(conf_bool(c, "algorithm.norm_adv_by_std_in_grpo", &k->norm_adv_by_std));
@@ -145,6 +153,7 @@ static int read_clip(struct ppo_config *k, const struct conf *c) {
     TRY(conf_f64(c, ARR "actor.policy_loss.clip_cov_ub", &k->policy.clip_cov_ub));
     TRY(conf_f64(c, ARR "actor.policy_loss.kl_cov_ratio", &k->policy.kl_cov_ratio));
     TRY(conf_f64(c, ARR "actor.policy_loss.ppo_kl_coef", &k->policy.ppo_kl_coef));
+    TRY(conf_f64_opt(c, ARR "actor.policy_loss.dro_beta", &k->policy.dro_beta));
     k->policy.seed = k->seed;
     return 0;
 }
@@ -160,6 +169,8 @@ static int read_optim(struct ppo_config *k, const struct conf *c) {
     o->beta1 = betas[0];
     o->beta2 = betas[1];
     TRY(conf_f64(c, ARR "actor.grad_clip", &o->clip));
+    if (!conf_is_set(c, ARR "actor.grad_clip")) TRY(conf_f64_opt(c, ARR "actor.optim.clip_grad", &o->clip));
+    TRY(conf_bool(c, ARR "actor.optim.zero_indexed_step", &k->zero_indexed_step));
     o->warmup_steps = -1;
     TRY(conf_i64_opt(c, ARR "actor.optim.lr_warmup_steps", &o->warmup_steps));
     TRY(conf_f64_opt(c, ARR "actor.optim.lr_warmup_steps_ratio", &k->warmup_ratio));
@@ -193,15 +204,36 @@ static int read_actor(struct ppo_config *k, const struct conf *c) {
     return read_optim(k, c);
 }
 
+/* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg (spec 2.12). */
+static int read_overlong(struct ppo_config *k, const struct conf *c) {
+    bool enable = false;
+    k->reward.max_resp_len = k->max_response_length;
+    if (conf_has(c, "reward.reward_kwargs.max_resp_len"))
+        TRY(conf_i64(c, "reward.reward_kwargs.max_resp_len", &k->reward.max_resp_len));
+#define BUFFER "reward.reward_kwargs.overlong_buffer_cfg."
+    TRY(conf_bool_opt(c, BUFFER "enable", &enable));
+    if (!enable) return 0;
+    TRY(conf_i64(c, BUFFER "len", &k->reward.overlong_len));
+    TRY(conf_f64(c, BUFFER "penalty_factor", &k->reward.overlong_penalty_factor));
+    return conf_bool_opt(c, BUFFER "log", &k->reward.overlong_log);
+#undef BUFFER
+}
+
 static int read_reward(struct ppo_config *k, const struct conf *c) {
-    const char *policy = "drop_sample";
-    const json_t *kwargs = NULL;
-    TRY(conf_str_opt(c, "custom_reward_function.path", &k->reward.path));
-    TRY(conf_str_opt(c, "custom_reward_function.name", &k->reward.name));
-    if (conf_has(c, "custom_reward_function.reward_kwargs"))
-        TRY(conf_json(c, "custom_reward_function.reward_kwargs", &kwargs));
-    k->reward.kwargs = kwargs;
-    TRY(conf_str_opt(c, "reward.on_error", &policy));
+    const char *policy = "drop_sample", *manager;
+    int64_t workers;
+    TRY(conf_str_opt(c, "reward.custom_reward_function.path", &k->reward.path));
+    TRY(conf_str_opt(c, "reward.custom_reward_function.name", &k->reward.name));
+    if (conf_has(c, "reward.custom_reward_function.reward_kwargs"))
+        TRY(conf_json(c, "reward.custom_reward_function.reward_kwargs", &k->reward.kwargs));
+    TRY(conf_f64(c, "reward.timeout", &k->reward.timeout_s));
+    TRY(conf_i64(c, "reward.num_workers", &workers));
+    k->reward.n_workers = (int)workers;
+    TRY(conf_str(c, "reward.reward_manager.name", &manager));
+    if (strcmp(manager, "dapo") == 0) TRY(read_overlong(k, c));
+    else if (strcmp(manager, "naive") != 0)
+        FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", manager);
+    TRY(conf_str(c, "reward.on_error", &policy));
     if (strcmp(policy, "drop_sample") == 0) k->on_error = REWARD_DROP_SAMPLE;
     else if (strcmp(policy, "drop_group") == 0) k->on_error = REWARD_DROP_GROUP;
     else if (strcmp(policy, "stop") == 0) k->on_error = REWARD_STOP;
@@ -209,8 +241,25 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* "20GiB", "512MiB", "24e9": bytes. */
+static int read_bytes(const char *key, const char *text, int64_t *out) {
+    static const struct {
+        const char *unit;
+        double bytes;
+    } units[] = {{"", 1}, {"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}};
+    char *end;
+    const double v = strtod(text, &end);
+    while (*end == ' ') end++;
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].unit) != 0 || !(v * units[i].bytes < 0x1p62) || !(v >= 0)) continue;
+        *out = (int64_t)(v * units[i].bytes);
+        return 0;
+    }
+    FAIL(ERR_INVAL, "%s=%s: expected bytes, or a number with KiB, MiB or GiB", key, text);
+}
+
 static int read_trainer(struct ppo_config *k, const struct conf *c) {
-    double limit_gb = 0;
+    const char *limit = NULL;
     int64_t threads = 0;
     TRY(conf_str(c, "trainer.project_name", &k->project));
     TRY(conf_str(c, "trainer.experiment_name", &k->experiment));
@@ -232,9 +281,9 @@ static int read_trainer(struct ppo_config *k, const struct conf *c) {
     TRY(conf_i64_opt(c, "trainer.threads", &threads));
     k->threads = (int)threads;
     TRY(conf_str_opt(c, "trainer.device", &k->device));
-    TRY(conf_f64_opt(c, "trainer.device_memory_limit", &limit_gb));
-    k->memory_limit = (int64_t)(limit_gb * 0x1p30);
-    TRY(conf_f64(c, ARR "nccl_timeout", &k->deadline_s));
+    TRY(conf_str_opt(c, "trainer.device_memory_limit", &limit));
+    if (limit) TRY(read_bytes("trainer.device_memory_limit", limit, &k->memory_limit));
+    TRY(conf_f64(c, "trainer.deadline", &k->deadline_s));
     return 0;
 }
 

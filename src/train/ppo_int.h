@@ -38,6 +38,7 @@ struct ppo_config {
     json_t *chat_kwargs;
     /* model */
     char *model_dir;              /* owned */
+    const char *tokenizer_dir;
     enum dtype act;
     enum model_keep keep;
     int threads;
@@ -67,9 +68,9 @@ struct ppo_config {
     uint64_t mini_seed;
     struct optim_config optim;
     double warmup_ratio;
+    bool zero_indexed_step;       /* the schedule's first step is 0 (verl 0.9.1), else 1 */
     /* reward */
     struct reward_args reward;
-    json_t *reward_kwargs;
     enum reward_policy on_error;
     /* trainer */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir,

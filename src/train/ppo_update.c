@@ -259,7 +259,7 @@ static void epoch_order(const struct ppo *p, int64_t n, int64_t epoch, int64_t *
 
 int ppo_update(struct ppo *p, struct batch *b) {
     const int64_t size = p->k.ppo_mini_batch_size * p->k.train.n;
-    const double lr = optim_lr(&p->k.optim, p->step - 1);
+    const double lr = optim_lr(&p->k.optim, p->step - (p->k.zero_indexed_step ? 1 : 0));
     struct update u = {.p = p, .total = b->n_rows * p->k.ppo_epochs};
     int64_t n_steps = 0;
     double norm_sum = 0;

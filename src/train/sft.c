@@ -131,8 +131,7 @@ static int read_optim(struct sft_config *k, const struct conf *c) {
     TRY(conf_i64_opt(c, "optim.lr_warmup_steps", &o->warmup_steps));
     TRY(conf_f64_opt(c, "optim.min_lr_ratio", &o->min_lr_ratio));
     TRY(conf_f64_opt(c, "optim.num_cycles", &o->num_cycles));
-    const char *key = conf_has(c, "optim.lr_scheduler") ? "optim.lr_scheduler" : "optim.lr_scheduler_type";
-    return conf_str(c, key, &o->schedule);
+    return conf_str(c, "optim.lr_scheduler_type", &o->schedule);
 }
 
 static int read_model(struct sft_config *k, const struct conf *c) {
@@ -341,7 +340,7 @@ static int open_data(struct sft *s) {
     s->total_steps = data_sampler_batches(&s->sampler) * k->total_epochs;
     if (k->total_training_steps > 0) s->total_steps = k->total_training_steps;
     k->optim.total_steps = s->total_steps;
-    if (k->optim.warmup_steps < 0) k->optim.warmup_steps = (int64_t)(k->warmup_ratio * (double)s->total_steps);
+    if (k->optim.warmup_steps <= 0) k->optim.warmup_steps = (int64_t)(k->warmup_ratio * (double)s->total_steps);
     return 0;
 }
 
