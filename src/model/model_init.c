@@ -63,7 +63,7 @@ json_t *model_arch_config(const char *name) {
         "num_key_value_heads", (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim, "vocab_size",
         (json_int_t)a->vocab, "max_position_embeddings", (json_int_t)a->max_pos, "rope_theta", a->theta,
         "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02, "tie_word_embeddings", (int)a->tied,
-        "torch_dtype", "bfloat16", "eos_token_id", token_or_null(a->eos), "bos_token_id", token_or_null(a->bos),
+        "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id", token_or_null(a->eos), "bos_token_id", token_or_null(a->bos),
         "use_cache", 1, "attention_dropout", 0.0);
     CHECK(o != NULL);
     if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
