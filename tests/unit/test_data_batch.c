@@ -1,0 +1,303 @@
+/* struct batch against the definitions of verl's DataProto (spec section 7.1). */
+#include "data/data.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Row r: ids of length r % 3, score r / 2, name "row r", meta object {"r": r}. */
+static struct batch make(int64_t n) {
+    struct batch b;
+    struct batch_col *c;
+    int64_t lens[64];
+    char name[32];
+    batch_init(&b, n);
+    for (int64_t r = 0; r < n; r++) lens[r] = r % 3;
+    assert_int_equal(batch_add(&b, "ids", BATCH_I32, lens, NULL, &c), 0);
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t k = 0; k < lens[r]; k++) c->i32[c->off[r] + k] = (int32_t)(10 * r + k);
+    assert_int_equal(batch_add(&b, "score", BATCH_F32, NULL, NULL, &c), 0);
+    for (int64_t r = 0; r < n; r++) c->f32[r] = (float)r / 2;
+    assert_int_equal(batch_add(&b, "name", BATCH_STR, NULL, NULL, &c), 0);
+    for (int64_t r = 0; r < n; r++) {
+        snprintf(name, sizeof name, "row %d", (int)r);
+        free(c->str[r]);
+        c->str[r] = strdup(name);
+    }
+    assert_int_equal(batch_add(&b, "info", BATCH_JSON, NULL, NULL, &c), 0);
+    for (int64_t r = 0; r < n; r++) {
+        json_decref(c->json[r]);
+        c->json[r] = json_pack("{s:I}", "r", (json_int_t)r);
+    }
+    return b;
+}
+
+/* Row i of b is row `r` of make(). */
+static void assert_row(const struct batch *b, int64_t i, int64_t r) {
+    struct batch_col *c;
+    char name[32];
+    assert_int_equal(batch_get(b, "ids", BATCH_I32, &c), 0);
+    assert_int_equal(batch_len(c, i), r % 3);
+    for (int64_t k = 0; k < r % 3; k++) assert_int_equal(c->i32[c->off[i] + k], 10 * r + k);
+    assert_int_equal(batch_get(b, "score", BATCH_F32, &c), 0);
+    assert_true(c->f32[i] == (float)r / 2);
+    assert_int_equal(batch_get(b, "name", BATCH_STR, &c), 0);
+    snprintf(name, sizeof name, "row %d", (int)r);
+    assert_string_equal(c->str[i], name);
+    assert_int_equal(batch_get(b, "info", BATCH_JSON, &c), 0);
+    assert_int_equal(json_integer_value(json_object_get(c->json[i], "r")), r);
+}
+
+static void select_repeat_reorder(void **state) {
+    (void)state;
+    struct batch b = make(5), r;
+    const int64_t pick[] = {4, 0, 0, 2};
+    assert_int_equal(batch_select(&r, &b, pick, 4), 0);
+    assert_int_equal(r.n_rows, 4);
+    for (int i = 0; i < 4; i++) assert_row(&r, i, pick[i]);
+    batch_free(&r);
+    assert_int_equal(batch_repeat(&r, &b, 3, true), 0);
+    for (int i = 0; i < 15; i++) assert_row(&r, i, i / 3); /* aaabbb */
+    batch_free(&r);
+    assert_int_equal(batch_repeat(&r, &b, 3, false), 0);
+    for (int i = 0; i < 15; i++) assert_row(&r, i, i % 5); /* abab */
+    batch_free(&r);
+    const int64_t perm[] = {3, 1, 4, 0, 2}, twice[] = {0, 0, 1, 2, 3}, bad[] = {5};
+    assert_int_equal(batch_reorder(&b, perm), 0);
+    for (int i = 0; i < 5; i++) assert_row(&b, i, perm[i]);
+    assert_int_equal(batch_reorder(&b, twice), ERR_INTERNAL);
+    assert_int_equal(batch_select(&r, &b, bad, 1), ERR_INTERNAL);
+    assert_int_equal(batch_repeat(&r, &b, 0, true), ERR_INVAL);
+    batch_free(&b);
+}
+
+static void pieces_and_concat_are_inverse(void **state) {
+    (void)state;
+    for (int64_t n = 1; n <= 12; n++) {
+        struct batch b = make(n), all, *p;
+        const struct batch *refs[12];
+        int64_t k;
+        for (int64_t size = 1; size <= n + 1; size++) {
+            assert_int_equal(batch_split(&p, &k, &b, size), 0);
+            assert_int_equal(k, (n + size - 1) / size);
+            for (int64_t i = 0; i < k; i++) refs[i] = &p[i];
+            assert_int_equal(p[k - 1].n_rows, n - (k - 1) * size);
+            assert_int_equal(batch_concat(&all, refs, k), 0);
+            assert_int_equal(all.n_rows, n);
+            for (int64_t i = 0; i < n; i++) assert_row(&all, i, i);
+            batch_free(&all);
+            batch_free_all(p, k);
+        }
+        batch_free(&b);
+    }
+    struct batch b = make(6), c[3];
+    assert_int_equal(batch_chunk(c, &b, 3), 0);
+    assert_row(&c[2], 1, 5);
+    for (int i = 0; i < 3; i++) batch_free(&c[i]);
+    assert_int_equal(batch_chunk(c, &b, 4), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "6 rows do not divide into 4"));
+    batch_free(&b);
+}
+
+static void padding_repeats_the_first_rows(void **state) {
+    (void)state;
+    struct batch b = make(3), r;
+    int64_t pad = -1;
+    assert_int_equal(batch_pad_to(&r, &b, 8, &pad), 0);
+    assert_int_equal(pad, 5);
+    for (int i = 0; i < 8; i++) assert_row(&r, i, i % 3);
+    batch_free(&r);
+    assert_int_equal(batch_pad_to(&r, &b, 3, &pad), 0);
+    assert_int_equal(pad, 0);
+    batch_free(&r);
+    batch_free(&b);
+}
+
+static void columns(void **state) {
+    (void)state;
+    struct batch b = make(2), r;
+    struct batch_col *c;
+    assert_int_equal(batch_get(&b, "nothing", BATCH_I32, &c), ERR_INTERNAL);
+    assert_non_null(strstr(err_msg(), "'nothing'; it has: ids, score, name, info"));
+    assert_int_equal(batch_get(&b, "ids", BATCH_F32, &c), ERR_INTERNAL);
+    assert_non_null(strstr(err_msg(), "holds i32, not f32"));
+    assert_int_equal(batch_add(&b, "ids", BATCH_I32, NULL, NULL, NULL), ERR_INTERNAL);
+    assert_int_equal(batch_rename(&b, "ids", "score"), ERR_INTERNAL);
+    assert_int_equal(batch_rename(&b, "ids", "prompts"), 0);
+    assert_null(batch_find(&b, "ids"));
+    batch_drop(&b, "score");
+    batch_drop(&b, "score");
+    assert_null(batch_find(&b, "score"));
+    const char *const names[] = {"name", "prompts"}, *const wrong[] = {"zzz"};
+    assert_int_equal(batch_select_cols(&r, &b, names, 2), 0);
+    assert_int_equal(r.n_cols, 2);
+    assert_string_equal(batch_find(&r, "name")->str[1], "row 1");
+    batch_free(&r);
+    assert_int_equal(batch_select_cols(&r, &b, wrong, 1), ERR_INTERNAL);
+    batch_free(&b);
+}
+
+static void union_checks_before_it_changes(void **state) {
+    (void)state;
+    struct batch a, b;
+    const double x[] = {1, NAN}, y[] = {1, 2};
+    const int64_t v[] = {7, 8};
+    batch_init(&a, 2);
+    batch_init(&b, 2);
+    batch_add(&a, "x", BATCH_F64, NULL, x, NULL);
+    batch_add(&b, "x", BATCH_F64, NULL, x, NULL); /* NaN equals NaN here */
+    batch_add(&b, "v", BATCH_I64, NULL, v, NULL);
+    a.meta = json_pack("{s:i}", "k", 1);
+    b.meta = json_pack("{s:i, s:i}", "k", 1, "l", 2);
+    assert_int_equal(batch_union(&a, &b), 0);
+    assert_int_equal(batch_find(&a, "v")->i64[1], 8);
+    assert_int_equal(json_integer_value(json_object_get(a.meta, "l")), 2);
+    batch_drop(&a, "v");
+    batch_drop(&b, "x");
+    batch_add(&b, "x", BATCH_F64, NULL, y, NULL);
+    assert_int_equal(batch_union(&a, &b), ERR_INTERNAL);
+    assert_null(batch_find(&a, "v"));
+    batch_free(&b);
+    batch_init(&b, 3);
+    assert_int_equal(batch_union(&a, &b), ERR_INTERNAL);
+    batch_free(&a);
+    batch_free(&b);
+}
+
+static void concat_merges_meta(void **state) {
+    (void)state;
+    struct batch a = make(1), b = make(2), r;
+    const struct batch *const both[] = {&a, &b};
+    a.meta = json_pack("{s:f, s:{s:[f, f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0);
+    b.meta = json_pack("{s:f, s:{s:[f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 3.0, "kl", 4.0);
+    assert_int_equal(batch_concat(&r, both, 2), 0);
+    json_t *want = json_pack("{s:f, s:{s:[f, f, f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0, 3.0, "kl", 4.0);
+    assert_true(json_equal(r.meta, want));
+    json_decref(want);
+    batch_free(&r);
+    json_object_set_new(b.meta, "temperature", json_real(2));
+    assert_int_equal(batch_concat(&r, both, 2), ERR_INTERNAL);
+    json_object_clear(b.meta);
+    batch_drop(&b, "score");
+    assert_int_equal(batch_concat(&r, both, 2), ERR_INTERNAL);
+    assert_int_equal(batch_concat(&r, both, 0), ERR_INTERNAL);
+    batch_free(&a);
+    batch_free(&b);
+}
+
+/* --- sampler --- */
+
+static void drain(struct data_sampler *s, int64_t *seen, int64_t batches) {
+    const int64_t *rows;
+    int64_t n;
+    for (int64_t i = 0; i < batches;) {
+        if (data_sampler_next(s, &rows, &n) == 0) continue;
+        for (int64_t k = 0; k < n; k++) *seen++ = rows[k];
+        *seen++ = -1;
+        i++;
+    }
+    *seen = -2;
+}
+
+static void sampler_is_a_pure_function(void **state) {
+    (void)state;
+    const struct data_sampler_args a = {.n_rows = 10, .batch_size = 3, .shuffle = true, .drop_last = true, .seed = 42};
+    struct data_sampler s, t;
+    int64_t whole[200], part[200];
+    assert_int_equal(data_sampler_init(&s, &a), 0);
+    assert_int_equal(data_sampler_batches(&s), 3);
+    drain(&s, whole, 12);
+    data_sampler_free(&s);
+    /* cut at every batch, saved, restored into a new sampler: the same batches follow */
+    for (int64_t cut = 0; cut <= 12; cut++) {
+        assert_int_equal(data_sampler_init(&s, &a), 0);
+        drain(&s, part, cut);
+        json_t *st = data_sampler_state(&s);
+        assert_int_equal(data_sampler_init(&t, &a), 0);
+        assert_int_equal(data_sampler_restore(&t, st, "trainer.json"), 0);
+        drain(&t, part, 12 - cut);
+        for (int64_t i = 0; i < (12 - cut) * 4; i++) assert_int_equal(part[i], whole[cut * 4 + i]);
+        json_decref(st);
+        data_sampler_free(&s);
+        data_sampler_free(&t);
+    }
+    /* each epoch has 9 of the 10 rows once, and epochs differ */
+    bool seen[10] = {0}, differ = false;
+    for (int i = 0; i < 12; i++)
+        if (whole[i] >= 0) {
+            assert_false(seen[whole[i]]);
+            seen[whole[i]] = true;
+        }
+    for (int i = 0; i < 12; i++) differ |= whole[i] != whole[12 + i];
+    assert_true(differ);
+}
+
+static void sampler_edges(void **state) {
+    (void)state;
+    struct data_sampler s;
+    const int64_t *rows;
+    int64_t n;
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 2, .batch_size = 3, .drop_last = true}), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "fewer than one batch"));
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 0, .batch_size = 3}), ERR_INVAL);
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 5, .batch_size = 3}), 0);
+    assert_int_equal(data_sampler_batches(&s), 2);
+    assert_int_equal(data_sampler_next(&s, &rows, &n), 1);
+    assert_int_equal(rows[2], 2); /* not shuffled */
+    assert_int_equal(data_sampler_next(&s, &rows, &n), 1);
+    assert_int_equal(n, 2); /* the rest is kept */
+    assert_int_equal(data_sampler_next(&s, &rows, &n), 0);
+    assert_int_equal(s.epoch, 1);
+    json_t *st = json_pack("{s:i, s:i, s:i, s:s, s:b}", "epoch", 0, "index", 3, "n_rows", 6, "seed", "0", "shuffle", 0);
+    assert_int_equal(data_sampler_restore(&s, st, "x"), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "had 6 rows when this was saved and has 5 now"));
+    json_object_set_new(st, "n_rows", json_integer(5));
+    json_object_set_new(st, "index", json_integer(9));
+    assert_int_equal(data_sampler_restore(&s, st, "x"), ERR_FORMAT);
+    json_object_del(st, "epoch");
+    assert_int_equal(data_sampler_restore(&s, st, "x"), ERR_FORMAT);
+    json_decref(st);
+    data_sampler_free(&s);
+}
+
+static void truncation(void **state) {
+    (void)state;
+    enum data_truncation t;
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(data_truncation_parse(data_truncation_name((enum data_truncation)i), &t), 0);
+        assert_int_equal(t, i);
+    }
+    assert_int_equal(data_truncation_parse("centre", &t), ERR_INVAL);
+    int32_t a[] = {0, 1, 2, 3, 4, 5, 6}, l[] = {4, 5, 6}, r[] = {0, 1, 2}, m[] = {0, 5, 6};
+    int32_t x[7];
+    assert_int_equal(data_truncate(memcpy(x, a, sizeof a), 7, 3, DATA_TRUNC_LEFT), 3);
+    assert_memory_equal(x, l, sizeof l);
+    assert_int_equal(data_truncate(memcpy(x, a, sizeof a), 7, 3, DATA_TRUNC_RIGHT), 3);
+    assert_memory_equal(x, r, sizeof r);
+    assert_int_equal(data_truncate(memcpy(x, a, sizeof a), 7, 3, DATA_TRUNC_MIDDLE), 3);
+    assert_memory_equal(x, m, sizeof m); /* verl: max // 2 from the front, the rest from the end */
+    assert_int_equal(data_truncate(x, 7, 3, DATA_TRUNC_ERROR), ERR_INPUT);
+    assert_int_equal(data_truncate(x, 3, 3, DATA_TRUNC_ERROR), 3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(select_repeat_reorder),
+        cmocka_unit_test(pieces_and_concat_are_inverse),
+        cmocka_unit_test(padding_repeats_the_first_rows),
+        cmocka_unit_test(columns),
+        cmocka_unit_test(union_checks_before_it_changes),
+        cmocka_unit_test(concat_merges_meta),
+        cmocka_unit_test(sampler_is_a_pure_function),
+        cmocka_unit_test(sampler_edges),
+        cmocka_unit_test(truncation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
