@@ -109,4 +109,27 @@ int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
 int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int cpu_adamw(struct dev *d, const struct adamw_args *a);
 
+/* ---- ops in dev_cpu_attn.c ---- */
+int cpu_attn_fwd(struct dev *d, const struct attn_args *a);
+int cpu_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
+                 struct tensor dk, struct tensor dv);
+
+/* ---- ops in dev_cpu_row.c ---- */
+int cpu_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
+                    struct tensor w, float eps);
+int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
+                    struct tensor x, struct tensor w, struct tensor rstd);
+int cpu_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
+                struct tensor dv, struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
+int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+
+/* ---- ops in dev_cpu_head.c and dev_cpu_sample.c ---- */
+int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                   struct tensor dentropy, struct tensor dx, struct tensor dw);
+int cpu_sample(struct dev *d, const struct sample_args *a);
+
 #endif

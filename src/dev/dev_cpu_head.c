@@ -1,0 +1,186 @@
+/* dev_cpu_head.c - the LM head with log-softmax, and raw logits.
+ *
+ * Logits exist for one chunk of the vocabulary and one block of rows at a time;
+ * the chunks are the outer loop, so that a chunk of the weight is read from
+ * memory once and from cache for the following blocks.  The products are those
+ * of dev_cpu_gemm.c.
+ * Invariant: a row's chunks are merged in order, so blocks and threads do not
+ * show in its bits. */
+#include "dev/dev_cpu_head.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    ROWS = 512,    /* rows of a block: 8 MiB of logits */
+    PART_ROWS = 4, /* rows of a part in the passes over logits */
+};
+
+/* ---- statistics ---- */
+
+void cpu_head_merge(struct cpu_head_state *s, const struct cpu_head_sum *chunk) {
+    if (s->sum == 0) {
+        *s = (struct cpu_head_state){(double)chunk->max, (double)chunk->sum, (double)chunk->sum_t,
+                                     (double)chunk->sum_sq};
+        return;
+    }
+    const double max = s->max > (double)chunk->max ? s->max : (double)chunk->max;
+    const double a = s->max - max, b = (double)chunk->max - max; /* one of them is 0 */
+    const double ea = exp(a), eb = exp(b);
+    /* sum e^a e (t + a): a -inf times 0 cannot arise, since max of a chunk is finite or all is NaN */
+    s->sum_t = ea * (s->sum_t + a * s->sum) + eb * ((double)chunk->sum_t + b * (double)chunk->sum);
+    s->sum_sq = ea * ea * s->sum_sq + eb * eb * (double)chunk->sum_sq;
+    s->sum = ea * s->sum + eb * (double)chunk->sum;
+    s->max = max;
+}
+
+double cpu_head_lse(const struct cpu_head_state *s) { return s->max + log(s->sum); }
+
+float cpu_head_logp(const struct cpu_head_state *s, float raw, float inv_temp) {
+    const float z = raw * inv_temp;
+    return (float)((double)z - cpu_head_lse(s));
+}
+
+/* ---- one pass over the head ---- */
+
+struct head_job {
+    const struct lmhead_args *a;
+    const struct cpu_kern *k;
+    float *logits; /* (rows of a block, DEV_VOCAB_CHUNK) */
+    int64_t row0, n_rows, chunk, len; /* the block and the chunk of now */
+    /* forward */
+    struct cpu_head_state *state; /* (R) */
+    float *raw_target;            /* (R) */
+    bool moments;
+    /* backward */
+    const float *dlogp, *dentropy;
+    char *dz;  /* (rows of a block, len) act */
+    float *dx; /* (R, h) */
+};
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Logits of the job's block and chunk. */
+static int block_logits(struct cpu *c, const struct head_job *j) {
+    const int64_t n0 = j->chunk * DEV_VOCAB_CHUNK;
+    return cpu_matmul_cols(c, j->logits, DEV_VOCAB_CHUNK, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w,
+                           n0, n0 + j->len);
+}
+
+static void forward_part(void *arg, int64_t part, int thread) {
+    const struct head_job *j = arg;
+    (void)thread;
+    for (int64_t i = part * PART_ROWS; i < min64((part + 1) * PART_ROWS, j->n_rows); i++) {
+        const int64_t row = j->row0 + i;
+        const float *raw = j->logits + i * DEV_VOCAB_CHUNK;
+        struct cpu_head_sum sum;
+        j->k->head_sum(&sum, raw, j->len, ((const float *)j->a->inv_temp.data)[row], j->moments);
+        cpu_head_merge(&j->state[row], &sum);
+        const int64_t t = ((const int32_t *)j->a->target.data)[row] - j->chunk * DEV_VOCAB_CHUNK;
+        if (t >= 0 && t < j->len) j->raw_target[row] = raw[t];
+    }
+}
+
+/* The outputs of row i from its statistics. */
+static void finish_row(const struct head_job *j, int64_t i) {
+    const struct lmhead_args *a = j->a;
+    const struct cpu_head_state *s = &j->state[i];
+    const float inv_temp = ((const float *)a->inv_temp.data)[i];
+    ((float *)a->logp.data)[i] = cpu_head_logp(s, j->raw_target[i], inv_temp);
+    if (a->lse.data) ((float *)a->lse.data)[i] = (float)cpu_head_lse(s);
+    if (a->entropy.data) ((float *)a->entropy.data)[i] = (float)(log(s->sum) - s->sum_t / s->sum);
+    if (a->sum_pi_sq.data) ((float *)a->sum_pi_sq.data)[i] = (float)(s->sum_sq / (s->sum * s->sum));
+}
+
+int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+    struct cpu *c = cpu_of(d);
+    const int64_t rows = a->x.dim[0], block = min64(rows, ROWS);
+    struct head_job j = {.a = a, .k = cpu_kern_of(c), .moments = a->entropy.data || a->sum_pi_sq.data};
+    const size_t logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof *j.logits;
+    const size_t state = (size_t)rows * sizeof *j.state;
+    void *p;
+    TRY(cpu_scratch(c, CPU_SLOT_HEAD, logits + state + (size_t)rows * sizeof *j.raw_target, &p));
+    j.logits = p;
+    j.state = (void *)((char *)p + logits);
+    j.raw_target = (void *)((char *)p + logits + state);
+    memset(j.state, 0, state);
+    for (int64_t i = 0; i < rows; i++) CHECK(((const int32_t *)a->target.data)[i] >= 0 && ((const int32_t *)a->target.data)[i] < a->w.n);
+    for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
+        j.len = cpu_head_chunk_len(a->w.n, j.chunk);
+        for (j.row0 = 0; j.row0 < rows; j.row0 += block) {
+            j.n_rows = min64(block, rows - j.row0);
+            TRY(block_logits(c, &j));
+            pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, forward_part, &j);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++) finish_row(&j, i);
+    return 0;
+}
+
+int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
+    return cpu_matmul_cols(cpu_of(d), out.data, w.n, x, &w, 0, w.n);
+}
+
+/* ---- backward ---- */
+
+static void backward_part(void *arg, int64_t part, int thread) {
+    const struct head_job *j = arg;
+    const struct lmhead_args *a = j->a;
+    (void)thread;
+    for (int64_t i = part * PART_ROWS; i < min64((part + 1) * PART_ROWS, j->n_rows); i++) {
+        const int64_t row = j->row0 + i, t = ((const int32_t *)a->target.data)[row] - j->chunk * DEV_VOCAB_CHUNK;
+        const struct cpu_head_dz g = {
+            .inv_temp = ((const float *)a->inv_temp.data)[row],
+            .lse = ((const float *)a->lse.data)[row],
+            .dlogp = j->dlogp[row],
+            .dentropy = j->dentropy ? j->dentropy[row] : 0,
+            .entropy = j->dentropy ? ((const float *)a->entropy.data)[row] : 0,
+            .target = t >= 0 && t < j->len ? t : -1,
+        };
+        j->k->head_dz(j->dz + (size_t)(i * j->len) * dtype_size(a->x.dt), a->x.dt,
+                      j->logits + i * DEV_VOCAB_CHUNK, j->len, &g);
+    }
+}
+
+struct narrow_job {
+    const struct cpu_kern *k;
+    struct tensor dst; /* (R, h) */
+    const float *src;
+};
+static void narrow_part(void *arg, int64_t part, int thread) {
+    const struct narrow_job *j = arg;
+    const int64_t h = j->dst.dim[1], lo = part * PART_ROWS, n = min64(PART_ROWS, j->dst.dim[0] - lo);
+    (void)thread;
+    j->k->narrow((char *)j->dst.data + (size_t)(lo * h) * dtype_size(j->dst.dt), j->dst.dt, j->src + lo * h, n * h);
+}
+
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+    struct cpu *c = cpu_of(d);
+    const int64_t rows = a->x.dim[0], h = a->x.dim[1], block = min64(rows, ROWS);
+    struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = dlogp.data, .dentropy = dentropy.data};
+    const size_t logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof *j.logits;
+    const size_t dz = (size_t)(block * DEV_VOCAB_CHUNK) * dtype_size(a->x.dt);
+    const size_t acc = (size_t)(rows * h) * sizeof *j.dx;
+    void *p;
+    TRY(cpu_scratch(c, CPU_SLOT_HEAD, logits + dz + acc, &p));
+    j.logits = p;
+    j.dz = (char *)p + logits;
+    j.dx = (void *)(j.dz + dz);
+    memset(j.dx, 0, acc);
+    for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
+        const int64_t n0 = j.chunk * DEV_VOCAB_CHUNK;
+        j.len = cpu_head_chunk_len(a->w.n, j.chunk);
+        for (j.row0 = 0; j.row0 < rows; j.row0 += block) {
+            j.n_rows = min64(block, rows - j.row0);
+            TRY(block_logits(c, &j));
+            pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
+            const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
+            TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, g, &a->w, n0, n0 + j.len));
+            TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, tensor_rows(a->x, j.row0, j.n_rows)));
+        }
+    }
+    struct narrow_job out = {j.k, dx, j.dx};
+    pool_run(c->pool, (rows + PART_ROWS - 1) / PART_ROWS, narrow_part, &out);
+    return 0;
+}
