@@ -3,6 +3,7 @@ with their gradients by autograd, rollout correction, GSM8K and MATH scores.
 
 Each line of algo.jsonl is a request of `verlc algo` plus "expect", what verl
 computes in float64 (the places where verl falls back to float32 carry a "tol").
+reward.jsonl holds strings with the scores of verl's graders.
 Run: python tools/oracle_algo.py [--verl DIR] [--out DIR]; needs torch, omegaconf and
 verl 0.9.1 from PyPI (its other dependencies may be missing). Deterministic: the
 same versions write the same bytes.
@@ -47,6 +48,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
+    p.add_argument("--full", action="store_true", help="every string of the graders' test, not the committed few hundred")
     p.add_argument("--out", default=Path(__file__).parent.parent / "tests/fixtures/algo", type=Path)
     return p.parse_args()
 
@@ -441,15 +443,15 @@ def math_strings(n):
                           "x" * 290 + "Answer: %s", "y" * 250 + "\\boxed{%s}"]).replace("%s", shown), gold
 
 
-def reward_lines():
+def reward_lines(n_gsm8k, n_math):
     from verl.utils.reward_score import gsm8k, math_dapo, math_reward
 
     lines = []
-    for text, gold in gsm8k_strings(2000):
+    for text, gold in gsm8k_strings(n_gsm8k):
         lines.append(dict(kind="gsm8k", text=text, gold=gold, strict=float(gsm8k.compute_score(text, gold)),
                           flexible=float(gsm8k.compute_score(text, gold, method="flexible")),
                           answer=gsm8k.extract_solution(text), loose=gsm8k.extract_solution(text, "flexible")))
-    for text, gold in math_strings(1500):
+    for text, gold in math_strings(n_math):
         dapo = math_dapo.compute_score(text, gold)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints its exceptions
             score = float(math_reward.compute_score(text, gold))
@@ -467,7 +469,7 @@ def main():
     for cases in [advantage_cases, policy_cases, kl_cases, agg_cases, value_cases, actor_cases, correction_cases, kl_reward_cases]:
         cases()
     write(ARGS.out / "algo.jsonl", LINES)
-    write(ARGS.out / "reward.jsonl", reward_lines())
+    write(ARGS.out / "reward.jsonl", reward_lines(*((2000, 3000) if ARGS.full else (250, 350))))
 
 
 if __name__ == "__main__":

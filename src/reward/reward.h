@@ -34,6 +34,7 @@ struct reward_result {
 };
 void reward_result_free(struct reward_result *r);
 
+enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE }; /* of the GSM8K grader; verl trains with strict */
 struct reward_request { /* borrowed for the call */
     const char *data_source;
     const char *solution; /* the decoded response without special tokens, UTF-8 */
@@ -41,6 +42,7 @@ struct reward_request { /* borrowed for the call */
     const json_t *ground_truth;
     const json_t *extra_info; /* object or NULL */
     int64_t response_len;     /* tokens; for the overlong penalty */
+    enum reward_method method;
 };
 
 struct reward_args {
@@ -71,12 +73,11 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
 int64_t reward_pending(const struct reward *r);
 
 /* ---- native graders (verl/utils/reward_score) ---- */
-enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE };
 /* The extracted answer (caller frees), NULL when there is none. */
 char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
 double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method);
 double reward_math(const char *s, size_t n, const char *ground_truth);
-/* 1 or -1; *pred (may be NULL; caller frees) is what was compared. */
+/* 1 or -1; *pred (caller frees) is the answer that was compared. */
 double reward_math_dapo(const char *s, size_t n, const char *ground_truth, char **pred);
 
 #endif
