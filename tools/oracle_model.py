@@ -135,7 +135,7 @@ def make_case(name, config, out):
 
 def make_adamw(out, model, seqs, row, target, dlogp, dentropy):
     """Ten clipped AdamW steps under a cosine schedule with warmup: norms, rates, final weights."""
-    warmup, total, base, floor = 2, 10, 3e-3, 0.1
+    warmup, total, base, floor = 2, 10, 1e-3, 0.1
     opt = torch.optim.AdamW(model.parameters(), lr=base, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
     def factor(step):  # verl/utils/torch_functional.py, get_cosine_schedule_with_warmup

@@ -1,0 +1,338 @@
+/* test_model_invariants.c - the invariants of DESIGN.md as far as the model
+ * decides them: log-probs are equal bit for bit between generation and
+ * training and in any company; gradients do not depend on micro-batches. */
+#include "model_case.h"
+
+#include "base/rng.h"
+
+enum { N_SEQS = 6, MAX_LEN = 128, PAGE = 16 };
+static const int64_t LENS[N_SEQS] = {5, 64, 1 + PAGE, 97, 2, 65}; /* around pages of 16 and key tiles of 64 */
+static const char *const CASES[] = {"qwen2", "qwen3", "llama", "mistral", "qwen2_window"};
+static const struct {
+    const char *backend;
+    enum dtype act;
+} SETUPS[] = {{"ref", DT_F32}, {"ref", DT_BF16}, {"cpu", DT_F32}, {"cpu", DT_BF16}};
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+
+/* A model with N_SEQS random sequences and a random temperature for each. */
+struct rig {
+    struct dev dev;
+    struct model *m;
+    int32_t ids[N_SEQS][MAX_LEN];
+    float inv_temp[N_SEQS];
+    struct rng rng;
+};
+
+static void rig_open(struct rig *r, const char *name, const char *backend, enum dtype act, int threads, int flags) {
+    *r = (struct rig){.rng = {.seed = 5, .stream = RNG_TEST}};
+    case_dev(&r->dev, backend, threads);
+    char *dir = case_path(name, "");
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN}));
+    free(dir);
+    for (int i = 0; i < N_SEQS; i++) {
+        r->inv_temp[i] = 0.5f + (float)rng_unit(&r->rng);
+        for (int64_t t = 0; t < LENS[i]; t++) r->ids[i][t] = (int32_t)rng_below(&r->rng, (uint64_t)r->m->cfg.vocab);
+    }
+}
+static void rig_close(struct rig *r) {
+    model_close(r->m);
+    assert_int_equal(r->dev.allocated, 0);
+    dev_close(&r->dev);
+}
+
+/* Results by sequence and position: [t] is that of token t + 1. */
+struct result {
+    float logp[N_SEQS][MAX_LEN], entropy[N_SEQS][MAX_LEN];
+};
+static void assert_same_bits(const struct result *a, const struct result *b, const char *what) {
+    for (int i = 0; i < N_SEQS; i++) {
+        const size_t n = (size_t)(LENS[i] - 1) * sizeof(float);
+        if (memcmp(a->logp[i], b->logp[i], n) != 0 || memcmp(a->entropy[i], b->entropy[i], n) != 0)
+            fail_msg("%s: sequence %d differs", what, i);
+    }
+}
+
+/* Rows and targets of a packed batch of the given sequences. */
+struct targets {
+    struct model_logp_args l;
+    int32_t row[N_SEQS * MAX_LEN], target[N_SEQS * MAX_LEN];
+    float inv_temp[N_SEQS * MAX_LEN], logp[N_SEQS * MAX_LEN], entropy[N_SEQS * MAX_LEN];
+};
+static void set_targets(const struct rig *r, struct targets *t, const int *which, int n) {
+    int64_t k = 0, row = 0;
+    for (int i = 0; i < n; i++, row++) {
+        for (int64_t p = 1; p < LENS[which[i]]; p++, k++) {
+            t->row[k] = (int32_t)row++;
+            t->target[k] = r->ids[which[i]][p];
+            t->inv_temp[k] = r->inv_temp[which[i]];
+        }
+    }
+    t->l = (struct model_logp_args){.n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp, .logp = t->logp,
+                                    .entropy = t->entropy};
+}
+static void pack(struct rig *r, struct model_batch *b, const int *which, int n) {
+    struct case_seq s[N_SEQS];
+    for (int i = 0; i < n; i++) s[i] = (struct case_seq){r->ids[which[i]], LENS[which[i]]};
+    case_pack(&r->dev, b, s, n);
+}
+
+/* One packed forward of sequences which[0 .. n) with buffers for max_rows. */
+static void packed(struct rig *r, struct result *out, const int *which, int n, enum model_keep keep, int64_t max_rows) {
+    struct model_batch b;
+    struct model_acts *a;
+    struct targets *t = xcalloc(1, sizeof *t);
+    pack(r, &b, which, n);
+    set_targets(r, t, which, n);
+    OK(model_acts_create(&a, r->m, max_rows, keep, NULL));
+    OK(model_forward(r->m, &b, a));
+    OK(model_logp(r->m, a, &t->l));
+    for (int64_t i = 0, k = 0; i < n; k += LENS[which[i]] - 1, i++) {
+        const size_t bytes = (size_t)(LENS[which[i]] - 1) * sizeof(float);
+        memcpy(out->logp[which[i]], t->logp + k, bytes);
+        memcpy(out->entropy[which[i]], t->entropy + k, bytes);
+    }
+    model_acts_destroy(a);
+    case_unpack(&r->dev, &b);
+    free(t);
+}
+static void all_packed(struct rig *r, struct result *out, enum model_keep keep) {
+    static const int order[N_SEQS] = {0, 1, 2, 3, 4, 5};
+    int64_t rows = 0;
+    for (int i = 0; i < N_SEQS; i++) rows += LENS[i];
+    packed(r, out, order, N_SEQS, keep, rows);
+}
+
+/* ---- generation: paged keys, all sequences advancing together by random steps ---- */
+
+enum { PAGES_PER_SEQ = MAX_LEN / PAGE, N_PAGES = N_SEQS * PAGES_PER_SEQ };
+
+static void paged(struct rig *r, struct result *out, int64_t max_step) {
+    struct dev *d = &r->dev;
+    const struct model_config *c = &r->m->cfg;
+    const size_t bytes = (size_t)(N_PAGES * c->n_kv_heads * PAGE * c->head_dim) * dtype_size(r->m->act);
+    struct kv *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
+    const struct model_kv kv = {layers};
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const struct tensor t = {NULL, r->m->act, 4, {N_PAGES, c->n_kv_heads, PAGE, c->head_dim}};
+        layers[l] = (struct kv){t, t};
+        layers[l].k.data = case_alloc(d, bytes);
+        layers[l].v.data = case_alloc(d, bytes);
+        OK(dev_zero(d, layers[l].k.data, bytes));
+        OK(dev_zero(d, layers[l].v.data, bytes));
+    }
+    int64_t shuffled[N_PAGES], done[N_SEQS] = {0};
+    for (int64_t i = 0; i < N_PAGES; i++) shuffled[i] = i;
+    rng_shuffle(&r->rng, shuffled, N_PAGES);
+    struct model_acts *a;
+    OK(model_acts_create(&a, r->m, N_SEQS * MAX_LEN, MODEL_KEEP_NONE, NULL));
+    struct targets *t = xcalloc(1, sizeof *t);
+    for (;;) {
+        int32_t ids[N_SEQS * MAX_LEN], pos[N_SEQS * MAX_LEN], slots[N_SEQS * MAX_LEN];
+        int32_t q_start[N_SEQS + 1] = {0}, pos0[N_SEQS], pages[N_SEQS * PAGES_PER_SEQ];
+        int64_t rows = 0, n = 0, k = 0, max_q = 0, max_kv = 0;
+        float *dst[N_SEQS * MAX_LEN][2];
+        for (int i = 0; i < N_SEQS; i++) {
+            int64_t step = 1 + (int64_t)rng_below(&r->rng, (uint64_t)max_step);
+            if (step > LENS[i] - done[i]) step = LENS[i] - done[i];
+            if (step == 0 || rng_below(&r->rng, 4) == 0) continue; /* some wait */
+            for (int64_t p = 0; p < PAGES_PER_SEQ; p++) pages[n * PAGES_PER_SEQ + p] = (int32_t)shuffled[i * PAGES_PER_SEQ + p];
+            pos0[n] = (int32_t)done[i];
+            for (int64_t s = 0; s < step; s++, rows++) {
+                const int64_t p = done[i] + s;
+                ids[rows] = r->ids[i][p];
+                pos[rows] = (int32_t)p;
+                slots[rows] = (int32_t)(shuffled[i * PAGES_PER_SEQ + p / PAGE] * PAGE + p % PAGE);
+                if (p + 1 >= LENS[i]) continue;
+                t->row[k] = (int32_t)rows;
+                t->target[k] = r->ids[i][p + 1];
+                t->inv_temp[k] = r->inv_temp[i];
+                dst[k][0] = &out->logp[i][p];
+                dst[k++][1] = &out->entropy[i][p];
+            }
+            done[i] += step;
+            q_start[++n] = (int32_t)rows;
+            if (step > max_q) max_q = step;
+            if (done[i] > max_kv) max_kv = done[i];
+        }
+        if (rows == 0) {
+            bool all = true;
+            for (int i = 0; i < N_SEQS; i++) all = all && done[i] == LENS[i];
+            if (all) break;
+            continue;
+        }
+        struct model_batch b = {
+            .n_rows = rows,
+            .ids = case_ints(d, ids, rows),
+            .pos = case_ints(d, pos, rows),
+            .slots = case_ints(d, slots, rows),
+            .seqs = {.n = n, .max_q = max_q, .max_kv = max_kv, .q_start = case_ints(d, q_start, n + 1),
+                     .pos0 = case_ints(d, pos0, n), .pages = case_ints(d, pages, n * PAGES_PER_SEQ)},
+            .kv = &kv,
+        };
+        b.seqs.pages.nd = 2;
+        b.seqs.pages.dim[0] = n;
+        b.seqs.pages.dim[1] = PAGES_PER_SEQ;
+        t->l = (struct model_logp_args){.n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp,
+                                        .logp = t->logp, .entropy = t->entropy};
+        OK(model_forward(r->m, &b, a));
+        OK(model_logp(r->m, a, &t->l));
+        for (int64_t i = 0; i < k; i++) {
+            *dst[i][0] = t->logp[i];
+            *dst[i][1] = t->entropy[i];
+        }
+        case_unpack(d, &b);
+    }
+    free(t);
+    model_acts_destroy(a);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        dev_free(d, layers[l].k.data, bytes);
+        dev_free(d, layers[l].v.data, bytes);
+    }
+    free(layers);
+}
+
+static void inv01_rollout_equals_train(void **state) {
+    (void)state;
+    struct result *train = xcalloc(1, sizeof *train), *roll = xcalloc(1, sizeof *roll);
+    EACH(s, SETUPS) EACH(i, CASES) {
+        struct rig r;
+        rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
+        all_packed(&r, train, MODEL_KEEP_ALL);
+        static const int64_t steps[] = {1, 7, 40, MAX_LEN}; /* decode, chunked prefill, whole prompts */
+        EACH(k, steps) {
+            memset(roll, 0, sizeof *roll);
+            paged(&r, roll, steps[k]);
+            assert_same_bits(roll, train, CASES[i]);
+        }
+        rig_close(&r);
+    }
+    free(train);
+    free(roll);
+}
+
+static void inv02_company_does_not_matter(void **state) {
+    (void)state;
+    static const int reversed[N_SEQS] = {5, 4, 3, 2, 1, 0};
+    struct result *want = xcalloc(1, sizeof *want), *got = xcalloc(1, sizeof *got);
+    EACH(s, SETUPS) EACH(i, CASES) {
+        struct rig r;
+        rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 1, MODEL_INFER);
+        all_packed(&r, want, MODEL_KEEP_ALL);
+        static const enum model_keep keeps[] = {MODEL_KEEP_NONE, MODEL_KEEP_LAYER};
+        EACH(k, keeps) {
+            memset(got, 0, sizeof *got);
+            all_packed(&r, got, keeps[k]);
+            assert_same_bits(got, want, "keep mode");
+        }
+        memset(got, 0, sizeof *got);
+        packed(&r, got, reversed, N_SEQS, MODEL_KEEP_NONE, 1000);
+        assert_same_bits(got, want, "reversed, larger buffers");
+        memset(got, 0, sizeof *got);
+        for (int k = 0; k < N_SEQS; k++) packed(&r, got, &k, 1, MODEL_KEEP_NONE, LENS[k]);
+        assert_same_bits(got, want, "one by one");
+        rig_close(&r);
+        for (int threads = 2; threads <= 5 && strcmp(SETUPS[s].backend, "cpu") == 0; threads += 3) {
+            memset(got, 0, sizeof *got);
+            rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, threads, MODEL_INFER);
+            all_packed(&r, got, MODEL_KEEP_NONE);
+            assert_same_bits(got, want, "threads");
+            rig_close(&r);
+        }
+    }
+    free(want);
+    free(got);
+}
+
+/* ---- gradients ---- */
+
+static float *gradient(struct rig *r, int micro, enum model_keep keep) {
+    const size_t bytes = (size_t)r->m->n_elems * sizeof(float);
+    float *g = case_alloc(&r->dev, bytes), *out = xmalloc(bytes);
+    struct targets *t = xcalloc(1, sizeof *t);
+    struct model_acts *a;
+    OK(model_acts_create(&a, r->m, N_SEQS * MAX_LEN, keep, NULL));
+    OK(dev_zero(&r->dev, g, bytes));
+    for (int lo = 0; lo < N_SEQS; lo += micro) {
+        int which[N_SEQS];
+        float dlogp[N_SEQS * MAX_LEN], dentropy[N_SEQS * MAX_LEN];
+        struct model_batch b;
+        const int n = lo + micro < N_SEQS ? micro : N_SEQS - lo;
+        for (int i = 0; i < n; i++) which[i] = lo + i;
+        pack(r, &b, which, n);
+        set_targets(r, t, which, n);
+        for (int64_t i = 0, k = 0; i < n; i++) {
+            struct rng w = {.seed = (uint64_t)which[i], .stream = RNG_TEST};
+            for (int64_t p = 1; p < LENS[which[i]]; p++, k++) {
+                dlogp[k] = rng_normal(&w);
+                dentropy[k] = 0.1f * rng_normal(&w);
+            }
+        }
+        OK(model_forward(r->m, &b, a));
+        OK(model_logp(r->m, a, &t->l));
+        OK(model_backward(r->m, &b, a, &t->l, dlogp, dentropy, g));
+        case_unpack(&r->dev, &b);
+    }
+    OK(dev_copy_out(&r->dev, out, g, bytes));
+    dev_free(&r->dev, g, bytes);
+    model_acts_destroy(a);
+    free(t);
+    return out;
+}
+
+static void inv03_micro_batches(void **state) {
+    (void)state;
+    EACH(s, SETUPS) {
+        if (SETUPS[s].act != DT_F32) continue; /* the bar is that of fp32 sums */
+        EACH(i, CASES) {
+            struct rig r;
+            rig_open(&r, CASES[i], SETUPS[s].backend, DT_F32, 2, MODEL_INFER);
+            float *all = gradient(&r, N_SEQS, MODEL_KEEP_ALL);
+            double worst = 0, whole = 0;
+            const char *where = "";
+            for (int micro = 1; micro <= 3; micro += 2) {
+                float *g = gradient(&r, micro, MODEL_KEEP_LAYER);
+                for (int64_t p = 0; p < r.m->n_params; p++) {
+                    const struct model_param *q = &r.m->params[p];
+                    const double e = sqrt(case_nmse(g + q->offset, all + q->offset, q->rows * q->cols));
+                    if (e > worst) where = q->name;
+                    worst = fmax(worst, e);
+                }
+                whole = fmax(whole, sqrt(case_nmse(g, all, r.m->n_elems)));
+                free(g);
+            }
+            print_message("%-12s %s: micro-batches of 1 and 3 against all: %.1e relative, %.1e in %s\n", CASES[i],
+                          SETUPS[s].backend, whole, worst, where);
+            assert_true(whole <= 1e-6);
+            /* sums that cancel (a key bias moves all scores of a row nearly alike) lose a digit more */
+            assert_true(worst <= 1e-5);
+            free(all);
+            rig_close(&r);
+        }
+    }
+}
+
+static void recompute_gives_the_same_bits(void **state) {
+    (void)state;
+    EACH(s, SETUPS) EACH(i, CASES) {
+        struct rig r;
+        rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
+        float *kept = gradient(&r, 4, MODEL_KEEP_ALL), *again = gradient(&r, 4, MODEL_KEEP_LAYER);
+        assert_memory_equal(kept, again, (size_t)r.m->n_elems * sizeof(float));
+        double size = 0;
+        for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)kept[k]);
+        assert_true(size > 1); /* something was computed */
+        free(kept);
+        free(again);
+        rig_close(&r);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(inv01_rollout_equals_train),
+        cmocka_unit_test(inv02_company_does_not_matter),
+        cmocka_unit_test(inv03_micro_batches),
+        cmocka_unit_test(recompute_gives_the_same_bits),
+    };
+    return cmocka_run_group_tests_name("model invariants", tests, NULL, NULL);
+}
