@@ -114,6 +114,8 @@ void data__arith_problem(struct rng *r, int level, struct buf *question, struct 
 
 /* --- files --- */
 
+enum { MAX_ROWS = 100000 }; /* in all */
+
 struct maker {
     const struct data_arith_args *a;
     struct rng rng;
@@ -121,15 +123,16 @@ struct maker {
     struct buf q, ans;
 };
 
-/* A problem whose question has not been used. */
-static int fresh(struct maker *m) {
+/* A problem whose question has not been used.  The sparsest level has over half a
+ * million, so with MAX_ROWS taken a thousand tries do not fail. */
+static void fresh(struct maker *m) {
     for (int tries = 0; tries < 1000; tries++) {
         data__arith_problem(&m->rng, m->a->level, &m->q, &m->ans);
         if (map_get(&m->seen, m->q.p, m->q.n, NULL)) continue;
         map_set(&m->seen, m->q.p, m->q.n, 1);
-        return 0;
+        return;
     }
-    FAIL(ERR_INVAL, "there are not enough different problems of level %d for this many rows; %lld are made; ask for fewer, or for a higher --level", m->a->level, (long long)m->seen.n);
+    CHECK(!"MAX_ROWS is too large");
 }
 
 static json_t *rl_row(const struct maker *m, const char *split, int64_t index) {
@@ -161,18 +164,20 @@ int data_make_arith(const struct data_arith_args *a) {
     int rc = 0;
     if (a->level < 1 || a->level > 3) FAILG(out, ERR_INVAL, "--level %d: the levels are 1, 2 and 3", a->level);
     if (a->n_train < 1 || a->n_test < 1 || a->n_sft < 1) FAILG(out, ERR_INVAL, "the numbers of rows must be at least 1");
+    if (a->n_train > MAX_ROWS || a->n_test > MAX_ROWS || a->n_sft > MAX_ROWS || a->n_train + a->n_test + a->n_sft > MAX_ROWS)
+        FAILG(out, ERR_INVAL, "more than %d rows in all: there are not enough different problems; ask for fewer", MAX_ROWS);
     if (!a->jsonl && !a->parquet) FAILG(out, ERR_INVAL, "no file format chosen");
     for (int64_t i = 0; i < a->n_test; i++) { /* first, so that a larger train set keeps the test set */
-        TRYG(fresh(&m), out);
+        fresh(&m);
         json_array_append_new(test, rl_row(&m, "test", i));
         json_array_append_new(sft_test, sft_row(&m));
     }
     for (int64_t i = 0; i < a->n_train; i++) {
-        TRYG(fresh(&m), out);
+        fresh(&m);
         json_array_append_new(train, rl_row(&m, "train", i));
     }
     for (int64_t i = 0; i < a->n_sft; i++) {
-        TRYG(fresh(&m), out);
+        fresh(&m);
         json_array_append_new(sft_train, sft_row(&m));
     }
     TRYG(file_mkdirs(a->out_dir), out);
