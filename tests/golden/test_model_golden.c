@@ -1,4 +1,4 @@
-/* test_model.c - fp32 against Hugging Face transformers and torch, on every
+/* test_model_golden.c - fp32 against Hugging Face transformers and torch, on every
  * backend: logits, log-probs, entropies, every gradient, AdamW over ten steps.
  * The fixtures come from tools/oracle_model.py. */
 #include "model_case.h"

@@ -1,0 +1,390 @@
+/* test_model.c - configuration, schedules, init, export, safetensors, and the
+ * optimizer's refusal of non-finite gradients.  Numbers against transformers
+ * are in tests/golden. */
+#include "model_case.h"
+
+#include "base/json.h"
+
+/* ---- config ---- */
+
+static int parse(struct model_config *c, const char *text) {
+    json_t *o = NULL;
+    OK(json_parse(&o, text, strlen(text), "test"));
+    const int rc = model_config_from_json(c, o, "config.json");
+    json_decref(o);
+    return rc;
+}
+#define BASE "\"num_hidden_layers\":30,\"hidden_size\":64,\"intermediate_size\":128,\"num_attention_heads\":4,\"vocab_size\":100"
+
+static void config_spellings(void **state) {
+    (void)state;
+    struct model_config a, b;
+    OK(parse(&a, "{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":2,\"max_position_embeddings\":8192,\"rope_theta\":500000.0,"
+                 "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+                 "\"original_max_position_embeddings\":4096},\"torch_dtype\":\"bfloat16\",\"eos_token_id\":[1,2]}"));
+    OK(parse(&b, "{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":2,\"max_position_embeddings\":8192,"
+                 "\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+                 "\"high_freq_factor\":4,\"original_max_position_embeddings\":4096},\"dtype\":\"bfloat16\",\"eos_token_id\":2}"));
+    assert_memory_equal(&a.rope, &b.rope, sizeof a.rope);
+    assert_true(a.rope.kind == ROPE_LLAMA3 && a.rope.theta == 500000 && a.dtype == DT_BF16 && b.dtype == DT_BF16);
+    assert_true(a.n_eos == 2 && a.eos[1] == 2 && b.n_eos == 1 && b.eos[0] == 2 && a.bos == -1);
+    model_config_free(&a);
+    model_config_free(&b);
+}
+
+static void config_defaults(void **state) {
+    (void)state;
+    struct model_config c;
+    OK(parse(&c, "{\"model_type\":\"qwen3\"," BASE "}"));
+    assert_true(c.head_dim == 128 && c.n_kv_heads == 4 && c.qk_norm && !c.qkv_bias && !c.tied && c.rope.theta == 10000);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"use_sliding_window\":true,\"sliding_window\":7}"));
+    assert_true(c.head_dim == 16 && c.qkv_bias && !c.o_bias && c.window == 7 && c.window_from == 28);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"sliding_window\":7}"));
+    assert_int_equal(c.window, 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"mistral\"," BASE ",\"num_key_value_heads\":2}"));
+    assert_true(c.window == 4096 && c.window_from == 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"mistral\"," BASE ",\"num_key_value_heads\":2,\"sliding_window\":null}"));
+    assert_int_equal(c.window, 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"llama\"," BASE ",\"attention_bias\":true,\"mlp_bias\":true}"));
+    assert_true(c.qkv_bias && c.o_bias && c.mlp_bias && c.window == 0);
+    model_config_free(&c);
+}
+
+static void config_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *says;
+        int code;
+    } bad[] = {
+        {"{\"model_type\":\"gemma2\",\"architectures\":[\"Gemma2ForCausalLM\"]," BASE "}", "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
+        {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}", "unsupported rope type \"longrope\"", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":0}", "num_key_value_heads", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"head_dim\":15}", "odd head_dim", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_theta\":-1}", "rope_theta", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"linear\"}}", "\"factor\"", ERR_FORMAT},
+        {"{\"model_type\":\"llama\",\"hidden_size\":64}", "num_hidden_layers", ERR_FORMAT},
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":99999999,\"hidden_size\":64}", "num_hidden_layers", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"eos_token_id\":\"x\"}", "eos_token_id", ERR_FORMAT},
+        {"[]", "not a JSON object", ERR_FORMAT},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct model_config c;
+        const int rc = parse(&c, bad[i].text);
+        if (rc != bad[i].code || !strstr(err_msg(), bad[i].says)) fail_msg("%s: %d, %s", bad[i].text, rc, err_msg());
+    }
+}
+
+/* Parameter counts that the model cards give. */
+static void built_in_shapes(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t params;
+    } known[] = {
+        {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688}, {"qwen2.5-7b", 7615616512},
+        {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},   {"qwen3-8b", 8190735360},
+        {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct model_config c;
+        json_t *o = model_arch_config(known[i].name);
+        assert_non_null(o);
+        OK(model_config_from_json(&c, o, known[i].name));
+        assert_int_equal(model_config_params(&c), known[i].params);
+        model_config_free(&c);
+        json_decref(o);
+    }
+    assert_null(model_arch_config("gpt-2"));
+}
+
+/* verl's own figure for one shape: (3 h f + h (2 q + 2 kv)) L + 2 V h, times 6 per token, plus attention. */
+static void flops(void **state) {
+    (void)state;
+    struct model_config c;
+    json_t *o = model_arch_config("qwen2.5-0.5b");
+    OK(model_config_from_json(&c, o, "x"));
+    const int64_t lens[] = {512, 1024};
+    const double dense = (3.0 * 896 * 4864 + 896.0 * (2 * 896 + 2 * 128)) * 24 + 2 * 151936.0 * 896;
+    const double want = 6 * dense * 1536 + 6.0 * (512.0 * 512 + 1024.0 * 1024) * 64 * 14 * 24;
+    assert_true(model_config_flops(&c, lens, 2) == want);
+    model_config_free(&c);
+    json_decref(o);
+}
+
+/* ---- schedules ---- */
+
+static void near(double got, double want) {
+    if (fabs(got - want) > 1e-12) fail_msg("%.15g, expected %.15g", got, want);
+}
+static void schedules(void **state) {
+    (void)state;
+    struct optim_config c = {.lr = 2, .schedule = "constant", .warmup_steps = 4, .total_steps = 24, .num_cycles = 0.5, .min_lr_ratio = 0.1};
+    near(optim_lr(&c, 0), 0);
+    near(optim_lr(&c, 1), 0.5);
+    near(optim_lr(&c, 4), 2);
+    near(optim_lr(&c, 1000), 2);
+    c.warmup_steps = 0;
+    near(optim_lr(&c, 0), 2);
+    c.warmup_steps = 4;
+    c.schedule = "cosine";
+    near(optim_lr(&c, 4), 2);
+    near(optim_lr(&c, 14), 2 * 0.55); /* half way between 1 and 0.1 */
+    near(optim_lr(&c, 24), 0.2);
+    c.init_lr_ratio = 0.5;
+    near(optim_lr(&c, 2), 1.5);
+    c.schedule = "linear";
+    near(optim_lr(&c, 2), 1);
+    near(optim_lr(&c, 14), 2 * 0.55);
+    near(optim_lr(&c, 40), 0.2);
+    c.schedule = "wsd"; /* 20 steps after warmup: 18 stable, 2 down */
+    near(optim_lr(&c, 21), 2);
+    near(optim_lr(&c, 22), 2);
+    near(optim_lr(&c, 23), 2 * 0.55);
+    near(optim_lr(&c, 24), 0.2);
+}
+
+/* ---- safetensors ---- */
+
+static int read_bytes(void *arg, size_t off, void *dst, size_t n) {
+    memcpy(dst, (const char *)arg + off, n);
+    return 0;
+}
+static void safetensors_round_trip(void **state) {
+    (void)state;
+    static float big[3 << 20]; /* several chunks of the writer */
+    for (size_t i = 0; i < sizeof big / sizeof big[0]; i++) big[i] = (float)i;
+    int64_t scalar = 7;
+    uint8_t odd[3] = {1, 2, 3};
+    const struct st_write_tensor t[] = {
+        {.name = "big", .dt = DT_F32, .nd = 2, .dim = {3, 1 << 20}, .read = read_bytes, .arg = big},
+        {.name = "scalar", .dt = DT_I64, .nd = 0, .read = read_bytes, .arg = &scalar},
+        {.name = "empty", .dt = DT_BF16, .nd = 2, .dim = {0, 5}, .read = read_bytes, .arg = NULL},
+        {.name = "odd \"name\"", .dt = DT_U8, .nd = 1, .dim = {3}, .read = read_bytes, .arg = odd},
+    };
+    char *dir = case_temp_dir(), *path = file_join(dir, "t.safetensors");
+    json_t *meta = json_pack("{s:s}", "format", "pt");
+    struct st_file *f;
+    OK(st_write(path, t, 4, meta));
+    OK(st_open(&f, path));
+    assert_int_equal(st_count(f), 4);
+    const struct st_tensor *b = st_find(f, "big"), *s = st_find(f, "scalar"), *e = st_find(f, "empty"), *o = st_find(f, "odd \"name\"");
+    assert_true(b && s && e && o && !st_find(f, "none"));
+    assert_true(b->nd == 2 && b->dim[1] == 1 << 20 && b->bytes == sizeof big && s->nd == 0 && e->bytes == 0 && o->dt == DT_U8);
+    assert_memory_equal(b->data, big, sizeof big);
+    assert_memory_equal(s->data, &scalar, 8);
+    assert_memory_equal(o->data, odd, 3);
+    assert_true((uintptr_t)b->data % 8 == 0);
+    st_close(f);
+    json_decref(meta);
+    free(path);
+    case_drop_dir(dir);
+}
+
+/* ---- init and export ---- */
+
+static json_t *small_config(void) {
+    json_t *o = model_arch_config("tiny");
+    json_object_set_new(o, "num_hidden_layers", json_integer(2));
+    json_object_set_new(o, "pad_token_id", json_integer(3));
+    json_object_set_new(o, "eos_token_id", json_integer(4));
+    return o;
+}
+
+static void init_is_a_function_of_the_seed(void **state) {
+    (void)state;
+    char *dir = case_temp_dir();
+    json_t *config = small_config();
+    struct st_file *f[3];
+    static const uint64_t seeds[] = {1, 1, 2};
+    for (int i = 0; i < 3; i++) {
+        char *sub = xasprintf("%s/%d", dir, i), *st = file_join(sub, "model.safetensors");
+        setenv("VERLC_THREADS", i == 1 ? "3" : "1", 1);
+        OK(model_init_dir(config, sub, seeds[i], DT_F32));
+        OK(st_open(&f[i], st));
+        free(sub);
+        free(st);
+    }
+    unsetenv("VERLC_THREADS");
+    bool differs = false;
+    for (int64_t k = 0; k < st_count(f[0]); k++) {
+        const struct st_tensor *a = st_at(f[0], k), *b = st_find(f[1], a->name), *c = st_find(f[2], a->name);
+        assert_memory_equal(a->data, b->data, a->bytes);
+        differs = differs || memcmp(a->data, c->data, a->bytes) != 0;
+    }
+    assert_true(differs);
+    const struct st_tensor *e = st_find(f[0], "model.embed_tokens.weight"), *n = st_find(f[0], "model.norm.weight");
+    const float *w = (const float *)(const void *)e->data;
+    double sum = 0, sq = 0;
+    const int64_t h = e->dim[1], count = e->dim[0] * h;
+    for (int64_t i = 0; i < count; i++) {
+        sum += (double)w[i];
+        sq += (double)w[i] * (double)w[i];
+        if (i / h == 3) assert_true(w[i] == 0); /* the padding row */
+    }
+    /* 122,688 draws of N(0, 0.02): five standard errors of mean and deviation */
+    assert_true(fabs(sum / (double)count) < 5 * 0.02 / sqrt((double)count));
+    assert_true(fabs(sqrt(sq / (double)(count - h)) - 0.02) < 5 * 0.02 / sqrt(2.0 * (double)count));
+    float one;
+    memcpy(&one, n->data, 4);
+    assert_true(one == 1);
+    for (int i = 0; i < 3; i++) st_close(f[i]);
+    json_decref(config);
+    case_drop_dir(dir);
+}
+
+static void same_weights(const struct model *a, const struct model *b) {
+    const size_t bytes = (size_t)a->n_elems * 4;
+    float *x = xmalloc(bytes), *y = xmalloc(bytes);
+    OK(dev_copy_out(a->dev, x, a->master, bytes));
+    OK(dev_copy_out(b->dev, y, b->master, bytes));
+    assert_memory_equal(x, y, bytes);
+    free(x);
+    free(y);
+}
+
+/* bf16 files -> fp32 in shards -> the same values; from a master and from a compute copy. */
+static void export_keeps_every_value(void **state) {
+    (void)state;
+    static const char *const backends[] = {"ref", "cpu"};
+    for (int k = 0; k < 2; k++) {
+        struct dev d;
+        struct model *a, *b, *c;
+        char *dir = case_temp_dir(), *src = file_join(dir, "src"), *shards = file_join(dir, "shards"), *one = file_join(dir, "one");
+        json_t *config = small_config();
+        OK(model_init_dir(config, src, 3, DT_BF16));
+        case_dev(&d, backends[k], 2);
+        OK(model_open(&a, &d, &(struct model_open_args){src, DT_BF16, MODEL_TRAIN, 16}));
+        OK(model_export(a, shards, DT_F32, NULL, 200000));
+        char *index = file_join(shards, "model.safetensors.index.json");
+        assert_true(file_exists(index));
+        OK(model_open(&b, &d, &(struct model_open_args){shards, DT_F32, MODEL_TRAIN, 16}));
+        assert_true(b->cfg.dtype == DT_F32 && b->params[0].src_dt == DT_F32 && b->cfg.n_eos == 1);
+        same_weights(a, b);
+        model_close(b);
+        OK(model_open(&b, &d, &(struct model_open_args){src, DT_BF16, MODEL_INFER, 16})); /* packed groups, no master */
+        OK(model_export(b, one, -1, NULL, 0));
+        OK(model_open(&c, &d, &(struct model_open_args){one, DT_BF16, MODEL_TRAIN, 16}));
+        assert_true(c->params[0].src_dt == DT_BF16);
+        same_weights(a, c);
+        model_close(c);
+        model_close(b);
+        model_close(a);
+        assert_int_equal(d.allocated, 0);
+        dev_close(&d);
+        json_decref(config);
+        free(index);
+        free(src);
+        free(shards);
+        free(one);
+        case_drop_dir(dir);
+    }
+}
+
+static void every_f16_value(void **state) {
+    (void)state;
+    /* f16 -> f32 -> f16 through files of all 63488 finite values as a (256, 248) embedding */
+    char *dir = case_temp_dir(), *src = file_join(dir, "src"), *out = file_join(dir, "out"), *st = file_join(src, "model.safetensors");
+    json_t *config = small_config();
+    json_object_set_new(config, "hidden_size", json_integer(248));
+    json_object_set_new(config, "vocab_size", json_integer(256));
+    json_object_set_new(config, "num_hidden_layers", json_integer(1));
+    OK(model_init_dir(config, src, 3, DT_F16));
+    struct buf b = {0};
+    OK(file_read(&b, st, 0));
+    uint64_t header;
+    memcpy(&header, b.p, 8);
+    uint16_t v = 0;
+    for (size_t i = 0; i < 63488; i++, v++) {
+        if ((v & 0x7c00u) == 0x7c00u) v = 0x8000u; /* Inf and NaN are refused on reading */
+        memcpy(b.p + 8 + header + 2 * i, &v, 2);
+    }
+    OK(file_write_atomic(st, b.p, b.n));
+    struct dev d;
+    struct model *m;
+    struct st_file *x, *y;
+    OK(dev_open_ref(&d));
+    OK(model_open(&m, &d, &(struct model_open_args){src, DT_F32, MODEL_INFER, 1}));
+    OK(model_export(m, out, -1, NULL, 0));
+    char *st2 = file_join(out, "model.safetensors");
+    OK(st_open(&x, st));
+    OK(st_open(&y, st2));
+    const struct st_tensor *a = st_find(x, "model.embed_tokens.weight"), *c = st_find(y, "model.embed_tokens.weight");
+    assert_true(a->dt == DT_F16 && c->dt == DT_F16 && a->bytes == 2 * 63488);
+    assert_memory_equal(a->data, c->data, a->bytes);
+    st_close(x);
+    st_close(y);
+    model_close(m);
+    dev_close(&d);
+    buf_free(&b);
+    json_decref(config);
+    free(src);
+    free(out);
+    free(st);
+    free(st2);
+    case_drop_dir(dir);
+}
+
+/* ---- optimizer ---- */
+
+static void non_finite_gradient_changes_nothing(void **state) {
+    (void)state;
+    struct model_case c;
+    struct optim *o;
+    struct optim_result r;
+    const struct optim_config cfg = {.lr = 1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
+    case_open(&c, &(struct case_args){"qwen2", "ref", 1, DT_F32, MODEL_TRAIN});
+    OK(optim_create(&o, c.m));
+    const size_t bytes = (size_t)c.m->n_elems * 4;
+    float *g = case_alloc(&c.dev, bytes), *before = xmalloc(bytes), *after = xmalloc(bytes);
+    OK(dev_zero(&c.dev, g, bytes));
+    const struct model_param *p = &c.m->params[5];
+    const float bad[] = {NAN, INFINITY};
+    OK(dev_copy_out(&c.dev, before, c.m->master, bytes));
+    for (int i = 0; i < 2; i++) {
+        OK(dev_copy_in(&c.dev, g + p->offset + 1, &bad[i], 4));
+        OK(optim_step(o, c.m, g, &cfg, 1, &r));
+        assert_false(isfinite(r.grad_norm));
+        assert_string_equal(r.bad_tensor, p->name);
+    }
+    OK(dev_copy_out(&c.dev, after, c.m->master, bytes));
+    assert_memory_equal(before, after, bytes);
+    assert_int_equal(o->step, 0);
+    const float fine = 3;
+    OK(dev_copy_in(&c.dev, g + p->offset + 1, &fine, 4));
+    OK(optim_step(o, c.m, g, &cfg, 1, &r));
+    assert_true(r.grad_norm == 3 && r.bad_tensor[0] == '\0' && o->step == 1);
+    dev_free(&c.dev, g, bytes);
+    free(before);
+    free(after);
+    optim_destroy(o, c.m);
+    case_close(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(config_spellings),
+        cmocka_unit_test(config_defaults),
+        cmocka_unit_test(config_refusals),
+        cmocka_unit_test(built_in_shapes),
+        cmocka_unit_test(flops),
+        cmocka_unit_test(schedules),
+        cmocka_unit_test(safetensors_round_trip),
+        cmocka_unit_test(init_is_a_function_of_the_seed),
+        cmocka_unit_test(export_keeps_every_value),
+        cmocka_unit_test(every_f16_value),
+        cmocka_unit_test(non_finite_gradient_changes_nothing),
+    };
+    return cmocka_run_group_tests_name("model", tests, NULL, NULL);
+}
