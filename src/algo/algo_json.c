@@ -7,9 +7,9 @@
  * Invariant: every array of a request has the shape of its mask. */
 #include "algo/algo_int.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/map.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +23,7 @@ struct request {
     bool flat;             /* arrays came as one row without nesting, and go back so */
     void *owned[MAX_OWNED];
     int n_owned;
+    struct map *looked_for; /* keys that the operation asked for; NULL: not kept */
     struct algo_metrics metrics;
 };
 
@@ -35,6 +36,7 @@ static void *own(struct request *q, size_t n, size_t size) {
 
 /* The value of a key wherever it may stand; NULL where it is missing or null. */
 static const json_t *find(const struct request *q, const char *key) {
+    if (q->looked_for) map_set(q->looked_for, key, strlen(key), 1);
     const json_t *config = json_object_get(q->req, "config");
     const json_t *places[] = {
         q->req, config, json_object_get(config, "policy_loss"), json_object_get(config, "global_batch_info"),
@@ -85,19 +87,27 @@ static int read_str(const struct request *q, const char *key, const char **out) 
     return 0;
 }
 
-/* A threshold may be a number or a text; both come out as text. */
+/* Thresholds may be numbers, texts or a list of them; they come out as one text
+ * with commas. */
 static int read_text(struct request *q, const struct request *in, const char *key, const char **out) {
     const json_t *v = find(in, key);
     if (!v) return 0;
-    if (json_is_string(v)) {
-        *out = json_string_value(v);
-    } else if (json_is_number(v)) {
-        char *text = own(q, 40, 1);
-        snprintf(text, 40, "%.17g", json_number_value(v));
-        *out = text;
-    } else {
-        FAIL(ERR_FORMAT, "%s: \"%s\" is neither a number nor a string", in->where, key);
+    struct buf text = {0};
+    const size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *e = json_is_array(v) ? json_array_get(v, i) : v;
+        if (i > 0) buf_addc(&text, ',');
+        if (json_is_string(e)) {
+            buf_adds(&text, json_string_value(e));
+        } else if (json_is_number(e)) {
+            buf_addf(&text, "%.17g", json_number_value(e));
+        } else {
+            buf_free(&text);
+            FAIL(ERR_FORMAT, "%s: \"%s\" is neither a number nor a string", in->where, key);
+        }
     }
+    CHECK(q->n_owned < MAX_OWNED);
+    *out = q->owned[q->n_owned++] = buf_take(&text);
     return 0;
 }
 
@@ -238,6 +248,21 @@ static void put_tokens(json_t *out, const char *key, const struct request *q, co
     json_t *rows = q->flat ? row_json(x, 0, q->off[1]) : json_array();
     for (int64_t i = 0; !q->flat && i < q->r.n; i++)
         json_array_append_new(rows, row_json(x, q->off[i], q->off[i + 1]));
+    json_object_set_new(out, key, rows);
+}
+
+static void put_mask(json_t *out, const char *key, const struct request *q, const uint8_t *mask) {
+    json_t *rows = json_array();
+    for (int64_t i = 0; i < q->r.n; i++) {
+        json_t *row = json_array();
+        for (int64_t t = q->off[i]; t < q->off[i + 1]; t++) json_array_append_new(row, json_integer(mask[t]));
+        if (q->flat) {
+            json_array_extend(rows, row);
+            json_decref(row);
+        } else {
+            json_array_append_new(rows, row);
+        }
+    }
     json_object_set_new(out, key, rows);
 }
 
@@ -475,21 +500,20 @@ static int op_rollout_correction(struct request *q, json_t *out) {
     struct algo_corr c;
     struct algo_corr_args a = {.r = &q->r, .c = &c};
     const json_t *nested = find(q, "rollout_correction");
-    const struct request in = {.req = nested ? nested : q->req, .where = q->where};
+    const struct request in = {.req = nested ? nested : q->req, .where = q->where, .looked_for = q->looked_for};
     TRY(read_corr(q, &in, &c));
     TRY(read_mask(q, "response_mask"));
     TRY(read_tokens(q, "old_log_prob", "old_log_probs", true, &a.old_logp));
     TRY(read_tokens(q, "rollout_log_prob", "rollout_log_probs", true, &a.rollout_logp));
     const int64_t n = q->off[q->r.n];
-    double *w = own(q, (size_t)n, sizeof *w), *mask = own(q, (size_t)n, sizeof *mask);
+    double *w = own(q, (size_t)n, sizeof *w);
     uint8_t *kept = own(q, (size_t)n, 1);
     TRY(algo_corr_run(&a, w, kept, &q->metrics));
-    for (int64_t t = 0; t < n; t++) mask[t] = kept[t];
     if (c.is != ALGO_IS_NONE)
         put_tokens(out, "rollout_is_weights", q, w);
     else
         json_object_set_new(out, "rollout_is_weights", json_null());
-    put_tokens(out, "response_mask", q, mask);
+    put_mask(out, "response_mask", q, kept);
     put_metrics(out, q);
     return 0;
 }
@@ -566,8 +590,22 @@ static const struct {
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 
+/* A key that nothing asked for is likely misspelt: say so, once for each name. */
+static void note_unread(const struct map *looked_for, const char *op, const json_t *object) {
+    static const char *const containers[] = {"op", "config", "policy_loss", "global_batch_info", "kl_ctrl",
+                                             "rollout_correction", "non_tensor_batch", "reward_extra_info"};
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)object, key, v) {
+        bool known = map_gets(looked_for, key, NULL);
+        for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) known |= strcmp(key, containers[i]) == 0;
+        if (!known) log_note("op %s does not read \"%s\"", op, key);
+    }
+}
+
 int algo_json(const json_t *request, const char *where, json_t **answer) {
-    struct request q = {.req = request, .where = where};
+    struct map looked_for = {0};
+    struct request q = {.req = request, .where = where, .looked_for = &looked_for};
     const char *op;
     TRY(json_str(request, "op", &op, where));
     int i = 0;
@@ -581,6 +619,11 @@ int algo_json(const json_t *request, const char *where, json_t **answer) {
     }
     json_t *out = json_object();
     const int rc = ops[i].run(&q, out);
+    if (rc == 0) {
+        note_unread(&looked_for, op, request);
+        note_unread(&looked_for, op, json_object_get(request, "config"));
+    }
+    map_free(&looked_for);
     for (int k = 0; k < q.n_owned; k++) free(q.owned[k]);
     free(q.off);
     free(q.mask);

@@ -458,6 +458,8 @@ static void empty_batches_do_not_crash(void **state) {
         "{\"op\":\"agg_loss\",\"loss_mat\":[[1,2]],\"loss_mask\":[[false,false]]}",
         "{\"op\":\"rollout_correction\",\"old_log_prob\":[[0]],\"rollout_log_prob\":[[0]],\"response_mask\":[[0]],"
         "\"rollout_is\":\"token\",\"rollout_rs\":\"token_k1\",\"rollout_rs_threshold\":2}",
+        "{\"op\":\"rollout_correction\",\"old_log_prob\":[0,1],\"rollout_log_prob\":[0,0],\"response_mask\":[1,1],"
+        "\"rollout_rs\":\"token_k1,token_k2\",\"rollout_rs_threshold\":[\"0.5_2\",0.1]}",
     };
     for (size_t i = 0; i < sizeof fine / sizeof *fine; i++) {
         json_t *q, *answer = NULL;
