@@ -300,6 +300,8 @@ def edge_policy_cases(name):
     policy_case(name, b, 1, adv=torch.zeros(b.B, b.T))
     jump = torch.tensor([[RNG.choice([-25.0, -20.0, 0.0, 20.0, 25.0, 0.5]) for _ in range(b.T)] for _ in range(b.B)])
     policy_case(name, b, 4, lp=torch.full((b.B, b.T), -30.0) + jump, old=torch.full((b.B, b.T), -30.0))
+    # every log-ratio 12: a whole sequence beyond gspo's bound of 10
+    policy_case(name, b, 4, lp=torch.full((b.B, b.T), -3.0), old=torch.full((b.B, b.T), -15.0))
     # ratio exactly 2 = 1 + high = c
     two = torch.full((b.B, b.T), math.log(2.0))
     policy_case(name, b, 0, lp=two.clone(), old=torch.zeros(b.B, b.T), options=dict(clip_ratio_low=0.5, clip_ratio_high=1.0, clip_ratio_c=2.0))
