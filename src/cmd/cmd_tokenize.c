@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct job {
     struct tokenizer *tok;
@@ -113,6 +114,23 @@ static int on_corpus_line(void *arg, char *line, size_t n, int64_t no) {
     return 0;
 }
 
+/* Wall and processor seconds: on a busy machine only the latter says what the code does. */
+struct watch {
+    double wall, cpu;
+};
+static struct watch watch_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (struct watch){clock_now(), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec};
+}
+static void print_rate(const char *what, struct watch t0, int64_t n_tokens) {
+    const struct watch t1 = watch_now();
+    const double wall = t1.wall - t0.wall, cpu = t1.cpu - t0.cpu;
+    printf("%-8s %.3f s (%.3f s of processor)", what, wall, cpu);
+    if (n_tokens) printf(": %.2f M tokens/s (%.2f)", (double)n_tokens / wall / 1e6, (double)n_tokens / cpu / 1e6);
+    printf("\n");
+}
+
 /* One pass over the lines; the first one also fills the word cache. */
 static int bench_pass(const struct tokenizer *tok, const struct corpus *c, struct text_ids *ids) {
     ids->n = 0;
@@ -123,25 +141,23 @@ static int bench_pass(const struct tokenizer *tok, const struct corpus *c, struc
     return 0;
 }
 
-static int bench(const struct tokenizer *tok, double open_s, const char *path) {
+static int bench(const struct tokenizer *tok, struct watch opened, const char *path) {
     struct corpus c = {0};
     struct text_ids ids = {0};
     struct buf out = {0};
     int rc;
+    print_rate("open", opened, 0);
     TRYG(file_each_line(path, on_corpus_line, &c), done);
     if (c.text.n == 0) FAILG(done, ERR_INPUT, "%s: no text to measure with", path);
-    printf("open      %.3f s\n", open_s);
     for (int pass = 0; pass < 3; pass++) {
-        const double t0 = clock_now();
+        const struct watch t0 = watch_now();
         TRYG(bench_pass(tok, &c, &ids), done);
-        const double s = clock_now() - t0;
-        printf("encode %d  %.3f s, %lld lines, %lld tokens: %.2f M tokens/s, %.1f MB/s, one thread\n", pass + 1, s,
-               (long long)c.n, (long long)ids.n, (double)ids.n / s / 1e6, (double)c.text.n / s / 1e6);
+        print_rate("encode", t0, ids.n);
     }
-    const double t0 = clock_now();
+    const struct watch t0 = watch_now();
     TRYG(tokenizer_decode(tok, ids.p, ids.n, false, &out), done);
-    const double s = clock_now() - t0;
-    printf("decode    %.3f s: %.2f M tokens/s, one thread\n", s, (double)ids.n / s / 1e6);
+    print_rate("decode", t0, ids.n);
+    printf("%lld lines, %zu bytes, %lld tokens; one thread\n", (long long)c.n, c.text.n, (long long)ids.n);
 done:
     free(c.end);
     buf_free(&c.text);
@@ -173,10 +189,10 @@ int cmd_tokenize(int argc, char **argv) {
     if (!model) FAIL(ERR_INVAL, "tokenize needs --model DIR");
     if (chat && decode) FAIL(ERR_INVAL, "--chat and --decode exclude each other");
     struct job j = {.decode = decode};
-    const double t0 = clock_now();
+    const struct watch t0 = watch_now();
     TRY(tokenizer_open(&j.tok, model));
     if (bench_file) {
-        rc = bench(j.tok, clock_now() - t0, bench_file);
+        rc = bench(j.tok, t0, bench_file);
     } else {
         rc = chat ? chat_template_create(&j.chat, j.tok) : 0;
         if (rc == 0) rc = file_each_line("-", on_line, &j);

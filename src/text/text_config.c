@@ -56,13 +56,50 @@ static int take_templates(struct tokenizer *t, const json_t *v, const char *wher
     return 0;
 }
 
+/* The members of a configuration that matter here. The others are passed over unread:
+ * model_max_length is at times an integer too large for any C type. */
+static bool is_wanted(const char *key) {
+    const size_t n = strlen(key);
+    return strcmp(key, "chat_template") == 0 || (n > 6 && strcmp(key + n - 6, "_token") == 0);
+}
+
+static int parse_conf(json_t *conf, struct text__json *j) {
+    struct buf key = {0};
+    int rc, more;
+    TRYG(text__json_expect(j, '{'), done);
+    for (bool first = true;; first = false) {
+        TRYG(more = text__json_more(j, '}', first), done);
+        if (!more) break;
+        const char *lo, *hi;
+        json_t *v = NULL;
+        buf_reset(&key);
+        TRYG(text__json_string(j, &key), done);
+        TRYG(text__json_expect(j, ':'), done);
+        TRYG(text__json_skip(j, &lo, &hi), done);
+        if (is_wanted(key.p)) TRYG(json_parse(&v, lo, (size_t)(hi - lo), j->where), done);
+        else v = json_true();
+        json_object_set_new(conf, key.p, v);
+    }
+    TRYG(text__json_end(j), done);
+    rc = 0;
+done:
+    buf_free(&key);
+    return rc;
+}
+
 /* *out stays NULL where there is no such file. */
 static int load_optional(json_t **out, const char *dir, const char *name, char **path) {
+    struct buf b = {0};
     *path = file_join(dir, name);
     if (!file_exists(*path)) return 0;
-    TRY(json_load(out, *path, MAX_CONFIG));
-    if (!json_is_object(*out)) FAIL(ERR_FORMAT, "%s: not a JSON object", *path);
-    return 0;
+    int rc = file_read(&b, *path, MAX_CONFIG);
+    if (rc == 0 && !text_utf8_valid(b.p ? b.p : "", b.n)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not UTF-8", *path);
+    if (rc == 0) {
+        *out = json_object();
+        rc = parse_conf(*out, &(struct text__json){b.p ? b.p : "", b.p ? b.p : "", (b.p ? b.p : "") + b.n, *path});
+    }
+    buf_free(&b);
+    return rc;
 }
 
 static int read_template_file(const char *dir, const char *name, char **to) {

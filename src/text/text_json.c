@@ -13,7 +13,7 @@
 #include <string.h>
 
 static int bad(const struct text__json *j, const char *what) {
-    FAIL(ERR_FORMAT, "%s: not a valid tokenizer: %s at byte %lld", j->where, what, (long long)(j->p - j->start));
+    FAIL(ERR_FORMAT, "%s: malformed JSON: %s at byte %lld", j->where, what, (long long)(j->p - j->start));
 }
 
 static void skip_blanks(struct text__json *j) {

@@ -7,6 +7,8 @@
 
 #include "text/text_int.h"
 
+#include <utf8proc.h>
+
 /* general category where it is not that of Unicode 14; 100 is added for Han */
 static const struct text__range text_newer[] = {
     {0x897, 0x897, UTF8PROC_CATEGORY_MN}, {0xcf3, 0xcf3, UTF8PROC_CATEGORY_MC}, {0xece, 0xece, UTF8PROC_CATEGORY_MN}, {0x1b4e, 0x1b4f, UTF8PROC_CATEGORY_PO},
