@@ -26,6 +26,7 @@ static void print_help(FILE *f) {
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not a death */
+    signal(SIGXFSZ, SIG_IGN); /* so is a file over its limit */
     if (argc < 2) {
         print_help(stderr);
         return err_exit_status(ERR_INVAL);

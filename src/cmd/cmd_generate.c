@@ -272,10 +272,10 @@ int cmd_generate(int argc, char **argv) {
     TRYG(model_config_load(&c, model), out);
     g.vocab = c.vocab;
     g.max_pos = c.max_pos;
-    if (tokenizer_open(&g.tok, model) < 0) {
-        log_debug("no tokenizer: %s", err_msg()); /* requests with ids need none; their text is empty */
-        g.tok = NULL;
-    }
+    char *file = file_join(model, "tokenizer.json");
+    if (file_exists(file)) rc = tokenizer_open(&g.tok, model); /* without one, ids are answered with empty text */
+    free(file);
+    if (rc < 0) goto out;
     TRYG(file_each_line("-", read_line, &g), out);
     if (g.n == 0) goto out;
     if (strcmp(device, "ref") == 0) TRYG(dev_open_ref(&dev), out);

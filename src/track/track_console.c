@@ -76,19 +76,23 @@ static void add_value(struct buf *b, const char *label, double v) {
     else buf_addf(b, "  %s %.4g", label, v);
 }
 
-/* The shortest text that reads back as the same double, and looks like a float. */
+/* As Python prints a float: the shortest text that reads back as the same double. */
 static void add_number(struct buf *b, const struct metric *m) {
     char s[40];
-    if (m->whole) {
-        buf_addf(b, "%lld", (long long)m->value);
+    int digits = 1;
+    if (m->whole || !isfinite(m->value)) {
+        if (m->whole) buf_addf(b, "%lld", (long long)m->value);
+        else buf_adds(b, isnan(m->value) ? "nan" : m->value > 0 ? "inf" : "-inf");
         return;
     }
-    for (int p = 1; p <= 17; p++) {
-        snprintf(s, sizeof s, "%.*g", p, m->value);
+    for (; digits < 17; digits++) {
+        snprintf(s, sizeof s, "%.*e", digits - 1, m->value);
         if (strtod(s, NULL) == m->value) break;
     }
-    buf_adds(b, s);
-    if (isfinite(m->value) && !strpbrk(s, ".e")) buf_adds(b, ".0");
+    snprintf(s, sizeof s, "%.*e", digits - 1, m->value);
+    const int exponent = atoi(strchr(s, 'e') + 1);
+    if (exponent < -4 || exponent >= 16) buf_adds(b, s);
+    else buf_addf(b, "%.*f", digits - 1 - exponent > 1 ? digits - 1 - exponent : 1, m->value);
 }
 
 static void step_line_pipe(int64_t step, const struct metrics *m) {
