@@ -10,14 +10,21 @@ transformers (run by `make oracle`).
       what `datasets` reads back are compared.
   python tools/oracle_data.py fixtures OUT_DIR
       Small Parquet files with verl's nesting and with column types that are not JSON.
+  python tools/oracle_data.py sets OUT_DIR
+      What verl's own MultiTurnSFTDataset and RLHFDataset make of small conversations,
+      with the tokenizers in OUT_DIR/tok_plain and OUT_DIR/tok_system (the tiny
+      tokenizer; the second one's template adds a default system turn).  Needs verl
+      0.9.1 with torch, too.
 """
 
 import datetime
 import decimal
+import json
 import os
 import re
 import sys
 import tempfile
+import types
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,10 +96,107 @@ def fixtures(out_dir):
     pq.write_table(pa.table(odd), os.path.join(out_dir, "odd.parquet"))
 
 
+CONVERSATIONS = [
+    [("user", "Tom has 3 apples. How many apples are there?"), ("assistant", "There are 3 apples.\n#### 3")],
+    [
+        ("system", "You are a helpful assistant."),
+        ("user", "2 + 2?"),
+        ("assistant", "4"),
+        ("user", "And 3 more?"),
+        ("assistant", "4 + 3 = 7\n#### 7"),
+    ],
+    [("user", "\u00e9\u65e5 \U0001f389"), ("assistant", ""), ("user", " "), ("assistant", "x\n\n")],
+]
+PROMPTS = ["Hi", "How many apples does Tom have now?", "Zoe buys 7 boxes with 9 shells in each box. " * 4, "\u65e5\u672c"]
+
+
+def verl_datasets():
+    """verl's classes; a vision module that newer transformers cannot load is left out."""
+    vision = types.ModuleType("verl.models.transformers.qwen2_vl")
+    vision.get_rope_index = None
+    sys.modules[vision.__name__] = vision
+    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    return MultiTurnSFTDataset, RLHFDataset
+
+
+def messages_of(turns):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def sft_cases(cls, tokenizer, path):
+    """verl's ids and masks, unpadded, under several limits."""
+    cases = []
+    for max_length, truncation, pad_mode in ((512, "error", "no_padding"), (30, "right", "no_padding"), (30, "left", "right")):
+        config = {"max_length": max_length, "truncation": truncation, "pad_mode": pad_mode}
+        data = cls(path, tokenizer, config)
+        rows = []
+        for i in range(len(data)):
+            item = data[i]
+            n = int(item["attention_mask"].sum()) if "attention_mask" in item else len(item["input_ids"])
+            rows.append({"ids": item["input_ids"][:n].tolist(), "loss_mask": item["loss_mask"][:n].tolist()})
+        cases.append({"max_length": max_length, "truncation": truncation, "rows": rows})
+    return cases
+
+
+def pair_cases(tokenizer):
+    """verl's SFTDataset (spec 5.6; gone in 0.9.1) by its formula, as target positions."""
+    rows = []
+    for turns in CONVERSATIONS[:1]:
+        prompt = tokenizer.apply_chat_template(messages_of(turns[:1]), add_generation_prompt=True, tokenize=False)
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        response_ids = tokenizer(turns[1][1] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        ids = prompt_ids + response_ids
+        predicts = [1] * len(ids)  # SFTDataset's mask: position t predicts token t + 1
+        predicts[: len(prompt_ids) - 1] = [0] * (len(prompt_ids) - 1)
+        predicts[-1] = 0
+        rows.append({"ids": ids, "loss_mask": [0] + predicts[:-1]})
+    return rows
+
+
+def sets(out_dir):
+    import datasets
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+
+    datasets.disable_caching()
+    sft_class, rl_class = verl_datasets()
+    sft_path, rl_path = os.path.join(out_dir, "chats.parquet"), os.path.join(out_dir, "prompts.parquet")
+    pq.write_table(pa.Table.from_pylist([{"messages": messages_of(c)} for c in CONVERSATIONS]), sft_path)
+    rows = [verl_row({"question": q, "answer": "#### 1"}, i, "train") for i, q in enumerate(PROMPTS)]
+    for row, q in zip(rows, PROMPTS):
+        row["prompt"][0]["content"] = q
+    pq.write_table(pa.Table.from_pylist(rows), rl_path)
+    result = {}
+    for name in ("tok_plain", "tok_system"):
+        tokenizer = AutoTokenizer.from_pretrained(os.path.join(out_dir, name))
+        ids = [
+            tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False)
+            for r in rows
+        ]
+        limit = sorted(len(x) for x in ids)[2]
+        with tempfile.TemporaryDirectory() as tmp:
+            config = OmegaConf.create(
+                {"max_prompt_length": limit, "filter_overlong_prompts": True, "filter_overlong_prompts_workers": None, "cache_dir": tmp}
+            )
+            kept = [r["index"] for r in (rl_class([rl_path], tokenizer, config)[i] for i in range(3))]
+        result[name] = {
+            "sft": sft_cases(sft_class, tokenizer, sft_path),
+            "pair": pair_cases(tokenizer),
+            "rl": {"prompts": [list(x) for x in ids], "limit": limit, "kept": kept},
+        }
+    with open(os.path.join(out_dir, "sets.json"), "w") as f:
+        json.dump(result, f)
+        f.write("\n")
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[1] == "compare":
         compare(sys.argv[2], sys.argv[3])
     elif len(sys.argv) == 3 and sys.argv[1] == "fixtures":
         fixtures(sys.argv[2])
+    elif len(sys.argv) == 3 and sys.argv[1] == "sets":
+        sets(sys.argv[2])
     else:
         sys.exit(__doc__)
