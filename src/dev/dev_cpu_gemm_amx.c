@@ -122,7 +122,7 @@ static void pack_at(void *dst, const void *src, int64_t ld, int rows, int64_t rn
     const uint16_t *s = src;
     for (int64_t r0 = 0; r0 < rn; r0 += 32)
         for (int i0 = 0; i0 < padded(rows); i0 += 16, d += 512) {
-            const __mmask16 m = pair_mask(rows - i0);
+            const __mmask16 m = zmm_mask16(rows - i0);
             __m512i t[16];
 #pragma GCC unroll 16
             for (int p = 0; p < 16; p++) {

@@ -77,7 +77,7 @@ static void stream(int rows, int64_t rn, const void *a, const void *b, float *c)
 
 static void pack_a(void *dst, const void *src, int64_t ld, int rows, int64_t rn) {
     uint32_t *d = dst;
-    const __mmask16 m = pair_mask(rows);
+    const __mmask16 m = zmm_mask16(rows);
     for (int64_t r0 = 0; r0 < rn; r0 += 32) {
         __m512i r[16];
         zmm_pairs(r, (const uint16_t *)src + r0, ld, rows, rn - r0);
@@ -89,7 +89,7 @@ static void pack_a(void *dst, const void *src, int64_t ld, int rows, int64_t rn)
 static void pack_at(void *dst, const void *src, int64_t ld, int rows, int64_t rn) {
     uint32_t *d = dst;
     const uint16_t *s = src;
-    const __mmask16 m = pair_mask(rows);
+    const __mmask16 m = zmm_mask16(rows);
     for (int64_t r = 0; r < cpu_up32(rn); r += 2, d += rows)
         _mm512_mask_storeu_epi32(d, m, pair_rows(s + r * ld, ld, m, rn - r));
 }

@@ -7,10 +7,6 @@
 
 #include "dev/dev_cpu_gemm_zmm.h"
 
-static inline __mmask16 pair_mask(int64_t n) {
-    return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
-}
-
 /* Rows s and s + ld (absent: zero) of n <= 16 bf16 -> 16 pairs. */
 static inline __attribute__((always_inline)) __m512i pair_rows(const uint16_t *s, int64_t ld,
                                                                __mmask16 m, int64_t rows_left) {
@@ -53,7 +49,7 @@ static inline void pair_b_dx(void *dst, const void *src, int64_t stride, int64_t
 static inline void pair_b_rows(void *dst, const void *src, int64_t ld, int cols, int64_t rn) {
     uint16_t *d = dst;
     const uint16_t *s = src;
-    const __mmask16 m0 = pair_mask(cols), m1 = pair_mask(cols - 16);
+    const __mmask16 m0 = zmm_mask16(cols), m1 = zmm_mask16(cols - 16);
     for (int64_t r0 = 0; r0 < rn; r0 += 32, d += 1024)
         for (int p = 0; p < 16; p++) {
             const int64_t r = r0 + 2 * p;

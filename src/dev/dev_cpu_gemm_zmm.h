@@ -9,6 +9,11 @@
 
 #include <immintrin.h>
 
+/* The first n lanes; n may be negative or beyond 16. */
+static inline __mmask16 zmm_mask16(int64_t n) {
+    return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1);
+}
+
 /* r[i] lane j <-> r[j] lane i */
 static inline __attribute__((always_inline)) void zmm_transpose(__m512i r[16]) {
     __m512i t[16];
@@ -74,8 +79,7 @@ static inline __attribute__((always_inline)) __m256i zmm_round_bf16(__m512 v) {
 
 /* cpu_gemm_ops.store */
 static inline void zmm_store(const struct cpu_gemm_out *o, int rows, int cols, const float *c) {
-    const __mmask16 m0 = cols >= 16 ? 0xffff : (__mmask16)((1u << cols) - 1);
-    const __mmask16 m1 = cols >= 32 ? 0xffff : cols <= 16 ? 0 : (__mmask16)((1u << (cols - 16)) - 1);
+    const __mmask16 m0 = zmm_mask16(cols), m1 = zmm_mask16(cols - 16);
     __m512 b0 = _mm512_setzero_ps(), b1 = b0;
     if (o->bias) {
         b0 = _mm512_loadu_ps(o->bias);

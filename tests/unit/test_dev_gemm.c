@@ -134,8 +134,8 @@ static void check_bits(const char *isa, enum dtype act) {
     struct tensor y = random_tensor(DT_F32, m, n), dx = random_tensor(DT_F32, m, k);
     struct tensor dw = random_tensor(DT_F32, n, k), dw0 = copy_tensor(dw);
     struct tensor y2 = copy_tensor(y), dx2 = copy_tensor(dx);
-    const int threads[] = {1, 2, 3, 8};
-    for (int t = 0; t < 4; t++) {
+    const int threads[] = {1, 2, 5};
+    for (int t = 0; t < 3; t++) {
         struct dev d;
         OK(dev_open_cpu(&d, threads[t], isa));
         struct weight w = pack(&d, src);
@@ -244,11 +244,11 @@ static void test_large(void **s) {
     struct dev ref, d;
     OK(dev_open_ref(&ref));
     OK(dev_open_cpu(&d, 2, NULL));
-    const int64_t m = 48, n = 1200, k = 9000, big = 1800;
+    const int64_t m = 24, n = 700, k = 9000, big = 1800;
     struct tensor src = random_tensor(DT_BF16, n, k), x = random_tensor(DT_BF16, big, k);
     struct weight wr = pack(&ref, tensor_rows(src, 0, n)), wc = pack(&d, src);
     struct tensor yc = random_tensor(DT_F32, big, n), yr = random_tensor(DT_F32, m, n);
-    OK(dev_matmul_fwd(&d, yc, x, wc, TENSOR_NONE, false)); /* 16 MiB of packed rows hold 466 rows */
+    OK(dev_matmul_fwd(&d, yc, x, wc, TENSOR_NONE, false)); /* 16 MiB of packed rows hold 465 rows */
     for (int64_t r = 0; r + m <= big; r += 584) {
         OK(dev_matmul_fwd(&ref, yr, tensor_rows(x, r, m), wr, TENSOR_NONE, false));
         assert_near(tensor_rows(yc, r, m), yr, k, "large fwd");
