@@ -2,7 +2,7 @@
 """Golden numbers for src/model from Hugging Face transformers and torch, in fp32.
 
   oracle_model.py make DIR              writes the fixtures (tests/fixtures/model)
-  oracle_model.py check VERLC DIR       the other way round: transformers loads what `verlc model init`
+  oracle_model.py check VERLC DIR       in a scratch directory, the other way round: transformers loads what `verlc model init`
                                         and `export` write, and `verlc score` gives the same log-probs
 
 Each case is a tiny random model (model.safetensors, config.json) and golden.safetensors with
@@ -23,7 +23,7 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 TEMPERATURE = 0.7
 LENS = (23, 70)  # one is longer than a key tile of 64
@@ -233,6 +233,12 @@ def check(verlc, work):
             ok = same and worst <= 1e-5
             failed += not ok
             print(f"{name:13s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} {'ok' if ok else 'FAILED'}")
+    with tempfile.TemporaryDirectory(dir=work) as d:
+        run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
+        AutoTokenizer.from_pretrained(f"{d}/tiny")
+        worst = compare_scores(verlc, f"{d}/tiny", gen)
+        failed += worst > 1e-5
+        print(f"preset tiny   loads with its tokenizer, log-prob difference {worst:.1e} {'ok' if worst <= 1e-5 else 'FAILED'}")
     return failed
 
 

@@ -208,8 +208,11 @@ static int parse_rope_scaling(struct model_config *c, const json_t *r, const cha
         TRY(json_bool_opt(r, "truncate", &c->rope.truncate, where));
         if (c->rope.beta_fast == 0) c->rope.beta_fast = 32;
         if (c->rope.beta_slow == 0) c->rope.beta_slow = 1;
-        if (c->rope.beta_fast < 0 || c->rope.beta_slow < 0)
-            FAIL(ERR_FORMAT, "%s: negative rope \"beta_fast\" or \"beta_slow\"", where);
+        const double factors[] = {c->rope.attention_factor, c->rope.beta_fast, c->rope.beta_slow, c->rope.mscale,
+                                  c->rope.mscale_all_dim};
+        for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
+            if (!(factors[i] >= 0 && factors[i] < 1e6))
+                FAIL(ERR_FORMAT, "%s: a yarn factor of rope is %g, outside 0 .. 1e6", where, factors[i]);
     } else {
         TRY(json_f64(r, "factor", &c->rope.factor, where));
     }

@@ -107,8 +107,10 @@ static void four_normals(float out[4], const struct init_source *s, int64_t bloc
     for (int i = 0; i < 4; i += 2) {
         const float r = sqrtf(-2.0f * logf(((float)(u[i] >> 8) + 0.5f) * 0x1p-24f));
         const float angle = (float)(u[i + 1] >> 8) * (float)(0x1p-24 * 2 * M_PI);
-        out[i] = r * cosf(angle);
-        out[i + 1] = r * sinf(angle);
+        float sine, cosine;
+        sincosf(angle, &sine, &cosine);
+        out[i] = r * cosine;
+        out[i + 1] = r * sine;
     }
 }
 
@@ -125,6 +127,7 @@ static void fill_part(void *arg, int64_t part, int thread) {
         float f = s->kind == INIT_ONE ? 1.0f : s->kind == INIT_ZERO ? 0.0f : v[at % 4] * s->std;
         if (at >= s->zero_lo && at < s->zero_hi) f = 0.0f;
         if (s->dt == DT_F32) ((float *)s->dst)[i] = f;
+        else if (s->dt == DT_BF16) ((uint16_t *)s->dst)[i] = f32_to_bf16(f);
         else model__convert((uint16_t *)s->dst + i, s->dt, &f, DT_F32, 1);
     }
 }
