@@ -37,8 +37,7 @@ struct job {
     struct tensor dout, dq, dk, dv;
 };
 
-/* ---- where things are ---- */
-
+/* A sequence of the op. */
 struct seq {
     int64_t i, row0, n_rows, pos0;
 };
@@ -47,107 +46,38 @@ static struct seq seq_at(const struct attn_args *a, int64_t i) {
     return (struct seq){i, start[i], start[i + 1] - start[i], pos0[i]};
 }
 
-/* Up to n keys from key j on that lie together: returns their number and the first one's slot. */
-static int64_t key_run(const struct attn_args *a, int64_t i, int64_t j, int64_t n, int64_t *slot) {
-    const struct attn_seqs *s = &a->seqs;
-    const int64_t len = a->kv.k.dim[2];
-    if (s->pages.data) {
-        CHECK(j / len < s->pages.dim[1]);
-        *slot = ((const int32_t *)s->pages.data)[i * s->pages.dim[1] + j / len] * len + j % len;
-    } else {
-        *slot = ((const int32_t *)s->kv_start.data)[i] + j;
-    }
-    CHECK(*slot >= 0 && *slot / len < a->kv.k.dim[0]);
-    const int64_t left = len - *slot % len;
-    return left < n ? left : n;
-}
-/* First byte of (slot, head) in t, which is shaped as kv.k. */
-static char *slot_ptr(struct tensor t, int64_t slot, int64_t head) {
-    const int64_t len = t.dim[2], row = (slot / len * t.dim[1] + head) * len + slot % len;
-    return (char *)t.data + (size_t)(row * t.dim[3]) * dtype_size(t.dt);
-}
-
-/* n <= GROUP keys from j on of t, one after another: in place where they lie so, else copied to
- * tmp. full: GROUP rows are wanted, zeros after the last. */
-static const char *key_rows(const struct job *job, int64_t i, int64_t head, struct tensor t, int64_t j,
-                            int64_t n, bool full, char *tmp) {
-    const size_t row = (size_t)job->dim * dtype_size(t.dt);
-    int64_t slot, run = key_run(job->a, i, j, n, &slot);
-    if (run == n && (n == GROUP || !full)) return slot_ptr(t, slot, head);
-    for (int64_t at = 0;;) {
-        memcpy(tmp + (size_t)at * row, slot_ptr(t, slot, head), (size_t)run * row);
-        at += run;
-        if (at == n) break;
-        run = key_run(job->a, i, j + at, n - at, &slot);
-    }
-    memset(tmp + (size_t)n * row, 0, (size_t)(GROUP - n) * row);
-    return tmp;
-}
-
-static void pack_keys_t(const struct job *job, int64_t i, int64_t head, struct tensor t, int64_t key0,
-                        int64_t n, float *kt, char *tmp) {
-    for (int64_t g = 0; g < TILE; g += GROUP) {
-        if (g >= n) { /* whole groups after the last key */
-            for (int64_t d = 0; d < job->dim; d++) memset(kt + d * TILE + g, 0, GROUP * sizeof *kt);
-            continue;
-        }
-        const int64_t k = n - g < GROUP ? n - g : GROUP;
-        job->kern->pack_kt(kt + g, key_rows(job, i, head, t, key0 + g, k, true, tmp), t.dt, job->dim);
-    }
-}
-static void widen_keys(const struct job *job, int64_t i, int64_t head, struct tensor t, int64_t key0,
-                       int64_t n, float *out, char *tmp) {
-    for (int64_t g = 0; g < n; g += GROUP) {
-        const int64_t k = n - g < GROUP ? n - g : GROUP;
-        job->kern->widen(out + g * job->dim_up, key_rows(job, i, head, t, key0 + g, k, false, tmp),
-                         t.dt, k, job->dim, job->dim);
-    }
-}
-
-/* First byte of the heads of group `head` in row `row` of t (T, Hq * D). */
-static char *head_ptr(const struct job *job, struct tensor t, int64_t row, int64_t head) {
-    return (char *)t.data + (size_t)(row * t.dim[1] + head * job->group * job->dim) * dtype_size(t.dt);
-}
-/* out (n_tokens * group, Dp) f32 = those heads of rows [row, row + n_tokens). */
-static void widen_heads(const struct job *job, struct tensor t, int64_t row, int64_t n_tokens,
-                        int64_t head, float *out) {
-    for (int64_t k = 0; k < n_tokens; k++)
-        job->kern->widen(out + k * job->group * job->dim_up, head_ptr(job, t, row + k, head), t.dt,
-                         job->group, job->dim, job->dim);
-}
-
 /* ---- working memory of a thread ---- */
 
 struct mem {
-    struct cpu_attn_tile t;
-    float *q, *kt, *v, *acc, *max, *sum;             /* both ways; backward: acc is dq */
-    float *k, *vt, *dout, *lse, *delta, *p, *ds;     /* backward */
-    float *dk, *dv;                                  /* a tile whose slots do not lie together */
-    char *tmp;                                       /* GROUP rows */
+    int32_t *pos;                      /* (rows) */
+    float *q, *acc, *max, *sum;        /* of the rows; in backward acc is dq, max is lse, sum is delta */
+    float *kt, *v;                     /* of the tile; v in forward only */
+    char *tmp;                         /* GROUP keys */
+    float *dout, *p, *ds, *k, *vt;     /* backward */
+    float *dk, *dv;                    /* of a tile that is not in one piece */
 };
-static size_t layout(struct mem *m, const struct job *j, int64_t tokens, bool backward, void *base) {
-    const size_t rows = (size_t)(tokens * j->group), f = sizeof(float);
+static size_t layout(struct mem *m, const struct job *j, bool backward, void *base) {
+    const size_t rows = (size_t)(j->tokens * j->group), f = sizeof(float);
     const size_t block = rows * (size_t)j->dim_up * f, tile = TILE * (size_t)j->dim_up * f;
     struct arena a = {.base = base, .cap = CPU_THREAD_BYTES};
+    m->pos = arena_take(&a, rows * sizeof *m->pos);
     m->q = arena_take(&a, block);
     m->acc = arena_take(&a, block);
-    m->kt = arena_take(&a, tile);
     m->max = arena_take(&a, rows * f);
     m->sum = arena_take(&a, rows * f);
+    m->kt = arena_take(&a, tile);
     m->tmp = arena_take(&a, GROUP * (size_t)j->dim * f);
     if (!backward) {
         m->v = arena_take(&a, tile);
         return a.used;
     }
     m->dout = arena_take(&a, block);
+    m->p = arena_take(&a, rows * TILE * f);
+    m->ds = arena_take(&a, rows * TILE * f);
     m->k = arena_take(&a, tile);
     m->vt = arena_take(&a, tile);
     m->dk = arena_take(&a, tile);
     m->dv = arena_take(&a, tile);
-    m->lse = m->max;
-    m->delta = m->sum;
-    m->p = arena_take(&a, rows * TILE * f);
-    m->ds = arena_take(&a, rows * TILE * f);
     return a.used;
 }
 
@@ -158,8 +88,8 @@ static int job_init(struct job *j, struct dev *d, const struct attn_args *a, boo
     j->dim_up = (j->dim + 15) & ~(int64_t)15;
     j->tokens = BLOCK_ROWS / j->group > 0 ? BLOCK_ROWS / j->group : 1;
     struct mem m;
-    while (j->tokens > 1 && layout(&m, j, j->tokens, backward, NULL) > CPU_THREAD_BYTES) j->tokens /= 2;
-    if (layout(&m, j, j->tokens, backward, NULL) > CPU_THREAD_BYTES)
+    while (j->tokens > 1 && layout(&m, j, backward, NULL) > CPU_THREAD_BYTES) j->tokens /= 2;
+    if (layout(&m, j, backward, NULL) > CPU_THREAD_BYTES)
         FAIL(ERR_UNSUPPORTED, "cpu attention: %lld heads of %lld numbers on one key/value head do not fit "
              "the working memory of a thread", (long long)j->group, (long long)j->dim);
     void *p;
@@ -169,53 +99,158 @@ static int job_init(struct job *j, struct dev *d, const struct attn_args *a, boo
     return 0;
 }
 
-static struct mem mem_of(const struct job *j, int thread, bool backward) {
-    struct mem m = {0};
-    layout(&m, j, j->tokens, backward, cpu_thread_mem(j->cpu, thread));
-    return m;
+/* ---- a part: one key/value head of one sequence, and the tile it is at ---- */
+
+struct part {
+    const struct job *j;
+    struct seq s;
+    int64_t head;
+    struct mem m;
+    struct cpu_attn_tile t;
+    int64_t kv_row[TILE / GROUP]; /* see key_run: of each group's first key; -1: not in one piece */
+};
+
+static struct part part_of(const struct job *j, int64_t seq, int64_t head, int thread, bool backward) {
+    struct part p = {.j = j, .s = seq_at(j->a, seq), .head = head};
+    struct mem *m = &p.m;
+    layout(m, j, backward, cpu_thread_mem(j->cpu, thread));
+    p.t = (struct cpu_attn_tile){
+        .group = j->group, .dim = j->dim, .window = j->a->window, .scale = j->a->scale, .pos = m->pos,
+        .q = m->q, .kt = m->kt, .v = m->v, .acc = m->acc, .max = m->max, .sum = m->sum, .k = m->k,
+        .vt = m->vt, .dout = m->dout, .lse = m->max, .delta = m->sum, .p = m->p, .ds = m->ds, .dq = m->acc,
+    };
+    return p;
+}
+
+/* Up to n keys from key j on that lie together: returns their number, and the row of the first one
+ * in the part's head of pages seen as (n_pages * H * page_len, D). */
+static int64_t key_run(const struct part *p, int64_t j, int64_t n, int64_t *row) {
+    const struct attn_seqs *q = &p->j->a->seqs;
+    const struct tensor k = p->j->a->kv.k;
+    const int64_t len = k.dim[2];
+    int64_t page, at;
+    if (q->pages.data) {
+        page = j / len;
+        at = j - page * len;
+        CHECK(page < q->pages.dim[1]);
+        page = ((const int32_t *)q->pages.data)[p->s.i * q->pages.dim[1] + page];
+    } else {
+        const int64_t slot = ((const int32_t *)q->kv_start.data)[p->s.i] + j;
+        page = slot < len ? 0 : slot / len;
+        at = slot - page * len;
+    }
+    CHECK(page >= 0 && page < k.dim[0] && at >= 0);
+    *row = (page * k.dim[1] + p->head) * len + at;
+    return len - at < n ? len - at : n;
+}
+
+static int64_t group_len(const struct part *p, int64_t g) {
+    const int64_t left = p->t.n_keys - g * GROUP;
+    return left < GROUP ? left : GROUP;
+}
+/* Goes to the tile of keys [key0, min(key0 + TILE, end)). */
+static void find_tile(struct part *p, int64_t key0, int64_t end) {
+    p->t.key0 = key0;
+    p->t.n_keys = end - key0 < TILE ? end - key0 : TILE;
+    for (int64_t g = 0; g * GROUP < p->t.n_keys; g++)
+        if (key_run(p, key0 + g * GROUP, group_len(p, g), &p->kv_row[g]) < group_len(p, g)) p->kv_row[g] = -1;
+}
+
+static char *row_ptr(const struct part *p, struct tensor t, int64_t row) {
+    return (char *)t.data + row * p->j->dim * (t.dt == DT_BF16 ? 2 : 4);
+}
+/* The keys of group g of t (keys or values), one after another: in place where they lie so, else
+ * copied. full: GROUP rows are wanted, zeros after the last. */
+static const char *group_rows(const struct part *p, struct tensor t, int64_t g, bool full) {
+    const int64_t n = group_len(p, g);
+    if (p->kv_row[g] >= 0 && (n == GROUP || !full)) return row_ptr(p, t, p->kv_row[g]);
+    const size_t bytes = (size_t)p->j->dim * dtype_size(t.dt);
+    for (int64_t k = 0, run, row; k < n; k += run) {
+        run = key_run(p, p->t.key0 + g * GROUP + k, n - k, &row);
+        memcpy(p->m.tmp + (size_t)k * bytes, row_ptr(p, t, row), (size_t)run * bytes);
+    }
+    memset(p->m.tmp + (size_t)n * bytes, 0, (size_t)(GROUP - n) * bytes);
+    return p->m.tmp;
+}
+
+/* kt (D, TILE) = the tile of t, transposed; zeros after its last key. */
+static void pack_tile(const struct part *p, struct tensor t, float *kt) {
+    for (int64_t g = 0; g < TILE / GROUP; g++) {
+        if (g * GROUP < p->t.n_keys)
+            p->j->kern->pack_kt(kt + g * GROUP, group_rows(p, t, g, true), t.dt, p->j->dim);
+        else
+            for (int64_t d = 0; d < p->j->dim; d++) memset(kt + d * TILE + g * GROUP, 0, GROUP * sizeof *kt);
+    }
+}
+/* out (n_keys, Dp) = the tile of t. */
+static void widen_tile(const struct part *p, struct tensor t, float *out) {
+    for (int64_t g = 0; g * GROUP < p->t.n_keys; g++)
+        p->j->kern->widen(out + g * GROUP * p->j->dim_up, group_rows(p, t, g, false), t.dt, group_len(p, g),
+                          p->j->dim);
+}
+
+/* ---- a block of query rows ---- */
+
+/* First byte of the part's heads in row `row` of t (T, Hq * D). */
+static char *heads_ptr(const struct part *p, struct tensor t, int64_t row) {
+    const struct job *j = p->j;
+    return (char *)t.data + (size_t)((row * j->a->n_q_heads + p->head * j->group) * j->dim) * dtype_size(t.dt);
+}
+/* out (n_tokens * group, Dp) f32 = those heads of rows [row, row + n_tokens). */
+static void widen_heads(const struct part *p, struct tensor t, int64_t row, int64_t n_tokens, float *out) {
+    for (int64_t k = 0; k < n_tokens; k++)
+        p->j->kern->widen(out + k * p->j->group * p->j->dim_up, heads_ptr(p, t, row + k), t.dt, p->j->group,
+                          p->j->dim);
+}
+/* The part's element of a (T, Hq) tensor for block row r, when the block starts at row `row`. */
+static float *per_head(const struct part *p, struct tensor t, int64_t row, int64_t r) {
+    const int64_t group = p->j->group;
+    return (float *)t.data + (row + r / group) * p->j->a->n_q_heads + p->head * group + r % group;
+}
+
+/* Rows [row, row + n_tokens) of the batch become the part's block, acc zero. Returns the end of the
+ * keys that it sees, and the first tile. */
+static int64_t start_block(struct part *p, int64_t row, int64_t n_tokens, int64_t *first) {
+    const struct job *j = p->j;
+    const int64_t p0 = p->s.pos0 + row - p->s.row0, w = j->a->window;
+    p->t.rows = n_tokens * j->group;
+    for (int64_t r = 0; r < p->t.rows; r++) p->m.pos[r] = (int32_t)(p0 + r / j->group);
+    widen_heads(p, j->a->q, row, n_tokens, p->m.q);
+    memset(p->m.acc, 0, (size_t)(p->t.rows * j->dim_up) * sizeof *p->m.acc);
+    *first = (w > 0 && p0 >= w ? p0 - w + 1 : 0) / TILE * TILE;
+    return p0 + n_tokens;
+}
+/* Rows of acc times by[r] (NULL: 1) to out. */
+static void store_block(const struct part *p, struct tensor out, int64_t row, const float *by) {
+    const struct job *j = p->j;
+    for (int64_t r = 0; r < p->t.rows; r++) {
+        char *to = heads_ptr(p, out, row + r / j->group) + (size_t)(r % j->group * j->dim) * dtype_size(out.dt);
+        j->kern->attn_out(to, out.dt, p->m.acc + r * j->dim_up, by ? by[r] : 1, j->dim);
+    }
 }
 
 /* ---- forward ---- */
 
-static struct cpu_attn_tile tile_of(const struct job *j, const struct mem *m, int64_t rows, int64_t p0) {
-    return (struct cpu_attn_tile){
-        .rows = rows, .group = j->group, .dim = j->dim, .p0 = p0, .window = j->a->window,
-        .scale = j->a->scale, .q = m->q, .kt = m->kt, .v = m->v, .acc = m->acc, .max = m->max,
-        .sum = m->sum, .k = m->k, .vt = m->vt, .dout = m->dout, .lse = m->lse, .delta = m->delta,
-        .p = m->p, .ds = m->ds, .dq = m->acc,
-    };
-}
-
-static int64_t first_tile(const struct job *j, int64_t p0) { /* that the row at p0 sees */
-    const int64_t w = j->a->window, key = w > 0 && p0 >= w ? p0 - w + 1 : 0;
-    return key / TILE * TILE;
-}
-
-static void forward_block(const struct job *j, const struct seq *s, int64_t head, int64_t row,
-                          int64_t n_tokens, struct mem *m) {
-    const int64_t rows = n_tokens * j->group, p0 = s->pos0 + row - s->row0, end = p0 + n_tokens;
-    struct cpu_attn_tile t = tile_of(j, m, rows, p0);
-    widen_heads(j, j->a->q, row, n_tokens, head, m->q);
-    memset(m->acc, 0, (size_t)(rows * j->dim_up) * sizeof *m->acc);
-    for (int64_t r = 0; r < rows; r++) {
-        m->max[r] = -FLT_MAX; /* finite, so that a tile in which a row sees nothing leaves it as it is */
+static void forward_block(struct part *p, int64_t row, int64_t n_tokens) {
+    const struct attn_args *a = p->j->a;
+    struct mem *m = &p->m;
+    int64_t key0;
+    const int64_t end = start_block(p, row, n_tokens, &key0);
+    for (int64_t r = 0; r < p->t.rows; r++) {
+        m->max[r] = -FLT_MAX; /* finite: a tile in which a row sees nothing leaves the row as it is */
         m->sum[r] = 0;
     }
-    for (t.key0 = first_tile(j, p0); t.key0 < end; t.key0 += TILE) {
-        t.n_keys = end - t.key0 < TILE ? end - t.key0 : TILE;
-        pack_keys_t(j, s->i, head, j->a->kv.k, t.key0, t.n_keys, m->kt, m->tmp);
-        widen_keys(j, s->i, head, j->a->kv.v, t.key0, t.n_keys, m->v, m->tmp);
-        j->kern->attn_fwd(&t);
+    for (; key0 < end; key0 += TILE) {
+        find_tile(p, key0, end);
+        pack_tile(p, a->kv.k, m->kt);
+        widen_tile(p, a->kv.v, m->v);
+        p->j->kern->attn_fwd(&p->t);
     }
-    const struct attn_args *a = j->a;
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t at = row + r / j->group, h = r % j->group;
-        char *out = head_ptr(j, a->out, at, head) + (size_t)(h * j->dim) * dtype_size(a->out.dt);
-        j->kern->attn_out(out, a->out.dt, m->acc + r * j->dim_up, 1.0f / m->sum[r], j->dim);
-        if (a->lse.data)
-            ((float *)a->lse.data)[at * a->n_q_heads + head * j->group + h] =
-                m->max[r] * LN2 + logf(m->sum[r]);
+    for (int64_t r = 0; r < p->t.rows; r++) {
+        if (a->lse.data) *per_head(p, a->lse, row, r) = m->max[r] * LN2 + logf(m->sum[r]);
+        m->sum[r] = 1.0f / m->sum[r];
     }
+    store_block(p, a->out, row, m->sum);
 }
 
 /* The sequence that owns a part. */
@@ -229,100 +264,86 @@ static int64_t find_seq(const struct job *j, int64_t part) {
     return lo;
 }
 
+static int64_t n_blocks(const struct job *j, int64_t rows) { return (rows + j->tokens - 1) / j->tokens; }
+
 static void forward_part(void *arg, int64_t part, int thread) {
     const struct job *j = arg;
-    const struct seq s = seq_at(j->a, find_seq(j, part));
-    struct mem m = mem_of(j, thread, false);
-    const int64_t local = part - j->first_part[s.i], n_heads = j->a->n_kv_heads;
-    const int64_t blocks = (s.n_rows + j->tokens - 1) / j->tokens;
-    const int64_t block = blocks - 1 - local / n_heads; /* the longest first */
-    const int64_t row = block * j->tokens, left = s.n_rows - row;
-    forward_block(j, &s, local % n_heads, s.row0 + row, left < j->tokens ? left : j->tokens, &m);
+    const int64_t seq = find_seq(j, part), local = part - j->first_part[seq], n_heads = j->a->n_kv_heads;
+    struct part p = part_of(j, seq, local % n_heads, thread, false);
+    const int64_t block = n_blocks(j, p.s.n_rows) - 1 - local / n_heads; /* the longest first */
+    const int64_t row = block * j->tokens, left = p.s.n_rows - row;
+    forward_block(&p, p.s.row0 + row, left < j->tokens ? left : j->tokens);
 }
 
 int cpu_attn_fwd(struct dev *d, const struct attn_args *a) {
     struct job j;
     TRY(job_init(&j, d, a, false));
     j.first_part[0] = 0;
-    for (int64_t i = 0; i < a->seqs.n; i++) {
-        const int64_t blocks = (seq_at(a, i).n_rows + j.tokens - 1) / j.tokens;
-        j.first_part[i + 1] = j.first_part[i] + blocks * a->n_kv_heads;
-    }
+    for (int64_t i = 0; i < a->seqs.n; i++)
+        j.first_part[i + 1] = j.first_part[i] + n_blocks(&j, seq_at(a, i).n_rows) * a->n_kv_heads;
     pool_run(j.cpu->pool, j.first_part[a->seqs.n], forward_part, &j);
     return 0;
 }
 
 /* ---- backward ---- */
 
-/* The part's rows of dk or dv for a tile: in place, or `tmp` when its slots do not lie together
- * (then filled from there if load, written back if not). */
-static float *grad_rows(const struct job *j, const struct seq *s, int64_t head, struct tensor t,
-                        int64_t key0, int64_t n, float *tmp, bool load) {
-    int64_t slot, run = key_run(j->a, s->i, key0, n, &slot);
-    if (run == n) return (float *)(void *)slot_ptr(t, slot, head);
-    for (int64_t at = 0; at < n; at += run) {
-        run = key_run(j->a, s->i, key0 + at, n - at, &slot);
-        float *mine = tmp + at * j->dim, *theirs = (float *)(void *)slot_ptr(t, slot, head);
-        memcpy(load ? mine : theirs, load ? theirs : mine, (size_t)(run * j->dim) * sizeof *mine);
+/* The tile's rows of dk or dv, t: in place, or in `tmp` when they are not in one piece. */
+static float *tile_grads(const struct part *p, struct tensor t, float *tmp) {
+    int64_t row, run = key_run(p, p->t.key0, p->t.n_keys, &row);
+    if (run == p->t.n_keys) return (float *)t.data + row * p->j->dim;
+    for (int64_t k = 0; k < p->t.n_keys; k += run) {
+        run = key_run(p, p->t.key0 + k, p->t.n_keys - k, &row);
+        memcpy(tmp + k * p->j->dim, (float *)t.data + row * p->j->dim, (size_t)(run * p->j->dim) * sizeof *tmp);
     }
     return tmp;
 }
-
-static void zero_grads(const struct job *j, const struct seq *s, int64_t head) {
-    for (int64_t key = 0, run; key < s->n_rows; key += run) {
-        int64_t slot;
-        run = key_run(j->a, s->i, key, s->n_rows - key, &slot);
-        memset(slot_ptr(j->dk, slot, head), 0, (size_t)(run * j->dim) * sizeof(float));
-        memset(slot_ptr(j->dv, slot, head), 0, (size_t)(run * j->dim) * sizeof(float));
+/* Puts them back when they were in tmp. */
+static void put_grads(const struct part *p, struct tensor t, const float *grads, const float *tmp) {
+    if (grads != tmp) return;
+    for (int64_t k = 0, run, row; k < p->t.n_keys; k += run) {
+        run = key_run(p, p->t.key0 + k, p->t.n_keys - k, &row);
+        memcpy((float *)t.data + row * p->j->dim, tmp + k * p->j->dim, (size_t)(run * p->j->dim) * sizeof *tmp);
+    }
+}
+static void zero_grads(const struct part *p) {
+    for (int64_t key = 0, run, row; key < p->s.n_rows; key += run) {
+        run = key_run(p, key, p->s.n_rows - key, &row);
+        memset((float *)p->j->dk.data + row * p->j->dim, 0, (size_t)(run * p->j->dim) * sizeof(float));
+        memset((float *)p->j->dv.data + row * p->j->dim, 0, (size_t)(run * p->j->dim) * sizeof(float));
     }
 }
 
-/* lse in units of log 2 and delta = dout . out of each row. Leaves acc as it likes. */
-static void row_constants(const struct job *j, int64_t row, int64_t n_tokens, int64_t head, struct mem *m) {
-    widen_heads(j, j->a->out, row, n_tokens, head, m->acc);
-    for (int64_t r = 0; r < n_tokens * j->group; r++) {
-        const int64_t at = (row + r / j->group) * j->a->n_q_heads + head * j->group + r % j->group;
-        m->lse[r] = ((const float *)j->a->lse.data)[at] * LOG2E;
+/* dq of a block; adds the block's share of dk and dv, rows ascending. */
+static void backward_block(struct part *p, int64_t row, int64_t n_tokens) {
+    const struct job *j = p->j;
+    struct mem *m = &p->m;
+    widen_heads(p, j->dout, row, n_tokens, m->dout);
+    widen_heads(p, j->a->out, row, n_tokens, m->q); /* for a moment: start_block loads q */
+    j->kern->row_dots(m->sum, m->dout, m->q, n_tokens * j->group, j->dim);
+    int64_t key0;
+    const int64_t end = start_block(p, row, n_tokens, &key0);
+    for (int64_t r = 0; r < p->t.rows; r++) m->max[r] = *per_head(p, j->a->lse, row, r) * LOG2E;
+    for (; key0 < end; key0 += TILE) {
+        find_tile(p, key0, end);
+        pack_tile(p, j->a->kv.k, m->kt);
+        pack_tile(p, j->a->kv.v, m->vt);
+        widen_tile(p, j->a->kv.k, m->k);
+        p->t.dk = tile_grads(p, j->dk, m->dk);
+        p->t.dv = tile_grads(p, j->dv, m->dv);
+        j->kern->attn_bwd(&p->t);
+        put_grads(p, j->dk, p->t.dk, m->dk);
+        put_grads(p, j->dv, p->t.dv, m->dv);
     }
-    j->kern->row_dots(m->delta, m->dout, m->acc, n_tokens * j->group, j->dim);
-}
-
-/* dq of a block of rows; adds the block's part of dk and dv, rows ascending. */
-static void backward_block(const struct job *j, const struct seq *s, int64_t head, int64_t row,
-                           int64_t n_tokens, struct mem *m) {
-    const int64_t rows = n_tokens * j->group, p0 = row - s->row0, end = p0 + n_tokens;
-    struct cpu_attn_tile t = tile_of(j, m, rows, p0);
-    widen_heads(j, j->a->q, row, n_tokens, head, m->q);
-    widen_heads(j, j->dout, row, n_tokens, head, m->dout);
-    row_constants(j, row, n_tokens, head, m);
-    memset(m->acc, 0, (size_t)(rows * j->dim_up) * sizeof *m->acc);
-    for (t.key0 = first_tile(j, p0); t.key0 < end; t.key0 += TILE) {
-        t.n_keys = end - t.key0 < TILE ? end - t.key0 : TILE;
-        pack_keys_t(j, s->i, head, j->a->kv.k, t.key0, t.n_keys, m->kt, m->tmp);
-        pack_keys_t(j, s->i, head, j->a->kv.v, t.key0, t.n_keys, m->vt, m->tmp);
-        widen_keys(j, s->i, head, j->a->kv.k, t.key0, t.n_keys, m->k, m->tmp);
-        t.dk = grad_rows(j, s, head, j->dk, t.key0, t.n_keys, m->dk, true);
-        t.dv = grad_rows(j, s, head, j->dv, t.key0, t.n_keys, m->dv, true);
-        j->kern->attn_bwd(&t);
-        if (t.dk == m->dk) grad_rows(j, s, head, j->dk, t.key0, t.n_keys, m->dk, false);
-        if (t.dv == m->dv) grad_rows(j, s, head, j->dv, t.key0, t.n_keys, m->dv, false);
-    }
-    for (int64_t r = 0; r < rows; r++) {
-        char *out = head_ptr(j, j->dq, row + r / j->group, head);
-        out += (size_t)(r % j->group * j->dim) * dtype_size(j->dq.dt);
-        j->kern->attn_out(out, j->dq.dt, m->acc + r * j->dim_up, 1, j->dim);
-    }
+    store_block(p, j->dq, row, NULL);
 }
 
 static void backward_part(void *arg, int64_t part, int thread) {
     const struct job *j = arg;
-    const struct seq s = seq_at(j->a, j->order[part / j->a->n_kv_heads]);
-    const int64_t head = part % j->a->n_kv_heads;
-    struct mem m = mem_of(j, thread, true);
-    zero_grads(j, &s, head);
-    for (int64_t row = 0; row < s.n_rows; row += j->tokens) {
-        const int64_t left = s.n_rows - row;
-        backward_block(j, &s, head, s.row0 + row, left < j->tokens ? left : j->tokens, &m);
+    struct part p = part_of(j, j->order[part / j->a->n_kv_heads], part % j->a->n_kv_heads, thread, true);
+    zero_grads(&p);
+    for (int64_t row = 0; row < p.s.n_rows; row += j->tokens) {
+        const int64_t left = p.s.n_rows - row;
+        backward_block(&p, p.s.row0 + row, left < j->tokens ? left : j->tokens);
     }
 }
 

@@ -13,11 +13,11 @@
 #include "dev/dev.h"
 #include "dev/dev_cpu_int.h"
 
-/* Rows of attention are (token, query head of one group) pairs, token first: row r belongs to
- * position p0 + r / group.  D is head_dim, Dp is D rounded up to 16, the pad is zero. */
+/* Rows of attention are (token, query head of one group) pairs, token first.  D is head_dim, Dp is
+ * D rounded up to 16, the pad is zero. */
 struct cpu_attn_tile {
     int64_t rows, group, dim;
-    int64_t p0;            /* position of row 0 */
+    const int32_t *pos;    /* (rows): position of each, pos[0] + r / group */
     int64_t key0, n_keys;  /* the tile's keys: key0 is a multiple of DEV_KEY_TILE */
     int64_t window;        /* 0: none */
     float scale;
@@ -62,8 +62,8 @@ struct cpu_kern {
     /* attention */
     /* kt columns [0, 16) (row stride DEV_KEY_TILE) = 16 rows (D) of src, transposed. */
     void (*pack_kt)(float *kt, const void *src, enum dtype dt, int64_t dim);
-    /* dst (n, Dp) = src: rows of D elements, `stride` elements apart. */
-    void (*widen)(float *dst, const void *src, enum dtype dt, int64_t n, int64_t stride, int64_t dim);
+    /* dst (n, Dp) = src (n, D). */
+    void (*widen)(float *dst, const void *src, enum dtype dt, int64_t n, int64_t dim);
     void (*attn_fwd)(const struct cpu_attn_tile *t);
     void (*attn_bwd)(const struct cpu_attn_tile *t);
     /* out (D) act = acc * by, never -0. */
@@ -91,6 +91,8 @@ struct cpu_kern {
     void (*head_dz)(void *dz, enum dtype dt, const float *raw, int64_t n, const struct cpu_head_dz *a);
     void (*head_exp)(float *e, const float *raw, int64_t n, float inv_temp, float max);
     void (*scale)(float *dst, const float *src, int64_t n, float by);
+    /* Sum of e^(x - max) over the x >= least. */
+    float (*mass)(const float *x, int64_t n, float max, float least);
     float (*max)(const float *x, int64_t n); /* -infinity when n is 0; NaN entries may be skipped */
     /* idx gets the i with x[i] >= least, ascending; returns how many. */
     int64_t (*at_least)(int32_t *idx, const float *x, int64_t n, float least);

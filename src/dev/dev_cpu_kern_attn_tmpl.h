@@ -77,40 +77,49 @@ static void mm(const struct mm *p) {
 
 /* ---- packing ---- */
 
-static void kern_pack_kt(float *kt, const void *src, enum dtype dt, int64_t dim) {
-    const int64_t step = dt == DT_BF16 ? 32 : 16; /* elements of D in 64 bytes of a row */
-    int64_t d = 0;
-    for (; d + step <= dim; d += step) {
-        vec r[VEC];
-        for (int64_t i = 0; i < VEC; i++)
-            r[i] = vload((const float *)((const char *)src + (i * dim + d) * (dt == DT_BF16 ? 2 : 4)));
-        vtranspose(r);
-        for (int64_t i = 0; i < VEC; i++) {
-            if (dt == DT_BF16) { /* a lane is two neighbours of D */
-                vstore(kt + (d + 2 * i) * DEV_KEY_TILE, vpair_lo(r[i]));
-                vstore(kt + (d + 2 * i + 1) * DEV_KEY_TILE, vpair_hi(r[i]));
-            } else {
-                vstore(kt + (d + i) * DEV_KEY_TILE, r[i]);
-            }
+/* 16 rows of 64 bytes of D, which are 16 f32 or 32 bf16, become as many columns. */
+VEC_FN void pack_block(float *kt, const char *src, int64_t row_bytes, enum dtype dt) {
+    vec r[VEC];
+    VEC_UNROLL for (int i = 0; i < VEC; i++) r[i] = vload((const float *)(const void *)(src + i * row_bytes));
+    vtranspose(r);
+    VEC_UNROLL for (int i = 0; i < VEC; i++) {
+        if (dt == DT_BF16) { /* a lane is two neighbours of D */
+            vstore(kt + 2 * i * DEV_KEY_TILE, vpair_lo(r[i]));
+            vstore(kt + (2 * i + 1) * DEV_KEY_TILE, vpair_hi(r[i]));
+        } else {
+            vstore(kt + i * DEV_KEY_TILE, r[i]);
         }
     }
+}
+VEC_FN void pack_rows(float *kt, const void *src, int64_t dim, enum dtype dt) {
+    const int64_t size = dt == DT_BF16 ? 2 : 4, step = 64 / size;
+    int64_t d = 0;
+    for (; d + step <= dim; d += step)
+        pack_block(kt + d * DEV_KEY_TILE, (const char *)src + d * size, dim * size, dt);
     for (; d < dim; d++)
         for (int64_t i = 0; i < VEC; i++)
             kt[d * DEV_KEY_TILE + i] = dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)src)[i * dim + d])
                                                      : ((const float *)src)[i * dim + d];
 }
+static void kern_pack_kt(float *kt, const void *src, enum dtype dt, int64_t dim) {
+    if (dt == DT_BF16) pack_rows(kt, src, dim, DT_BF16);
+    else pack_rows(kt, src, dim, DT_F32);
+}
 
-VEC_FN void widen_row(float *dst, const void *src, enum dtype dt, int64_t at, int64_t dim) {
+VEC_FN void widen_row(float *dst, const void *src, int64_t at, int64_t dim, enum dtype dt) {
     int64_t d = 0;
+    for (; d + 4 * VEC <= dim; d += 4 * VEC)
+        VEC_UNROLL for (int i = 0; i < 4; i++)
+            vstore(dst + d + i * VEC, vload_act(src, dt, at + d + i * VEC));
     for (; d + VEC <= dim; d += VEC) vstore(dst + d, vload_act(src, dt, at + d));
     if (d < dim) vstore(dst + d, vload_act_n(src, dt, at + d, dim - d));
 }
-static void kern_widen(float *dst, const void *src, enum dtype dt, int64_t n, int64_t stride, int64_t dim) {
+static void kern_widen(float *dst, const void *src, enum dtype dt, int64_t n, int64_t dim) {
     const int64_t up = vec_up(dim);
     if (dt == DT_BF16)
-        for (int64_t i = 0; i < n; i++) widen_row(dst + i * up, src, DT_BF16, i * stride, dim);
+        for (int64_t i = 0; i < n; i++) widen_row(dst + i * up, src, i * dim, dim, DT_BF16);
     else
-        for (int64_t i = 0; i < n; i++) widen_row(dst + i * up, src, DT_F32, i * stride, dim);
+        for (int64_t i = 0; i < n; i++) widen_row(dst + i * up, src, i * dim, dim, DT_F32);
 }
 
 /* ---- which keys of the tile rows see ---- */
@@ -119,7 +128,7 @@ struct range {
     int64_t lo, hi; /* within the tile; hi <= lo: none */
 };
 VEC_FN struct range keys_of(const struct cpu_attn_tile *t, int64_t row) {
-    const int64_t p = t->p0 + row / t->group, end = p + 1 - t->key0;
+    const int64_t p = t->pos[row], end = p + 1 - t->key0;
     struct range r = {0, end < t->n_keys ? end : t->n_keys};
     if (t->window > 0 && p + 1 - t->window > t->key0) r.lo = p + 1 - t->window - t->key0;
     return r;
@@ -252,7 +261,7 @@ static void kern_attn_bwd(const struct cpu_attn_tile *t) {
     for (int64_t i = 0, k = 0, mr; i < key_blocks; i++, k += mr) {
         mr = mr_size(t->n_keys, key_blocks, i);
         /* rows before the first key's own position see none of these keys */
-        const int64_t ahead = t->key0 + k - t->p0, r = ahead > 0 ? ahead * t->group : 0;
+        const int64_t ahead = t->key0 + k - t->pos[0], r = ahead > 0 ? ahead * t->group : 0;
         if (r >= t->rows) break;
         mm(&(struct mm){mr, t->dim, t->rows - r, t->p + r * tile + k, 1, tile, t->dout + r * up, up,
                         t->dv + k * t->dim, t->dim, true});

@@ -69,6 +69,15 @@ static void kern_head_exp(float *e, const float *raw, int64_t n, float inv_temp,
     }
 }
 
+static float kern_mass(const float *x, int64_t n, float max, float least) {
+    vec s = vset1(0);
+    for (int64_t i = 0; i < n; i += VEC) {
+        const vec v = vkeep(vload_n(x + i, LANES(n, i)), 0, LANES(n, i), -INFINITY);
+        s = vadd(s, vmask(vexp(vsub(v, vset1(max))), vge_bits(v, vset1(least))));
+    }
+    return vsum(s);
+}
+
 static void kern_scale(float *dst, const float *src, int64_t n, float by) {
     for (int64_t i = 0; i < n; i += VEC)
         vstore_n(dst + i, vmul(vload_n(src + i, LANES(n, i)), vset1(by)), LANES(n, i));

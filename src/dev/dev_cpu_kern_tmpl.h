@@ -26,6 +26,7 @@ const struct cpu_kern KERN_TABLE = {
     .head_dz = kern_head_dz,
     .head_exp = kern_head_exp,
     .scale = kern_scale,
+    .mass = kern_mass,
     .max = kern_max,
     .at_least = kern_at_least,
 };

@@ -27,7 +27,7 @@ struct mem {
     int32_t *idx;              /* (CHUNK) */
     /* when the row has a penalty or is truncated */
     float *z;                  /* (vocab) */
-    struct entry *list, *other; /* (vocab); other is also a double of each entry */
+    struct entry *list, *other; /* (vocab); other also holds the list's weights */
 };
 
 struct job {
@@ -159,74 +159,92 @@ static float bound_top_k(const struct job *j, const float *z, int64_t n, int64_t
     return z_of(m->list[k - 1].key);
 }
 
-static double list_mass(const struct mem *m, int64_t n, float max) {
+/* Sum of e^(z - max) over the z >= least. */
+static double mass(const struct job *j, const float *z, int64_t n, float max, float least) {
     double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += exp((double)z_of(m->list[i].key) - (double)max);
+    for (int64_t i = 0; i < n; i += CHUNK)
+        sum += (double)j->k->mass(z + i, n - i < CHUNK ? n - i : CHUNK, max, least);
     return sum;
 }
 
-/* Entries that surely hold all that the rule keeps, in id order; *total: what top-p is a part of,
- * or 0 for the sum of the list after top-k. */
-static int64_t candidates(const struct job *j, const float *z, int64_t n, const struct sample_param *p,
+/* Entries that surely hold all that the rule keeps, in id order. *total: what top-p takes its part
+ * of, 0 when top-k comes first (then it is the sum of what that keeps). */
+static int64_t candidates(const struct job *j, const float *z, int64_t n, float max, const struct sample_param *p,
                           struct mem *m, double *total) {
-    const float max = j->k->max(z, n);
     *total = 0;
     if (p->top_k > 0 && p->top_k < n) return collect(j, z, n, bound_top_k(j, z, n, p->top_k, m), m);
     if (p->top_p < 1) {
-        const struct cpu_head_state s = row_state(j, z, n, 1, m->sums);
-        *total = s.sum;
-        for (float depth = 4; depth <= 32; depth *= 2) {
-            const int64_t found = collect(j, z, n, max - depth, m);
-            if (list_mass(m, found, max) >= (double)p->top_p * s.sum) return found;
-        }
+        *total = mass(j, z, n, max, -INFINITY);
+        for (float depth = 2; depth <= 32; depth *= 2)
+            if (mass(j, z, n, max, max - depth) >= (double)p->top_p * *total) return collect(j, z, n, max - depth, m);
         return collect(j, z, n, -INFINITY, m);
     }
     return collect(j, z, n, max + logf(p->min_p) - 1e-3f, m); /* the margin covers logf's rounding */
 }
 
+/* w (n) = e^(z - max) of the list. */
+static void list_weights(const struct job *j, const struct mem *m, int64_t n, float max, float *w) {
+    for (int64_t i = 0; i < n; i++) w[i] = z_of(m->list[i].key);
+    j->k->head_exp(w, w, n, 1, max);
+}
+
 /* How many of the n entries of m->list, largest first, the rule keeps: at least one. */
-static int64_t truncate_list(const struct mem *m, int64_t n, const struct sample_param *p, double total) {
-    const float max = z_of(m->list[0].key);
+static int64_t truncate_list(const struct job *j, const struct mem *m, int64_t n, float max,
+                             const struct sample_param *p, double total) {
+    float *w = (float *)(void *)m->other;
     if (p->top_k > 0 && p->top_k < n) n = p->top_k;
+    list_weights(j, m, n, max, w);
     if (p->top_p < 1) {
-        if (total == 0) total = list_mass(m, n, max);
+        if (total == 0)
+            for (int64_t i = 0; i < n; i++) total += (double)w[i];
         double sum = 0;
         int64_t kept = 0;
-        while (kept < n && sum < (double)p->top_p * total)
-            sum += exp((double)z_of(m->list[kept++].key) - (double)max);
+        while (kept < n && sum < (double)p->top_p * total) sum += (double)w[kept++];
         n = kept > 0 ? kept : 1;
     }
-    while (n > 1 && exp((double)z_of(m->list[n - 1].key) - (double)max) < (double)p->min_p) n--;
+    while (n > 1 && w[n - 1] < p->min_p) n--;
     return n;
 }
 
-/* Inverse CDF over the first n entries of m->list, whose ids ascend. */
-static int64_t draw_list(const struct mem *m, const float *z, int64_t n, float max, float u, float *logp) {
-    double *w = (double *)(void *)m->other, total = 0, sum = 0;
-    for (int64_t i = 0; i < n; i++) total += w[i] = exp((double)z[m->list[i].id] - (double)max);
+/* The first n of the sorted m->list, in id order again: entries above the last one's value, and the
+ * first `ties` of those equal to it. */
+static void keep_list(const struct job *j, const float *z, int64_t vocab, int64_t n, struct mem *m) {
+    const uint32_t cut = m->list[n - 1].key;
+    int64_t ties = 0, kept = 0;
+    while (ties < n && m->list[n - 1 - ties].key == cut) ties++;
+    const int64_t found = collect(j, z, vocab, z_of(cut), m);
+    for (int64_t i = 0; i < found; i++)
+        if (m->list[i].key != cut || ties-- > 0) m->list[kept++] = m->list[i];
+    CHECK(kept == n);
+}
+
+/* Inverse CDF over the n entries of m->list, whose ids ascend. */
+static int64_t draw_list(const struct job *j, const struct mem *m, int64_t n, float max, float u, float *logp) {
+    float *w = (float *)(void *)m->other;
+    double total = 0, sum = 0;
+    list_weights(j, m, n, max, w);
+    for (int64_t i = 0; i < n; i++) total += (double)w[i];
     int64_t pick = 0;
     for (; pick < n - 1; pick++)
-        if ((sum += w[pick]) > (double)u * total) break;
-    const int32_t id = m->list[pick].id;
-    *logp = (float)((double)z[id] - (double)max - log(total));
-    return id;
+        if ((sum += (double)w[pick]) > (double)u * total) break;
+    *logp = (float)((double)z_of(m->list[pick].key) - (double)max - log(total));
+    return m->list[pick].id;
 }
 
 /* z: scaled logits. */
 static int64_t draw_truncated(const struct job *j, const float *z, int64_t n, const struct sample_param *p,
                               struct mem *m, float *logp) {
     double total;
-    int64_t found = candidates(j, z, n, p, m, &total);
+    const float max = j->k->max(z, n);
+    int64_t found = candidates(j, z, n, max, p, m, &total);
     if (found == 0) { /* NaN throughout: any id, and a log-prob that tells */
         *logp = NAN;
         return 0;
     }
     sort_entries(&m->list, &m->other, found);
-    found = truncate_list(m, found, p, total);
-    const float max = z_of(m->list[0].key);
-    for (int64_t i = 0; i < found; i++) m->list[i].key = (uint32_t)m->list[i].id;
-    sort_entries(&m->list, &m->other, found);
-    return draw_list(m, z, found, max, p->u, logp);
+    found = truncate_list(j, m, found, max, p, total);
+    keep_list(j, z, n, found, m);
+    return draw_list(j, m, found, max, p->u, logp);
 }
 
 /* ---- the op ---- */

@@ -73,6 +73,8 @@ VEC_FN vec vkeep(vec a, int64_t lo, int64_t hi, float fill) {
 }
 /* Bit i: lane i of a >= b. */
 VEC_FN unsigned vge_bits(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+/* Lanes whose bit is set keep their value, others become 0. */
+VEC_FN vec vmask(vec a, unsigned bits) { return _mm512_maskz_mov_ps((__mmask16)bits, a); }
 /* 2^n for whole n in [-127, 128]: 0 and infinity at the ends. */
 VEC_FN vec vpow2(vec n) {
     const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
@@ -198,6 +200,13 @@ VEC_FN vec vkeep(vec v, int64_t lo, int64_t hi, float fill) {
 VEC_FN unsigned vge_bits(vec x, vec y) {
     return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
            (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
+VEC_FN __m256 vec__bits8(unsigned bits) {
+    const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), one), one));
+}
+VEC_FN vec vmask(vec v, unsigned bits) {
+    return VEC2(_mm256_and_ps(v.a, vec__bits8(bits)), _mm256_and_ps(v.b, vec__bits8(bits >> 8)));
 }
 VEC_FN __m256 vec__pow2(__m256 n) {
     return _mm256_castsi256_ps(
@@ -350,6 +359,13 @@ VEC_FN unsigned vge_bits(vec a, vec b) {
     unsigned bits = 0;
     for (int i = 0; i < VEC; i++) bits |= (unsigned)(a.q[i / 4][i % 4] >= b.q[i / 4][i % 4]) << i;
     return bits;
+}
+VEC_FN vec vmask(vec a, unsigned bits) {
+    float t[VEC];
+    vstore(t, a);
+    for (int i = 0; i < VEC; i++)
+        if (!(bits >> i & 1u)) t[i] = 0;
+    return vload(t);
 }
 VEC_FN vec vpow2(vec n) {
     VEC_EACH(r, (vec4)((vec4u)(__builtin_convertvector(n.q[i], vec4i) + 127) << 23));
