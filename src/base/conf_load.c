@@ -133,7 +133,11 @@ static int include_defaults(struct loader *l, const char *dir, const struct conf
                 TRY(overlay(l, b, package, from));
             }
         } else if (d->kind == CONF_STR) {
-            if (!is_schema(d->s)) TRY(include(l, dir, d->s, package, from));
+            const size_t n = strcspn(d->s, "@");
+            char *name = xstrndup(d->s, n);
+            const int rc = is_schema(name) ? 0 : include(l, dir, name, d->s[n] ? d->s + n + 1 : package, from);
+            free(name);
+            if (rc < 0) return rc;
         } else if (d->kind == CONF_DICT && d->n == 1) {
             TRY(include_group(l, dir, &d->items[0], from));
         } else {
@@ -318,15 +322,16 @@ static int wrong_type(const struct conf *c, const struct conf_key *row, const st
     return rc;
 }
 
-static int check_types(const struct conf *c) {
+static int check_types(const struct conf *c, const struct conf_node *tree) {
     for (int64_t k = 0; k < c->table.n; k++) {
         const struct conf_key *row = c->table.rows[k];
-        const struct conf_node *v = conf__node_at(c->tree, row->path);
-        if (v && !conf__node_missing(v) && !conf__type_ok(row->type, v)) return wrong_type(c, row, v);
+        const struct conf_node *v = conf__node_at(tree, row->path);
+        if (!v || conf__node_missing(v) || conf__type_ok(row->type, v)) continue;
+        if (tree == c->tree || v->kind != CONF_STR || !strstr(v->s, "${")) return wrong_type(c, row, v);
     }
     for (int64_t k = 0; k < c->set.n; k++) { /* a group that became a value */
         const char *path = c->set.entries[k].key;
-        const struct conf_node *v = conf__node_at(c->tree, path);
+        const struct conf_node *v = conf__node_at(tree, path);
         if (v && v->kind != CONF_DICT && v->kind != CONF_NULL && !conf__table_row(&c->table, path) &&
             conf__table_is_group(&c->table, path))
             FAIL(ERR_INVAL, "%s is a group of keys and cannot be a single value; --help %s lists its keys", path, path);
@@ -335,12 +340,13 @@ static int check_types(const struct conf *c) {
 }
 
 static int finish(struct conf *c) {
+    TRY(check_types(c, c->raw)); /* first what was written, so that the message names that key */
     struct conf_node *raw = conf__node_copy(c->raw);
     int rc = forward(c, raw);
     if (rc == 0) rc = conf__resolve(&c->tree, raw);
     conf__node_free(raw);
     TRY(rc);
-    TRY(check_types(c));
+    TRY(check_types(c, c->tree));
     conf__node_finish(c->tree);
     c->json = conf__node_json(c->tree);
     return 0;

@@ -365,22 +365,33 @@ fail:
 
 /* ---- overrides ---- */
 
-/* Segments of letters, digits, _ - $ between dots; @ and / make it a group. */
-static int check_key(const char *key, const char *text, bool *is_group) {
-    const char *last = "";
-    int parts = 1;
-    *is_group = false;
-    for (const char *p = key;; p++) {
-        const bool sep = *p == '.' || *p == '/' || *p == '@' || *p == '\0';
-        if (sep && (p == key || strchr("./@", *last)) && !(*p == '@' && p == key))
-            FAIL(ERR_INVAL, "%s: the key has an empty part", text);
-        if (*p == '\0') return 0;
-        if (sep && ++parts > MAX_PARTS) FAIL(ERR_INVAL, "%.80s...: the key has over %d parts", text, MAX_PARTS);
-        if (*p == '@' || *p == '/') *is_group = true;
-        else if (!sep && !isalnum((unsigned char)*p) && !strchr("_-$", *p))
-            FAIL(ERR_INVAL, "%s: '%c' cannot stand in a key", text, *p);
-        last = p;
+/* A part of a key: an index, or letters, digits, _ - $ that do not start with a digit or -. */
+static bool is_part(const char *p, size_t n) {
+    if (n == 0) return false;
+    if (isdigit((unsigned char)*p)) {
+        for (size_t k = 0; k < n; k++)
+            if (!isdigit((unsigned char)p[k])) return false;
+        return *p != '0' || n == 1;
     }
+    for (size_t k = 0; k < n; k++)
+        if (!isalnum((unsigned char)p[k]) && !(p[k] != '\0' && strchr("_-$", p[k]))) return false;
+    return *p != '-';
+}
+
+/* Parts between dots; @ and / make it a group. */
+static int check_key(const char *key, const char *text, bool *is_group) {
+    int parts = 0;
+    *is_group = strpbrk(key, "@/") != NULL;
+    for (const char *p = key; *p;) {
+        const size_t n = strcspn(p, "./@");
+        if (++parts > MAX_PARTS) FAIL(ERR_INVAL, "%.80s...: the key has over %d parts", text, MAX_PARTS);
+        if (!is_part(p, n) && !(p == key && *p == '@'))
+            FAIL(ERR_INVAL, "%s: '%.*s' cannot be part of a key", text, (int)n, p);
+        p += n;
+        if (*p && p[1] == '\0') FAIL(ERR_INVAL, "%s: the key ends in '%c'", text, *p);
+        if (*p) p++;
+    }
+    return 0;
 }
 
 int conf__parse_override(struct conf_override *o, const char *text) {

@@ -124,7 +124,7 @@ static const char *leaf_of(const char *path) {
 const char *conf__table_near(const struct conf_table *t, const char *path) {
     const size_t n = strlen(path);
     const char *best = NULL;
-    int best_cost = 1 + (int)(n < MAX_KEY ? n : MAX_KEY) / 3;
+    int best_cost = 4 + 4 * (int)(n < MAX_KEY ? n : MAX_KEY) / 3; /* in quarters of an edit */
     for (int64_t k = 0; k < t->n; k++) {
         const char *row = t->rows[k]->path;
         const size_t m = strlen(row);
@@ -132,10 +132,9 @@ const char *conf__table_near(const struct conf_table *t, const char *path) {
         if (m > n && row[m - n - 1] == '.' && strcmp(row + m - n, path) == 0) cost = 1; /* a forgotten prefix */
         else if (strcmp(leaf_of(path), leaf_of(row)) == 0) cost = cost / 4; /* the right word in the wrong place */
         if (t->rows[k]->def == NULL) cost++;
-        if (cost < 4 * best_cost) {
+        if (cost < best_cost) {
             best = row;
-            best_cost = (cost + 3) / 4;
-            if (cost == 0) break;
+            best_cost = cost;
         }
     }
     return best;

@@ -157,7 +157,7 @@ static int read_scalar(struct reader *r, const yaml_event_t *e, struct conf_node
     const char *tag = (const char *)e->data.scalar.tag;
     const size_t line = e->start_mark.line + 1;
     if (strlen(s) != e->data.scalar.length) FAIL(ERR_INVAL, "%s:%zu: a text with a zero byte", r->where, line);
-    if (tag && strcmp(tag, "tag:yaml.org,2002:str") != 0 && strcmp(tag, "!") != 0)
+    if (tag && strcmp(tag, YAML_STR_TAG) != 0 && strcmp(tag, "!") != 0)
         FAIL(ERR_INVAL, "%s:%zu: the tag %s is not supported", r->where, line, tag);
     const bool plain = !tag && e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     const enum conf_kind kind = plain ? plain_kind(s) : CONF_STR;
@@ -215,6 +215,9 @@ static int read_pair(struct reader *r, const yaml_event_t *ke, struct conf_node 
 static int read_container(struct reader *r, const yaml_event_t *start, struct conf_node **out) {
     const bool is_map = start->type == YAML_MAPPING_START_EVENT;
     const size_t line = start->start_mark.line + 1;
+    const char *tag = (const char *)(is_map ? start->data.mapping_start.tag : start->data.sequence_start.tag);
+    if (tag && strcmp(tag, "!") != 0 && strcmp(tag, is_map ? YAML_MAP_TAG : YAML_SEQ_TAG) != 0)
+        FAIL(ERR_INVAL, "%s:%zu: the tag %s is not supported", r->where, line, tag);
     struct conf_node *c = conf__node_new(is_map ? CONF_DICT : CONF_LIST), *merge = NULL;
     int rc = 0;
     for (;;) {
