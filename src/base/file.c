@@ -86,6 +86,7 @@ out:
 
 int file_mkdirs(const char *path) {
     int rc = 0;
+    if (path[0] == '\0') FAIL(ERR_IO, "the name of the directory to make is empty");
     char *p = xstrdup(path);
     for (char *s = p + 1;; s++) {
         if (*s != '/' && *s != '\0') continue;

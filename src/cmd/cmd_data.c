@@ -20,14 +20,17 @@ static void print_result(json_t *v) {
 static int data_gsm8k(int argc, char **argv) {
     const char *source = NULL, *save = "~/data/gsm8k", *old = NULL, *hdfs = NULL;
     const struct cmd_opt opts[] = {
-        {"--local_dataset_path", CMD_STR, &source, "DIR", "raw JSONL or a hub snapshot on disk (default: openai/gsm8k from the hub)"},
-        {"--local_save_dir", CMD_STR, &save, "DIR", "where train.parquet and test.parquet go (default ~/data/gsm8k)"},
+        {"--local_dataset_path", CMD_STR, &source, "DIR",
+         "raw JSONL or a hub snapshot on disk (default: openai/gsm8k from the hub)"},
+        {"--local_save_dir", CMD_STR, &save, "DIR",
+         "where train.parquet and test.parquet go (default ~/data/gsm8k)"},
         {"--local_dir", CMD_STR, &old, "DIR", "deprecated name of --local_save_dir"},
         {"--hdfs_dir", CMD_STR, &hdfs, "DIR", "copied there as well (hdfs://... through the hdfs client)"},
     };
     const struct cmd_spec spec = {
         .usage = "verlc data gsm8k [--local_dataset_path DIR] [--local_save_dir DIR] [--hdfs_dir DIR]",
-        .about = "GSM8K as verl's Parquet rows, with the options of verl's examples/data_preprocess/gsm8k.py.",
+        .about =
+            "GSM8K as verl's Parquet rows, with the options of verl's examples/data_preprocess/gsm8k.py.",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
     };
@@ -36,7 +39,8 @@ static int data_gsm8k(int argc, char **argv) {
     if (old) log_warn("argument 'local_dir' is deprecated; use 'local_save_dir' instead");
     struct data_gsm8k_args a = {.source = source, .save_dir = old ? old : save, .hdfs_dir = hdfs};
     TRY(data_make_gsm8k(&a));
-    print_result(json_pack("{s:s, s:I, s:I}", "dir", a.save_dir, "train", (json_int_t)a.n_train, "test", (json_int_t)a.n_test));
+    print_result(json_pack("{s:s, s:I, s:I}", "dir", a.save_dir, "train", (json_int_t)a.n_train, "test",
+                           (json_int_t)a.n_test));
     return 0;
 }
 
@@ -75,7 +79,8 @@ static int data_arith(int argc, char **argv) {
     if (!a.jsonl && !a.parquet) FAIL(ERR_INVAL, "--format %s: choose jsonl, parquet or both", format);
     if (a.level == 0) FAIL(ERR_INVAL, "--level %lld: the levels are 1, 2 and 3", (long long)level);
     TRY(data_make_arith(&a));
-    print_result(json_pack("{s:s, s:I, s:I, s:I}", "dir", out, "train", (json_int_t)n_train, "test", (json_int_t)n_test, "sft_train", (json_int_t)a.n_sft));
+    print_result(json_pack("{s:s, s:I, s:I, s:I}", "dir", out, "train", (json_int_t)n_train, "test",
+                           (json_int_t)n_test, "sft_train", (json_int_t)a.n_sft));
     return 0;
 }
 

@@ -37,8 +37,8 @@ struct batch_col {
         int64_t *i64;
         float *f32;
         double *f64;
-        char **str;     /* each owned; never NULL */
-        json_t **json;  /* each owned; never NULL */
+        char **str;    /* each owned; never NULL */
+        json_t **json; /* each owned; never NULL */
     };
 };
 struct batch {
@@ -54,14 +54,13 @@ static inline int64_t batch_len(const struct batch_col *c, int64_t row) {
 void batch_init(struct batch *b, int64_t n_rows);
 void batch_free(struct batch *b); /* a zeroed struct is fine */
 
-/* A new column, filled from `data` (copied; JSON values get a reference). lens == NULL: one element a row. data ==
- * NULL: zeros, "" or null, to be written in place through *out (out may be NULL; valid until the
- * next column is added or removed).  ERR_INTERNAL if the name is taken. */
-int batch_add(struct batch *b, const char *name, enum batch_type type, const int64_t *lens,
-              const void *data, struct batch_col **out);
-/* ERR_INTERNAL naming the column if it is absent or of another type. */
-int batch_get(const struct batch *b, const char *name, enum batch_type type,
+/* A new column, filled from `data` (copied; JSON values get a reference). lens == NULL: one element a row.
+ * data == NULL: zeros, "" or null, to be written in place through *out (out may be NULL; valid until the next
+ * column is added or removed).  ERR_INTERNAL if the name is taken. */
+int batch_add(struct batch *b, const char *name, enum batch_type type, const int64_t *lens, const void *data,
               struct batch_col **out);
+/* ERR_INTERNAL naming the column if it is absent or of another type. */
+int batch_get(const struct batch *b, const char *name, enum batch_type type, struct batch_col **out);
 struct batch_col *batch_find(const struct batch *b, const char *name); /* NULL if absent */
 int batch_rename(struct batch *b, const char *from, const char *to);
 void batch_drop(struct batch *b, const char *name); /* no such column: nothing happens */
@@ -128,30 +127,31 @@ enum data_truncation { DATA_TRUNC_ERROR, DATA_TRUNC_LEFT, DATA_TRUNC_RIGHT, DATA
 int data_truncation_parse(const char *name, enum data_truncation *out); /* ERR_INVAL */
 const char *data_truncation_name(enum data_truncation t);
 /* Cuts ids to max: left keeps the end, right the beginning, middle both ends
- * (max / 2 first, the rest last, as verl's postprocess_data). New length; ERR_INPUT under DATA_TRUNC_ERROR. */
+ * (max / 2 first, the rest last, as verl's postprocess_data). New length; ERR_INPUT under DATA_TRUNC_ERROR.
+ */
 int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation how);
 
 struct rl_dataset_args {
     const char *const *files;
     int64_t n_files;
-    const char *prompt_key;       /* NULL: "prompt" */
-    const char *reward_fn_key;    /* NULL: "data_source" */
+    const char *prompt_key;    /* NULL: "prompt" */
+    const char *reward_fn_key; /* NULL: "data_source" */
     const struct tokenizer *tok;
     struct chat_template *chat;
-    const json_t *chat_kwargs;    /* data.apply_chat_template_kwargs; may be NULL */
+    const json_t *chat_kwargs; /* data.apply_chat_template_kwargs; may be NULL */
     int64_t max_prompt_length;
     bool filter_overlong_prompts;
     enum data_truncation truncation;
-    int64_t max_samples;          /* <= 0: all */
-    bool shuffle;                 /* max_samples takes a random subset instead of the head */
+    int64_t max_samples; /* <= 0: all */
+    bool shuffle;        /* max_samples takes a random subset instead of the head */
     uint64_t seed;
-    const char *what;             /* "data.train_files", for messages */
+    const char *what; /* "data.train_files", for messages */
 };
 struct rl_prompt {
     int32_t *ids; /* the rendered prompt, ready to generate from */
     int64_t n_ids;
-    int64_t uid;  /* row number in the concatenated files, before caps and filters */
-    json_t *row;  /* every column as read */
+    int64_t uid; /* row number in the concatenated files, before caps and filters */
+    json_t *row; /* every column as read */
 };
 struct rl_dataset {
     struct rl_prompt *prompts;
@@ -165,9 +165,9 @@ struct rl_dataset {
 int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a);
 void rl_dataset_close(struct rl_dataset *d);
 /* Rows as a batch under verl's names: prompts (i32 ragged), uid (i64), raw_prompt, reward_model,
- * extra_info, index, tools_kwargs, interaction_kwargs (JSON), data_source (string) and every other column as JSON. */
-int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n,
-                     struct batch *out);
+ * extra_info, index, tools_kwargs, interaction_kwargs (JSON), data_source (string) and every other column as
+ * JSON. */
+int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, struct batch *out);
 
 /* ---------------------------------------------------------- SFT dataset -- */
 
@@ -175,25 +175,26 @@ struct sft_dataset_args {
     const char *const *files;
     int64_t n_files;
     /* prompt/response rows: used when messages_key is NULL */
-    const char *prompt_key, *response_key;            /* NULL: "prompt", "response" */
-    const char *const *prompt_dict_keys;              /* row[prompt_key][k0][k1]...; NULL-terminated or NULL */
+    const char *prompt_key, *response_key; /* NULL: "prompt", "response" */
+    const char *const *prompt_dict_keys;   /* row[prompt_key][k0][k1]...; NULL-terminated or NULL */
     const char *const *response_dict_keys;
     /* multi-turn rows */
     const char *messages_key;
-    const char *tools_key, *enable_thinking_key;      /* NULL: "tools", "enable_thinking" */
+    const char *tools_key, *enable_thinking_key; /* NULL: "tools", "enable_thinking" */
     bool ignore_input_ids_mismatch;
     const struct tokenizer *tok;
     struct chat_template *chat;
     const json_t *chat_kwargs;
     int64_t max_length;
-    enum data_truncation truncation;                  /* error, left, right */
+    enum data_truncation truncation; /* error, left, right */
     int64_t max_samples;
     bool shuffle;
     uint64_t seed;
     const char *what;
 };
 /* loss_mask[t] is 1 where token t is a target, that is where log p(ids[t] | ids[<t])
- * counts; never at t = 0.  verl's SFTDataset stores the same set one place earlier (the predicting position). */
+ * counts; never at t = 0.  verl's SFTDataset stores the same set one place earlier (the predicting position).
+ */
 struct sft_sample {
     int32_t *ids;
     uint8_t *loss_mask;
@@ -209,7 +210,7 @@ void sft_dataset_close(struct sft_dataset *d);
 /* ---------------------------------------------------------- preparation -- */
 
 struct data_gsm8k_args {
-    const char *source;      /* directory, "user/name" on the hub, or NULL: "openai/gsm8k" */
+    const char *source; /* directory, "user/name" on the hub, or NULL: "openai/gsm8k" */
     const char *save_dir;
     const char *hdfs_dir;    /* copied there as well; may be NULL */
     int64_t n_train, n_test; /* out: rows written */

@@ -18,11 +18,14 @@ struct shape {
     const char *question, *answer;
 };
 static const struct shape one_step[] = {
-    {'+', 0, "$N has $a $o. $M gives $N $b more $o. How many $o does $N have now?", "$N has $a + $b = $r $o now."},
-    {'+', 0, "There are $a $o on the table and $b $o in a bag. How many $o are there?", "There are $a + $b = $r $o."},
+    {'+', 0, "$N has $a $o. $M gives $N $b more $o. How many $o does $N have now?",
+     "$N has $a + $b = $r $o now."},
+    {'+', 0, "There are $a $o on the table and $b $o in a bag. How many $o are there?",
+     "There are $a + $b = $r $o."},
     {'+', 0, "$N buys $a $o and $M buys $b $o. How many $o do they buy?", "They buy $a + $b = $r $o."},
     {'-', 0, "$N has $a $o. $N gives $b $o to $M. How many $o are left?", "There are $a - $b = $r $o left."},
-    {'-', 0, "There are $a $o in a box. $N takes $b $o. How many $o are left?", "There are $a - $b = $r $o left."},
+    {'-', 0, "There are $a $o in a box. $N takes $b $o. How many $o are left?",
+     "There are $a - $b = $r $o left."},
     {'-', 0, "$N has $a $o and $M has $b $o. How many more $o does $N have?", "$N has $a - $b = $r more $o."},
     {'*', 0, "$N has $a bags with $b $o in each bag. How many $o does $N have?", "$N has $a * $b = $r $o."},
     {'*', 0, "$N buys $a boxes with $b $o in each box. How many $o are there?", "There are $a * $b = $r $o."},
@@ -39,8 +42,10 @@ static const struct shape two_steps[] = {
     {'*', '-', "$N buys $a boxes with $b $o in each box. $N gives $c $o to $M. How many $o are left?",
      "There are $a * $b = $p $o.\nThere are $p - $c = $r $o left."},
 };
-static const char *const names[] = {"Tom", "Mia", "Sam", "Ann", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Tim", "Lea"};
-static const char *const things[] = {"apples", "books", "coins", "pens", "cards", "eggs", "shells", "stones", "cups", "toys"};
+static const char *const names[] = {"Tom", "Mia", "Sam", "Ann", "Ben", "Eva",
+                                    "Leo", "Zoe", "Max", "Ida", "Tim", "Lea"};
+static const char *const things[] = {"apples", "books",  "coins",  "pens", "cards",
+                                     "eggs",   "shells", "stones", "cups", "toys"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 /* Sums stay below this at each level, factors below the next; index is the level. */
@@ -51,7 +56,9 @@ struct values {
     int64_t a, b, c, p, r;
 };
 
-static int64_t between(struct rng *r, int64_t lo, int64_t hi) { return lo + (int64_t)rng_below(r, (uint64_t)(hi - lo + 1)); }
+static int64_t between(struct rng *r, int64_t lo, int64_t hi) {
+    return lo + (int64_t)rng_below(r, (uint64_t)(hi - lo + 1));
+}
 
 /* b for `x op b`, at least 2, and the result at least 1. */
 static int64_t second(struct rng *r, char op, int64_t x, int level) {
@@ -63,7 +70,8 @@ static int64_t apply(char op, int64_t x, int64_t y) { return op == '+' ? x + y :
 
 static struct values draw(struct rng *r, const struct shape *s, int level) {
     struct values v = {0};
-    const uint64_t n = rng_below(r, COUNT(names)), m = (n + 1 + rng_below(r, COUNT(names) - 1)) % COUNT(names);
+    const uint64_t n = rng_below(r, COUNT(names)),
+                   m = (n + 1 + rng_below(r, COUNT(names) - 1)) % COUNT(names);
     v.n = names[n];
     v.m = names[m];
     v.o = things[rng_below(r, COUNT(things))];
@@ -103,7 +111,8 @@ static void expand(struct buf *b, const char *text, const struct values *v) {
 void data__arith_problem(struct rng *r, int level, struct buf *question, struct buf *answer) {
     CHECK(level >= 1 && level <= 3);
     const bool two = level == 3 || (level == 2 && rng_below(r, 2) == 1);
-    const struct shape *s = two ? &two_steps[rng_below(r, COUNT(two_steps))] : &one_step[rng_below(r, COUNT(one_step))];
+    const struct shape *s =
+        two ? &two_steps[rng_below(r, COUNT(two_steps))] : &one_step[rng_below(r, COUNT(one_step))];
     const struct values v = draw(r, s, level);
     buf_reset(question);
     buf_reset(answer);
@@ -136,20 +145,22 @@ static void fresh(struct maker *m) {
 }
 
 static json_t *rl_row(const struct maker *m, const char *split, int64_t index) {
-    return json_pack("{s:s, s:[{s:s, s:s}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:s, s:s}}", "data_source", "openai/gsm8k",
-                     "prompt", "role", "user", "content", m->q.p, "ability", "math", "reward_model", "style", "rule",
-                     "ground_truth", strrchr(m->ans.p, ' ') + 1, "extra_info", "split", split, "index", (json_int_t)index,
-                     "answer", m->ans.p, "question", m->q.p);
+    return json_pack("{s:s, s:[{s:s, s:s}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:s, s:s}}", "data_source",
+                     "openai/gsm8k", "prompt", "role", "user", "content", m->q.p, "ability", "math",
+                     "reward_model", "style", "rule", "ground_truth", strrchr(m->ans.p, ' ') + 1,
+                     "extra_info", "split", split, "index", (json_int_t)index, "answer", m->ans.p, "question",
+                     m->q.p);
 }
 static json_t *sft_row(const struct maker *m) {
-    return json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "prompt", m->q.p, "response", m->ans.p, "messages", "role",
-                     "user", "content", m->q.p, "role", "assistant", "content", m->ans.p);
+    return json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "prompt", m->q.p, "response", m->ans.p,
+                     "messages", "role", "user", "content", m->q.p, "role", "assistant", "content", m->ans.p);
 }
 
 static int write_set(const struct data_arith_args *a, const char *name, const json_t *rows) {
     for (int k = 0; k < 2; k++) {
         if (!(k == 0 ? a->jsonl : a->parquet)) continue;
-        char *file = xasprintf("%s.%s", name, k == 0 ? "jsonl" : "parquet"), *path = file_join(a->out_dir, file);
+        char *file = xasprintf("%s.%s", name, k == 0 ? "jsonl" : "parquet"),
+             *path = file_join(a->out_dir, file);
         const int rc = data_write_rows(path, rows, NULL);
         free(file);
         free(path);
@@ -162,10 +173,14 @@ int data_make_arith(const struct data_arith_args *a) {
     struct maker m = {.a = a, .rng = {.seed = a->seed, .stream = RNG_DATA}};
     json_t *train = json_array(), *test = json_array(), *sft_train = json_array(), *sft_test = json_array();
     int rc = 0;
-    if (a->level < 1 || a->level > 3) FAILG(out, ERR_INVAL, "--level %d: the levels are 1, 2 and 3", a->level);
-    if (a->n_train < 1 || a->n_test < 1 || a->n_sft < 1) FAILG(out, ERR_INVAL, "the numbers of rows must be at least 1");
-    if (a->n_train > MAX_ROWS || a->n_test > MAX_ROWS || a->n_sft > MAX_ROWS || a->n_train + a->n_test + a->n_sft > MAX_ROWS)
-        FAILG(out, ERR_INVAL, "more than %d rows in all: there are not enough different problems; ask for fewer", MAX_ROWS);
+    if (a->level < 1 || a->level > 3)
+        FAILG(out, ERR_INVAL, "--level %d: the levels are 1, 2 and 3", a->level);
+    if (a->n_train < 1 || a->n_test < 1 || a->n_sft < 1)
+        FAILG(out, ERR_INVAL, "the numbers of rows must be at least 1");
+    if (a->n_train > MAX_ROWS || a->n_test > MAX_ROWS || a->n_sft > MAX_ROWS ||
+        a->n_train + a->n_test + a->n_sft > MAX_ROWS)
+        FAILG(out, ERR_INVAL,
+              "more than %d rows in all: there are not enough different problems; ask for fewer", MAX_ROWS);
     if (!a->jsonl && !a->parquet) FAILG(out, ERR_INVAL, "no file format chosen");
     for (int64_t i = 0; i < a->n_test; i++) { /* first, so that a larger train set keeps the test set */
         fresh(&m);

@@ -59,7 +59,8 @@ void batch_free_all(struct batch *pieces, int64_t n) {
 
 /* --- elements --- */
 
-/* Copies n elements; strings are duplicated, JSON values shared (they are not changed in place). src == NULL: defaults. */
+/* Copies n elements; strings are duplicated, JSON values shared (they are not changed in place). src == NULL:
+ * defaults. */
 static void copy_elems(enum batch_type t, void *dst, const void *src, int64_t n) {
     if (t == BATCH_STR) {
         char **d = dst;
@@ -91,7 +92,8 @@ static bool same_elem(const struct batch_col *a, const struct batch_col *b, int6
 }
 
 static bool same_col(const struct batch_col *a, const struct batch_col *b, int64_t n_rows) {
-    if (a->type != b->type || memcmp(a->off, b->off, (size_t)(n_rows + 1) * sizeof *a->off) != 0) return false;
+    if (a->type != b->type || memcmp(a->off, b->off, (size_t)(n_rows + 1) * sizeof *a->off) != 0)
+        return false;
     for (int64_t i = 0; i < a->off[n_rows]; i++)
         if (!same_elem(a, b, i)) return false;
     return true;
@@ -136,13 +138,14 @@ int batch_get(const struct batch *b, const char *name, enum batch_type type, str
     if (!c) {
         struct buf have = {0};
         for (int i = 0; i < b->n_cols; i++) buf_addf(&have, "%s%s", i ? ", " : "", b->cols[i].name);
-        const int rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "the batch has no column '%s'; it has: %s", name,
-                               have.p ? have.p : "none");
+        const int rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "the batch has no column '%s'; it has: %s",
+                               name, have.p ? have.p : "none");
         buf_free(&have);
         return rc;
     }
     if (c->type != type)
-        FAIL(ERR_INTERNAL, "column '%s' of the batch holds %s, not %s", name, type_name(c->type), type_name(type));
+        FAIL(ERR_INTERNAL, "column '%s' of the batch holds %s, not %s", name, type_name(c->type),
+             type_name(type));
     *out = c;
     return 0;
 }
@@ -196,7 +199,8 @@ int batch_select_cols(struct batch *out, const struct batch *b, const char *cons
         if (!batch_find(b, names[i])) FAIL(ERR_INTERNAL, "the batch has no column '%s'", names[i]);
     struct batch view = *b; /* records of the chosen columns, borrowed for the copy */
     view.cols = xcalloc((size_t)n, sizeof *view.cols);
-    for (view.n_cols = 0; view.n_cols < n; view.n_cols++) view.cols[view.n_cols] = *batch_find(b, names[view.n_cols]);
+    for (view.n_cols = 0; view.n_cols < n; view.n_cols++)
+        view.cols[view.n_cols] = *batch_find(b, names[view.n_cols]);
     const int rc = batch_slice(out, &view, 0, b->n_rows);
     free(view.cols);
     return rc;
@@ -204,7 +208,8 @@ int batch_select_cols(struct batch *out, const struct batch *b, const char *cons
 
 int batch_slice(struct batch *out, const struct batch *b, int64_t lo, int64_t hi) {
     if (lo < 0 || hi < lo || hi > b->n_rows)
-        FAIL(ERR_INTERNAL, "rows %lld to %lld of a batch of %lld rows", (long long)lo, (long long)hi, (long long)b->n_rows);
+        FAIL(ERR_INTERNAL, "rows %lld to %lld of a batch of %lld rows", (long long)lo, (long long)hi,
+             (long long)b->n_rows);
     int64_t *rows = xmalloc((size_t)(hi - lo) * sizeof *rows);
     for (int64_t i = lo; i < hi; i++) rows[i - lo] = i;
     const int rc = batch_select(out, b, rows, hi - lo);
@@ -228,7 +233,8 @@ int batch_reorder(struct batch *b, const int64_t *perm) {
     bool *seen = xcalloc((size_t)b->n_rows, sizeof *seen);
     for (int64_t i = 0; i < b->n_rows; i++) {
         if (perm[i] < 0 || perm[i] >= b->n_rows || seen[perm[i]])
-            FAILG(out, ERR_INTERNAL, "the new order of a batch of %lld rows is not a permutation (entry %lld is %lld)",
+            FAILG(out, ERR_INTERNAL,
+                  "the new order of a batch of %lld rows is not a permutation (entry %lld is %lld)",
                   (long long)b->n_rows, (long long)i, (long long)perm[i]);
         seen[perm[i]] = true;
     }
@@ -266,7 +272,9 @@ int batch_split(struct batch **out, int64_t *n, const struct batch *b, int64_t s
 }
 
 int batch_pad_to(struct batch *out, const struct batch *b, int64_t k, int64_t *n_pad) {
-    if (k < 1 || b->n_rows == 0) FAIL(ERR_INVAL, "%lld rows cannot be padded to a multiple of %lld", (long long)b->n_rows, (long long)k);
+    if (k < 1 || b->n_rows == 0)
+        FAIL(ERR_INVAL, "%lld rows cannot be padded to a multiple of %lld", (long long)b->n_rows,
+             (long long)k);
     const int64_t pad = (k - b->n_rows % k) % k, n = b->n_rows + pad;
     int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     for (int64_t i = 0; i < n; i++) rows[i] = i % b->n_rows;
@@ -307,7 +315,8 @@ static int merge_meta(json_t **out, const struct batch *const *parts, int64_t n)
             if (strcmp(key, "metrics") == 0) {
                 add_metrics(metrics, v);
             } else if (have && !json_equal(have, v)) {
-                const int rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "the batches to join differ in meta '%s'", key);
+                const int rc =
+                    err_set(ERR_INTERNAL, __FILE__, __LINE__, "the batches to join differ in meta '%s'", key);
                 json_decref(meta);
                 json_decref(metrics);
                 return rc;
@@ -355,7 +364,8 @@ int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n)
         int64_t row = 0, at = 0;
         for (int64_t i = 0; i < n; i++) {
             const struct batch_col *s = batch_find(parts[i], c->name);
-            for (int64_t j = 0; j < parts[i]->n_rows; j++, row++) c->off[row + 1] = c->off[row] + batch_len(s, j);
+            for (int64_t j = 0; j < parts[i]->n_rows; j++, row++)
+                c->off[row + 1] = c->off[row] + batch_len(s, j);
         }
         c->p = xcalloc((size_t)c->off[rows], size);
         for (int64_t i = 0; i < n; i++) {
@@ -373,7 +383,8 @@ int batch_union(struct batch *b, const struct batch *src) {
     json_t *v;
     /* every check first, so that a failure changes nothing */
     if (b->n_rows != src->n_rows)
-        FAIL(ERR_INTERNAL, "a batch of %lld rows cannot take columns of %lld rows", (long long)b->n_rows, (long long)src->n_rows);
+        FAIL(ERR_INTERNAL, "a batch of %lld rows cannot take columns of %lld rows", (long long)b->n_rows,
+             (long long)src->n_rows);
     for (int i = 0; i < src->n_cols; i++) {
         const struct batch_col *have = batch_find(b, src->cols[i].name);
         if (have && !same_col(have, &src->cols[i], b->n_rows))
@@ -381,7 +392,8 @@ int batch_union(struct batch *b, const struct batch *src) {
     }
     json_object_foreach(src->meta, key, v) {
         const json_t *have = json_object_get(b->meta, key);
-        if (have && !json_equal(have, v)) FAIL(ERR_INTERNAL, "meta '%s' is in both batches with different values", key);
+        if (have && !json_equal(have, v))
+            FAIL(ERR_INTERNAL, "meta '%s' is in both batches with different values", key);
     }
     int64_t *rows = xmalloc((size_t)b->n_rows * sizeof *rows);
     for (int64_t i = 0; i < b->n_rows; i++) rows[i] = i;

@@ -19,10 +19,11 @@
 
 /* Column types and field order as the `datasets` library writes verl's rows. */
 static json_t *row_schema(void) {
-    return json_pack("{s:s, s:{s:{s:{s:s, s:s}}}, s:s, s:{s:{s:s, s:s}}, s:{s:{s:s, s:s, s:s, s:s}}}", "data_source",
-                     "string", "prompt", "list", "struct", "role", "string", "content", "string", "ability", "string",
-                     "reward_model", "struct", "style", "string", "ground_truth", "string", "extra_info", "struct",
-                     "split", "string", "index", "int64", "answer", "string", "question", "string");
+    return json_pack("{s:s, s:{s:{s:{s:s, s:s}}}, s:s, s:{s:{s:s, s:s}}, s:{s:{s:s, s:s, s:s, s:s}}}",
+                     "data_source", "string", "prompt", "list", "struct", "role", "string", "content",
+                     "string", "ability", "string", "reward_model", "struct", "style", "string",
+                     "ground_truth", "string", "extra_info", "struct", "split", "string", "index", "int64",
+                     "answer", "string", "question", "string");
 }
 
 /* --- finding the raw files --- */
@@ -42,7 +43,8 @@ static void paths_free(struct paths *v) {
 /* "train.jsonl", "train-00000-of-00001.parquet": the split's name, then . or -, then a known ending. */
 static bool is_split_file(const char *name, const char *split, const char *ending) {
     const size_t n = strlen(name), k = strlen(split), e = strlen(ending);
-    return n >= k + e && memcmp(name, split, k) == 0 && (name[k] == '.' || name[k] == '-') && strcmp(name + n - e, ending) == 0;
+    return n >= k + e && memcmp(name, split, k) == 0 && (name[k] == '.' || name[k] == '-') &&
+           strcmp(name + n - e, ending) == 0;
 }
 
 /* All shards of one split in one directory, sorted; one kind of file only. */
@@ -70,7 +72,10 @@ static int find_split(struct paths *out, const char *dir, const char *split) {
         free(sub);
     }
     if (out->n == 0)
-        FAIL(ERR_INPUT, "%s: no %s.jsonl, %s-*.parquet or the like there or under main/; give the directory of the raw dataset", dir, split, split);
+        FAIL(ERR_INPUT,
+             "%s: no %s.jsonl, %s-*.parquet or the like there or under main/; give the directory of the raw "
+             "dataset",
+             dir, split, split);
     return 0;
 }
 
@@ -150,14 +155,15 @@ static int make_row(json_t **out, const json_t *raw, const char *split, int64_t 
     if (!json_is_string(question) || !json_is_string(answer))
         FAIL(ERR_FORMAT, "%s: row %lld: 'question' or 'answer' is not text", where, (long long)index + 1);
     char *truth = extract_solution(json_string_value(answer));
-    if (!truth) FAIL(ERR_FORMAT, "%s: row %lld: the answer has no '#### NUMBER' line", where, (long long)index + 1);
+    if (!truth)
+        FAIL(ERR_FORMAT, "%s: row %lld: the answer has no '#### NUMBER' line", where, (long long)index + 1);
     struct buf content = {0};
     buf_add(&content, json_string_value(question), json_string_length(question));
     buf_adds(&content, instruction);
-    *out = json_pack("{s:s, s:[{s:s, s:s%}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:O, s:O}}", "data_source", HUB_NAME, "prompt",
-                     "role", "user", "content", content.p, content.n, "ability", "math", "reward_model", "style", "rule",
-                     "ground_truth", truth, "extra_info", "split", split, "index", (json_int_t)index, "answer", answer,
-                     "question", question);
+    *out = json_pack("{s:s, s:[{s:s, s:s%}], s:s, s:{s:s, s:s}, s:{s:s, s:I, s:O, s:O}}", "data_source",
+                     HUB_NAME, "prompt", "role", "user", "content", content.p, content.n, "ability", "math",
+                     "reward_model", "style", "rule", "ground_truth", truth, "extra_info", "split", split,
+                     "index", (json_int_t)index, "answer", answer, "question", question);
     buf_free(&content);
     free(truth);
     CHECK(*out != NULL);

@@ -19,13 +19,13 @@ int data__local_path(char **out, const char *path);
 int data__copy_dir(const char *dir, const char *to);
 
 /* Rows of several files as one array, capped: verl's data.*_max_samples.  Row i of
- * the result is row uid[i] of all rows together; `places` says where that is. */
+ * the result is row uid[i] of all rows together. */
 struct data__table {
-    json_t *rows;      /* array of objects */
-    int64_t *uid;      /* n */
+    json_t *rows; /* array of objects */
+    int64_t *uid; /* n */
     int64_t n, n_total;
     const char *const *files; /* borrowed */
-    int64_t *file_end; /* n_files: rows up to and with file f */
+    int64_t *file_end;        /* n_files: rows up to and with file f */
     int64_t n_files;
 };
 struct data__table_args {

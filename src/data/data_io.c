@@ -46,16 +46,19 @@ int data__run(const char *const *argv, double timeout_s, const char *advice) {
         if (clock_now() > deadline) {
             kill(-pid, SIGKILL);
             waitpid(pid, &status, 0);
-            FAIL(ERR_TIMEOUT, "'%s %s' did not end within %g s and was killed", argv[0], argv[1] ? argv[1] : "", timeout_s);
+            FAIL(ERR_TIMEOUT, "'%s %s' did not end within %g s and was killed", argv[0],
+                 argv[1] ? argv[1] : "", timeout_s);
         }
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
     struct buf line = {0};
     for (int i = 0; argv[i]; i++) buf_addf(&line, "%s%s", i ? " " : "", argv[i]);
-    const int rc = WIFEXITED(status)
-                       ? err_set(ERR_HELPER, __FILE__, __LINE__, "'%s' ended with exit code %d; its own message is above; %s", line.p, WEXITSTATUS(status), advice)
-                       : err_set(ERR_HELPER, __FILE__, __LINE__, "'%s' was ended by signal %d", line.p, WTERMSIG(status));
+    const int rc = WIFEXITED(status) ? err_set(ERR_HELPER, __FILE__, __LINE__,
+                                               "'%s' ended with exit code %d; its own message is above; %s",
+                                               line.p, WEXITSTATUS(status), advice)
+                                     : err_set(ERR_HELPER, __FILE__, __LINE__, "'%s' was ended by signal %d",
+                                               line.p, WTERMSIG(status));
     buf_free(&line);
     return rc;
 }

@@ -30,7 +30,10 @@ int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation
     int64_t head = 0; /* ids kept from the front; the rest from the end */
     switch (how) {
     case DATA_TRUNC_ERROR:
-        FAIL(ERR_INPUT, "%lld tokens, the limit is %lld; raise the limit, filter such rows, or set truncation to left, right or middle", (long long)n, (long long)max);
+        FAIL(ERR_INPUT,
+             "%lld tokens, the limit is %lld; raise the limit, filter such rows, or set truncation to left, "
+             "right or middle",
+             (long long)n, (long long)max);
     case DATA_TRUNC_LEFT: head = 0; break;
     case DATA_TRUNC_RIGHT: head = max; break;
     case DATA_TRUNC_MIDDLE: head = max / 2; break;
@@ -41,7 +44,9 @@ int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation
 
 /* --- one prompt --- */
 
-static bool has_items(const json_t *row, const char *key) { return json_array_size(json_object_get(row, key)) > 0; }
+static bool has_items(const json_t *row, const char *key) {
+    return json_array_size(json_object_get(row, key)) > 0;
+}
 
 static int check_prompt(const struct rl_dataset *d, const json_t *row) {
     const json_t *messages = json_object_get(row, d->prompt_key), *m;
@@ -112,9 +117,12 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     d->prompt_key = xstrdup(a->prompt_key ? a->prompt_key : "prompt");
     d->reward_fn_key = xstrdup(a->reward_fn_key ? a->reward_fn_key : "data_source");
     const char *const required[] = {d->prompt_key, d->reward_fn_key, "reward_model", NULL};
-    const struct data__table_args ta = {a->files, a->n_files, required, a->max_samples, a->shuffle, a->seed, a->what};
+    const struct data__table_args ta = {a->files,   a->n_files, required, a->max_samples,
+                                        a->shuffle, a->seed,    a->what};
 
-    if (a->max_prompt_length < 1) FAILG(out, ERR_INVAL, "data.max_prompt_length=%lld must be at least 1", (long long)a->max_prompt_length);
+    if (a->max_prompt_length < 1)
+        FAILG(out, ERR_INVAL, "data.max_prompt_length=%lld must be at least 1",
+              (long long)a->max_prompt_length);
     TRYG(data__table_read(&o.t, &ta), out);
     d->n_rows = o.t.n_total;
     d->prompts = xcalloc((size_t)o.t.n, sizeof *d->prompts);
@@ -127,10 +135,13 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
         goto out;
     }
     if (d->n == 0)
-        FAILG(out, ERR_INPUT, "%s: all %lld prompts are longer than data.max_prompt_length=%lld tokens (the shortest has %lld); raise it",
+        FAILG(out, ERR_INPUT,
+              "%s: all %lld prompts are longer than data.max_prompt_length=%lld tokens (the shortest has "
+              "%lld); raise it",
               a->what, (long long)o.t.n, (long long)a->max_prompt_length, (long long)o.shortest);
-    log_info("%s: %lld rows, %lld used, %lld dropped as longer than %lld tokens", a->what, (long long)d->n_rows,
-             (long long)d->n, (long long)d->n_filtered, (long long)a->max_prompt_length);
+    log_info("%s: %lld rows, %lld used, %lld dropped as longer than %lld tokens", a->what,
+             (long long)d->n_rows, (long long)d->n, (long long)d->n_filtered,
+             (long long)a->max_prompt_length);
     *out = d;
     d = NULL;
 out:
@@ -155,8 +166,8 @@ void rl_dataset_close(struct rl_dataset *d) {
 /* --- batches --- */
 
 /* One JSON value of every row: pick(row, key), null where it gives NULL. */
-static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *idx, const char *name, const char *key,
-                    json_t *(*pick)(const json_t *row, const char *key)) {
+static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *idx, const char *name,
+                    const char *key, json_t *(*pick)(const json_t *row, const char *key)) {
     struct batch_col *c;
     TRY(batch_add(b, name, BATCH_JSON, NULL, NULL, &c));
     for (int64_t i = 0; i < b->n_rows; i++) {
@@ -167,7 +178,9 @@ static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *
     }
     return 0;
 }
-static json_t *pick_column(const json_t *row, const char *key) { return json_incref(json_object_get(row, key)); }
+static json_t *pick_column(const json_t *row, const char *key) {
+    return json_incref(json_object_get(row, key));
+}
 static json_t *pick_extra(const json_t *row, const char *key) {
     (void)key;
     json_t *v = json_object_get(row, "extra_info");
@@ -191,11 +204,13 @@ int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, 
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
     batch_init(&b, n);
     for (int64_t i = 0; i < n; i++) {
-        if (idx[i] < 0 || idx[i] >= d->n) FAILG(fail, ERR_INTERNAL, "prompt %lld of a dataset of %lld", (long long)idx[i], (long long)d->n);
+        if (idx[i] < 0 || idx[i] >= d->n)
+            FAILG(fail, ERR_INTERNAL, "prompt %lld of a dataset of %lld", (long long)idx[i], (long long)d->n);
         lens[i] = d->prompts[idx[i]].n_ids;
     }
     TRYG(batch_add(&b, "prompts", BATCH_I32, lens, NULL, &ids), fail);
-    for (int64_t i = 0; i < n; i++) memcpy(ids->i32 + ids->off[i], d->prompts[idx[i]].ids, (size_t)lens[i] * sizeof(int32_t));
+    for (int64_t i = 0; i < n; i++)
+        memcpy(ids->i32 + ids->off[i], d->prompts[idx[i]].ids, (size_t)lens[i] * sizeof(int32_t));
     TRYG(batch_add(&b, "uid", BATCH_I64, NULL, NULL, &c), fail);
     for (int64_t i = 0; i < n; i++) c->i64[i] = d->prompts[idx[i]].uid;
     TRYG(batch_add(&b, d->reward_fn_key, BATCH_STR, NULL, NULL, &c), fail);
@@ -211,7 +226,8 @@ int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, 
     /* the rest as it is; files may differ in their further columns */
     for (int64_t i = 0; i < n; i++) {
         json_object_foreach(d->prompts[idx[i]].row, key, v) {
-            if (strcmp(key, d->prompt_key) != 0 && !batch_find(&b, key)) TRYG(add_json(&b, d, idx, key, key, pick_column), fail);
+            if (strcmp(key, d->prompt_key) != 0 && !batch_find(&b, key))
+                TRYG(add_json(&b, d, idx, key, key, pick_column), fail);
         }
     }
     free(lens);

@@ -28,7 +28,8 @@ static bool ends_with(const char *s, const char *end) {
 static int check_row(const json_t *row, const char *const *required, const char *where) {
     if (!json_is_object(row)) FAIL(ERR_FORMAT, "%s: not a JSON object with one member a column", where);
     for (; required && *required; required++)
-        if (!json_object_get(row, *required)) FAIL(ERR_INPUT, "%s: there is no column '%s'", where, *required);
+        if (!json_object_get(row, *required))
+            FAIL(ERR_INPUT, "%s: there is no column '%s'", where, *required);
     return 0;
 }
 
@@ -100,8 +101,8 @@ static int check_columns(const json_t *info, const char *path, const char *const
         bool found = false;
         json_array_foreach(columns, i, c) found |= strcmp(json_string_value(c), *required) == 0;
         if (!found)
-            rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: there is no column '%s'; it has: %s", path, *required,
-                         have.p ? have.p : "none");
+            rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: there is no column '%s'; it has: %s", path,
+                         *required, have.p ? have.p : "none");
     }
     buf_free(&have);
     return rc;
@@ -146,7 +147,8 @@ static int write_parquet(const char *path, const json_t *rows, const json_t *sch
     TRYG(helper_call(h, ask, CALL_S, &reply), out);
     for (size_t i = 0; i < json_array_size(rows);) {
         json_t *part = json_array();
-        for (int k = 0; k < ROWS_PER_CALL && i < json_array_size(rows); k++) json_array_append(part, json_array_get(rows, i++));
+        for (int k = 0; k < ROWS_PER_CALL && i < json_array_size(rows); k++)
+            json_array_append(part, json_array_get(rows, i++));
         json_decref(ask);
         json_decref(reply);
         reply = NULL;
@@ -172,10 +174,14 @@ int data_read_rows(json_t **rows, const char *path, const char *const *required)
     json_t *r = json_array();
     int rc = 0;
     TRYG(data__local_path(&local, path), out);
-    if (!file_exists(local)) FAILG(out, ERR_INPUT, "%s: no such file; check the path, or make it with 'verlc data'", path);
+    if (!file_exists(local))
+        FAILG(out, ERR_INPUT, "%s: no such file; check the path, or make it with 'verlc data'", path);
     if (ends_with(local, ".parquet")) TRYG(read_parquet(r, local, required), out);
-    else if (ends_with(local, ".json") || ends_with(local, ".jsonl")) TRYG(read_json(r, local, required), out);
-    else FAILG(out, ERR_UNSUPPORTED, "%s: unsupported file format; give a .parquet, .json or .jsonl file", path);
+    else if (ends_with(local, ".json") || ends_with(local, ".jsonl"))
+        TRYG(read_json(r, local, required), out);
+    else
+        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported file format; give a .parquet, .json or .jsonl file",
+              path);
     *rows = r;
     r = NULL;
 out:
@@ -186,7 +192,8 @@ out:
 
 int data_write_rows(const char *path, const json_t *rows, const json_t *schema) {
     if (ends_with(path, ".parquet")) return write_parquet(path, rows, schema);
-    if (!ends_with(path, ".jsonl")) FAIL(ERR_INVAL, "%s: rows can be written to .parquet or .jsonl only", path);
+    if (!ends_with(path, ".jsonl"))
+        FAIL(ERR_INVAL, "%s: rows can be written to .parquet or .jsonl only", path);
     struct buf b = {0};
     size_t i;
     json_t *row;
@@ -250,7 +257,9 @@ int data__table_read(struct data__table *t, const struct data__table_args *a) {
         r.file_end[f] = (int64_t)json_array_size(r.rows);
     }
     r.n_total = (int64_t)json_array_size(r.rows);
-    if (r.n_total == 0) FAILG(fail, ERR_INPUT, "%s: no rows in %s%s", a->what, a->files[0], a->n_files > 1 ? " and the files after it" : "");
+    if (r.n_total == 0)
+        FAILG(fail, ERR_INPUT, "%s: no rows in %s%s", a->what, a->files[0],
+              a->n_files > 1 ? " and the files after it" : "");
     cap_rows(&r, a);
     *t = r;
     return 0;

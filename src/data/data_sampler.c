@@ -11,9 +11,11 @@
 
 int data_sampler_init(struct data_sampler *s, const struct data_sampler_args *a) {
     if (a->n_rows < 1 || a->batch_size < 1)
-        FAIL(ERR_INVAL, "cannot take batches of %lld from %lld rows", (long long)a->batch_size, (long long)a->n_rows);
+        FAIL(ERR_INVAL, "cannot take batches of %lld from %lld rows", (long long)a->batch_size,
+             (long long)a->n_rows);
     if (a->drop_last && a->n_rows < a->batch_size)
-        FAIL(ERR_INVAL, "the dataset has %lld rows, fewer than one batch of %lld: lower the batch size or add data",
+        FAIL(ERR_INVAL,
+             "the dataset has %lld rows, fewer than one batch of %lld: lower the batch size or add data",
              (long long)a->n_rows, (long long)a->batch_size);
     *s = (struct data_sampler){.a = *a, .order_epoch = -1};
     s->order = xmalloc((size_t)a->n_rows * sizeof *s->order);
@@ -53,8 +55,9 @@ int data_sampler_next(struct data_sampler *s, const int64_t **rows, int64_t *n) 
 json_t *data_sampler_state(const struct data_sampler *s) {
     /* the seed as text: JSON integers are signed */
     char *seed = xasprintf("%llu", (unsigned long long)s->a.seed);
-    json_t *v = json_pack("{s:I, s:I, s:I, s:s, s:b}", "epoch", (json_int_t)s->epoch, "index", (json_int_t)s->index,
-                          "n_rows", (json_int_t)s->a.n_rows, "seed", seed, "shuffle", s->a.shuffle);
+    json_t *v =
+        json_pack("{s:I, s:I, s:I, s:s, s:b}", "epoch", (json_int_t)s->epoch, "index", (json_int_t)s->index,
+                  "n_rows", (json_int_t)s->a.n_rows, "seed", seed, "shuffle", s->a.shuffle);
     CHECK(v != NULL);
     free(seed);
     return v;
@@ -70,13 +73,18 @@ int data_sampler_restore(struct data_sampler *s, const json_t *state, const char
     TRY(json_str(state, "seed", &seed, where));
     TRY(json_bool(state, "shuffle", &shuffle, where));
     if (n_rows != s->a.n_rows)
-        FAIL(ERR_INPUT, "%s: the data had %lld rows when this was saved and has %lld now; resume with the same files, filters and caps, or start anew with trainer.resume_mode=disable",
+        FAIL(ERR_INPUT,
+             "%s: the data had %lld rows when this was saved and has %lld now; resume with the same files, "
+             "filters and caps, or start anew with trainer.resume_mode=disable",
              where, (long long)n_rows, (long long)s->a.n_rows);
     if (shuffle != s->a.shuffle || (shuffle && strtoull(seed, NULL, 10) != s->a.seed))
-        FAIL(ERR_INPUT, "%s: saved with data.shuffle=%s data.seed=%s, which gives another order; resume with these, or start anew with trainer.resume_mode=disable",
+        FAIL(ERR_INPUT,
+             "%s: saved with data.shuffle=%s data.seed=%s, which gives another order; resume with these, or "
+             "start anew with trainer.resume_mode=disable",
              where, shuffle ? "true" : "false", seed);
     if (epoch < 0 || epoch >= (int64_t)1 << 31 || index < 0 || index > n_rows)
-        FAIL(ERR_FORMAT, "%s: no such position: epoch %lld, row %lld of %lld", where, (long long)epoch, (long long)index, (long long)n_rows);
+        FAIL(ERR_FORMAT, "%s: no such position: epoch %lld, row %lld of %lld", where, (long long)epoch,
+             (long long)index, (long long)n_rows);
     s->epoch = epoch;
     s->index = index;
     return 0;

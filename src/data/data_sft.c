@@ -23,7 +23,8 @@ struct opening {
     int64_t n_empty; /* samples without any target left */
 };
 
-static int render(const struct opening *o, json_t *messages, json_t *extra, bool generate, struct text_ids *ids) {
+static int render(const struct opening *o, json_t *messages, json_t *extra, bool generate,
+                  struct text_ids *ids) {
     json_t *q = o->a->chat_kwargs ? json_copy((json_t *)(uintptr_t)o->a->chat_kwargs) : json_object();
     json_object_set(q, "messages", messages);
     json_object_set_new(q, "add_generation_prompt", json_boolean(generate));
@@ -68,9 +69,11 @@ static int pair_draft(const struct opening *o, json_t *row, struct draft *s) {
     int rc = 0;
     TRY(dig(row, o->prompt_key, o->a->prompt_dict_keys, &prompt));
     TRY(dig(row, o->response_key, o->a->response_dict_keys, &response));
-    if (!json_is_string(prompt) && !json_array_size(prompt)) FAIL(ERR_INPUT, "column '%s' is neither text nor a list of messages", o->prompt_key);
+    if (!json_is_string(prompt) && !json_array_size(prompt))
+        FAIL(ERR_INPUT, "column '%s' is neither text nor a list of messages", o->prompt_key);
     if (!json_is_string(response)) FAIL(ERR_INPUT, "column '%s' is not text", o->response_key);
-    messages = json_is_array(prompt) ? json_incref(prompt) : json_pack("[{s:s, s:O}]", "role", "user", "content", prompt);
+    messages = json_is_array(prompt) ? json_incref(prompt)
+                                     : json_pack("[{s:s, s:O}]", "role", "user", "content", prompt);
 
     rc = render(o, messages, NULL, true, &s->ids);
     json_decref(messages);
@@ -94,14 +97,17 @@ static int pair_draft(const struct opening *o, json_t *row, struct draft *s) {
 static int find_affixes(struct opening *o) {
     struct text_ids one = {0}, two = {0}, gen = {0};
     json_t *m1 = json_pack("[{s:s, s:s}]", "role", "user", "content", "");
-    json_t *m2 = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "", "role", "user", "content", "");
+    json_t *m2 =
+        json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "", "role", "user", "content", "");
     int rc = 0;
     TRYG(render(o, m1, NULL, false, &one), out);
     TRYG(render(o, m2, NULL, false, &two), out);
     TRYG(render(o, m1, NULL, true, &gen), out);
     const int64_t turn = two.n - one.n, before = one.n - turn;
     if (turn <= 0 || before < 0 || gen.n < one.n)
-        FAILG(out, ERR_UNSUPPORTED, "unsupported chat template: turns of a conversation cannot be told apart; use prompt_key and response_key");
+        FAILG(out, ERR_UNSUPPORTED,
+              "unsupported chat template: turns of a conversation cannot be told apart; use prompt_key and "
+              "response_key");
     text_ids_add(&o->system, one.p, before);
     text_ids_add(&o->header, gen.p + one.n, gen.n - one.n);
 out:
@@ -135,12 +141,16 @@ static int add_turn(const struct opening *o, json_t *message, size_t i, json_t *
 static int check_whole(const struct opening *o, json_t *messages, json_t *extra, const struct draft *s) {
     struct text_ids whole = {0};
     int rc = render(o, messages, extra, false, &whole);
-    const bool same = whole.n == s->ids.n && (whole.n == 0 || memcmp(whole.p, s->ids.p, (size_t)whole.n * sizeof *whole.p) == 0);
+    const bool same = whole.n == s->ids.n &&
+                      (whole.n == 0 || memcmp(whole.p, s->ids.p, (size_t)whole.n * sizeof *whole.p) == 0);
     text_ids_free(&whole);
     if (rc < 0 || same) return rc;
     if (!o->a->ignore_input_ids_mismatch)
-        FAIL(ERR_INPUT, "the chat template renders the whole conversation differently from its turns one by one (templates that change earlier turns do); set data.ignore_input_ids_mismatch=True to train on the turns");
-    log_note("%s: turns rendered one by one differ from the whole conversation; the turns are used", o->a->what);
+        FAIL(ERR_INPUT, "the chat template renders the whole conversation differently from its turns one by "
+                        "one (templates that change earlier turns do); set "
+                        "data.ignore_input_ids_mismatch=True to train on the turns");
+    log_note("%s: turns rendered one by one differ from the whole conversation; the turns are used",
+             o->a->what);
     return 0;
 }
 
@@ -150,7 +160,8 @@ static int chat_draft(const struct opening *o, json_t *row, struct draft *s) {
     json_t *extra = json_object(), *first = NULL;
     size_t i;
     int rc = 0;
-    if (json_array_size(messages) == 0) FAILG(out, ERR_INPUT, "column '%s' is not a list of messages {role, content}", o->a->messages_key);
+    if (json_array_size(messages) == 0)
+        FAILG(out, ERR_INPUT, "column '%s' is not a list of messages {role, content}", o->a->messages_key);
     if (thinking && !json_is_null(thinking)) json_object_set(extra, "enable_thinking", thinking);
     first = json_copy(extra); /* tools are announced once, with the first message */
     if (json_array_size(tools)) json_object_set(first, "tools", tools);
@@ -170,7 +181,8 @@ static int finish(struct opening *o, struct draft *s, struct sft_sample *out) {
     if (n == 0) FAIL(ERR_INPUT, "the row renders to no tokens");
     const int64_t kept = data_truncate(s->ids.p, n, max, o->a->truncation);
     if (kept < 0) return err_wrap((int)kept, "data.max_length, data.truncation");
-    if (kept < n && o->a->truncation == DATA_TRUNC_LEFT) memmove(s->mask.p, s->mask.p + n - kept, (size_t)kept);
+    if (kept < n && o->a->truncation == DATA_TRUNC_LEFT)
+        memmove(s->mask.p, s->mask.p + n - kept, (size_t)kept);
     s->mask.p[0] = 0;
     bool any = false;
     for (int64_t t = 0; t < kept; t++) any |= s->mask.p[t] != 0;
@@ -188,11 +200,13 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
                         .tools_key = a->tools_key ? a->tools_key : "tools",
                         .thinking_key = a->enable_thinking_key ? a->enable_thinking_key : "enable_thinking"};
     const char *const pair[] = {o.prompt_key, o.response_key, NULL}, *const chat[] = {a->messages_key, NULL};
-    const struct data__table_args ta = {a->files, a->n_files, a->messages_key ? chat : pair,
-                                        a->max_samples, a->shuffle, a->seed, a->what};
+    const struct data__table_args ta = {
+        a->files, a->n_files, a->messages_key ? chat : pair, a->max_samples, a->shuffle, a->seed, a->what};
     int rc = 0;
-    if (a->max_length < 2) FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);
-    if (a->truncation == DATA_TRUNC_MIDDLE) FAILG(out, ERR_INVAL, "data.truncation=middle cuts a conversation apart; use error, left or right");
+    if (a->max_length < 2)
+        FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);
+    if (a->truncation == DATA_TRUNC_MIDDLE)
+        FAILG(out, ERR_INVAL, "data.truncation=middle cuts a conversation apart; use error, left or right");
     TRYG(data__table_read(&o.t, &ta), out);
     if (a->messages_key) TRYG(find_affixes(&o), out);
     d->samples = xcalloc((size_t)o.t.n, sizeof *d->samples);
@@ -208,8 +222,12 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
         free(place);
         goto out;
     }
-    if (o.n_empty == d->n) FAILG(out, ERR_INPUT, "%s: no row has a token to learn within data.max_length=%lld; raise it", a->what, (long long)a->max_length);
-    if (o.n_empty) log_warn("%s: %lld of %lld rows have no token to learn within data.max_length=%lld", a->what, (long long)o.n_empty, (long long)d->n, (long long)a->max_length);
+    if (o.n_empty == d->n)
+        FAILG(out, ERR_INPUT, "%s: no row has a token to learn within data.max_length=%lld; raise it",
+              a->what, (long long)a->max_length);
+    if (o.n_empty)
+        log_warn("%s: %lld of %lld rows have no token to learn within data.max_length=%lld", a->what,
+                 (long long)o.n_empty, (long long)d->n, (long long)a->max_length);
     *out = d;
     d = NULL;
 out:

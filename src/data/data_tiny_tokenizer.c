@@ -22,8 +22,8 @@ enum {
 static const char *const specials[N_SPECIAL] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
 /* Qwen2's pre-tokenizer; next_piece below is the same on ASCII. */
-static const char split_regex[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+static const char split_regex[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+                                  "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 /* Qwen2.5's turns without its default system message: a tiny model's context is better spent. */
 static const char chat_template[] =
@@ -36,7 +36,9 @@ static const char chat_template[] =
 
 /* Texts of other datasets' prompts, so that they do not fall apart into bytes. */
 static const char *const extra_texts[] = {
-    "system\nYou are a helpful assistant.", "user\n", "assistant\n",
+    "system\nYou are a helpful assistant.",
+    "user\n",
+    "assistant\n",
     "Let's think step by step and output the final answer after \"####\".",
 };
 enum { EXTRA_WEIGHT = 50 };
@@ -90,7 +92,8 @@ static void count_corpus(struct map *pieces) {
             count_text(pieces, a.p, 1);
         }
     }
-    for (size_t i = 0; i < sizeof extra_texts / sizeof *extra_texts; i++) count_text(pieces, extra_texts[i], EXTRA_WEIGHT);
+    for (size_t i = 0; i < sizeof extra_texts / sizeof *extra_texts; i++)
+        count_text(pieces, extra_texts[i], EXTRA_WEIGHT);
     buf_free(&q);
     buf_free(&a);
 }
@@ -105,7 +108,9 @@ struct bpe {
 
 /* GPT-2's byte alphabet: printable Latin-1 as itself, the rest from U+0100 on.
  * Ids in Qwen's order: the printable ones first. */
-static bool is_printable(int b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff); }
+static bool is_printable(int b) {
+    return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
+}
 
 static void add_bytes(struct bpe *t, int32_t id_of_byte[N_BYTES]) {
     for (int pass = 0, rest = 0; pass < 2; pass++) {
@@ -183,12 +188,13 @@ static void train(struct bpe *t) {
 /* --- files --- */
 
 static json_t *special_token(int i) {
-    return json_pack("{s:s, s:b, s:b, s:b, s:b, s:b}", "content", specials[i], "single_word", 0, "lstrip", 0, "rstrip", 0,
-                     "normalized", 0, "special", 1);
+    return json_pack("{s:s, s:b, s:b, s:b, s:b, s:b}", "content", specials[i], "single_word", 0, "lstrip", 0,
+                     "rstrip", 0, "normalized", 0, "special", 1);
 }
 
 static json_t *byte_level(void) {
-    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0, "use_regex", 0);
+    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0,
+                     "use_regex", 0);
 }
 
 static json_t *tokenizer_json(const struct bpe *t) {
@@ -206,14 +212,15 @@ static json_t *tokenizer_json(const struct bpe *t) {
         json_decref(s);
         json_array_append_new(added, v);
     }
-    json_t *split = json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex", split_regex, "behavior", "Isolated", "invert", 0);
+    json_t *split = json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex", split_regex,
+                              "behavior", "Isolated", "invert", 0);
     json_t *pre = json_pack("{s:s, s:[o, o]}", "type", "Sequence", "pretokenizers", split, byte_level());
-    json_t *model = json_pack("{s:s, s:n, s:n, s:s, s:s, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token",
-                              "continuing_subword_prefix", "", "end_of_word_suffix", "", "fuse_unk", 0, "byte_fallback", 0,
-                              "vocab", vocab, "merges", merges);
-    return json_pack("{s:s, s:n, s:n, s:o, s:{s:s}, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation", "padding",
-                     "added_tokens", added, "normalizer", "type", "NFC", "pre_tokenizer", pre, "post_processor",
-                     byte_level(), "decoder", byte_level(), "model", model);
+    json_t *model = json_pack("{s:s, s:n, s:n, s:s, s:s, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout",
+                              "unk_token", "continuing_subword_prefix", "", "end_of_word_suffix", "",
+                              "fuse_unk", 0, "byte_fallback", 0, "vocab", vocab, "merges", merges);
+    return json_pack("{s:s, s:n, s:n, s:o, s:{s:s}, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation",
+                     "padding", "added_tokens", added, "normalizer", "type", "NFC", "pre_tokenizer", pre,
+                     "post_processor", byte_level(), "decoder", byte_level(), "model", model);
 }
 
 static json_t *config_json(const struct bpe *t) {
@@ -223,11 +230,12 @@ static json_t *config_json(const struct bpe *t) {
         json_object_set_new(decoder, id, special_token(i));
         free(id);
     }
-    return json_pack("{s:b, s:b, s:o, s:[s, s], s:n, s:s, s:b, s:s, s:s, s:i, s:s, s:b, s:s, s:n}", "add_bos_token", 0,
-                     "add_prefix_space", 0, "added_tokens_decoder", decoder, "additional_special_tokens", specials[1],
-                     specials[2], "bos_token", "chat_template", chat_template, "clean_up_tokenization_spaces", 0,
-                     "eos_token", specials[2], "errors", "replace", "model_max_length", 4096, "pad_token", specials[0],
-                     "split_special_tokens", 0, "tokenizer_class", "Qwen2Tokenizer", "unk_token");
+    return json_pack("{s:b, s:b, s:o, s:[s, s], s:n, s:s, s:b, s:s, s:s, s:i, s:s, s:b, s:s, s:n}",
+                     "add_bos_token", 0, "add_prefix_space", 0, "added_tokens_decoder", decoder,
+                     "additional_special_tokens", specials[1], specials[2], "bos_token", "chat_template",
+                     chat_template, "clean_up_tokenization_spaces", 0, "eos_token", specials[2], "errors",
+                     "replace", "model_max_length", 4096, "pad_token", specials[0], "split_special_tokens", 0,
+                     "tokenizer_class", "Qwen2Tokenizer", "unk_token");
 }
 
 static int save(const char *dir, const char *name, json_t *v) {

@@ -61,8 +61,7 @@ struct helper_result {
 int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n);
 void helper_pool_destroy(struct helper_pool *p); /* NULL ok */
 /* Queues a request; tickets count up from 0.  timeout_s as in helper_call. */
-int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s,
-                     int64_t *ticket);
+int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket);
 /* 1: *out is one finished request, in the order of finishing; 0: none within
  * wait_s (0: only look) or none pending. Free with helper_result_free. */
 int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out);

@@ -68,14 +68,19 @@ int helper__find_python(char **path) {
         char *p = strchr(env, '/') ? xstrdup(env) : find_in_path(env);
         if (!p || !runnable(p)) {
             free(p);
-            FAIL(ERR_HELPER, "VERLC_PYTHON=%s is not a program that can be run; unset it, or install one with 'apt-get install python3 python3-venv'", env);
+            FAIL(ERR_HELPER,
+                 "VERLC_PYTHON=%s is not a program that can be run; unset it, or install one with 'apt-get "
+                 "install python3 python3-venv'",
+                 env);
         }
         *path = p;
         return 0;
     }
     char *p = find_beside(".venv/bin/python", runnable);
     if (!p) p = find_in_path("python3");
-    if (!p) FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, .venv/bin/python beside the program, python3 in PATH); install it with 'apt-get install python3 python3-venv'");
+    if (!p)
+        FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, .venv/bin/python beside the program, python3 in "
+                         "PATH); install it with 'apt-get install python3 python3-venv'");
     *path = p;
     return 0;
 }
@@ -91,12 +96,18 @@ int helper__find_dir(const char *module, char **path) {
     const char *env = getenv("VERLC_HELPERS_DIR");
     char *dir = NULL;
     if (env && *env) {
-        if (!has_helpers(env)) FAIL(ERR_HELPER, "VERLC_HELPERS_DIR=%s does not hold verlc_helpers/protocol.py; point it at verlc's python/ directory or unset it", env);
+        if (!has_helpers(env))
+            FAIL(ERR_HELPER,
+                 "VERLC_HELPERS_DIR=%s does not hold verlc_helpers/protocol.py; point it at verlc's python/ "
+                 "directory or unset it",
+                 env);
         dir = xstrdup(env);
     } else {
         dir = find_beside("python", has_helpers);
         if (!dir) dir = find_beside("share/verlc/python", has_helpers);
-        if (!dir) FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found beside the program; set VERLC_HELPERS_DIR to it");
+        if (!dir)
+            FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found beside the "
+                             "program; set VERLC_HELPERS_DIR to it");
     }
     /* verlc_helpers.NAME -> verlc_helpers/NAME.py: a missing file is named now, not at the first request. */
     char *rel = xasprintf("%s.py", module);
@@ -105,7 +116,10 @@ int helper__find_dir(const char *module, char **path) {
     char *file = file_join(dir, rel);
     const bool there = file_exists(file);
     int rc = 0;
-    if (!there) rc = err_set(ERR_HELPER, __FILE__, __LINE__, "helper %s: %s is missing; check out or install verlc again, or set VERLC_HELPERS_DIR", module, file);
+    if (!there)
+        rc = err_set(ERR_HELPER, __FILE__, __LINE__,
+                     "helper %s: %s is missing; check out or install verlc again, or set VERLC_HELPERS_DIR",
+                     module, file);
     else *path = dir;
     if (!there) free(dir);
     free(rel);
@@ -133,8 +147,9 @@ static bool env_is(const char *entry, const char *name) {
  * library, two malloc arenas (each costs 64 MiB of address space), UTF-8. */
 static struct env make_env(const char *dir) {
     static const char *const set[][2] = {
-        {"MALLOC_ARENA_MAX", "2"},   {"OMP_NUM_THREADS", "1"},         {"OPENBLAS_NUM_THREADS", "1"},
-        {"PYTHONUTF8", "1"},         {"PYTHONDONTWRITEBYTECODE", "1"}, {"PYTHONUNBUFFERED", "1"},
+        {"MALLOC_ARENA_MAX", "2"},           {"OMP_NUM_THREADS", "1"},
+        {"OPENBLAS_NUM_THREADS", "1"},       {"PYTHONUTF8", "1"},
+        {"PYTHONDONTWRITEBYTECODE", "1"},    {"PYTHONUNBUFFERED", "1"},
         {"TOKENIZERS_PARALLELISM", "false"},
     };
     enum { N_SET = sizeof set / sizeof set[0] };
@@ -161,8 +176,8 @@ static void limit(int what, int64_t value) {
 
 /* Between fork and exec: async-signal-safe calls only, since other threads of
  * the parent may have held any lock. */
-static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock, int err,
-                  pid_t parent) {
+static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock,
+                  int err, pid_t parent) {
     setpgid(0, 0); /* a Ctrl-C at the terminal is for the trainer, and one kill ends all below */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(126); /* it died before prctl */
@@ -254,7 +269,8 @@ void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n) {
     if (p->pid > 0) {
         const bool by_itself = wait_exit(p, grace_s);
         kill(-p->pid, SIGKILL); /* what it left behind goes as well */
-        /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and is then left to init */
+        /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and is then left to
+         * init */
         const bool gone = by_itself || wait_exit(p, 5);
         if (gone && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {
             if (WIFEXITED(status)) snprintf(how, n, "exit code %d", WEXITSTATUS(status));

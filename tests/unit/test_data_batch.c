@@ -178,7 +178,8 @@ static void concat_merges_meta(void **state) {
     a.meta = json_pack("{s:f, s:{s:[f, f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0);
     b.meta = json_pack("{s:f, s:{s:[f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 3.0, "kl", 4.0);
     assert_int_equal(batch_concat(&r, both, 2), 0);
-    json_t *want = json_pack("{s:f, s:{s:[f, f, f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0, 3.0, "kl", 4.0);
+    json_t *want = json_pack("{s:f, s:{s:[f, f, f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0,
+                             3.0, "kl", 4.0);
     assert_true(json_equal(r.meta, want));
     json_decref(want);
     batch_free(&r);
@@ -208,7 +209,8 @@ static void drain(struct data_sampler *s, int64_t *seen, int64_t batches) {
 
 static void sampler_is_a_pure_function(void **state) {
     (void)state;
-    const struct data_sampler_args a = {.n_rows = 10, .batch_size = 3, .shuffle = true, .drop_last = true, .seed = 42};
+    const struct data_sampler_args a = {
+        .n_rows = 10, .batch_size = 3, .shuffle = true, .drop_last = true, .seed = 42};
     struct data_sampler s, t;
     int64_t whole[200], part[200];
     assert_int_equal(data_sampler_init(&s, &a), 0);
@@ -244,9 +246,12 @@ static void sampler_edges(void **state) {
     struct data_sampler s;
     const int64_t *rows;
     int64_t n;
-    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 2, .batch_size = 3, .drop_last = true}), ERR_INVAL);
+    assert_int_equal(
+        data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 2, .batch_size = 3, .drop_last = true}),
+        ERR_INVAL);
     assert_non_null(strstr(err_msg(), "fewer than one batch"));
-    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 0, .batch_size = 3}), ERR_INVAL);
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 0, .batch_size = 3}),
+                     ERR_INVAL);
     assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 5, .batch_size = 3}), 0);
     assert_int_equal(data_sampler_batches(&s), 2);
     assert_int_equal(data_sampler_next(&s, &rows, &n), 1);
@@ -255,7 +260,8 @@ static void sampler_edges(void **state) {
     assert_int_equal(n, 2); /* the rest is kept */
     assert_int_equal(data_sampler_next(&s, &rows, &n), 0);
     assert_int_equal(s.epoch, 1);
-    json_t *st = json_pack("{s:i, s:i, s:i, s:s, s:b}", "epoch", 0, "index", 3, "n_rows", 6, "seed", "0", "shuffle", 0);
+    json_t *st = json_pack("{s:i, s:i, s:i, s:s, s:b}", "epoch", 0, "index", 3, "n_rows", 6, "seed", "0",
+                           "shuffle", 0);
     assert_int_equal(data_sampler_restore(&s, st, "x"), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "had 6 rows when this was saved and has 5 now"));
     json_object_set_new(st, "n_rows", json_integer(5));

@@ -57,14 +57,19 @@ static void assert_rows(const char *save) {
     json_t *rows = NULL;
     assert_int_equal(data_read_rows(&rows, path, NULL), 0);
     json_t *want = json_loads(
-        "[{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"How many? Let's think step by step"
-        " and output the final answer after \\\"####\\\".\"}], \"ability\": \"math\", \"reward_model\": {\"style\": \"rule\","
+        "[{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"How many? "
+        "Let's think step by step"
+        " and output the final answer after \\\"####\\\".\"}], \"ability\": \"math\", \"reward_model\": "
+        "{\"style\": \"rule\","
         " \"ground_truth\": \"1001\"}, \"extra_info\": {\"split\": \"train\", \"index\": 0, \"answer\":"
-        " \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\", \"question\": \"How many?\"}}]", 0, NULL);
+        " \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\", \"question\": \"How many?\"}}]",
+        0, NULL);
     assert_non_null(want);
     assert_int_equal(json_array_size(rows), 2);
     assert_true(json_equal(json_array_get(rows, 0), json_array_get(want, 0)));
-    assert_string_equal(json_string_value(json_object_get(json_object_get(json_array_get(rows, 1), "reward_model"), "ground_truth")), "-2.5");
+    assert_string_equal(json_string_value(json_object_get(
+                            json_object_get(json_array_get(rows, 1), "reward_model"), "ground_truth")),
+                        "-2.5");
     json_decref(want);
     json_decref(rows);
     free(path);
@@ -100,7 +105,8 @@ static void gsm8k_from_disk(void **state) {
     char *raw = at("raw");
     make_from(raw, "out1");
     /* a hub snapshot: Parquet shards under main/, named by refs/main */
-    char *shard = at("hub/snapshots/abc/main/train-00000-of-00001.parquet"), *t = at("hub/snapshots/abc/main/test-00000-of-00001.parquet");
+    char *shard = at("hub/snapshots/abc/main/train-00000-of-00001.parquet"),
+         *t = at("hub/snapshots/abc/main/test-00000-of-00001.parquet");
     char *from = at("raw/train.jsonl"), *from_t = at("raw/test.jsonl"), *hub = at("hub");
     json_t *rows = NULL;
     put("hub/refs/main", "abc\n");
@@ -270,7 +276,13 @@ static void arith_is_right_and_repeats(void **state) {
     (void)state;
     for (int level = 1; level <= 3; level++) {
         char *one = at("one"), *two = at("two");
-        struct data_arith_args a = {.out_dir = one, .n_train = 300, .n_test = 50, .n_sft = 200, .seed = 5, .level = level, .jsonl = true};
+        struct data_arith_args a = {.out_dir = one,
+                                    .n_train = 300,
+                                    .n_test = 50,
+                                    .n_sft = 200,
+                                    .seed = 5,
+                                    .level = level,
+                                    .jsonl = true};
         assert_int_equal(data_make_arith(&a), 0);
         a.out_dir = two;
         assert_int_equal(data_make_arith(&a), 0);
@@ -290,8 +302,10 @@ static void arith_is_right_and_repeats(void **state) {
             assert_int_equal(json_array_size(rows), counts[f]);
             json_array_foreach(rows, i, r) {
                 const json_t *extra = json_object_get(r, "extra_info");
-                const char *q = json_string_value(extra ? json_object_get(extra, "question") : json_object_get(r, "prompt"));
-                const char *ans = json_string_value(extra ? json_object_get(extra, "answer") : json_object_get(r, "response"));
+                const char *q = json_string_value(extra ? json_object_get(extra, "question")
+                                                        : json_object_get(r, "prompt"));
+                const char *ans = json_string_value(extra ? json_object_get(extra, "answer")
+                                                          : json_object_get(r, "response"));
                 assert_false(map_gets(&seen, q, NULL)); /* no question twice, across files */
                 map_set(&seen, q, strlen(q), 1);
                 assert_null(strchr(q, '$'));
@@ -305,7 +319,10 @@ static void arith_is_right_and_repeats(void **state) {
                 }
                 assert_int_equal(strncmp(line, "#### ", 5), 0);
                 assert_int_equal(atoll(line + 5), result);
-                if (extra) assert_string_equal(json_string_value(json_object_get(json_object_get(r, "reward_model"), "ground_truth")), line + 5);
+                if (extra)
+                    assert_string_equal(json_string_value(json_object_get(json_object_get(r, "reward_model"),
+                                                                          "ground_truth")),
+                                        line + 5);
             }
             json_decref(rows);
             buf_free(&b1);
@@ -318,7 +335,8 @@ static void arith_is_right_and_repeats(void **state) {
         free(two);
     }
     char *out = at("three");
-    struct data_arith_args a = {.out_dir = out, .n_train = 3, .n_test = 1, .n_sft = 1, .level = 4, .jsonl = true};
+    struct data_arith_args a = {
+        .out_dir = out, .n_train = 3, .n_test = 1, .n_sft = 1, .level = 4, .jsonl = true};
     assert_int_equal(data_make_arith(&a), ERR_INVAL);
     a.level = 1;
     a.n_train = 99998; /* one too many with the others: refused, nothing written */
@@ -355,9 +373,11 @@ static void tiny_tokenizer_files(void **state) {
     json_t *t = NULL, *m;
     size_t i;
     assert_int_equal(json_load(&t, path, 0), 0);
-    const json_t *model = json_object_get(t, "model"), *vocab = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges");
+    const json_t *model = json_object_get(t, "model"), *vocab = json_object_get(model, "vocab"),
+                 *merges = json_object_get(model, "merges");
     assert_int_equal(json_object_size(vocab), 256 + json_array_size(merges)); /* no token twice */
-    json_array_foreach(merges, i, m) { /* both halves and the result are tokens, the result's id follows the order */
+    json_array_foreach(merges, i,
+                       m) { /* both halves and the result are tokens, the result's id follows the order */
         char *text = xstrdup(json_string_value(m)), *right = strchr(text, ' ') + 1;
         right[-1] = '\0';
         char *joined = xasprintf("%s%s", text, right);
@@ -367,8 +387,9 @@ static void tiny_tokenizer_files(void **state) {
         free(joined);
         free(text);
     }
-    assert_non_null(json_object_get(vocab, "\xc4\xa0" "apples")); /* whole words of the problems */
-    assert_null(json_object_get(vocab, "12"));                     /* digits stay single */
+    assert_non_null(json_object_get(vocab, "\xc4\xa0"
+                                           "apples")); /* whole words of the problems */
+    assert_null(json_object_get(vocab, "12"));         /* digits stay single */
     json_decref(t);
     free(path);
     free(one);
