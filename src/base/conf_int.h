@@ -68,6 +68,7 @@ struct conf_override {
 };
 int conf__parse_override(struct conf_override *o, const char *text);
 void conf__override_free(struct conf_override *o);
+bool conf__is_utf8(const char *text);
 /* One value. `what` is put in front of messages. */
 int conf__parse_value(struct conf_node **out, const char *text, const char *what);
 /* "a, b, c": the arguments of a resolver, as a list. */

@@ -394,7 +394,14 @@ static int check_key(const char *key, const char *text, bool *is_group) {
     return 0;
 }
 
+bool conf__is_utf8(const char *text) {
+    json_t *s = json_string(text); /* jansson refuses what is not UTF-8 */
+    json_decref(s);
+    return s != NULL;
+}
+
 int conf__parse_override(struct conf_override *o, const char *text) {
+    if (!conf__is_utf8(text)) FAIL(ERR_INVAL, "an override is not UTF-8 text");
     *o = (struct conf_override){.op = CONF_SET};
     const char *p = text;
     if (*p == '~') {

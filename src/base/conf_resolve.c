@@ -115,6 +115,7 @@ static int call_env(struct resolver *r, const struct call *c, struct conf_node *
     (void)r;
     if (c->args[0]->kind != CONF_STR) FAIL(ERR_INVAL, "%s: oc.env takes the name of a variable", c->what);
     const char *s = getenv(c->args[0]->s);
+    if (s && !conf__is_utf8(s)) FAIL(ERR_INVAL, "%s: the variable %s is not UTF-8 text", c->what, c->args[0]->s);
     if (s) {
         *out = conf__node_str(s, strlen(s));
         (*out)->literal = true;

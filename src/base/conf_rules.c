@@ -79,7 +79,6 @@ static int check_updates(const struct conf *c, const char *section, const struct
 }
 
 static int check_actor(const struct conf *c, struct batches *b) {
-    double low, high;
     TRY(conf_i64(c, "data.train_batch_size", &b->train));
     TRY(conf_i64(c, ROLLOUT ".n", &b->n));
     TRY(conf_i64(c, ACTOR ".ppo_mini_batch_size", &b->mini));
@@ -91,14 +90,7 @@ static int check_actor(const struct conf *c, struct batches *b) {
     if (!b->dynamic)
         TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", samples,
                     "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes", b->n_gpus));
-    TRY(check_updates(c, ACTOR, b));
-    TRY(conf_f64(c, ACTOR ".clip_ratio_low", &low));
-    TRY(conf_f64(c, ACTOR ".clip_ratio_high", &high));
-    if (conf_is_set(c, ACTOR ".clip_ratio") && !conf_is_set(c, ACTOR ".clip_ratio_low") &&
-        !conf_is_set(c, ACTOR ".clip_ratio_high"))
-        log_note(ACTOR ".clip_ratio alone has no effect, as in verl: clip_ratio_low=%g and clip_ratio_high=%g rule", low,
-                 high);
-    return 0;
+    return check_updates(c, ACTOR, b);
 }
 
 /* Sampling lengths and modes. */

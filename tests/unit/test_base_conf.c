@@ -171,6 +171,7 @@ static void test_syntax(void **state) {
     REFUSED("key", "=3");
     REFUSED("cannot be part of a key", "a..b=3");
     REFUSED("does not run sweeps", "--multirun");
+    REFUSED("not UTF-8", "trainer.experiment_name=a\xff");
     REFUSED("unknown flag --cgf", "--cgf", "job");
     REFUSED("--config-name needs a value", "--config-name");
     REFUSED("job is the one", "--cfg", "hydra");
