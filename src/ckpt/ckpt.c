@@ -78,7 +78,29 @@ static int save_optim(const char *dir, const struct ckpt_part *p) {
     return rc;
 }
 
+/* ERR_NUMERIC with the tensor's name: a state that diverged must not become the newest good one. */
+static int check_finite(const struct ckpt_part *p) {
+    enum { CHUNK = 1 << 16 };
+    const struct model *m = p->model;
+    uint32_t *bits = xmalloc(CHUNK * sizeof *bits);
+    int rc = 0;
+    for (int64_t i = 0; m->master && i < m->n_params; i++) {
+        const struct model_param *w = &m->params[i];
+        for (int64_t at = 0, n = w->rows * w->cols, k; at < n; at += k) {
+            k = n - at < CHUNK ? n - at : CHUNK;
+            TRYG(dev_copy_out(m->dev, bits, m->master + w->offset + at, (size_t)k * sizeof *bits), out);
+            bool bad = false;
+            for (int64_t j = 0; j < k; j++) bad |= (bits[j] & 0x7f800000u) == 0x7f800000u; /* Inf or NaN */
+            if (bad) FAILG(out, ERR_NUMERIC, "tensor %s of the %s holds NaN or Inf", w->name, p->name);
+        }
+    }
+out:
+    free(bits);
+    return rc;
+}
+
 static int save_part(const char *tmp, const struct ckpt_part *p) {
+    TRY(check_finite(p));
     char *dir = file_join(tmp, p->name);
     int rc = file_mkdirs(dir);
     if (rc == 0) rc = model_export(p->model, dir, -1, p->tokenizer_dir, 0);
@@ -152,8 +174,24 @@ static int write_manifest(const char *tmp, int64_t step) {
     return rc;
 }
 
+/* What processes left that were killed while saving or deleting. */
+static int remove_half_written(const char *root) {
+    int rc = 0;
+    DIR *d = opendir(root);
+    if (!d) FAIL(ERR_IO, "%s: %s", root, strerror(errno));
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        const size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || n < 4 || strcmp(e->d_name + n - 4, ".tmp") != 0) continue;
+        char *path = file_join(root, e->d_name);
+        rc = file_remove_tree(path);
+        free(path);
+    }
+    closedir(d);
+    return rc;
+}
+
 static int write_all(const char *tmp, const struct ckpt_save_args *a) {
-    TRY(file_remove_tree(tmp)); /* left by a process that was killed while saving */
+    TRY(remove_half_written(a->root));
     TRY(file_mkdirs(tmp));
     for (int i = 0; i < a->n_parts; i++) TRY(save_part(tmp, &a->parts[i]));
     char *p = file_join(tmp, "trainer.json");
@@ -215,26 +253,39 @@ static int retire(const char *root, int64_t step, int64_t keep) {
     return rc;
 }
 
-static int publish(const char *root, const char *tmp, int64_t step) {
-    int rc = 0;
-    char *dir = step_dir(root, step), *old = NULL, *path = NULL;
-    if (file_exists(dir)) { /* a run repeated over an older one */
-        old = xasprintf("%s.old.tmp", dir);
-        TRYG(file_remove_tree(old), out);
-        if (rename(dir, old) < 0) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
+/* tmp takes the place of dir. Over an older checkpoint of the same step (a run that
+ * is repeated) the two change names in one operation, so that one of them is always there. */
+static int take_place(const char *tmp, const char *dir) {
+    if (!file_exists(dir)) {
+        if (rename(tmp, dir) < 0) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
+        return 0;
     }
-    if (rename(tmp, dir) < 0) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
-    TRYG(file_fsync_dir(root), out);
-    if (old) TRYG(file_remove_tree(old), out);
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)step);
-    path = file_join(root, TRACKER);
-    TRYG(file_write_atomic(path, text, strlen(text)), out);
+    if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
+    int rc = 0; /* a file system without the exchange */
+    char *old = xasprintf("%s.old.tmp", dir);
+    if (rename(dir, old) < 0) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
+    if (rename(tmp, dir) < 0) {
+        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", dir, strerror(errno));
+        (void)!rename(old, dir);
+    } else rc = file_remove_tree(old);
 out:
-    free(dir);
     free(old);
-    free(path);
     return rc;
+}
+
+static int publish(const char *root, const char *tmp, int64_t step) {
+    char text[32], *dir = step_dir(root, step);
+    int rc = take_place(tmp, dir);
+    free(dir);
+    TRY(rc);
+    TRY(file_fsync_dir(root));
+    snprintf(text, sizeof text, "%lld", (long long)step);
+    char *path = file_join(root, TRACKER);
+    rc = file_write_atomic(path, text, strlen(text));
+    free(path);
+    TRY(rc);
+    return file_remove_tree(tmp); /* the older one, after an exchange */
 }
 
 int ckpt_save(const struct ckpt_save_args *a) {
@@ -251,7 +302,8 @@ int ckpt_save(const struct ckpt_save_args *a) {
     }
     free(tmp);
     TRY(rc);
-    return retire(a->root, a->step, a->keep);
+    if (retire(a->root, a->step, a->keep) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
+    return 0;
 }
 
 /* ---- reading ---- */
@@ -294,12 +346,31 @@ int ckpt_verify(const char *dir) {
     return rc;
 }
 
+/* The step that was saved last, -1 where the file says nothing usable. */
+static int64_t read_tracker(const char *root) {
+    struct buf text = {0};
+    char *path = file_join(root, TRACKER), *end = NULL;
+    long long v = -1;
+    if (file_exists(path) && file_read(&text, path, 64) == 0 && text.n > 0) {
+        v = strtoll(text.p, &end, 10);
+        if (end == text.p || v < 0) v = -1;
+    }
+    buf_free(&text);
+    free(path);
+    return v;
+}
+
 int ckpt_find(const char *root, int64_t *step, char **dir) {
-    int64_t *steps, n;
+    int64_t *steps, n, at = 0;
     *step = -1;
     *dir = NULL;
     TRY(list_steps(root, &steps, &n));
-    for (int64_t i = n; i-- > 0 && *step < 0;) {
+    /* The one saved last comes first: a higher number may be left of an earlier run
+     * that this one started over. Those come after all others. */
+    const int64_t last = read_tracker(root);
+    while (at < n && (last < 0 || steps[at] <= last)) at++;
+    for (int64_t k = 0; k < n && *step < 0; k++) {
+        const int64_t i = k < at ? at - 1 - k : n - 1 - (k - at);
         char *d = step_dir(root, steps[i]);
         if (ckpt_verify(d) == 0) {
             *step = steps[i];

@@ -35,11 +35,12 @@ struct ckpt_save_args {
     const char *config_yaml;
     int64_t keep;              /* newest checkpoints kept on disk after this one; <= 0: all */
 };
-/* ERR_IO (disk full, not writable): nothing half-written remains, older ones untouched. */
+/* ERR_IO (disk full, not writable), ERR_NUMERIC (a weight is not finite; named): nothing
+ * half-written remains, older ones untouched. Also removes what a killed save left. */
 int ckpt_save(const struct ckpt_save_args *a);
 
-/* The newest complete checkpoint under root: *step = -1 when there is none. A
- * torn or altered one is named in a warning and the one before it taken. */
+/* The complete checkpoint that was saved last under root: *step = -1 when there is
+ * none. A torn or altered one is named in a warning and the one before it taken. */
 int ckpt_find(const char *root, int64_t *step, char **dir);
 /* Verifies dir against its manifest; ERR_FORMAT names the file. */
 int ckpt_verify(const char *dir);

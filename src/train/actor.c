@@ -251,7 +251,7 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
         at += m.n_targets;
         if (!all_finite(a->dlogp, m.n_targets) || (s->entropy_grad && !all_finite(a->dentropy, m.n_targets))) {
             r->optim.grad_norm = NAN;
-            snprintf(r->optim.bad_tensor, sizeof r->optim.bad_tensor, "d loss / d log-prob");
+            snprintf(r->optim.bad_tensor, sizeof r->optim.bad_tensor, "the loss (d loss / d log-prob)");
             return 0;
         }
         TRY(model_backward(a->model, &b, a->acts, &l, a->dlogp, s->entropy_grad ? a->dentropy : NULL, a->grads));

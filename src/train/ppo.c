@@ -88,12 +88,13 @@ out:
 
 /* ---- checkpoints ---- */
 
-static int save(struct ppo *p, int64_t step) {
+/* keep: how many checkpoints stay on disk, <= 0: all. */
+static int save(struct ppo *p, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
     json_t *trainer = json_pack("{s:I, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "data", p->cursor, "kl_ctrl",
                                 p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps);
     const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
-                                     .trainer = trainer, .config_yaml = p->config_yaml, .keep = p->k.keep_ckpts};
+                                     .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep};
     stage_begin(p->stages, "save_checkpoint");
     int rc = track_flush(p->track);
     if (rc < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
@@ -116,6 +117,7 @@ static int resume_from(struct ppo *p, const char *dir, int64_t step) {
     TRYG(data_sampler_restore(&p->sampler, json_object_get(t, "data"), dir), out);
     p->bad_steps = bad;
     p->step = p->saved_step = step;
+    p->optim_done = actor_optim(p->actor)->step;
     log_info("resumed from %s", dir);
 out:
     json_decref(t);
@@ -202,7 +204,6 @@ static int open_track(struct ppo *p, int64_t resume_step) {
     const struct track_args a = {.loggers = p->k.loggers, .n_loggers = p->k.n_loggers, .project = p->k.project,
                                  .experiment = p->k.experiment, .run_dir = p->k.default_local_dir, .config = config,
                                  .total_steps = p->total_steps, .resume_step = resume_step, .title = p->k.adv_estimator};
-    TRY(file_mkdirs(p->k.default_local_dir));
     TRY(track_open(&p->track, &a));
     track_headline(p->track, "critic/rewards/mean", "reward");
     track_headline(p->track, "actor/kl_loss", "kl");
@@ -219,6 +220,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     TRY(ppo_config_read(&p->k, c));
     TRY(conf_yaml(c, &text));
     p->config_yaml = buf_take(&text);
+    TRY(train_run_dir(p->k.default_local_dir));
     TRY(open_device(p));
     log_info("device: %s", p->dev.describe);
     TRY(stages_create(&p->stages, p->k.deadline_s));
@@ -276,16 +278,50 @@ static int validate_and_log(struct ppo *p) {
     return 0;
 }
 
+/* After a whole step: cursor, validation, checkpoint, record. A signal in the
+ * validation ends it; the step itself is done and is saved. */
 static int finish_step(struct ppo *p) {
-    const bool last = p->step == p->total_steps, stop = stage_stop_signal() != 0;
+    const bool last = p->step == p->total_steps;
     json_decref(p->cursor);
     p->cursor = data_sampler_state(&p->sampler);
-    if (p->val_data && p->k.test_freq > 0 && !stop && (last || p->step % p->k.test_freq == 0)) TRY(ppo_validate(p));
-    if (stop || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step));
+    p->optim_done = actor_optim(p->actor)->step;
+    if (p->val_data && p->k.test_freq > 0 && !stage_stop_signal() && (last || p->step % p->k.test_freq == 0)) {
+        const int rc = ppo_validate(p);
+        if (rc < 0 && rc != ERR_SIGNAL) return rc;
+    }
+    const int stop = stage_stop_signal(); /* read once: it may come at any moment */
+    if (stop || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step, p->k.keep_ckpts));
     stages_metrics(p->stages, &p->metrics);
     track_log(p->track, p->step, &p->metrics);
-    if (stop) FAIL(ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
     return 0;
+}
+
+/* Adds to the error where the run can go on from, after saving the last whole step
+ * where it is not on disk yet. Not saved: weights of a step that was half made,
+ * and weights that give no finite log-prob. After a numerical stop nothing is
+ * retired, since an older checkpoint may be the one to return to. */
+static int end_early(struct ppo *p, int rc) {
+    char *why = xstrdup(err_msg());
+    const bool whole = actor_optim(p->actor)->step == p->optim_done,
+               diverged = rc == ERR_NUMERIC && p->bad_steps < p->k.max_bad_steps;
+    if (p->step > 0 && p->saved_step != p->step && whole && !diverged && rc != ERR_IO &&
+        save(p, p->step, rc == ERR_NUMERIC ? 0 : p->k.keep_ckpts) < 0)
+        log_warn("%s", err_msg());
+    if (p->saved_step > 0)
+        err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
+                why, (long long)p->saved_step, p->k.default_local_dir);
+    else err_set(rc, __FILE__, __LINE__, "%s; no step was done, so there is no state to save", why);
+    free(why);
+    return rc;
+}
+
+static int one_step(struct ppo *p) {
+    p->step++;
+    const int rc = ppo_step(p);
+    if (rc == 0) return finish_step(p);
+    p->step--; /* made again after a resume, from the cursor of the step before */
+    return rc;
 }
 
 static int run(struct ppo *p) {
@@ -295,20 +331,8 @@ static int run(struct ppo *p) {
         log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
                  (long long)p->step, (long long)p->total_steps);
     while (p->step < p->total_steps) {
-        p->step++;
-        const int rc = ppo_step(p);
-        if (rc == 0) {
-            TRY(finish_step(p));
-            continue;
-        }
-        p->step--; /* its rollout is made again, from the cursor of the step before */
-        if (rc != ERR_SIGNAL && rc != ERR_NUMERIC) return rc;
-        char *why = xstrdup(err_msg());
-        if (p->step > 0 && p->saved_step != p->step && save(p, p->step) < 0) log_error("%s", err_msg());
-        const int again = err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s", why, (long long)p->saved_step,
-                                  p->k.default_local_dir);
-        free(why);
-        return again;
+        const int rc = one_step(p);
+        if (rc < 0) return end_early(p, rc);
     }
     return 0;
 }

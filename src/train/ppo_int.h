@@ -114,6 +114,7 @@ struct ppo {
     struct algo_kl_ctrl kl_ctrl;
     struct metrics metrics;                /* of the step being made */
     int64_t step, total_steps, bad_steps, saved_step;
+    int64_t optim_done;                    /* optimizer steps at the end of the last whole step */
     char *config_yaml;
     json_t *cursor;                        /* data cursor at the end of the last complete step */
 };

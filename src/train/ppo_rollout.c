@@ -128,11 +128,11 @@ static int run_engine(struct gen *g, struct roll_engine *e) {
             shown = now;
         }
         if (!more) break;
-        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
     while (reward_pending(g->p->reward) > 0) {
         TRY(take_scores(g, 0.5));
-        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
     return 0;
 }

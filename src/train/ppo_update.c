@@ -62,7 +62,7 @@ static int logp_column(struct ppo *p, struct batch *b, struct actor *a, struct a
         lo = hi;
         stage_beat(p->stages);
         track_progress(p->track, p->step, name, lo, b->n_rows, 0);
-        if (stage_stop_signal()) FAILG(out, ERR_SIGNAL, "stopped by signal %d", stage_stop_signal());
+        if (stage_stop_signal()) FAILG(out, ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
     TRYG(add_f64(b, name, responses, &col), out);
     for (int64_t t = 0; t < n; t++) {
@@ -206,14 +206,58 @@ static int update_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1
     return 0;
 }
 
-/* A batch whose gradient is not finite, for a replay. */
-static void save_bad_batch(struct ppo *p, const struct batch *b, const char *tensor) {
-    char *dir = xasprintf("%s/bad_batches", p->k.default_local_dir);
-    if (file_mkdirs(dir) < 0 || ppo_dump(p, b, dir, false) < 0)
-        log_warn("the batch of step %lld could not be saved: %s", (long long)p->step, err_msg());
-    else log_warn("step %lld: %s is not finite; nothing was changed; the batch is in %s/%lld.jsonl", (long long)p->step,
-                  tensor, dir, (long long)p->step);
+static json_t *numbers(const double *x, int64_t n) { /* NaN and Inf as null */
+    json_t *a = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(a, isfinite(x[i]) ? json_real(x[i]) : json_null());
+    return a;
+}
+static json_t *ids_json(const struct batch_col *c, int64_t row) {
+    json_t *a = json_array();
+    for (int64_t t = c->off[row]; t < c->off[row + 1]; t++) json_array_append_new(a, json_integer(c->i32[t]));
+    return a;
+}
+
+/* A mini-batch whose gradient is not finite, with all that its update read: one line a sample. */
+static int dump_bad_batch(const struct ppo *p, const struct batch *b, const char *path) {
+    static const char *const per_token[] = {"old_log_probs", "ref_log_prob", "advantages"};
+    const struct batch_col *prompts = batch_find(b, "prompts"), *responses = batch_find(b, "responses"),
+                           *score = batch_find(b, "score"), *uid = batch_find(b, "uid");
+    struct buf out = {0};
+    int rc = 0;
+    for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
+        json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o}", "step", (json_int_t)p->step, "uid", (json_int_t)uid->i64[i], "prompt_ids",
+                              ids_json(prompts, i), "response_ids", ids_json(responses, i), "score",
+                              isfinite(score->f64[i]) ? json_real(score->f64[i]) : json_null());
+        for (int k = 0; k < 3; k++) {
+            const struct batch_col *c = batch_find(b, per_token[k]);
+            if (c) json_object_set_new(o, per_token[k], numbers(c->f64 + c->off[i], batch_len(c, i)));
+        }
+        rc = json_dump_line(&out, o);
+        json_decref(o);
+        if (rc == 0) rc = buf_addc(&out, '\n');
+    }
+    if (rc == 0) rc = file_write_atomic(path, out.p ? out.p : "", out.n);
+    buf_free(&out);
+    return rc;
+}
+
+static void save_bad_batch(const struct ppo *p, const struct batch *b, const char *what) {
+    char *dir = xasprintf("%s/bad_batches", p->k.default_local_dir), *path = xasprintf("%s/%lld.jsonl", dir, (long long)p->step);
+    int rc = file_mkdirs(dir);
+    if (rc == 0) rc = dump_bad_batch(p, b, path);
+    if (rc < 0) log_warn("step %lld: %s is not finite; nothing was changed; its batch could not be saved: %s", (long long)p->step,
+                         what, err_msg());
+    else log_warn("step %lld: %s is not finite; nothing was changed; its batch is in %s", (long long)p->step, what, path);
+    free(path);
     free(dir);
+}
+
+/* What was not finite, for a message. */
+static const char *bad_name(const struct optim_result *r, char text[128]) {
+    if (!r->bad_tensor[0]) return "the gradient norm";
+    if (strchr(r->bad_tensor, ' ')) return r->bad_tensor; /* the loss: not a tensor of the model */
+    snprintf(text, 128, "the gradient of %s", r->bad_tensor);
+    return text;
 }
 
 /* One optimizer step over the rows of mini. */
@@ -275,12 +319,14 @@ int ppo_update(struct ppo *p, struct batch *b) {
             TRYG(batch_select(&mini, b, order + lo, n), out);
             rc = update_mini(p, &mini, &u, lr, &r);
             if (rc == 0 && !isfinite(r.optim.grad_norm)) {
-                save_bad_batch(p, &mini, r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm");
+                char text[128];
+                const char *what = bad_name(&r.optim, text);
+                save_bad_batch(p, &mini, what);
                 bad = true;
                 if (++p->bad_steps >= p->k.max_bad_steps)
                     rc = err_set(ERR_NUMERIC, __FILE__, __LINE__,
-                                 "step %lld: %s is not finite, %lld times in a row (trainer.max_bad_steps); stopped with the "
-                                 "last good state", (long long)p->step, r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm",
+                                 "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in "
+                                 "bad_batches/; lower the learning rate, or look at the rewards", (long long)p->step, what,
                                  (long long)p->bad_steps);
             } else if (rc == 0) {
                 norm_sum += r.optim.grad_norm;

@@ -207,6 +207,31 @@ static int64_t fill_seqs(const struct sft_dataset *d, const int64_t *rows, int64
     return targets;
 }
 
+/* A batch whose gradient is not finite: ids and targets, one line a sample. */
+static int save_bad_batch(const struct sft *s, const int64_t *rows, int64_t n) {
+    char *dir = xasprintf("%s/bad_batches", s->k.default_local_dir), *path = xasprintf("%s/%lld.jsonl", dir, (long long)s->step);
+    struct buf out = {0};
+    int rc = file_mkdirs(dir);
+    for (int64_t i = 0; i < n && rc == 0; i++) {
+        const struct sft_sample *x = &s->train->samples[rows[i]];
+        json_t *ids = json_array(), *mask = json_array();
+        for (int64_t t = 0; t < x->n; t++) {
+            json_array_append_new(ids, json_integer(x->ids[t]));
+            json_array_append_new(mask, json_integer(x->loss_mask[t]));
+        }
+        json_t *o = json_pack("{s:I, s:I, s:o, s:o}", "step", (json_int_t)s->step, "row", (json_int_t)rows[i], "ids", ids,
+                              "loss_mask", mask);
+        rc = json_dump_line(&out, o);
+        json_decref(o);
+        if (rc == 0) rc = buf_addc(&out, '\n');
+    }
+    if (rc == 0) rc = file_write_atomic(path, out.p ? out.p : "", out.n);
+    buf_free(&out);
+    free(path);
+    free(dir);
+    return rc;
+}
+
 static int sft_step(struct sft *s) {
     const int64_t *rows;
     int64_t n;
@@ -238,8 +263,9 @@ static int sft_step(struct sft *s) {
         s->bad_steps = 0;
         return 0;
     }
-    log_warn("step %lld: %s is not finite; nothing was changed", (long long)s->step,
-             r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm");
+    log_warn("step %lld: %s is not finite; nothing was changed; its batch is in bad_batches/%lld.jsonl", (long long)s->step,
+             r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm", (long long)s->step);
+    TRY(save_bad_batch(s, rows, n));
     if (++s->bad_steps >= s->k.max_bad_steps)
         FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld times in a row (trainer.max_bad_steps)", (long long)s->step,
              r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm", (long long)s->bad_steps);
@@ -270,12 +296,13 @@ static int validate(struct sft *s) {
 
 /* ---- checkpoints ---- */
 
-static int save(struct sft *s, int64_t step) {
+/* keep: how many checkpoints stay on disk, <= 0: all. */
+static int save(struct sft *s, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.model_dir};
     json_t *trainer = json_pack("{s:I, s:O, s:I, s:I}", "global_step", (json_int_t)step, "data", s->cursor, "total_tokens",
                                 (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps);
     const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
-                                     .trainer = trainer, .config_yaml = s->config_yaml, .keep = s->k.keep_ckpts};
+                                     .trainer = trainer, .config_yaml = s->config_yaml, .keep = keep};
     stage_begin(s->stages, "save_checkpoint");
     if (track_flush(s->track) < 0) log_warn("tracking: %s", err_msg());
     const int rc = ckpt_save(&a);
@@ -350,7 +377,6 @@ static int open_track(struct sft *s, const struct conf *c, int64_t resume_step) 
     const struct track_args a = {.loggers = s->k.loggers, .n_loggers = s->k.n_loggers, .project = s->k.project,
                                  .experiment = s->k.experiment, .run_dir = s->k.default_local_dir, .config = config,
                                  .total_steps = s->total_steps, .resume_step = resume_step, .title = "sft"};
-    TRY(file_mkdirs(s->k.default_local_dir));
     TRY(track_open(&s->track, &a));
     track_headline(s->track, "train/loss", "loss");
     track_headline(s->track, "perf/throughput", "tok/s");
@@ -365,6 +391,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(config_read(&s->k, c));
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
+    TRY(train_run_dir(s->k.default_local_dir));
     if (s->k.device && strcmp(s->k.device, "ref") == 0) TRY(dev_open_ref(&s->dev));
     else TRY(dev_open_cpu(&s->dev, (int)s->k.threads, NULL));
     log_info("device: %s", s->dev.describe);
@@ -414,29 +441,41 @@ static bool due(const struct sft *s, int64_t freq) {
     return freq > 0 && (s->step % freq == 0 || s->step == s->total_steps);
 }
 
+static int finish_step(struct sft *s) {
+    json_decref(s->cursor);
+    s->cursor = data_sampler_state(&s->sampler);
+    if (s->val && !stage_stop_signal() && due(s, s->k.test_freq)) TRY(validate(s));
+    const int stop = stage_stop_signal(); /* read once: it may come at any moment */
+    if (stop || due(s, s->k.save_freq)) TRY(save(s, s->step, s->k.keep_ckpts));
+    stages_metrics(s->stages, &s->metrics);
+    track_log(s->track, s->step, &s->metrics);
+    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
+    return 0;
+}
+
+/* Adds to the error where the run can go on from. After a numerical stop the last
+ * whole step is saved and nothing is retired. */
+static int end_early(struct sft *s, int rc) {
+    char *why = xstrdup(err_msg());
+    if (rc == ERR_NUMERIC && s->step > 0 && s->saved_step != s->step && save(s, s->step, 0) < 0) log_warn("%s", err_msg());
+    if (s->saved_step > 0)
+        err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
+                why, (long long)s->saved_step, s->k.default_local_dir);
+    else err_set(rc, __FILE__, __LINE__, "%s; no step was saved", why);
+    free(why);
+    return rc;
+}
+
 static int run(struct sft *s) {
+    if (s->step >= s->total_steps)
+        log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
+                 (long long)s->step, (long long)s->total_steps);
     while (s->step < s->total_steps) {
         s->step++;
-        const int rc = sft_step(s);
-        if (rc == ERR_NUMERIC) {
-            char *why = xstrdup(err_msg());
-            s->step--;
-            if (s->step > 0 && s->saved_step != s->step && save(s, s->step) < 0) log_error("%s", err_msg());
-            const int again = err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s", why,
-                                      (long long)s->saved_step, s->k.default_local_dir);
-            free(why);
-            return again;
-        }
-        TRY(rc);
-        json_decref(s->cursor);
-        s->cursor = data_sampler_state(&s->sampler);
-        const bool stop = stage_stop_signal() != 0;
-        if (s->val && !stop && due(s, s->k.test_freq)) TRY(validate(s));
-        if (stop || due(s, s->k.save_freq)) TRY(save(s, s->step));
-        stages_metrics(s->stages, &s->metrics);
-        track_log(s->track, s->step, &s->metrics);
-        if (stop) FAIL(ERR_SIGNAL, "stopped by signal %d; the state of step %lld is in %s", stage_stop_signal(),
-                       (long long)s->step, s->k.default_local_dir);
+        int rc = sft_step(s);
+        if (rc < 0) s->step--;
+        else rc = finish_step(s);
+        if (rc < 0) return end_early(s, rc);
     }
     return 0;
 }

@@ -48,6 +48,8 @@ static void on_signal(int sig) {
 
 int stage_stop_signal(void) { return stop_signal; }
 
+const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : "SIGTERM"; }
+
 static void *watch(void *v) {
     struct stages *s = v;
     pthread_mutex_lock(&s->lock);

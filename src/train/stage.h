@@ -26,5 +26,6 @@ double stage_seconds(const struct stages *s, const char *name);
 /* timing_s/NAME of everything since the last call, and resets. */
 void stages_metrics(struct stages *s, struct metrics *m);
 int stage_stop_signal(void);                  /* 0, or the signal that asked for a stop */
+const char *stage_signal_name(int sig);       /* "SIGINT", "SIGTERM" */
 
 #endif

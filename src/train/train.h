@@ -21,4 +21,8 @@ int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits);
  * (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface). ERR_INPUT says how to get it. Caller frees. */
 int train_model_dir(const char *path, char **dir);
 
+/* Makes trainer.default_local_dir and tries that a file can be written there, before
+ * anything is loaded. ERR_IO. */
+int train_run_dir(const char *dir);
+
 #endif

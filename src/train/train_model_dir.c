@@ -1,5 +1,6 @@
-/* train_model_dir.c - where a model path leads: a directory, or a snapshot in the
- * local hub cache. Downloads nothing. */
+/* train_model_dir.c - the two directories of a run: where a model path leads (a
+ * directory, or a snapshot in the local hub cache; nothing is downloaded), and the
+ * one that the run writes to. */
 #include "train/train.h"
 
 #include "base/err.h"
@@ -55,4 +56,14 @@ int train_model_dir(const char *path, char **dir) {
         FAIL(ERR_INPUT, "model %s: no such directory, and no snapshot in the local hub cache; fetch it with "
              "'hf download %s', or make a random one with 'verlc model init --arch ... --out DIR'", path, path);
     FAIL(ERR_INPUT, "model %s: no such directory", path);
+}
+
+int train_run_dir(const char *dir) {
+    int rc = file_mkdirs(dir);
+    char *probe = file_join(dir, ".write_test");
+    if (rc == 0) rc = file_write_atomic(probe, "", 0);
+    if (rc == 0) rc = file_remove_tree(probe);
+    free(probe);
+    if (rc < 0) return err_wrap(rc, "trainer.default_local_dir=%s cannot be written", dir);
+    return 0;
 }
