@@ -61,8 +61,10 @@ enum { /* sets of dtypes */
 };
 #define ANY (-1) /* a dimension that may be anything */
 
+/* The set with one dtype: "the same act as x" is set_of(x.dt). */
 static unsigned set_of(enum dtype dt) { return 1u << dt; }
 
+/* "4, any, 64" for messages. */
 static const char *shape_text(char out[128], int nd, const int64_t *dim) {
     size_t n = 0;
     out[0] = '\0';
@@ -73,6 +75,8 @@ static const char *shape_text(char out[128], int nd, const int64_t *dim) {
     return out;
 }
 
+/* Tensor `arg` of `op` must have one of these dtypes, exactly this shape, and data unless it has no
+ * element. Every check of a tensor ends here; the message shows both shapes. */
 static int want(const char *op, const char *arg, struct tensor t, unsigned dts, int nd,
                 const int64_t *dim) {
     char have[128], need[128], types[64] = "";
@@ -98,6 +102,7 @@ static int want2(const char *op, const char *arg, struct tensor t, unsigned dts,
 static int want_like(const char *op, const char *arg, struct tensor t, unsigned dts, struct tensor like) {
     return want(op, arg, t, dts, like.nd, like.dim);
 }
+/* n, k: the shape that the op needs, ANY where it is free. */
 static int want_weight(const char *op, struct weight w, unsigned dts, int64_t n, int64_t k) {
     if ((dts & ACT & set_of(w.dt)) == 0 || w.n <= 0 || w.k <= 0 || (n != ANY && w.n != n) ||
         (k != ANY && w.k != k))
@@ -111,6 +116,7 @@ static int want_pages(const char *op, const char *arg, struct tensor t, unsigned
                       int64_t head_dim) {
     return want(op, arg, t, dts, 4, (const int64_t[]){ANY, n_kv_heads, ANY, head_dim});
 }
+/* Query heads share key heads in equal groups; RoPE turns pairs, so a head has an even size. */
 static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_dim) {
     if (n_q <= 0 || n_kv <= 0 || n_q % n_kv != 0 || head_dim <= 0 || head_dim % 2 != 0)
         FAIL(ERR_INVAL, "dev op %s: %lld query heads, %lld key heads of %lld do not fit each other", op,
@@ -118,6 +124,7 @@ static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_di
     return 0;
 }
 
+/* After the checks, so that a bad call is refused on every backend alike. */
 #define HAVE(op)                                                                          \
     do {                                                                                  \
         if (d->ops->op == NULL)                                                           \
@@ -131,6 +138,8 @@ void dev_close(struct dev *d) {
     *d = (struct dev){0};
 }
 
+/* A request beyond the machine's memory is refused here: the system would grant it and kill the
+ * process later. */
 int dev_alloc(struct dev *d, size_t bytes, void **out) {
     const double gib = 1024.0 * 1024.0 * 1024.0;
     if (bytes == 0) {
@@ -268,6 +277,7 @@ int dev_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     return a->qkv.dim[0] ? d->ops->qkv_fwd(d, a) : 0;
 }
 
+/* What attn_fwd and attn_bwd have in common. */
 static int check_attn(const char *op, const struct attn_args *a) {
     const struct attn_seqs *s = &a->seqs;
     TRY(want_heads(op, a->n_q_heads, a->n_kv_heads, a->head_dim));
@@ -304,6 +314,7 @@ int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
     return tensor_count(y) ? d->ops->swiglu_fwd(d, y, gate_up) : 0;
 }
 
+/* What lmhead_fwd and lmhead_bwd have in common. */
 static int check_lmhead(const char *op, const struct lmhead_args *a) {
     TRY(want2(op, "x", a->x, ACT, ANY, ANY));
     const int64_t n = a->x.dim[0];
@@ -330,6 +341,7 @@ int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight 
     return x.dim[0] ? d->ops->logits(d, out, x, w) : 0;
 }
 
+/* Comparisons are written so that NaN fails. */
 static bool sample_param_ok(const struct sample_param *p) {
     return (p->greedy || (p->inv_temp > 0 && isfinite(p->inv_temp))) && p->top_p > 0 && p->top_p <= 1 &&
            p->min_p >= 0 && p->min_p <= 1 && p->repetition_penalty > 0 &&
@@ -457,7 +469,7 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
 
 int dev_sumsq(struct dev *d, struct tensor out, struct tensor x) {
     TRY(want1("sumsq", "out", out, F64, 1));
-    TRY(want_like("sumsq", "x", x, F32, x));
+    TRY(want_like("sumsq", "x", x, F32, x)); /* any shape */
     HAVE(sumsq);
     return tensor_count(x) ? d->ops->sumsq(d, out, x) : dev_zero(d, out.data, sizeof(double));
 }
