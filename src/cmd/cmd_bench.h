@@ -5,7 +5,11 @@
 #include "dev/dev.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
-#define BENCH_MAP(X) X(gemm, "matrix products of the CPU backend, against memory's read rate")
+#define BENCH_MAP(X)                                                                    \
+    X(gemm, "matrix products of the CPU backend, against memory's read rate")           \
+    X(train, "forward and backward of a model, tokens per second")                      \
+    X(logprob, "log-probs of a model, tokens per second")                               \
+    X(generate, "sampling from a model, tokens per second")
 
 #define X(name, help) int bench_##name(int argc, char **argv);
 BENCH_MAP(X)
