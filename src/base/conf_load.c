@@ -273,7 +273,9 @@ static int apply(struct loader *l, struct conf_override *o, const char *text) {
     if (o->op == CONF_DEL) return delete_key(l, o, text);
     const struct conf_node *old = conf__node_at(c->raw, o->key);
     if (o->op == CONF_SET) TRY(check_exists(l, o->key, o->value, text));
-    if (o->op == CONF_ADD && old && old->kind != CONF_NULL && o->value->kind != CONF_DICT && o->value->kind != CONF_LIST)
+    /* absent before verl 0.9.1, so command lines of that time add it */
+    const bool was_absent = strncmp(o->key, "algorithm.filter_groups.", 24) == 0;
+    if (o->op == CONF_ADD && !was_absent && old && old->kind != CONF_NULL && o->value->kind != CONF_DICT && o->value->kind != CONF_LIST)
         FAIL(ERR_INVAL, "%s: the key exists already; use %s to change it, or ++ to set it either way", text, text + 1);
     mark_set(c, o->key, o->value, "command line", false);
     struct conf_node *v = o->value;
@@ -294,15 +296,16 @@ static int apply_all(struct loader *l) {
 
 /* ---- resolution and checks ---- */
 
-/* Older names hand their value to the key that took their place, unless the user set that one. */
-static int forward(struct conf *c, struct conf_node *raw) {
+/* Older names hand their value (from `resolved`) to the key that took their place
+ * in raw, unless the user set that one. */
+static int forward(struct conf *c, const struct conf_node *resolved, struct conf_node *raw) {
     for (int64_t k = 0; k < c->table.n; k++) {
         const struct conf_key *row = c->table.rows[k];
-        const struct conf_node *v = row->status == CONF_MOVED ? conf__node_at(raw, row->path) : NULL;
+        const struct conf_node *v = row->status == CONF_MOVED ? conf__node_at(resolved, row->path) : NULL;
         if (!v || v->kind == CONF_NULL) continue;
         const bool set = map_gets(&c->set, row->path, NULL) || v->kind == CONF_DICT;
         if (map_gets(&c->set, row->text, NULL)) {
-            const struct conf_node *w = conf__node_at(raw, row->text);
+            const struct conf_node *w = conf__node_at(resolved, row->text);
             if (set && w && !conf__node_equal(v, w))
                 FAIL(ERR_INVAL, "%s and %s are the same setting (the first is the older name) and differ; set one",
                      row->path, row->text);
@@ -329,7 +332,7 @@ static int check_types(const struct conf *c, const struct conf_node *tree) {
         if (!v || conf__node_missing(v) || conf__type_ok(row->type, v)) continue;
         if (tree == c->tree || v->kind != CONF_STR || !strstr(v->s, "${")) return wrong_type(c, row, v);
     }
-    for (int64_t k = 0; k < c->set.n; k++) { /* a group that became a value */
+    for (int64_t k = 0; k < c->set.n && tree == c->tree; k++) { /* a group that became a value */
         const char *path = c->set.entries[k].key;
         const struct conf_node *v = conf__node_at(tree, path);
         if (v && v->kind != CONF_DICT && v->kind != CONF_NULL && !conf__table_row(&c->table, path) &&
@@ -341,9 +344,11 @@ static int check_types(const struct conf *c, const struct conf_node *tree) {
 
 static int finish(struct conf *c) {
     TRY(check_types(c, c->raw)); /* first what was written, so that the message names that key */
-    struct conf_node *raw = conf__node_copy(c->raw);
-    int rc = forward(c, raw);
+    struct conf_node *raw = conf__node_copy(c->raw), *resolved = NULL;
+    int rc = conf__resolve(&resolved, c->raw);
+    if (rc == 0) rc = forward(c, resolved, raw);
     if (rc == 0) rc = conf__resolve(&c->tree, raw);
+    conf__node_free(resolved);
     conf__node_free(raw);
     TRY(rc);
     TRY(check_types(c, c->tree));

@@ -318,6 +318,13 @@ static void test_older_names(void **state) {
     assert_true(b);
     assert_int_equal(conf_i64(c, "reward.custom_reward_function.reward_kwargs.a", &i), 0);
     conf_free(c);
+    assert_int_equal(LOAD(&c, "reward_manager.name=${oc.select:reward_model.reward_manager,naive}", "+reward_manager.module.path=${.file}",
+                          "+reward_manager.module.file=f.py", "+algorithm.filter_groups.enable=false"), 0);
+    assert_int_equal(conf_str(c, "reward.reward_manager.name", &s), 0);
+    assert_string_equal(s, "naive"); /* a null hands on nothing */
+    assert_int_equal(conf_str(c, "reward.reward_manager.module.path", &s), 0);
+    assert_string_equal(s, "f.py"); /* relative to where it was written */
+    conf_free(c);
     REFUSED("same setting", "custom_reward_function.path=/x.py", "reward.custom_reward_function.path=/y.py");
     assert_int_equal(load_n(&c, "sft_trainer", (const char *const[]){"model.partial_pretrain=/m", NULL}), 0);
     assert_int_equal(conf_str(c, "model.path", &s), 0);
