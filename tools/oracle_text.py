@@ -3,12 +3,14 @@
 
   oracle_text.py tables   rewrite src/text/text_tables.h (needs unicodedata2, a
                           recent one; and a Python whose unicodedata is 14.0.0)
-  oracle_text.py fixtures rewrite tests/fixtures/text
+  oracle_text.py fixtures [--data DIR]
+                          rewrite tests/fixtures/text
   oracle_text.py compare --verlc PROGRAM --data DIR [--lines N] [--only NAME]
                           encode and decode GSM8K and N hostile lines with every
                           tokenizer under DIR/tokenizers; differences end in exit 1
 
-Everything is seeded: the same packages write the same files.
+Everything is seeded: the same packages write the same files.  The small models of
+the fixtures are trained once; delete models.jsonl to train them again.
 """
 import argparse
 import json
@@ -260,14 +262,371 @@ def compare(args):
                 with lzma.open(os.path.join(source, packed)) as f, open(os.path.join(folder, packed[:-3]), "wb") as out:
                     out.write(f.read())
             differ += compare_one(args.verlc, name, folder, texts, 7)
+            differ += compare_chat(args.verlc, name, folder)
     sys.exit(1 if differ else 0)
 
+
+# ---- fixtures ----------------------------------------------------------------
+
+QWEN = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+        "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+NEMO = ("[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| "
+        "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+CODER = ["[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[\\u4e00-\\u9fa5\u3040-\u30ff]+", "\\s+$"]
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GPT2 = dict(BYTES, use_regex=True)
+
+
+def training_text():
+    r = random.Random(5)
+    names = "Anna Bob Chidi Dana Émile Farid Gül Hana Ivan 李雷 मीरा".split()
+    for _ in range(400):
+        a, b = r.randrange(2, 99), r.randrange(2, 99)
+        yield (f"{r.choice(names)} has {a} apples and buys {b} more. How many apples are there now?\n"
+               f"There are {a} + {b} = <<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}")
+    yield "    if (x == 1) {\n        return y;  // 你好，世界\n    }\n" * 20
+
+
+def split(pattern, behavior="Isolated", invert=False, kind="Regex"):
+    return {"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": invert}
+
+
+def sequence(*parts, key="pretokenizers"):
+    return {"type": "Sequence", key: list(parts)}
+
+
+def norms(*parts):
+    return sequence(*parts, key="normalizers")
+
+
+def replace(a, b, kind="String"):
+    return {"type": "Replace", "pattern": {kind: a}, "content": b}
+
+
+def metaspace(scheme, cut=True):
+    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": cut}
+
+
+def template(before, after=()):
+    pieces = [{"SpecialToken": {"id": t, "type_id": 0}} for t in before] + [{"Sequence": {"id": "A", "type_id": 0}}] + \
+             [{"SpecialToken": {"id": t, "type_id": 0}} for t in after]
+    return {"type": "TemplateProcessing", "single": pieces, "pair": pieces + [{"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {t: {"id": t, "ids": [{"<s>": 1, "</s>": 2}[t]], "tokens": [t]} for t in (*before, *after)}}
+
+
+def added(content, **flags):
+    base = dict(id=0, content=content, single_word=False, lstrip=False, rstrip=False, normalized=False, special=False)
+    return dict(base, **flags)
+
+
+def small_models():
+    """name -> the "model" section of a tokenizer.json, trained here."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    special = ["<unk>", "<s>", "</s>"]
+
+    def train(model, pre, size, norm=None, **options):
+        tok = Tokenizer(model)
+        if pre:
+            tok.pre_tokenizer = pre
+        if norm:
+            tok.normalizer = norm
+        tok.train_from_iterator(list(training_text()), trainers.BpeTrainer(
+            vocab_size=size, special_tokens=options.pop("first", special), show_progress=False, **options))
+        return json.loads(tok.to_str())["model"]
+
+    byte = train(models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), 520,
+                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    fallback = special + ["<0x%02X>" % i for i in range(256)]
+    sp = train(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True), pre_tokenizers.Metaspace(), 560, first=fallback)
+    unk = dict(sp, byte_fallback=False)
+    affix = train(models.BPE(unk_token="<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>"),
+                  pre_tokenizers.Whitespace(), 400, continuing_subword_prefix="##", end_of_word_suffix="</w>")
+    return {"byte": byte, "sp": sp, "unk": unk, "affix": affix}
+
+
+def variants():
+    """(name, model, sections): every feature that src/text claims, in some combination."""
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    llama = {"normalizer": norms({"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")),
+             "decoder": sequence(replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"},
+                                 {"type": "Strip", "content": " ", "start": 1, "stop": 0}, key="decoders"),
+             "post_processor": template(["<s>"])}
+    flags = [added("<s>", special=True), added("<unk>", special=True, normalized=True), added("</s>", special=True),
+             added("<tool>", lstrip=True), added("<Left>", lstrip=True, rstrip=True, special=True),
+             added("<right>", rstrip=True), added("Word", single_word=True), added("APPLE", normalized=True),
+             added("how many", normalized=True, single_word=True), added("appl"), added("<tool>x"), added("\n\n\n")]
+    specials = [added(t, special=True) for t in ("<unk>", "<s>", "</s>")]
+    b = lambda **k: dict({"decoder": level, "added_tokens": specials}, **k)
+    yield "gpt2", "byte", b(pre_tokenizer=GPT2, post_processor=level)
+    yield "gpt2_prefix_space", "byte", b(pre_tokenizer=level)
+    yield "qwen", "byte", b(normalizer={"type": "NFC"}, pre_tokenizer=sequence(split(QWEN), BYTES))
+    yield "llama3", "byte", b(pre_tokenizer=sequence(split(QWEN.replace("p{N}|", "p{N}{1,3}|")), BYTES), ignore_merges=True,
+                              post_processor=sequence(level, template(["<s>"]), key="processors"))
+    yield "nemo", "byte", b(pre_tokenizer=sequence(split(NEMO), BYTES), post_processor=template(["<s>"], ["</s>"]))
+    yield "coder", "byte", b(pre_tokenizer=sequence(*[split(p) for p in CODER], {"type": "Digits", "individual_digits": True}, BYTES))
+    yield "digits", "byte", b(pre_tokenizer=sequence({"type": "Digits", "individual_digits": False}, GPT2))
+    for i, behavior in enumerate(("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")):
+        yield "split_" + behavior, "byte", b(pre_tokenizer=sequence(split("\\d|\\s", behavior, i % 2 == 1), BYTES))
+        yield "punct_" + behavior, "byte", b(pre_tokenizer=sequence({"type": "Punctuation", "behavior": behavior}, BYTES))
+    yield "split_string", "byte", b(pre_tokenizer=sequence(split("a", "MergedWithNext", False, "String"), BYTES))
+    yield "split_empty", "byte", b(pre_tokenizer=sequence(split("\\d*|(?<=x)[a-f]{2,3}?|^\\w+$", "MergedWithPrevious"), BYTES))
+    yield "whitespace", "byte", b(pre_tokenizer=sequence({"type": "Whitespace"}, BYTES))
+    yield "whitespace_split", "byte", b(pre_tokenizer=sequence({"type": "WhitespaceSplit"}, BYTES))
+    yield "bert", "byte", b(pre_tokenizer=sequence({"type": "BertPreTokenizer"}, BYTES),
+                            post_processor={"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]})
+    yield "delimiter", "byte", b(pre_tokenizer=sequence({"type": "CharDelimiterSplit", "delimiter": "e"}, BYTES))
+    yield "nfkc_lower", "byte", b(pre_tokenizer=GPT2, normalizer=norms({"type": "NFKC"}, {"type": "Lowercase"}))
+    yield "nfd_strip", "byte", b(pre_tokenizer=GPT2, normalizer=norms({"type": "NFD"}, {"type": "Strip", "strip_left": True, "strip_right": False}))
+    yield "nfkd_replace", "byte", b(pre_tokenizer=GPT2, normalizer=norms(
+        {"type": "NFKD"}, {"type": "Strip", "strip_left": True, "strip_right": True}, replace("\\s{2,}|\\p{Mn}", "_", "Regex")))
+    yield "added", "byte", b(pre_tokenizer=GPT2, normalizer={"type": "Lowercase"}, added_tokens=flags,
+                             post_processor={"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1],
+                                             "trim_offsets": True, "add_prefix_space": False})
+    yield "no_decoder", "byte", b(pre_tokenizer=GPT2, decoder=None)
+    yield "llama2", "sp", dict(llama, added_tokens=specials)
+    yield "llama2_added", "sp", dict(llama, added_tokens=flags)
+    for scheme in ("always", "first", "never"):
+        for cut in (True, False):
+            yield f"metaspace_{scheme}_{cut}", "sp", {"pre_tokenizer": metaspace(scheme, cut), "decoder": metaspace(scheme, cut),
+                                                      "added_tokens": specials}
+    yield "metaspace_fallback", "sp", {"pre_tokenizer": metaspace("first"), "added_tokens": flags, "decoder": sequence(
+        {"type": "ByteFallback"}, metaspace("first"), {"type": "Fuse"}, replace("  ", "\u00b7"), key="decoders")}
+    yield "unk_fused", "unk", dict(llama, added_tokens=specials, fuse_unk=True)
+    yield "unk_single", "unk", dict(llama, added_tokens=specials, fuse_unk=False)
+    yield "affix", "affix", {"pre_tokenizer": {"type": "Whitespace"}, "added_tokens": specials,
+                             "decoder": {"type": "Strip", "content": "#", "start": 2, "stop": 1}}
+
+
+def write_jsonl(name, rows):
+    path = os.path.join(ROOT, "tests/fixtures/text", name)
+    with open(path, "w", encoding="ascii") as f:
+        for row in rows:
+            f.write(json.dumps(row, separators=(",", ":")) + "\n")
+    print(f"{name}: {len(rows)} lines, {os.path.getsize(path)} bytes")
+
+
+def variant_rows(models):
+    from tokenizers import Tokenizer
+    plain = ["", " ", "Anna has 12 apples and buys 30 more.", "  How many  apples? <s>Word Words <tool>  x <Left>  y",
+             "a\u0301ppl\u00e9 APPLE apple HOW MANY \n\n\n\n <right>  <tool>x</s>", "'S 'll don't WE'VE \u017f"]
+    hostile = [t for t in hostile_lines(4000, 11) if len(t) < 40]
+    rows = []
+    for k, (name, model, sections) in enumerate(variants()):
+        sections = dict(sections)
+        body = dict(models[model])
+        for key in ("ignore_merges", "fuse_unk"):
+            if key in sections:
+                body[key] = sections.pop(key)
+        parts = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                 "pre_tokenizer": None, "post_processor": None, "decoder": None}
+        parts.update(sections)
+        parts = json.loads(json.dumps(parts))  # the variants share their pieces
+        next_id = len(body["vocab"])
+        for t in parts["added_tokens"]:
+            t["id"] = body["vocab"].get(t["content"], next_id)
+            next_id += t["id"] == next_id
+        tok = Tokenizer.from_str(json.dumps(dict(parts, model=body)))
+        cases = []
+        for text in plain + hostile[k * 7:k * 7 + 7]:
+            with_special, ids = tok.encode(text).ids, tok.encode(text, add_special_tokens=False).ids
+            r = random.Random(k)
+            mixed = with_special + [r.randrange(tok.get_vocab_size()) for _ in range(4)]
+            cases.append({"text": text, "special": with_special, "ids": ids, "mixed": mixed,
+                          "decoded": tok.decode(mixed, skip_special_tokens=False),
+                          "skipped": tok.decode(mixed, skip_special_tokens=True)})
+        rows.append({"name": name, "model": model, "options": {k: body[k] for k in ("ignore_merges", "fuse_unk") if k in body},
+                     "sections": parts, "cases": cases})
+    return rows
+
+
+def fnv(data):
+    """FNV-1a, 64 bits: simple enough to be written again in the test."""
+    h = 0xCBF29CE484222325
+    for b in data:
+        h = (h ^ b) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return "%016x" % h
+
+
+def unicode_rows():
+    """A digest over every code point for each table that src/text relies on."""
+    from tokenizers import Regex, normalizers, pre_tokenizers as pre
+    rows = []
+    bits = lambda found: bytes(c in found for c in CODEPOINTS)
+    for pattern in ("\\p{L}", "\\p{N}", "\\p{M}", "\\p{P}", "\\p{S}", "\\p{Lu}", "\\p{Ll}", "\\p{Lt}", "\\p{Lm}", "\\p{Lo}",
+                    "\\s", "\\w", "\\d", "(?i:s)", "(?i:k)", "\\p{Han}", "\\p{Cn}", "[^\\s\\p{L}\\p{N}]"):
+        found = removed_by(pre.Split(Regex(pattern), "removed"))
+        rows.append({"regex": pattern, "count": len(found), "digest": fnv(bits(found))})
+    for name, found in (("space", removed_by(pre.WhitespaceSplit())), ("punct", isolated_by(pre.Punctuation())),
+                        ("digit", isolated_by(pre.Digits(True)))):
+        rows.append({"class": name, "count": len(found), "digest": fnv(bits(found))})
+    for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
+        n = getattr(normalizers, form)()
+        data = bytearray()
+        for c in CODEPOINTS:
+            for text in (chr(c), "\u0345" + chr(c), chr(c) + "\u0334", "A" + chr(c), chr(c) + "\u0301\u3099"):
+                out = n.normalize_str(text)
+                if out != text:
+                    data += out.encode()
+        rows.append({"form": form, "count": len(data), "digest": fnv(data)})
+    return rows
+
+
+def repair_rows():
+    r = random.Random(3)
+    parts = [b"a", b"\x00", b"\x80", b"\xbf", b"\xc0", b"\xc1", b"\xc2", b"\xc3\xa9", b"\xdf", b"\xe0", b"\xe0\x80", b"\xe0\xa0",
+             b"\xe2\x82", b"\xe2\x82\xac", b"\xed\xa0\x80", b"\xed\x9f\xbf", b"\xef\xbf\xbd", b"\xf0\x80", b"\xf0\x9f",
+             b"\xf0\x9f\x98", b"\xf0\x9f\x98\x80", b"\xf4\x8f\xbf\xbf", b"\xf4\x90", b"\xf5", b"\xff"]
+    rows = []
+    for i in range(400):
+        raw = parts[i] if i < len(parts) else b"".join(r.choice(parts) for _ in range(r.randrange(1, 9)))
+        rows.append({"hex": raw.hex(), "text": raw.decode("utf-8", "replace")})
+    return rows
+
+
+def shared_rows(data):
+    """Digests of the ids that the real tokenizers give, for the test that has them at hand."""
+    from tokenizers import Tokenizer
+    texts = gsm8k(data)
+    rows = []
+    for name in sorted(os.listdir(os.path.join(data, "tokenizers"))):
+        with lzma.open(os.path.join(data, "tokenizers", name, "tokenizer.json.xz")) as f:
+            tok = Tokenizer.from_str(f.read().decode())
+        tok.no_truncation()
+        tok.no_padding()
+        row = {"name": name}
+        for key, lines in (("gsm8k", texts), ("hostile", hostile_sample())):
+            ids = [i for e in tok.encode_batch(lines, add_special_tokens=True) for i in e.ids]
+            row[key] = {"count": len(ids), "digest": fnv(b"".join(i.to_bytes(4, "little") for i in ids))}
+        rows.append(row)
+    return rows
+
+
+def hostile_sample():
+    return [t for t in hostile_lines(3000, 23) if len(t) < 120][:400]
+
+
+def fixtures(data):
+    os.makedirs(os.path.join(ROOT, "tests/fixtures/text"), exist_ok=True)
+    path = os.path.join(ROOT, "tests/fixtures/text/models.jsonl")
+    if not os.path.exists(path):  # kept otherwise: the trainer breaks ties by chance
+        write_jsonl("models.jsonl", [{"name": k, "model": v} for k, v in small_models().items()])
+    with open(path, encoding="ascii") as f:
+        models = {row["name"]: row["model"] for row in map(json.loads, f)}
+    write_jsonl("variants.jsonl", variant_rows(models))
+    write_jsonl("unicode.jsonl", unicode_rows())
+    write_jsonl("repair.jsonl", repair_rows())
+    write_jsonl("hostile.jsonl", [{"text": t} for t in hostile_sample()])
+    write_jsonl("chat.jsonl", chat_rows())
+    if data:
+        write_jsonl("shared.jsonl", shared_rows(data))
+
+
+# ---- chat templates ----------------------------------------------------------
+
+CHAT_TEMPLATE = """{%- set ns = namespace(n=0, last='') %}
+{%- if tools %}
+    {{- '<tools>' + (tools | tojson) + '</tools>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'skip' %}{% continue %}{% endif %}
+    {%- if m.role == 'stop' %}{% break %}{% endif %}
+    {%- if m.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('no role ' + m.role) }}
+    {%- endif %}
+    {%- set ns.n = ns.n + 1 %}
+    {{- bos_token if loop.first else '' }}<|{{ m['role'] }}|>
+{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}
+
+    {%- if m.thinking is defined %}[{{ m.reasoning_content }}]{% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>\\n' }}
+{%- endif %}
+{%- if extra is defined %}{{ extra | tojson(indent=2) }}{{ dict(a=1) }}{% endif %}
+{{- ns.n }}{{ documents | length if documents else '' }}{{ pad_token is defined }}"""
+CHAT_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def chat_requests():
+    say = lambda role, content, **more: dict(role=role, content=content, **more)
+    hello = [say("system", "Be <brief> & \"exact\"."), say("user", "Hé 你好 \U0001f600\n")]
+    yield {"messages": hello}
+    yield {"messages": hello, "add_generation_prompt": True}
+    yield {"messages": hello + [say("assistant", "  Yes.  "), say("user", "\x00<s>")], "add_generation_prompt": True}
+    yield {"messages": [say("skip", "x"), say("user", "a"), say("stop", ""), say("user", "b")]}
+    yield {"messages": hello, "tools": [{"type": "function", "function": {"name": "f<x>", "description": "é"}}]}
+    yield {"messages": hello, "documents": [{"title": "t", "text": "d"}], "extra": {"k": [1, None, True, 0.5, "é"]}}
+    yield {"messages": [say("user", "a", name=None), say("assistant", "b", reasoning="why")]}
+    yield {"messages": hello + [say("assistant", "So far ")], "continue_final_message": True}
+    yield {"messages": [say("robot", "x")]}
+    yield {"messages": []}
+
+
+def transformers_render(template, request, special):
+    """What apply_chat_template does around render_jinja_template, without a tokenizer."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+    request = dict(request)
+    messages = [{k: v for k, v in m.items() if v is not None} for m in request.pop("messages")]
+    if not messages:
+        raise ValueError("empty")
+    rendered, _ = render_jinja_template(conversations=[messages], tools=request.pop("tools", None),
+                                        documents=request.pop("documents", None), chat_template=template,
+                                        continue_final_message=request.pop("continue_final_message", False),
+                                        add_generation_prompt=request.pop("add_generation_prompt", False),
+                                        **{**special, **request})
+    return rendered[0]
+
+
+def chat_rows():
+    rows = [{"template": CHAT_TEMPLATE, "special": CHAT_SPECIAL}]
+    for request in chat_requests():
+        try:
+            rows.append({"request": request, "text": transformers_render(CHAT_TEMPLATE, request, CHAT_SPECIAL)})
+        except Exception:  # the template's own refusal: its words are not compared
+            rows.append({"request": request, "text": None})
+    return rows
+
+
+def compare_chat(program, name, folder):
+    """The model's own template through the helper, against transformers; ids as well."""
+    from tokenizers import Tokenizer
+    with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    template = config.get("chat_template")
+    if not isinstance(template, str):
+        return 0
+    special = {}
+    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = config.get(key)
+        if value:
+            special[key] = value["content"] if isinstance(value, dict) else value
+    ref = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    say = lambda role, content: {"role": role, "content": content}
+    requests, want = [], []
+    r = random.Random(9)
+    for text in hostile_lines(60, 31):
+        turns = [say("user", text), say("assistant", text[::-1]), say("user", "and?")][:r.choice([1, 3])]
+        if r.random() < 0.5:
+            turns.insert(0, say("system", text[:40]))
+        request = {"messages": turns, "add_generation_prompt": r.random() < 0.5}
+        try:
+            rendered = transformers_render(template, request, special)
+        except Exception:
+            continue  # the template refuses; refusals have a test of their own
+        requests.append(request)
+        want.append({"text": rendered, "ids": ref.encode(rendered, add_special_tokens=False).ids})
+    got = run_verlc(program, ["--model", folder, "--chat"], requests)
+    differ = report(name, "chat", requests, got, want)
+    print(f"{name}: {len(want)} chats, {differ} differences", flush=True)
+    return differ
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tables")
-    commands.add_parser("fixtures")
+    p = commands.add_parser("fixtures")
+    p.add_argument("--data", help="also digests of the real tokenizers found there")
     p = commands.add_parser("compare")
     p.add_argument("--verlc", required=True)
     p.add_argument("--data", required=True)
@@ -277,7 +636,7 @@ def main():
     if args.command == "tables":
         tables()
     elif args.command == "fixtures":
-        fixtures()
+        fixtures(args.data)
     else:
         compare(args)
 

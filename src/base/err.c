@@ -39,6 +39,8 @@ int err_set(int code, const char *file, int line, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    for (char *p = text; *p; p++) /* one line, whatever the input that it quotes holds */
+        if ((unsigned char)*p < ' ') *p = ' ';
     memcpy(msg_buf, text, sizeof text);
     snprintf(trace_buf, sizeof trace_buf, "%s:%d", file, line);
     return code;

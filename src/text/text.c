@@ -128,7 +128,7 @@ static int normalize_added(struct tokenizer *t, struct text__scratch *s, struct 
 }
 
 /* As the reference does, a token's id is that of the vocabulary, or else the next
- * free one; the id in the file is only compared. */
+ * free one; the id in the file is only compared. Returns 1 where it differs. */
 static int add_token(struct tokenizer *t, struct text__scratch *s, const json_t *v, int64_t *next_id,
                      const char *where) {
     struct text__added_token a = {0};
@@ -143,20 +143,18 @@ static int add_token(struct tokenizer *t, struct text__scratch *s, const json_t 
     struct text__added_token *old = find_added(&t->added, &a);
     const int32_t e = text__vocab_find(&t->bpe.vocab, a.content, a.content_n);
     a.id = old ? old->id : e >= 0 ? t->bpe.vocab.entries[e].id : (int32_t)(*next_id)++;
-    if (a.id != file_id)
-        log_warn("%s: the token \"%s\" says it has the id %lld; it gets %d", where, a.content, (long long)file_id, a.id);
     TRYG(normalize_added(t, s, &a), fail);
     if (old) {
         a.special |= old->special;
         free(old->content);
         free(old->normalized);
         *old = a;
-        return 0;
+        return a.id != file_id;
     }
     xgrow((void **)&t->added.p, &t->added.cap, t->added.n + 1, sizeof *t->added.p);
     map_set(&t->added.index, a.content, a.content_n, t->added.n);
     t->added.p[t->added.n++] = a;
-    return 0;
+    return a.id != file_id;
 fail:
     free(a.content);
     free(a.normalized);
@@ -169,12 +167,15 @@ static int parse_added(struct tokenizer *t, const json_t *list, const char *wher
     struct text__scratch *s;
     int64_t next_id = t->bpe.vocab.n;
     TRY(text__scratch_take(t, &s));
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
+    int rc = 0, n_other = 0;
+    for (size_t i = 0; rc >= 0 && i < json_array_size(list); i++) {
         rc = add_token(t, s, json_array_get(list, i), &next_id, where);
+        n_other += rc == 1;
+    }
     text__scratch_give(t, s);
-    if (rc == 0) rc = text__added_build(&t->added, where);
-    return rc;
+    TRY(rc);
+    if (n_other) log_warn("%s: %d added tokens have another id than the file says, as in Hugging Face tokenizers", where, n_other);
+    return text__added_build(&t->added, where);
 }
 
 /* Tables by id over vocabulary and added tokens. A token is special by its string. */
