@@ -7,10 +7,12 @@ that Hydra refuses them.  A case may also say where verlc is wider than Hydra.
 scalars.json: scalars.yaml as OmegaConf reads it.
 With --binary the cases run through that program's `ppo|sft|eval ... --cfg job`,
 whose YAML is read back by OmegaConf and must give the same values.
-Run: python tools/oracle_conf.py --verl DIR [--binary build/release/verlc] [--check];
-needs hydra-core 1.3; DIR holds the unpacked verl wheel. Deterministic.
+Run: python tools/oracle_conf.py [--verl DIR] [--binary build/release/verlc] [--check];
+needs hydra-core 1.3 and verl 0.9.1, installed or as an unpacked wheel in DIR (only its
+YAML is read). The binary defaults to $VERLC. Deterministic.
 """
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -197,13 +199,16 @@ def run_binary(binary, schema, args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--verl", required=True, help="the unpacked verl 0.9.1 wheel")
-    p.add_argument("--binary", help="compare this verlc too")
+    p.add_argument("--verl", help="the unpacked verl 0.9.1 wheel, if verl is not installed")
+    p.add_argument("--binary", default=os.environ.get("VERLC"), help="compare this verlc too")
     p.add_argument("--only", default="", help="only cases whose name starts so; writes nothing")
     p.add_argument("--check", action="store_true", help="compare with the committed fixtures instead of writing them")
     a = p.parse_args()
     os.environ.update(ENV)
-    d = config_dir(a.verl)
+    spec = None if a.verl else importlib.util.find_spec("verl")  # finds, does not import
+    if not a.verl and not spec:
+        sys.exit("verl 0.9.1 is not installed; give --verl DIR")
+    d = config_dir(a.verl or Path(spec.submodule_search_locations[0]).parent)
     bad = 0
     with initialize_config_dir(config_dir=str(d / "config"), version_base=None):
         base = {s: hydra(s, []) for s in COMMAND}
