@@ -198,3 +198,19 @@ out:
     dev_close(&b.dev);
     return rc;
 }
+
+int bench_read(int argc, char **argv) {
+    int64_t threads = 0;
+    double rate = 0;
+    struct dev dev = {0};
+    const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
+    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]", .about = "Best of a few passes over 1 GiB.", .opts = opts,
+                                  .n_opts = 1};
+    int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    TRY(dev_open_cpu(&dev, (int)threads, NULL));
+    rc = bench_read_ceiling(&dev, (int)threads, &rate);
+    if (rc == 0) printf("{\"subject\":\"read\",\"bytes_per_s\":%.0f}\n", rate);
+    dev_close(&dev);
+    return rc;
+}

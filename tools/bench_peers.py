@@ -1,0 +1,111 @@
+"""`make bench`: this program beside torch and transformers, in one run, taking turns.
+
+Training (forward and backward, bf16, the Qwen2.5-0.5B shape), generation at batch 1
+and 80, start to first token, tokenizer. Each pair is measured in alternating rounds and
+the best of each counts, so that a busy machine hurts both. Prints a table of ratios
+and writes it to build/bench/peers.json.
+
+  python tools/bench_peers.py MODEL_DIR [train] [generate] [start]"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+VERLC = os.environ.get("VERLC", "build/release/verlc")
+THREADS = len(os.sched_getaffinity(0))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+
+
+def verlc(*args):
+    p = subprocess.run([VERLC, "bench", *map(str, args)], capture_output=True, text=True)
+    if p.returncode:
+        sys.exit(p.stderr)
+    return json.loads(p.stdout.splitlines()[-1])
+
+
+def torch_model(path, **kw):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(THREADS)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, **kw)
+
+
+def train(model, table):
+    """Tokens per second of forward and backward. torch: bf16 weights, the faster of SDPA and eager."""
+    import torch
+
+    batch, length = 4, 512
+    best = {"verlc": 0.0, "torch sdpa": 0.0, "torch eager": 0.0}
+    peers = {f"torch {a}": torch_model(model, attn_implementation=a) for a in ("sdpa", "eager")}
+    ids = torch.randint(0, 150000, (batch, length), generator=torch.Generator().manual_seed(1))
+    for m in peers.values():
+        m.train()
+        m(input_ids=ids[:1, :64], labels=ids[:1, :64]).loss.backward()
+    for _ in range(ROUNDS):
+        r = verlc("train", "--model", model, "--batch", batch, "--len", length, "--steps", 1)
+        best["verlc"] = max(best["verlc"], r["tokens_per_s"])
+        for name, m in peers.items():
+            m.zero_grad(set_to_none=False)
+            t = time.time()
+            m(input_ids=ids, labels=ids).loss.backward()
+            best[name] = max(best[name], batch * length / (time.time() - t))
+    peer = max(best["torch sdpa"], best["torch eager"])
+    table.append(("training tokens/s, 4 x 512, forward and backward, bf16", best["verlc"], peer, best["verlc"] / peer, 1.2))
+
+
+def generate(model, table):
+    import torch
+
+    m = torch_model(model).eval()
+    ceiling = 0.0
+    for batch, new, bar in ((1, 64, 1.5), (80, 32, 3.0)):
+        prompt = 64
+        ids = torch.randint(0, 150000, (batch, prompt), generator=torch.Generator().manual_seed(1))
+        best = {"verlc": 0.0, "hf": 0.0, "decode": 0.0}
+        for _ in range(ROUNDS):
+            r = verlc("generate", "--model", model, "--batch", batch, "--prompt", prompt, "--len", new, "--steps", 1)
+            best["verlc"] = max(best["verlc"], r["tokens_per_s"])
+            best["decode"] = max(best["decode"], r["decode_tokens_per_s"])
+            if batch == 1:
+                ceiling = max(ceiling, verlc("read")["bytes_per_s"])
+            with torch.inference_mode():
+                t = time.time()
+                m.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                           min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
+                best["hf"] = max(best["hf"], batch * new / (time.time() - t))
+        table.append((f"generation tokens/s, batch {batch}, {prompt} + {new}", best["verlc"], best["hf"], best["verlc"] / best["hf"], bar))
+        if batch == 1:
+            rate = best["decode"] * r["weight_bytes"]
+            table.append(("batch 1: bytes of weights read per second / ceiling", rate, ceiling, rate / ceiling, 0.85))
+
+
+def start(model, table):
+    """Seconds from the command to the first generated token, files in the page cache."""
+    request = '{"ids": [9707, 11], "max_tokens": 1}\n'
+    times = []
+    for _ in range(ROUNDS + 1):
+        t = time.time()
+        subprocess.run([VERLC, "generate", "--model", model], input=request, text=True, capture_output=True, check=True)
+        times.append(time.time() - t)
+    table.append(("start to first token, s (bar: under 5)", min(times), 5.0, 5.0 / min(times), 1.0))
+
+
+def main():
+    model, what = sys.argv[1], sys.argv[2:] or ["train", "generate", "start"]
+    table = []
+    for name, run in (("train", train), ("generate", generate), ("start", start)):
+        if name in what:
+            run(model, table)
+    print(f"{'what':58s} {'verlc':>12s} {'peer':>12s} {'ratio':>7s}  bar")
+    for row, ours, theirs, ratio, bar in table:
+        print(f"{row:58s} {ours:12.4g} {theirs:12.4g} {ratio:7.2f}  {bar:g} {'ok' if ratio >= bar else 'MISSED'}")
+    out = pathlib.Path("build/bench")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "peers.json").write_text(json.dumps(table, indent=1))
+
+
+main()
