@@ -128,10 +128,11 @@ static int read_line(void *arg, char *line, size_t n, int64_t no) {
     TRYG(json_bool_opt(o, "ignore_eos", &q.ignore_eos, where), out);
     if (q.n < 1 || q.n > 4096) FAILG(out, ERR_FORMAT, "%s: \"n\" is %lld; expected 1 to 4096", where, (long long)q.n);
     if (q.max_tokens < 1) FAILG(out, ERR_FORMAT, "%s: \"max_tokens\" is %lld; it must be at least 1", where, (long long)q.max_tokens);
+    if (q.top_k < -1 || q.top_k > INT32_MAX) FAILG(out, ERR_FORMAT, "%s: \"top_k\" is %lld; expected -1 (all) or a count", where, (long long)q.top_k);
     TRYG(read_stop(o, &q, where), out);
     if (q.n_stop > 0) TRYG(open_tokenizer(g, where), out);
     TRYG(read_prompt(g, o, &q, where), out);
-    if (q.n_ids + q.max_tokens > g->max_pos)
+    if (q.max_tokens > g->max_pos - q.n_ids)
         FAILG(out, ERR_FORMAT, "%s: %lld prompt tokens and max_tokens %lld exceed the model's %lld positions", where,
               (long long)q.n_ids, (long long)q.max_tokens, (long long)g->max_pos);
     q.lines = xcalloc((size_t)q.n, sizeof *q.lines);

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct file_ctx {
     FILE *f;
@@ -44,7 +45,9 @@ static int keep_line(void *arg, char *line, size_t n, int64_t no) {
 
 static int start_file(const char *path, int64_t resume_step) {
     struct keep k = {.upto = resume_step};
+    struct stat st;
     int rc = 0;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return 0; /* a pipe or a device: written to, never replaced */
     if (resume_step > 0 && file_exists(path)) rc = file_each_line(path, keep_line, &k);
     if (rc == 0) rc = file_write_atomic(path, k.out.p ? k.out.p : "", k.out.n);
     buf_free(&k.out);

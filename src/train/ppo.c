@@ -167,7 +167,8 @@ static int open_data(struct ppo *p) {
     if (p->k.n_val_files > 0) TRY(open_dataset(p, false, &p->val_data));
     const struct data_sampler_args a = {.n_rows = p->train_data->n, .batch_size = p->k.train_batch_size,
                                         .shuffle = p->k.shuffle, .drop_last = true, .seed = p->k.seed};
-    TRY(data_sampler_init(&p->sampler, &a));
+    const int rc = data_sampler_init(&p->sampler, &a);
+    if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     log_info("data: %lld training prompts (%lld too long), %lld for validation", (long long)p->train_data->n,
              (long long)p->train_data->n_filtered, (long long)(p->val_data ? p->val_data->n : 0));
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;

@@ -363,7 +363,8 @@ static int open_data(struct sft *s) {
     if (n_val > 0) TRY(sft_dataset_open(&s->val, &k->val));
     const struct data_sampler_args a = {.n_rows = s->train->n, .batch_size = k->train_batch_size, .shuffle = true,
                                         .drop_last = true, .seed = k->seed};
-    TRY(data_sampler_init(&s->sampler, &a));
+    const int rc = data_sampler_init(&s->sampler, &a);
+    if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     s->total_steps = data_sampler_batches(&s->sampler) * k->total_epochs;
     if (k->total_training_steps > 0) s->total_steps = k->total_training_steps;
     k->optim.total_steps = s->total_steps;
