@@ -1,0 +1,287 @@
+/* test_train_grpo.c - GRPO steps on recorded rollouts against plain torch.
+ *
+ * tools/oracle_grpo.py trained the tiny Qwen2.5 of tests/fixtures/model/qwen2 on
+ * seeded samples, padded, without micro-batches.  Here the same samples go
+ * through the program's own stages - ppo_reference, ppo_advantage, ppo_update -
+ * packed and cut in several ways, on both CPU backends.
+ *
+ * Tolerances: the oracle's own fp32 run is off its fp64 run by 6e-8 in the loss,
+ * 2e-6 in the gradient norm and 2e-9 NMSE in the worst tensor (it prints them):
+ * what a correct fp32 run with another order of sums can be asked for. */
+#include "model_case.h"
+
+#include "train/ppo_int.h"
+
+/* The same numbers as VARIANTS of the oracle. */
+struct variant {
+    const char *name, *agg_mode;
+    int64_t steps, groups, mini, epochs;
+    bool by_std, forced; /* forced: old log-probs by a pass of the policy, else the recorded ones */
+    double kl_coef, entropy_coeff, lr, grad_clip;
+    int64_t warmup;
+};
+static const struct variant VARIANTS[] = {
+    {.name = "token_mean", .agg_mode = "token-mean", .steps = 10, .groups = 4, .mini = 4, .epochs = 1, .by_std = true,
+     .kl_coef = 0.2, .lr = 1e-3, .warmup = 2, .grad_clip = 0.5},
+    {.name = "seq_norm", .agg_mode = "seq-mean-token-sum-norm", .steps = 3, .groups = 4, .mini = 2, .epochs = 2, .forced = true,
+     .kl_coef = 0.1, .entropy_coeff = 0.02, .lr = 4e-3, .grad_clip = 1.0},
+};
+enum { N = 4, WIDTH = 24, MAX_LEN = 64 };
+
+struct setup {
+    const char *backend;
+    int threads;
+    struct actor_cut cut;
+    bool whole; /* the cut leaves a mini-batch in one piece */
+};
+static const struct setup SETUPS[] = {
+    {"ref", 1, {.max_seqs = 16}, true},
+    {"cpu", 2, {.max_seqs = 16}, true},
+    {"cpu", 2, {.max_seqs = 3}, false},
+    {"cpu", 1, {.max_rows = 100}, false},
+    {"cpu", 1, {.max_seqs = 1}, false},
+};
+
+struct rig {
+    struct ppo p;
+    const struct variant *v;
+    struct st_file *want;
+    const int32_t *prompt_len, *response_len, *prompts, *responses;
+    int64_t at_prompt, at_response; /* tokens of the steps before */
+    char *dir;
+    double worst_loss, worst_norm, worst_logp;
+};
+
+static int64_t batch_rows(const struct rig *r) { return r->v->groups * N; }
+static int64_t updates(const struct rig *r) { return r->v->epochs * (r->v->groups / r->v->mini); }
+
+static void configure(struct ppo_config *k, const struct variant *v, struct actor_cut cut, char *dir) {
+    *k = (struct ppo_config){
+        .max_prompt_length = MAX_LEN - WIDTH, .max_response_length = WIDTH,
+        .train = {.n = N, .temperature = 0.8},
+        .force_old_log_prob = v->forced,
+        .ref_cut = cut, .logp_cut = cut, .update_cut = cut,
+        .adv_estimator = "grpo", .gamma = 1, .lam = 1, .norm_adv_by_std = v->by_std,
+        .loss_mode = algo_policy_find("vanilla"), .policy = algo_policy_defaults(), .agg_mode = algo_agg_find(v->agg_mode),
+        .entropy_coeff = v->entropy_coeff, .use_kl_loss = true, .kl_loss_coef = v->kl_coef,
+        .ppo_mini_batch_size = v->mini, .ppo_epochs = v->epochs,
+        .optim = {.lr = v->lr, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = v->grad_clip,
+                  .schedule = "constant", .warmup_steps = v->warmup, .total_steps = v->steps},
+        .zero_indexed_step = true, .default_local_dir = dir, .max_bad_steps = 1,
+    };
+    k->policy.clip_ratio_low = 0.2;
+    k->policy.clip_ratio_high = 0.28;
+    k->policy.clip_ratio_c = 3;
+    OK(algo_kl_find(&k->kl_loss_type, "low_var_kl"));
+}
+
+static void rig_open(struct rig *r, const struct variant *v, const struct setup *s) {
+    *r = (struct rig){.v = v, .dir = case_temp_dir()};
+    char *path = xasprintf("%s/train/%s.safetensors", FIXTURES, v->name);
+    OK(st_open(&r->want, path));
+    free(path);
+    r->prompt_len = case_data(r->want, "prompt_len", DT_I32, NULL);
+    r->response_len = case_data(r->want, "response_len", DT_I32, NULL);
+    r->prompts = case_data(r->want, "prompts", DT_I32, NULL);
+    r->responses = case_data(r->want, "responses", DT_I32, NULL);
+    struct ppo *p = &r->p;
+    configure(&p->k, v, s->cut, r->dir);
+    case_dev(&p->dev, s->backend, s->threads);
+    char *model = case_path("qwen2", "");
+    struct model_open_args m = {model, DT_F32, MODEL_TRAIN, MAX_LEN};
+    OK(model_open(&p->policy, &p->dev, &m));
+    m.flags = MODEL_INFER;
+    OK(model_open(&p->reference, &p->dev, &m));
+    free(model);
+    const struct actor_args a = {.dev = &p->dev, .model = p->policy, .train = true, .keep = MODEL_KEEP_LAYER,
+                                 .max_rows = batch_rows(r) * MAX_LEN, .max_seqs = batch_rows(r)};
+    OK(actor_create(&p->actor, &a));
+    struct actor_args f = a;
+    f.model = p->reference;
+    f.train = false;
+    OK(actor_create(&p->ref_actor, &f));
+    OK(stages_create(&p->stages, 600));
+    json_t *config = json_object();
+    const struct track_args t = {.project = "test", .experiment = v->name, .run_dir = r->dir, .config = config};
+    OK(track_open(&p->track, &t));
+    json_decref(config);
+}
+
+static void rig_close(struct rig *r) {
+    struct ppo *p = &r->p;
+    track_close(p->track);
+    stages_destroy(p->stages);
+    actor_destroy(p->ref_actor);
+    actor_destroy(p->actor);
+    model_close(p->reference);
+    model_close(p->policy);
+    assert_int_equal(p->dev.allocated, 0);
+    dev_close(&p->dev);
+    metrics_free(&p->metrics);
+    st_close(r->want);
+    case_drop_dir(r->dir);
+}
+
+/* ---- one training step ---- */
+
+/* The recorded samples of a step as the generation stage would hand them on. */
+static void recorded(struct rig *r, int64_t step, struct batch *b) {
+    const int64_t n = batch_rows(r), lo = step * n;
+    int64_t prompt_len[64], response_len[64];
+    assert_true(n <= 64);
+    batch_init(b, n);
+    for (int64_t i = 0; i < n; i++) {
+        prompt_len[i] = r->prompt_len[lo + i];
+        response_len[i] = r->response_len[lo + i];
+    }
+    const float *old = case_data(r->want, "old_logp", DT_F32, NULL);
+    OK(batch_add(b, "prompts", BATCH_I32, prompt_len, r->prompts + r->at_prompt, NULL));
+    OK(batch_add(b, "responses", BATCH_I32, response_len, r->responses + r->at_response, NULL));
+    OK(batch_add(b, "rollout_log_probs", BATCH_F32, response_len, old + r->at_response, NULL));
+    OK(batch_add(b, "uid", BATCH_I64, NULL, (const int64_t *)case_data(r->want, "uid", DT_I64, NULL) + lo, NULL));
+    OK(batch_add(b, "score", BATCH_F64, NULL, (const double *)case_data(r->want, "score", DT_F64, NULL) + lo, NULL));
+}
+
+/* |got - want| against 1 or the value itself, whichever is larger; NaN fails. */
+static double off(double got, double want) { return fabs(got - want) / fmax(1, fabs(want)); }
+
+static void check_logp(struct rig *r, const struct batch *b, const char *column, const char *name) {
+    const struct batch_col *c = batch_find(b, column);
+    const float *want = (const float *)case_data(r->want, name, DT_F32, NULL) + r->at_response;
+    assert_non_null(c);
+    for (int64_t t = 0; t < c->off[b->n_rows]; t++) {
+        r->worst_logp = fmax(r->worst_logp, off(c->f64[t], (double)want[t]));
+        assert_true(isfinite(c->f64[t]));
+    }
+}
+
+static void check_advantages(const struct rig *r, const struct batch *b, int64_t step) {
+    const struct batch_col *c = batch_find(b, "advantages");
+    const double *want = (const double *)case_data(r->want, "advantage", DT_F64, NULL) + step * b->n_rows;
+    for (int64_t i = 0; i < b->n_rows; i++)
+        for (int64_t t = c->off[i]; t < c->off[i + 1]; t++)
+            if (!(off(c->f64[t], want[i]) <= 1e-12)) /* both in fp64: two passes over four scores */
+                fail_msg("advantage of sample %lld: %.17g, torch %.17g", (long long)i, c->f64[t], want[i]);
+}
+
+/* Sum or mean over the optimizer steps of this training step. */
+static double wanted(const struct rig *r, const char *name, int64_t step, bool mean) {
+    const double *v = (const double *)case_data(r->want, name, DT_F64, NULL) + step * updates(r);
+    double sum = 0;
+    for (int64_t u = 0; u < updates(r); u++) sum += v[u];
+    return mean ? sum / (double)updates(r) : sum;
+}
+
+static double metric(const struct rig *r, const char *name) {
+    double v = NAN;
+    if (!metrics_get(&r->p.metrics, name, &v)) fail_msg("no metric %s", name);
+    return v;
+}
+
+static void check_metrics(struct rig *r, int64_t step, bool whole) {
+    /* Advantages of a group sum to 0, so the loss is a small difference of terms of size 1: its error is absolute. */
+    static const struct {
+        const char *metric, *name;
+        bool mean;
+    } losses[] = {{"actor/pg_loss", "pg_loss", false}, {"actor/kl_loss", "kl_loss", false}, {"actor/entropy", "entropy", true}};
+    for (int i = 0; i < 3; i++) {
+        const double e = off(metric(r, losses[i].metric), wanted(r, losses[i].name, step, losses[i].mean));
+        r->worst_loss = fmax(r->worst_loss, e);
+        if (!(e <= 1e-6 * (double)updates(r))) /* a metric sums so many losses */
+            fail_msg("step %lld: %s %.9g, torch %.9g", (long long)step, losses[i].metric, metric(r, losses[i].metric),
+                     wanted(r, losses[i].name, step, losses[i].mean));
+    }
+    const double norm = wanted(r, "grad_norm", step, true), e = fabs(metric(r, "actor/grad_norm") - norm) / norm;
+    r->worst_norm = fmax(r->worst_norm, e);
+    if (!(e <= 1e-5)) fail_msg("step %lld: grad norm %.9g, torch %.9g", (long long)step, metric(r, "actor/grad_norm"), norm);
+    const double *lr = case_data(r->want, "lr", DT_F64, NULL);
+    assert_true(fabs(metric(r, "actor/lr") - lr[step]) <= 1e-15);
+    if (!whole) return; /* verl averages these over micro-batches of unequal size, so they depend on the cut */
+    /* counts of tokens over counts: an fp32 quotient on one side */
+    assert_true(off(metric(r, "actor/pg_clipfrac"), wanted(r, "clipfrac", step, true)) <= 1e-6);
+    assert_true(off(metric(r, "actor/pg_clipfrac_lower"), wanted(r, "clipfrac_lower", step, true)) <= 1e-6);
+}
+
+/* Of the watched tensors after a step, of all at the end. */
+struct weights_off {
+    double all, tensor, key_bias; /* NMSE over all of them, of the worst tensor, of the worst key bias */
+};
+
+static void check_weights(const struct rig *r, const char *prefix, struct weights_off *o) {
+    const struct model *m = r->p.policy;
+    float *master = xmalloc((size_t)m->n_elems * 4);
+    OK(dev_copy_out(m->dev, master, m->master, (size_t)m->n_elems * 4));
+    double err = 0, size = 0;
+    int64_t found = 0;
+    for (int64_t i = 0; i < m->n_params; i++) {
+        const struct model_param *q = &m->params[i];
+        char *name = xasprintf("%s.%s", prefix, q->name);
+        const struct st_tensor *t = st_find(r->want, name);
+        free(name);
+        if (!t) continue;
+        const int64_t n = q->rows * q->cols;
+        const float *want = (const float *)(const void *)t->data;
+        assert_int_equal(t->bytes, (size_t)n * 4);
+        double e = 0, w = 0;
+        for (int64_t k = 0; k < n; k++) {
+            const double d = (double)master[q->offset + k] - (double)want[k];
+            e += d * d;
+            w += (double)want[k] * (double)want[k];
+        }
+        double *worst = strstr(q->name, "k_proj.bias") ? &o->key_bias : &o->tensor;
+        *worst = fmax(*worst, e / w);
+        err += e;
+        size += w;
+        found++;
+    }
+    free(master);
+    assert_true(found >= 3);
+    o->all = fmax(o->all, err / size);
+}
+
+static void steps_like_torch(void **state) {
+    (void)state;
+    for (size_t v = 0; v < sizeof VARIANTS / sizeof *VARIANTS; v++)
+        for (size_t s = 0; s < sizeof SETUPS / sizeof *SETUPS; s++) {
+            struct rig r;
+            struct weights_off w = {0};
+            rig_open(&r, &VARIANTS[v], &SETUPS[s]);
+            for (int64_t step = 0; step < r.v->steps; step++) {
+                struct batch b;
+                recorded(&r, step, &b);
+                r.p.step = step + 1;
+                metrics_reset(&r.p.metrics);
+                OK(ppo_reference(&r.p, &b));
+                OK(ppo_advantage(&r.p, &b));
+                check_logp(&r, &b, "ref_log_prob", "ref_logp");
+                check_logp(&r, &b, "old_log_probs", "old_logp");
+                check_advantages(&r, &b, step);
+                OK(ppo_update(&r.p, &b));
+                check_metrics(&r, step, SETUPS[s].whole);
+                char prefix[32];
+                snprintf(prefix, sizeof prefix, "weights.%lld", (long long)step);
+                check_weights(&r, prefix, &w);
+                r.at_prompt += batch_find(&b, "prompts")->off[b.n_rows];
+                r.at_response += batch_find(&b, "responses")->off[b.n_rows];
+                batch_free(&b);
+            }
+            check_weights(&r, "final", &w);
+            print_message("%-10s %s, %s %2lld: %2lld steps; loss %.1e, grad norm %.1e, log-probs %.1e, weights NMSE %.1e, "
+                          "worst tensor %.1e, key bias %.1e\n", r.v->name, SETUPS[s].backend, SETUPS[s].cut.max_seqs ? "samples" : "tokens",
+                          (long long)(SETUPS[s].cut.max_seqs ? SETUPS[s].cut.max_seqs : SETUPS[s].cut.max_rows),
+                          (long long)actor_optim(r.p.actor)->step, r.worst_loss, r.worst_norm, r.worst_logp, w.all, w.tensor, w.key_bias);
+            assert_int_equal(actor_optim(r.p.actor)->step, r.v->steps * updates(&r));
+            assert_true(r.worst_logp <= 1e-5);
+            assert_true(w.all <= 1e-9);
+            assert_true(w.tensor <= 1e-9);
+            /* A key's bias shifts all scores of a query nearly alike, which softmax takes out again: its gradient is
+             * mostly rounding, and AdamW scales that up to the size of lr. fp32 against fp64 in torch: 2e-9. */
+            assert_true(w.key_bias <= 1e-6);
+            rig_close(&r);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_like_torch)};
+    return cmocka_run_group_tests_name("grpo against torch", tests, NULL, NULL);
+}
