@@ -52,7 +52,7 @@ struct mem {
     int32_t *pos;                      /* (rows) */
     float *q, *acc, *max, *sum;        /* of the rows; in backward acc is dq, max is lse, sum is delta */
     float *kt, *v;                     /* of the tile; v in forward only */
-    char *tmp;                         /* GROUP keys */
+    char *tmp, *tmp_v;                 /* GROUP keys, GROUP values */
     float *dout, *p, *ds, *k, *vt;     /* backward */
     float *dk, *dv;                    /* of a tile that is not in one piece */
 };
@@ -67,6 +67,7 @@ static size_t layout(struct mem *m, const struct job *j, bool backward, void *ba
     m->sum = arena_take(&a, rows * f);
     m->kt = arena_take(&a, tile);
     m->tmp = arena_take(&a, GROUP * (size_t)j->dim * f);
+    m->tmp_v = arena_take(&a, GROUP * (size_t)j->dim * f);
     if (!backward) {
         m->v = arena_take(&a, tile);
         return a.used;
@@ -160,24 +161,24 @@ static char *row_ptr(const struct part *p, struct tensor t, int64_t row) {
     return (char *)t.data + row * p->j->dim * (t.dt == DT_BF16 ? 2 : 4);
 }
 /* The keys of group g of t (keys or values), one after another: in place where they lie so, else
- * copied. full: GROUP rows are wanted, zeros after the last. */
-static const char *group_rows(const struct part *p, struct tensor t, int64_t g, bool full) {
+ * copied to tmp. full: GROUP rows are wanted, zeros after the last. */
+static const char *group_rows(const struct part *p, struct tensor t, int64_t g, bool full, char *tmp) {
     const int64_t n = group_len(p, g);
     if (p->kv_row[g] >= 0 && (n == GROUP || !full)) return row_ptr(p, t, p->kv_row[g]);
     const size_t bytes = (size_t)p->j->dim * dtype_size(t.dt);
     for (int64_t k = 0, run, row; k < n; k += run) {
         run = key_run(p, p->t.key0 + g * GROUP + k, n - k, &row);
-        memcpy(p->m.tmp + (size_t)k * bytes, row_ptr(p, t, row), (size_t)run * bytes);
+        memcpy(tmp + (size_t)k * bytes, row_ptr(p, t, row), (size_t)run * bytes);
     }
-    memset(p->m.tmp + (size_t)n * bytes, 0, (size_t)(GROUP - n) * bytes);
-    return p->m.tmp;
+    memset(tmp + (size_t)n * bytes, 0, (size_t)(GROUP - n) * bytes);
+    return tmp;
 }
 
 /* kt (D, TILE) = the tile of t, transposed; zeros after its last key. */
 static void pack_tile(const struct part *p, struct tensor t, float *kt) {
     for (int64_t g = 0; g < TILE / GROUP; g++) {
         if (g * GROUP < p->t.n_keys)
-            p->j->kern->pack_kt(kt + g * GROUP, group_rows(p, t, g, true), t.dt, p->j->dim);
+            p->j->kern->pack_kt(kt + g * GROUP, group_rows(p, t, g, true, p->m.tmp), t.dt, p->j->dim);
         else
             for (int64_t d = 0; d < p->j->dim; d++) memset(kt + d * TILE + g * GROUP, 0, GROUP * sizeof *kt);
     }
@@ -185,7 +186,7 @@ static void pack_tile(const struct part *p, struct tensor t, float *kt) {
 /* out (n_keys, Dp) = the tile of t. */
 static void widen_tile(const struct part *p, struct tensor t, float *out) {
     for (int64_t g = 0; g * GROUP < p->t.n_keys; g++)
-        p->j->kern->widen(out + g * GROUP * p->j->dim_up, group_rows(p, t, g, false), t.dt, group_len(p, g),
+        p->j->kern->widen(out + g * GROUP * p->j->dim_up, group_rows(p, t, g, false, p->m.tmp), t.dt, group_len(p, g),
                           p->j->dim);
 }
 
@@ -231,6 +232,26 @@ static void store_block(const struct part *p, struct tensor out, int64_t row, co
 
 /* ---- forward ---- */
 
+/* One token with few heads, as in decoding: the kernel reads keys and values where they are. */
+static bool is_thin(const struct part *p, int64_t n_tokens) {
+    return n_tokens == 1 && p->t.rows <= CPU_ATTN_THIN && p->j->dim % 32 == 0 && p->j->a->kv.k.dt == DT_BF16;
+}
+/* Where the tile's keys and values are, and, for the kernel to fetch ahead, those of the next tile. */
+static void point_tile(struct part *p, int64_t end) {
+    for (int64_t g = 0; g * GROUP < p->t.n_keys; g++) {
+        p->t.k_rows[g] = (const void *)group_rows(p, p->j->a->kv.k, g, true, p->m.tmp);
+        p->t.v_rows[g] = (const void *)group_rows(p, p->j->a->kv.v, g, false, p->m.tmp_v);
+        p->t.k_next[g] = p->t.k_rows[g];
+        p->t.v_next[g] = p->t.v_rows[g];
+        const int64_t key = p->t.key0 + TILE + g * GROUP;
+        int64_t row;
+        if (key >= end) continue;
+        key_run(p, key, 1, &row);
+        p->t.k_next[g] = (const void *)row_ptr(p, p->j->a->kv.k, row);
+        p->t.v_next[g] = (const void *)row_ptr(p, p->j->a->kv.v, row);
+    }
+}
+
 static void forward_block(struct part *p, int64_t row, int64_t n_tokens) {
     const struct attn_args *a = p->j->a;
     struct mem *m = &p->m;
@@ -240,8 +261,14 @@ static void forward_block(struct part *p, int64_t row, int64_t n_tokens) {
         m->max[r] = -FLT_MAX; /* finite: a tile in which a row sees nothing leaves the row as it is */
         m->sum[r] = 0;
     }
+    const bool thin = is_thin(p, n_tokens);
     for (; key0 < end; key0 += TILE) {
         find_tile(p, key0, end);
+        if (thin) {
+            point_tile(p, end);
+            p->j->kern->attn_fwd_thin(&p->t);
+            continue;
+        }
         pack_tile(p, a->kv.k, m->kt);
         widen_tile(p, a->kv.v, m->v);
         p->j->kern->attn_fwd(&p->t);

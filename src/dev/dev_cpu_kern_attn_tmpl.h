@@ -7,21 +7,42 @@
  * becomes a weight of exactly 0, and adding 0 times a finite number changes
  * nothing (the sign of a zero sum aside, which attn_out settles). */
 
-/* C (mr, nv vectors) of one register block. The last vector has `last` columns in memory. */
-VEC_FN void mm_block(const int mr, const int nv, int64_t k, const float *a, int64_t row, int64_t col,
-                     const float *b, int64_t ldb, float *c, int64_t ldc, int64_t last, bool add) {
-    vec s[VEC_MR][VEC_NV];
+/* How B is stored: f32 rows, bf16 rows, or 32-bit lanes that hold rows 2x and 2x + 1 as bf16 pairs. */
+enum mm_kind { MM_F32, MM_BF16, MM_PAIRS };
+
+/* C (mr, nv vectors) of one register block. The last vector has `last` columns in memory. ldb is in
+ * elements of B (pairs for MM_PAIRS). */
+VEC_FN void mm_block(const int mr, const int nv, const enum mm_kind kind, int64_t k, const float *a,
+                     int64_t row, int64_t col, const void *bv, int64_t ldb, ptrdiff_t ahead, float *c,
+                     int64_t ldc, int64_t last, bool add) {
+    const float *b = bv;
+    const uint16_t *h = bv;
+    vec s[MM_ROWS][VEC_NV];
     VEC_UNROLL for (int i = 0; i < mr; i++)
         VEC_UNROLL for (int j = 0; j < nv; j++)
             s[i][j] = !add ? vset1(0)
                       : j == nv - 1 && last < VEC ? vload_n(c + i * ldc + j * VEC, last)
                                                   : vload(c + i * ldc + j * VEC);
-    for (int64_t x = 0; x < k; x++) {
-        vec y[VEC_NV];
-        VEC_UNROLL for (int j = 0; j < nv; j++) y[j] = vload(b + x * ldb + j * VEC);
+    for (int64_t x = 0; x < k; x += kind == MM_PAIRS ? 2 : 1) {
+        vec y[VEC_NV], z[VEC_NV];
+        VEC_UNROLL for (int j = 0; j < nv; j++) {
+            if (kind == MM_BF16 && j % 2 == 0) /* two vectors are a line of 64 bytes */
+                __builtin_prefetch((const void *)((uintptr_t)(h + x * ldb + j * VEC) + (uintptr_t)ahead));
+            y[j] = kind == MM_BF16 ? vload_bf16(h + x * ldb + j * VEC)
+                                   : vload(b + (kind == MM_PAIRS ? x / 2 : x) * ldb + j * VEC);
+            if (kind == MM_PAIRS) {
+                z[j] = vpair_hi(y[j]);
+                y[j] = vpair_lo(y[j]);
+            }
+        }
         VEC_UNROLL for (int i = 0; i < mr; i++) {
             const vec w = vset1(a[i * row + x * col]);
             VEC_UNROLL for (int j = 0; j < nv; j++) s[i][j] = vfma(w, y[j], s[i][j]);
+        }
+        if (kind != MM_PAIRS) continue;
+        VEC_UNROLL for (int i = 0; i < mr; i++) {
+            const vec w = vset1(a[i * row + (x + 1) * col]);
+            VEC_UNROLL for (int j = 0; j < nv; j++) s[i][j] = vfma(w, z[j], s[i][j]);
         }
     }
     VEC_UNROLL for (int i = 0; i < mr; i++)
@@ -36,44 +57,53 @@ struct mm {
     int64_t m, n, k;
     const float *a;
     int64_t row, col;
-    const float *b;
+    const void *b;
     int64_t ldb;
     float *c;
     int64_t ldc;
-    bool add; /* C += instead of = */
+    bool add;        /* C += instead of = */
+    ptrdiff_t ahead; /* MM_BF16: bytes from an element of b to one that is worth fetching */
 };
 
-static __attribute__((noinline)) void mm_dispatch(int mr, int nv, int64_t k, const float *a,
-                                                  int64_t row, int64_t col, const float *b, int64_t ldb,
-                                                  float *c, int64_t ldc, int64_t last, bool add) {
-#define MM_CASE(I, J)                                                       \
-    case (I) * 8 + (J):                                                     \
-        if ((I) <= VEC_MR && (J) <= VEC_NV)                                 \
-            mm_block((I) <= VEC_MR ? (I) : 1, (J) <= VEC_NV ? (J) : 1, k, a, row, col, b, ldb, c, ldc, last, add); \
+VEC_FN void mm_dispatch(const enum mm_kind kind, int mr, int nv, const struct mm *p, const float *a,
+                        const void *b, float *c, int64_t last) {
+/* blocks over the limits are never asked for; the clamps keep them from being compiled */
+#define MM_FITS(I, J) ((J) <= ((I) <= VEC_MR ? VEC_NV : MM_WIDE_NV) && (I) <= (kind == MM_F32 ? VEC_MR : MM_ROWS))
+#define MM_CASE(I, J)                                                                               \
+    case (I) * 8 + (J):                                                                             \
+        if (MM_FITS(I, J))                                                                          \
+            mm_block(MM_FITS(I, J) ? (I) : 1, MM_FITS(I, J) ? (J) : 1, kind, p->k, a, p->row, p->col, \
+                     b, p->ldb, p->ahead, c, p->ldc, last, p->add);                                           \
         break;
 #define MM_ROW(I) MM_CASE(I, 1) MM_CASE(I, 2) MM_CASE(I, 3) MM_CASE(I, 4)
-    switch (mr * 8 + nv) { MM_ROW(1) MM_ROW(2) MM_ROW(3) MM_ROW(4) MM_ROW(5) MM_ROW(6) }
+    switch (mr * 8 + nv) {
+        MM_ROW(1) MM_ROW(2) MM_ROW(3) MM_ROW(4) MM_ROW(5) MM_ROW(6) MM_ROW(7) MM_ROW(8)
+    }
 #undef MM_ROW
 #undef MM_CASE
+#undef MM_FITS
 }
 
-/* The size of block number `i` when n is cut into the fewest, evenest blocks of at most VEC_MR. */
-VEC_FN int64_t mr_blocks(int64_t n) { return (n + VEC_MR - 1) / VEC_MR; }
-VEC_FN int64_t mr_size(int64_t n, int64_t blocks, int64_t i) { return n / blocks + (i < n % blocks); }
+/* The size of block number `i` when n is cut into the fewest, evenest blocks of at most `most`. */
+VEC_FN int64_t even_blocks(int64_t n, int64_t most) { return (n + most - 1) / most; }
+VEC_FN int64_t even_size(int64_t n, int64_t blocks, int64_t i) { return n / blocks + (i < n % blocks); }
 
-static void mm(const struct mm *p) {
-    const int64_t blocks = mr_blocks(p->m), nv = (p->n + VEC - 1) / VEC;
-    for (int64_t i = 0, r = 0; i < blocks; i++) {
-        const int64_t mr = mr_size(p->m, blocks, i);
-        for (int64_t j = 0; j < nv; j += VEC_NV) {
-            const int64_t w = nv - j < VEC_NV ? nv - j : VEC_NV;
-            const int64_t last = j + w == nv ? p->n - (nv - 1) * VEC : VEC;
-            mm_dispatch((int)mr, (int)w, p->k, p->a + r * p->row, p->row, p->col, p->b + j * VEC, p->ldb,
-                        p->c + r * p->ldc + j * VEC, p->ldc, last, p->add);
+VEC_FN void mm_of(const enum mm_kind kind, const struct mm *p) {
+    const int64_t blocks = even_blocks(p->m, kind == MM_F32 ? VEC_MR : MM_ROWS), nv = even_blocks(p->n, VEC);
+    for (int64_t i = 0, r = 0, mr; i < blocks; i++, r += mr) {
+        mr = even_size(p->m, blocks, i);
+        const int64_t most = mr <= VEC_MR ? VEC_NV : MM_WIDE_NV;
+        for (int64_t j = 0, w; j < nv; j += w) {
+            w = nv - j < most ? nv - j : most;
+            const void *b = (const char *)p->b + j * VEC * (kind == MM_BF16 ? 2 : 4);
+            mm_dispatch(kind, (int)mr, (int)w, p, p->a + r * p->row, b, p->c + r * p->ldc + j * VEC,
+                        j + w == nv ? p->n - (nv - 1) * VEC : VEC);
         }
-        r += mr;
     }
 }
+static __attribute__((noinline)) void mm(const struct mm *p) { mm_of(MM_F32, p); }
+static __attribute__((noinline)) void mm_bf16(const struct mm *p) { mm_of(MM_BF16, p); }
+static __attribute__((noinline)) void mm_pairs(const struct mm *p) { mm_of(MM_PAIRS, p); }
 
 /* ---- packing ---- */
 
@@ -184,16 +214,45 @@ VEC_FN void softmax_row(const struct cpu_attn_tile *t, int64_t row, float *s, in
 }
 
 static void kern_attn_fwd(const struct cpu_attn_tile *t) {
-    const int64_t up = vec_up(t->dim), blocks = mr_blocks(t->rows);
+    const int64_t up = vec_up(t->dim), blocks = even_blocks(t->rows, VEC_MR);
     float s[VEC_MR * DEV_KEY_TILE] __attribute__((aligned(64)));
     for (int64_t i = 0, r = 0, mr; i < blocks; i++, r += mr) {
-        mr = mr_size(t->rows, blocks, i);
+        mr = even_size(t->rows, blocks, i);
         const struct range keys = keys_of_rows(t, r, mr);
         if (keys.hi <= keys.lo) continue;
         const int64_t nv = (keys.hi + VEC - 1) / VEC;
-        mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, DEV_KEY_TILE, s, DEV_KEY_TILE, false});
+        mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, DEV_KEY_TILE, s, DEV_KEY_TILE, false, 0});
         for (int64_t j = 0; j < mr; j++) softmax_row(t, r + j, s + j * DEV_KEY_TILE, nv);
-        mm(&(struct mm){mr, up, keys.hi, s, DEV_KEY_TILE, 1, t->v, up, t->acc + r * up, up, true});
+        mm(&(struct mm){mr, up, keys.hi, s, DEV_KEY_TILE, 1, t->v, up, t->acc + r * up, up, true, 0});
+    }
+}
+
+/* A tile against few rows, straight from bf16: only a block of 32 of D is transposed at a time, as
+ * pairs.  The chains of multiply-adds are those of kern_attn_fwd, cut by stores that lose nothing. */
+static void kern_attn_fwd_thin(const struct cpu_attn_tile *t) {
+    enum { STEP = 32 };
+    const int64_t up = t->dim, groups = even_blocks(t->n_keys, VEC);
+    float s[CPU_ATTN_THIN * DEV_KEY_TILE] __attribute__((aligned(64)));
+    float pairs[STEP / 2 * DEV_KEY_TILE] __attribute__((aligned(64)));
+    for (int64_t d = 0; d < t->dim; d += STEP) {
+        for (int64_t g = 0; g < groups; g++) {
+            vec r[VEC];
+            VEC_UNROLL for (int i = 0; i < VEC; i++) {
+                __builtin_prefetch(t->k_next[g] + i * t->dim + d);
+                r[i] = vload((const float *)(const void *)(t->k_rows[g] + i * t->dim + d));
+            }
+            vtranspose(r);
+            VEC_UNROLL for (int i = 0; i < VEC; i++) vstore(pairs + i * DEV_KEY_TILE + g * VEC, r[i]);
+        }
+        mm_pairs(&(struct mm){t->rows, groups * VEC, STEP, t->q + d, up, 1, pairs, DEV_KEY_TILE, s,
+                              DEV_KEY_TILE, d > 0, 0});
+    }
+    for (int64_t r = 0; r < t->rows; r++) softmax_row(t, r, s + r * DEV_KEY_TILE, groups);
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t k = t->n_keys - g * VEC < VEC ? t->n_keys - g * VEC : VEC;
+        const ptrdiff_t ahead = (ptrdiff_t)((uintptr_t)t->v_next[g] - (uintptr_t)t->v_rows[g]);
+        mm_bf16(&(struct mm){t->rows, up, k, s + g * VEC, DEV_KEY_TILE, 1, t->v_rows[g], up, t->acc, up, true,
+                             ahead});
     }
 }
 
@@ -243,29 +302,29 @@ VEC_FN void weights_row(const struct cpu_attn_tile *t, int64_t row, int64_t nv) 
 }
 
 static void kern_attn_bwd(const struct cpu_attn_tile *t) {
-    const int64_t up = vec_up(t->dim), blocks = mr_blocks(t->rows), tile = DEV_KEY_TILE;
+    const int64_t up = vec_up(t->dim), blocks = even_blocks(t->rows, VEC_MR), tile = DEV_KEY_TILE;
     for (int64_t i = 0, r = 0, mr; i < blocks; i++, r += mr) {
-        mr = mr_size(t->rows, blocks, i);
+        mr = even_size(t->rows, blocks, i);
         const struct range keys = keys_of_rows(t, r, mr);
         const int64_t nv = keys.hi <= keys.lo ? 0 : (keys.hi + VEC - 1) / VEC;
         float *p = t->p + r * tile, *ds = t->ds + r * tile;
         if (nv > 0) {
-            mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, tile, p, tile, false});
-            mm(&(struct mm){mr, nv * VEC, t->dim, t->dout + r * up, up, 1, t->vt, tile, ds, tile, false});
+            mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, tile, p, tile, false, 0});
+            mm(&(struct mm){mr, nv * VEC, t->dim, t->dout + r * up, up, 1, t->vt, tile, ds, tile, false, 0});
         }
         for (int64_t j = 0; j < mr; j++) weights_row(t, r + j, nv);
         if (nv > 0)
-            mm(&(struct mm){mr, up, keys.hi, ds, tile, 1, t->k, up, t->dq + r * up, up, true});
+            mm(&(struct mm){mr, up, keys.hi, ds, tile, 1, t->k, up, t->dq + r * up, up, true, 0});
     }
-    const int64_t key_blocks = mr_blocks(t->n_keys);
+    const int64_t key_blocks = even_blocks(t->n_keys, VEC_MR);
     for (int64_t i = 0, k = 0, mr; i < key_blocks; i++, k += mr) {
-        mr = mr_size(t->n_keys, key_blocks, i);
+        mr = even_size(t->n_keys, key_blocks, i);
         /* rows before the first key's own position see none of these keys */
         const int64_t ahead = t->key0 + k - t->pos[0], r = ahead > 0 ? ahead * t->group : 0;
         if (r >= t->rows) break;
         mm(&(struct mm){mr, t->dim, t->rows - r, t->p + r * tile + k, 1, tile, t->dout + r * up, up,
-                        t->dv + k * t->dim, t->dim, true});
+                        t->dv + k * t->dim, t->dim, true, 0});
         mm(&(struct mm){mr, t->dim, t->rows - r, t->ds + r * tile + k, 1, tile, t->q + r * up, up,
-                        t->dk + k * t->dim, t->dim, true});
+                        t->dk + k * t->dim, t->dim, true, 0});
     }
 }

@@ -11,6 +11,7 @@ const struct cpu_kern KERN_TABLE = {
     .pack_kt = kern_pack_kt,
     .widen = kern_widen,
     .attn_fwd = kern_attn_fwd,
+    .attn_fwd_thin = kern_attn_fwd_thin,
     .attn_bwd = kern_attn_bwd,
     .attn_out = kern_attn_out,
     .row_dots = kern_row_dots,

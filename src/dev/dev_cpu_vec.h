@@ -25,8 +25,9 @@ VEC_FN int64_t vec_up(int64_t n) { return (n + VEC - 1) & ~(int64_t)(VEC - 1); }
 
 #include <immintrin.h>
 
-/* Rows and vectors of a register block of a product: 24 sums, 4 of B, 1 of A. */
-enum { VEC_MR = 6, VEC_NV = 4 };
+/* Rows and vectors of a register block of a product: 24 sums, 4 of B, 1 of A. With bf16 up to
+ * MM_ROWS rows go over MM_WIDE_NV vectors, so that B is widened once. */
+enum { VEC_MR = 6, VEC_NV = 4, MM_ROWS = 8, MM_WIDE_NV = 2 };
 typedef __m512 vec;
 
 VEC_FN vec vset1(float x) { return _mm512_set1_ps(x); }
@@ -126,7 +127,7 @@ VEC_FN void vtranspose(vec r[VEC]) {
 
 #include <immintrin.h>
 
-enum { VEC_MR = 6, VEC_NV = 1 }; /* 12 sums, 2 of B, 1 of A in 16 registers */
+enum { VEC_MR = 6, VEC_NV = 1, MM_ROWS = 6, MM_WIDE_NV = 1 }; /* 12 sums, 2 of B, 1 of A in 16 registers */
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */
 } vec;
@@ -271,7 +272,7 @@ VEC_FN void vtranspose(vec r[VEC]) {
 
 #else /* plain C: GCC vectors of four lanes, which every target has or emulates */
 
-enum { VEC_MR = 2, VEC_NV = 1 };
+enum { VEC_MR = 2, VEC_NV = 1, MM_ROWS = 2, MM_WIDE_NV = 1 };
 typedef float vec4 __attribute__((vector_size(16)));
 typedef uint32_t vec4u __attribute__((vector_size(16)));
 typedef int32_t vec4i __attribute__((vector_size(16)));
