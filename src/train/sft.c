@@ -26,6 +26,9 @@ enum { EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
 struct sft_config {
     bool legacy;
     char *model_dir;
+    const char *tokenizer_dir;
+    json_t *chat_kwargs;
+    bool zero_indexed_step;
     struct sft_dataset_args train, val;
     int64_t train_batch_size, max_length, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, threads,
         max_bad_steps;
@@ -131,14 +134,22 @@ static int read_optim(struct sft_config *k, const struct conf *c) {
     TRY(conf_i64_opt(c, "optim.lr_warmup_steps", &o->warmup_steps));
     TRY(conf_f64_opt(c, "optim.min_lr_ratio", &o->min_lr_ratio));
     TRY(conf_f64_opt(c, "optim.num_cycles", &o->num_cycles));
+    k->zero_indexed_step = true;
+    TRY(conf_bool_opt(c, "optim.zero_indexed_step", &k->zero_indexed_step));
     return conf_str(c, "optim.lr_scheduler_type", &o->schedule);
 }
 
 static int read_model(struct sft_config *k, const struct conf *c) {
-    const char *path, *dtype = "bfloat16";
+    const char *path, *dtype = "bfloat16", *template = NULL;
     bool recompute = true;
     TRY(conf_str(c, k->legacy ? "model.partial_pretrain" : "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
+    k->tokenizer_dir = k->model_dir;
+    if (!k->legacy) TRY(conf_str_opt(c, "model.tokenizer_path", &k->tokenizer_dir));
+    TRY(conf_str_opt(c, k->legacy ? "data.chat_template" : "model.custom_chat_template", &template));
+    k->chat_kwargs = json_deep_copy(k->train.chat_kwargs);
+    if (template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(template));
+    k->train.chat_kwargs = k->chat_kwargs;
     TRY(conf_bool(c, "model.enable_gradient_checkpointing", &recompute));
     k->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
     TRY(conf_str_opt(c, "engine.dtype", &dtype));
@@ -238,7 +249,7 @@ static int sft_step(struct sft *s) {
     int got = data_sampler_next(&s->sampler, &rows, &n);
     if (got == 0) got = data_sampler_next(&s->sampler, &rows, &n);
     TRY(got);
-    const double start = clock_now(), lr = optim_lr(&s->k.optim, s->step - 1);
+    const double start = clock_now(), lr = optim_lr(&s->k.optim, s->step - (s->k.zero_indexed_step ? 1 : 0));
     struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
     const int64_t targets = fill_seqs(s->train, rows, n, seqs);
     struct sft_loss l = {.s = s, .scale = targets ? 1.0 / (double)targets : 0};
@@ -298,7 +309,7 @@ static int validate(struct sft *s) {
 
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct sft *s, int64_t step, int64_t keep) {
-    const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.model_dir};
+    const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.tokenizer_dir};
     json_t *trainer = json_pack("{s:I, s:O, s:I, s:I}", "global_step", (json_int_t)step, "data", s->cursor, "total_tokens",
                                 (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps);
     const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
@@ -344,7 +355,7 @@ out:
 
 static int open_data(struct sft *s) {
     struct sft_config *k = &s->k;
-    TRY(tokenizer_open(&s->tok, k->model_dir));
+    TRY(tokenizer_open(&s->tok, k->tokenizer_dir));
     if (tokenizer_chat_template(s->tok, false)) TRY(chat_template_create(&s->chat, s->tok));
     const char *const *val_files = k->val.files;
     const int64_t n_val = k->val.n_files;
@@ -432,6 +443,7 @@ static void close_all(struct sft *s) {
     json_decref(s->cursor);
     free(s->config_yaml);
     free(s->k.model_dir);
+    json_decref(s->k.chat_kwargs);
     free(s->k.prompt_dict_keys);
     free(s->k.response_dict_keys);
 }
