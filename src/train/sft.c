@@ -1,5 +1,5 @@
 /* sft.c - supervised fine-tuning: verl's sft_trainer (engine keys) and
- * fsdp_sft_trainer (legacy keys) on the same actor as ppo.
+ * fsdp_sft_trainer (the older keys, which conf moves to the new ones) on the same actor as ppo.
  *
  * Loss: the mean of -log p over the batch's target tokens (verl sft_loss),
  * defined over the whole batch, so that micro-batches do not change it.
@@ -24,7 +24,6 @@
 enum { EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
 
 struct sft_config {
-    bool legacy;
     char *model_dir;
     const char *tokenizer_dir;
     json_t *chat_kwargs;
@@ -84,7 +83,7 @@ static int read_data(struct sft_config *k, const struct conf *c) {
     const char *truncation;
     const char *const *keys;
     int64_t n;
-    bool multiturn = !k->legacy;
+    bool multiturn = false, dynamic;
     struct sft_dataset_args *t = &k->train;
     TRY(conf_strs(c, "data.train_files", &t->files, &t->n_files));
     TRY(conf_strs(c, "data.val_files", &k->val.files, &k->val.n_files));
@@ -93,16 +92,11 @@ static int read_data(struct sft_config *k, const struct conf *c) {
     TRY(conf_str(c, "data.truncation", &truncation));
     TRY(data_truncation_parse(truncation, &t->truncation));
     TRY(conf_i64(c, "data.train_max_samples", &t->max_samples));
-    if (k->legacy) TRY(conf_bool(c, "data.multiturn.enable", &multiturn));
-    const char *base = k->legacy ? "data.multiturn." : "data.";
-    char key[64];
-    if (multiturn) {
-        snprintf(key, sizeof key, "%smessages_key", base);
-        TRY(conf_str(c, key, &t->messages_key));
-        snprintf(key, sizeof key, "%stools_key", base);
-        TRY(conf_str_opt(c, key, &t->tools_key));
-        snprintf(key, sizeof key, "%senable_thinking_key", base);
-        TRY(conf_str_opt(c, key, &t->enable_thinking_key));
+    TRY(conf_bool_opt(c, "data.multiturn.enable", &multiturn));
+    if (multiturn || conf_is_null(c, "data.prompt_key")) {
+        TRY(conf_str(c, "data.messages_key", &t->messages_key));
+        TRY(conf_str_opt(c, "data.tools_key", &t->tools_key));
+        TRY(conf_str_opt(c, "data.enable_thinking_key", &t->enable_thinking_key));
         TRY(conf_bool_opt(c, "data.ignore_input_ids_mismatch", &t->ignore_input_ids_mismatch));
     } else {
         TRY(conf_str(c, "data.prompt_key", &t->prompt_key));
@@ -113,8 +107,7 @@ static int read_data(struct sft_config *k, const struct conf *c) {
         t->response_dict_keys = k->response_dict_keys = terminated(keys, n);
     }
     TRY(conf_json(c, "data.apply_chat_template_kwargs", &t->chat_kwargs));
-    bool dynamic = !k->legacy;
-    if (!k->legacy) TRY(conf_bool(c, "data.use_dynamic_bsz", &dynamic));
+    TRY(conf_bool(c, "data.use_dynamic_bsz", &dynamic));
     if (dynamic) return conf_i64(c, "data.max_token_len_per_gpu", &k->cut.max_rows);
     return conf_i64(c, "data.micro_batch_size_per_gpu", &k->cut.max_seqs);
 }
@@ -142,11 +135,11 @@ static int read_optim(struct sft_config *k, const struct conf *c) {
 static int read_model(struct sft_config *k, const struct conf *c) {
     const char *path, *dtype = "bfloat16", *template = NULL;
     bool recompute = true;
-    TRY(conf_str(c, k->legacy ? "model.partial_pretrain" : "model.path", &path));
+    TRY(conf_str(c, "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
     k->tokenizer_dir = k->model_dir;
-    if (!k->legacy) TRY(conf_str_opt(c, "model.tokenizer_path", &k->tokenizer_dir));
-    TRY(conf_str_opt(c, k->legacy ? "data.chat_template" : "model.custom_chat_template", &template));
+    TRY(conf_str_opt(c, "model.tokenizer_path", &k->tokenizer_dir));
+    TRY(conf_str_opt(c, "model.custom_chat_template", &template));
     k->chat_kwargs = json_deep_copy(k->train.chat_kwargs);
     if (template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(template));
     k->train.chat_kwargs = k->chat_kwargs;
@@ -182,7 +175,6 @@ static int read_trainer(struct sft_config *k, const struct conf *c) {
 }
 
 static int config_read(struct sft_config *k, const struct conf *c) {
-    k->legacy = strcmp(conf_schema(c), "sft_trainer") == 0;
     TRY(read_data(k, c));
     TRY(read_model(k, c));
     TRY(read_optim(k, c));
