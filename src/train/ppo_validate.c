@@ -152,22 +152,35 @@ static bool variable(const struct val_row *r, const char *name, double *v) {
     return isfinite(*v);
 }
 
+/* Samples that lack the variable are left out, as verl leaves out None; the vote
+ * needs an answer of every sample. */
 static void group_metrics(struct accum *a, const struct val_row *rows, const int64_t *idx, int64_t n, const char *name) {
     double *x = xmalloc((size_t)n * sizeof *x);
     const char **pred = xmalloc((size_t)n * sizeof *pred);
-    bool have_pred = true, ok = true;
-    for (int64_t i = 0; i < n && ok; i++) {
-        ok = variable(&rows[idx[i]], name, &x[i]);
+    bool have_pred = true;
+    int64_t k = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (variable(&rows[idx[i]], name, &x[k])) k++;
         pred[i] = json_string_value(json_object_get(rows[idx[i]].extra, "pred"));
         have_pred &= pred[i] != NULL;
     }
-    if (ok) {
+    if (k > 0) {
         char prefix[256];
         snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", rows[idx[0]].data_source, name);
-        prompt_metrics(a, prefix, x, have_pred ? pred : NULL, n);
+        prompt_metrics(a, prefix, x, have_pred && k == n ? pred : NULL, k);
     }
     free(x);
     free(pred);
+}
+
+/* The largest N of an @N of one variable of one source; prefix as above. */
+static int64_t largest_n(const struct accum *a, const char *prefix, size_t len) {
+    int64_t best = 0;
+    for (int64_t i = 0; i < a->index.n; i++) {
+        const char *key = a->index.entries[i].key, *at = strrchr(key, '@');
+        if (strncmp(key, prefix, len) == 0 && at && atoll(at + 1) > best) best = atoll(at + 1);
+    }
+    return best;
 }
 
 static bool has_metric(const struct accum *a, const char *source, const char *var) {
@@ -180,19 +193,13 @@ static bool has_metric(const struct accum *a, const char *source, const char *va
 
 /* val-core or val-aux (ray_trainer._val_metrics_update). */
 static void publish(const struct accum *a, struct metrics *m) {
-    int64_t n_max = 0; /* largest N of an @N */
-    for (int64_t i = 0; i < a->index.n; i++) {
-        const char *at = strrchr(a->index.entries[i].key, '@');
-        if (at && atoll(at + 1) > n_max) n_max = atoll(at + 1);
-    }
-    char tag[32];
-    snprintf(tag, sizeof tag, "@%lld", (long long)n_max);
     for (int64_t i = 0; i < a->index.n; i++) {
         char *key = xstrdup(a->index.entries[i].key);
         char *var = strchr(key, '\x1f');
         *var++ = '\0';
-        char *metric = strchr(var, '\x1f');
+        char *metric = strchr(var, '\x1f'), tag[32];
         *metric++ = '\0';
+        snprintf(tag, sizeof tag, "@%lld", (long long)largest_n(a, a->index.entries[i].key, (size_t)(metric - key)));
         const char *core = has_metric(a, key, "acc") ? "acc" : "reward";
         const bool kind = strncmp(metric, "mean", 4) == 0 || strncmp(metric, "maj", 3) == 0 || strncmp(metric, "best", 4) == 0;
         const bool is_core = strcmp(var, core) == 0 && kind && strstr(metric, tag) != NULL;

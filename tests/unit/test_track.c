@@ -1,0 +1,321 @@
+/* test_track.c - metrics, the queue, and what each tracker leaves on disk: the JSONL
+ * file, run.db (read while the writer is open), TensorBoard's bytes; new and resumed. */
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "track/track.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static char dir[64];
+
+static int make_dir(void **state) {
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/verlc-test-XXXXXX");
+    unsetenv("VERL_FILE_LOGGER_PATH");
+    unsetenv("VERL_FILE_LOGGER_ROOT");
+    unsetenv("TENSORBOARD_DIR");
+    return mkdtemp(dir) ? 0 : -1;
+}
+static int remove_dir(void **state) {
+    (void)state;
+    return file_remove_tree(dir);
+}
+
+static struct track *open_run(int64_t resume_step) {
+    static const char *const loggers[] = {"file", "tensorboard", "wandb"};
+    struct track *t = NULL;
+    const struct track_args a = {.loggers = loggers, .n_loggers = 3, .project = "p", .experiment = "e", .run_dir = dir,
+                                 .total_steps = 10, .resume_step = resume_step, .title = "test"};
+    assert_int_equal(track_open(&t, &a), 0);
+    return t;
+}
+
+static void log_step(struct track *t, int64_t step, double v) {
+    struct metrics m = {0};
+    metrics_set(&m, v, "critic/rewards/mean");
+    metrics_set(&m, NAN, "actor/nan");
+    metrics_set_i64(&m, step, "training/global_step");
+    track_log(t, step, &m);
+    metrics_free(&m);
+}
+
+static void log_sample(struct track *t, int64_t step, double score) {
+    static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10};
+    static const float logp[] = {-0.5f, -1.25f};
+    json_t *extra = json_pack("{s:s}", "pred", "4");
+    const struct track_sample s = {.step = step, .uid = 3, .index = 1, .data_source = "openai/gsm8k", .prompt = "2 + 2 = ?",
+                                   .response = "4 \xE2\x82\xAC", .ground_truth = "4", .prompt_ids = prompt, .ids = ids,
+                                   .n_prompt = 3, .n = 2, .logp = logp, .score = score, .advantage = NAN,
+                                   .reward_status = "score", .extra = extra, .finish = "stop"};
+    track_sample(t, &s);
+    json_decref(extra);
+}
+
+/* ---- metrics ---- */
+
+static void test_metrics(void **state) {
+    (void)state;
+    struct metrics m = {0}, n = {0};
+    double v;
+    for (int i = 0; i < 200; i++) metrics_set(&m, i, "a/%d", i);
+    metrics_set(&m, -1, "a/%d", 7); /* in its place */
+    assert_int_equal(m.n, 200);
+    assert_true(metrics_get(&m, "a/7", &v) && v == -1);
+    assert_string_equal(m.items[7].name, "a/7");
+    metrics_set_i64(&n, 5, "a/7");
+    metrics_set(&n, 6, "b");
+    metrics_merge(&m, &n);
+    assert_int_equal(m.n, 201);
+    assert_true(metrics_get(&m, "a/7", &v) && v == 5 && m.items[7].whole);
+    assert_false(metrics_get(&m, "c", &v));
+    metrics_reset(&m);
+    assert_int_equal(m.n, 0);
+    metrics_free(&m);
+    metrics_free(&n);
+}
+
+/* ---- the JSONL file ---- */
+
+struct lines {
+    json_t *v[16];
+    int n;
+};
+static int keep_line(void *arg, char *line, size_t n, int64_t no) {
+    struct lines *l = arg;
+    (void)no;
+    assert_true(l->n < 16);
+    return json_parse(&l->v[l->n++], line, n, "metrics.jsonl");
+}
+static struct lines read_lines(void) {
+    struct lines l = {0};
+    char *path = file_join(dir, "metrics.jsonl");
+    assert_int_equal(file_each_line(path, keep_line, &l), 0);
+    free(path);
+    return l;
+}
+static void free_lines(struct lines *l) {
+    for (int i = 0; i < l->n; i++) json_decref(l->v[i]);
+}
+
+static void test_file(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    log_step(t, 1, 0.1);
+    log_step(t, 2, 1.0 / 3);
+    log_step(t, 3, 1e-300);
+    track_close(t);
+    char *path = file_join(dir, "metrics.jsonl");
+    FILE *f = fopen(path, "a");
+    assert_non_null(f);
+    fputs("{\"step\": 4, \"data\": {\"critic/rew", f); /* torn by a crash */
+    fclose(f);
+    t = open_run(2); /* step 3 is made again */
+    log_step(t, 3, 7);
+    assert_int_equal(track_flush(t), 0);
+    struct lines l = read_lines(); /* while the writer is open */
+    assert_int_equal(l.n, 3);
+    for (int i = 0; i < 3; i++) {
+        const json_t *data = json_object_get(l.v[i], "data");
+        assert_int_equal(json_integer_value(json_object_get(l.v[i], "step")), i + 1);
+        assert_true(json_is_null(json_object_get(data, "actor/nan")));
+        assert_true(json_is_integer(json_object_get(data, "training/global_step")));
+    }
+    assert_true(json_real_value(json_object_get(json_object_get(l.v[1], "data"), "critic/rewards/mean")) == 1.0 / 3);
+    assert_true(json_number_value(json_object_get(json_object_get(l.v[2], "data"), "critic/rewards/mean")) == 7);
+    free_lines(&l);
+    track_close(t);
+    t = open_run(-1); /* a new run starts empty */
+    track_close(t);
+    assert_int_equal(file_size(path), 0);
+    free(path);
+}
+
+static void test_places(void **state) {
+    (void)state;
+    char *path = file_join(dir, "deep/er/numbers.jsonl");
+    setenv("VERL_FILE_LOGGER_PATH", path, 1);
+    struct track *t = open_run(-1);
+    log_step(t, 1, 1);
+    track_close(t);
+    assert_true(file_size(path) > 0);
+    unsetenv("VERL_FILE_LOGGER_PATH");
+    free(path);
+    static const char *const unknown[] = {"consol"};
+    const struct track_args a = {.loggers = unknown, .n_loggers = 1, .project = "p", .experiment = "e", .run_dir = dir};
+    assert_int_equal(track_open(&t, &a), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "consol"));
+}
+
+/* A tracker that cannot write is dropped with its warning; the others go on. */
+static void test_failing(void **state) {
+    (void)state;
+    setenv("VERL_FILE_LOGGER_PATH", "/dev/full", 1);
+    struct track *t = open_run(-1);
+    for (int i = 1; i <= 3; i++) log_step(t, i, i);
+    assert_int_equal(track_flush(t), 0);
+    track_close(t);
+    unsetenv("VERL_FILE_LOGGER_PATH");
+    sqlite3 *db;
+    sqlite3_stmt *st;
+    char *path = file_join(dir, "run.db");
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT COUNT(DISTINCT step) FROM metrics", -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+    assert_int_equal(sqlite3_column_int(st, 0), 3);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    free(path);
+}
+
+/* ---- run.db ---- */
+
+static int64_t query(sqlite3 *db, const char *sql) {
+    sqlite3_stmt *st;
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+    const int64_t v = sqlite3_column_int64(st, 0);
+    sqlite3_finalize(st);
+    return v;
+}
+
+static void test_db(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    for (int i = 1; i <= 4; i++) {
+        log_sample(t, i, i == 2 ? NAN : 0.5 * i);
+        log_step(t, i, i);
+    }
+    assert_int_equal(track_flush(t), 0);
+    sqlite3 *db; /* a second connection while the writer is open */
+    sqlite3_stmt *st;
+    char *path = file_join(dir, "run.db");
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READONLY, NULL), SQLITE_OK);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics"), 12);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples"), 4);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics WHERE name = 'actor/nan' AND value IS NULL"), 4);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE score IS NULL"), 1); /* no score is no number */
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key = 'project' AND value = 'p'"), 1);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples WHERE step = 1",
+                                        -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+    assert_string_equal((const char *)sqlite3_column_text(st, 0), "2 + 2 = ?");
+    assert_string_equal((const char *)sqlite3_column_text(st, 1), "4 \xE2\x82\xAC");
+    assert_int_equal(sqlite3_column_bytes(st, 2), 8);
+    assert_memory_equal(sqlite3_column_blob(st, 2), ((const int32_t[]){9, 10}), 8);
+    assert_memory_equal(sqlite3_column_blob(st, 3), ((const float[]){-0.5f, -1.25f}), 8);
+    assert_string_equal((const char *)sqlite3_column_text(st, 4), "{\"pred\":\"4\"}");
+    assert_int_equal(sqlite3_column_int(st, 5), 3);
+    assert_int_equal(sqlite3_column_int(st, 6), 1);
+    assert_true(sqlite3_column_double(st, 7) == 0.5);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    track_close(t);
+
+    t = open_run(2); /* resumed: what is newer goes, and is made again */
+    log_sample(t, 3, 9);
+    log_step(t, 3, 9);
+    track_close(t);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(query(db, "SELECT MAX(step) FROM metrics"), 3);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples"), 3);
+    assert_int_equal(query(db, "SELECT value FROM metrics WHERE step = 3 AND name = 'critic/rewards/mean'"), 9);
+    sqlite3_close(db);
+    t = open_run(-1);
+    track_close(t);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics"), 0);
+    sqlite3_close(db);
+    free(path);
+}
+
+/* ---- TensorBoard ---- */
+
+/* The records of the one event file: length, masked CRC32-C, bytes, masked CRC32-C. */
+static uint32_t masked_crc(const uint8_t *p, size_t n) {
+    uint32_t c = ~0u;
+    for (size_t i = 0; i < n; i++) {
+        c ^= p[i];
+        for (int k = 0; k < 8; k++) c = c & 1 ? c >> 1 ^ 0x82f63b78u : c >> 1;
+    }
+    c = ~c;
+    return (c >> 15 | c << 17) + 0xa282ead8u;
+}
+
+static void test_tensorboard(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    log_step(t, 1, 0.25);
+    log_step(t, 300, 0.5);
+    track_close(t);
+    char *tb = file_join(dir, "tensorboard"), *path = NULL;
+    DIR *d = opendir(tb);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strncmp(e->d_name, "events.out.tfevents.", 20) == 0) path = file_join(tb, e->d_name);
+    closedir(d);
+    assert_non_null(path);
+    struct buf b = {0};
+    assert_int_equal(file_read(&b, path, 1 << 20), 0);
+    const uint8_t *p = (const uint8_t *)b.p;
+    size_t at = 0;
+    int n = 0;
+    while (at < b.n) {
+        uint64_t len;
+        uint32_t head, body;
+        assert_true(at + 12 <= b.n);
+        memcpy(&len, p + at, 8);
+        memcpy(&head, p + at + 8, 4);
+        assert_int_equal(head, masked_crc(p + at, 8));
+        assert_true(len < b.n && at + 16 + len <= b.n);
+        memcpy(&body, p + at + 12 + len, 4);
+        assert_int_equal(body, masked_crc(p + at + 12, len));
+        assert_int_equal(p[at + 12], 1 << 3 | 1); /* wall_time: field 1, fixed64 */
+        at += 16 + len;
+        n++;
+    }
+    assert_int_equal(n, 3); /* the version, then a record a step */
+    assert_non_null(memmem(b.p, b.n, "brain.Event:2", 13));
+    assert_non_null(memmem(b.p, b.n, "critic/rewards/mean", 19));
+    assert_int_equal(masked_crc((const uint8_t *)"123456789", 9), (0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u); /* RFC 3720 */
+    buf_free(&b);
+    free(path);
+    free(tb);
+}
+
+/* ---- the queue ---- */
+
+static void test_queue(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    enum { STEPS = 200, PER_STEP = 20 };
+    for (int i = 1; i <= STEPS; i++) {
+        for (int k = 0; k < PER_STEP; k++) log_sample(t, i, 1);
+        log_step(t, i, i);
+        track_progress(t, i, "rollout", 1, 2, 100);
+    }
+    track_close(t); /* writes all that is queued */
+    sqlite3 *db;
+    char *path = file_join(dir, "run.db");
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(query(db, "SELECT COUNT(DISTINCT step) FROM metrics"), STEPS);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples"), STEPS * PER_STEP);
+    sqlite3_close(db);
+    free(path);
+    track_close(NULL);
+}
+
+#define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
+int main(void) {
+    const struct CMUnitTest tests[] = {T(test_metrics), T(test_file), T(test_places), T(test_failing),
+                                       T(test_db), T(test_tensorboard), T(test_queue)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
