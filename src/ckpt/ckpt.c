@@ -317,7 +317,8 @@ static int verify_file(const char *dir, const char *rel, const json_t *want) {
     TRY(json_str(want, "xxh3_128", &sum, dir));
     char *path = file_join(dir, rel);
     int rc = 0;
-    if (file_size(path) != bytes)
+    if (!file_exists(path)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s is missing", path);
+    else if (file_size(path) != bytes)
         rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: %lld bytes where the manifest says %lld", path,
                      (long long)file_size(path), (long long)bytes);
     if (rc == 0) rc = hash_file_hex(path, hex);
