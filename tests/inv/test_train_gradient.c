@@ -1,0 +1,156 @@
+/* test_train_gradient.c - inv03: the gradient of a mini-batch does not depend on
+ * how it is cut into micro-batches, for every loss_agg_mode, by samples and by
+ * tokens, packed together or one by one, with and without entropy and KL. */
+#include "model_case.h"
+
+#include "algo/algo.h"
+#include "base/rng.h"
+#include "train/actor.h"
+
+enum { N = 11, MAX_LEN = 70, VOCAB = 100 };
+static const int64_t PROMPT[N] = {1, 5, 40, 9, 2, 17, 30, 3, 8, 1, 12}, RESPONSE[N] = {69, 3, 20, 1, 33, 17, 40, 8, 2, 64, 11};
+
+#define EACH(i, array) for (size_t i = 0; i < sizeof(array) / sizeof *(array); i++)
+
+static const char *const AGG_MODES[] = {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm",
+                                        "seq-mean-token-mean"};
+
+struct rig {
+    struct model_case c;
+    struct actor *actor;
+    struct actor_seq seqs[N];
+    int32_t ids[N][MAX_LEN];
+    int64_t off[N + 1];
+    /* per token of the mini-batch */
+    uint8_t mask[N * MAX_LEN];
+    double old[N * MAX_LEN], ref[N * MAX_LEN], adv[N * MAX_LEN], logp[N * MAX_LEN], entropy[N * MAX_LEN], dlogp[N * MAX_LEN],
+        dentropy[N * MAX_LEN];
+    struct algo_agg agg;
+    bool regularized; /* entropy bonus and KL loss */
+    double loss;
+};
+
+static void rig_open(struct rig *r, const char *backend) {
+    case_open(&r->c, &(struct case_args){"qwen2", backend, 2, DT_F32, MODEL_TRAIN});
+    const struct actor_args a = {.dev = &r->c.dev, .model = r->c.m, .train = true, .keep = MODEL_KEEP_LAYER,
+                                 .max_rows = N * MAX_LEN, .max_seqs = N};
+    OK(actor_create(&r->actor, &a));
+    struct rng rng = {.seed = 6, .stream = RNG_TEST};
+    r->off[0] = 0;
+    for (int64_t i = 0; i < N; i++) {
+        const int64_t n = PROMPT[i] + RESPONSE[i];
+        assert_true(n <= MAX_LEN);
+        for (int64_t t = 0; t < n; t++) r->ids[i][t] = (int32_t)rng_below(&rng, VOCAB);
+        r->seqs[i] = (struct actor_seq){.ids = r->ids[i], .n = n, .first = PROMPT[i]};
+        r->off[i + 1] = r->off[i] + RESPONSE[i];
+    }
+    const struct actor_cut all = {.max_seqs = N};
+    float logp[N * MAX_LEN];
+    OK(actor_logp(r->actor, r->seqs, N, all, 1, (struct actor_out){.logp = logp}));
+    for (int64_t i = 0; i < N; i++) {
+        const double adv = (double)rng_normal(&rng);
+        for (int64_t t = r->off[i]; t < r->off[i + 1]; t++) {
+            r->mask[t] = rng_below(&rng, 8) != 0; /* some tokens are not the policy's */
+            r->old[t] = (double)logp[t] + 0.3 * (double)rng_normal(&rng);
+            r->ref[t] = (double)logp[t] + 0.3 * (double)rng_normal(&rng);
+            r->adv[t] = adv;
+        }
+    }
+}
+
+static void rig_close(struct rig *r) {
+    actor_destroy(r->actor);
+    case_close(&r->c);
+}
+
+static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
+                   float *dlogp, float *dentropy) {
+    struct rig *r = arg;
+    const struct algo_ragged ragged = {.n = hi - lo, .off = r->off + lo, .mask = r->mask};
+    struct algo_kl_type kl;
+    double loss;
+    assert_true(r->off[lo] == t0 && r->off[hi] == t1);
+    TRY(algo_kl_find(&kl, "low_var_kl"));
+    for (int64_t t = t0; t < t1; t++) {
+        r->logp[t] = (double)logp[t - t0];
+        r->entropy[t] = (double)entropy[t - t0];
+    }
+    const struct algo_actor_args a = {
+        .policy = {.r = &ragged, .old_logp = r->old, .logp = r->logp, .advantages = r->adv, .agg = r->agg, .cfg = algo_policy_defaults()},
+        .loss_mode = algo_policy_find("vanilla"),
+        .entropy = r->entropy, .entropy_coeff = r->regularized ? 0.01 : 0,
+        .ref_logp = r->regularized ? r->ref : NULL, .kl_loss_type = &kl, .kl_loss_coef = 0.1};
+    TRY(algo_actor_loss(&a, &loss, r->dlogp, r->dentropy, NULL));
+    for (int64_t t = t0; t < t1; t++) {
+        dlogp[t - t0] = (float)r->dlogp[t];
+        if (dentropy) dentropy[t - t0] = (float)r->dentropy[t];
+    }
+    r->loss += loss;
+    return 0;
+}
+
+/* The flat gradient under a cut; caller frees. */
+static float *gradient(struct rig *r, struct actor_cut cut, int64_t *n_micro) {
+    const size_t bytes = (size_t)r->c.m->n_elems * sizeof(float);
+    struct actor_step_result res;
+    const struct actor_step_args a = {.seqs = r->seqs, .n = N, .cut = cut, .temperature = 1, .entropy = true,
+                                      .entropy_grad = r->regularized, .loss = loss_fn, .loss_arg = r};
+    float *g = xmalloc(bytes);
+    r->loss = 0;
+    OK(actor_backward(r->actor, &a, &res));
+    OK(dev_copy_out(&r->c.dev, g, actor_grads(r->actor), bytes));
+    *n_micro = res.n_micro;
+    return g;
+}
+
+static int64_t valid(const struct rig *r) {
+    int64_t n = 0;
+    for (int64_t t = 0; t < r->off[N]; t++) n += r->mask[t];
+    return n;
+}
+
+static void inv03_micro_batches(void **state) {
+    (void)state;
+    static const char *const backends[] = {"ref", "cpu"};
+    static const struct {
+        struct actor_cut cut;
+        int64_t n_micro;
+    } cuts[] = {{{.max_seqs = 1}, 11}, {{.max_seqs = 3}, 4}, {{.max_rows = 100}, 5}, {{.max_rows = 1}, 11}, {{.max_rows = 800}, 1}};
+    struct rig *r = xcalloc(1, sizeof *r);
+    EACH(b, backends) {
+        rig_open(r, backends[b]);
+        EACH(m, AGG_MODES) for (int regularized = 0; regularized < 2; regularized++) {
+            int64_t n_micro;
+            double worst = 0, worst_loss = 0;
+            r->regularized = regularized;
+            r->agg = (struct algo_agg){.mode = algo_agg_find(AGG_MODES[m]), .batch_num_tokens = valid(r), .global_batch_size = N,
+                                       .width = MAX_LEN};
+            float *all = gradient(r, (struct actor_cut){.max_seqs = N}, &n_micro);
+            const double loss = r->loss;
+            assert_int_equal(n_micro, 1);
+            assert_true(case_nmse(all, all, r->c.m->n_elems) == 0);
+            double size = 0;
+            for (int64_t k = 0; k < r->c.m->n_elems; k++) size += (double)all[k] * (double)all[k];
+            assert_true(sqrt(size) > 1e-3);
+            EACH(c, cuts) {
+                float *g = gradient(r, cuts[c].cut, &n_micro);
+                assert_int_equal(n_micro, cuts[c].n_micro);
+                worst = fmax(worst, sqrt(case_nmse(g, all, r->c.m->n_elems)));
+                worst_loss = fmax(worst_loss, fabs(r->loss - loss) / fmax(1, fabs(loss)));
+                free(g);
+            }
+            print_message("%s %-24s %s: gradient %.1e relative, loss %.1e\n", backends[b], AGG_MODES[m],
+                          regularized ? "with entropy and KL" : "policy loss alone  ", worst, worst_loss);
+            assert_true(worst <= 1e-6); /* the bar: fp32 sums of up to 11 parts in another order */
+            assert_true(worst_loss <= 1e-12); /* fp64 sums of the same log-probs */
+            free(all);
+        }
+        rig_close(r);
+    }
+    free(r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches)};
+    return cmocka_run_group_tests_name("micro-batches", tests, NULL, NULL);
+}

@@ -1,0 +1,398 @@
+/* test_train_rollout.c - generation against training, on the real engine, the
+ * real decoder and the trainer's actor.
+ *
+ * inv01: the log-probs that rollout returns are those of the training forward
+ * pass, bit for bit: every instruction set of this machine, fp32 and bf16, one
+ * and two threads, any limits of the engine, preemption, shared prefixes,
+ * chunked prefill.  inv02: a sequence's log-probs do not depend on its company.
+ * inv06: once opened, generation and training take no device memory. */
+#include "model_case.h"
+
+#include "base/rng.h"
+#include "roll/roll.h"
+#include "train/actor.h"
+
+enum { N_PROMPTS = 5, N = 3, N_SAMPLES = N_PROMPTS * N, MAX_TOKENS = 40, MAX_LEN = 97 + MAX_TOKENS, VOCAB = 4200, EOS = 2 };
+static const int64_t PROMPT_LENS[N_PROMPTS] = {1, 17, 33, 64, 97};
+#define TEMPERATURE 0.7f
+
+#define EACH(i, array) for (size_t i = 0; i < sizeof(array) / sizeof *(array); i++)
+
+/* ---- a model whose vocabulary is more than one chunk of the head ---- */
+
+static const char *const CONFIGS[] = {
+    "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 96,"
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 4200,"
+    " \"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.15,"
+    " \"eos_token_id\": 2, \"tie_word_embeddings\": true, \"rope_theta\": 1e4, \"torch_dtype\": \"float32\"}",
+    /* keys outside the window are in pages that are still held */
+    "{\"model_type\": \"mistral\", \"architectures\": [\"MistralForCausalLM\"], \"hidden_size\": 48, \"intermediate_size\": 80,"
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"num_key_value_heads\": 1, \"head_dim\": 16, \"vocab_size\": 4200,"
+    " \"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.15,"
+    " \"eos_token_id\": 2, \"tie_word_embeddings\": false, \"rope_theta\": 1e4, \"sliding_window\": 21,"
+    " \"torch_dtype\": \"float32\"}",
+};
+
+struct rig {
+    struct dev dev;
+    struct model *m;
+    const char *dir, *backend;
+    int threads;
+    int32_t prompts[N_PROMPTS][128];
+};
+
+static char *make_model(const char *config) {
+    json_t *c = json_loads(config, 0, NULL);
+    assert_non_null(c);
+    char *dir = case_temp_dir(), *model = file_join(dir, "m");
+    OK(model_init_dir(c, model, 3, DT_F32));
+    json_decref(c);
+    free(model);
+    return dir;
+}
+
+static void fill_prompts(struct rig *r) {
+    struct rng rng = {.seed = 9, .stream = RNG_TEST};
+    for (int i = 0; i < N_PROMPTS; i++)
+        for (int64_t t = 0; t < PROMPT_LENS[i]; t++) /* the longer ones begin alike, for two full pages */
+            r->prompts[i][t] = t < 2 * ROLL_PAGE_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
+}
+
+static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) {
+    r->dir = dir;
+    char *model = file_join(dir, "m");
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, flags, MAX_LEN}));
+    free(model);
+    fill_prompts(r);
+}
+
+/* ---- rollout ---- */
+
+struct samples {
+    int64_t n[N_SAMPLES], preempted, cached;
+    int32_t ids[N_SAMPLES][MAX_TOKENS];
+    float logp[N_SAMPLES][MAX_TOKENS];
+};
+
+static int take(void *arg, const struct roll_sample *s) {
+    struct samples *o = arg;
+    const int64_t i = (int64_t)(intptr_t)s->user * N + s->index;
+    assert_int_equal(o->n[i], 0); /* each sample ends once */
+    o->n[i] = s->n;
+    memcpy(o->ids[i], s->ids, (size_t)s->n * 4);
+    memcpy(o->logp[i], s->logp, (size_t)s->n * 4);
+    return 0;
+}
+
+struct limits {
+    const char *what;
+    int64_t n_pages, max_rows, max_seqs;
+    bool no_prefix_cache, reversed;
+};
+static const struct limits LIMITS[] = {
+    {"roomy", 400, 2048, 64, false, false},
+    {"7 rows a step: prompts in chunks", 400, 7, 7, false, false},
+    {"12 pages: preemption", 12, 40, 15, false, false},
+    {"12 pages, nothing shared, backwards", 12, 40, 15, true, true},
+    {"one sample at a time", 9, 512, 1, false, true},
+};
+
+static void generate_on(struct rig *r, struct roll_decoder *d, const struct limits *l, struct samples *out) {
+    struct roll_engine *e;
+    memset(out, 0, sizeof *out);
+    const struct roll_model rm = roll_decoder_model(d);
+    const struct roll_config cfg = {.max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache,
+                                    .done = take, .done_arg = out};
+    static const int32_t eos[] = {EOS};
+    OK(roll_create(&e, &rm, &cfg));
+    for (int k = 0; k < N_PROMPTS; k++) {
+        const int i = l->reversed ? N_PROMPTS - 1 - k : k;
+        const struct roll_request q = {
+            .prompt = r->prompts[i], .n_prompt = PROMPT_LENS[i], .n = N, .max_tokens = MAX_TOKENS - 7 * i,
+            .temperature = TEMPERATURE, .top_p = i == 1 ? 0.9f : 1, .top_k = i == 2 ? 20 : 0,
+            .repetition_penalty = i == 3 ? 1.2f : 1, .seed = 5, .uid = (uint64_t)i, .stop_ids = eos, .n_stop_ids = 1,
+            .user = (void *)(intptr_t)i};
+        OK(roll_submit(e, &q, NULL));
+    }
+    OK(roll_run(e));
+    const struct roll_stats st = roll_stats(e);
+    assert_int_equal(st.finished, N_SAMPLES);
+    out->preempted = st.preempted;
+    out->cached = st.cached_rows;
+    roll_destroy(e);
+}
+
+static void generate(struct rig *r, const struct limits *l, struct samples *out) {
+    struct roll_decoder *d;
+    const struct roll_decoder_args a = {.model = r->m, .n_pages = l->n_pages, .max_rows = l->max_rows, .max_seqs = l->max_seqs,
+                                        .max_len = MAX_LEN};
+    OK(roll_decoder_open(&d, &a));
+    generate_on(r, d, l, out);
+    roll_decoder_close(d);
+}
+
+/* ---- training forward ---- */
+
+struct packed {
+    struct actor_seq seqs[N_SAMPLES];
+    int32_t ids[N_SAMPLES][MAX_LEN];
+    int64_t n, n_targets;
+};
+
+/* Prompt and response of each sample, in the order given (NULL: 0, 1, ...). */
+static void pack(const struct rig *r, const struct samples *s, const int64_t *order, struct packed *p) {
+    *p = (struct packed){.n = N_SAMPLES};
+    for (int64_t k = 0; k < N_SAMPLES; k++) {
+        const int64_t i = order ? order[k] : k, np = PROMPT_LENS[i / N];
+        memcpy(p->ids[k], r->prompts[i / N], (size_t)np * 4);
+        memcpy(p->ids[k] + np, s->ids[i], (size_t)s->n[i] * 4);
+        p->seqs[k] = (struct actor_seq){.ids = p->ids[k], .n = np + s->n[i], .first = np};
+        p->n_targets += s->n[i];
+    }
+}
+
+/* Differing values between rollout's log-probs and those in packed order. */
+static int64_t differing(const struct samples *s, const int64_t *order, const float *logp) {
+    int64_t bad = 0;
+    for (int64_t k = 0; k < N_SAMPLES; k++) {
+        const int64_t i = order ? order[k] : k;
+        for (int64_t t = 0; t < s->n[i]; t++) bad += memcmp(&s->logp[i][t], logp++, sizeof *logp) != 0;
+    }
+    return bad;
+}
+
+static void sane(const struct samples *s) {
+    int64_t tokens = 0, short_ones = 0;
+    double low = 0;
+    for (int64_t i = 0; i < N_SAMPLES; i++) {
+        tokens += s->n[i];
+        short_ones += s->n[i] > 0 && s->ids[i][s->n[i] - 1] == EOS;
+        for (int64_t t = 0; t < s->n[i]; t++) {
+            assert_true(isfinite(s->logp[i][t]) && s->logp[i][t] <= 0);
+            low = fmin(low, (double)s->logp[i][t]);
+        }
+    }
+    assert_true(tokens >= 10 * N_SAMPLES - 10 * short_ones && low < -1);
+}
+
+/* All cuts, both orders: every log-prob has rollout's bits. */
+static void same_as_training(struct rig *r, const struct samples *s, const char *what) {
+    static const struct actor_cut cuts[] = {{.max_seqs = N_SAMPLES}, {.max_seqs = 1}, {.max_seqs = 4}, {.max_rows = 200}};
+    int64_t order[N_SAMPLES];
+    struct rng rng = {.seed = 4, .stream = RNG_TEST};
+    struct packed *p = xmalloc(sizeof *p);
+    float *logp = xmalloc(sizeof(float) * N_SAMPLES * MAX_TOKENS);
+    struct actor *a;
+    const struct actor_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
+    OK(actor_create(&a, &args));
+    for (int64_t i = 0; i < N_SAMPLES; i++) order[i] = i;
+    EACH(c, cuts) {
+        pack(r, s, order, p);
+        OK(actor_logp(a, p->seqs, p->n, cuts[c], TEMPERATURE, (struct actor_out){.logp = logp}));
+        const int64_t bad = differing(s, order, logp);
+        if (bad) fail_msg("%s, cut %zu: %lld of %lld log-probs differ", what, c, (long long)bad, (long long)p->n_targets);
+        rng_shuffle(&rng, order, N_SAMPLES);
+    }
+    /* the comparison is one that fails: a temperature one step away */
+    OK(actor_logp(a, p->seqs, p->n, cuts[0], nextafterf(TEMPERATURE, 1), (struct actor_out){.logp = logp}));
+    pack(r, s, order, p);
+    assert_true(differing(s, NULL, logp) > p->n_targets / 4);
+    actor_destroy(a);
+    free(logp);
+    free(p);
+}
+
+/* ---- the backends of this machine ---- */
+
+static const char *const BACKENDS[] = {"ref", "c", "avx2", "avx512", "avx512bf16", "amx"};
+
+static bool open_backend(struct dev *d, const char *name, int threads) {
+    *d = (struct dev){0};
+    if (strcmp(name, "ref") == 0) return dev_open_ref(d) == 0;
+    return dev_open_cpu(d, threads, name) == 0;
+}
+
+static void rig_close(struct rig *r) {
+    model_close(r->m);
+    assert_int_equal(r->dev.allocated, 0);
+    dev_close(&r->dev);
+}
+
+static void each_backend(void (*check)(struct rig *r, const char *what)) {
+    static const enum dtype acts[] = {DT_F32, DT_BF16};
+    int64_t n = 0;
+    EACH(c, CONFIGS) {
+        char *dir = make_model(CONFIGS[c]);
+        EACH(b, BACKENDS) EACH(t, acts) {
+            char what[96];
+            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1};
+            if (!open_backend(&r.dev, BACKENDS[b], r.threads)) continue;
+            snprintf(what, sizeof what, "%s %s %s", c ? "mistral" : "qwen2", BACKENDS[b], dtype_name(acts[t]));
+            rig_open(&r, dir, acts[t], MODEL_INFER);
+            check(&r, what);
+            rig_close(&r);
+            n++;
+        }
+        case_drop_dir(dir);
+    }
+    assert_true(n >= 8); /* ref and c are everywhere */
+}
+
+static void assert_same(const struct samples *got, const struct samples *want, const char *what, const char *how) {
+    for (int64_t i = 0; i < N_SAMPLES; i++)
+        if (got->n[i] != want->n[i] || memcmp(got->ids[i], want->ids[i], (size_t)want->n[i] * 4) != 0 ||
+            memcmp(got->logp[i], want->logp[i], (size_t)want->n[i] * 4) != 0)
+            fail_msg("%s, %s: sample %lld is not that of a roomy engine", what, how, (long long)i);
+}
+
+static void rollout_check(struct rig *r, const char *what) {
+    struct samples *first = xmalloc(sizeof *first), *s = xmalloc(sizeof *s);
+    int64_t preempted = 0, cached = 0;
+    generate(r, &LIMITS[0], first);
+    sane(first);
+    assert_true(first->cached > 0);
+    same_as_training(r, first, what);
+    for (size_t l = 1; l < sizeof LIMITS / sizeof *LIMITS; l++) {
+        generate(r, &LIMITS[l], s);
+        assert_same(s, first, what, LIMITS[l].what);
+        if (LIMITS[l].no_prefix_cache) assert_int_equal(s->cached, 0);
+        preempted += s->preempted;
+        cached += s->cached;
+    }
+    assert_true(preempted > 0 && cached > 0);
+    struct rig other = {0};
+    assert_true(open_backend(&other.dev, r->backend, 3 - r->threads)); /* 1 and 2 threads */
+    rig_open(&other, r->dir, r->m->act, MODEL_INFER);
+    generate(&other, &LIMITS[0], s);
+    assert_same(s, first, what, "other number of threads");
+    rig_close(&other);
+    print_message("%-24s 0 bits differ; %lld preemptions, %lld rows shared\n", what, (long long)preempted, (long long)cached);
+    free(first);
+    free(s);
+}
+
+static void inv01_rollout_equals_train(void **state) {
+    (void)state;
+    each_backend(rollout_check);
+}
+
+/* Log-probs, entropies and squares of one sequence: alone, and among all others. */
+static void company_check(struct rig *r, const char *what) {
+    struct samples *s = xmalloc(sizeof *s);
+    struct packed *p = xmalloc(sizeof *p);
+    enum { SIZE = N_SAMPLES * MAX_TOKENS };
+    float *all = xmalloc(6 * SIZE * sizeof(float)), *one = all + 3 * SIZE;
+    generate(r, &LIMITS[0], s);
+    pack(r, s, NULL, p);
+    struct actor *a;
+    const struct actor_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
+    OK(actor_create(&a, &args));
+    const struct actor_cut cut = {.max_seqs = N_SAMPLES};
+    OK(actor_logp(a, p->seqs, p->n, cut, TEMPERATURE, (struct actor_out){all, all + SIZE, all + 2 * SIZE}));
+    int64_t at = 0;
+    for (int64_t i = 0; i < p->n; i++) {
+        OK(actor_logp(a, &p->seqs[i], 1, cut, TEMPERATURE, (struct actor_out){one, one + SIZE, one + 2 * SIZE}));
+        const int64_t n = actor_seq_targets(&p->seqs[i]);
+        for (int k = 0; k < 3; k++)
+            if (memcmp(all + k * SIZE + at, one + k * SIZE, (size_t)n * 4) != 0)
+                fail_msg("%s: output %d of sequence %lld depends on its company", what, k, (long long)i);
+        at += n;
+    }
+    assert_int_equal(at, p->n_targets);
+    actor_destroy(a);
+    free(all);
+    free(p);
+    free(s);
+}
+
+static void inv02_row_independence(void **state) {
+    (void)state;
+    each_backend(company_check);
+}
+
+/* ---- memory ---- */
+
+static struct {
+    int (*real)(struct dev *d, size_t bytes, void **out);
+    int64_t n;
+} counted;
+
+static int counting_alloc(struct dev *d, size_t bytes, void **out) {
+    counted.n++;
+    return counted.real(d, bytes, out);
+}
+
+static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
+                   float *dlogp, float *dentropy) {
+    (void)arg, (void)lo, (void)hi, (void)logp, (void)entropy, (void)dentropy;
+    for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = -1.0f / (float)(N_SAMPLES * MAX_TOKENS);
+    return 0;
+}
+
+/* As the trainer has it: decoder and actor in one block, used in turn. */
+static void inv06_no_allocation_after_open(void **state) {
+    (void)state;
+    char *dir = make_model(CONFIGS[0]);
+    struct rig r = {0};
+    struct roll_decoder *d;
+    struct actor *a;
+    void *block;
+    OK(dev_open_cpu(&r.dev, 2, NULL));
+    struct dev_ops ops = *r.dev.ops;
+    counted.real = ops.alloc;
+    counted.n = 0;
+    ops.alloc = counting_alloc;
+    const struct dev_ops *own = r.dev.ops;
+    r.dev.ops = &ops;
+    rig_open(&r, dir, DT_BF16, MODEL_TRAIN);
+    struct roll_decoder_args ra = {.model = r.m, .n_pages = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
+    struct actor_args aa = {.dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN,
+                            .max_seqs = 4};
+    const size_t roll_bytes = roll_decoder_bytes(&r.m->cfg, DT_BF16, &ra), actor_bytes = actor_block_bytes(&r.m->cfg, DT_BF16, &aa);
+    const size_t bytes = roll_bytes > actor_bytes ? roll_bytes : actor_bytes;
+    OK(dev_alloc(&r.dev, bytes, &block));
+    ra.block = aa.block = block;
+    OK(roll_decoder_open(&d, &ra));
+    OK(actor_create(&a, &aa));
+    const int64_t opened = counted.n;
+    const size_t allocated = r.dev.allocated, peak = r.dev.peak;
+    assert_true(opened >= 5);
+    struct samples *s = xmalloc(sizeof *s);
+    struct packed *p = xmalloc(sizeof *p);
+    const struct limits l = {.max_rows = 128, .max_seqs = 8};
+    const struct optim_config optim = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
+    float before = 0;
+    for (int step = 0; step < 3; step++) {
+        struct actor_step_result res;
+        generate_on(&r, d, &l, s);
+        assert_true(s->logp[0][0] != before); /* the policy moved between the steps */
+        before = s->logp[0][0];
+        pack(&r, s, NULL, p);
+        const struct actor_step_args st = {.seqs = p->seqs, .n = p->n, .cut = {.max_seqs = 4}, .temperature = 1,
+                                           .loss = push_up, .optim = &optim, .lr = 1e-2};
+        OK(actor_step(a, &st, &res));
+        assert_true(res.optim.grad_norm > 0 && isfinite(res.optim.grad_norm));
+        assert_int_equal(counted.n, opened);
+        assert_int_equal(r.dev.allocated, allocated);
+    }
+    assert_int_equal(r.dev.peak, peak);
+    actor_destroy(a);
+    roll_decoder_close(d);
+    dev_free(&r.dev, block, bytes);
+    model_close(r.m);
+    assert_int_equal(r.dev.allocated, 0);
+    r.dev.ops = own;
+    dev_close(&r.dev);
+    case_drop_dir(dir);
+    free(p);
+    free(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(inv01_rollout_equals_train),
+        cmocka_unit_test(inv02_row_independence),
+        cmocka_unit_test(inv06_no_allocation_after_open),
+    };
+    return cmocka_run_group_tests_name("rollout and training", tests, NULL, NULL);
+}
