@@ -222,7 +222,8 @@ struct dev_ops {
 struct dev {
     const struct dev_ops *ops;
     void *ctx;             /* backend state: thread pool, streams, workspace */
-    char describe[128];    /* for people: "cpu: 2 threads, avx512-bf16" */
+    char describe[128];    /* for people: "cpu: 2 threads, avx512" */
+    char isa[32];          /* what decides the bits: "avx512", "ref"; part of a run's identity */
     size_t mem_total;      /* bytes the device (or the machine) has */
     size_t allocated, peak;/* through dev_alloc */
 };

@@ -201,6 +201,7 @@ int dev_open_cpu(struct dev *d, int n_threads, const char *isa) {
     if (!c->thread_mem) FAILG(fail, ERR_NOMEM, "cpu: out of memory for %d threads", c->n_threads);
     TRYG(choose_isa(c, isa, &probed), fail);
     c->gemm = cpu_gemm_isa_of(c->isa);
+    snprintf(d->isa, sizeof d->isa, "%s", c->gemm->name);
     snprintf(d->describe, sizeof d->describe, "cpu: %d thread%s, %s%s", c->n_threads,
              c->n_threads == 1 ? "" : "s", c->gemm->name, probed ? " (measured fastest)" : "");
     return 0;

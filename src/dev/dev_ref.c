@@ -186,6 +186,7 @@ int dev_open_ref(struct dev *d) {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     *d = (struct dev){.ops = &ref_ops};
     if (pages > 0 && page > 0) d->mem_total = (size_t)pages * (size_t)page;
+    snprintf(d->isa, sizeof d->isa, "ref");
     snprintf(d->describe, sizeof d->describe, "ref: 1 thread, plain C");
     pool_set_fp_mode(); /* denormals as on every other backend */
     return 0;

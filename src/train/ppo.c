@@ -6,6 +6,7 @@
  * optimizer, the data cursor and the step number, all of which a checkpoint
  * holds; so a run that was killed and resumed ends in the same bits. */
 #include "train/ppo_int.h"
+#include "train/resume.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -91,7 +92,7 @@ out:
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct ppo *p, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
-    json_t *trainer = json_pack("{s:I, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "data", p->cursor, "kl_ctrl",
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "isa", p->dev.isa, "data", p->cursor, "kl_ctrl",
                                 p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps);
     const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
                                      .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep};
@@ -105,48 +106,18 @@ static int save(struct ppo *p, int64_t step, int64_t keep) {
     return rc;
 }
 
-static int resume_from(struct ppo *p, const char *dir, int64_t step) {
+static int resume_from(struct ppo *p, const struct resume *r) {
     const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), NULL};
-    json_t *t = NULL;
-    int rc = 0;
-    TRY(ckpt_read_trainer(dir, &t));
-    TRYG(ckpt_load_part(dir, &actor), out);
-    int64_t bad = 0;
-    TRYG(json_i64_opt(t, "bad_steps", &bad, dir), out);
-    TRYG(json_f64(t, "kl_ctrl", &p->kl_ctrl.value, dir), out);
-    TRYG(data_sampler_restore(&p->sampler, json_object_get(t, "data"), dir), out);
-    p->bad_steps = bad;
-    p->step = p->saved_step = step;
-    p->optim_done = actor_optim(p->actor)->step;
-    log_info("resumed from %s", dir);
-out:
-    json_decref(t);
-    return rc;
-}
-
-static int find_resume(const struct ppo *p, char **dir, int64_t *step) {
-    *dir = NULL;
-    *step = -1;
-    if (strcmp(p->k.resume_mode, "disable") == 0) return 0;
-    if (strcmp(p->k.resume_mode, "auto") == 0) return ckpt_find(p->k.default_local_dir, step, dir);
-    if (strcmp(p->k.resume_mode, "resume_path") != 0)
-        FAIL(ERR_INVAL, "trainer.resume_mode=%s: expected auto, disable or resume_path", p->k.resume_mode);
-    if (!p->k.resume_from) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
-    TRY(ckpt_step_of(p->k.resume_from, step));
-    TRY(ckpt_verify(p->k.resume_from));
-    *dir = xstrdup(p->k.resume_from);
+    TRY(ckpt_load_part(r->dir, &actor));
+    TRY(json_i64_opt(r->trainer, "bad_steps", &p->bad_steps, r->dir));
+    TRY(json_f64(r->trainer, "kl_ctrl", &p->kl_ctrl.value, r->dir));
+    TRY(data_sampler_restore(&p->sampler, json_object_get(r->trainer, "data"), r->dir));
+    p->step = p->saved_step = r->step;
+    log_info("resumed from %s", r->dir);
     return 0;
 }
 
 /* ---- opening ---- */
-
-static int open_device(struct ppo *p) {
-    const char *want = p->k.device;
-    if (want && strcmp(want, "cpu") != 0 && strcmp(want, "ref") != 0)
-        log_note("trainer.device=%s: this machine has no such device; running on the CPU", want);
-    if (want && strcmp(want, "ref") == 0) return dev_open_ref(&p->dev);
-    return dev_open_cpu(&p->dev, p->k.threads, NULL);
-}
 
 static int open_dataset(struct ppo *p, bool train, struct rl_dataset **out) {
     const struct ppo_config *k = &p->k;
@@ -215,18 +186,19 @@ static int open_track(struct ppo *p, int64_t resume_step) {
 static int open_all(struct ppo *p, const struct conf *c) {
     struct model_config m;
     struct buf text = {0};
-    int64_t step;
-    char *dir = NULL;
+    struct resume from = {.step = -1};
     int rc = 0;
     TRY(ppo_config_read(&p->k, c));
     TRY(conf_yaml(c, &text));
     p->config_yaml = buf_take(&text);
     TRY(train_run_dir(p->k.default_local_dir));
-    TRY(open_device(p));
-    log_info("device: %s", p->dev.describe);
     TRY(stages_create(&p->stages, p->k.deadline_s));
     stage_begin(p->stages, "start");
     TRY(model_config_load(&m, p->k.model_dir));
+    const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
+    TRYG(resume_find(&from, &a), out);
+    TRYG(resume_open_device(&p->dev, &from, p->k.device, p->k.threads), out);
+    log_info("device: %s", p->dev.describe);
     TRYG(ppo_plan_make(&p->plan, &p->k, &m, &p->dev), out);
     TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
     log_info("%s", text.p);
@@ -235,15 +207,14 @@ static int open_all(struct ppo *p, const struct conf *c) {
     TRYG(reward_create(&p->reward, &p->k.reward), out);
     TRYG(open_models(p), out);
     TRYG(algo_kl_ctrl_init(&p->kl_ctrl, p->k.kl_ctrl_type, p->k.kl_ctrl_coef, p->k.kl_ctrl_target, p->k.kl_ctrl_horizon), out);
-    TRYG(find_resume(p, &dir, &step), out);
-    TRYG(open_track(p, step), out);
-    if (dir) TRYG(resume_from(p, dir, step), out);
+    TRYG(open_track(p, from.step), out);
+    if (from.dir) TRYG(resume_from(p, &from), out);
     p->cursor = data_sampler_state(&p->sampler);
 out:
     stage_end(p->stages);
     model_config_free(&m);
     buf_free(&text);
-    free(dir);
+    resume_free(&from);
     return rc;
 }
 
@@ -353,7 +324,8 @@ int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
     struct ppo p = {0};
     struct model_config m = {0};
     int rc = ppo_config_read(&p.k, c);
-    if (rc == 0) rc = open_device(&p);
+    const struct resume none = {.step = -1};
+    if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
     if (rc == 0) rc = model_config_load(&m, p.k.model_dir);
     if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, &p.dev);
     if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);

@@ -9,6 +9,7 @@
 #include "text/text.h"
 #include "train/actor.h"
 #include "train/stage.h"
+#include "train/resume.h"
 #include "train/train.h"
 
 #include "base/clock.h"
@@ -302,7 +303,7 @@ static int validate(struct sft *s) {
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct sft *s, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.tokenizer_dir};
-    json_t *trainer = json_pack("{s:I, s:O, s:I, s:I}", "global_step", (json_int_t)step, "data", s->cursor, "total_tokens",
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:I}", "global_step", (json_int_t)step, "isa", s->dev.isa, "data", s->cursor, "total_tokens",
                                 (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps);
     const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
                                      .trainer = trainer, .config_yaml = s->config_yaml, .keep = keep};
@@ -315,32 +316,15 @@ static int save(struct sft *s, int64_t step, int64_t keep) {
     return rc;
 }
 
-static int find_resume(const struct sft *s, char **dir, int64_t *step) {
-    *dir = NULL;
-    *step = -1;
-    if (strcmp(s->k.resume_mode, "disable") == 0) return 0;
-    if (strcmp(s->k.resume_mode, "auto") == 0) return ckpt_find(s->k.default_local_dir, step, dir);
-    if (!s->k.resume_from) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
-    TRY(ckpt_step_of(s->k.resume_from, step));
-    TRY(ckpt_verify(s->k.resume_from));
-    *dir = xstrdup(s->k.resume_from);
-    return 0;
-}
-
-static int resume_from(struct sft *s, const char *dir, int64_t step) {
+static int resume_from(struct sft *s, const struct resume *r) {
     const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), NULL};
-    json_t *t = NULL;
-    int rc = 0;
-    TRY(ckpt_read_trainer(dir, &t));
-    TRYG(ckpt_load_part(dir, &actor), out);
-    TRYG(json_i64_opt(t, "total_tokens", &s->total_tokens, dir), out);
-    TRYG(json_i64_opt(t, "bad_steps", &s->bad_steps, dir), out);
-    TRYG(data_sampler_restore(&s->sampler, json_object_get(t, "data"), dir), out);
-    s->step = s->saved_step = step;
-    log_info("resumed from %s", dir);
-out:
-    json_decref(t);
-    return rc;
+    TRY(ckpt_load_part(r->dir, &actor));
+    TRY(json_i64_opt(r->trainer, "total_tokens", &s->total_tokens, r->dir));
+    TRY(json_i64_opt(r->trainer, "bad_steps", &s->bad_steps, r->dir));
+    TRY(data_sampler_restore(&s->sampler, json_object_get(r->trainer, "data"), r->dir));
+    s->step = s->saved_step = r->step;
+    log_info("resumed from %s", r->dir);
+    return 0;
 }
 
 /* ---- opening and running ---- */
@@ -387,36 +371,44 @@ static int open_track(struct sft *s, const struct conf *c, int64_t resume_step) 
     return 0;
 }
 
+static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
+    for (int64_t i = 0; d && i < d->n; i++) longest = d->samples[i].n > longest ? d->samples[i].n : longest;
+    return longest;
+}
+
+static int open_model(struct sft *s) {
+    const struct actor_cut cut = s->k.cut;
+    const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
+    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = MODEL_TRAIN, .max_len = s->k.max_length};
+    TRY(model_open(&s->model, &s->dev, &m));
+    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep,
+                                 .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest,
+                                 .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
+    return actor_create(&s->actor, &a);
+}
+
 static int open_all(struct sft *s, const struct conf *c) {
     struct buf text = {0};
-    char *dir = NULL;
-    int64_t step, longest = 1;
+    struct resume from = {.step = -1};
     int rc = 0;
     TRY(config_read(&s->k, c));
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
     TRY(train_run_dir(s->k.default_local_dir));
-    if (s->k.device && strcmp(s->k.device, "ref") == 0) TRY(dev_open_ref(&s->dev));
-    else TRY(dev_open_cpu(&s->dev, (int)s->k.threads, NULL));
-    log_info("device: %s", s->dev.describe);
     TRY(stages_create(&s->stages, 0));
     stage_begin(s->stages, "start");
-    TRY(open_data(s));
-    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = MODEL_TRAIN, .max_len = s->k.max_length};
-    TRY(model_open(&s->model, &s->dev, &m));
-    for (int64_t i = 0; i < s->train->n; i++) longest = s->train->samples[i].n > longest ? s->train->samples[i].n : longest;
-    for (int64_t i = 0; s->val && i < s->val->n; i++) longest = s->val->samples[i].n > longest ? s->val->samples[i].n : longest;
-    const int64_t rows = s->k.cut.max_rows > 0 ? (s->k.cut.max_rows > longest ? s->k.cut.max_rows : longest) : s->k.cut.max_seqs * longest;
-    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .max_rows = rows,
-                                 .max_seqs = s->k.cut.max_seqs > 0 ? s->k.cut.max_seqs : s->k.train_batch_size};
-    TRY(actor_create(&s->actor, &a));
-    TRYG(find_resume(s, &dir, &step), out);
-    TRYG(open_track(s, c, step), out);
-    if (dir) TRYG(resume_from(s, dir, step), out);
+    const struct resume_args a = {.mode = s->k.resume_mode, .path = s->k.resume_from, .root = s->k.default_local_dir};
+    TRYG(resume_find(&from, &a), out);
+    TRYG(resume_open_device(&s->dev, &from, s->k.device, (int)s->k.threads), out);
+    log_info("device: %s", s->dev.describe);
+    TRYG(open_data(s), out);
+    TRYG(open_model(s), out);
+    TRYG(open_track(s, c, from.step), out);
+    if (from.dir) TRYG(resume_from(s, &from), out);
     s->cursor = data_sampler_state(&s->sampler);
 out:
     stage_end(s->stages);
-    free(dir);
+    resume_free(&from);
     return rc;
 }
 
