@@ -3,11 +3,14 @@
 
   oracle_text.py tables   rewrite src/text/text_tables.h (needs unicodedata2, a
                           recent one; and a Python whose unicodedata is 14.0.0)
-  oracle_text.py fixtures [--data DIR]
-                          rewrite tests/fixtures/text
-  oracle_text.py compare --verlc PROGRAM --data DIR [--lines N] [--only NAME]
-                          encode and decode GSM8K and N hostile lines with every
-                          tokenizer under DIR/tokenizers; differences end in exit 1
+  oracle_text.py fixtures rewrite tests/fixtures/text
+  oracle_text.py compare  encode and decode GSM8K and hostile lines with every tokenizer
+                          under DATA/tokenizers, and render their chat templates;
+                          differences end in exit 1
+  oracle_text.py          fixtures, then compare
+
+DATA is --data, $SHARED_DATA or ../shared/data; the program --verlc, $VERLC or
+build/release/verlc.
 
 Everything is seeded: the same packages write the same files.  The small models of
 the fixtures are trained once; delete models.jsonl to train them again.
@@ -113,7 +116,7 @@ def tables():
                 " *\n"
                 " * Written by tools/oracle_text.py tables from the behaviour of Hugging Face tokenizers;\n"
                 " * text_unicode.c says how each table is used.  Included by that file only. */\n"
-                "#ifndef VERLC_TEXT_TABLES_H\n#define VERLC_TEXT_TABLES_H\n\n"
+                "/* clang-format off */\n#ifndef VERLC_TEXT_TABLES_H\n#define VERLC_TEXT_TABLES_H\n\n"
                 "#include \"text/text_int.h\"\n\n#include <utf8proc.h>\n\n")
 
         def table(name, what, rows):
@@ -409,7 +412,7 @@ def write_jsonl(name, rows):
 def variant_rows(models):
     from tokenizers import Tokenizer
     plain = ["", " ", "Anna has 12 apples and buys 30 more.", "  How many  apples? <s>Word Words <tool>  x <Left>  y",
-             "a\u0301ppl\u00e9 APPLE apple HOW MANY \n\n\n\n <right>  <tool>x</s>", "'S 'll don't WE'VE \u017f"]
+             "a\u0301ppl\u00e9 APPLE apple HOW MANY \n\n\n\n <right>  <tool>x</s>", "'S 'll don't WE'VE \u017f <right>  <tool> y  <Left>   <tool>"]
     hostile = [t for t in hostile_lines(4000, 11) if len(t) < 40]
     rows = []
     for k, (name, model, sections) in enumerate(variants()):
@@ -623,21 +626,20 @@ def compare_chat(program, name, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tables")
-    p = commands.add_parser("fixtures")
-    p.add_argument("--data", help="also digests of the real tokenizers found there")
-    p = commands.add_parser("compare")
-    p.add_argument("--verlc", required=True)
-    p.add_argument("--data", required=True)
-    p.add_argument("--lines", type=int, default=20000)
-    p.add_argument("--only")
+    parser.add_argument("command", nargs="?", default="all", choices=["all", "tables", "fixtures", "compare"])
+    parser.add_argument("--verlc", default=os.environ.get("VERLC", os.path.join(ROOT, "build/release/verlc")))
+    parser.add_argument("--data", default=os.environ.get("SHARED_DATA", os.path.join(ROOT, "../shared/data")))
+    parser.add_argument("--lines", type=int, default=20000)
+    parser.add_argument("--only", help="one tokenizer's name")
     args = parser.parse_args()
     if args.command == "tables":
-        tables()
-    elif args.command == "fixtures":
-        fixtures(args.data)
-    else:
+        return tables()
+    has_data = os.path.isdir(os.path.join(args.data, "tokenizers"))
+    if not has_data:
+        print(f"{args.data}/tokenizers is not there: nothing real to compare with (--data or SHARED_DATA)")
+    if args.command in ("all", "fixtures"):
+        fixtures(args.data if has_data else None)
+    if args.command in ("all", "compare") and has_data:
         compare(args)
 
 

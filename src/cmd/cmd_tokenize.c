@@ -49,7 +49,8 @@ static int answer_text(struct job *j, const json_t *in, json_t *out, const char 
 
 static int answer_chat(struct job *j, const json_t *in, json_t *out, const char *where) {
     bool prompt = false;
-    if (!json_is_array(json_object_get(in, "messages"))) FAIL(ERR_FORMAT, "%s: \"messages\" (a list) is missing", where);
+    if (!json_is_array(json_object_get(in, "messages")))
+        FAIL(ERR_FORMAT, "%s: \"messages\" (a list) is missing", where);
     TRY(json_bool_opt(in, "add_generation_prompt", &prompt, where));
     const int rc = chat_template_encode(j->chat, in, &j->text, &j->ids);
     if (rc < 0) return err_wrap(rc, "%s", where);
@@ -127,7 +128,8 @@ static void print_rate(const char *what, struct watch t0, int64_t n_tokens) {
     const struct watch t1 = watch_now();
     const double wall = t1.wall - t0.wall, cpu = t1.cpu - t0.cpu;
     printf("%-8s %.3f s (%.3f s of processor)", what, wall, cpu);
-    if (n_tokens) printf(": %.2f M tokens/s (%.2f)", (double)n_tokens / wall / 1e6, (double)n_tokens / cpu / 1e6);
+    if (n_tokens)
+        printf(": %.2f M tokens/s (%.2f)", (double)n_tokens / wall / 1e6, (double)n_tokens / cpu / 1e6);
     printf("\n");
 }
 

@@ -31,6 +31,8 @@ void text_ids_add(struct text_ids *v, const int32_t *p, int64_t n) {
 
 /* ---- scratch ------------------------------------------------------------------------- */
 
+/* Working memory is kept between calls, so that a call costs no allocation and its word
+ * cache stays warm; there are as many as calls were ever under way at once. */
 struct text__scratch_pool {
     pthread_mutex_t lock;
     struct text__scratch *free;
@@ -96,9 +98,11 @@ static void pool_free(struct text__scratch_pool *p) {
 
 /* ---- added tokens -------------------------------------------------------------------- */
 
+/* "normalized" is true when it is not said, as in the reference. */
 static int parse_added_token(struct text__added_token *t, const json_t *v, const char *where) {
     const char *s;
-    if (!json_is_object(v)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: an added token that is not an object", where);
+    if (!json_is_object(v))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: an added token that is not an object", where);
     TRY(json_str(v, "content", &s, where));
     t->content_n = json_string_length(json_object_get(v, "content"));
     t->content = xstrndup(s, t->content_n);
@@ -163,7 +167,8 @@ fail:
 
 static int parse_added(struct tokenizer *t, const json_t *list, const char *where) {
     if (!list || json_is_null(list)) return 0;
-    if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: its added_tokens are not a list", where);
+    if (!json_is_array(list))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: its added_tokens are not a list", where);
     struct text__scratch *s;
     int64_t next_id = t->bpe.vocab.n;
     TRY(text__scratch_take(t, &s));
@@ -174,7 +179,9 @@ static int parse_added(struct tokenizer *t, const json_t *list, const char *wher
     }
     text__scratch_give(t, s);
     TRY(rc);
-    if (n_other) log_warn("%s: %d added tokens have another id than the file says, as in Hugging Face tokenizers", where, n_other);
+    if (n_other)
+        log_warn("%s: %d added tokens have another id than the file says, as in Hugging Face tokenizers",
+                 where, n_other);
     return text__added_build(&t->added, where);
 }
 
@@ -199,9 +206,11 @@ static void add_post(struct tokenizer *t, int64_t *cap, int32_t *ids, int64_t n)
     t->post[t->n_post++] = (struct text__post){ids, n};
 }
 
+/* The ids of a name in the template; owned by the post element that gets them. */
 static int special_ids(const json_t *token, int32_t **out, int64_t *n, const char *where) {
     const json_t *ids = json_object_get(token, "ids");
-    if (!json_is_array(ids)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template token without ids", where);
+    if (!json_is_array(ids))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template token without ids", where);
     *n = (int64_t)json_array_size(ids);
     int32_t *p = xcalloc((size_t)*n + 1, sizeof *p);
     for (int64_t i = 0; i < *n; i++) {
@@ -216,21 +225,27 @@ static int special_ids(const json_t *token, int32_t **out, int64_t *n, const cha
     return 0;
 }
 
+/* Only "single" matters: texts are never encoded in pairs here. */
 static int parse_template(struct tokenizer *t, const json_t *v, const char *where) {
     const json_t *single = json_object_get(v, "single"), *tokens = json_object_get(v, "special_tokens");
     int64_t cap = 0;
-    if (!json_is_array(single)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template without \"single\"", where);
+    if (!json_is_array(single))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template without \"single\"", where);
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *piece = json_array_get(single, i), *seq = json_object_get(piece, "Sequence");
         const char *id;
         if (seq) {
             TRY(json_str(seq, "id", &id, where));
-            if (strcmp(id, "A") != 0) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a single template with sequence %s", where, id);
+            if (strcmp(id, "A") != 0)
+                FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a single template with sequence %s", where, id);
             add_post(t, &cap, NULL, 0);
             continue;
         }
         const json_t *special = json_object_get(piece, "SpecialToken");
-        if (!special) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template piece that is neither Sequence nor SpecialToken", where);
+        if (!special)
+            FAIL(ERR_FORMAT,
+                 "%s: not a valid tokenizer: a template piece that is neither Sequence nor SpecialToken",
+                 where);
         TRY(json_str(special, "id", &id, where));
         int32_t *ids = NULL;
         int64_t n = 0;
@@ -247,7 +262,8 @@ static int parse_cls_sep(struct tokenizer *t, const json_t *v, const char *where
     for (int i = 0; i < 2; i++) {
         const json_t *id = json_array_get(json_object_get(v, keys[i]), 1);
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > INT32_MAX)
-            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: \"%s\" of the post_processor has no id", where, keys[i]);
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: \"%s\" of the post_processor has no id", where,
+                 keys[i]);
         int32_t *p = xmalloc(sizeof *p);
         *p = (int32_t)json_integer_value(id);
         add_post(t, &cap, p, 1);
@@ -264,13 +280,16 @@ static int parse_post(struct tokenizer *t, const json_t *v, const char *where) {
     if (strcmp(type, "ByteLevel") == 0) return 0;
     if (strcmp(type, "Sequence") == 0) {
         const json_t *list = json_object_get(v, "processors");
-        if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without processors", where);
+        if (!json_is_array(list))
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without processors", where);
         for (size_t i = 0; i < json_array_size(list); i++) TRY(parse_post(t, json_array_get(list, i), where));
         return 0;
     }
-    if (t->n_post) FAIL(ERR_UNSUPPORTED, "%s: unsupported: more than one template in the post_processor", where);
+    if (t->n_post)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported: more than one template in the post_processor", where);
     if (strcmp(type, "TemplateProcessing") == 0) return parse_template(t, v, where);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) return parse_cls_sep(t, v, where);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
+        return parse_cls_sep(t, v, where);
     FAIL(ERR_UNSUPPORTED, "%s: unsupported post_processor \"%s\"", where, type);
 }
 
@@ -307,10 +326,13 @@ done:
     return rc;
 }
 
+/* The order matters: added tokens need the vocabulary for their ids and the normalizer
+ * for what they are matched as. */
 static int parse_all(struct tokenizer *t, const json_t *m, const char *where) {
     const char *version = "1.0";
     TRY(json_str_opt(m, "version", &version, where));
-    if (strcmp(version, "1.0") != 0) FAIL(ERR_UNSUPPORTED, "%s: unsupported tokenizer version \"%s\"", where, version);
+    if (strcmp(version, "1.0") != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported tokenizer version \"%s\"", where, version);
     TRY(text__norms_parse(&t->norms, json_object_get(m, "normalizer"), where));
     TRY(text__splits_parse(&t->splits, json_object_get(m, "pre_tokenizer"), where));
     t->bpe.byte_level = t->splits.byte_level;
@@ -329,7 +351,8 @@ int tokenizer_open_bytes(struct tokenizer **out, const char *json, size_t n, con
     t->scratch = pool_new();
     t->bos = t->eos = t->pad = -1;
     t->special_map = json_object();
-    if (!text_utf8_valid(json, n)) FAILG(fail, ERR_FORMAT, "%s: not a valid tokenizer: the file is not UTF-8", where);
+    if (!text_utf8_valid(json, n))
+        FAILG(fail, ERR_FORMAT, "%s: not a valid tokenizer: the file is not UTF-8", where);
     struct text__json j = {json, json, json + n, where};
     TRYG(parse_members(t, &j, members), fail);
     TRYG(parse_all(t, members, where), fail);
@@ -387,8 +410,8 @@ void tokenizer_close(struct tokenizer *t) {
 /* ---- encoding ------------------------------------------------------------------------------ */
 
 /* A piece that holds no added token: words, then ids. */
-static int encode_words(const struct tokenizer *t, struct text__scratch *s, const char *text, size_t n, bool at_start,
-                        struct text_ids *ids) {
+static int encode_words(const struct tokenizer *t, struct text__scratch *s, const char *text, size_t n,
+                        bool at_start, struct text_ids *ids) {
     const char *p;
     TRY(text__pre_tokenize(&t->splits, s, text, n, at_start, &p));
     for (int64_t i = 0; i < s->spans.n; i++) {
@@ -398,6 +421,8 @@ static int encode_words(const struct tokenizer *t, struct text__scratch *s, cons
     return 0;
 }
 
+/* First the tokens that are looked for in the text as it came, then, in what the
+ * normalizer makes of each piece between, those that are looked for there. */
 static int encode_text(const struct tokenizer *t, struct text__scratch *s, const char *text, size_t n,
                        struct text_ids *ids) {
     text__added_split(&t->added, &t->added.raw, text, (int64_t)n, &s->outer);
@@ -420,8 +445,9 @@ static int encode_text(const struct tokenizer *t, struct text__scratch *s, const
     return 0;
 }
 
-static int encode_post(const struct tokenizer *t, struct text__scratch *s, const char *text, size_t n, bool special,
-                       struct text_ids *ids) {
+/* The template says what stands around the text; without special tokens only the text does. */
+static int encode_post(const struct tokenizer *t, struct text__scratch *s, const char *text, size_t n,
+                       bool special, struct text_ids *ids) {
     if (t->n_post == 0) return encode_text(t, s, text, n, ids);
     for (int64_t i = 0; i < t->n_post; i++) {
         if (!t->post[i].ids) TRY(encode_text(t, s, text, n, ids));
@@ -483,7 +509,8 @@ void tokenizer_stream_destroy(struct tokenizer_stream *s) {
     free(s);
 }
 
-static int stream_push(struct tokenizer_stream *s, struct text__scratch *scratch, int32_t id, struct buf *out) {
+static int stream_push(struct tokenizer_stream *s, struct text__scratch *scratch, int32_t id,
+                       struct buf *out) {
     size_t n;
     const char *p = text__piece(s->tok, id, &n);
     if (!p || (s->skip_special && s->tok->special[id])) return 0;
@@ -506,7 +533,9 @@ int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out) {
     return rc;
 }
 
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out) {
+/* A stream that gets everything at once; see text_decode.c. */
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special,
+                     struct buf *out) {
     struct tokenizer_stream *s;
     struct text__scratch *scratch;
     TRY(text__scratch_take(t, &scratch));
@@ -535,7 +564,9 @@ const char *tokenizer_token(const struct tokenizer *t, int32_t id) {
 }
 
 int64_t tokenizer_vocab_size(const struct tokenizer *t) { return t->n_ids; }
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id) { return id >= 0 && id < t->n_ids && t->special[id]; }
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id) {
+    return id >= 0 && id < t->n_ids && t->special[id];
+}
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 int32_t tokenizer_pad(const struct tokenizer *t) { return t->pad >= 0 ? t->pad : t->eos; }

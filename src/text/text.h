@@ -46,19 +46,20 @@ int tokenizer_open_bytes(struct tokenizer **out, const char *json, size_t n, con
 void tokenizer_close(struct tokenizer *t); /* NULL ok */
 
 /* Appends to ids. Text that is not UTF-8 is repaired first (text_utf8_repair). */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n,
-                     bool add_special_tokens, struct text_ids *ids);
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool add_special_tokens,
+                     struct text_ids *ids);
 /* Appends UTF-8 to out. An id without a token is skipped, as Hugging Face does. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special,
                      struct buf *out);
 
-int32_t tokenizer_id(const struct tokenizer *t, const char *token);    /* -1: no such token */
-const char *tokenizer_token(const struct tokenizer *t, int32_t id);    /* as stored; NULL: no such id */
-int64_t tokenizer_vocab_size(const struct tokenizer *t);               /* largest id + 1, added tokens included */
+int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1: no such token */
+const char *tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored; NULL: no such id */
+int64_t tokenizer_vocab_size(const struct tokenizer *t); /* largest id + 1, added tokens included */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
 int32_t tokenizer_eos(const struct tokenizer *t); /* -1: none */
-int32_t tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
+int32_t
+tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
 /* Borrowed; NULL: the model has none. A model may carry another one for requests with tools. */
 const char *tokenizer_chat_template(const struct tokenizer *t, bool with_tools);
 /* {"bos_token": "<s>", ...}: what a template may name. Borrowed. */
@@ -70,8 +71,7 @@ const json_t *tokenizer_special_map(const struct tokenizer *t);
  * half a character; finish appends the rest.  All that was appended, together,
  * equals tokenizer_decode of all ids.  tok is borrowed until destroy. */
 struct tokenizer_stream;
-int tokenizer_stream_create(struct tokenizer_stream **out, const struct tokenizer *tok,
-                            bool skip_special);
+int tokenizer_stream_create(struct tokenizer_stream **out, const struct tokenizer *tok, bool skip_special);
 void tokenizer_stream_destroy(struct tokenizer_stream *s); /* NULL ok */
 int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, struct buf *out);
 int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out);

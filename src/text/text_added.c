@@ -33,20 +33,24 @@ static int compare(const struct text__added_pattern *a, const struct text__added
 }
 static int compare_void(const void *a, const void *b) { return compare(a, b); }
 
-static int set_build(struct text__added_set *s, const struct text__added *a, bool normalized, const char *where) {
+static int set_build(struct text__added_set *s, const struct text__added *a, bool normalized,
+                     const char *where) {
     s->pat = xcalloc((size_t)a->n, sizeof *s->pat);
     for (int64_t i = 0; i < a->n; i++) {
         const struct text__added_token *t = &a->p[i];
         if (t->is_normalized != normalized) continue;
         const char *p = t->normalized ? t->normalized : t->content;
         const size_t n = t->normalized ? t->normalized_n : t->content_n;
-        if (n == 0) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: the added token \"%s\" normalizes to nothing", where, t->content);
+        if (n == 0)
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: the added token \"%s\" normalizes to nothing", where,
+                 t->content);
         s->pat[s->n++] = (struct text__added_pattern){p, n, (int32_t)i};
     }
     qsort(s->pat, (size_t)s->n, sizeof *s->pat, compare_void);
     for (int64_t i = 0; i < s->n; i++) {
         if (i > 0 && compare(&s->pat[i - 1], &s->pat[i]) == 0)
-            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: two added tokens are written \"%.60s\"", where, s->pat[i].p);
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: two added tokens are written \"%.60s\"", where,
+                 s->pat[i].p);
         s->first[(uint8_t)s->pat[i].p[0]] = true;
     }
     return 0;
@@ -114,8 +118,8 @@ static void add_piece(struct text__pieces *out, int64_t lo, int64_t hi, int32_t 
     out->p[out->n++] = (struct text__piece){lo, hi, id};
 }
 
-void text__added_split(const struct text__added *a, const struct text__added_set *set, const char *text, int64_t n,
-                       struct text__pieces *out) {
+void text__added_split(const struct text__added *a, const struct text__added_set *set, const char *text,
+                       int64_t n, struct text__pieces *out) {
     int64_t done = 0; /* text before it is in pieces */
     out->n = 0;
     for (int64_t i = 0; set->n > 0 && i < n;) {

@@ -16,9 +16,9 @@
 #include <string.h>
 
 enum {
-    MAX_ID = 1 << 24,       /* an id beyond this is a broken file, not a vocabulary */
-    SHORT_WORD = 48,        /* symbols up to which scanning beats the heap */
-    CACHED_WORD = 128,      /* bytes; longer words hardly come twice */
+    MAX_ID = 1 << 24,  /* an id beyond this is a broken file, not a vocabulary */
+    SHORT_WORD = 48,   /* symbols up to which scanning beats the heap */
+    CACHED_WORD = 128, /* bytes; longer words hardly come twice */
     CACHE_SLOTS = 1 << 16,
     CACHE_ENTRIES = CACHE_SLOTS / 2,
 };
@@ -45,9 +45,12 @@ int text__char_byte(int32_t c) {
 
 /* ---- vocabulary ---------------------------------------------------------------- */
 
-static const char *entry_str(const struct text__vocab *v, const struct text__entry *e) { return v->chars.p + e->at; }
+static const char *entry_str(const struct text__vocab *v, const struct text__entry *e) {
+    return v->chars.p + e->at;
+}
 
-/* The slot of the string, or the empty slot where it belongs. */
+/* Open addressing, never more than half full. The tag spares most string comparisons.
+ * The slot of the string, or the empty slot where it belongs. */
 static int64_t vocab_slot(const struct text__vocab *v, const char *p, size_t n, uint64_t h) {
     const int64_t mask = v->n_slots - 1;
     const uint32_t tag = (uint32_t)(h >> 32);
@@ -68,7 +71,8 @@ static void vocab_resize(struct text__vocab *v, int64_t n_slots) {
     for (int64_t i = 0; i < v->n; i++) {
         const struct text__entry *e = &v->entries[i];
         const uint64_t h = hash64(entry_str(v, e), (size_t)e->n);
-        v->slots[vocab_slot(v, entry_str(v, e), (size_t)e->n, h)] = (struct text__slot){(uint32_t)(h >> 32), (int32_t)i};
+        v->slots[vocab_slot(v, entry_str(v, e), (size_t)e->n, h)] =
+            (struct text__slot){(uint32_t)(h >> 32), (int32_t)i};
     }
 }
 
@@ -84,7 +88,8 @@ static int32_t find_id(const struct text__vocab *v, const char *p, size_t n) {
 /* A string that comes again takes its last id. */
 int text__vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, const char *where) {
     if (id < 0 || id >= MAX_ID)
-        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: token \"%.40s\" has the id %lld", where, p, (long long)id);
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: token \"%.40s\" has the id %lld", where, p,
+             (long long)id);
     if (n > INT32_MAX / 2) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a token of %zu bytes", where, n);
     if (2 * (v->n + 1) > v->n_slots) vocab_resize(v, v->n_slots ? 2 * v->n_slots : 1024);
     const uint64_t h = hash64(p, n);
@@ -111,7 +116,8 @@ int text__vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, 
 
 static int parse_vocab(struct text__vocab *v, struct text__json j) {
     int64_t n_slots = 1024;
-    while (n_slots < (j.end - j.p) / 12) n_slots *= 2; /* an entry takes at least so many bytes, mostly twice */
+    while (n_slots < (j.end - j.p) / 12)
+        n_slots *= 2; /* an entry takes at least so many bytes, mostly twice */
     vocab_resize(v, n_slots);
     struct buf key = {0};
     int rc, more;
@@ -134,6 +140,7 @@ done:
 
 /* ---- merges ---------------------------------------------------------------------- */
 
+/* Fibonacci hashing: the upper half of the product depends on all bits of the pair. */
 static int64_t merge_slot(const struct text__bpe *b, uint64_t pair) {
     const int64_t mask = b->n_slots - 1;
     int64_t i = (int64_t)((pair * 0x9E3779B97F4A7C15ull) >> 32) & mask;
@@ -141,7 +148,9 @@ static int64_t merge_slot(const struct text__bpe *b, uint64_t pair) {
     return i;
 }
 
-static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+static uint64_t pair_key(int32_t left, int32_t right) {
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
 
 static const struct text__merge *find_merge(const struct text__bpe *b, int32_t left, int32_t right) {
     const struct text__merge *m = &b->merges[merge_slot(b, pair_key(left, right))];
@@ -163,14 +172,16 @@ static void merges_resize(struct text__bpe *b, int64_t n_slots) {
  * pair that comes again takes its last rank. */
 static int merges_add(struct text__bpe *b, struct buf *tmp, size_t n_left, uint32_t rank, const char *where) {
     const size_t n_right = tmp->n - n_left, n_prefix = strlen(b->prefix);
-    const int32_t left = find_id(&b->vocab, tmp->p, n_left), right = find_id(&b->vocab, tmp->p + n_left, n_right);
+    const int32_t left = find_id(&b->vocab, tmp->p, n_left),
+                  right = find_id(&b->vocab, tmp->p + n_left, n_right);
     int32_t id = -1;
     if (n_right >= n_prefix) { /* the joined token keeps only the left one's prefix */
         memmove(tmp->p + n_left, tmp->p + n_left + n_prefix, n_right - n_prefix);
         id = find_id(&b->vocab, tmp->p, tmp->n - n_prefix);
     }
     if (left < 0 || right < 0 || id < 0)
-        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: merge %u joins tokens that are not in the vocabulary (\"%.60s\")",
+        FAIL(ERR_FORMAT,
+             "%s: not a valid tokenizer: merge %u joins tokens that are not in the vocabulary (\"%.60s\")",
              where, rank, tmp->p);
     if (2 * (b->n_merges + 1) > b->n_slots) merges_resize(b, 2 * b->n_slots);
     struct text__merge *m = &b->merges[merge_slot(b, pair_key(left, right))];
@@ -243,7 +254,8 @@ static int parse_small(struct text__bpe *b, const json_t *small, const char *whe
     if (strcmp(type, "BPE") != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported tokenizer model \"%s\"; only BPE is read here", where, type);
     TRY(json_f64_opt(small, "dropout", &dropout, where));
-    if (dropout != 0) FAIL(ERR_UNSUPPORTED, "%s: unsupported: BPE dropout %g (ids would be random)", where, dropout);
+    if (dropout != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported: BPE dropout %g (ids would be random)", where, dropout);
     TRY(json_bool_opt(small, "fuse_unk", &b->fuse_unk, where));
     TRY(json_bool_opt(small, "byte_fallback", &b->byte_fallback, where));
     TRY(json_bool_opt(small, "ignore_merges", &b->ignore_merges, where));
@@ -254,6 +266,7 @@ static int parse_small(struct text__bpe *b, const json_t *small, const char *whe
     return 0;
 }
 
+/* The tokens of single bytes, under both of the ways files spell them. */
 static void find_bytes(struct text__bpe *b) {
     for (int i = 0; i < 256; i++) {
         char s[8];
@@ -289,7 +302,8 @@ int text__bpe_parse(struct text__bpe *b, struct text__json *j) {
     }
     TRYG(parse_small(b, small, j->where), done);
     if (!vocab.p || !merges.p)
-        FAILG(done, ERR_FORMAT, "%s: not a valid tokenizer: its model has no %s", j->where, vocab.p ? "merges" : "vocab");
+        FAILG(done, ERR_FORMAT, "%s: not a valid tokenizer: its model has no %s", j->where,
+              vocab.p ? "merges" : "vocab");
     TRYG(parse_vocab(&b->vocab, vocab), done);
     TRYG(parse_merges(b, merges), done);
     b->unk = TEXT_NO_UNK;
@@ -320,7 +334,7 @@ void text__bpe_free(struct text__bpe *b) {
 /* ---- words ------------------------------------------------------------------------------ */
 
 struct candidate { /* a pair that may be merged; order: rank, then position */
-    uint64_t key; /* rank << 32 | position */
+    uint64_t key;  /* rank << 32 | position */
     int32_t id;
 };
 struct cached {
@@ -367,7 +381,8 @@ static void add_id(struct text_ids *v, int32_t id) {
 
 /* A character that is no token: its bytes' tokens where there are all of them, else
  * the unknown token, which waits in *pending (< 0: none waits) so that neighbours fuse. */
-static int add_missing(const struct text__bpe *b, struct text_ids *sym, const char *s, size_t n, int32_t *pending) {
+static int add_missing(const struct text__bpe *b, struct text_ids *sym, const char *s, size_t n,
+                       int32_t *pending) {
     bool all = b->byte_fallback;
     for (size_t i = 0; all && i < n; i++) all = b->fallback_id[(uint8_t)s[i]] >= 0;
     if (all) {
@@ -376,7 +391,8 @@ static int add_missing(const struct text__bpe *b, struct text_ids *sym, const ch
     }
     if (b->unk == TEXT_NO_UNK) return 0;
     if (b->unk == TEXT_UNK_MISSING)
-        FAIL(ERR_FORMAT, "tokenizer: the text needs the unknown token \"%s\", which is not in the vocabulary", b->unk_name);
+        FAIL(ERR_FORMAT, "tokenizer: the text needs the unknown token \"%s\", which is not in the vocabulary",
+             b->unk_name);
     if (*pending >= 0 && !b->fuse_unk) add_id(sym, *pending);
     *pending = b->unk;
     return 0;
@@ -424,6 +440,8 @@ static int load_symbols(const struct text__bpe *b, struct text__word_scratch *w,
     return 0;
 }
 
+/* sym[0, n) merged in place; returns how many are left. rank[i] and id[i] are those of
+ * the pair (i, i + 1) and only change beside a merge. */
 static int64_t merge_short(const struct text__bpe *b, int32_t *sym, int64_t n) {
     uint32_t rank[SHORT_WORD];
     int32_t id[SHORT_WORD];
@@ -452,6 +470,7 @@ static int64_t merge_short(const struct text__bpe *b, int32_t *sym, int64_t n) {
     return n;
 }
 
+/* A binary heap with the lowest key on top. */
 static void heap_push(struct text__word_scratch *w, struct candidate c) {
     xgrow((void **)&w->heap, &w->cap_heap, w->n_heap + 1, sizeof *w->heap);
     int64_t i = w->n_heap++;
@@ -540,7 +559,8 @@ static int split_word(const struct text__bpe *b, struct text__word_scratch *w, c
     return 0;
 }
 
-static bool cached_is(const struct text__word_scratch *w, const struct cached *c, uint64_t h, const char *p, size_t n) {
+static bool cached_is(const struct text__word_scratch *w, const struct cached *c, uint64_t h, const char *p,
+                      size_t n) {
     return c->hash == h && c->key_n == n && memcmp(w->keys.p + c->key_at, p, n) == 0;
 }
 
@@ -557,6 +577,7 @@ static void cache_put(struct text__word_scratch *w, struct cached *at, uint64_t 
     buf_reset(&w->keys);
 }
 
+/* Most words of a text have come before: the cache answers with one hash and one compare. */
 int text__bpe_word(const struct text__bpe *b, struct text__word_scratch *w, const char *p, size_t n,
                    struct text_ids *ids) {
     if (n == 0) return 0;

@@ -22,14 +22,16 @@ struct chat_template {
 int chat_template_create(struct chat_template **out, const struct tokenizer *tok) {
     const char *text = tokenizer_chat_template(tok, false), *tools = tokenizer_chat_template(tok, true);
     if (!text && !tools)
-        FAIL(ERR_INPUT, "the model has no chat template; add chat_template.jinja to its directory, or \"chat_template\" "
-                        "to its tokenizer_config.json");
+        FAIL(ERR_INPUT,
+             "the model has no chat template; add chat_template.jinja to its directory, or \"chat_template\" "
+             "to its tokenizer_config.json");
     struct chat_template *c = xcalloc(1, sizeof *c);
     json_t *init = json_pack("{s:s?, s:s?, s:O}", "template", text, "tool_template", tools, "special",
                              tokenizer_special_map(tok));
     CHECK(init);
-    const int rc = helper_create(&c->helper, &(struct helper_args){
-        .module = "verlc_helpers.chat_template", .init = init, .cpu_s = RENDER_CPU_S});
+    const int rc = helper_create(
+        &c->helper,
+        &(struct helper_args){.module = "verlc_helpers.chat_template", .init = init, .cpu_s = RENDER_CPU_S});
     json_decref(init);
     if (rc < 0) {
         free(c);
@@ -56,7 +58,8 @@ int chat_template_render(struct chat_template *c, const json_t *request, struct 
     return rc;
 }
 
-int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text, struct text_ids *ids) {
+int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text,
+                         struct text_ids *ids) {
     struct buf own = {0}, *b = text ? text : &own;
     const size_t had = b->n;
     int rc = chat_template_render(c, request, b);

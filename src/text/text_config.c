@@ -45,7 +45,8 @@ static int take_templates(struct tokenizer *t, const json_t *v, const char *wher
         set_template(&t->chat_template, json_string_value(v));
         return 0;
     }
-    if (!json_is_array(v)) FAIL(ERR_FORMAT, "%s: \"chat_template\" is neither a template nor a list of them", where);
+    if (!json_is_array(v))
+        FAIL(ERR_FORMAT, "%s: \"chat_template\" is neither a template nor a list of them", where);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const char *name, *text;
         TRY(json_str(json_array_get(v, i), "name", &name, where));
@@ -93,10 +94,12 @@ static int load_optional(json_t **out, const char *dir, const char *name, char *
     *path = file_join(dir, name);
     if (!file_exists(*path)) return 0;
     int rc = file_read(&b, *path, MAX_CONFIG);
-    if (rc == 0 && !text_utf8_valid(b.p ? b.p : "", b.n)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not UTF-8", *path);
+    if (rc == 0 && !text_utf8_valid(b.p ? b.p : "", b.n))
+        rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not UTF-8", *path);
     if (rc == 0) {
         *out = json_object();
-        rc = parse_conf(*out, &(struct text__json){b.p ? b.p : "", b.p ? b.p : "", (b.p ? b.p : "") + b.n, *path});
+        rc = parse_conf(*out,
+                        &(struct text__json){b.p ? b.p : "", b.p ? b.p : "", (b.p ? b.p : "") + b.n, *path});
     }
     buf_free(&b);
     return rc;

@@ -41,7 +41,8 @@ static int parse_stage(struct text__decode *d, const json_t *v, const char *type
         TRY(text__char_parse(v, "content", &d->c, where));
         TRY(json_i64(v, "start", &d->start, where));
         TRY(json_i64(v, "stop", &d->stop, where));
-        if (d->start < 0 || d->stop < 0) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: Strip of a negative count", where);
+        if (d->start < 0 || d->stop < 0)
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: Strip of a negative count", where);
         return 0;
     }
     if (strcmp(type, "Metaspace") == 0) {
@@ -65,7 +66,8 @@ static int parse_chain(struct text__decodes *out, const json_t *v, const char *w
     TRY(text__type_of(v, &type, "decoder", where));
     if (strcmp(type, "Sequence") != 0) return parse_stage(add_stage(out), v, type, where);
     const json_t *list = json_object_get(v, "decoders");
-    if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without decoders", where);
+    if (!json_is_array(list))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without decoders", where);
     for (size_t i = 0; i < json_array_size(list); i++) TRY(parse_chain(out, json_array_get(list, i), where));
     return 0;
 }
@@ -99,10 +101,10 @@ void text__decodes_free(struct text__decodes *v) {
 /* ---- running ---------------------------------------------------------------------------- */
 
 struct stage_state {
-    struct buf hold;   /* bytes that cannot be handed on yet */
+    struct buf hold; /* bytes that cannot be handed on yet */
     struct buf tmp;
-    int64_t n_tokens;  /* taken so far */
-    int64_t n_cut;     /* Strip over a fused token: characters taken off its start, or -1 at the first other */
+    int64_t n_tokens; /* taken so far */
+    int64_t n_cut;    /* Strip over a fused token: characters taken off its start, or -1 at the first other */
 };
 struct text__decode_run {
     const struct text__decodes *chain; /* borrowed */
@@ -116,7 +118,8 @@ struct ctx {
 
 static int push(const struct ctx *c, int64_t k, const char *p, size_t n);
 
-static int push_bytes(const struct ctx *c, int64_t k, size_t n) { /* hold[0, n) as text, to the stage after k */
+static int push_bytes(const struct ctx *c, int64_t k,
+                      size_t n) { /* hold[0, n) as text, to the stage after k */
     struct stage_state *st = &c->run->state[k];
     if (n == 0) return 0;
     buf_reset(&st->tmp);
@@ -176,6 +179,7 @@ static int byte_fallback(const struct ctx *c, int64_t k, const char *p, size_t n
     return push(c, k + 1, p, n);
 }
 
+/* Off each token, or off the one fused token as its parts pass by: n_cut counts. */
 static int strip(const struct ctx *c, int64_t k, const char *p, size_t n) {
     const struct text__decode *d = &c->run->chain->p[k];
     struct stage_state *st = &c->run->state[k];
@@ -196,6 +200,7 @@ static int strip(const struct ctx *c, int64_t k, const char *p, size_t n) {
     return push(c, k + 1, p, n);
 }
 
+/* Marks are spaces; those of the first token were put there by the encoder and go. */
 static int metaspace(const struct ctx *c, int64_t k, const char *p, size_t n) {
     const struct text__decode *d = &c->run->chain->p[k];
     struct stage_state *st = &c->run->state[k];
@@ -237,10 +242,12 @@ static int push(const struct ctx *c, int64_t k, const char *p, size_t n) {
     return take(c, k, p, n);
 }
 
-int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n, struct buf *out) {
+int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n,
+                      struct buf *out) {
     return push(&(struct ctx){r, s, out}, 0, p, n);
 }
 
+/* In order of the stages: what one lets go passes through those after it. */
 int text__decode_finish(struct text__decode_run *r, struct text__scratch *s, struct buf *out) {
     const struct ctx c = {r, s, out};
     for (int64_t k = 0; k < r->chain->n; k++) {

@@ -50,8 +50,8 @@ struct text__chars { /* code points under normalization */
     int32_t *p;
     int64_t n, cap;
 };
-int text__normal_form(struct buf *out, struct text__chars *tmp, enum text__form form,
-                      const char *text, size_t n);
+int text__normal_form(struct buf *out, struct text__chars *tmp, enum text__form form, const char *text,
+                      size_t n);
 int text__lowercase(struct buf *out, const char *text, size_t n);
 
 /* ---- spans --------------------------------------------------------------- */
@@ -75,11 +75,12 @@ struct text__json {
     const char *where;
 };
 /* Each reads one thing and moves on; ERR_FORMAT names the byte. */
-int text__json_next(struct text__json *j, char *c);         /* looks past blanks, does not take */
-int text__json_expect(struct text__json *j, char c);        /* takes c */
-int text__json_more(struct text__json *j, char close, bool first); /* 1: an element follows; 0: close was taken */
-int text__json_end(struct text__json *j);                          /* nothing but blanks is left */
-int text__json_string(struct text__json *j, struct buf *out);      /* appends the decoded string */
+int text__json_next(struct text__json *j, char *c);  /* looks past blanks, does not take */
+int text__json_expect(struct text__json *j, char c); /* takes c */
+int text__json_more(struct text__json *j, char close,
+                    bool first);                              /* 1: an element follows; 0: close was taken */
+int text__json_end(struct text__json *j);                     /* nothing but blanks is left */
+int text__json_string(struct text__json *j, struct buf *out); /* appends the decoded string */
 int text__json_i64(struct text__json *j, int64_t *out);
 int text__json_skip(struct text__json *j, const char **lo, const char **hi); /* any value, its extent */
 
@@ -137,7 +138,7 @@ struct text__split {
     bool (*class)(int32_t c);    /* PRE_CLASS */
     int32_t c;                   /* PRE_CHAR, PRE_METASPACE: the character */
     int prepend;                 /* PRE_METASPACE: PREPEND_ */
-    bool split; /* PRE_METASPACE: cut after replacing */
+    bool split;                  /* PRE_METASPACE: cut after replacing */
 };
 struct text__splits {
     struct text__split *p;
@@ -155,7 +156,7 @@ struct text__entry { /* a token string and its id */
     int32_t n, id;
 };
 struct text__slot {
-    uint32_t tag; /* high hash bits */
+    uint32_t tag;  /* high hash bits */
     int32_t entry; /* -1: empty */
 };
 struct text__vocab {
@@ -189,7 +190,7 @@ int text__bpe_parse(struct text__bpe *b, struct text__json *j);
 void text__bpe_free(struct text__bpe *b);
 /* The words of byte-level text are matched against these characters, 2 bytes each at most. */
 int32_t text__byte_char(uint8_t b);
-int text__char_byte(int32_t c); /* -1: not in the alphabet */
+int text__char_byte(int32_t c);                                                 /* -1: not in the alphabet */
 int32_t text__vocab_find(const struct text__vocab *v, const char *p, size_t n); /* entry, -1: none */
 int text__vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, const char *where);
 static inline const struct text__entry *text__vocab_entry(const struct text__vocab *v, int64_t id) {
@@ -201,7 +202,7 @@ struct text__word_scratch *text__word_scratch_create(void);
 void text__word_scratch_destroy(struct text__word_scratch *w);
 /* Appends the ids of one word: UTF-8, or any bytes where byte_level is set. */
 int text__bpe_word(const struct text__bpe *b, struct text__word_scratch *w, const char *p, size_t n,
-                    struct text_ids *ids);
+                   struct text_ids *ids);
 
 /* ---- added tokens (text_added.c) -------------------------------------------- */
 
@@ -244,8 +245,13 @@ void text__added_split(const struct text__added *a, const struct text__added_set
 /* ---- decoders (text_decode.c) ------------------------------------------------ */
 
 enum text__decode_kind {
-    DECODE_BYTE_LEVEL, DECODE_REPLACE, DECODE_BYTE_FALLBACK, DECODE_FUSE, DECODE_STRIP,
-    DECODE_METASPACE, DECODE_JOIN
+    DECODE_BYTE_LEVEL,
+    DECODE_REPLACE,
+    DECODE_BYTE_FALLBACK,
+    DECODE_FUSE,
+    DECODE_STRIP,
+    DECODE_METASPACE,
+    DECODE_JOIN
 };
 struct text__decode {
     enum text__decode_kind kind;
@@ -270,7 +276,8 @@ struct text__decode_run;
 struct text__decode_run *text__decode_run_create(const struct text__decodes *v);
 void text__decode_run_destroy(struct text__decode_run *r); /* NULL ok */
 struct text__scratch;
-int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n, struct buf *out);
+int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n,
+                      struct buf *out);
 int text__decode_finish(struct text__decode_run *r, struct text__scratch *s, struct buf *out);
 
 /* ---- the tokenizer (text.c) ---------------------------------------------------- */
@@ -288,8 +295,8 @@ struct text__scratch {
 int text__normalize(const struct text__norms *v, struct text__scratch *s, const char *text, size_t n,
                     const char **out, size_t *out_n);
 /* Appends text to out with every match replaced. */
-int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n, const char *by,
-                  size_t by_n, struct buf *out);
+int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n,
+                  const char *by, size_t by_n, struct buf *out);
 /* Leaves the words in s->spans, over *out. at_start: the text's first piece. */
 int text__pre_tokenize(const struct text__splits *v, struct text__scratch *s, const char *text, size_t n,
                        bool at_start, const char **out);
@@ -321,6 +328,5 @@ const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n);
 /* Scratch is lent: taken from the tokenizer's free ones, or new. */
 int text__scratch_take(const struct tokenizer *t, struct text__scratch **out);
 void text__scratch_give(const struct tokenizer *t, struct text__scratch *s);
-
 
 #endif

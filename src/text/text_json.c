@@ -116,7 +116,8 @@ int text__json_i64(struct text__json *j, int64_t *out) {
         if (v > INT64_MAX / 10 - 1) return bad(j, "a number that is too large");
         v = v * 10 + (*p - '0');
     }
-    if (p == digits || (p < j->end && (*p == '.' || *p == 'e' || *p == 'E'))) return bad(j, "a whole number expected");
+    if (p == digits || (p < j->end && (*p == '.' || *p == 'e' || *p == 'E')))
+        return bad(j, "a whole number expected");
     j->p = p;
     *out = minus ? -v : v;
     return 0;

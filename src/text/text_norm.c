@@ -20,7 +20,8 @@ int text__pattern_parse(struct text__regex **out, const json_t *v, const char *w
 }
 
 int text__type_of(const json_t *v, const char **type, const char *section, const char *where) {
-    if (!json_is_object(v)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: its %s is not an object", where, section);
+    if (!json_is_object(v))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: its %s is not an object", where, section);
     return json_str(v, "type", type, where);
 }
 
@@ -72,7 +73,8 @@ int text__norms_parse(struct text__norms *out, const json_t *v, const char *wher
     TRY(text__type_of(v, &type, "normalizer", where));
     if (strcmp(type, "Sequence") == 0) {
         const json_t *list = json_object_get(v, "normalizers");
-        if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without normalizers", where);
+        if (!json_is_array(list))
+            FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without normalizers", where);
         for (size_t i = 0; i < json_array_size(list); i++)
             TRY(text__norms_parse(out, json_array_get(list, i), where));
         return 0;
@@ -102,8 +104,8 @@ static bool form_keeps(enum text__form form, const char *p, size_t n) {
     return true;
 }
 
-int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n, const char *by,
-                  size_t by_n, struct buf *out) {
+int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n,
+                  const char *by, size_t by_n, struct buf *out) {
     const char *subject = text__regex_is_literal(r) ? text : text__proxy(&s->proxy, text, n);
     struct text__regex_iter it = {0};
     int64_t lo, hi;

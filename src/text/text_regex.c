@@ -45,13 +45,15 @@ static int refuse(const struct translate *t, const char *feature) {
 
 /* \w of Oniguruma: letters, marks, decimal and letter numbers, connectors, the
  * circled letters, and by a peculiarity of its table these five of Latin-1. */
-#define WORD_SET                                                                                        \
-    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}" \
+#define WORD_SET                                                                                             \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}\\x{1F130}-"    \
+    "\\x{1F149}"                                                                                             \
     "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
 
 static bool is_category(const char *s, size_t n) {
-    static const char names[] = "|C|Cc|Cf|Cn|Co|Cs|L|Ll|Lm|Lo|Lt|Lu|M|Mc|Me|Mn|N|Nd|Nl|No|P|Pc|Pd|Pe|Pf|Pi|Po|Ps|"
-                                "S|Sc|Sk|Sm|So|Z|Zl|Zp|Zs|";
+    static const char names[] =
+        "|C|Cc|Cf|Cn|Co|Cs|L|Ll|Lm|Lo|Lt|Lu|M|Mc|Me|Mn|N|Nd|Nl|No|P|Pc|Pd|Pe|Pf|Pi|Po|Ps|"
+        "S|Sc|Sk|Sm|So|Z|Zl|Zp|Zs|";
     char key[8];
     if (n > 2) return false;
     const int k = snprintf(key, sizeof key, "|%.*s|", (int)n, s);
@@ -73,7 +75,8 @@ static int property(struct translate *t) {
     }
     for (size_t i = 0; i < n; i++) {
         const char c = name[i];
-        if (!((c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_')) return refuse(t, "a property name");
+        if (!((c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_'))
+            return refuse(t, "a property name");
     }
     if (n == 0) return refuse(t, "an empty property name");
     const char p = negated ? (kind == 'p' ? 'P' : 'p') : kind;
@@ -90,7 +93,8 @@ static int code_point(struct translate *t, int64_t digits_min, int64_t digits_ma
         else break;
     }
     if (n < digits_min) return refuse(t, "a character number");
-    if (braces && (t->p >= t->end || *t->p++ != '}')) return refuse(t, "a character number without a closing brace");
+    if (braces && (t->p >= t->end || *t->p++ != '}'))
+        return refuse(t, "a character number without a closing brace");
     /* \x80 to \xff are bytes, not characters, to Oniguruma */
     if (v > 0x10FFFF || (v >= 0xD800 && v <= 0xDFFF) || (!braces && digits_max == 2 && v >= 0x80))
         return refuse(t, "a character number that is no character");
@@ -102,11 +106,18 @@ static int translate_escape(struct translate *t, bool set) {
     if (t->p >= t->end) return refuse(t, "a backslash at the end");
     const char c = *t->p;
     switch (c) {
-    case 'p': case 'P': return property(t);
-    case 'r': case 'n': case 't': case 'f': case 'a': case 'e':
-    case 's': case 'S': case 'd': case 'D':
-        t->p++;
-        return buf_addf(&t->out, "\\%c", c);
+    case 'p':
+    case 'P': return property(t);
+    case 'r':
+    case 'n':
+    case 't':
+    case 'f':
+    case 'a':
+    case 'e':
+    case 's':
+    case 'S':
+    case 'd':
+    case 'D': t->p++; return buf_addf(&t->out, "\\%c", c);
     case 'v': t->p++; return buf_adds(&t->out, "\\x{B}");
     case 'w': t->p++; return buf_adds(&t->out, set ? WORD_SET : "[" WORD_SET "]");
     case 'W':
@@ -121,7 +132,9 @@ static int translate_escape(struct translate *t, bool set) {
             return code_point(t, 1, 8, true);
         }
         return code_point(t, 1, 2, false);
-    case 'A': case 'z': case 'Z':
+    case 'A':
+    case 'z':
+    case 'Z':
         if (set) return refuse(t, "an anchor in a set");
         t->p++;
         return buf_addf(&t->out, "\\%c", c);
@@ -147,7 +160,8 @@ static int translate_set(struct translate *t) {
         const char c = *t->p;
         if (c == '[') return refuse(t, "a set within a set");
         if (c == '&' && t->end - t->p > 1 && t->p[1] == '&') return refuse(t, "an intersection of sets");
-        if ((uint8_t)c >= 0x80 && t->caseless_from) return refuse(t, "case-insensitive characters beyond ASCII");
+        if ((uint8_t)c >= 0x80 && t->caseless_from)
+            return refuse(t, "case-insensitive characters beyond ASCII");
         t->p++;
         if (c == '\\') TRY(translate_escape(t, true));
         else TRY(buf_addc(&t->out, c));
@@ -215,7 +229,8 @@ static int check_fold(struct translate *t, char c) {
     if ((uint8_t)c >= 0x80) return refuse(t, "case-insensitive characters beyond ASCII");
     t->last_letter = low;
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
-        if (pairs[i][0] == prev && pairs[i][1] == low) return refuse(t, "case-insensitive letters that fold to one");
+        if (pairs[i][0] == prev && pairs[i][1] == low)
+            return refuse(t, "case-insensitive letters that fold to one");
     return 0;
 }
 
@@ -266,7 +281,8 @@ static int compile(struct text__regex *r, const struct translate *t) {
     CHECK(cc);
     pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
     /* MULTILINE: ^ and $ are those of lines in Oniguruma */
-    r->code = pcre2_compile((PCRE2_SPTR)t->out.p, t->out.n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &err, &at, cc);
+    r->code =
+        pcre2_compile((PCRE2_SPTR)t->out.p, t->out.n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &err, &at, cc);
     pcre2_compile_context_free(cc);
     if (!r->code) {
         char msg[200] = "";
@@ -345,7 +361,8 @@ static int search(const struct text__regex *r, struct text__regex_scratch *s, co
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     if (r->jit) rc = pcre2_jit_match(r->code, (PCRE2_SPTR)subject, n, from, 0, s->match, s->context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its frames on the heap */
-        rc = pcre2_match(r->code, (PCRE2_SPTR)subject, n, from, PCRE2_NO_JIT | PCRE2_NO_UTF_CHECK, s->match, s->context);
+        rc = pcre2_match(r->code, (PCRE2_SPTR)subject, n, from, PCRE2_NO_JIT | PCRE2_NO_UTF_CHECK, s->match,
+                         s->context);
     if (rc == PCRE2_ERROR_NOMATCH) return 0;
     if (rc < 0) {
         char msg[200] = "";
@@ -360,8 +377,8 @@ static int search(const struct text__regex *r, struct text__regex_scratch *s, co
 
 /* Walks as the onig crate's find_iter: an empty match where the last one ended is
  * passed over by one character. */
-int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n,
-                     struct text__regex_iter *it, int64_t *lo, int64_t *hi) {
+int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject,
+                     size_t n, struct text__regex_iter *it, int64_t *lo, int64_t *hi) {
     for (;;) {
         if (it->from > n) return 0;
         const int rc = search(r, s, subject, n, it->from, lo, hi);

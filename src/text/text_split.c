@@ -28,7 +28,8 @@ static int add_stage(struct text__splits *out, struct text__split stage, const c
 }
 
 static int parse_behavior(const json_t *v, enum text__behavior *out, const char *where) {
-    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+                                        "Contiguous"};
     const char *s = "Isolated"; /* what Punctuation has when it says nothing */
     TRY(json_str_opt(v, "behavior", &s, where));
     for (int i = 0; i < 5; i++) {
@@ -84,7 +85,9 @@ int text__metaspace_parse(const json_t *v, int32_t *c, int *prepend, const char 
     else if (strcmp(scheme, "always") == 0) *prepend = PREPEND_ALWAYS;
     else FAIL(ERR_UNSUPPORTED, "%s: unsupported prepend_scheme \"%s\" of Metaspace", where, scheme);
     if (!add_prefix_space && *prepend != PREPEND_NEVER)
-        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: add_prefix_space of Metaspace contradicts its prepend_scheme", where);
+        FAIL(ERR_FORMAT,
+             "%s: not a valid tokenizer: add_prefix_space of Metaspace contradicts its prepend_scheme",
+             where);
     return 0;
 }
 
@@ -95,15 +98,18 @@ static int parse_metaspace(struct text__splits *out, const json_t *v, const char
     return add_stage(out, st, where);
 }
 
-static int add_class(struct text__splits *out, bool (*class)(int32_t), enum text__behavior behavior, const char *where) {
-    return add_stage(out, (struct text__split){.kind = PRE_CLASS, .class = class, .behavior = behavior}, where);
+static int add_class(struct text__splits *out, bool (*class)(int32_t), enum text__behavior behavior,
+                     const char *where) {
+    return add_stage(out, (struct text__split){.kind = PRE_CLASS, .class = class, .behavior = behavior},
+                     where);
 }
 
 static int parse_stage(struct text__splits *out, const json_t *v, const char *type, const char *where) {
     if (strcmp(type, "ByteLevel") == 0) return parse_byte_level(out, v, where);
     if (strcmp(type, "Split") == 0) return parse_split(out, v, where);
     if (strcmp(type, "Metaspace") == 0) return parse_metaspace(out, v, where);
-    if (strcmp(type, "Whitespace") == 0) return add_stage(out, (struct text__split){.kind = PRE_WORDS}, where);
+    if (strcmp(type, "Whitespace") == 0)
+        return add_stage(out, (struct text__split){.kind = PRE_WORDS}, where);
     if (strcmp(type, "WhitespaceSplit") == 0) return add_class(out, text__is_space, SPLIT_REMOVED, where);
     if (strcmp(type, "BertPreTokenizer") == 0) {
         TRY(add_class(out, text__is_space, SPLIT_REMOVED, where));
@@ -133,7 +139,8 @@ int text__splits_parse(struct text__splits *out, const json_t *v, const char *wh
     TRY(text__type_of(v, &type, "pre_tokenizer", where));
     if (strcmp(type, "Sequence") != 0) return parse_stage(out, v, type, where);
     const json_t *list = json_object_get(v, "pretokenizers");
-    if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without pretokenizers", where);
+    if (!json_is_array(list))
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a Sequence without pretokenizers", where);
     for (size_t i = 0; i < json_array_size(list); i++)
         TRY(text__splits_parse(out, json_array_get(list, i), where));
     return 0;
@@ -150,7 +157,7 @@ void text__splits_free(struct text__splits *v) {
 struct cutter { /* turns a piece's matches, and what lies between, into pieces */
     struct text__spans *out;
     enum text__behavior behavior;
-    int64_t base;   /* first piece made from the piece under way */
+    int64_t base; /* first piece made from the piece under way */
     bool was_match;
 };
 
@@ -175,8 +182,9 @@ static void begin(struct cutter *c) {
     c->was_match = false;
 }
 
-static int cut_regex(const struct text__split *st, struct text__scratch *s, struct cutter *c, const char *subject,
-                     struct text__span piece) {
+/* Matches and what lies between; invert exchanges the two. */
+static int cut_regex(const struct text__split *st, struct text__scratch *s, struct cutter *c,
+                     const char *subject, struct text__span piece) {
     const size_t n = (size_t)(piece.hi - piece.lo);
     struct text__regex_iter it = {0};
     int64_t done = piece.lo, lo, hi;
@@ -193,7 +201,8 @@ static int cut_regex(const struct text__split *st, struct text__scratch *s, stru
     return 0;
 }
 
-static void cut_class(const struct text__split *st, struct cutter *c, const char *text, struct text__span piece) {
+static void cut_class(const struct text__split *st, struct cutter *c, const char *text,
+                      struct text__span piece) {
     int64_t done = piece.lo;
     for (int64_t i = piece.lo; i < piece.hi;) {
         int len;
@@ -227,8 +236,8 @@ static void cut_words(struct text__spans *out, const char *text, struct text__sp
 }
 
 /* Copies the pieces into to, with the stage's changes; cuts at the metaspace. */
-static int rewrite(const struct text__split *st, const char *text, const struct text__spans *in, bool at_start,
-                   struct buf *to, struct text__spans *out) {
+static int rewrite(const struct text__split *st, const char *text, const struct text__spans *in,
+                   bool at_start, struct buf *to, struct text__spans *out) {
     char mark[4] = {' '};
     const size_t mark_n = st->kind == PRE_METASPACE ? (size_t)text__put_char(mark, st->c) : 1;
     buf_reset(to);
@@ -262,10 +271,12 @@ static void swap_spans(struct text__scratch *s) {
     s->spans2 = t;
 }
 
+/* From spans to spans2, which then trade places. */
 static int run_stage(const struct text__split *st, struct text__scratch *s, const char *text, size_t n) {
     struct cutter c = {.out = &s->spans2, .behavior = st->behavior};
     const char *subject = text;
-    if (st->kind == PRE_REGEX && !text__regex_is_literal(st->pattern)) subject = text__proxy(&s->proxy, text, n);
+    if (st->kind == PRE_REGEX && !text__regex_is_literal(st->pattern))
+        subject = text__proxy(&s->proxy, text, n);
     s->spans2.n = 0;
     for (int64_t i = 0; i < s->spans.n; i++) {
         begin(&c);
@@ -299,7 +310,8 @@ int text__pre_tokenize(const struct text__splits *v, struct text__scratch *s, co
         to = other;
         other = t;
         if (st->kind == PRE_METASPACE && st->split)
-            TRY(run_stage(&(struct text__split){.kind = PRE_CHAR, .behavior = SPLIT_NEXT, .c = st->c}, s, text, n));
+            TRY(run_stage(&(struct text__split){.kind = PRE_CHAR, .behavior = SPLIT_NEXT, .c = st->c}, s,
+                          text, n));
     }
     *out = text;
     return 0;

@@ -2,6 +2,7 @@
  *
  * Written by tools/oracle_text.py tables from the behaviour of Hugging Face tokenizers;
  * text_unicode.c says how each table is used.  Included by that file only. */
+/* clang-format off */
 #ifndef VERLC_TEXT_TABLES_H
 #define VERLC_TEXT_TABLES_H
 

@@ -47,7 +47,8 @@ bool text__is_space(int32_t c) {
 }
 
 bool text__is_punct(int32_t c) {
-    if (c < 0x80) return (c > ' ' && c < '0') || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || (c > 'z' && c < 0x7F);
+    if (c < 0x80)
+        return (c > ' ' && c < '0') || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || (c > 'z' && c < 0x7F);
     const int cat = text__category(c);
     const bool p = cat >= UTF8PROC_CATEGORY_PC && cat <= UTF8PROC_CATEGORY_PO;
     return p != (LOOKUP(text_punct_flip, c) != NULL);
@@ -61,7 +62,8 @@ bool text__is_digit(int32_t c) {
 /* Alphabetic, marks, decimal digits, connectors, joiners (UTS 18, annex C). The
  * letters in circles and squares are the only Alphabetic symbols. */
 bool text__is_word(int32_t c) {
-    if (c < 0x80) return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
+    if (c < 0x80)
+        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
     const int cat = text__category(c);
     return is_letter(cat) || is_mark(cat) || cat == UTF8PROC_CATEGORY_ND || cat == UTF8PROC_CATEGORY_NL ||
            cat == UTF8PROC_CATEGORY_PC || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
@@ -176,8 +178,8 @@ static int put_chars(struct buf *out, const int32_t *p, int64_t n) {
 static int flush(struct buf *out, struct text__chars *v, bool compose) {
     order_all(v->p, v->n);
     if (compose && v->n > 0) {
-        const utf8proc_ssize_t n = utf8proc_normalize_utf32(v->p, (utf8proc_ssize_t)v->n,
-                                                            UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        const utf8proc_ssize_t n =
+            utf8proc_normalize_utf32(v->p, (utf8proc_ssize_t)v->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         CHECK(n >= 0);
         v->n = n;
     }
@@ -186,10 +188,11 @@ static int flush(struct buf *out, struct text__chars *v, bool compose) {
     return rc;
 }
 
-int text__normal_form(struct buf *out, struct text__chars *v, enum text__form form, const char *text, size_t n) {
+int text__normal_form(struct buf *out, struct text__chars *v, enum text__form form, const char *text,
+                      size_t n) {
     const bool compose = form == TEXT_NFC || form == TEXT_NFKC;
-    const utf8proc_option_t opts = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
-                                   (form == TEXT_NFKC || form == TEXT_NFKD ? UTF8PROC_COMPAT : 0);
+    const utf8proc_option_t opts =
+        UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (form == TEXT_NFKC || form == TEXT_NFKD ? UTF8PROC_COMPAT : 0);
     v->n = 0;
     for (size_t i = 0; i < n;) {
         int len, bound = 0;

@@ -28,7 +28,8 @@ static struct tokenizer *open_text(const char *json) {
     return t;
 }
 
-static void check_encodes(const struct tokenizer *t, const char *text, size_t n, const int32_t *want, int64_t n_want) {
+static void check_encodes(const struct tokenizer *t, const char *text, size_t n, const int32_t *want,
+                          int64_t n_want) {
     struct text_ids ids = {0};
     assert_int_equal(tokenizer_encode(t, text, n, true, &ids), 0);
     assert_int_equal(ids.n, n_want);
@@ -71,7 +72,8 @@ static void test_long_word(void **state) {
         const size_t n = 1 + rng_below(&r, sizeof text - 1);
         for (size_t i = 0; i < n; i++) text[i] = (char)('a' + rng_below(&r, 3));
         for (size_t i = 0; i < n;) { /* "a b" ranks first, so every ab merges, then abc */
-            const bool ab = i + 1 < n && text[i] == 'a' && text[i + 1] == 'b', abc = ab && i + 2 < n && text[i + 2] == 'c';
+            const bool ab = i + 1 < n && text[i] == 'a' && text[i + 1] == 'b',
+                       abc = ab && i + 2 < n && text[i + 2] == 'c';
             want[n_want++] = abc ? 4 : ab ? 3 : text[i] - 'a';
             i += abc ? 3 : ab ? 2 : 1;
         }
@@ -106,11 +108,16 @@ static void refuse(const char *json, int code, const char *says) {
 
 static void test_unsupported(void **state) {
     (void)state;
-    static const char *const cases[][2] = { /* section, feature named in the message */
-        {"\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"\"},", "normalizer \"Precompiled\""},
-        {"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]},", "StripAccents"},
+    static const char *const cases[][2] = {
+        /* section, feature named in the message */
+        {"\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"\"},",
+         "normalizer \"Precompiled\""},
+        {"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]},",
+         "StripAccents"},
         {"\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"},", "pre_tokenizer \"UnicodeScripts\""},
-        {"\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Whitespace\"}]},", "after ByteLevel"},
+        {"\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":"
+         "\"Whitespace\"}]},",
+         "after ByteLevel"},
         {"\"decoder\":{\"type\":\"WordPiece\"},", "decoder \"WordPiece\""},
         {"\"post_processor\":{\"type\":\"Other\"},", "post_processor \"Other\""},
         {"\"version\":\"2.0\",", "version \"2.0\""},
@@ -121,18 +128,31 @@ static void test_unsupported(void **state) {
         refuse(json, ERR_UNSUPPORTED, "unsupported");
         free(json);
     }
-    refuse("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.1]],\"unk_id\":0}}", ERR_UNSUPPORTED, "\"Unigram\"");
+    refuse("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.1]],\"unk_id\":0}}", ERR_UNSUPPORTED,
+           "\"Unigram\"");
     refuse("{\"model\":{\"type\":\"BPE\",\"dropout\":0.1," VOCAB "," MERGES "}}", ERR_UNSUPPORTED, "dropout");
 }
 
 static void test_unsupported_regex(void **state) {
     (void)state;
-    static const char *const patterns[] = {"\\\\bx", "(a)\\\\1", "[a-z&&[^b]]", "[[:alpha:]]", "(?<n>a)", "(?i)a", "a{2}+", "a{2}?",
-                                           "(?m:.)", "\\\\h", "\\\\X", "(?i:ss)", "(?i:\\u00e9)", "(?i:[\\u00e9])", "\\\\xff", "\\\\p{Nothing}",
-                                           "(a", "a)", "[a", "*a", "\\\\pL", "", "a\\u0000b", "[]", "\\\\"};
+    static const char *const patterns[] = {"\\\\bx",       "(a)\\\\1",
+                                           "[a-z&&[^b]]",  "[[:alpha:]]",
+                                           "(?<n>a)",      "(?i)a",
+                                           "a{2}+",        "a{2}?",
+                                           "(?m:.)",       "\\\\h",
+                                           "\\\\X",        "(?i:ss)",
+                                           "(?i:\\u00e9)", "(?i:[\\u00e9])",
+                                           "\\\\xff",      "\\\\p{Nothing}",
+                                           "(a",           "a)",
+                                           "[a",           "*a",
+                                           "\\\\pL",       "",
+                                           "a\\u0000b",    "[]",
+                                           "\\\\"};
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
-        char *json = xasprintf("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
-                               "\"invert\":false},%s}", patterns[i], MODEL);
+        char *json = xasprintf(
+            "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
+            "\"invert\":false},%s}",
+            patterns[i], MODEL);
         refuse(json, ERR_UNSUPPORTED, "unsupported regular expression");
         free(json);
     }
@@ -141,21 +161,38 @@ static void test_unsupported_regex(void **state) {
 static void test_malformed(void **state) {
     (void)state;
     static const char *const cases[] = {
-        "", "{", "[]", "null", "{}", "{\"model\":1}", "{\"model\":{}}", "{\"model\":{\"vocab\":{}}}",
-        "{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "{\"model\":{\"vocab\":{\"a\":99999999},\"merges\":[]}}",
-        "{\"model\":{\"vocab\":{\"a\":1.5},\"merges\":[]}}", "{\"model\":{\"vocab\":{\"a\":\"b\"},\"merges\":[]}}",
-        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}",
-        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b c\"]}}", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}",
-        "{\"model\":{\"vocab\":{\"\\ud800\":0},\"merges\":[]}}", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}} x",
-        "{\"model\":{\"vocab\":{\"a\n\":0},\"merges\":[]}}", "{\"model\":{\"vocab\":{\"\\q\":0},\"merges\":[]}}",
-        "{\"added_tokens\":{}," MODEL "}", "{\"added_tokens\":[1]," MODEL "}", "{\"added_tokens\":[{\"id\":1}]," MODEL "}",
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        "{\"model\":1}",
+        "{\"model\":{}}",
+        "{\"model\":{\"vocab\":{}}}",
+        "{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"a\":99999999},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"a\":1.5},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"a\":\"b\"},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}",
+        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}",
+        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b c\"]}}",
+        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}",
+        "{\"model\":{\"vocab\":{\"\\ud800\":0},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}} x",
+        "{\"model\":{\"vocab\":{\"a\n\":0},\"merges\":[]}}",
+        "{\"model\":{\"vocab\":{\"\\q\":0},\"merges\":[]}}",
+        "{\"added_tokens\":{}," MODEL "}",
+        "{\"added_tokens\":[1]," MODEL "}",
+        "{\"added_tokens\":[{\"id\":1}]," MODEL "}",
         "{\"added_tokens\":[{\"id\":1,\"content\":\"x\",\"special\":3}]," MODEL "}",
-        "{\"normalizer\":3," MODEL "}", "{\"normalizer\":{\"type\":\"Sequence\"}," MODEL "}",
+        "{\"normalizer\":3," MODEL "}",
+        "{\"normalizer\":{\"type\":\"Sequence\"}," MODEL "}",
         "{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{},\"content\":\"\"}," MODEL "}",
         "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"xy\"}," MODEL "}",
         "{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}," MODEL "}",
         "{\"post_processor\":{\"type\":\"TemplateProcessing\"}," MODEL "}",
-        "{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\",\"type_id\":0}}]}," MODEL "}",
+        "{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\","
+        "\"type_id\":0}}]}," MODEL "}",
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) refuse(cases[i], ERR_FORMAT, "");
     struct tokenizer *t;
@@ -167,8 +204,9 @@ static void test_malformed(void **state) {
 /* Cut anywhere, a file is refused or (blanks at its end) whole; never a crash. */
 static void test_truncated(void **state) {
     (void)state;
-    const char *whole = TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
-                                  "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"},");
+    const char *whole =
+        TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
+                  "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"},");
     for (size_t n = 0; n < strlen(whole); n++) {
         struct tokenizer *t;
         char *part = xstrndup(whole, n);
@@ -193,11 +231,14 @@ static void test_side_files(void **state) {
     struct tokenizer *t;
     assert_int_equal(tokenizer_open(&t, dir), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "tokenizer.json"));
-    write_file(dir, "tokenizer.json", TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true},"
-                                                "{\"id\":8,\"content\":\"</s>\",\"special\":true}],"));
+    write_file(dir, "tokenizer.json",
+               TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true},"
+                         "{\"id\":8,\"content\":\"</s>\",\"special\":true}],"));
     write_file(dir, "tokenizer_config.json",
-               "{\"model_max_length\":1000000000000000019884624838656,\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\","
-               "\"pad_token\":null,\"chat_template\":[{\"name\":\"default\",\"template\":\"A\"},{\"name\":\"tool_use\",\"template\":\"B\"}]}");
+               "{\"model_max_length\":1000000000000000019884624838656,\"bos_token\":{\"content\":\"<s>\"},"
+               "\"eos_token\":\"</s>\","
+               "\"pad_token\":null,\"chat_template\":[{\"name\":\"default\",\"template\":\"A\"},{\"name\":"
+               "\"tool_use\",\"template\":\"B\"}]}");
     assert_int_equal(tokenizer_open(&t, dir), 0);
     assert_int_equal(tokenizer_bos(t), 7);
     assert_int_equal(tokenizer_eos(t), 8);
@@ -224,7 +265,10 @@ static void test_side_files(void **state) {
 static void test_bad_utf8(void **state) {
     (void)state;
     struct tokenizer *t = open_text("{\"model\":{" VOCAB "," MERGES ",\"unk_token\":\"\\u2581\"}}");
-    check_encodes(t, "ab\xff\xe2\x82" "ab\0ab", 10, (const int32_t[]){3, 5, 5, 3, 5, 3}, 6); /* U+FFFD twice, U+0000 once */
+    check_encodes(t,
+                  "ab\xff\xe2\x82"
+                  "ab\0ab",
+                  10, (const int32_t[]){3, 5, 5, 3, 5, 3}, 6); /* U+FFFD twice, U+0000 once */
     tokenizer_close(t);
     t = open_text("{\"model\":{" VOCAB "," MERGES ",\"unk_token\":\"nowhere\"}}");
     struct text_ids ids = {0};
@@ -239,8 +283,9 @@ static void test_bad_utf8(void **state) {
 /* A pattern that backtracks without end is given up with a message. */
 static void test_runaway_regex(void **state) {
     (void)state;
-    struct tokenizer *t = open_text("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|a|aa)+$\"},"
-                                    "\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}");
+    struct tokenizer *t =
+        open_text("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|a|aa)+$\"},"
+                  "\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}");
     struct text_ids ids = {0};
     char text[200];
     memset(text, 'a', sizeof text);
@@ -255,8 +300,8 @@ static void test_runaway_regex(void **state) {
 /* Texts that make a careless implementation quadratic or overflow a stack. */
 static void test_large_texts(void **state) {
     (void)state;
-    struct tokenizer *t = open_text("{\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-                                    MODEL "}");
+    struct tokenizer *t = open_text("{\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":"
+                                    "\"ByteLevel\",\"add_prefix_space\":false}," MODEL "}");
     enum { N = 1 << 20 };
     struct buf b = {0};
     struct text_ids ids = {0};
@@ -313,10 +358,20 @@ static void test_threads(void **state) {
 /* The four bytes of an emoji arrive one by one; the text only when they are complete. */
 static void test_stream_holds(void **state) {
     (void)state;
-    struct tokenizer *t = open_text("{\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"vocab\":{\"\\u00f0\":0,\"\\u0141\":1,\"\\u013a\":2,"
+    struct tokenizer *t = open_text("{\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"vocab\":{\"\\u00f0\":"
+                                    "0,\"\\u0141\":1,\"\\u013a\":2,"
                                     "\"\\u0122\":3,\"a\":4},\"merges\":[]}}"); /* F0 9F 98 80, a */
     static const int32_t ids[] = {0, 1, 2, 3, 4, 0, 1};
-    static const char *const after[] = {"", "", "", "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x80" "a", "\xF0\x9F\x98\x80" "a", "\xF0\x9F\x98\x80" "a"};
+    static const char *const after[] = {"",
+                                        "",
+                                        "",
+                                        "\xF0\x9F\x98\x80",
+                                        "\xF0\x9F\x98\x80"
+                                        "a",
+                                        "\xF0\x9F\x98\x80"
+                                        "a",
+                                        "\xF0\x9F\x98\x80"
+                                        "a"};
     struct tokenizer_stream *s;
     struct buf out = {0};
     assert_int_equal(tokenizer_stream_create(&s, t, false), 0);
@@ -325,7 +380,8 @@ static void test_stream_holds(void **state) {
         assert_string_equal(out.p ? out.p : "", after[i]);
     }
     assert_int_equal(tokenizer_stream_finish(s, &out), 0);
-    assert_string_equal(out.p, "\xF0\x9F\x98\x80" "a\xEF\xBF\xBD"); /* half a character at the very end */
+    assert_string_equal(out.p, "\xF0\x9F\x98\x80"
+                               "a\xEF\xBF\xBD"); /* half a character at the very end */
     tokenizer_stream_destroy(s);
     buf_free(&out);
     tokenizer_close(t);
@@ -372,7 +428,8 @@ static void test_chat(void **state) {
     assert_int_equal(chat_template_create(&c, t), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "no chat template"));
     tokenizer_close(t);
-    write_file(dir, "chat_template.jinja", json_string_value(json_object_get(json_array_get(rows, 0), "template")));
+    write_file(dir, "chat_template.jinja",
+               json_string_value(json_object_get(json_array_get(rows, 0), "template")));
     char *path = file_join(dir, "tokenizer_config.json");
     assert_int_equal(json_save_atomic(path, json_object_get(json_array_get(rows, 0), "special")), 0);
     free(path);
@@ -398,13 +455,20 @@ static void test_chat(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),        cmocka_unit_test(test_long_word),
-        cmocka_unit_test(test_word_cache_overflow), cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_unsupported_regex),   cmocka_unit_test(test_malformed),
-        cmocka_unit_test(test_truncated),    cmocka_unit_test(test_side_files),
-        cmocka_unit_test(test_bad_utf8),     cmocka_unit_test(test_runaway_regex),
-        cmocka_unit_test(test_large_texts),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_stream_holds), cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_small),
+        cmocka_unit_test(test_long_word),
+        cmocka_unit_test(test_word_cache_overflow),
+        cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_unsupported_regex),
+        cmocka_unit_test(test_malformed),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_side_files),
+        cmocka_unit_test(test_bad_utf8),
+        cmocka_unit_test(test_runaway_regex),
+        cmocka_unit_test(test_large_texts),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_stream_holds),
+        cmocka_unit_test(test_chat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
