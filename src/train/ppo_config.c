@@ -241,8 +241,7 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
-/* "20GiB", "512MiB", "24e9": bytes. */
-static int read_bytes(const char *key, const char *text, int64_t *out) {
+int train_read_bytes(const char *key, const char *text, int64_t *out) {
     static const struct {
         const char *unit;
         double bytes;
@@ -282,7 +281,7 @@ static int read_trainer(struct ppo_config *k, const struct conf *c) {
     k->threads = (int)threads;
     TRY(conf_str_opt(c, "trainer.device", &k->device));
     TRY(conf_str_opt(c, "trainer.device_memory_limit", &limit));
-    if (limit) TRY(read_bytes("trainer.device_memory_limit", limit, &k->memory_limit));
+    if (limit) TRY(train_read_bytes("trainer.device_memory_limit", limit, &k->memory_limit));
     TRY(conf_f64(c, "trainer.deadline", &k->deadline_s));
     return 0;
 }

@@ -31,7 +31,8 @@ struct sft_config {
     bool zero_indexed_step;
     struct sft_dataset_args train, val;
     int64_t train_batch_size, max_length, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, threads,
-        max_bad_steps;
+        max_bad_steps, memory_limit; /* bytes; 0: all */
+    double deadline_s;
     struct actor_cut cut;
     enum dtype act;
     enum model_keep keep;
@@ -93,6 +94,7 @@ static int read_data(struct sft_config *k, const struct conf *c) {
     TRY(conf_str(c, "data.truncation", &truncation));
     TRY(data_truncation_parse(truncation, &t->truncation));
     TRY(conf_i64(c, "data.train_max_samples", &t->max_samples));
+    TRY(conf_i64(c, "data.val_max_samples", &k->val.max_samples));
     TRY(conf_bool_opt(c, "data.multiturn.enable", &multiturn));
     if (multiturn || conf_is_null(c, "data.prompt_key")) {
         TRY(conf_str(c, "data.messages_key", &t->messages_key));
@@ -154,6 +156,7 @@ static int read_model(struct sft_config *k, const struct conf *c) {
 }
 
 static int read_trainer(struct sft_config *k, const struct conf *c) {
+    const char *limit = NULL;
     int64_t seed;
     TRY(conf_str(c, "trainer.project_name", &k->project));
     TRY(conf_str(c, "trainer.experiment_name", &k->experiment));
@@ -170,6 +173,9 @@ static int read_trainer(struct sft_config *k, const struct conf *c) {
     TRY(conf_i64_opt(c, "trainer.threads", &k->threads));
     k->max_bad_steps = 3;
     TRY(conf_i64_opt(c, "trainer.max_bad_steps", &k->max_bad_steps));
+    TRY(conf_f64(c, "trainer.deadline", &k->deadline_s));
+    TRY(conf_str_opt(c, "trainer.device_memory_limit", &limit));
+    if (limit) TRY(train_read_bytes("trainer.device_memory_limit", limit, &k->memory_limit));
     TRY(conf_i64(c, "trainer.seed", &seed));
     k->seed = (uint64_t)seed;
     return 0;
@@ -334,7 +340,7 @@ static int open_data(struct sft *s) {
     TRY(tokenizer_open(&s->tok, k->tokenizer_dir));
     if (tokenizer_chat_template(s->tok, false)) TRY(chat_template_create(&s->chat, s->tok));
     const char *const *val_files = k->val.files;
-    const int64_t n_val = k->val.n_files;
+    const int64_t n_val = k->val.n_files, val_max_samples = k->val.max_samples;
     k->train.tok = s->tok;
     k->train.chat = s->chat;
     k->train.max_length = k->max_length;
@@ -344,7 +350,7 @@ static int open_data(struct sft *s) {
     k->val = k->train;
     k->val.files = val_files;
     k->val.n_files = n_val;
-    k->val.max_samples = -1;
+    k->val.max_samples = val_max_samples;
     k->val.what = "data.val_files";
     TRY(sft_dataset_open(&s->train, &k->train));
     if (n_val > 0) TRY(sft_dataset_open(&s->val, &k->val));
@@ -395,12 +401,13 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
     TRY(train_run_dir(s->k.default_local_dir));
-    TRY(stages_create(&s->stages, 0));
+    TRY(stages_create(&s->stages, s->k.deadline_s));
     stage_begin(s->stages, "start");
     const struct resume_args a = {.mode = s->k.resume_mode, .path = s->k.resume_from, .root = s->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&s->dev, &from, s->k.device, (int)s->k.threads), out);
     log_info("device: %s", s->dev.describe);
+    if (s->k.memory_limit > 0 && (size_t)s->k.memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)s->k.memory_limit;
     TRYG(open_data(s), out);
     TRYG(open_model(s), out);
     TRYG(open_track(s, c, from.step), out);

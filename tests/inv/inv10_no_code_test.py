@@ -1,0 +1,71 @@
+"""Invariant 10: no eval, no pickle, no code from a model directory. Looks for every
+construct that runs text as code or unpickles, in src/ and python/; the one place that
+may load a file of code is the user's reward function, in the helper that is for it."""
+
+import ast
+import os
+import pathlib
+import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import Tests  # noqa: E402
+
+ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
+BUILTINS = {"eval", "exec", "compile", "__import__", "execfile"}
+MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "runpy", "torch", "ctypes", "code"}
+LOADERS = {"import_module", "exec_module", "spec_from_file_location", "module_from_spec", "run_path", "run_module", "system",
+           "popen", "allow_pickle", "trust_remote_code", "load_module"}
+REWARD = {"spec_from_file_location", "module_from_spec", "exec_module"}  # what python/verlc_helpers/reward.py may use
+# C: a shell, a shared object, or another program by a name found at run time.
+C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
+                     r"posix_spawn|posix_spawnp)\s*\(")
+C_ALLOWED = {("helper/helper_proc.c", "execve"),  # python3, with the helpers of this program
+             ("data/data_io.c", "posix_spawnp")}     # the hdfs client, for --hdfs_dir
+
+
+def python_finds(text):
+    """Names of what a file uses of the above."""
+    out = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+            out.add(node.func.id)
+        elif isinstance(node, ast.Import):
+            out |= {a.name.split(".")[0] for a in node.names} & MODULES
+        elif isinstance(node, ast.ImportFrom):
+            out |= {(node.module or "").split(".")[0]} & MODULES
+            out |= {a.name for a in node.names} & LOADERS
+        elif isinstance(node, ast.Attribute) and node.attr in LOADERS:
+            out.add(node.attr)
+        elif isinstance(node, ast.keyword) and node.arg in LOADERS:
+            out.add(node.arg)
+    return out
+
+
+def c_finds(text):
+    text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:[^"\\\n]|\\.)*"', " ", text, flags=re.S)
+    return set(C_CALLS.findall(text))
+
+
+def main():
+    test = Tests()
+    bad = "import pickle\nfrom importlib import import_module\neval('1')\nx.load_module()\nf(trust_remote_code=True)\n"
+    test("the search finds what it looks for", python_finds(bad) == {"pickle", "import_module", "eval", "load_module",
+                                                                   "trust_remote_code"} and
+         c_finds('int x = system("ls"); /* popen( */ dlopen(p, 1); puts("execv(");') == {"system", "dlopen"})
+    files = sorted((ROOT / "python").rglob("*.py"))
+    test("the helpers are there", len(files) >= 5, files)
+    for f in files:
+        name = f.relative_to(ROOT / "python")
+        finds = python_finds(f.read_text()) - (REWARD if f.name == "reward.py" else set())
+        test(f"python/{name}", not finds, finds)
+    template = (ROOT / "python/verlc_helpers/chat_template.py").read_text()
+    test("templates run in Jinja's sandbox alone", "ImmutableSandboxedEnvironment" in template and
+         not re.search(r"(?<!Sandboxed)\bEnvironment\(|\bTemplate\(", template))
+    sources = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".c", ".h", ".cu"))
+    found = {(str(p.relative_to(ROOT / "src")), call) for p in sources for call in c_finds(p.read_text())}
+    test(f"{len(sources)} C files start no program but the helpers and hdfs", len(sources) > 100 and found <= C_ALLOWED, found - C_ALLOWED)
+    test.end()
+
+
+main()
