@@ -73,7 +73,7 @@ static int ppo_step(struct ppo *p) {
     stage_begin(p->stages, "update_actor");
     TRYG(ppo_update(p, &b), out);
     stage_begin(p->stages, "dump_rollout_generations");
-    if (p->k.rollout_data_dir) TRYG(ppo_dump(p, &b, p->k.rollout_data_dir, false), out);
+    ppo_dump(p, &b, &p->k.rollout_data_dir);
     record_samples(p, &b);
     stage_end(p->stages);
     stages_metrics(p->stages, &p->metrics);
@@ -140,8 +140,6 @@ static int open_data(struct ppo *p) {
                                         .shuffle = p->k.shuffle, .drop_last = true, .seed = p->k.seed};
     const int rc = data_sampler_init(&p->sampler, &a);
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
-    log_info("data: %lld training prompts (%lld too long), %lld for validation", (long long)p->train_data->n,
-             (long long)p->train_data->n_filtered, (long long)(p->val_data ? p->val_data->n : 0));
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
     if (p->k.total_training_steps > 0) p->total_steps = p->k.total_training_steps;
     struct optim_config *o = &p->k.optim;
@@ -191,7 +189,9 @@ static int open_all(struct ppo *p, const struct conf *c) {
     TRY(ppo_config_read(&p->k, c));
     TRY(conf_yaml(c, &text));
     p->config_yaml = buf_take(&text);
-    TRY(train_run_dir(p->k.default_local_dir));
+    TRY(train_run_dir("trainer.default_local_dir", p->k.default_local_dir));
+    if (p->k.rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", p->k.rollout_data_dir));
+    if (p->k.validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", p->k.validation_data_dir));
     TRY(stages_create(&p->stages, p->k.deadline_s));
     stage_begin(p->stages, "start");
     TRY(model_config_load(&m, p->k.model_dir));

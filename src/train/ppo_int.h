@@ -136,7 +136,9 @@ int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
 /* verl's data metrics (spec 4.2 - 4.4). */
 int ppo_data_metrics(struct ppo *p, const struct batch *b);
 int ppo_validate(struct ppo *p);
-int ppo_dump(const struct ppo *p, const struct batch *b, const char *dir, bool validation);
+/* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
+ * failure is a warning, and *dir becomes NULL. */
+void ppo_dump(struct ppo *p, const struct batch *b, const char **dir);
 
 /* ---- validation statistics (verl metric_utils.process_validation_metrics) ---- */
 struct val_row { /* one scored sample */

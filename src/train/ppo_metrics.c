@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -118,11 +119,10 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
 
 /* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
 
-int ppo_dump(const struct ppo *p, const struct batch *b, const char *dir, bool validation) {
+static int write_dump(const struct ppo *p, const struct batch *b, const char *dir) {
     struct batch_col *prompts;
     struct buf out = {0}, text = {0};
     int rc = 0;
-    (void)validation;
     TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
     const struct batch_col *resp = batch_find(b, "text"), *score = batch_find(b, "score"), *rm = batch_find(b, "reward_model"),
                            *extra = batch_find(b, "reward_extra_info"), *status = batch_find(b, "reward_status");
@@ -150,4 +150,10 @@ out:
     buf_free(&out);
     buf_free(&text);
     return rc;
+}
+
+void ppo_dump(struct ppo *p, const struct batch *b, const char **dir) {
+    if (!*dir || write_dump(p, b, *dir) == 0) return;
+    log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)p->step, err_msg());
+    *dir = NULL;
 }

@@ -320,7 +320,7 @@ int ppo_validate(struct ppo *p) {
         metrics_set(&p->metrics, 2, "val-aux/num_turns/min");
         metrics_set(&p->metrics, 2, "val-aux/num_turns/max");
         metrics_set(&p->metrics, 2, "val-aux/num_turns/mean");
-        if (p->k.validation_data_dir) rc = ppo_dump(p, &whole, p->k.validation_data_dir, true);
+        ppo_dump(p, &whole, &p->k.validation_data_dir);
     }
 out:
     stage_end(p->stages);

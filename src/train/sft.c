@@ -400,7 +400,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(config_read(&s->k, c));
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
-    TRY(train_run_dir(s->k.default_local_dir));
+    TRY(train_run_dir("trainer.default_local_dir", s->k.default_local_dir));
     TRY(stages_create(&s->stages, s->k.deadline_s));
     stage_begin(s->stages, "start");
     const struct resume_args a = {.mode = s->k.resume_mode, .path = s->k.resume_from, .root = s->k.default_local_dir};

@@ -58,12 +58,12 @@ int train_model_dir(const char *path, char **dir) {
     FAIL(ERR_INPUT, "model %s: no such directory", path);
 }
 
-int train_run_dir(const char *dir) {
+int train_run_dir(const char *key, const char *dir) {
     int rc = file_mkdirs(dir);
     char *probe = file_join(dir, ".write_test");
     if (rc == 0) rc = file_write_atomic(probe, "", 0);
     if (rc == 0) rc = file_remove_tree(probe);
     free(probe);
-    if (rc < 0) return err_wrap(rc, "trainer.default_local_dir=%s cannot be written", dir);
+    if (rc < 0) return err_wrap(rc, "%s=%s cannot be written", key, dir);
     return 0;
 }

@@ -158,7 +158,7 @@ def check_data(s, refused):
         refused.test(f"prompt over the limit, truncation={how} trains on 64 tokens", p.returncode == 0 and
                      "prompt_length/max:64.0" in p.stdout, p.stderr[-400:])
     p = run(*s.ppo("filtered", data__filter_overlong_prompts=True, **{**keys, "data.train_batch_size": 7}), check=False)
-    refused.test("prompt over the limit, filtered and counted", p.returncode == 0 and "1 too long" in p.stderr, p.stderr[-400:])
+    refused.test("prompt over the limit, filtered and counted", p.returncode == 0 and "1 dropped" in p.stderr, p.stderr[-400:])
     refused("unknown truncation policy", USAGE, "data.truncation", "middle", data__truncation="centre")
     s.write("all-long.jsonl", [long] * 4)
     refused("all prompts filtered out", DATA, "data.train_files", "data.max_prompt_length=64", "1409",

@@ -43,6 +43,16 @@ def check_output(s, test):
     p = run(*s.ppo("x", trainer__default_local_dir="/proc/verlc"), check=False)
     test.refused("output directory that cannot be made", p, RESOURCES, "trainer.default_local_dir", "/proc/verlc")
 
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        p = run(*s.ppo("x", **{key: s.dir / "file/dump"}), check=False)
+        test.refused(f"{key} that cannot be made, said before the run", p, RESOURCES, key, "Not a directory")
+    away = reward_file(s, "away", f"import shutil\nshutil.rmtree({str(s.dir / 'dump')!r}, ignore_errors=True)\n"
+                       f"open({str(s.dir / 'dump')!r}, 'w').close()\nreturn 1.0")
+    p = run(*s.ppo("dumping", trainer__rollout_data_dir=s.dir / "dump", trainer__total_training_steps=2,
+                   **{"reward.custom_reward_function.path": away, "reward.num_workers": 1}), check=False)
+    test("rollout_data_dir lost in mid-run: one warning, the run goes on", p.returncode == 0 and
+         p.stderr.count("were not written") == 1 and saved(s.dir / "dumping") == ["global_step_1", "global_step_2"], p.stderr[-400:])
+
     # Two steps are saved, then no file may grow past half of the weights: every save fails.
     run(*s.ppo("full", trainer__total_training_steps=2))
     before = checkpoints(s.dir / "full")

@@ -136,10 +136,10 @@ static void test_dirs(void **state) {
     char *found = NULL;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/a/b", dir);
-    assert_int_equal(train_run_dir(path), 0);
+    assert_int_equal(train_run_dir("trainer.default_local_dir", path), 0);
     snprintf(path, sizeof path, "%s/a/b/.write_test", dir);
     assert_int_equal(access(path, F_OK), -1);
-    assert_int_equal(train_run_dir("/proc/verlc-no"), ERR_IO);
+    assert_int_equal(train_run_dir("trainer.default_local_dir", "/proc/verlc-no"), ERR_IO);
     assert_non_null(strstr(err_msg(), "trainer.default_local_dir=/proc/verlc-no"));
 
     /* the hub's cache: the newest snapshot */
@@ -147,7 +147,7 @@ static void test_dirs(void **state) {
     assert_int_equal(train_model_dir("user/name", &found), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "hf download user/name"));
     snprintf(path, sizeof path, "%s/models--user--name/snapshots/abc", dir);
-    assert_int_equal(train_run_dir(path), 0);
+    assert_int_equal(train_run_dir("trainer.default_local_dir", path), 0);
     assert_int_equal(train_model_dir("user/name", &found), 0);
     assert_string_equal(found, path);
     free(found);
