@@ -1,5 +1,10 @@
 /* pool.c - threads that spin briefly, then sleep on a futex.
- * Parts are handed out by an atomic counter. */
+ *
+ * One 64-bit word holds the job's number (odd while it is open) and how many
+ * workers are inside.  A worker enters by a compare-and-swap on an open job; the
+ * caller closes the job when all parts are handed out and waits only for those
+ * that are inside.  So a worker that sleeps, or that the system does not run,
+ * costs nothing: the caller does its parts. */
 #include "base/pool.h"
 
 #include "base/buf.h"
@@ -11,6 +16,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -19,15 +25,16 @@
 #include <immintrin.h>
 #endif
 
-enum { SPINS = 20000, MAX_THREADS = 256 };
+enum { SPINS = 4000, YIELD_AFTER = 500, MAX_THREADS = 256 };
+#define JOB ((uint64_t)1 << 32) /* the job's number is in the upper half of `state` */
 
 struct pool {
-    _Alignas(64) _Atomic uint32_t seq; /* a new job bumps it; workers wait on it */
-    _Alignas(64) _Atomic int64_t next; /* next part to hand out */
-    _Alignas(64) _Atomic uint32_t active; /* workers still inside the job */
+    _Alignas(64) _Atomic uint64_t state;
+    _Alignas(64) _Atomic int64_t next;    /* next part to hand out */
+    _Alignas(64) _Atomic uint32_t opened; /* bumped with every job; sleepers wait on it */
     _Alignas(64) _Atomic int sleepers;
     _Atomic int stop;
-    void (*fn)(void *, int64_t, int);
+    void (*fn)(void *, int64_t, int); /* these three change only while closed and empty */
     void *arg;
     int64_t n_parts;
     int n_threads;
@@ -58,25 +65,38 @@ static void take_parts(struct pool *p, int thread) {
     }
 }
 
+/* Enters the open job, if there is one that this worker has not been in. */
+static bool enter(struct pool *p, uint64_t *seen) {
+    uint64_t s = atomic_load_explicit(&p->state, memory_order_acquire);
+    while ((s / JOB) % 2 == 1 && s / JOB != *seen) {
+        if (atomic_compare_exchange_weak_explicit(&p->state, &s, s + 1, memory_order_acquire, memory_order_acquire)) {
+            *seen = s / JOB;
+            return true;
+        }
+    }
+    return false;
+}
+
 static void *worker_main(void *v) {
     struct pool_worker *w = v;
     struct pool *p = w->pool;
-    uint32_t seen = 0;
+    uint64_t seen = 0;
     pool_set_fp_mode();
-    for (;;) {
-        for (long k = 0; atomic_load_explicit(&p->seq, memory_order_acquire) == seen; k++) {
-            if (k < SPINS) {
-                relax();
-                continue;
-            }
+    for (int idle = 0;;) {
+        const uint32_t opened = atomic_load(&p->opened);
+        if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL;
+        if (enter(p, &seen)) {
+            take_parts(p, w->id);
+            atomic_fetch_sub_explicit(&p->state, 1, memory_order_release);
+            idle = 0;
+        } else if (++idle < SPINS) {
+            relax();
+        } else {
             atomic_fetch_add(&p->sleepers, 1);
-            syscall(SYS_futex, &p->seq, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+            syscall(SYS_futex, &p->opened, FUTEX_WAIT_PRIVATE, opened, NULL, NULL, 0);
             atomic_fetch_sub(&p->sleepers, 1);
+            idle = 0;
         }
-        seen = atomic_load_explicit(&p->seq, memory_order_acquire);
-        if (atomic_load(&p->stop)) return NULL;
-        take_parts(p, w->id);
-        atomic_fetch_sub_explicit(&p->active, 1, memory_order_release);
     }
 }
 
@@ -109,9 +129,8 @@ int pool_create(struct pool **out, int n_threads) {
 }
 
 static void wake(struct pool *p) {
-    atomic_fetch_add_explicit(&p->seq, 1, memory_order_seq_cst);
-    if (atomic_load(&p->sleepers) > 0)
-        syscall(SYS_futex, &p->seq, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    atomic_fetch_add(&p->opened, 1);
+    if (atomic_load(&p->sleepers) > 0) syscall(SYS_futex, &p->opened, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void pool_destroy(struct pool *p) {
@@ -124,6 +143,15 @@ void pool_destroy(struct pool *p) {
 
 int pool_threads(const struct pool *p) { return p->n_threads; }
 
+/* No worker may enter any more; waits for those inside. */
+static void close_job(struct pool *p) {
+    atomic_fetch_add_explicit(&p->state, JOB, memory_order_acq_rel);
+    for (int k = 0; atomic_load_explicit(&p->state, memory_order_acquire) % JOB != 0; k++) {
+        if (k < YIELD_AFTER) relax();
+        else sched_yield(); /* more threads than processors: let the worker finish */
+    }
+}
+
 void pool_run(struct pool *p, int64_t n_parts, void (*fn)(void *, int64_t, int), void *arg) {
     if (p->n_threads == 1 || n_parts <= 1) {
         for (int64_t i = 0; i < n_parts; i++) fn(arg, i, 0);
@@ -133,8 +161,8 @@ void pool_run(struct pool *p, int64_t n_parts, void (*fn)(void *, int64_t, int),
     p->arg = arg;
     p->n_parts = n_parts;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->active, (uint32_t)(p->n_threads - 1), memory_order_relaxed);
+    atomic_fetch_add_explicit(&p->state, JOB, memory_order_release); /* opens */
     wake(p);
     take_parts(p, 0);
-    while (atomic_load_explicit(&p->active, memory_order_acquire) != 0) relax();
+    close_job(p);
 }
