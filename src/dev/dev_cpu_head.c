@@ -104,7 +104,10 @@ int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     j.state = (void *)((char *)p + logits);
     j.raw_target = (void *)((char *)p + logits + state);
     memset(j.state, 0, state);
-    for (int64_t i = 0; i < rows; i++) CHECK(((const int32_t *)a->target.data)[i] >= 0 && ((const int32_t *)a->target.data)[i] < a->w.n);
+    for (int64_t i = 0; i < rows; i++) {
+        const int32_t t = ((const int32_t *)a->target.data)[i];
+        CHECK(t >= 0 && t < a->w.n);
+    }
     for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
         j.len = cpu_head_chunk_len(a->w.n, j.chunk);
         for (j.row0 = 0; j.row0 < rows; j.row0 += block) {

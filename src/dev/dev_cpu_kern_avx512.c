@@ -1,6 +1,7 @@
-/* dev_cpu_kern_avx512.c - the kernels for AVX-512, used by all its kin (its
- * bf16 products ran at half the rate of its f32 ones on the CPU at hand, and
- * attention is not matmul-bound enough for AMX to matter first); empty elsewhere. */
+/* dev_cpu_kern_avx512.c - the kernels for AVX-512, also where the CPU has its
+ * bf16 products or AMX: weights of attention stay f32, which those cannot
+ * take, and vdpbf16ps ran at half the rate of f32 multiply-adds where measured.
+ * Empty elsewhere. */
 #if defined(__AVX512F__)
 #define KERN_TABLE cpu_kern_avx512
 #include "dev/dev_cpu_kern_tmpl.h"

@@ -424,7 +424,7 @@ VEC_FN void vstore_act_n(void *p, enum dtype dt, int64_t i, vec a, int64_t n) {
 }
 VEC_FN vec vround_act(vec a, enum dtype dt) { return dt == DT_BF16 ? vround_bf16(a) : a; }
 
-/* ---- exp (polynomials of Cephes' expf and exp2f, Moshier 1992; 1 to 2 ulp) ---- */
+/* ---- exp (polynomials of Cephes' expf and exp2f, Moshier 1992; e^x is within 1 ulp) ---- */
 
 /* Adding and taking away 1.5 * 2^23 rounds to the nearest whole number. */
 VEC_FN vec vec__whole(vec x) { return vsub(vadd(x, vset1(12582912.0f)), vset1(12582912.0f)); }
