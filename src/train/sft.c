@@ -461,7 +461,7 @@ static int finish_step(struct sft *s) {
  * whole step is saved and nothing is retired. */
 static int end_early(struct sft *s, int rc) {
     char *why = xstrdup(err_msg());
-    if (rc == ERR_NUMERIC && s->step > 0 && s->saved_step != s->step && save(s, s->step, 0) < 0) log_warn("%s", err_msg());
+    if (rc == ERR_NUMERIC && s->bad_steps >= s->k.max_bad_steps && s->step > 0 && s->saved_step != s->step && save(s, s->step, 0) < 0) log_warn("%s", err_msg());
     if (s->saved_step > 0)
         err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
                 why, (long long)s->saved_step, s->k.default_local_dir);

@@ -112,6 +112,13 @@ def check_numbers(s, test):
     p = run(*s.ppo("huge2", trainer__total_training_steps=3, **keys), check=False)
     test("loss not finite: below the limit the run goes on", p.returncode == 0 and p.stdout.count("actor/skipped_steps:1") == 3, p.stderr[-400:])
 
+    # Finite in the loss, too large in the backward pass: a tensor of the model is named.
+    path = reward_file(s, "large", "return 1e40 if len(solution_str) % 2 else -1e40")
+    keys.update({"reward.custom_reward_function.path": path, "trainer.max_bad_steps": 1})
+    p = run(*s.ppo("large", **keys), check=False)
+    test.refused("gradient not finite: the tensor is named", p, NUMERICAL, "step 1", "the gradient of", ".weight is not finite")
+    test("gradient not finite in the first step: nothing is saved", saved(s.dir / "large") == [] and "no state to save" in p.stderr)
+
     # A learning rate that throws the weights away: the next rollout has no finite log-prob.
     p = run(*s.ppo("thrown", trainer__save_freq=1, trainer__total_training_steps=4,
                    **{"actor_rollout_ref.actor.optim.lr": 1e38}), check=False)
@@ -119,6 +126,17 @@ def check_numbers(s, test):
     for name in saved(s.dir / "thrown"):
         run("model", "info", "--model", s.dir / "thrown" / name / "actor")
     test("weights thrown to infinity: no such state is published", all((s.dir / "thrown" / n / "manifest.json").exists() for n in saved(s.dir / "thrown")))
+
+
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * (i + 1)}]} for i in range(8)]
+    s.write("sft.jsonl", rows)
+    p = run("sft", f"data.train_files={s.dir / 'sft.jsonl'}", "data.train_batch_size=4", "data.max_length=64",
+            "data.max_token_len_per_gpu=512", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e38",
+            "trainer.total_training_steps=20", "trainer.save_freq=1", f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[console]",
+            check=False)
+    test.refused("SFT with weights thrown away: the tensor is named, nothing of it is saved", p, NUMERICAL, "was not saved", "tensor model.",
+                 "NaN or Inf")
+    test("SFT with weights thrown away: no checkpoint of them", saved(s.dir / "sft") == [], str(saved(s.dir / "sft")))
 
 
 # ---- checkpoints ----
