@@ -56,7 +56,7 @@ static void *watch(void *v) {
     while (!s->stop) {
         const double late = clock_now() - s->last_beat;
         if (s->current[0] && late > s->deadline) {
-            log_error("stage '%s' made no progress for %.0f s (deadline %.0f s, actor_rollout_ref.nccl_timeout); "
+            log_error("stage '%s' made no progress for %.0f s (deadline %.0f s, trainer.deadline); "
                       "ending; resume continues from the last checkpoint", s->current, late, s->deadline);
             _exit(err_exit_status(ERR_TIMEOUT));
         }

@@ -249,6 +249,11 @@ def check_helpers(s, test):
     p = run(*s.ppo("endless-run", **{"actor_rollout_ref.model.path": m}), check=False, timeout=200)
     test("chat template without an end: killed, reported", p.returncode in (OTHER, DATA, DEADLINE) and "template" in p.stderr and
          p.stderr.count("error: ") == 1, f"exit {p.returncode} after {time.time() - began:.0f} s: {p.stderr[-400:]}")
+    path = reward_file(s, "stuck", "time.sleep(1000)")
+    began = time.time()
+    p = run(*s.ppo("stuck", trainer__deadline=2, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}), check=False, timeout=100)
+    test.refused("a stage without progress: the watchdog ends the run and names it", p, DEADLINE, "stage 'gen'", "trainer.deadline")
+    test("a stage without progress: within its deadline", time.time() - began < 60)
     p = run(*s.ppo("no-python"), check=False, env={"VERLC_PYTHON": "/no/such/python"})
     test("no Python for the templates: says what to do", p.returncode == OTHER and p.stderr.count("error: ") == 1 and "/no/such/python" in p.stderr,
          f"{p.returncode} {p.stderr[-300:]}")
