@@ -86,7 +86,7 @@ void ppo_config_free(struct ppo_config *k);
 /* ---- memory ---- */
 struct ppo_plan {
     size_t weights, master, grads, moments, ref, rollout, update, ref_pass; /* bytes; the last three share one block */
-    size_t block, host, total, limit;
+    size_t block, working, host, total, limit;
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_len;
 };
 /* Sizes everything a run allocates. */

@@ -2,12 +2,17 @@
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
 #include "train/ppo_int.h"
 
+#include "base/buf.h"
 #include "base/err.h"
+#include "base/file.h"
 
 #include <string.h>
+#include <unistd.h>
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+/* A block of device memory comes in pages of 2 MiB. */
+static size_t pages(size_t bytes) { return (bytes + ((size_t)2 << 20) - 1) & ~(((size_t)2 << 20) - 1); }
 
 /* Rows of the largest micro-batch under a cut, and its samples. */
 static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
@@ -28,11 +33,51 @@ static size_t pass_bytes(const struct ppo_config *k, const struct model_config *
     return actor_block_bytes(m, k->act, &a);
 }
 
+/* ---- outside the device's blocks ----
+ * Nothing here is laid out beforehand, so these are estimates: constants of the
+ * code where there are some, else measured (scripts/measure_plan.sh). */
+
+/* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
+ * of logits and their gradient, sums over rows, each thread's tiles. */
+static size_t working_bytes(const struct ppo_config *k, const struct model_config *m, int64_t rows) {
+    enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
+    const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
+    return (band < BAND ? band : BAND) + (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act)) +
+           (size_t)(min_i64(rows, HEAD_ROWS) * m->hidden) * 4 + (size_t)threads * THREAD + SMALL;
+}
+
+/* Bytes of a list of data files as rows in memory: parquet is compressed, and a row keeps its JSON and its ids. */
+static size_t rows_bytes(const char *const *files, int64_t n) {
+    size_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t bytes = file_size(files[i]);
+        const size_t len = strlen(files[i]);
+        const bool parquet = len > 8 && strcmp(files[i] + len - 8, ".parquet") == 0;
+        if (bytes > 0) sum += (size_t)bytes * (parquet ? 8 : 3);
+    }
+    return sum;
+}
+
+static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
+    enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40 };
+    char *path = file_join(k->tokenizer_dir, "tokenizer.json");
+    const int64_t file = file_size(path);
+    free(path);
+    const int64_t tokens = k->train_batch_size * k->train.n * p->max_len;
+    return PROGRAM                                            /* code, libraries, stacks, trackers */
+           + (file > 0 ? (size_t)file * 4 : 0)                /* tokenizer, and its file while it is read */
+           + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files)
+           + (size_t)tokens * TOKEN                           /* a batch's columns, twice in the update */
+           + (size_t)(p->max_rows_update + p->max_rows_ref) * ROW; /* packed arrays of the two actors */
+}
+
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    const size_t elems = (size_t)model_config_params(m) * 4;
+    const size_t elems = pages((size_t)model_config_params(m) * 4);
     const int64_t batch = k->train_batch_size * k->train.n;
     *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length};
-    p->weights = model_weights_bytes(m, dev, k->act);
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
     p->moments = 2 * elems;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
@@ -41,10 +86,12 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
     p->limit = k->memory_limit > 0 ? (size_t)k->memory_limit : (size_t)((double)dev->mem_total * 0.95);
-    p->host = (size_t)96 << 20; /* tokenizer, datasets, batch columns, code */
+    const int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    p->working = working_bytes(k, m, rows);
+    p->host = host_bytes(k, p);
 
     /* Rollout: what all running samples need, or what the memory leaves. */
-    const size_t fixed = p->weights + p->master + p->grads + p->moments + p->ref + p->host;
+    const size_t fixed = p->weights + p->master + p->grads + p->moments + p->ref + p->working + p->host;
     const size_t share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(max_size(p->update, p->ref_pass),
                                    p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
@@ -63,12 +110,13 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     }
     p->n_pages = r.n_pages;
     p->block = max_size(p->rollout, max_size(p->update, p->ref_pass));
-    p->total = fixed + p->block;
+    p->total = fixed + pages(p->block);
     return 0;
 }
 
 static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
-    buf_addf(b, "  %-34s %9.2f GiB  %s\n", what, (double)bytes / 0x1p30, note);
+    const bool small = bytes < (size_t)1 << 30;
+    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB", note);
 }
 
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
@@ -89,7 +137,8 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
     row(b, "  update: activations", p->update, note);
-    row(b, "host", p->host, "");
+    row(b, "working space", p->working, "of the matrix products, the head, the threads");
+    row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     return 0;
@@ -97,7 +146,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
 
 /* The nearest change that fits, for the refusal. */
 static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m) {
-    const size_t fixed = p->total - p->block;
+    const size_t fixed = p->total - pages(p->block);
     if (fixed >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB; take a smaller model%s",
              (double)fixed / 0x1p30, (double)p->limit / 0x1p30, p->ref ? ", or use_kl_loss=False (no reference model)" : "");

@@ -1,0 +1,75 @@
+"""Invariant 6: memory is planned before step 1, printed, refused if it does not fit, and
+then it is what the run takes. The peak of a real GRPO run (VmHWM) within 5 % of the
+plan's total, a device peak that no step raises, and refusals of what does not fit.
+
+The model has 25 M parameters: with a smaller one the plan's rounding to pages of 2 MiB
+and its estimates for the program itself are more than 5 % of the whole."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
+
+UNITS = {"MiB": 1, "GiB": 1024}
+
+
+def planned(text):
+    return next(float(m[1]) * UNITS[m[2]] for m in re.finditer(r"^ *total +([0-9.]+) ([MG]iB)", text, re.M))
+
+
+def peak_of(args):
+    """Runs to the end; (exit status, stderr, VmHWM in MiB)."""
+    peak = 0
+    with subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV) as p:
+        while p.poll() is None:
+            try:
+                text = pathlib.Path(f"/proc/{p.pid}/status").read_text()
+            except OSError:
+                break
+            if m := re.search(r"VmHWM:\s+(\d+) kB", text):
+                peak = max(peak, int(m[1]) / 1024)
+            time.sleep(0.02)
+        return p.wait(), p.stderr.read(), peak
+
+
+def main():
+    test = Tests()
+    with Scratch(n_train=16) as s:
+        config = json.loads((s.dir / "model/config.json").read_text())
+        config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+                   "num_key_value_heads": 2}
+        config.pop("head_dim", None)
+        (s.dir / "big.json").write_text(json.dumps(config))
+        run("model", "init", "--arch", s.dir / "big.json", "--out", s.dir / "big", "--tokenizer", s.dir / "model")
+        for dtype, recompute in (("bfloat16", True), ("float32", False)):
+            keys = {"actor_rollout_ref__model__path": s.dir / "big", "actor_rollout_ref__actor__fsdp_config__dtype": dtype,
+                    "actor_rollout_ref__model__enable_gradient_checkpointing": recompute, "trainer__threads": 1,
+                    "trainer__total_training_steps": 3, "trainer__save_freq": -1}
+            args = s.ppo(f"run_{dtype}", **keys)
+            plan = planned(run("plan", *args[1:]).stdout)
+            status, errors, peak = peak_of(args)
+            test(f"{dtype}: the run ends well", status == 0, errors[-600:])
+            off = (peak - plan) / plan
+            print(f"        plan {plan:.0f} MiB, peak {peak:.0f} MiB: {100 * off:+.1f} %")
+            test(f"{dtype}: peak within 5 % of the plan", abs(off) <= 0.05, f"plan {plan:.0f} MiB, peak {peak:.0f} MiB")
+            log = next((s.dir / f"run_{dtype}").glob("**/*.jsonl"))
+            device = [json.loads(x)["data"]["perf/max_memory_allocated_gb"] for x in log.read_text().splitlines()]
+            test(f"{dtype}: no step raises the device's peak", len(device) == 3 and len(set(device)) == 1 and device[0] > 0, device)
+        limit = {"trainer__device_memory_limit": "200MiB", "actor_rollout_ref__model__path": s.dir / "big"}
+        p = run(*s.ppo("refused", **limit), check=False)
+        test.refused("a plan above the limit is refused", p, 4, "GiB")
+        test("before anything is loaded", not list((s.dir / "refused").glob("**/*.safetensors")))
+        sft = s.write("sft.jsonl", [{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}] * 8)
+        p = run("sft", f"model.path={s.dir / 'big'}", f"data.train_files={sft}", "data.val_files=[]", "data.train_batch_size=4",
+                "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1", "trainer.device_memory_limit=100MiB",
+                f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]", check=False)
+        test.refused("sft keeps to trainer.device_memory_limit", p, 4, "GiB")
+    test.end()
+
+
+main()
