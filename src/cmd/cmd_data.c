@@ -47,6 +47,7 @@ static int data_gsm8k(int argc, char **argv) {
 static int data_arith(int argc, char **argv) {
     const char *out = NULL, *format = "both";
     int64_t n_train = 4096, n_test = 256, n_sft = -1, seed = 1, level = 2;
+    double sft_marked = 1;
     const struct cmd_opt opts[] = {
         {"--out", CMD_STR, &out, "DIR", "train, test, sft_train and sft_test go here"},
         {"--n-train", CMD_I64, &n_train, "N", "RL training rows (default 4096)"},
@@ -54,6 +55,7 @@ static int data_arith(int argc, char **argv) {
         {"--n-sft", CMD_I64, &n_sft, "N", "SFT training rows (default: as many as --n-train)"},
         {"--seed", CMD_I64, &seed, "S", "same seed, same files (default 1)"},
         {"--level", CMD_I64, &level, "1|2|3", "1: one step, 2: one or two (default), 3: two, larger numbers"},
+        {"--sft-marked", CMD_F64, &sft_marked, "X", "share of SFT answers that end with #### N (default 1)"},
         {"--format", CMD_STR, &format, "F", "jsonl, parquet or both (default)"},
     };
     const struct cmd_spec spec = {
@@ -73,6 +75,7 @@ static int data_arith(int argc, char **argv) {
         .n_sft = n_sft < 0 ? n_train : n_sft,
         .seed = (uint64_t)seed,
         .level = level >= 1 && level <= 3 ? (int)level : 0,
+        .sft_marked = sft_marked,
         .jsonl = both || strcmp(format, "jsonl") == 0,
         .parquet = both || strcmp(format, "parquet") == 0,
     };

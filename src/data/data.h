@@ -222,6 +222,7 @@ struct data_arith_args {
     int64_t n_train, n_test, n_sft;
     uint64_t seed;
     int level;           /* 1: one step, 2: one or two steps, 3: two steps, larger numbers */
+    double sft_marked;   /* share of sft_train answers that end with "#### N"; the others stop before it */
     bool jsonl, parquet; /* which files; at least one */
 };
 /* train and test (RL rows, verl's columns), sft_train and sft_test (prompt, response, messages).

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/map.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -151,9 +152,12 @@ static json_t *rl_row(const struct maker *m, const char *split, int64_t index) {
                      "extra_info", "split", split, "index", (json_int_t)index, "answer", m->ans.p, "question",
                      m->q.p);
 }
-static json_t *sft_row(const struct maker *m) {
-    return json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "prompt", m->q.p, "response", m->ans.p,
-                     "messages", "role", "user", "content", m->q.p, "role", "assistant", "content", m->ans.p);
+/* marked: the answer ends with its "#### N"; otherwise with the rationale. */
+static json_t *sft_row(const struct maker *m, bool marked) {
+    const char *end = strstr(m->ans.p, "\n####");
+    const int n = marked || !end ? (int)m->ans.n : (int)(end - m->ans.p);
+    return json_pack("{s:s, s:s#, s:[{s:s, s:s}, {s:s, s:s#}]}", "prompt", m->q.p, "response", m->ans.p, n,
+                     "messages", "role", "user", "content", m->q.p, "role", "assistant", "content", m->ans.p, n);
 }
 
 static int write_set(const struct data_arith_args *a, const char *name, const json_t *rows) {
@@ -181,11 +185,13 @@ int data_make_arith(const struct data_arith_args *a) {
         a->n_train + a->n_test + a->n_sft > MAX_ROWS)
         FAILG(out, ERR_INVAL,
               "more than %d rows in all: there are not enough different problems; ask for fewer", MAX_ROWS);
+    if (!(a->sft_marked >= 0 && a->sft_marked <= 1))
+        FAILG(out, ERR_INVAL, "--sft-marked %g: a share between 0 and 1", a->sft_marked);
     if (!a->jsonl && !a->parquet) FAILG(out, ERR_INVAL, "no file format chosen");
     for (int64_t i = 0; i < a->n_test; i++) { /* first, so that a larger train set keeps the test set */
         fresh(&m);
         json_array_append_new(test, rl_row(&m, "test", i));
-        json_array_append_new(sft_test, sft_row(&m));
+        json_array_append_new(sft_test, sft_row(&m, true));
     }
     for (int64_t i = 0; i < a->n_train; i++) {
         fresh(&m);
@@ -193,7 +199,8 @@ int data_make_arith(const struct data_arith_args *a) {
     }
     for (int64_t i = 0; i < a->n_sft; i++) {
         fresh(&m);
-        json_array_append_new(sft_train, sft_row(&m));
+        const double spread = (double)i * 0.6180339887498949; /* even shares in every stretch of rows */
+        json_array_append_new(sft_train, sft_row(&m, spread - floor(spread) < a->sft_marked));
     }
     TRYG(file_mkdirs(a->out_dir), out);
     TRYG(write_set(a, "train", train), out);

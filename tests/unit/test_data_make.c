@@ -276,7 +276,7 @@ static void arith_is_right_and_repeats(void **state) {
     (void)state;
     for (int level = 1; level <= 3; level++) {
         char *one = at("one"), *two = at("two");
-        struct data_arith_args a = {.out_dir = one,
+        struct data_arith_args a = {.out_dir = one, .sft_marked = 1,
                                     .n_train = 300,
                                     .n_test = 50,
                                     .n_sft = 200,
@@ -335,7 +335,7 @@ static void arith_is_right_and_repeats(void **state) {
         free(two);
     }
     char *out = at("three");
-    struct data_arith_args a = {
+    struct data_arith_args a = {.sft_marked = 1,
         .out_dir = out, .n_train = 3, .n_test = 1, .n_sft = 1, .level = 4, .jsonl = true};
     assert_int_equal(data_make_arith(&a), ERR_INVAL);
     a.level = 1;
