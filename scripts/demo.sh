@@ -21,7 +21,7 @@ echo "== 2/4 supervised warm-up (only four in ten of its answers end with the re
     data.train_files="$out/data/sft_train.jsonl" data.val_files="$out/data/sft_test.jsonl" \
     data.train_batch_size=64 data.max_length=256 data.max_token_len_per_gpu=4096 \
     optim.lr=3e-3 optim.lr_warmup_steps_ratio=0.1 optim.lr_scheduler_type=cosine \
-    trainer.total_training_steps="${DEMO_SFT_STEPS:-280}" trainer.test_freq=40 trainer.save_freq=1000 \
+    trainer.total_training_steps="${DEMO_SFT_STEPS:-400}" trainer.test_freq=40 trainer.save_freq=1000 \
     trainer.default_local_dir="$out/sft" trainer.project_name=demo trainer.experiment_name=sft \
     trainer.seed="$seed" trainer.logger='["console","file","tensorboard"]'
 sft_model=$(ls -d "$out"/sft/global_step_*/actor | tail -1)
@@ -39,7 +39,7 @@ echo "== 3/4 GRPO: 8 answers to each of 32 problems a step, the reward is the ri
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096 \
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 \
     actor_rollout_ref.rollout.name=verlc actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
-    trainer.total_training_steps="${DEMO_STEPS:-60}" trainer.test_freq=20 trainer.save_freq=30 \
+    trainer.total_training_steps="${DEMO_STEPS:-90}" trainer.test_freq=20 trainer.save_freq=30 \
     trainer.validation_data_dir="$out/validation" trainer.default_local_dir="$out/grpo" \
     trainer.project_name=demo trainer.experiment_name=grpo trainer.n_gpus_per_node=1 \
     trainer.seed="$seed" trainer.logger='["console","file","tensorboard"]'
