@@ -3,7 +3,7 @@
  * Reads Llama, Qwen2, Qwen3 and Mistral in the spellings of transformers 4
  * (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype), with
  * transformers' defaults for absent keys.  Looks at no weights.
- * Invariant: a setting that would change the numbers and is not implemented is
+ * Invariant: a setting that would change the numbers and is not supported is
  * an error that says "unsupported" and names it; it is never ignored. */
 #include "model/model.h"
 

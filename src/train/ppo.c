@@ -34,30 +34,6 @@ static int next_prompts(struct ppo *p, struct batch *b) {
     return rl_dataset_batch(p->train_data, rows, n, b);
 }
 
-static void record_samples(struct ppo *p, const struct batch *b) {
-    const struct batch_col *uid = batch_find(b, "uid"), *index = batch_find(b, "sample_index"), *text = batch_find(b, "text"),
-                           *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
-                           *logp = batch_find(b, "rollout_log_probs"), *score = batch_find(b, "score"),
-                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
-                           *status = batch_find(b, "reward_status"), *finish = batch_find(b, "finish"),
-                           *extra = batch_find(b, "reward_extra_info"), *adv = batch_find(b, "advantages");
-    struct buf prompt = {0};
-    for (int64_t i = 0; i < b->n_rows; i++) {
-        buf_reset(&prompt);
-        if (tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &prompt) < 0) continue;
-        const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
-        const struct track_sample s = {
-            .step = p->step, .uid = uid->i64[i], .index = index->i64[i], .data_source = source ? source->str[i] : "",
-            .prompt = prompt.p ? prompt.p : "", .response = text->str[i],
-            .ground_truth = json_is_string(gt) ? json_string_value(gt) : "", .prompt_ids = prompts->i32 + prompts->off[i],
-            .n_prompt = batch_len(prompts, i), .ids = resp->i32 + resp->off[i], .n = batch_len(resp, i),
-            .logp = logp->f32 + logp->off[i], .score = score->f64[i], .advantage = adv ? adv->f64[adv->off[i]] : 0,
-            .reward_status = status->str[i], .extra = extra->json[i], .finish = finish->str[i]};
-        track_sample(p->track, &s);
-    }
-    buf_free(&prompt);
-}
-
 static int ppo_step(struct ppo *p) {
     struct batch prompts = {0}, b = {0};
     int rc = 0;
@@ -74,7 +50,7 @@ static int ppo_step(struct ppo *p) {
     TRYG(ppo_update(p, &b), out);
     stage_begin(p->stages, "dump_rollout_generations");
     ppo_dump(p, &b, &p->k.rollout_data_dir);
-    record_samples(p, &b);
+    ppo_record(p, &b, false);
     stage_end(p->stages);
     stages_metrics(p->stages, &p->metrics);
     TRYG(ppo_data_metrics(p, &b), out);

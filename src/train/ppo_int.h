@@ -135,6 +135,8 @@ int ppo_update(struct ppo *p, struct batch *b);
 int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
 /* verl's data metrics (spec 4.2 - 4.4). */
 int ppo_data_metrics(struct ppo *p, const struct batch *b);
+/* Every sample of the batch to run.db. */
+void ppo_record(struct ppo *p, const struct batch *b, bool validation);
 int ppo_validate(struct ppo *p);
 /* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
  * failure is a warning, and *dir becomes NULL. */

@@ -157,3 +157,43 @@ void ppo_dump(struct ppo *p, const struct batch *b, const char **dir) {
     log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)p->step, err_msg());
     *dir = NULL;
 }
+
+/* ---- samples for run.db ---- */
+
+static struct track_sample sample_of(const struct ppo *p, const struct batch *b, int64_t i) {
+    const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
+                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
+                           *adv = batch_find(b, "advantages");
+    const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+    return (struct track_sample){
+        .step = p->step,
+        .uid = batch_find(b, "uid")->i64[i],
+        .index = batch_find(b, "sample_index")->i64[i],
+        .data_source = source ? source->str[i] : "",
+        .response = batch_find(b, "text")->str[i],
+        .ground_truth = json_is_string(gt) ? json_string_value(gt) : "",
+        .prompt_ids = prompts->i32 + prompts->off[i],
+        .n_prompt = batch_len(prompts, i),
+        .ids = resp->i32 + resp->off[i],
+        .n = batch_len(resp, i),
+        .logp = batch_find(b, "rollout_log_probs")->f32 + resp->off[i],
+        .score = batch_find(b, "score")->f64[i],
+        .advantage = adv ? adv->f64[adv->off[i]] : NAN,
+        .reward_status = batch_find(b, "reward_status")->str[i],
+        .extra = batch_find(b, "reward_extra_info")->json[i],
+        .finish = batch_find(b, "finish")->str[i],
+    };
+}
+
+void ppo_record(struct ppo *p, const struct batch *b, bool validation) {
+    struct buf prompt = {0};
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        struct track_sample s = sample_of(p, b, i);
+        buf_reset(&prompt);
+        if (tokenizer_decode(p->tok, s.prompt_ids, s.n_prompt, true, &prompt) < 0) continue;
+        s.validation = validation;
+        s.prompt = prompt.p ? prompt.p : "";
+        track_sample(p->track, &s);
+    }
+    buf_free(&prompt);
+}

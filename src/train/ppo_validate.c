@@ -260,30 +260,6 @@ static void keep_rows(struct val_rows *out, const struct batch *b, const char *s
     }
 }
 
-static void record_samples(struct ppo *p, const struct batch *b) {
-    const struct batch_col *uid = batch_find(b, "uid"), *index = batch_find(b, "sample_index"), *text = batch_find(b, "text"),
-                           *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
-                           *logp = batch_find(b, "rollout_log_probs"), *score = batch_find(b, "score"),
-                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
-                           *status = batch_find(b, "reward_status"), *finish = batch_find(b, "finish"),
-                           *extra = batch_find(b, "reward_extra_info");
-    struct buf prompt = {0};
-    for (int64_t i = 0; i < b->n_rows; i++) {
-        buf_reset(&prompt);
-        if (tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &prompt) < 0) continue;
-        const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
-        const struct track_sample s = {
-            .step = p->step, .validation = true, .uid = uid->i64[i], .index = index->i64[i],
-            .data_source = source ? source->str[i] : "", .prompt = prompt.p ? prompt.p : "", .response = text->str[i],
-            .ground_truth = json_is_string(gt) ? json_string_value(gt) : "", .prompt_ids = prompts->i32 + prompts->off[i],
-            .n_prompt = batch_len(prompts, i), .ids = resp->i32 + resp->off[i], .n = batch_len(resp, i),
-            .logp = logp->f32 + logp->off[i], .score = score->f64[i], .advantage = NAN, .reward_status = status->str[i],
-            .extra = extra->json[i], .finish = finish->str[i]};
-        track_sample(p->track, &s);
-    }
-    buf_free(&prompt);
-}
-
 int ppo_validate(struct ppo *p) {
     const int64_t n = p->val_data->n, size = p->k.val_batch_size > 0 && p->k.val_batch_size < n ? p->k.val_batch_size : n;
     struct val_rows rows = {0};
@@ -300,7 +276,7 @@ int ppo_validate(struct ppo *p) {
         batch_free(&prompts);
         if (rc < 0) break;
         keep_rows(&rows, &out, p->k.reward_fn_key);
-        record_samples(p, &out);
+        ppo_record(p, &out, true);
         if (whole.n_rows == 0) {
             whole = out;
         } else {
