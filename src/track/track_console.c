@@ -19,7 +19,7 @@ struct console {
     bool step_lines, terminal, shown;
     char title[32];
     int64_t total, first_step, last_step;
-    double start, last_draw, step_start;
+    double start, last_draw, last_line;
     struct {
         char metric[112], label[24];
         double value;
@@ -125,13 +125,23 @@ static void step_line_terminal(struct console *c, int64_t step, const struct met
     buf_free(&b);
 }
 
+/* Steps of a fraction of a second would only scroll: then the bar carries the
+ * values, and a line comes every few seconds, with validation, and at the end. */
+static bool line_is_due(struct console *c, int64_t step, const struct metrics *m) {
+    const double now = clock_now();
+    bool due = now - c->last_line >= 3 || step == c->total;
+    for (int64_t i = 0; i < m->n && !due; i++) due = strncmp(m->items[i].name, "val", 3) == 0;
+    if (due) c->last_line = now;
+    return due;
+}
+
 void console_step(struct console *c, int64_t step, const struct metrics *m) {
     for (int i = 0; i < c->n_head; i++)
         if (metrics_get(m, c->head[i].metric, &c->head[i].value)) c->head[i].known = true;
     c->last_step = step;
     if (!c->step_lines) return;
-    if (c->terminal) step_line_terminal(c, step, m);
-    else step_line_pipe(step, m);
+    if (!c->terminal) step_line_pipe(step, m);
+    else if (line_is_due(c, step, m)) step_line_terminal(c, step, m);
 }
 
 static void add_eta(const struct console *c, struct buf *b, int64_t step, double part) {

@@ -193,17 +193,20 @@ static int config_read(struct sft_config *k, const struct conf *c) {
 struct sft_loss {
     struct sft *s;
     double sum, scale; /* of -log p, and 1 / target tokens of the batch */
+    int64_t done, total; /* samples, for the progress */
 };
 
 static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
                    float *dlogp, float *dentropy) {
     struct sft_loss *l = arg;
-    (void)lo, (void)hi, (void)entropy, (void)dentropy;
+    (void)entropy, (void)dentropy;
     for (int64_t t = 0; t < t1 - t0; t++) {
         l->sum -= (double)logp[t];
         dlogp[t] = (float)-l->scale;
     }
+    l->done += hi - lo;
     stage_beat(l->s->stages);
+    track_progress(l->s->track, l->s->step, "train", l->done, l->total, 0);
     return 0;
 }
 
@@ -251,7 +254,7 @@ static int sft_step(struct sft *s) {
     const double start = clock_now(), lr = optim_lr(&s->k.optim, s->step - (s->k.zero_indexed_step ? 1 : 0));
     struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
     const int64_t targets = fill_seqs(s->train, rows, n, seqs);
-    struct sft_loss l = {.s = s, .scale = targets ? 1.0 / (double)targets : 0};
+    struct sft_loss l = {.s = s, .scale = targets ? 1.0 / (double)targets : 0, .total = n};
     struct actor_step_result r;
     const struct actor_step_args a = {.seqs = seqs, .n = n, .cut = s->k.cut, .temperature = 1, .loss = loss_fn, .loss_arg = &l,
                                       .optim = &s->k.optim, .lr = lr};
