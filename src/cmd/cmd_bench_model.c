@@ -133,8 +133,7 @@ int bench_logprob(int argc, char **argv) {
 /* ---- generation ---- */
 
 struct gen_count {
-    int64_t tokens, first_done;
-    double first; /* when the first sample ended */
+    int64_t tokens;
 };
 static int count_sample(void *arg, const struct roll_sample *s) {
     ((struct gen_count *)arg)->tokens += s->n;
@@ -175,8 +174,7 @@ int bench_generate(int argc, char **argv) {
                    "Samples --len tokens after random prompts of --prompt tokens, --batch at a time.");
     if (rc != 0) return rc < 0 ? rc : 0;
     const double start = clock_now();
-    const int64_t total = b.prompt + b.len, rows = b.batch * b.prompt < 1024 ? b.batch * b.prompt : 1024;
-    const int64_t max_rows = rows > b.batch ? rows : b.batch;
+    const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
     const struct roll_decoder_args a = {.model = b.m, .n_pages = b.batch * ((total + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
                                         .max_rows = max_rows, .max_seqs = b.batch, .max_len = total};
