@@ -39,7 +39,7 @@ echo "== 3/4 GRPO: 8 answers to each of 32 problems a step, the reward is the ri
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096 \
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 \
     actor_rollout_ref.rollout.name=verlc actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
-    trainer.total_training_steps="${DEMO_STEPS:-80}" trainer.test_freq=20 trainer.save_freq=40 \
+    trainer.total_training_steps="${DEMO_STEPS:-120}" trainer.test_freq=20 trainer.save_freq=40 \
     trainer.validation_data_dir="$out/validation" trainer.default_local_dir="$out/grpo" \
     trainer.project_name=demo trainer.experiment_name=grpo trainer.n_gpus_per_node=1 \
     trainer.seed="$seed" trainer.logger='["console","file","tensorboard"]'
