@@ -203,7 +203,7 @@ int dev_open_cpu(struct dev *d, int n_threads, const char *isa) {
     c->gemm = cpu_gemm_isa_of(c->isa);
     snprintf(d->isa, sizeof d->isa, "%s", c->gemm->name);
     snprintf(d->describe, sizeof d->describe, "cpu: %d thread%s, %s%s", c->n_threads,
-             c->n_threads == 1 ? "" : "s", c->gemm->name, probed ? " (measured fastest)" : "");
+             c->n_threads == 1 ? "" : "s", c->gemm->name, probed ? " (fastest here)" : "");
     return 0;
 fail:
     op_close(d);

@@ -1,9 +1,9 @@
 /* dev_cpu_isa.c - which instruction sets this CPU has, and which of them is
- * the fastest at multiplying here.  Names cannot tell: vdpbf16ps runs at twice
- * the rate of f32 multiply-add on some CPUs and at half of it on others, so a
- * probe of a few milliseconds measures each kernel on a block in cache.
+ * the fastest at multiplying here.  Their order is fixed but for one question that
+ * names cannot answer: vdpbf16ps runs at twice the rate of f32 multiply-add on some
+ * CPUs and at half of it on others.  A probe of a few milliseconds tells.
  *
- * Invariant: the choice is made once, when the device opens. */
+ * Invariant: the same machine always gives the same answer. */
 #include "dev/dev_cpu_gemm.h"
 
 #include "base/clock.h"
@@ -63,40 +63,37 @@ const struct cpu_gemm_isa *cpu_gemm_isa_of(enum cpu_isa_id id) {
 }
 #endif
 
-/* Multiply-adds a second of one bf16 block over operands in cache: the best of a
- * few short rounds, so that a busy machine does not change the order of the sets. */
-static double probe_rate(const struct cpu_gemm_isa *isa, void *mem) {
-    enum { ROUNDS = 8, BLOCKS = 40 };
+/* Seconds of one round of a bf16 block over operands in cache. */
+static double probe_round(const struct cpu_gemm_isa *isa, void *mem) {
+    enum { BLOCKS = 20 };
     const struct cpu_gemm_ops *g = isa->bf16;
     const int64_t kc = 256;
     char *a = mem, *b = a + (size_t)(g->max_rows * kc) * g->a_bytes;
     float *c = (float *)(b + kc * CPU_PANEL * 4);
     memset(mem, 0, (size_t)((char *)c - a)); /* zeros: no denormals, no NaN */
-    double best = 0;
-    if (isa->enter) isa->enter();
+    const double t = clock_now();
+    for (int k = 0; k < BLOCKS; k++) g->block(g->max_rows, kc, a, b, c, false);
+    return (clock_now() - t) / (double)g->max_rows;
+}
+
+/* The rounds take turns and the best of each counts, so that neither a busy machine
+ * nor a core that is still changing its clock can turn 2x into 1/2x: two runs on one
+ * machine must choose alike, or they differ in their last bits. */
+static bool bf16_dot_is_faster(void *mem) {
+    enum { ROUNDS = 40 };
+    const struct cpu_gemm_isa *dot = cpu_gemm_isa_of(CPU_ISA_AVX512BF16), *fma = cpu_gemm_isa_of(CPU_ISA_AVX512);
+    double best_dot = 1e9, best_fma = 1e9;
     for (int i = 0; i < ROUNDS; i++) {
-        const double t = clock_now();
-        for (int k = 0; k < BLOCKS; k++) g->block(g->max_rows, kc, a, b, c, false);
-        const double dt = clock_now() - t, rate = (double)(g->max_rows * kc * CPU_PANEL * BLOCKS) / dt;
-        if (rate > best) best = rate;
+        const double d = probe_round(dot, mem), f = probe_round(fma, mem);
+        if (d < best_dot) best_dot = d;
+        if (f < best_fma) best_fma = f;
     }
-    if (isa->leave) isa->leave();
-    return best;
+    return best_fma > 1.4 * best_dot;
 }
 
 enum cpu_isa_id cpu_isa_fastest(void *mem) {
-    enum cpu_isa_id best = CPU_ISA_C;
-    double best_rate = 0;
-    /* Plain C is never the faster one where there is a choice, and slow to measure. */
-    for (enum cpu_isa_id id = CPU_ISA_AVX2; id < CPU_N_ISA; id++) {
-        if (!cpu_isa_available(id)) continue;
-        const double rate = probe_rate(cpu_gemm_isa_of(id), mem);
-        /* A clear lead only: two sets of about the same speed must not take turns
-         * between runs, or a resumed run would differ in its last bits. */
-        if (rate > 1.2 * best_rate) {
-            best = id;
-            best_rate = rate;
-        }
-    }
-    return best;
+    if (cpu_isa_available(CPU_ISA_AMX)) return CPU_ISA_AMX;
+    if (cpu_isa_available(CPU_ISA_AVX512BF16) && bf16_dot_is_faster(mem)) return CPU_ISA_AVX512BF16;
+    if (cpu_isa_available(CPU_ISA_AVX512)) return CPU_ISA_AVX512;
+    return cpu_isa_available(CPU_ISA_AVX2) ? CPU_ISA_AVX2 : CPU_ISA_C;
 }
