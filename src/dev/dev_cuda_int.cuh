@@ -1,0 +1,110 @@
+/* dev_cuda_int.cuh - what the files of the CUDA backend share: the context, error
+ * checks, scratch memory, and the matrix product.
+ *
+ * The backend is one shared object (libverlc_cuda.so) that src/dev/dev_cuda.c opens at
+ * run time.  It links the CUDA runtime statically; cuBLASLt is opened at run time
+ * (dev_cuda_lib.cu), so that a machine without it still gets a clear message.  Errors
+ * go through err_set of the program that opened it.
+ *
+ * Invariant: every op queues its work on the context's one stream and returns; none
+ * waits, allocates or reads back, but those that dev.h says wait and those that warm
+ * up a scratch slot.  So a sequence of ops can be captured in a CUDA graph once it has
+ * run before at that size. */
+#ifndef VERLC_DEV_CUDA_INT_CUH
+#define VERLC_DEV_CUDA_INT_CUH
+
+#include "base/err.h"
+#include "dev/dev.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+/* Scratch that grows and stays; one slot is used by one op at a time (the stream orders them). */
+enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_N_SLOTS };
+
+struct cuda_gemm; /* plans and handles of the matrix products: dev_cuda_gemm.cu */
+
+struct cuda {
+    int index;            /* device number */
+    int n_sm, cc;         /* multiprocessors; compute capability, 90 for sm_90 */
+    size_t smem_max;      /* bytes of shared memory a block may have (opt-in) */
+    cudaStream_t stream;
+    struct cuda_gemm *gemm;
+    struct { void *p; size_t bytes; } slot[CUDA_N_SLOTS];
+    void *pinned;         /* host memory for small transfers of ops that wait */
+    size_t pinned_bytes;
+};
+static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
+
+/* err_set with the CUDA call named; ERR_NOMEM for cudaErrorMemoryAllocation, else ERR_DEVICE. */
+int cuda_err(cudaError_t e, const char *what, const char *file, int line);
+#define CU_TRY(call)                                                       \
+    do {                                                                   \
+        const cudaError_t cu_e_ = (call);                                  \
+        if (cu_e_ != cudaSuccess) return cuda_err(cu_e_, #call, __FILE__, __LINE__); \
+    } while (0)
+/* After a launch: returns from the op with the launch's error. */
+#define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. */
+int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out);
+/* At least `bytes` of pinned host memory. */
+int cuda_pinned(struct cuda *c, size_t bytes, void **out);
+
+/* ---- matrix products (dev_cuda_gemm.cu); all row-major, sums in f32 ---- */
+enum cuda_gemm_op {
+    CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: exact, that is a row's bits do not depend on m */
+    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k) */
+    CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k) */
+};
+struct cuda_gemm_args {
+    enum cuda_gemm_op op;
+    int64_t m, n, k;
+    const void *a, *b;
+    void *out;
+    enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
+    int64_t ld_out;        /* elements between rows of out; 0: its width */
+    bool add;              /* out (f32) += */
+    const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
+};
+int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
+int cuda_gemm_open(struct cuda *c);
+void cuda_gemm_close(struct cuda *c);
+
+/* ---- the ops: signatures of struct dev_ops, arithmetic only (dev.c has checked) ---- */
+/* dev_cuda_flat.cu */
+int cuda_cast(struct dev *d, struct tensor dst, struct tensor src);
+int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
+int cuda_adamw(struct dev *d, const struct adamw_args *a);
+/* dev_cuda_row.cu */
+int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                     struct tensor rstd);
+int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
+                 struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
+/* dev_cuda_gemm.cu: weights are plain row-major (n, k) */
+size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
+int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x);
+/* dev_cuda_head.cu, dev_cuda_sample.cu */
+int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                    struct tensor dw);
+int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int cuda_sample(struct dev *d, const struct sample_args *a);
+/* dev_cuda_attn_fwd.cu, dev_cuda_attn_bwd.cu */
+int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
+int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                  struct tensor dv);
+
+#endif
