@@ -17,7 +17,7 @@
 
 struct model_bench {
     const char *model, *dtype;
-    int64_t batch, prompt, len, steps, threads;
+    int64_t batch, n, prompt, len, steps, threads;
     bool recompute;
     struct dev dev;
     struct model *m;
@@ -28,6 +28,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--model", CMD_STR, &b->model, "DIR", "model directory (verlc model init makes one)"},
         {"--dtype", CMD_STR, &b->dtype, "bf16|fp32", "compute dtype (bf16)"},
         {"--batch", CMD_I64, &b->batch, "N", "sequences"},
+        {"--n", CMD_I64, &b->n, "N", "of them with the same prompt (generate)"},
         {"--prompt", CMD_I64, &b->prompt, "N", "prompt tokens (generate)"},
         {"--len", CMD_I64, &b->len, "N", "tokens a sequence; new tokens for generate"},
         {"--steps", CMD_I64, &b->steps, "N", "measured repetitions; the best counts"},
@@ -38,6 +39,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
+    if (b->n < 1 || b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
     if (b->batch < 1 || b->len < 2 || b->prompt < 1 || b->steps < 1) FAIL(ERR_INVAL, "counts must be at least 1 (--len 2)");
     return 0;
 }
@@ -117,14 +119,14 @@ out:
 }
 
 int bench_train(int argc, char **argv) {
-    struct model_bench b = {.dtype = "bf16", .batch = 4, .prompt = 1, .len = 512, .steps = 2};
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
     const int rc = parse(&b, argc, argv, "verlc bench train --model DIR [options]",
                          "Forward and backward over --batch packed sequences of --len tokens; the optimizer step is timed beside it.");
     return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, true);
 }
 
 int bench_logprob(int argc, char **argv) {
-    struct model_bench b = {.dtype = "bf16", .batch = 4, .prompt = 1, .len = 512, .steps = 2};
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
     const int rc = parse(&b, argc, argv, "verlc bench logprob --model DIR [options]",
                          "Log-probs of --batch packed sequences of --len tokens.");
     return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, false);
@@ -148,9 +150,9 @@ static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t 
     struct roll_engine *e = NULL;
     int32_t *ids = xmalloc((size_t)b->prompt * 4);
     int rc = roll_create(&e, &rm, &cfg);
-    for (int64_t i = 0; i < b->batch && rc == 0; i++) {
+    for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
         random_ids(&r, b->m->cfg.vocab, ids, b->prompt);
-        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = 1, .max_tokens = b->len, .temperature = 1, .top_p = 1,
+        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = b->n, .max_tokens = b->len, .temperature = 1, .top_p = 1,
                                        .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i, .ignore_eos = true};
         rc = roll_submit(e, &q, NULL);
     }
@@ -167,17 +169,18 @@ static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t 
 }
 
 int bench_generate(int argc, char **argv) {
-    struct model_bench b = {.dtype = "bf16", .batch = 1, .prompt = 64, .len = 64, .steps = 2};
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 1, .prompt = 64, .len = 64, .steps = 2};
     struct roll_decoder *d = NULL;
     double prefill = 1e30, decode = 1e30;
     int rc = parse(&b, argc, argv, "verlc bench generate --model DIR [options]",
-                   "Samples --len tokens after random prompts of --prompt tokens, --batch at a time.");
+                   "Samples --len tokens after random prompts of --prompt tokens, --batch at a time, --n for each prompt.");
     if (rc != 0) return rc < 0 ? rc : 0;
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
     const struct roll_decoder_args a = {.model = b.m, .n_pages = b.batch * ((total + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
-                                        .max_rows = max_rows, .max_seqs = b.batch, .max_len = total};
+                                        .max_rows = max_rows, .max_seqs = b.batch, .max_len = total,
+                                        .max_burst = roll_device_burst(&b.dev)};
     TRYG(roll_decoder_open(&d, &a), out);
     const double load = clock_now() - start;
     for (int64_t i = 0; i <= b.steps; i++) {

@@ -223,7 +223,8 @@ static int run(struct gen *g, struct dev *dev, const char *dtype, int64_t max_se
     const int64_t full = max_seqs * ((longest + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN);
     int64_t rows = max_seqs > 1024 ? max_seqs : 1024;
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
-    struct roll_decoder_args a = {.n_pages = pages < full ? pages : full, .max_rows = rows, .max_seqs = max_seqs, .max_len = longest};
+    struct roll_decoder_args a = {.n_pages = pages < full ? pages : full, .max_rows = rows, .max_seqs = max_seqs, .max_len = longest,
+                                  .max_burst = roll_device_burst(dev)};
     const struct model_open_args o = {.dir = g->model_dir, .act = strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_INFER,
                                       .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);

@@ -367,6 +367,43 @@ int dev_sample(struct dev *d, const struct sample_args *a) {
     return n ? d->ops->sample(d, a) : 0;
 }
 
+int dev_decode_next(struct dev *d, const struct decode_args *a) {
+    const int64_t n = a->logits.dim[0];
+    TRY(want2("decode_next", "logits", a->logits, F32, ANY, ANY));
+    TRY(want2("decode_next", "rows", a->rows, U8, n, (int64_t)sizeof(struct decode_row)));
+    if (a->stop.data) TRY(want2("decode_next", "stop", a->stop, I32, n, ANY));
+    TRY(want2("decode_next", "pages", a->pages, I32, n, ANY));
+    if (a->page_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: pages of %lld tokens", (long long)a->page_len);
+    const struct tensor in[] = {a->ids, a->pos, a->slots};
+    for (int i = 0; i < 3; i++) TRY(want1("decode_next", "ids, pos or slots", in[i], I32, n));
+    TRY(want1("decode_next", "step", a->step, I32, 1));
+    TRY(want2("decode_next", "id", a->id, I32, ANY, n));
+    TRY(want_like("decode_next", "logp", a->logp, F32, a->id));
+    TRY(want_like("decode_next", "logp_kept", a->logp_kept, F32, a->id));
+    HAVE(decode_next);
+    return n ? d->ops->decode_next(d, a) : 0;
+}
+
+/* ---- recorded work ---- */
+
+bool dev_has_graphs(const struct dev *d) { return d->ops->graph_begin != NULL; }
+int dev_graph_begin(struct dev *d) {
+    HAVE(graph_begin);
+    return d->ops->graph_begin(d);
+}
+int dev_graph_end(struct dev *d, void **graph) {
+    *graph = NULL;
+    HAVE(graph_end);
+    return d->ops->graph_end(d, graph);
+}
+int dev_graph_run(struct dev *d, void *graph) {
+    HAVE(graph_run);
+    return d->ops->graph_run(d, graph);
+}
+void dev_graph_free(struct dev *d, void *graph) {
+    if (graph) d->ops->graph_free(d, graph);
+}
+
 /* ---- backward ---- */
 
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {

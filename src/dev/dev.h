@@ -153,6 +153,29 @@ struct sample_args {
     struct tensor logp_kept;  /* (R) f32, optional: after penalty and truncation; 0 when greedy */
 };
 
+/* One row of a decoding loop that stays on the device: its rule, the address of its
+ * randomness (base/rng.h) and how far it may go. */
+struct decode_row {
+    struct sample_param rule; /* u is not read: it is rng_token(seed, uid, sample, at) */
+    uint32_t sample, at;      /* index of the sample; place of the token to draw in its response */
+    uint64_t seed, uid;
+    int32_t left;             /* tokens it may still draw; 0: the row stays as it is */
+    int32_t unused;
+};
+
+/* The end of one step of that loop: draw, note, move on. */
+struct decode_args {
+    struct tensor logits;     /* (R, V) f32, raw */
+    struct tensor rows;       /* (R, sizeof(struct decode_row)) u8, updated */
+    struct tensor stop;       /* (R, S) i32, optional: tokens that end the row, -1 fills up */
+    int64_t page_len;
+    struct tensor pages;      /* (R, max_pages) i32: where the row's keys go */
+    struct tensor ids, pos, slots; /* (R) i32: inputs of this step's forward -> of the next one's */
+    struct tensor step;       /* (1) i32: which row of the results is written; counts up */
+    struct tensor id;         /* (steps, R) i32 */
+    struct tensor logp, logp_kept; /* (steps, R) f32 */
+};
+
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
     struct tensor p, m, v, g;
     double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
@@ -195,6 +218,7 @@ struct dev_ops {
     int (*lmhead_fwd)(struct dev *d, const struct lmhead_args *a);
     int (*logits)(struct dev *d, struct tensor out, struct tensor x, struct weight w);
     int (*sample)(struct dev *d, const struct sample_args *a);
+    int (*decode_next)(struct dev *d, const struct decode_args *a);
 
     /* backward */
     int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
@@ -213,6 +237,12 @@ struct dev_ops {
                       struct tensor gate_up);
     int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
                       struct tensor dentropy, struct tensor dx, struct tensor dw);
+
+    /* recorded work; all NULL where there is none */
+    int (*graph_begin)(struct dev *d);
+    int (*graph_end)(struct dev *d, void **graph);
+    int (*graph_run)(struct dev *d, void *graph);
+    void (*graph_free)(struct dev *d, void *graph);
 
     /* optimizer */
     int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
@@ -275,6 +305,19 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
+/* Draws as dev_sample does for each row with left > 0, writes (id, logp, logp_kept) to row *step
+ * of the results, and moves the row on: left falls by one, to 0 at an end token; while it is
+ * above 0, ids, pos, slots become the next step's. Rows with left == 0 change nothing. */
+int dev_decode_next(struct dev *d, const struct decode_args *a);
+
+/* Records the calls between begin and end instead of running them, to run them many times at the
+ * cost of one. They must have run once before at the same shapes, and none may wait or read host
+ * memory. dev_has_graphs tells whether the backend can. */
+bool dev_has_graphs(const struct dev *d);
+int dev_graph_begin(struct dev *d);
+int dev_graph_end(struct dev *d, void **graph); /* also ends a recording that failed: *graph is NULL then */
+int dev_graph_run(struct dev *d, void *graph);
+void dev_graph_free(struct dev *d, void *graph); /* NULL ok */
 
 /* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "dev/dev_cpu_gemm.h"
+#include "dev/dev_host.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,6 +145,7 @@ static const struct dev_ops cpu_ops = {
     .lmhead_fwd = cpu_lmhead_fwd,
     .logits = cpu_logits,
     .sample = cpu_sample,
+    .decode_next = host_decode_next,
     .scatter_rows_add = cpu_scatter_rows_add,
     .embed_bwd = cpu_embed_bwd,
     .rmsnorm_bwd = cpu_rmsnorm_bwd,

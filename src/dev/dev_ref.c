@@ -7,6 +7,7 @@
  * element is one loop in ascending order, and nothing depends on how many rows
  * a call has. */
 #include "dev/dev_ref_int.h"
+#include "dev/dev_host.h"
 
 #include "base/pool.h"
 
@@ -169,6 +170,7 @@ static const struct dev_ops ref_ops = {
     .lmhead_fwd = ref_lmhead_fwd,
     .logits = ref_logits,
     .sample = ref_sample,
+    .decode_next = host_decode_next,
     .scatter_rows_add = ref_scatter_rows_add,
     .embed_bwd = ref_embed_bwd,
     .rmsnorm_bwd = ref_rmsnorm_bwd,

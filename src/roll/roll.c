@@ -21,57 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct request {
-    int64_t id, n_prompt, max_tokens, n_open; /* n_open: samples not finished */
-    int32_t *prompt, *stop_ids;
-    int64_t n_stop_ids, n_stop;
-    char **stop;
-    struct roll_request r; /* scalars only; its pointers are the owned ones above */
-    int64_t planned;       /* prompt tokens planned by the sample in front */
-};
-
-struct sample {
-    struct request *req;
-    struct sample *prev, *next; /* in the waiting or running list */
-    int64_t index;
-    int32_t *tokens;            /* prompt and response */
-    int64_t n_tokens, cap_tokens;
-    int64_t n_computed;         /* tokens whose keys are in pages */
-    int64_t n_planned;          /* rows of this sample in the current plan */
-    int32_t *pages;
-    int64_t n_pages, cap_pages;
-    struct kv_key key;          /* of the last published page */
-    int64_t n_keyed;            /* pages whose key is part of `key` */
-    float *logp, *logp_kept;    /* (response) */
-    int64_t cap_logp;
-    uint8_t *seen;              /* bit set over the vocabulary, with a repetition penalty only */
-    struct tokenizer_stream *text; /* decoded response, with stop strings only */
-    struct buf decoded;
-    int64_t n_preempted;
-    double start;
-};
-
-struct list {
-    struct sample *head, *tail;
-    int64_t n;
-};
-
-struct roll_engine {
-    struct roll_model model;
-    struct roll_config cfg;
-    struct kv_pool pool;
-    struct list waiting, running;
-    int64_t n_requests;
-    struct roll_stats stats;
-    /* the plan's arrays, sized once */
-    int32_t *ids, *pos, *slots, *q_start, *pos0, *pages, *out_row, *out_id;
-    int64_t cap_page_row;
-    struct sample_param *param;
-    uint8_t *seen;
-    float *out_logp, *out_logp_kept;
-    struct sample **planned; /* (max_seqs) */
-};
-
 const char *roll_finish_name(enum roll_finish f) { return f == ROLL_STOP ? "stop" : "length"; }
 
 /* ---- lists ---- */
@@ -125,6 +74,7 @@ int roll_create(struct roll_engine **out, const struct roll_model *m, const stru
     e->out_logp = xmalloc(seqs * sizeof *e->out_logp);
     e->out_logp_kept = xmalloc(seqs * sizeof *e->out_logp_kept);
     e->planned = xmalloc(seqs * sizeof *e->planned);
+    e->burst.rows = xmalloc(seqs * sizeof *e->burst.rows);
     *out = e;
     return 0;
 }
@@ -184,6 +134,11 @@ void roll_destroy(struct roll_engine *e) {
     free(e->out_logp);
     free(e->out_logp_kept);
     free(e->planned);
+    free(e->burst.rows);
+    free(e->burst.stop);
+    free(e->burst.id);
+    free(e->burst.logp);
+    free(e->burst.logp_kept);
     free(e);
 }
 
@@ -191,8 +146,6 @@ void roll_forget(struct roll_engine *e) {
     CHECK(e->running.n == 0);
     kv_forget(&e->pool);
 }
-
-static int64_t pages_for(int64_t tokens) { return (tokens + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN; }
 
 static int check_request(const struct roll_engine *e, const struct roll_request *r) {
     if (r->n_prompt < 1) FAIL(ERR_INVAL, "generate: the prompt has no tokens");
@@ -214,7 +167,7 @@ static int check_request(const struct roll_engine *e, const struct roll_request 
     if (r->n_stop > 0 && !e->cfg.tok) FAIL(ERR_INVAL, "generate: stop strings need the model's tokenizer");
     for (int64_t i = 0; i < r->n_stop; i++)
         if (r->stop[i][0] == '\0') FAIL(ERR_INVAL, "generate: a stop string is empty");
-    const int64_t need = pages_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
+    const int64_t need = roll__pages_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
     if (need > e->model.n_pages)
         FAIL(ERR_NOMEM, "generate: %lld prompt and %lld response tokens need %lld pages of %d tokens, the pool has %lld; "
              "raise gpu_memory_utilization or lower max_response_length", (long long)r->n_prompt, (long long)r->max_tokens,
@@ -287,8 +240,8 @@ static void preempt(struct roll_engine *e, struct sample *s) {
 }
 
 /* Pages for tokens [0, upto); false when the pool is empty (then unchanged beyond what was got). */
-static bool grow_pages(struct roll_engine *e, struct sample *s, int64_t upto) {
-    while (s->n_pages < pages_for(upto)) {
+bool roll__grow_pages(struct roll_engine *e, struct sample *s, int64_t upto) {
+    while (s->n_pages < roll__pages_for(upto)) {
         const int32_t page = kv_alloc(&e->pool);
         if (page < 0) return false;
         xgrow((void **)&s->pages, &s->cap_pages, s->n_pages + 1, sizeof *s->pages);
@@ -314,7 +267,7 @@ static void adopt_cached(struct roll_engine *e, struct sample *s) {
     }
 }
 
-static void publish_full(struct roll_engine *e, struct sample *s, int64_t upto) {
+void roll__publish_full(struct roll_engine *e, struct sample *s, int64_t upto) {
     if (e->cfg.no_prefix_cache) return;
     for (; (s->n_keyed + 1) * ROLL_PAGE_LEN <= upto; s->n_keyed++) {
         s->key = kv_key_next(s->key, s->tokens + s->n_keyed * ROLL_PAGE_LEN, ROLL_PAGE_LEN);
@@ -322,18 +275,22 @@ static void publish_full(struct roll_engine *e, struct sample *s, int64_t upto) 
     }
 }
 
-static void fill_param(const struct sample *s, struct sample_param *p) {
-    const struct roll_request *r = &s->req->r;
-    const int64_t at = s->n_tokens - s->req->n_prompt; /* position in the response */
-    *p = (struct sample_param){
+struct sample_param roll__rule(const struct roll_request *r) {
+    return (struct sample_param){
         .inv_temp = r->temperature > 0 ? 1.0f / r->temperature : 1.0f,
         .top_p = r->top_p,
         .min_p = r->min_p,
         .repetition_penalty = r->repetition_penalty,
         .top_k = r->top_k,
         .greedy = r->temperature == 0,
-        .u = rng_token(r->seed, r->uid, (uint32_t)s->index, (uint32_t)at),
     };
+}
+
+static struct sample_param next_param(const struct sample *s) {
+    const struct roll_request *r = &s->req->r;
+    struct sample_param p = roll__rule(r);
+    p.u = rng_token(r->seed, r->uid, (uint32_t)s->index, (uint32_t)(s->n_tokens - s->req->n_prompt));
+    return p;
 }
 
 /* Adds `take` rows of s to the plan. Pre: its pages are there. */
@@ -354,9 +311,9 @@ static void plan_rows(struct roll_engine *e, struct roll_plan *p, struct sample 
     if (hi > s->req->planned) s->req->planned = hi;
     if (hi == s->n_tokens) {
         e->out_row[p->n_out] = (int32_t)p->n_rows - 1;
-        fill_param(s, &e->param[p->n_out++]);
+        e->param[p->n_out++] = next_param(s);
     }
-    publish_full(e, s, hi);
+    roll__publish_full(e, s, hi);
 }
 
 static int64_t pending(const struct sample *s) { return s->n_tokens - s->n_computed; }
@@ -365,13 +322,13 @@ static void plan_decoding(struct roll_engine *e, struct roll_plan *p) {
     for (struct sample *s = e->running.head, *next; s; s = next) {
         next = s->next;
         if (pending(s) != 1) continue;
-        while (!grow_pages(e, s, s->n_tokens)) {
+        while (!roll__grow_pages(e, s, s->n_tokens)) {
             struct sample *victim = e->running.tail; /* youngest: never one planned before s */
             preempt(e, victim);
             if (victim == s) break;
             if (victim == next) next = NULL; /* it was the tail */
         }
-        if (s->n_pages < pages_for(s->n_tokens)) continue; /* gave itself up */
+        if (s->n_pages < roll__pages_for(s->n_tokens)) continue; /* gave itself up */
         plan_rows(e, p, s, 1);
     }
 }
@@ -382,7 +339,7 @@ static void plan_prompts(struct roll_engine *e, struct roll_plan *p) {
         int64_t take = e->cfg.max_rows - p->n_rows;
         if (take <= 0) return;
         if (take > pending(s)) take = pending(s);
-        if (!grow_pages(e, s, s->n_computed + take)) take = s->n_pages * ROLL_PAGE_LEN - s->n_computed;
+        if (!roll__grow_pages(e, s, s->n_computed + take)) take = s->n_pages * ROLL_PAGE_LEN - s->n_computed;
         if (take > 0) plan_rows(e, p, s, take);
     }
 }
@@ -402,11 +359,12 @@ static void admit(struct roll_engine *e, struct roll_plan *p) {
         const int64_t take = pending(s) < room ? pending(s) : room;
         /* leave every running sample its next page, or it would preempt this one at once */
         const int64_t reserve = e->running.n;
-        if (pages_for(s->n_tokens) - s->n_pages + reserve > e->pool.n_free && e->running.n > 0) {
+        if (roll__pages_for(s->n_tokens) - s->n_pages + reserve > e->pool.n_free && e->running.n > 0) {
             sample_drop_pages(e, s);
+            e->no_room = true;
             return;
         }
-        if (!grow_pages(e, s, s->n_computed + take)) { /* cannot be: the pool holds one sample (roll_submit) */
+        if (!roll__grow_pages(e, s, s->n_computed + take)) { /* cannot be: the pool holds one sample (roll_submit) */
             sample_drop_pages(e, s);
             return;
         }
@@ -430,18 +388,22 @@ static void plan_step(struct roll_engine *e, struct roll_plan *p) {
     }
 }
 
+/* e->pages: the page table of each planned sample, a row of max_pages. */
+void roll__fill_tables(struct roll_engine *e, int64_t n_seqs, int64_t max_pages) {
+    xgrow((void **)&e->pages, &e->cap_page_row, n_seqs * max_pages, sizeof *e->pages);
+    for (int64_t i = 0; i < n_seqs; i++) {
+        const struct sample *s = e->planned[i];
+        for (int64_t k = 0; k < max_pages; k++) e->pages[i * max_pages + k] = k < s->n_pages ? s->pages[k] : 0;
+    }
+}
+
 /* Page tables and penalty sets of the planned samples. */
 static void plan_tables(struct roll_engine *e, struct roll_plan *p) {
-    p->max_pages = pages_for(p->max_kv);
-    xgrow((void **)&e->pages, &e->cap_page_row, p->n_seqs * p->max_pages, sizeof *e->pages);
+    p->max_pages = roll__pages_for(p->max_kv);
+    roll__fill_tables(e, p->n_seqs, p->max_pages);
     const size_t set = (size_t)(e->model.vocab + 7) / 8;
     bool penalty = false;
-    for (int64_t i = 0; i < p->n_seqs; i++) {
-        const struct sample *s = e->planned[i];
-        for (int64_t k = 0; k < p->max_pages; k++)
-            e->pages[i * p->max_pages + k] = k < s->n_pages ? s->pages[k] : 0;
-        if (s->seen) penalty = true;
-    }
+    for (int64_t i = 0; i < p->n_seqs; i++) penalty |= e->planned[i]->seen != NULL;
     if (!penalty) return;
     if (!e->seen) e->seen = xmalloc(set * (size_t)e->cfg.max_seqs);
     for (int64_t i = 0, k = 0; i < p->n_seqs; i++) {
@@ -482,6 +444,7 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
     return 0;
 }
 
+/* Hands s out and ends it: 1. */
 static int finish(struct roll_engine *e, struct sample *s, enum roll_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
     const struct roll_sample r = {
@@ -503,10 +466,12 @@ static int finish(struct roll_engine *e, struct sample *s, enum roll_finish why,
     list_remove(&e->running, s);
     sample_free(e, s);
     e->stats.finished++;
-    return rc;
+    e->no_room = false;
+    TRY(rc);
+    return 1;
 }
 
-static int accept(struct roll_engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
+int roll__accept(struct roll_engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
     struct request *q = s->req;
     if (id < 0 || id >= e->model.vocab || !isfinite(logp))
         FAIL(ERR_NUMERIC, "generation: the model gives a log-prob of %g at response token %lld; its weights are not usable",
@@ -530,6 +495,9 @@ static int accept(struct roll_engine *e, struct sample *s, int32_t id, float log
 
 int roll_step(struct roll_engine *e) {
     if (e->waiting.n + e->running.n == 0) return 0;
+    const int burst = roll__burst(e);
+    TRY(burst);
+    if (burst) return e->waiting.n + e->running.n > 0;
     struct roll_plan p = {0};
     plan_step(e, &p);
     CHECK(p.n_rows > 0);
@@ -552,7 +520,7 @@ int roll_step(struct roll_engine *e) {
         s->n_computed += s->n_planned;
         s->n_planned = 0;
         if (s->n_computed != s->n_tokens) continue;
-        TRY(accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]));
+        TRY(roll__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]));
         k++;
     }
     return e->waiting.n + e->running.n > 0;

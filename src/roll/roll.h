@@ -39,11 +39,24 @@ struct roll_plan {
     const struct sample_param *param;  /* (n_out) */
     const uint8_t *seen;               /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
 };
+/* Many steps of samples that only decode, without the host between them. Each has one token
+ * whose keys are missing; its pages hold the keys of every step it may take. */
+struct roll_burst {
+    int64_t n_seqs, steps, max_pages;
+    const int32_t *ids, *pos;       /* (n_seqs): that token and its position */
+    const int32_t *pages;           /* (n_seqs, max_pages) */
+    const struct decode_row *rows;  /* (n_seqs); left <= steps */
+    int64_t max_stop;
+    const int32_t *stop;            /* (n_seqs, max_stop), -1 fills up */
+};
 struct roll_model {
     void *ctx;
     int64_t n_pages, vocab;
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
     int (*step)(void *ctx, const struct roll_plan *p, int32_t *id, float *logp, float *logp_kept);
+    int64_t max_burst; /* most steps of one burst; below 2: decoding goes step by step */
+    /* id, logp, logp_kept: (steps, n_seqs) host; those after a row's end are undefined. */
+    int (*burst)(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept);
 };
 
 /* The decoder as a roll_model: owns the page pool and the activations. */
@@ -54,8 +67,10 @@ struct roll_decoder_args {
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
+    int64_t max_burst;   /* steps without the host (roll_device_burst); 0: one */
     void *block;         /* roll_decoder_bytes of device memory shared with another phase; NULL: own */
 };
+int64_t roll_device_burst(const struct dev *d); /* 1 where work cannot be recorded */
 size_t roll_decoder_bytes(const struct model_config *c, enum dtype act, const struct roll_decoder_args *a);
 size_t roll_page_bytes(const struct model_config *c, enum dtype act); /* keys and values of all layers */
 int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args *a);
@@ -110,6 +125,7 @@ struct roll_config {
 struct roll_stats {
     int64_t waiting, running, finished;   /* samples */
     int64_t rows, sampled, steps;         /* rows forwarded, tokens sampled, model steps */
+    int64_t bursts;                       /* calls of the model that made many steps */
     int64_t cached_rows;                  /* rows found in shared pages instead */
     int64_t preempted;
     int64_t pages_used, pages_peak, n_pages;

@@ -1,6 +1,7 @@
 /* roll_decoder.c - the real decoder behind struct roll_model: the page pool on
  * the device, one model_forward a step, then head and sampler over the rows to
- * sample.  Schedules nothing.
+ * sample; and bursts, in which the device itself feeds each token to the next step.
+ * Schedules nothing.
  *
  * Invariant: it calls the same model_forward and the same head arithmetic as
  * training, so log-probs come out bit-equal. */
@@ -13,14 +14,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OUT_BLOCK = 128 }; /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
+enum {
+    OUT_BLOCK = 128,   /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
+    MAX_BURST = 16,    /* steps without the host, where the device records work */
+    MAX_STOP = 32,     /* end tokens of a row */
+    MAX_GRAPHS = 64,
+};
+
+/* Recorded steps run at these numbers of rows; rows that are not needed stand still on a page of their own. */
+static int64_t bucket_of(int64_t n) {
+    const int64_t unit = n <= 4 ? 1 : n <= 32 ? 4 : n <= 128 ? 8 : n <= 512 ? 32 : 128;
+    return (n + unit - 1) / unit * unit;
+}
 
 struct roll_decoder {
     struct model *model;
     struct model_acts *acts;
     struct model_kv kv;
     struct kv *layers;
-    int64_t n_pages, max_rows, max_seqs, max_pages, out_block;
+    int64_t n_pages, max_rows, max_seqs, max_pages, max_burst, out_block;
     /* device */
     void *owned_block;
     size_t block_bytes;
@@ -29,6 +41,18 @@ struct roll_decoder {
     float *logp, *logp_kept, *logits;
     void *hidden;
     uint8_t *seen;
+    /* device, of bursts: n is the bucket of max_seqs */
+    struct decode_row *rows;
+    int32_t *stop, *step, *iota;              /* (n, MAX_STOP), (1), (n + 1): 0, 1, 2, ... */
+    int32_t *burst_pages, *burst_id;          /* (n, max_pages), (max_burst, n) */
+    float *burst_logp, *burst_kept;           /* (max_burst, n) */
+    struct {
+        int64_t rows;
+        void *graph;  /* NULL: this many rows have run once and can be recorded */
+    } graphs[MAX_GRAPHS];
+    int n_graphs;
+    int32_t *host;                            /* as uploaded: the largest of the arrays above */
+    struct decode_row *host_rows;
 };
 
 size_t roll_page_bytes(const struct model_config *c, enum dtype act) {
@@ -41,9 +65,10 @@ static int64_t max_pages_of(const struct roll_decoder_args *a) {
 
 /* Measures, then binds: see arena.h. */
 static void decoder_layout(struct roll_decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
-    const size_t side = (size_t)(c->n_kv_heads * c->head_dim * ROLL_PAGE_LEN * d->n_pages) * dtype_size(act);
+    const int64_t n_pages = d->n_pages + (d->max_burst > 1); /* the last one is the idle rows' */
+    const size_t side = (size_t)(c->n_kv_heads * c->head_dim * ROLL_PAGE_LEN * n_pages) * dtype_size(act);
     for (int64_t l = 0; l < c->n_layers; l++) {
-        struct tensor t = {NULL, act, 4, {d->n_pages, c->n_kv_heads, ROLL_PAGE_LEN, c->head_dim}};
+        struct tensor t = {NULL, act, 4, {n_pages, c->n_kv_heads, ROLL_PAGE_LEN, c->head_dim}};
         t.data = arena_take(m, side);
         if (d->layers) d->layers[l].k = t;
         t.data = arena_take(m, side);
@@ -63,16 +88,33 @@ static void decoder_layout(struct roll_decoder *d, struct arena *m, const struct
     d->hidden = arena_take(m, out * (size_t)c->hidden * dtype_size(act));
     d->logits = arena_take(m, out * (size_t)c->vocab * 4);
     d->seen = arena_take(m, out * (size_t)((c->vocab + 7) / 8));
+    if (d->max_burst > 1) {
+        const size_t n = (size_t)bucket_of(d->max_seqs), results = n * (size_t)d->max_burst * 4;
+        d->rows = arena_take(m, n * sizeof *d->rows);
+        d->stop = arena_take(m, n * MAX_STOP * 4);
+        d->step = arena_take(m, 4);
+        d->iota = arena_take(m, (n + 1) * 4);
+        d->burst_pages = arena_take(m, n * (size_t)d->max_pages * 4);
+        d->burst_id = arena_take(m, results);
+        d->burst_logp = arena_take(m, results);
+        d->burst_kept = arena_take(m, results);
+    }
     d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
 static void decoder_limits(struct roll_decoder *d, const struct roll_decoder_args *a) {
     d->n_pages = a->n_pages;
-    d->max_rows = a->max_rows;
+    d->max_burst = a->max_burst > 1 ? a->max_burst : 1;
     d->max_seqs = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows;
+    d->max_rows = a->max_rows;
     d->max_pages = max_pages_of(a);
     d->out_block = d->max_seqs < OUT_BLOCK ? d->max_seqs : OUT_BLOCK;
+    if (d->max_burst == 1) return;
+    d->out_block = bucket_of(d->max_seqs); /* a recorded step samples all its rows at once */
+    if (d->max_rows < d->out_block) d->max_rows = d->out_block;
 }
+
+int64_t roll_device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
 
 size_t roll_decoder_bytes(const struct model_config *c, enum dtype act, const struct roll_decoder_args *a) {
     struct roll_decoder d = {0};
@@ -100,7 +142,12 @@ int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args 
     }
     m = (struct arena){.base = block, .cap = d->block_bytes};
     decoder_layout(d, &m, c, a->model->act);
-    TRYG(model_acts_create(&d->acts, a->model, a->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
+    TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
+    if (d->max_burst > 1) {
+        const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_pages > MAX_STOP ? (size_t)d->max_pages : MAX_STOP;
+        d->host = xmalloc((n + 1) * wide * sizeof *d->host);
+        d->host_rows = xmalloc(n * sizeof *d->host_rows);
+    }
     *out = d;
     return 0;
 fail:
@@ -110,9 +157,12 @@ fail:
 
 void roll_decoder_close(struct roll_decoder *d) {
     if (!d) return;
+    for (int i = 0; i < d->n_graphs; i++) dev_graph_free(d->model->dev, d->graphs[i].graph);
     model_acts_destroy(d->acts);
     if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
+    free(d->host);
+    free(d->host_rows);
     free(d);
 }
 
@@ -180,6 +230,137 @@ static int decoder_step(void *ctx, const struct roll_plan *p, int32_t *id, float
     return 0;
 }
 
+/* ---- bursts ---- */
+
+/* One step of n rows, each the next token of its sequence. */
+static int burst_step(struct roll_decoder *d, int64_t n, int64_t max_kv) {
+    struct dev *dev = d->model->dev;
+    const struct model_config *c = &d->model->cfg;
+    const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
+    const struct tensor logits = tensor_2d(d->logits, DT_F32, n, c->vocab);
+    const struct model_batch b = {
+        .n_rows = n,
+        .ids = tensor_1d(d->ids, DT_I32, n),
+        .pos = tensor_1d(d->pos, DT_I32, n),
+        .slots = tensor_1d(d->slots, DT_I32, n),
+        .seqs = {
+            .n = n,
+            .max_q = 1,
+            .max_kv = max_kv,
+            .q_start = tensor_1d(d->iota, DT_I32, n + 1),
+            .pos0 = tensor_1d(d->pos, DT_I32, n),
+            .pages = tensor_2d(d->burst_pages, DT_I32, n, d->max_pages),
+        },
+        .kv = &d->kv,
+    };
+    const struct decode_args next = {
+        .logits = logits,
+        .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
+        .stop = tensor_2d(d->stop, DT_I32, n, MAX_STOP),
+        .page_len = ROLL_PAGE_LEN,
+        .pages = b.seqs.pages,
+        .ids = b.ids,
+        .pos = b.pos,
+        .slots = b.slots,
+        .step = tensor_1d(d->step, DT_I32, 1),
+        .id = tensor_2d(d->burst_id, DT_I32, d->max_burst, n),
+        .logp = tensor_2d(d->burst_logp, DT_F32, d->max_burst, n),
+        .logp_kept = tensor_2d(d->burst_kept, DT_F32, d->max_burst, n),
+    };
+    TRY(model_forward(d->model, &b, d->acts));
+    TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
+    TRY(dev_logits(dev, logits, hidden, d->model->head));
+    return dev_decode_next(dev, &next);
+}
+
+/* The recording for n rows; NULL before its first run and on devices that record nothing. */
+static int graph_for(struct roll_decoder *d, int64_t n, void **graph) {
+    struct dev *dev = d->model->dev;
+    *graph = NULL;
+    if (!dev_has_graphs(dev)) return 0;
+    int i = 0;
+    while (i < d->n_graphs && d->graphs[i].rows != n) i++;
+    if (i == d->n_graphs) { /* first time: run as it is, which also warms up */
+        if (i < MAX_GRAPHS) {
+            d->graphs[i].rows = n;
+            d->graphs[i].graph = NULL;
+            d->n_graphs++;
+        }
+        return 0;
+    }
+    if (!d->graphs[i].graph) {
+        TRY(dev_graph_begin(dev));
+        const int rc = burst_step(d, n, d->max_pages * ROLL_PAGE_LEN);
+        const int end = dev_graph_end(dev, &d->graphs[i].graph);
+        TRY(rc);
+        TRY(end);
+    }
+    *graph = d->graphs[i].graph;
+    return 0;
+}
+
+static int upload(struct roll_decoder *d, void *to, int64_t n) {
+    return dev_copy_in(d->model->dev, to, d->host, (size_t)n * sizeof *d->host);
+}
+
+/* The burst's inputs for n >= b->n_seqs rows; the idle ones stand at position 0 of the last page. */
+static int burst_upload(struct roll_decoder *d, const struct roll_burst *b, int64_t n) {
+    const int32_t idle = (int32_t)d->n_pages;
+    const int64_t used = b->n_seqs;
+    int32_t *h = d->host;
+    for (int64_t i = 0; i < n; i++) h[i] = i < used ? b->ids[i] : 0;
+    TRY(upload(d, d->ids, n));
+    for (int64_t i = 0; i < n; i++) h[i] = i < used ? b->pos[i] : 0;
+    TRY(upload(d, d->pos, n));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = i < used ? b->pos[i] : 0;
+        h[i] = (i < used ? b->pages[i * b->max_pages + at / ROLL_PAGE_LEN] : idle) * ROLL_PAGE_LEN + (int32_t)(at % ROLL_PAGE_LEN);
+    }
+    TRY(upload(d, d->slots, n));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < d->max_pages; k++)
+            h[i * d->max_pages + k] = i < used && k < b->max_pages ? b->pages[i * b->max_pages + k] : idle;
+    TRY(upload(d, d->burst_pages, n * d->max_pages));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < MAX_STOP; k++)
+            h[i * MAX_STOP + k] = i < used && k < b->max_stop ? b->stop[i * b->max_stop + k] : -1;
+    TRY(upload(d, d->stop, n * MAX_STOP));
+    for (int64_t i = 0; i <= n; i++) h[i] = (int32_t)i;
+    TRY(upload(d, d->iota, n + 1));
+    for (int64_t i = 0; i < n; i++)
+        d->host_rows[i] = i < used ? b->rows[i]
+                                   : (struct decode_row){.rule = {.inv_temp = 1, .top_p = 1, .repetition_penalty = 1}};
+    TRY(dev_copy_in(d->model->dev, d->rows, d->host_rows, (size_t)n * sizeof *d->rows));
+    h[0] = 0;
+    return upload(d, d->step, 1);
+}
+
+/* Result t of the first n_seqs of n rows to the caller's (steps, n_seqs). */
+static int burst_results(struct roll_decoder *d, const struct roll_burst *b, int64_t n, void *to, const void *from) {
+    if (n == b->n_seqs) return dev_copy_out(d->model->dev, to, from, (size_t)(b->steps * n) * 4);
+    for (int64_t t = 0; t < b->steps; t++)
+        TRY(dev_copy_out(d->model->dev, (char *)to + t * b->n_seqs * 4, (const char *)from + t * n * 4, (size_t)b->n_seqs * 4));
+    return 0;
+}
+
+static int decoder_burst(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept) {
+    struct roll_decoder *d = ctx;
+    const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs;
+    CHECK(b->n_seqs <= d->max_seqs && b->max_pages <= d->max_pages && b->steps <= d->max_burst);
+    if (b->max_stop > MAX_STOP)
+        FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
+    TRY(burst_upload(d, b, n));
+    for (int64_t t = 0; t < b->steps; t++) {
+        void *graph = NULL;
+        TRY(graph_for(d, n, &graph));
+        if (graph) TRY(dev_graph_run(d->model->dev, graph));
+        else TRY(burst_step(d, n, d->max_pages * ROLL_PAGE_LEN));
+    }
+    TRY(burst_results(d, b, n, id, d->burst_id));
+    TRY(burst_results(d, b, n, logp, d->burst_logp));
+    return burst_results(d, b, n, logp_kept, d->burst_kept);
+}
+
 struct roll_model roll_decoder_model(struct roll_decoder *d) {
-    return (struct roll_model){d, d->n_pages, d->model->cfg.vocab, decoder_step};
+    return (struct roll_model){d, d->n_pages, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst};
 }

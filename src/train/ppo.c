@@ -133,7 +133,8 @@ static int open_models(struct ppo *p) {
     TRY(dev_alloc(&p->dev, l->block, &p->block));
     TRY(dev_zero(&p->dev, p->block, l->block)); /* the memory is really there, now rather than in mid-run */
     const struct roll_decoder_args r = {.model = p->policy, .n_pages = l->n_pages, .max_rows = l->max_rows_roll,
-                                        .max_seqs = l->max_seqs, .max_len = l->max_len, .block = p->block};
+                                        .max_seqs = l->max_seqs, .max_len = l->max_len,
+                                        .max_burst = roll_device_burst(&p->dev), .block = p->block};
     TRY(roll_decoder_open(&p->decoder, &r));
     const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .max_rows = l->max_rows_update,
                            .max_seqs = l->max_seqs_update, .block = p->block};

@@ -100,7 +100,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
     const int64_t per_seq = (p->max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
     struct roll_decoder_args r = {.n_pages = p->max_seqs * per_seq, .max_rows = p->max_rows_roll, .max_seqs = p->max_seqs,
-                                  .max_len = p->max_len};
+                                  .max_len = p->max_len, .max_burst = roll_device_burst(dev)};
     p->rollout = roll_decoder_bytes(m, k->act, &r);
     if (p->rollout > budget) {
         const size_t over = p->rollout - budget, page = roll_page_bytes(m, k->act);

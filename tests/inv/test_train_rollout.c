@@ -69,7 +69,7 @@ static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) 
 /* ---- rollout ---- */
 
 struct samples {
-    int64_t n[N_SAMPLES], preempted, cached;
+    int64_t n[N_SAMPLES], preempted, cached, bursts;
     int32_t ids[N_SAMPLES][MAX_TOKENS];
     float logp[N_SAMPLES][MAX_TOKENS];
 };
@@ -88,13 +88,16 @@ struct limits {
     const char *what;
     int64_t n_pages, max_rows, max_seqs;
     bool no_prefix_cache, reversed;
+    int64_t max_burst;
 };
 static const struct limits LIMITS[] = {
-    {"roomy", 400, 2048, 64, false, false},
-    {"7 rows a step: prompts in chunks", 400, 7, 7, false, false},
-    {"12 pages: preemption", 12, 40, 15, false, false},
-    {"12 pages, nothing shared, backwards", 12, 40, 15, true, true},
-    {"one sample at a time", 9, 512, 1, false, true},
+    {"roomy", 400, 2048, 64, false, false, 1},
+    {"7 rows a step: prompts in chunks", 400, 7, 7, false, false, 1},
+    {"12 pages: preemption", 12, 40, 15, false, false, 1},
+    {"12 pages, nothing shared, backwards", 12, 40, 15, true, true, 1},
+    {"one sample at a time", 9, 512, 1, false, true, 1},
+    {"bursts of 5 steps", 400, 2048, 64, false, false, 5},
+    {"bursts of 16 steps, 12 pages", 12, 40, 15, false, false, 16},
 };
 
 static void generate_on(struct rig *r, struct roll_decoder *d, const struct limits *l, struct samples *out) {
@@ -119,13 +122,14 @@ static void generate_on(struct rig *r, struct roll_decoder *d, const struct limi
     assert_int_equal(st.finished, N_SAMPLES);
     out->preempted = st.preempted;
     out->cached = st.cached_rows;
+    out->bursts = st.bursts;
     roll_destroy(e);
 }
 
 static void generate(struct rig *r, const struct limits *l, struct samples *out) {
     struct roll_decoder *d;
     const struct roll_decoder_args a = {.model = r->m, .n_pages = l->n_pages, .max_rows = l->max_rows, .max_seqs = l->max_seqs,
-                                        .max_len = MAX_LEN};
+                                        .max_len = MAX_LEN, .max_burst = l->max_burst};
     OK(roll_decoder_open(&d, &a));
     generate_on(r, d, l, out);
     roll_decoder_close(d);
@@ -256,6 +260,7 @@ static void rollout_check(struct rig *r, const char *what) {
         generate(r, &LIMITS[l], s);
         assert_same(s, first, what, LIMITS[l].what);
         if (LIMITS[l].no_prefix_cache) assert_int_equal(s->cached, 0);
+        assert_true((s->bursts > 0) == (LIMITS[l].max_burst > 1));
         preempted += s->preempted;
         cached += s->cached;
     }

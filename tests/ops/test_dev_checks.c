@@ -85,6 +85,7 @@ static void test_misfits(void **state) {
     struct sample_param p = {.inv_temp = 1, .top_p = 1.5f, .repetition_penalty = 1};
     const struct sample_args smp = {.logits = tensor_2d(f, DT_F32, 1, 8), .param = &p, .id = tensor_1d(ids, DT_I32, 1),
                                     .logp = tensor_1d(g, DT_F32, 1)};
+    const struct decode_args loop = {.logits = tensor_2d(f, DT_F32, 1, 8), .rows = tensor_2d(f, DT_U8, 1, 8), .page_len = 16};
     const struct adamw_args opt = {.p = v, .m = v, .v = v, .g = v, .step = 0};
 #define REFUSED(op, call)                        \
     assert_int_equal((call), ERR_INVAL);         \
@@ -107,6 +108,7 @@ static void test_misfits(void **state) {
     REFUSED(lmhead_fwd, dev_lmhead_fwd(d, &head));
     REFUSED(logits, dev_logits(d, y, x, w7));
     REFUSED(sample, dev_sample(d, &smp));
+    REFUSED(decode_next, dev_decode_next(d, &loop));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));
     REFUSED(weight_pack, dev_weight_pack(d, w7, tensor_2d(g, DT_F32, 8, 8)));

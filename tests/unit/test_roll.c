@@ -23,7 +23,7 @@ struct fake {
     int32_t *token, *pos; /* per slot; -1: never written */
     int64_t n_pages, max_rows_seen;
     int fail_at; /* this step fails */
-    int steps;
+    int steps, bursts;
 };
 
 static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
@@ -58,6 +58,40 @@ static int fake_step(void *ctx, const struct roll_plan *p, int32_t *id, float *l
         free(history);
     }
     return 0;
+}
+
+/* The same, many steps at once: each row reads its history back and feeds itself. */
+static int fake_burst(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept) {
+    struct fake *f = ctx;
+    f->bursts++;
+    for (int64_t i = 0; i < b->n_seqs; i++) {
+        const struct decode_row *w = &b->rows[i];
+        int32_t token = b->ids[i];
+        assert_in_range(w->left, 1, b->steps);
+        for (int64_t t = 0, n = b->pos[i]; t < w->left; t++) {
+            int32_t history[512];
+            const int64_t put = b->pages[i * b->max_pages + n / ROLL_PAGE_LEN] * ROLL_PAGE_LEN + n % ROLL_PAGE_LEN;
+            assert_in_range(put, 0, f->n_pages * ROLL_PAGE_LEN - 1);
+            f->token[put] = token;
+            f->pos[put] = (int32_t)n++;
+            for (int64_t j = 0; j < n; j++) {
+                const int64_t slot = b->pages[i * b->max_pages + j / ROLL_PAGE_LEN] * ROLL_PAGE_LEN + j % ROLL_PAGE_LEN;
+                assert_int_equal(f->pos[slot], j);
+                history[j] = f->token[slot];
+            }
+            const int64_t k = t * b->n_seqs + i;
+            token = id[k] = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)t), &logp[k]);
+            logp_kept[k] = logp[k] / 2;
+            bool stop = false;
+            for (int64_t j = 0; j < b->max_stop; j++) stop |= b->stop[i * b->max_stop + j] == token;
+            if (stop) break;
+        }
+    }
+    return 0;
+}
+
+static struct roll_model fake_model(struct fake *f, int64_t max_burst) {
+    return (struct roll_model){f, f->n_pages, VOCAB, fake_step, max_burst, fake_burst};
 }
 
 static struct fake *fake_new(int64_t n_pages) {
@@ -112,7 +146,7 @@ static const int32_t eos[1] = {EOS};
 static void test_any_limits(void **state) {
     (void)state;
     struct rng rng = {.seed = 5, .stream = RNG_TEST};
-    int64_t preempted = 0, cached = 0;
+    int64_t preempted = 0, cached = 0, bursts = 0;
     for (int round = 0; round < 60; round++) {
         enum { N = 12 };
         static int32_t prompts[N][128];
@@ -132,7 +166,7 @@ static void test_any_limits(void **state) {
             if (pages > longest) longest = pages;
         }
         struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
-        const struct roll_model model = {f, f->n_pages, VOCAB, fake_step};
+        const struct roll_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
         struct seen seen = {.requests = rq};
         const struct roll_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
                                         .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
@@ -154,12 +188,14 @@ static void test_any_limits(void **state) {
         assert_int_equal(st.finished, total);
         preempted += st.preempted;
         cached += st.cached_rows;
+        bursts += f->bursts;
         if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
         roll_destroy(e);
         fake_free(f);
     }
     assert_true(preempted > 50); /* the small pools did preempt */
     assert_true(cached > 1000);  /* and pages were shared */
+    assert_true(bursts > 200);   /* and most of the decoding went in bursts */
 }
 
 /* The n samples of a prompt compute its full pages once. */
@@ -168,7 +204,7 @@ static void test_prompt_computed_once(void **state) {
     int32_t prompt[100];
     for (int i = 0; i < 100; i++) prompt[i] = i % VOCAB;
     struct fake *f = fake_new(200);
-    const struct roll_model model = {f, 200, VOCAB, fake_step};
+    const struct roll_model model = fake_model(f, 1);
     const struct roll_request r = {.prompt = prompt, .n_prompt = 100, .n = 8, .max_tokens = 5, .temperature = 1,
                                    .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
     for (int64_t budget = 30; budget <= 300; budget += 90) { /* chunked and whole */
@@ -190,7 +226,7 @@ static void test_forget(void **state) {
     (void)state;
     int32_t prompt[40] = {1, 2, 3};
     struct fake *f = fake_new(20);
-    const struct roll_model model = {f, 20, VOCAB, fake_step};
+    const struct roll_model model = fake_model(f, 1);
     const struct roll_request r = {.prompt = prompt, .n_prompt = 40, .n = 1, .max_tokens = 2, .temperature = 1,
                                    .top_p = 1, .repetition_penalty = 1, .ignore_eos = true};
     const struct roll_config cfg = {.max_rows = 64, .max_seqs = 4};
@@ -212,7 +248,7 @@ static void test_refusals(void **state) {
     (void)state;
     int32_t prompt[4] = {1, 2, 3, 4};
     struct fake *f = fake_new(2);
-    const struct roll_model model = {f, 2, VOCAB, fake_step};
+    const struct roll_model model = fake_model(f, 1);
     const struct roll_config cfg = {.max_rows = 8, .max_seqs = 4};
     struct roll_engine *e;
     assert_int_equal(roll_create(&e, &model, &cfg), 0);
