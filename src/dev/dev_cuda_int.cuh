@@ -20,7 +20,7 @@
 #include <cuda_runtime.h>
 
 /* Scratch that grows and stays; one slot is used by one op at a time (the stream orders them). */
-enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_N_SLOTS };
+enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE, CUDA_N_SLOTS };
 
 struct cuda_gemm; /* plans and handles of the matrix products: dev_cuda_gemm.cu */
 
@@ -46,7 +46,8 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
 /* After a launch: returns from the op with the launch's error. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
 
-/* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. */
+/* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. A block that was
+ * outgrown stays until the device is closed: a recorded graph may still use it. */
 int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out);
 /* At least `bytes` of pinned host memory. */
 int cuda_pinned(struct cuda *c, size_t bytes, void **out);
@@ -102,6 +103,15 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
                     struct tensor dw);
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cuda_sample(struct dev *d, const struct sample_args *a);
+/* What cuda_sample queues: the rules are on the device, nothing waits. seen, logp_kept may be TENSOR_NONE. */
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample_param *param, struct tensor seen, struct tensor id,
+                       struct tensor logp, struct tensor logp_kept);
+/* dev_cuda_decode.cu */
+int cuda_decode_next(struct dev *d, const struct decode_args *a);
+int cuda_graph_begin(struct dev *d);
+int cuda_graph_end(struct dev *d, void **graph);
+int cuda_graph_run(struct dev *d, void *graph);
+void cuda_graph_free(struct dev *d, void *graph);
 /* dev_cuda_attn_fwd.cu, dev_cuda_attn_bwd.cu */
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
 int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,

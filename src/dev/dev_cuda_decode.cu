@@ -1,0 +1,115 @@
+/* dev_cuda_decode.cu - the end of a decoding step on the device, and recorded work
+ * (CUDA graphs).  Drawing itself is dev_cuda_sample.cu's.
+ *
+ * Invariant: the uniform number of a token is that of base/rng.c at the same address,
+ * so a loop on the device draws what a loop on the host would. */
+#include "dev/dev_cuda_int.cuh"
+
+/* rng_token of base/rng.c: Philox4x32-10 (Salmon et al., SC 2011), 24 bits of its first word. */
+__device__ static float token_uniform(const struct decode_row *w) {
+    uint32_t c0 = (uint32_t)w->uid, c1 = (uint32_t)(w->uid >> 32), c2 = w->sample, c3 = w->at;
+    uint32_t k0 = (uint32_t)w->seed, k1 = (uint32_t)(w->seed >> 32);
+    for (int r = 0; r < 10; r++) {
+        const uint32_t hi0 = __umulhi(0xD2511F53u, c0), lo0 = 0xD2511F53u * c0;
+        const uint32_t hi1 = __umulhi(0xCD9E8D57u, c2), lo1 = 0xCD9E8D57u * c2;
+        c0 = hi1 ^ c1 ^ k0;
+        c1 = lo1;
+        c2 = hi0 ^ c3 ^ k1;
+        c3 = lo0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (float)(c0 >> 8) * 0x1p-24f;
+}
+
+__global__ static void rules_kernel(struct sample_param *param, const struct decode_row *rows, int64_t n) {
+    const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= n) return;
+    param[r] = rows[r].rule;
+    param[r].u = token_uniform(&rows[r]);
+}
+
+struct move_args {
+    struct decode_row *rows;
+    const int32_t *stop, *pages, *drawn;
+    const float *logp, *kept;
+    int32_t *ids, *pos, *slots, *step, *out_id;
+    float *out_logp, *out_kept;
+    int64_t n, n_stop, max_pages, page_len;
+};
+
+/* One block: *step may only move when every row has read it. */
+__global__ static void move_on_kernel(struct move_args a) {
+    const int64_t at = (int64_t)*a.step * a.n;
+    for (int64_t r = threadIdx.x; r < a.n; r += blockDim.x) {
+        struct decode_row *w = &a.rows[r];
+        if (w->left == 0) continue;
+        const int32_t id = a.drawn[r];
+        a.out_id[at + r] = id;
+        a.out_logp[at + r] = a.logp[r];
+        a.out_kept[at + r] = a.kept[r];
+        bool ended = false;
+        for (int64_t i = 0; i < a.n_stop; i++) ended |= a.stop[r * a.n_stop + i] == id;
+        w->at++;
+        w->left = ended ? 0 : w->left - 1;
+        if (w->left == 0) continue;
+        const int64_t pos = a.pos[r] + 1;
+        a.pos[r] = (int32_t)pos;
+        a.ids[r] = id;
+        a.slots[r] = (int32_t)(a.pages[r * a.max_pages + pos / a.page_len] * a.page_len + pos % a.page_len);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *a.step += 1;
+}
+
+int cuda_decode_next(struct dev *d, const struct decode_args *a) {
+    struct cuda *c = cuda_of(d);
+    const int64_t n = a->logits.dim[0];
+    const size_t params = ((size_t)n * sizeof(struct sample_param) + 255) & ~(size_t)255, column = ((size_t)n * 4 + 255) & ~(size_t)255;
+    void *p;
+    TRY(cuda_scratch(c, CUDA_SLOT_DECODE, params + 3 * column, &p));
+    struct sample_param *param = (struct sample_param *)p;
+    char *columns = (char *)p + params;
+    const struct tensor id = tensor_1d(columns, DT_I32, n), logp = tensor_1d(columns + column, DT_F32, n),
+                        kept = tensor_1d(columns + 2 * column, DT_F32, n);
+    rules_kernel<<<(unsigned)((n + 127) / 128), 128, 0, c->stream>>>(param, (const struct decode_row *)a->rows.data, n);
+    CU_LAUNCHED();
+    const struct tensor none = {};
+    TRY(cuda_sample_device(c, a->logits, param, none, id, logp, kept));
+    const struct move_args m = {
+        (struct decode_row *)a->rows.data, (const int32_t *)a->stop.data, (const int32_t *)a->pages.data, (const int32_t *)id.data,
+        (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data, (int32_t *)a->slots.data,
+        (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data, (float *)a->logp_kept.data, n,
+        a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
+    move_on_kernel<<<1, 256, 0, c->stream>>>(m);
+    CU_LAUNCHED();
+    return 0;
+}
+
+/* ---- recorded work ---- */
+
+int cuda_graph_begin(struct dev *d) {
+    CU_TRY(cudaStreamBeginCapture(cuda_of(d)->stream, cudaStreamCaptureModeThreadLocal));
+    return 0;
+}
+
+int cuda_graph_end(struct dev *d, void **graph) {
+    cudaGraph_t g = NULL;
+    cudaGraphExec_t exec = NULL;
+    CU_TRY(cudaStreamEndCapture(cuda_of(d)->stream, &g));
+    const cudaError_t e = cudaGraphInstantiate(&exec, g, 0);
+    (void)cudaGraphDestroy(g);
+    CU_TRY(e);
+    *graph = exec;
+    return 0;
+}
+
+int cuda_graph_run(struct dev *d, void *graph) {
+    CU_TRY(cudaGraphLaunch((cudaGraphExec_t)graph, cuda_of(d)->stream));
+    return 0;
+}
+
+void cuda_graph_free(struct dev *d, void *graph) {
+    (void)d;
+    (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
