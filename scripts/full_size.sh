@@ -2,7 +2,7 @@
 # The main job at full size on this machine: seed command 1 (spec, appendix B) on real GSM8K with the real
 # Qwen2.5 tokenizer and the Qwen2.5-0.5B shape in random weights; responses cut to 128 tokens, 3 steps,
 # stopped after step 2 by SIGTERM and resumed.  Log with the time of each phase: docs/full_size.log.
-#   scripts/full_size.sh TOKENIZER_DIR GSM8K_DIR [OUT]
+#   scripts/full_size.sh TOKENIZER_DIR GSM8K_DIR [OUT] >docs/full_size.log 2>&1
 set -eu
 cd "$(dirname "$0")/.."
 verlc=$PWD/build/release/verlc
@@ -10,8 +10,8 @@ tokenizer=$1 gsm8k=$2 out=${3:-build/full_size}
 mkdir -p "$out"
 [ -f "$out/model/config.json" ] || "$verlc" model init --arch qwen2.5-0.5b --tokenizer "$tokenizer" --out "$out/model" --seed 1
 [ -f "$out/data/train.parquet" ] || "$verlc" data gsm8k --local_dataset_path "$gsm8k" --local_save_dir "$out/data"
-run() {
-    /usr/bin/env time -f 'peak resident memory %M KiB, wall %e s' "$verlc" ppo \
+run() { # in a subshell: the program takes its place, so that $! is the program
+    exec "$verlc" ppo \
         algorithm.adv_estimator=grpo data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" \
         data.train_batch_size=16 data.max_prompt_length=512 data.max_response_length=128 \
         data.filter_overlong_prompts=True data.truncation='error' \
@@ -31,12 +31,14 @@ run() {
         trainer.default_local_dir="$out/run" trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=5 \
         trainer.total_training_steps=3 data.val_max_samples=16 "$@"
 }
-date
+log=docs/full_size.log
+date -u
 run trainer.val_before_train=True &
 pid=$!
-while ! grep -q '^step:1 ' docs/full_size.log 2>/dev/null; do sleep 2; kill -0 $pid || exit 1; done
-pkill -TERM -P $pid -x verlc # in the middle of step 2: its update is finished, or its rollout made again
-wait $pid || echo "first part ended with status $?"
-date
-run trainer.val_before_train=False
-date
+while ! grep -q '^step:1 ' $log 2>/dev/null; do sleep 2; kill -0 $pid || exit 1; done
+peak=$(awk '/VmHWM/ {print $2 / 1048576}' /proc/$pid/status)
+kill -TERM $pid # in the middle of step 2: its update is finished, or its rollout made again
+wait $pid || echo "first part ended with status $?; its peak resident memory was $peak GiB"
+date -u
+(run trainer.val_before_train=False)
+date -u
