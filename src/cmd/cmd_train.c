@@ -18,9 +18,17 @@ static int ended(int rc) {
     return 128 + stage_stop_signal();
 }
 
+/* A bare command is a question, not a run. */
+static int want_keys(const char *name, int argc, const char *model_key) {
+    if (argc > 1) return 0;
+    FAIL(ERR_INVAL, "verlc %s: no keys given; it needs at least %s=DIR and data.train_files=FILE; 'verlc %s --help' lists them all",
+         name, model_key, name);
+}
+
 int cmd_ppo(int argc, char **argv) {
     struct conf *c = NULL;
-    int rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
+    int rc = want_keys("ppo", argc, "actor_rollout_ref.model.path");
+    if (rc == 0) rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
     if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
         conf_free(c);
         return rc < 0 ? rc : 0;
@@ -45,7 +53,8 @@ static const char *sft_schema(int argc, char **argv) {
 
 int cmd_sft(int argc, char **argv) {
     struct conf *c = NULL;
-    int rc = conf_load(&c, sft_schema(argc, argv), argc - 1, argv + 1);
+    int rc = want_keys("sft", argc, "model.path");
+    if (rc == 0) rc = conf_load(&c, sft_schema(argc, argv), argc - 1, argv + 1);
     if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
         conf_free(c);
         return rc < 0 ? rc : 0;
