@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "cmd/cmd.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,6 +44,7 @@ int main(int argc, char **argv) {
         if (strcmp(argv[1], commands[i].name) != 0) continue;
         const int rc = commands[i].run(argc - 1, argv + 1);
         if (fflush(stdout) != 0 && rc >= 0) {
+            if (errno == EPIPE) return err_exit_status(ERR_IO); /* the reader has seen enough: `| head` */
             log_error("cannot write the results to standard output");
             return err_exit_status(ERR_IO);
         }
