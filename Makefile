@@ -3,15 +3,18 @@
 BUILD := build/release
 VERLC := $(BUILD)/verlc
 ORACLE := .venv-oracle
+# make CUDA=1 builds the CUDA backend too, CUDA=0 stops doing so; VERLC_CUDA_ARCHS="80 90a" builds for these GPUs alone.
+VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
+CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: oracle-venv all setup build test demo bench oracle soak asan tsan lint fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
 	@scripts/setup.sh
-build: setup ## build/release/verlc
-	@cmake --preset release >/dev/null
-	@cmake --build --preset release --target verlc
+build: setup ## build/release/verlc; with CUDA=1 libverlc_cuda.so beside it (needs nvcc 12.4 or newer)
+	@cmake --preset release $(CUDA_OPTIONS) >/dev/null
+	@cmake --build --preset release --target verlc $(if $(filter ON,$(VERLC_CUDA)),verlc_cuda)
 test: build ## every test that this machine can run
 	@cmake --build --preset release
 	@scripts/test.sh

@@ -4,6 +4,10 @@
 
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR, LOG_OFF };
 
 /* Set once from VERL_LOGGING_LEVEL (DEBUG, INFO, WARN, ERROR); default INFO. */
@@ -22,4 +26,7 @@ void log_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
  * and redraw itself, so that log lines do not tear it.  NULL unregisters. */
 void log_set_redraw(void (*clear)(void *), void (*draw)(void *), void *arg);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

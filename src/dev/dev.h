@@ -264,6 +264,16 @@ int dev_open_ref(struct dev *d);
  * fastest at start-up; VERLC_ISA overrides), or "amx", "avx512bf16", "avx512",
  * "avx2", "c". ERR_UNSUPPORTED when this CPU lacks it. */
 int dev_open_cpu(struct dev *d, int n_threads, const char *isa);
+/* GPU number `index` (CUDA's numbering: CUDA_VISIBLE_DEVICES applies). Opens libverlc_cuda.so from
+ * beside the program or ../lib/verlc, or the file that VERLC_CUDA_LIB names. ERR_DEVICE says in one
+ * line why it cannot: not built, no driver, an old driver, no GPU, an architecture that was not built. */
+int dev_open_cuda(struct dev *d, int index);
+/* Whether dev_open_cuda has a library, a driver and a GPU to work with; else why not, in one line.
+ * Opens no device; the thread's error message is changed. */
+bool dev_cuda_present(char *why, size_t size);
+/* By name: "cpu", "ref", "cuda" (the first GPU), "cuda:N", or "auto" (or NULL): the first GPU if there
+ * is one that works, else the CPU, and one log line says which and why. isa: of the CPU, as above. */
+int dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
 void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
 
 /* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does

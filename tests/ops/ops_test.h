@@ -35,7 +35,7 @@
 
 /* ---- backends ---- */
 
-enum { MAX_BACKENDS = 6 };
+enum { MAX_BACKENDS = 7 };
 struct backends { /* dev[0] is ref */
     struct dev dev[MAX_BACKENDS];
     char name[MAX_BACKENDS][32];
@@ -58,6 +58,10 @@ static inline void backends_open(struct backends *b, int n_threads) {
         else if (rc < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
         else snprintf(b->name[b->n++], sizeof b->name[0], "cpu/%s", isa[i]);
     }
+    char why[512];
+    if (!dev_cuda_present(why, sizeof why)) print_message("skip: %s\n", why);
+    else if (dev_open_cuda(&b->dev[b->n], 0) < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
+    else snprintf(b->name[b->n++], sizeof b->name[0], "cuda");
 }
 static inline void backends_close(struct backends *b) {
     for (int i = 0; i < b->n; i++) dev_close(&b->dev[i]);
