@@ -1,0 +1,93 @@
+/* dev_cuda_gemm.cuh - what the files of the CUDA matrix products share.
+ *
+ * dev_cuda_gemm.cu holds the entry and the choice of path, dev_cuda_gemm_plan.cu the
+ * calls of cuBLASLt, dev_cuda_gemm_tune.cu the choice of its algorithms for exact products,
+ * dev_cuda_gemm_plain.cu our own kernels.
+ *
+ * Exactness.  The bits of an exact product are those of one sum over k for each (n, k, in): the
+ * accumulators of the shape's canonical algorithm.  out = round(sum + bias), or out + (sum + bias),
+ * whatever computes it: an algorithm serves only where it was seen to give these bits. */
+#ifndef VERLC_DEV_CUDA_GEMM_CUH
+#define VERLC_DEV_CUDA_GEMM_CUH
+
+#include "dev/dev_cuda_int.cuh"
+#include "dev/dev_cuda_lib.cuh"
+
+enum {
+    GEMM_N_BUCKETS = 18, /* classes of m, see gemm_bucket_top */
+    GEMM_MAX_ALGOS = 16, /* candidates of one class */
+    GEMM_WORK_BYTES = 32 << 20
+};
+
+enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_TWO_PASS };
+struct gemm_pick {
+    enum gemm_how how;
+    cublasLtMatmulAlgo_t algo;
+};
+
+/* One product of cuBLASLt but for m, the pointers and ld_out. */
+struct gemm_plan {
+    struct gemm_plan *next;
+    enum cuda_gemm_op op;
+    int64_t n, k;
+    enum dtype in, out_dt;
+    bool add, bias;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, d; /* the library's operands: our b, our a, out */
+    int64_t m, ld_out;              /* what the layouts say now */
+    struct gemm_pick pick[GEMM_N_BUCKETS];
+    /* exact products that only sum (f32 out, no bias, no add): the definition of the shape's bits */
+    bool settled, plain;            /* plain: no algorithm of the library will do, our kernel serves */
+    cublasLtMatmulAlgo_t canonical;
+};
+
+struct cuda_gemm {
+    const struct cuda_blaslt *lt;
+    cublasLtHandle_t handle;
+    void *work;                /* GEMM_WORK_BYTES */
+    struct gemm_plan *plans[64];
+    int n_tuned, n_two_pass;   /* exact (plan, class) pairs chosen; those without an exact algorithm */
+};
+
+static inline int64_t gemm_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+int gemm_bucket(int64_t m);
+int64_t gemm_bucket_top(int bucket);
+
+/* ---- dev_cuda_gemm_plan.cu ---- */
+
+/* The plan of these arguments' shape, made at first use; owned by c->gemm. */
+int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out);
+void gemm_plan_destroy(struct cuda_gemm *g, struct gemm_plan *p);
+/* The library's algorithms for m rows, its favourite first. exact: only those that sum k in one go. */
+int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_out, bool exact,
+                    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS], int *n);
+/* Queues one product of p's kind with a's m, pointers and ld_out. False: this algorithm does not
+ * take these sizes, and nothing was queued. */
+int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a,
+                  bool *ran);
+/* "matmul_fwd (n 896, k 4864, bf16 to f32, bias)" */
+const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
+
+/* ---- dev_cuda_gemm_tune.cu: may wait; an error while the stream is captured ---- */
+
+/* Chooses the canonical algorithm of a plan that only sums, or makes it plain. */
+int gemm_settle(struct cuda *c, struct gemm_plan *base);
+/* Chooses p's algorithm for this class of m among those whose bits are the canonical ones. */
+int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket);
+
+/* ---- dev_cuda_gemm_plain.cu ---- */
+
+/* The product by our own kernel: any size and alignment, r ascending, one accumulator. */
+int gemm_plain(struct cuda *c, const struct cuda_gemm_args *a);
+/* The last step of a FWD product: a->out from its f32 sums acc (a->m, a->n), which may be a->out itself. */
+int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc);
+/* db (n) f32 += column sums of dy (m, n), in an order that depends on m and n alone. */
+int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n);
+/* Test values of one operand: row i is a function of (seed, i, cols). mirror -1 and 1: the second
+ * half of a row is the first half backwards, times mirror; 0: plain noise. */
+int gemm_fill(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror, float scale);
+/* *flag (device) becomes 1 where the first `bytes` (a multiple of 16) of x and y differ. */
+int gemm_compare(struct cuda *c, const void *x, const void *y, size_t bytes, int *flag);
+
+#endif

@@ -1,0 +1,329 @@
+/* dev_cuda_gemm_tune.cu - which algorithms of cuBLASLt give an exact product's bits, and which
+ * of those is the fastest.
+ *
+ * A shape's canonical algorithm is the library's first whose rows are seen not to depend on m.
+ * Every other algorithm, class of m and kind of output is held against its sums, at several m
+ * of the class.  The test values make differences visible: in each dot product the second half
+ * cancels the first, so that the result is nothing but the rounding of the running sum, and
+ * another order of addition changes nearly every element, even after rounding to bf16; bias
+ * and addend are as small as what is left.
+ *
+ * Invariant: time decides only among algorithms of equal bits, so a run's results do not
+ * depend on how the clock fell. */
+#include "dev/dev_cuda_gemm.cuh"
+
+#include "base/log.h"
+
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    SETTLE_ROWS = 1024, /* of the trial that finds the canonical algorithm */
+    SETTLE_CLASS = 256, /* m whose algorithms it takes */
+    MAX_TESTS = 8,
+    MAX_ROUNDS = 5,
+    MAX_MORE = 7,       /* algorithms tried beside those of the class */
+    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1,
+    CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
+    N_FLAGS
+};
+static const size_t TRIAL_BYTES = (size_t)256 << 20; /* of rows; the weight comes on top */
+static const double TIMING_SECONDS = 0.05;
+static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Memory and operands of one choice, freed at its end. */
+struct trial {
+    void *block;
+    struct cuda_gemm_args args; /* what is tried: operands, out, rows */
+    float *sums;                /* (rows, n): the canonical algorithm's */
+    void *want;                 /* (rows, n): the product they stand for; the sums themselves where out is the sum */
+    size_t out_bytes;           /* of want, and of what an algorithm writes to args.out */
+    int *flags;                 /* (N_FLAGS): something differed */
+    void *flush;                /* memory to sweep so that a timing starts with a cold L2 */
+    size_t flush_bytes;
+    cudaEvent_t begin[MAX_TRIED], end[MAX_TRIED];
+};
+
+static int check_not_capturing(struct cuda *c, const struct gemm_plan *p, int64_t m) {
+    cudaStreamCaptureStatus status;
+    CU_TRY(cudaStreamIsCapturing(c->stream, &status));
+    if (status == cudaStreamCaptureStatusNone) return 0;
+    char name[128];
+    FAIL(ERR_INTERNAL, "cuda: %s was not run with about %lld rows before a graph was captured", gemm_plan_name(p, name, sizeof name),
+         (long long)m);
+}
+
+static void trial_free(struct cuda *c, struct trial *t) {
+    cudaStreamSynchronize(c->stream);
+    for (int i = 0; i < MAX_TRIED; i++) {
+        if (t->begin[i]) cudaEventDestroy(t->begin[i]);
+        if (t->end[i]) cudaEventDestroy(t->end[i]);
+    }
+    cudaFree(t->block);
+}
+
+/* Cuts 256-aligned pieces off block; with NULL only counts. */
+static void *piece(void *block, size_t *at, size_t bytes) {
+    void *p = block ? (char *)block + *at : NULL;
+    *at += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block) {
+    struct cuda_gemm_args *a = &t->args;
+    const size_t in = dtype_size(p->in);
+    const bool is_sum = p->out_dt == DT_F32 && !p->add && !p->bias;
+    size_t at = 0;
+    a->a = piece(block, &at, (size_t)(a->m * p->k) * in);
+    a->b = piece(block, &at, (size_t)(p->n * p->k) * in);
+    a->bias = p->bias ? piece(block, &at, (size_t)p->n * in) : NULL;
+    a->out = piece(block, &at, (size_t)(a->m * p->n) * sizeof(float)); /* sums are written there too */
+    t->sums = (float *)piece(block, &at, (size_t)(a->m * p->n) * sizeof(float));
+    t->want = is_sum ? t->sums : piece(block, &at, t->out_bytes);
+    t->flags = (int *)piece(block, &at, N_FLAGS * sizeof(int));
+    t->flush = piece(block, &at, t->flush_bytes);
+    return at;
+}
+
+/* Fills a trial of p with up to `rows` rows, fewer where they would take too much memory.
+ * ERR_NOMEM: the GPU has no room for it now. */
+static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
+    const size_t per_row = (size_t)p->k * dtype_size(p->in) + (size_t)p->n * (8 + dtype_size(p->out_dt));
+    const int64_t most = (int64_t)(TRIAL_BYTES / per_row);
+    struct cuda_gemm_args *a = &t->args;
+    int l2 = 0;
+    memset(t, 0, sizeof *t);
+    a->op = CUDA_GEMM_FWD;
+    a->m = rows < most ? rows : most < 1 ? 1 : most;
+    a->n = a->ld_out = p->n;
+    a->k = p->k;
+    a->in = p->in;
+    a->out_dt = p->out_dt;
+    a->add = p->add;
+    t->out_bytes = (size_t)(a->m * p->n) * dtype_size(p->out_dt);
+    CU_TRY(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index));
+    t->flush_bytes = (size_t)l2 * 2;
+    CU_TRY(cudaMalloc(&t->block, trial_bind(t, p, NULL)));
+    trial_bind(t, p, t->block);
+    TRY(gemm_fill(c, (void *)a->a, p->in, a->m, p->k, 1, 1, 1));
+    TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, -1, 1));
+    if (p->bias) TRY(gemm_fill(c, (void *)a->bias, p->in, 1, p->n, 3, 0, SMALL));
+    CU_TRY(cudaMemsetAsync(t->flags, 0, N_FLAGS * sizeof(int), c->stream));
+    for (int i = 0; i < MAX_TRIED; i++) {
+        CU_TRY(cudaEventCreate(&t->begin[i]));
+        CU_TRY(cudaEventCreate(&t->end[i]));
+    }
+    return 0;
+}
+
+/* What an output holds before the product: the addend, or garbage (NaN) that must not stay. */
+static int prepare_out(struct cuda *c, const struct trial *t, void *out) {
+    if (t->args.add) return gemm_fill(c, out, t->args.out_dt, t->args.m, t->args.n, 4, 0, SMALL);
+    CU_TRY(cudaMemsetAsync(out, 0xff, t->out_bytes, c->stream));
+    return 0;
+}
+
+/* Runs an algorithm of p on the first m rows and raises flag i where they differ from want.
+ * *ran: false where the algorithm does not take m rows. */
+static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, const cublasLtMatmulAlgo_t *algo, const void *want,
+                    int64_t m, int i, bool *ran) {
+    struct cuda_gemm_args a = t->args;
+    a.m = m;
+    TRY(prepare_out(c, t, a.out));
+    TRY(gemm_plan_run(c, p, algo, &a, ran));
+    if (*ran) TRY(gemm_compare(c, a.out, want, (size_t)(m * a.n) * dtype_size(a.out_dt), &t->flags[i]));
+    return 0;
+}
+
+/* All of the tests' m that fit into the trial. */
+static int try_all(struct cuda *c, struct gemm_plan *p, const struct trial *t, const cublasLtMatmulAlgo_t *algo, const void *want,
+                   const int64_t *m, int n, int i, bool *ran) {
+    *ran = true;
+    for (int j = 0; j < n && *ran; j++)
+        if (m[j] >= 1 && m[j] <= t->args.m) TRY(try_rows(c, p, t, algo, want, m[j], i, ran));
+    return 0;
+}
+
+static int read_flags(struct cuda *c, const struct trial *t, int flags[N_FLAGS]) {
+    CU_TRY(cudaMemcpyAsync(flags, t->flags, N_FLAGS * sizeof(int), cudaMemcpyDeviceToHost, c->stream));
+    CU_TRY(cudaStreamSynchronize(c->stream));
+    return 0;
+}
+
+/* ---- the canonical algorithm ---- */
+
+static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
+    static const int64_t tests[MAX_TESTS] = {1, 2, 8, 17, 80, 129, 300, 777};
+    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
+    int n, flags[N_FLAGS], chosen = -1;
+    TRY(trial_init(c, t, base, SETTLE_ROWS));
+    TRY(gemm_plan_algos(c, base, SETTLE_CLASS, base->n, true, algos, &n));
+    struct cuda_gemm_args whole = t->args;
+    whole.out = t->sums;
+    for (int i = 0; i < n && chosen < 0; i++) {
+        bool ran;
+        TRY(gemm_plan_run(c, base, &algos[i], &whole, &ran));
+        if (ran) TRY(try_all(c, base, t, &algos[i], t->sums, tests, MAX_TESTS, i, &ran));
+        TRY(read_flags(c, t, flags));
+        if (ran && !flags[i]) chosen = i;
+    }
+    char name[128];
+    gemm_plan_name(base, name, sizeof name);
+    base->settled = true;
+    base->plain = chosen < 0;
+    if (base->plain) {
+        log_warn("cuda: %s: none of %d algorithms of cuBLASLt gives rows that do not depend on their number; a slow kernel "
+                 "of our own serves", name, n);
+        return 0;
+    }
+    base->canonical = algos[chosen];
+    log_debug("cuda: %s: the canonical algorithm is the library's no. %d of %d", name, chosen + 1, n);
+    return 0;
+}
+
+int gemm_settle(struct cuda *c, struct gemm_plan *base) {
+    struct trial t;
+    TRY(check_not_capturing(c, base, SETTLE_CLASS));
+    const int rc = settle(c, base, &t);
+    trial_free(c, &t);
+    return rc;
+}
+
+/* ---- the fastest of a class ---- */
+
+/* The canonical sums of the trial's rows, and what p makes of them. */
+static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial *t) {
+    struct cuda_gemm_args a = t->args;
+    bool ran;
+    a.out = t->sums;
+    a.out_dt = DT_F32;
+    a.add = false;
+    a.bias = NULL;
+    TRY(gemm_plan_run(c, base, &base->canonical, &a, &ran));
+    if (!ran) FAIL(ERR_DEVICE, "cuda: the canonical algorithm of n %lld, k %lld does not take %lld rows", (long long)a.n,
+                   (long long)a.k, (long long)a.m);
+    if (t->want == t->sums) return 0;
+    a = t->args;
+    a.out = t->want;
+    TRY(prepare_out(c, t, a.out));
+    return gemm_finish(c, &a, t->sums, a.n);
+}
+
+/* The canonical algorithm's own rows must not depend on m in this class either. */
+static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct trial *t, const int64_t *m, int n) {
+    struct trial sums = *t;
+    bool ran;
+    sums.args.out_dt = DT_F32;
+    sums.args.add = false;
+    sums.args.bias = NULL;
+    sums.out_bytes = (size_t)(t->args.m * t->args.n) * sizeof(float);
+    return try_all(c, base, &sums, &base->canonical, t->sums, m, n, CANONICAL, &ran);
+}
+
+static void add_new(cublasLtMatmulAlgo_t *algos, int *n, const cublasLtMatmulAlgo_t *algo) {
+    for (int i = 0; i < *n; i++)
+        if (memcmp(&algos[i], algo, sizeof *algo) == 0) return;
+    algos[(*n)++] = *algo;
+}
+
+/* The library's algorithms for this class, some of those for more rows (for one row it may name
+ * none that sums in one go) and, for a plan of sums, the canonical one: at most MAX_TRIED. */
+static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, cublasLtMatmulAlgo_t *algos,
+                      int *n) {
+    cublasLtMatmulAlgo_t more[GEMM_MAX_ALGOS];
+    int n_more;
+    TRY(gemm_plan_algos(c, p, rows, p->n, true, algos, n));
+    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, p->n, true, more, &n_more));
+    for (int i = 0; i < n_more && i < MAX_MORE; i++) add_new(algos, n, &more[i]);
+    if (p == base) add_new(algos, n, &base->canonical);
+    return 0;
+}
+
+/* Milliseconds of each candidate: the least of a few rounds, each from a cold L2. */
+static int time_algos(struct cuda *c, struct gemm_plan *p, struct trial *t, const cublasLtMatmulAlgo_t *algos, const bool *good,
+                      int n, float *ms) {
+    const double end = now() + TIMING_SECONDS;
+    bool ran;
+    for (int i = 0; i < n; i++) ms[i] = 1e30f;
+    for (int round = 0; round < MAX_ROUNDS && (round == 0 || now() < end); round++) {
+        for (int i = 0; i < n; i++) {
+            if (!good[i]) continue;
+            CU_TRY(cudaMemsetAsync(t->flush, round, t->flush_bytes, c->stream));
+            CU_TRY(cudaEventRecord(t->begin[i], c->stream));
+            TRY(gemm_plan_run(c, p, &algos[i], &t->args, &ran));
+            CU_TRY(cudaEventRecord(t->end[i], c->stream));
+        }
+        CU_TRY(cudaStreamSynchronize(c->stream));
+        for (int i = 0; i < n; i++) {
+            float one;
+            if (!good[i]) continue;
+            CU_TRY(cudaEventElapsedTime(&one, t->begin[i], t->end[i]));
+            if (one < ms[i]) ms[i] = one;
+        }
+    }
+    return 0;
+}
+
+static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket, struct trial *t) {
+    const int64_t top = gemm_bucket_top(bucket), low = bucket ? gemm_bucket_top(bucket - 1) + 1 : 1;
+    cublasLtMatmulAlgo_t algos[MAX_TRIED];
+    int n, n_good = 0, first = -1, best = -1, flags[N_FLAGS];
+    bool good[MAX_TRIED];
+    float ms[MAX_TRIED];
+    char name[128];
+    gemm_plan_name(p, name, sizeof name);
+    TRY(trial_init(c, t, p, top));
+    const int64_t tests[] = {t->args.m, low, (low + t->args.m) / 2, t->args.m - 1, 1};
+    const int n_tests = (int)(sizeof tests / sizeof *tests);
+    TRY(candidates(c, p, base, top, algos, &n));
+    TRY(make_want(c, base, t));
+    TRY(check_canonical(c, base, t, tests, n_tests));
+    for (int i = 0; i < n; i++) TRY(try_all(c, p, t, &algos[i], t->want, tests, n_tests, i, &good[i]));
+    TRY(read_flags(c, t, flags));
+    if (flags[CANONICAL])
+        FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm's rows depend on their number near %lld", name, (long long)top);
+    for (int i = 0; i < n; i++) good[i] = good[i] && !flags[i];
+    TRY(time_algos(c, p, t, algos, good, n, ms));
+    for (int i = 0; i < n; i++) {
+        if (!good[i]) continue;
+        n_good++;
+        if (first < 0) first = i;
+        if (best < 0 || ms[i] < ms[best]) best = i;
+    }
+    c->gemm->n_tuned++;
+    if (best < 0 && p != base) {
+        c->gemm->n_two_pass++;
+        p->pick[bucket].how = GEMM_TWO_PASS;
+        log_debug("cuda: %s, rows %lld to %lld: none of %d algorithms is exact, two passes serve (%d of %d choices so far)", name,
+                  (long long)low, (long long)top, n, c->gemm->n_two_pass, c->gemm->n_tuned);
+        return 0;
+    }
+    p->pick[bucket].algo = best < 0 ? base->canonical : algos[best];
+    p->pick[bucket].how = GEMM_ALGO;
+    if (best < 0) return 0; /* the canonical one does not take each m that was tried; the others will do */
+    log_debug("cuda: %s, rows %lld to %lld: %d of %d algorithms are exact; no. %d takes %.1f us, no. %d %.1f us", name,
+              (long long)low, (long long)top, n_good, n, best + 1, 1e3 * ms[best], first + 1, 1e3 * ms[first]);
+    return 0;
+}
+
+int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket) {
+    struct trial t;
+    TRY(check_not_capturing(c, p, gemm_bucket_top(bucket)));
+    const int rc = tune(c, p, base, bucket, &t);
+    trial_free(c, &t);
+    if (rc != ERR_NOMEM) return rc;
+    /* No room to try: what needs no proof serves for this class. Slower, and the same bits. */
+    char name[128];
+    log_warn("cuda: %s: no memory to choose an algorithm for %lld rows, a slower one serves", gemm_plan_name(p, name, sizeof name),
+             (long long)gemm_bucket_top(bucket));
+    p->pick[bucket].how = p == base ? GEMM_ALGO : GEMM_TWO_PASS;
+    p->pick[bucket].algo = base->canonical;
+    return 0;
+}
