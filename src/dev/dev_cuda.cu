@@ -179,9 +179,6 @@ static void op_close(struct dev *d) {
 #define MAYBE(f) extern __attribute__((weak)) decltype(f) f;
 MAYBE(cuda_gemm_open) MAYBE(cuda_gemm_close) MAYBE(cuda_weight_bytes) MAYBE(cuda_weight_pack) MAYBE(cuda_weight_unpack)
 MAYBE(cuda_matmul_fwd) MAYBE(cuda_matmul_dx) MAYBE(cuda_matmul_dw) MAYBE(cuda_lmhead_fwd) MAYBE(cuda_lmhead_bwd)
-MAYBE(cuda_cast) MAYBE(cuda_embed_fwd) MAYBE(cuda_embed_bwd) MAYBE(cuda_gather_rows) MAYBE(cuda_scatter_rows_add)
-MAYBE(cuda_swiglu_fwd) MAYBE(cuda_swiglu_bwd) MAYBE(cuda_sumsq) MAYBE(cuda_adamw) MAYBE(cuda_rmsnorm_fwd)
-MAYBE(cuda_rmsnorm_bwd) MAYBE(cuda_qkv_fwd) MAYBE(cuda_qkv_bwd)
 MAYBE(cuda_logits) MAYBE(cuda_sample) MAYBE(cuda_attn_fwd) MAYBE(cuda_attn_bwd)
 
 static struct dev_ops make_ops(void) {
