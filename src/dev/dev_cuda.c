@@ -38,7 +38,8 @@ static int find_library(char **out) {
         return 0;
     }
     const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n <= 0) FAIL(ERR_DEVICE, "cuda: cannot tell where the program is (/proc/self/exe: %s); set VERLC_CUDA_LIB", strerror(errno));
+    if (n <= 0)
+        FAIL(ERR_DEVICE, "cuda: cannot tell where the program is (/proc/self/exe: %s); set VERLC_CUDA_LIB", strerror(errno));
     exe[n] = '\0';
     char *slash = strrchr(exe, '/');
     if (slash) *slash = '\0';
@@ -66,8 +67,8 @@ static int check_abi(void *handle, const char *path) {
     const struct cuda_abi *there = dlsym(handle, "verlc_cuda_abi");
     if (!there) FAIL(ERR_DEVICE, "cuda: %s is not verlc's CUDA backend", path);
     if (memcmp(there, &here, sizeof here) != 0)
-        FAIL(ERR_DEVICE, "cuda: %s belongs to another build of verlc (interface %u, this program has %u); build both together",
-             path, there->version, here.version);
+        FAIL(ERR_DEVICE, "cuda: %s belongs to another build of verlc (interface %u, here %u); build both together", path,
+             there->version, here.version);
     return 0;
 }
 

@@ -27,9 +27,13 @@ struct staging {
     size_t used;         /* bytes of the current half */
     int current;
 };
+enum { MAX_OLD = 64 };
 struct cuda_dev {
     struct cuda c; /* first: cuda_of casts */
     struct staging stage;
+    bool recorded;      /* work has been recorded: it may use any scratch of that time */
+    void *old[MAX_OLD]; /* outgrown scratch that recorded work may use */
+    int n_old;
 };
 static struct staging *staging_of(struct dev *d) { return &((struct cuda_dev *)d->ctx)->stage; }
 
@@ -58,15 +62,28 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line) {
     return err_set(ERR_DEVICE, file, line, "cuda: %s (%s) in %s%s", cudaGetErrorString(e), cudaGetErrorName(e), what, advice);
 }
 
+/* Lets go of a scratch block, at once where no recorded work can know it. */
+static int retire(struct cuda_dev *cd, void *p) {
+    if (!p) return 0;
+    if (!cd->recorded) {
+        CU_TRY(cudaStreamSynchronize(cd->c.stream)); /* what is queued may read it */
+        CU_TRY(cudaFree(p));
+        return 0;
+    }
+    if (cd->n_old == MAX_OLD) FAIL(ERR_INTERNAL, "cuda: working space was outgrown %d times after work was recorded", MAX_OLD);
+    cd->old[cd->n_old++] = p;
+    return 0;
+}
+
 int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out) {
-    const size_t unit = 1 << 20, need = (bytes + unit - 1) / unit * unit;
+    const size_t unit = 1 << 20, need = bytes ? (bytes + unit - 1) / unit * unit : unit;
     if (c->slot[slot].bytes < bytes || !c->slot[slot].p) {
-        CU_TRY(cudaStreamSynchronize(c->stream)); /* what is queued may read the old one */
-        CU_TRY(cudaFree(c->slot[slot].p));
+        void *old = c->slot[slot].p;
         c->slot[slot].p = NULL;
         c->slot[slot].bytes = 0;
-        CU_TRY(cudaMalloc(&c->slot[slot].p, need ? need : unit));
-        c->slot[slot].bytes = need ? need : unit;
+        TRY(retire((struct cuda_dev *)c, old));
+        CU_TRY(cudaMalloc(&c->slot[slot].p, need));
+        c->slot[slot].bytes = need;
     }
     *out = c->slot[slot].p;
     return 0;
@@ -160,11 +177,13 @@ static int op_zero(struct dev *d, void *dst, size_t bytes) {
 /* ---- opening ---- */
 
 static void op_close(struct dev *d) {
-    struct cuda *c = cuda_of(d);
-    struct staging *s = staging_of(d);
+    struct cuda_dev *cd = (struct cuda_dev *)d->ctx;
+    struct cuda *c = &cd->c;
+    struct staging *s = &cd->stage;
     if (c->stream) cudaStreamSynchronize(c->stream);
     if (c->gemm) cuda_gemm_close(c);
     for (int i = 0; i < CUDA_N_SLOTS; i++) cudaFree(c->slot[i].p);
+    for (int i = 0; i < cd->n_old; i++) cudaFree(cd->old[i]);
     cudaFreeHost(c->pinned);
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(s->half[i]);
@@ -172,7 +191,12 @@ static void op_close(struct dev *d) {
     }
     if (c->stream) cudaStreamDestroy(c->stream);
     cudaGetLastError();
-    free(c);
+    free(cd);
+}
+
+static int op_graph_begin(struct dev *d) {
+    ((struct cuda_dev *)d->ctx)->recorded = true;
+    return cuda_graph_begin(d);
 }
 
 /* Ops whose file is not there yet are NULL in the table: dev.h answers with ERR_UNSUPPORTED. */
@@ -206,6 +230,11 @@ static struct dev_ops make_ops(void) {
     o.lmhead_fwd = cuda_lmhead_fwd;
     o.logits = cuda_logits;
     o.sample = cuda_sample;
+    o.decode_next = cuda_decode_next;
+    o.graph_begin = op_graph_begin;
+    o.graph_end = cuda_graph_end;
+    o.graph_run = cuda_graph_run;
+    o.graph_free = cuda_graph_free;
     o.scatter_rows_add = cuda_scatter_rows_add;
     o.embed_bwd = cuda_embed_bwd;
     o.rmsnorm_bwd = cuda_rmsnorm_bwd;
@@ -268,8 +297,8 @@ extern "C" int verlc_cuda_count(int *count) {
     cudaGetLastError();
     int driver = 0;
     if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0)
-        FAIL(ERR_DEVICE, "cuda: the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d; update the driver or build "
-             "with an older toolkit", driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        FAIL(ERR_DEVICE, "cuda: the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d; update the driver or "
+             "build with an older toolkit", driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (e == cudaErrorInsufficientDriver)
         FAIL(ERR_DEVICE, "cuda: no NVIDIA driver runs here (libcuda.so.1 answers nothing)");
     if (e == cudaSuccess || e == cudaErrorNoDevice)

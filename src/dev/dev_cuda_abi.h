@@ -13,13 +13,13 @@ extern "C" {
 enum { CUDA_ABI_VERSION = 1 };
 
 struct cuda_abi {
-    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, adamw; /* sizes */
+    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw; /* sizes */
 };
 #define CUDA_ABI_HERE                                                                              \
     { CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops),            \
       (unsigned)sizeof(struct tensor), (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), \
       (unsigned)sizeof(struct lmhead_args), (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param), \
-      (unsigned)sizeof(struct adamw_args) }
+      (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args) }
 
 /* The three symbols that the program looks up in the library. */
 extern const struct cuda_abi verlc_cuda_abi;

@@ -72,10 +72,12 @@ template <typename W> static int embed_fwd_any(struct cuda *c, struct tensor x, 
     const int64_t chunks = ceil_div(w.k, CHUNK);
     const int threads = warps_for(chunks, 128);
     const dim3 grid = row_grid(ids.dim[0], chunks, threads);
-    if (w.k % CHUNK == 0 && aligned16(x.data) && aligned16(w.data))
-        embed_fwd_kernel<W, true><<<grid, threads, 0, c->stream>>>((float *)x.data, (const int32_t *)ids.data, (const W *)w.data, w.n, w.k);
-    else
-        embed_fwd_kernel<W, false><<<grid, threads, 0, c->stream>>>((float *)x.data, (const int32_t *)ids.data, (const W *)w.data, w.n, w.k);
+    float *out = (float *)x.data;
+    const int32_t *rows = (const int32_t *)ids.data;
+    const W *table = (const W *)w.data;
+    if (w.k % CHUNK == 0 && aligned16(out) && aligned16(table))
+        embed_fwd_kernel<W, true><<<grid, threads, 0, c->stream>>>(out, rows, table, w.n, w.k);
+    else embed_fwd_kernel<W, false><<<grid, threads, 0, c->stream>>>(out, rows, table, w.n, w.k);
     CU_LAUNCHED();
     return 0;
 }
@@ -104,7 +106,8 @@ int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct
 }
 
 template <bool VEC>
-static __global__ void scatter_add_kernel(float *dst, const void *src, bool src_bf16, const int32_t *idx, int64_t dst_rows, int64_t cols) {
+static __global__ void scatter_add_kernel(float *dst, const void *src, bool src_bf16, const int32_t *idx, int64_t dst_rows,
+                                          int64_t cols) {
     const int64_t r = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
     if (c >= cols) return;
     const int n = cols - c < CHUNK ? (int)(cols - c) : CHUNK;
@@ -155,7 +158,8 @@ static __global__ void first_kernel(uint8_t *first, const int32_t *ids, int64_t 
 enum { EMBED_TILE = 4 * THREADS }; /* ids looked at between two barriers */
 
 /* Positions of `mine` among ids[base, base + THREADS) that are not before t, into list in order; how many. */
-static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, int64_t base, int64_t t, int64_t rows, int32_t mine) {
+static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, int64_t base, int64_t t, int64_t rows,
+                              int32_t mine) {
     const int64_t r = base + threadIdx.x;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const bool hit = r >= t && r < rows && ids[r] == mine;
@@ -173,8 +177,8 @@ static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, in
 }
 
 /* grid (rows, blocks of THREADS columns x 4); thread: columns c, c + THREADS, ... of its block. */
-static __global__ void __launch_bounds__(THREADS) embed_bwd_kernel(float *dw, const int32_t *ids, const float *dx, const uint8_t *first,
-                                                                   int64_t rows, int64_t vocab, int64_t h) {
+static __global__ void __launch_bounds__(THREADS) embed_bwd_kernel(float *dw, const int32_t *ids, const float *dx,
+                                                                   const uint8_t *first, int64_t rows, int64_t vocab, int64_t h) {
     enum { COLS = 4 };
     __shared__ int32_t list[THREADS];
     __shared__ int counts[THREADS / 32];
@@ -349,7 +353,8 @@ static __device__ __forceinline__ void adamw_one(float &p, float &m, float &v, f
 }
 
 template <bool VEC>
-static __global__ void __launch_bounds__(THREADS) adamw_kernel(float *p, float *m, float *v, const float *g, int64_t n, adamw_scalars a) {
+static __global__ void __launch_bounds__(THREADS) adamw_kernel(float *p, float *m, float *v, const float *g, int64_t n,
+                                                               adamw_scalars a) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
     if (i >= n) return;
     if (VEC && i + 4 <= n) {

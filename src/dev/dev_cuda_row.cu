@@ -42,7 +42,8 @@ static int64_t rows_per_block(const struct cuda *c, int64_t rows) { return ceil_
 enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4 };
 
 template <typename T, bool VEC>
-static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n, float eps) {
+static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n,
+                                                                          float eps) {
     __shared__ float sh[32];
     const int64_t row = (int64_t)blockIdx.x * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
     float v[CHUNK], g[CHUNK], sum = 0;
@@ -78,7 +79,8 @@ static int rmsnorm_fwd_any(struct cuda *c, struct tensor y, struct tensor rstd, 
     return 0;
 }
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
-    return w.dt == DT_BF16 ? rmsnorm_fwd_any<bf16>(cuda_of(d), y, rstd, x, w, eps) : rmsnorm_fwd_any<float>(cuda_of(d), y, rstd, x, w, eps);
+    return w.dt == DT_BF16 ? rmsnorm_fwd_any<bf16>(cuda_of(d), y, rstd, x, w, eps)
+                           : rmsnorm_fwd_any<float>(cuda_of(d), y, rstd, x, w, eps);
 }
 
 struct norm_bwd {
@@ -192,7 +194,8 @@ template <typename T> struct qkv_job {
 template <typename T> static __device__ __forceinline__ int64_t slot_elem(const qkv_job<T> &j, int64_t slot, int64_t head) {
     return ((slot / j.page_len * j.n_k + head) * j.page_len + slot % j.page_len) * j.dim;
 }
-template <typename T> static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t, int64_t *pos, int64_t *slot) {
+template <typename T>
+static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t, int64_t *pos, int64_t *slot) {
     *pos = j.pos[t];
     *slot = j.slots[t];
     if (*pos < 0 || *pos >= j.n_pos || *slot < 0 || *slot >= j.n_slots) __trap();
@@ -205,7 +208,7 @@ static __device__ __forceinline__ void load_rope(float cs[2 * CHUNK], const floa
     load8<VEC>(cs + CHUNK, at + CHUNK, 2 * n - CHUNK);
 }
 /* 1 / rms of a head whose lanes hold x0, x1. */
-static __device__ __forceinline__ float head_rstd(const float x0[CHUNK], const float x1[CHUNK], const int64_t dim, int lanes, float eps) {
+static __device__ __forceinline__ float head_rstd(const float x0[CHUNK], const float x1[CHUNK], int64_t dim, int lanes, float eps) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) sum = __fmaf_rn(x1[i], x1[i], __fmaf_rn(x0[i], x0[i], sum));
@@ -263,8 +266,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
 
 /* Lane's two chunks of a head of dy -> of dqkv, in place; the norm's sums += dn * v. Formulas of rmsnorm_bwd. */
 template <bool VEC, typename T>
-static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *norm, const T *x, int64_t i, int n, bool on, float d0[CHUNK],
-                                                 float d1[CHUNK], float sum[2 * CHUNK]) {
+static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *norm, const T *x, int64_t i, int n, bool on,
+                                                 float d0[CHUNK], float d1[CHUNK], float sum[2 * CHUNK]) {
     const int64_t half = j.dim / 2;
     float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, mean = 0;
     if (on) {
@@ -401,7 +404,8 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     j.q = (T *)a->q.data, j.k = (T *)a->kv.k.data, j.v = (T *)a->kv.v.data;
     const int threads = warps_for((j.n_q + 2 * j.n_k) * j.lanes, QKV_THREADS);
     const unsigned rows = (unsigned)j.rows;
-    if (qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v)) qkv_fwd_kernel<T, true><<<rows, threads, 0, c->stream>>>(j);
+    if (qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v))
+        qkv_fwd_kernel<T, true><<<rows, threads, 0, c->stream>>>(j);
     else qkv_fwd_kernel<T, false><<<rows, threads, 0, c->stream>>>(j);
     CU_LAUNCHED();
     return 0;
@@ -411,8 +415,8 @@ int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
 }
 
 template <typename T>
-static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                       struct tensor dq_norm, struct tensor dk_norm) {
+static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
+                       struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm) {
     qkv_job<T> j;
     TRY(qkv_job_of(&j, a, dk));
     j.dq = (const T *)dq.data, j.dk = (const float *)dk.data, j.dv = (const float *)dv.data, j.dqkv = (T *)dqkv.data;
@@ -433,8 +437,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     if (j.k_norm) TRY(add_parts(c, (float *)dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;
 }
-int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                 struct tensor dq_norm, struct tensor dk_norm) {
+int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
+                 struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm) {
     return a->qkv.dt == DT_BF16 ? qkv_bwd_any<bf16>(cuda_of(d), a, dq, dk, dv, dqkv, dq_norm, dk_norm)
                                 : qkv_bwd_any<float>(cuda_of(d), a, dq, dk, dv, dqkv, dq_norm, dk_norm);
 }
