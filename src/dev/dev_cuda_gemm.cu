@@ -78,7 +78,7 @@ static int run_sums(struct cuda *c, struct gemm_plan *base, const struct cuda_ge
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
     if (base->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, base, base, bucket));
-    TRY(gemm_plan_run(c, base, &base->pick[bucket].algo, a, &ran));
+    TRY(gemm_pick_run(c, base, &base->pick[bucket], a, &ran));
     if (!ran) TRY(gemm_plan_run(c, base, &base->canonical, a, &ran));
     return ran ? 0 : no_algo(base, a->m);
 }
@@ -119,7 +119,7 @@ static int run_exact(struct cuda *c, const struct cuda_gemm_args *a) {
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
     if (p->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, p, base, bucket));
-    if (p->pick[bucket].how == GEMM_ALGO) TRY(gemm_plan_run(c, p, &p->pick[bucket].algo, a, &ran));
+    TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
     return ran ? 0 : run_two_pass(c, base, a);
 }
 

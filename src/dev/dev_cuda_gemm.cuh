@@ -2,7 +2,7 @@
  *
  * dev_cuda_gemm.cu holds the entry and the choice of path, dev_cuda_gemm_plan.cu the
  * calls of cuBLASLt, dev_cuda_gemm_tune.cu the choice of its algorithms for exact products,
- * dev_cuda_gemm_plain.cu our own kernels.
+ * dev_cuda_gemm_small.cu our kernel for few rows, dev_cuda_gemm_plain.cu our other kernels.
  *
  * Exactness.  The bits of an exact product are those of one sum over k for each (n, k, in): the
  * accumulators of the shape's canonical algorithm.  out = round(sum + bias), or out + (sum + bias),
@@ -15,14 +15,16 @@
 
 enum {
     GEMM_N_BUCKETS = 18, /* classes of m, see gemm_bucket_top */
-    GEMM_MAX_ALGOS = 16, /* candidates of one class */
+    GEMM_MAX_ALGOS = 16, /* that the library names at a time */
+    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 3, /* of our kernel for few rows: most rows, kinds */
     GEMM_WORK_BYTES = 32 << 20
 };
 
-enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_TWO_PASS };
-struct gemm_pick {
+enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_TWO_PASS };
+struct gemm_pick { /* what computes a product */
     enum gemm_how how;
-    cublasLtMatmulAlgo_t algo;
+    int small;                 /* GEMM_SMALL: which kind */
+    cublasLtMatmulAlgo_t algo; /* GEMM_ALGO */
 };
 
 /* One product of cuBLASLt but for m, the pointers and ld_out. */
@@ -46,6 +48,7 @@ struct cuda_gemm {
     cublasLtHandle_t handle;
     void *work;                /* GEMM_WORK_BYTES */
     struct gemm_plan *plans[64];
+    bool small_ready[GEMM_SMALL_ROWS / 16][GEMM_N_SMALL];
     int n_tuned, n_two_pass;   /* exact (plan, class) pairs chosen; those without an exact algorithm */
 };
 
@@ -66,6 +69,8 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
  * take these sizes, and nothing was queued. */
 int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a,
                   bool *ran);
+/* The same by what was picked: a library's algorithm or our kernel for few rows. */
+int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *pick, const struct cuda_gemm_args *a, bool *ran);
 /* "matmul_fwd (n 896, k 4864, bf16 to f32, bias)" */
 const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
 
@@ -75,6 +80,12 @@ const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
 int gemm_settle(struct cuda *c, struct gemm_plan *base);
 /* Chooses p's algorithm for this class of m among those whose bits are the canonical ones. */
 int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket);
+
+/* ---- dev_cuda_gemm_small.cu ---- */
+
+/* FWD by our kernel for few rows, kind in [0, GEMM_N_SMALL). *ran: false, it does not take these sizes.
+ * pre: a->a and a->b are aligned to 16 bytes. */
+int gemm_small(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran);
 
 /* ---- dev_cuda_gemm_plain.cu ---- */
 

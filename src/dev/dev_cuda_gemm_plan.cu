@@ -189,3 +189,9 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
     FAIL(ERR_DEVICE, "cuda: cuBLASLt: %s, %lld rows: %s", gemm_plan_name(p, name, sizeof name), (long long)a->m,
          g->lt->cublasLtGetStatusString(s));
 }
+
+int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *pick, const struct cuda_gemm_args *a, bool *ran) {
+    *ran = false;
+    if (pick->how == GEMM_SMALL) return gemm_small(c, a, pick->small, ran);
+    return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
+}

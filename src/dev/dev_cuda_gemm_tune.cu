@@ -15,6 +15,7 @@
 #include "base/log.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -24,7 +25,7 @@ enum {
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
     MAX_MORE = 7,       /* algorithms tried beside those of the class */
-    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1,
+    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1 + GEMM_N_SMALL,
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
@@ -56,8 +57,8 @@ static int check_not_capturing(struct cuda *c, const struct gemm_plan *p, int64_
     CU_TRY(cudaStreamIsCapturing(c->stream, &status));
     if (status == cudaStreamCaptureStatusNone) return 0;
     char name[128];
-    FAIL(ERR_INTERNAL, "cuda: %s was not run with about %lld rows before a graph was captured", gemm_plan_name(p, name, sizeof name),
-         (long long)m);
+    FAIL(ERR_INTERNAL, "cuda: %s was not run with about %lld rows before a graph was captured",
+         gemm_plan_name(p, name, sizeof name), (long long)m);
 }
 
 static void trial_free(struct cuda *c, struct trial *t) {
@@ -130,25 +131,32 @@ static int prepare_out(struct cuda *c, const struct trial *t, void *out) {
     return 0;
 }
 
-/* Runs an algorithm of p on the first m rows and raises flag i where they differ from want.
- * *ran: false where the algorithm does not take m rows. */
-static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, const cublasLtMatmulAlgo_t *algo, const void *want,
+/* Runs a candidate for p on the first m rows and raises flag i where they differ from want.
+ * *ran: false where it does not take m rows. */
+static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, const void *want,
                     int64_t m, int i, bool *ran) {
     struct cuda_gemm_args a = t->args;
     a.m = m;
     TRY(prepare_out(c, t, a.out));
-    TRY(gemm_plan_run(c, p, algo, &a, ran));
+    TRY(gemm_pick_run(c, p, pick, &a, ran));
     if (*ran) TRY(gemm_compare(c, a.out, want, (size_t)(m * a.n) * dtype_size(a.out_dt), &t->flags[i]));
     return 0;
 }
 
 /* All of the tests' m that fit into the trial. */
-static int try_all(struct cuda *c, struct gemm_plan *p, const struct trial *t, const cublasLtMatmulAlgo_t *algo, const void *want,
+static int try_all(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, const void *want,
                    const int64_t *m, int n, int i, bool *ran) {
     *ran = true;
     for (int j = 0; j < n && *ran; j++)
-        if (m[j] >= 1 && m[j] <= t->args.m) TRY(try_rows(c, p, t, algo, want, m[j], i, ran));
+        if (m[j] >= 1 && m[j] <= t->args.m) TRY(try_rows(c, p, t, pick, want, m[j], i, ran));
     return 0;
+}
+
+static struct gemm_pick pick_algo(const cublasLtMatmulAlgo_t *algo) {
+    struct gemm_pick pick = {};
+    pick.how = GEMM_ALGO;
+    pick.algo = *algo;
+    return pick;
 }
 
 static int read_flags(struct cuda *c, const struct trial *t, int flags[N_FLAGS]) {
@@ -170,7 +178,8 @@ static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
     for (int i = 0; i < n && chosen < 0; i++) {
         bool ran;
         TRY(gemm_plan_run(c, base, &algos[i], &whole, &ran));
-        if (ran) TRY(try_all(c, base, t, &algos[i], t->sums, tests, MAX_TESTS, i, &ran));
+        const struct gemm_pick pick = pick_algo(&algos[i]);
+        if (ran) TRY(try_all(c, base, t, &pick, t->sums, tests, MAX_TESTS, i, &ran));
         TRY(read_flags(c, t, flags));
         if (ran && !flags[i]) chosen = i;
     }
@@ -224,31 +233,39 @@ static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct 
     sums.args.add = false;
     sums.args.bias = NULL;
     sums.out_bytes = (size_t)(t->args.m * t->args.n) * sizeof(float);
-    return try_all(c, base, &sums, &base->canonical, t->sums, m, n, CANONICAL, &ran);
+    const struct gemm_pick pick = pick_algo(&base->canonical);
+    return try_all(c, base, &sums, &pick, t->sums, m, n, CANONICAL, &ran);
 }
 
-static void add_new(cublasLtMatmulAlgo_t *algos, int *n, const cublasLtMatmulAlgo_t *algo) {
+static void add_new(struct gemm_pick *picks, int *n, const cublasLtMatmulAlgo_t *algo) {
     for (int i = 0; i < *n; i++)
-        if (memcmp(&algos[i], algo, sizeof *algo) == 0) return;
-    algos[(*n)++] = *algo;
+        if (memcmp(&picks[i].algo, algo, sizeof *algo) == 0) return;
+    picks[(*n)++] = pick_algo(algo);
 }
 
 /* The library's algorithms for this class, some of those for more rows (for one row it may name
- * none that sums in one go) and, for a plan of sums, the canonical one: at most MAX_TRIED. */
-static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, cublasLtMatmulAlgo_t *algos,
+ * none that sums in one go), for a plan of sums the canonical one, and our kernels for few rows. */
+static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, struct gemm_pick picks[MAX_TRIED],
                       int *n) {
-    cublasLtMatmulAlgo_t more[GEMM_MAX_ALGOS];
-    int n_more;
-    TRY(gemm_plan_algos(c, p, rows, p->n, true, algos, n));
-    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, p->n, true, more, &n_more));
-    for (int i = 0; i < n_more && i < MAX_MORE; i++) add_new(algos, n, &more[i]);
-    if (p == base) add_new(algos, n, &base->canonical);
+    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
+    int n_algos;
+    *n = 0;
+    TRY(gemm_plan_algos(c, p, rows, p->n, true, algos, &n_algos));
+    for (int i = 0; i < n_algos; i++) add_new(picks, n, &algos[i]);
+    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, p->n, true, algos, &n_algos));
+    for (int i = 0; i < n_algos && i < MAX_MORE; i++) add_new(picks, n, &algos[i]);
+    if (p == base) add_new(picks, n, &base->canonical);
+    for (int i = 0; i < GEMM_N_SMALL && rows <= GEMM_SMALL_ROWS; i++, (*n)++) {
+        memset(&picks[*n], 0, sizeof *picks);
+        picks[*n].how = GEMM_SMALL;
+        picks[*n].small = i;
+    }
     return 0;
 }
 
 /* Milliseconds of each candidate: the least of a few rounds, each from a cold L2. */
-static int time_algos(struct cuda *c, struct gemm_plan *p, struct trial *t, const cublasLtMatmulAlgo_t *algos, const bool *good,
-                      int n, float *ms) {
+static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const struct gemm_pick *picks, const bool *good, int n,
+                    float *ms) {
     const double end = now() + TIMING_SECONDS;
     bool ran;
     for (int i = 0; i < n; i++) ms[i] = 1e30f;
@@ -257,7 +274,7 @@ static int time_algos(struct cuda *c, struct gemm_plan *p, struct trial *t, cons
             if (!good[i]) continue;
             CU_TRY(cudaMemsetAsync(t->flush, round, t->flush_bytes, c->stream));
             CU_TRY(cudaEventRecord(t->begin[i], c->stream));
-            TRY(gemm_plan_run(c, p, &algos[i], &t->args, &ran));
+            TRY(gemm_pick_run(c, p, &picks[i], &t->args, &ran));
             CU_TRY(cudaEventRecord(t->end[i], c->stream));
         }
         CU_TRY(cudaStreamSynchronize(c->stream));
@@ -271,26 +288,33 @@ static int time_algos(struct cuda *c, struct gemm_plan *p, struct trial *t, cons
     return 0;
 }
 
+/* "algorithm 3" of the list, or "our kernel 0" */
+static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, size_t size) {
+    if (picks[i].how == GEMM_SMALL) snprintf(buf, size, "our kernel %d", picks[i].small);
+    else snprintf(buf, size, "algorithm %d", i + 1);
+    return buf;
+}
+
 static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket, struct trial *t) {
     const int64_t top = gemm_bucket_top(bucket), low = bucket ? gemm_bucket_top(bucket - 1) + 1 : 1;
-    cublasLtMatmulAlgo_t algos[MAX_TRIED];
+    struct gemm_pick picks[MAX_TRIED];
     int n, n_good = 0, first = -1, best = -1, flags[N_FLAGS];
     bool good[MAX_TRIED];
     float ms[MAX_TRIED];
-    char name[128];
+    char name[128], who[2][32];
     gemm_plan_name(p, name, sizeof name);
     TRY(trial_init(c, t, p, top));
     const int64_t tests[] = {t->args.m, low, (low + t->args.m) / 2, t->args.m - 1, 1};
     const int n_tests = (int)(sizeof tests / sizeof *tests);
-    TRY(candidates(c, p, base, top, algos, &n));
+    TRY(candidates(c, p, base, top, picks, &n));
     TRY(make_want(c, base, t));
     TRY(check_canonical(c, base, t, tests, n_tests));
-    for (int i = 0; i < n; i++) TRY(try_all(c, p, t, &algos[i], t->want, tests, n_tests, i, &good[i]));
+    for (int i = 0; i < n; i++) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
     TRY(read_flags(c, t, flags));
     if (flags[CANONICAL])
         FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm's rows depend on their number near %lld", name, (long long)top);
     for (int i = 0; i < n; i++) good[i] = good[i] && !flags[i];
-    TRY(time_algos(c, p, t, algos, good, n, ms));
+    TRY(time_all(c, p, t, picks, good, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;
         n_good++;
@@ -298,18 +322,19 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
         if (best < 0 || ms[i] < ms[best]) best = i;
     }
     c->gemm->n_tuned++;
-    if (best < 0 && p != base) {
-        c->gemm->n_two_pass++;
-        p->pick[bucket].how = GEMM_TWO_PASS;
-        log_debug("cuda: %s, rows %lld to %lld: none of %d algorithms is exact, two passes serve (%d of %d choices so far)", name,
-                  (long long)low, (long long)top, n, c->gemm->n_two_pass, c->gemm->n_tuned);
+    if (best >= 0) {
+        p->pick[bucket] = picks[best];
+        log_debug("cuda: %s, rows %lld to %lld: %d of %d candidates are exact; %s takes %.1f us, %s %.1f us", name, (long long)low,
+                  (long long)top, n_good, n, pick_name(picks, best, who[0], sizeof who[0]), 1e3 * ms[best],
+                  pick_name(picks, first, who[1], sizeof who[1]), 1e3 * ms[first]);
         return 0;
     }
-    p->pick[bucket].algo = best < 0 ? base->canonical : algos[best];
-    p->pick[bucket].how = GEMM_ALGO;
-    if (best < 0) return 0; /* the canonical one does not take each m that was tried; the others will do */
-    log_debug("cuda: %s, rows %lld to %lld: %d of %d algorithms are exact; no. %d takes %.1f us, no. %d %.1f us", name,
-              (long long)low, (long long)top, n_good, n, best + 1, 1e3 * ms[best], first + 1, 1e3 * ms[first]);
+    c->gemm->n_two_pass += p != base;
+    p->pick[bucket] = pick_algo(&base->canonical); /* of the sums: it may not take each m that was tried, but most */
+    if (p != base) p->pick[bucket].how = GEMM_TWO_PASS;
+    log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is exact, %s (%d of %d choices so far)", name, (long long)low,
+              (long long)top, n, p == base ? "the canonical one serves" : "two passes serve", c->gemm->n_two_pass,
+              c->gemm->n_tuned);
     return 0;
 }
 
@@ -323,7 +348,7 @@ int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int b
     char name[128];
     log_warn("cuda: %s: no memory to choose an algorithm for %lld rows, a slower one serves", gemm_plan_name(p, name, sizeof name),
              (long long)gemm_bucket_top(bucket));
-    p->pick[bucket].how = p == base ? GEMM_ALGO : GEMM_TWO_PASS;
-    p->pick[bucket].algo = base->canonical;
+    p->pick[bucket] = pick_algo(&base->canonical);
+    if (p != base) p->pick[bucket].how = GEMM_TWO_PASS;
     return 0;
 }
