@@ -28,7 +28,17 @@
 
 static inline void case_dev(struct dev *d, const char *backend, int threads) {
     if (strcmp(backend, "ref") == 0) OK(dev_open_ref(d));
+    else if (strcmp(backend, "cuda") == 0) OK(dev_open_cuda(d, 0));
     else OK(dev_open_cpu(d, threads, NULL));
+}
+/* False, and says why once, where there is no GPU for "cuda"; the others are everywhere. */
+static inline bool case_has(const char *backend) {
+    static bool said;
+    char why[512];
+    if (strcmp(backend, "cuda") != 0 || dev_cuda_present(why, sizeof why)) return true;
+    if (!said) print_message("skip: %s\n", why);
+    said = true;
+    return false;
 }
 
 static inline void *case_alloc(struct dev *d, size_t bytes) {

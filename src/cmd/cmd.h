@@ -50,6 +50,9 @@ struct cmd_spec {
  * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
 
+/* Of the option --device of the commands that compute. */
+#define CMD_DEVICE_HELP "auto, cpu, cuda, cuda:N or ref (auto: a GPU if there is one)"
+
 /* Levenshtein distance, for "did you mean". */
 int cmd_distance(const char *a, const char *b);
 

@@ -16,7 +16,7 @@
 #include <string.h>
 
 struct model_bench {
-    const char *model, *dtype;
+    const char *model, *dtype, *device; /* device: NULL is auto */
     int64_t batch, n, prompt, len, steps, threads;
     bool recompute;
     struct dev dev;
@@ -32,6 +32,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--prompt", CMD_I64, &b->prompt, "N", "prompt tokens (generate)"},
         {"--len", CMD_I64, &b->len, "N", "tokens a sequence; new tokens for generate"},
         {"--steps", CMD_I64, &b->steps, "N", "measured repetitions; the best counts"},
+        {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b->threads, "N", "threads (all)"},
         {"--recompute", CMD_FLAG, &b->recompute, NULL, "recompute layers in backward (train)"},
     };
@@ -45,7 +46,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
 }
 
 static int open_model(struct model_bench *b, int flags, int64_t max_len) {
-    TRY(dev_open_cpu(&b->dev, (int)b->threads, NULL));
+    TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
     const struct model_open_args a = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = flags,
                                       .max_len = max_len};
     return model_open(&b->m, &b->dev, &a);

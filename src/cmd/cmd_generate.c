@@ -246,12 +246,12 @@ out:
 }
 
 int cmd_generate(int argc, char **argv) {
-    const char *model = NULL, *dtype = "bf16", *device = "cpu";
+    const char *model = NULL, *dtype = "bf16", *device = "auto";
     int64_t max_seqs = 256, threads = 0;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
         {"--dtype", CMD_STR, &dtype, "bf16|fp32", "compute dtype (bf16)"},
-        {"--device", CMD_STR, &device, "cpu", "where to run (cpu)"},
+        {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
         {"--max-seqs", CMD_I64, &max_seqs, "N", "samples at a time (256); changes speed only"},
         {"--threads", CMD_I64, &threads, "N", "threads (all)"},
     };
@@ -268,7 +268,6 @@ int cmd_generate(int argc, char **argv) {
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", dtype);
-    if (strcmp(device, "cpu") != 0 && strcmp(device, "ref") != 0) FAIL(ERR_INVAL, "--device %s: this build has cpu", device);
     if (max_seqs < 1) FAIL(ERR_INVAL, "--max-seqs must be at least 1");
     g.model_dir = model;
     TRYG(model_config_load(&c, model), out);
@@ -280,8 +279,7 @@ int cmd_generate(int argc, char **argv) {
     if (rc < 0) goto out;
     TRYG(file_each_line("-", read_line, &g), out);
     if (g.n == 0) goto out;
-    if (strcmp(device, "ref") == 0) TRYG(dev_open_ref(&dev), out);
-    else TRYG(dev_open_cpu(&dev, (int)threads, NULL), out);
+    TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
     TRYG(run(&g, &dev, dtype, max_seqs), out);
 out:
     dev_close(&dev);

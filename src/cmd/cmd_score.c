@@ -182,22 +182,15 @@ static int score_all(struct scorer *c, const struct score *s) {
 
 /* ---- the command ---- */
 
-static int open_dev(struct dev *d, const char *device, int64_t threads) {
-    if (strcmp(device, "cpu") == 0) return dev_open_cpu(d, (int)threads, NULL);
-    if (strcmp(device, "ref") == 0) return dev_open_ref(d);
-    if (strcmp(device, "cuda") == 0) FAIL(ERR_DEVICE, "--device cuda: this build has no CUDA backend; use --device cpu");
-    FAIL(ERR_INVAL, "--device %s: expected cpu or cuda", device);
-}
-
 int cmd_score(int argc, char **argv) {
-    const char *model = NULL, *dtype = "fp32", *device = "cpu";
+    const char *model = NULL, *dtype = "fp32", *device = "auto";
     double temperature = 1;
     int64_t threads = 0;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
         {"--temperature", CMD_F64, &temperature, "T", "logits are divided by it (1)"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16", "compute dtype (fp32)"},
-        {"--device", CMD_STR, &device, "cpu|cuda", "where to run (cpu)"},
+        {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &threads, "N", "threads (all)"},
     };
     const struct cmd_spec spec = {
@@ -218,7 +211,7 @@ int cmd_score(int argc, char **argv) {
     s.vocab = c.vocab;
     TRYG(file_each_line("-", read_request, &s), out);
     if (s.n == 0) goto out;
-    TRYG(open_dev(&dev, device, threads), out);
+    TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
     const struct model_open_args a = {.dir = model, .act = strcmp(dtype, "bf16") == 0 ? DT_BF16 : DT_F32,
                                       .flags = MODEL_INFER, .max_len = s.longest};
     TRYG(scorer_open(&scorer, &dev, &a, s.longest > BATCH_ROWS ? s.longest : BATCH_ROWS, temperature), out);

@@ -175,7 +175,6 @@ static int open_all(struct ppo *p, const struct conf *c) {
     const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&p->dev, &from, p->k.device, p->k.threads), out);
-    log_info("device: %s", p->dev.describe);
     TRYG(ppo_plan_make(&p->plan, &p->k, &m, &p->dev), out);
     TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
     log_info("%s", text.p);

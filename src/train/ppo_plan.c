@@ -37,10 +37,15 @@ static size_t pass_bytes(const struct ppo_config *k, const struct model_config *
  * Nothing here is laid out beforehand, so these are estimates: constants of the
  * code where there are some, else measured (scripts/measure_plan.sh). */
 
+/* Whether the host's memory and the device's are not the same. */
+static bool on_gpu(const struct dev *dev) { return strcmp(dev->ops->name, "cuda") == 0; }
+
 /* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
- * of logits and their gradient, sums over rows, each thread's tiles. */
-static size_t working_bytes(const struct ppo_config *k, const struct model_config *m, int64_t rows) {
-    enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
+ * of logits and their gradient, sums over rows, each thread's tiles. Of a GPU: MiB that its ops take
+ * at their first calls, about (what its context takes was gone before the device said what it has). */
+static size_t working_bytes(const struct ppo_config *k, const struct model_config *m, const struct dev *dev, int64_t rows) {
+    enum { GPU = 768, BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
+    if (on_gpu(dev)) return (size_t)GPU << 20;
     const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
     const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
     return (band < BAND ? band : BAND) + (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act)) +
@@ -87,8 +92,8 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
     p->limit = k->memory_limit > 0 ? (size_t)k->memory_limit : (size_t)((double)dev->mem_total * 0.95);
     const int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
-    p->working = working_bytes(k, m, rows);
-    p->host = host_bytes(k, p);
+    p->working = working_bytes(k, m, dev, rows);
+    p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
 
     /* Rollout: what all running samples need, or what the memory leaves. */
     const size_t fixed = p->weights + p->master + p->grads + p->moments + p->ref + p->working + p->host;
@@ -138,7 +143,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
              k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
     row(b, "  update: activations", p->update, note);
     row(b, "working space", p->working, "of the matrix products, the head, the threads");
-    row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
+    if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     return 0;

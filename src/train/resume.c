@@ -32,16 +32,29 @@ void resume_free(struct resume *r) {
     *r = (struct resume){.step = -1};
 }
 
+/* A GPU that is named but not there: the run goes on elsewhere and says so. */
+static const char *device_there(const char *device) {
+    char why[512];
+    if (device == NULL) return "auto";
+    if (strcmp(device, "npu") == 0) {
+        log_note("trainer.device=npu: there is no such backend; the device is chosen by what the machine has");
+        return "auto";
+    }
+    if (strncmp(device, "cuda", 4) == 0 && !dev_cuda_present(why, sizeof why)) {
+        log_note("trainer.device=%s: %s; the run is on the CPU", device, why);
+        return "cpu";
+    }
+    return device;
+}
+
 int resume_open_device(struct dev *d, const struct resume *r, const char *device, int threads) {
     const char *isa = NULL;
-    if (device && strcmp(device, "ref") == 0) return dev_open_ref(d);
-    if (device && strcmp(device, "cpu") != 0)
-        log_note("trainer.device=%s: this build runs on the CPU", device);
+    const char *name = device_there(device);
     if (r->trainer) TRY(json_str_opt(r->trainer, "isa", &isa, r->dir));
-    if (isa && getenv("VERLC_ISA") == NULL) {
-        if (dev_open_cpu(d, threads, isa) == 0) return 0;
-        log_warn("%s was made with the %s kernels, which this CPU lacks; the run goes on with others and its bits differ "
-                 "from an unbroken run's", r->dir, isa);
-    }
-    return dev_open_cpu(d, threads, NULL);
+    const bool of_cpu = isa && strncmp(isa, "cuda", 4) != 0 && strcmp(isa, "ref") != 0 && getenv("VERLC_ISA") == NULL;
+    int rc = dev_open_named(d, name, threads, of_cpu ? isa : NULL);
+    if (rc == ERR_UNSUPPORTED && of_cpu) rc = dev_open_named(d, name, threads, NULL); /* this CPU lacks them */
+    if (rc == 0 && isa && strcmp(isa, d->isa) != 0)
+        log_warn("%s was made with the %s kernels, this run uses %s; its bits differ from an unbroken run's", r->dir, isa, d->isa);
+    return rc;
 }

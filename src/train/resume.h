@@ -21,8 +21,10 @@ struct resume_args {
 int resume_find(struct resume *r, const struct resume_args *a);
 void resume_free(struct resume *r);
 
-/* Opens the device of a run. A resumed run takes the instruction set it began with,
- * since bits are equal only within one; where this machine lacks it, a warning says so. */
+/* Opens the device of a run: trainer.device as dev_open_named has it, NULL: auto; one line says which.
+ * A GPU that is named but missing becomes the CPU, with a note. A resumed run on the CPU takes the
+ * instruction set it began with, since bits are equal only within one; a run that goes on with
+ * another, or on another device, is warned. */
 int resume_open_device(struct dev *d, const struct resume *r, const char *device, int threads);
 
 #endif

@@ -409,7 +409,6 @@ static int open_all(struct sft *s, const struct conf *c) {
     const struct resume_args a = {.mode = s->k.resume_mode, .path = s->k.resume_from, .root = s->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&s->dev, &from, s->k.device, (int)s->k.threads), out);
-    log_info("device: %s", s->dev.describe);
     if (s->k.memory_limit > 0 && (size_t)s->k.memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)s->k.memory_limit;
     TRYG(open_data(s), out);
     TRYG(open_model(s), out);

@@ -208,11 +208,12 @@ static void same_as_training(struct rig *r, const struct samples *s, const char 
 
 /* ---- the backends of this machine ---- */
 
-static const char *const BACKENDS[] = {"ref", "c", "avx2", "avx512", "avx512bf16", "amx"};
+static const char *const BACKENDS[] = {"ref", "c", "avx2", "avx512", "avx512bf16", "amx", "cuda"};
 
 static bool open_backend(struct dev *d, const char *name, int threads) {
     *d = (struct dev){0};
     if (strcmp(name, "ref") == 0) return dev_open_ref(d) == 0;
+    if (strcmp(name, "cuda") == 0) return case_has(name) && dev_open_cuda(d, 0) == 0;
     return dev_open_cpu(d, threads, name) == 0;
 }
 

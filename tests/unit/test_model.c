@@ -257,8 +257,8 @@ static void same_weights(const struct model *a, const struct model *b) {
 /* bf16 files -> fp32 in shards -> the same values; from a master and from a compute copy. */
 static void export_keeps_every_value(void **state) {
     (void)state;
-    static const char *const backends[] = {"ref", "cpu"};
-    for (int k = 0; k < 2; k++) {
+    static const char *const backends[] = {"ref", "cpu", "cuda"};
+    for (int k = 0; k < 3 && case_has(backends[k]); k++) {
         struct dev d;
         struct model *a, *b, *c;
         char *dir = case_temp_dir(), *src = file_join(dir, "src"), *shards = file_join(dir, "shards"), *one = file_join(dir, "one");
