@@ -1,5 +1,5 @@
-/* cmd_bench_gemm.c - `verlc bench gemm`: rates of the CPU matrix products on
- * the shapes of Qwen2.5-0.5B, beside the rate at which memory can be read.
+/* cmd_bench_gemm.c - `verlc bench gemm`: rates of a device's matrix products on
+ * the shapes of Qwen2.5-0.5B, on the CPU beside the rate at which memory can be read.
  *
  * With --jsonl it times products named on standard input, so that a script can
  * alternate with another library in one run: {"op": "fwd"|"dx"|"dw", "m", "n",
@@ -8,6 +8,7 @@
  * few rows use them, as in decoding. */
 #include "cmd/cmd_bench.h"
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -19,6 +20,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Rotating weights of this many bytes are never found in a cache. */
@@ -37,16 +39,22 @@ struct gemm_bench {
 
 static int alloc_random(struct dev *d, struct tensor *t, enum dtype dt, int64_t r, int64_t c) {
     *t = tensor_2d(NULL, dt, r, c);
-    TRY(dev_alloc(d, (size_t)(r * c) * dtype_size(dt), &t->data));
+    const size_t bytes = (size_t)(r * c) * dtype_size(dt);
+    TRY(dev_alloc(d, bytes, &t->data));
+    void *host = xmalloc(bytes);
     uint32_t s = 12345; /* random values: multipliers slow down with the bits that flip */
     for (int64_t i = 0; i < r * c; i++) {
         s = s * 1664525u + 1013904223u;
         const float v = (float)(s >> 8) * 0x1p-23f - 1.0f;
-        if (dt == DT_BF16) ((uint16_t *)t->data)[i] = f32_to_bf16(v);
-        else ((float *)t->data)[i] = v;
+        if (dt == DT_BF16) ((uint16_t *)host)[i] = f32_to_bf16(v);
+        else ((float *)host)[i] = v;
     }
-    return 0;
+    const int rc = dev_copy_in(d, t->data, host, bytes);
+    free(host);
+    return rc;
 }
+
+static bool on_cpu(const struct dev *d) { return strcmp(d->ops->name, "cpu") == 0 || strcmp(d->ops->name, "ref") == 0; }
 
 static void free_tensor(struct dev *d, struct tensor t) {
     dev_free(d, t.data, (size_t)tensor_count(t) * dtype_size(t.dt));
@@ -73,18 +81,22 @@ static int run_case(struct gemm_bench *b, const struct gemm_case *c, double *bes
         TRYG(dev_weight_pack(d, w, src), out);
     }
     *best = 1e9;
+    const int64_t calls = on_cpu(d) ? copies : copies > 100 ? copies : 100;
     const double end = clock_now() + b->min_time;
     for (int64_t i = 0; i < 3 || clock_now() < end; i++) {
-        /* with rotating weights a measurement is one turn through all of them */
+        /* with rotating weights a measurement is one turn through all of them; a GPU's queue is filled for
+         * a while, so that its start is not what is measured */
+        TRYG(dev_sync(d), out);
         const double t = clock_now();
-        for (int64_t j = 0; j < copies; j++) {
-            w.data = (char *)block + (size_t)j * bytes;
+        for (int64_t j = 0; j < calls; j++) {
+            w.data = (char *)block + (size_t)(j % copies) * bytes;
             if (strcmp(c->op, "fwd") == 0) TRYG(dev_matmul_fwd(d, y, x, w, TENSOR_NONE, false), out);
             else if (strcmp(c->op, "dx") == 0) TRYG(dev_matmul_dx(d, dx, dy, w, false), out);
             else if (strcmp(c->op, "dw") == 0) TRYG(dev_matmul_dw(d, dw, TENSOR_NONE, dy, x), out);
             else FAILG(out, ERR_INVAL, "op '%s': one of fwd, dx, dw", c->op);
         }
-        const double dt = (clock_now() - t) / (double)copies;
+        TRYG(dev_sync(d), out);
+        const double dt = (clock_now() - t) / (double)calls;
         if (dt < *best) *best = dt;
     }
 out:
@@ -184,9 +196,13 @@ static int print_table(struct gemm_bench *b, int n_threads) {
                   {"head", 151936, 896}};
     static const int64_t rows[] = {1, 8, 80, 512, 2048};
     static const char *const ops[] = {"fwd", "dx", "dw"};
-    double ceiling;
-    TRY(bench_read_ceiling(&b->dev, n_threads, &ceiling));
-    printf("%s, %s; memory reads %.1f GB/s\n", b->dev.describe, dtype_name(b->act), ceiling * 1e-9);
+    double ceiling = 0;
+    printf("%s, %s", b->dev.describe, dtype_name(b->act));
+    if (on_cpu(&b->dev)) {
+        TRY(bench_read_ceiling(&b->dev, n_threads, &ceiling));
+        printf("; memory reads %.1f GB/s", ceiling * 1e-9);
+    }
+    printf("\n");
     printf("%-8s %-4s %6s %10s %10s %10s\n", "layer", "op", "rows", "ms", "GF/s", "read %");
     for (size_t l = 0; l < sizeof layers / sizeof *layers; l++)
         for (size_t o = 0; o < 3; o++)
@@ -199,7 +215,7 @@ static int print_table(struct gemm_bench *b, int n_threads) {
                 const double wb = (double)dev_weight_bytes(&b->dev, b->act, c.n, c.k);
                 printf("%-8s %-4s %6" PRId64 " %10.3f %10.1f", layers[l].name, c.op, c.m, s * 1e3,
                        2e-9 * (double)(c.m * c.n) * (double)c.k / s);
-                if (c.m <= 80 && o == 0) printf(" %10.1f", 100 * wb / s / ceiling);
+                if (c.m <= 80 && o == 0 && ceiling > 0) printf(" %10.1f", 100 * wb / s / ceiling);
                 printf("\n");
                 fflush(stdout);
             }
@@ -209,9 +225,10 @@ static int print_table(struct gemm_bench *b, int n_threads) {
 int bench_gemm(int argc, char **argv) {
     int64_t threads = 0;
     double seconds = 0.2;
-    const char *isa = NULL;
+    const char *isa = NULL, *device = "cpu";
     bool f32 = false, jsonl = false;
     const struct cmd_opt opts[] = {
+        {"--device", CMD_STR, &device, "NAME", "cpu (the default), cuda, cuda:N or ref"},
         {"--threads", CMD_I64, &threads, "N", "threads (0: all)"},
         {"--isa", CMD_STR, &isa, "NAME", "amx, avx512bf16, avx512, avx2 or c (the fastest)"},
         {"--f32", CMD_FLAG, &f32, NULL, "f32 operands instead of bf16"},
@@ -219,13 +236,13 @@ int bench_gemm(int argc, char **argv) {
         {"--jsonl", CMD_FLAG, &jsonl, NULL, "cases on standard input, one JSON object a line"},
     };
     const struct cmd_spec spec = {.usage = "verlc bench gemm [options]",
-                                  .about = "Matrix products of the CPU backend.",
+                                  .about = "Matrix products of a device.",
                                   .opts = opts,
                                   .n_opts = sizeof opts / sizeof *opts};
     const int help = cmd_parse(&spec, argc, argv);
     if (help != 0) return help < 0 ? help : 0;
     struct gemm_bench b = {.act = f32 ? DT_F32 : DT_BF16, .min_time = seconds};
-    TRY(dev_open_cpu(&b.dev, (int)threads, isa));
+    TRY(dev_open_named(&b.dev, device, (int)threads, isa));
     const int rc = jsonl ? file_each_line("-", jsonl_line, &b) : print_table(&b, (int)threads);
     dev_close(&b.dev);
     return rc;
