@@ -163,8 +163,66 @@ static void test_sampled_logp(void **state) {
         }
 }
 
+/* A GPU multiplies the few rows of a decoding step by other kernels than the many of a training step:
+ * rows are drawn in calls of every size and scored together. */
+static int check_company(struct run *r) {
+    static const int64_t calls[] = {300, 80, 3, 1};
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    struct sample_param *param = xcalloc((size_t)r->rows, sizeof *param);
+    struct rng g = {.seed = 5, .stream = RNG_TEST};
+    struct sample_args s = {.param = param, .id = dev_new(r, shape_1d(DT_I32, r->rows), true),
+                            .logp = dev_new(r, shape_1d(DT_F32, r->rows), true)};
+    const struct tensor id = s.id, logp = s.logp;
+    int rc = 0;
+    for (int64_t k = 0; k < COUNT(calls) && rc == 0; k++) {
+        const int64_t n = calls[k];
+        for (int64_t i = 0; i < n; i++)
+            param[i] = (struct sample_param){.inv_temp = r->in[2].f[i], .top_p = i % 5 == 4 ? 0.9f : 1, .repetition_penalty = 1,
+                                             .u = (float)rng_unit(&g) * 0.999f, .top_k = i % 7 == 3 ? 40 : 0};
+        s.logits = tensor_rows(z, 0, n);
+        s.id = tensor_rows(id, 0, n);
+        s.logp = tensor_rows(logp, 0, n);
+        rc = dev_logits(r->d, s.logits, tensor_rows(a.x, 0, n), a.w);
+        if (rc == 0) rc = dev_sample(r->d, &s);
+        a.target = id;
+        if (rc == 0) rc = dev_lmhead_fwd(r->d, &a);
+        if (rc < 0) break;
+        float *sampled = down_values(r, s.logp), *scored = down_values(r, a.logp);
+        const int64_t at = first_diff(sampled, scored, n);
+        if (at >= 0)
+            fail_msg("row %lld drawn in a call of %lld: log-prob %.9g, scored among %lld %.9g", (long long)at, (long long)n,
+                     (double)sampled[at], (long long)r->rows, (double)scored[at]);
+        for (int64_t i = 0; i < n; i++) assert_true(isfinite(sampled[i]) && sampled[i] <= 1e-6f);
+        free(sampled);
+        free(scored);
+    }
+    free(param);
+    return rc;
+}
+
+static void test_sampled_company(void **state) {
+    (void)state;
+    static const enum dtype act[] = {DT_F32, DT_BF16};
+    static const struct op_shape shape = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
+    static const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, &shape, 1, true};
+    int ran = 0;
+    for (int b = 0; b < two.n; b++)
+        for (int64_t k = 0; strcmp(two.name[b], "cuda") == 0 && k < COUNT(act); k++) {
+            struct run r;
+            run_init(&r, &op, &shape, act[k], &two.dev[b]);
+            const int rc = check_company(&r);
+            run_free(&r);
+            if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "sampled log-prob");
+            else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
+            ran++;
+        }
+    if (!ran) print_message("skip: no GPU\n");
+}
+
 int main(void) {
-    struct CMUnitTest tests[2 * N_OPS + 1];
+    struct CMUnitTest tests[2 * N_OPS + 2];
     static char names[2 * N_OPS][40];
     backends_open(&two, 2);
     backends_open(&one, 1);
@@ -174,6 +232,7 @@ int main(void) {
         tests[i] = (struct CMUnitTest){names[i], i % 2 ? test_threads : test_rows, NULL, NULL, (void *)(uintptr_t)op};
     }
     tests[2 * N_OPS] = (struct CMUnitTest){"inv01_sampled_logp", test_sampled_logp, NULL, NULL, NULL};
+    tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_company", test_sampled_company, NULL, NULL, NULL};
     const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);
     backends_close(&two);
     backends_close(&one);
