@@ -11,9 +11,8 @@
 #include "dev/dev_cuda_head.cuh"
 
 enum {
-    /* Columns of one product. A multiple of DEV_VOCAB_CHUNK; part of what decides the bits only as far as
-     * cuda_gemm may choose another order of k for another n, so `logits` may use wider products for a few
-     * rows only where equal bits are shown first. */
+    /* Columns of one product, a multiple of DEV_VOCAB_CHUNK. cuda_gemm promises equal bits for one (n, k)
+     * alone, so `logits` may use wider products for few rows only where equal bits are shown first. */
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
     FWD_ROWS = 1024, /* rows of a block: 16 MiB of logits */
     BWD_ROWS = 2048, /* more rows for the product that gives dx, whose result is narrow */
@@ -27,8 +26,8 @@ static const char *at_row(struct tensor t, int64_t row) {
 }
 
 /* out (rows, n) = x rows [row, row + rows) . W[lo, lo + n)^T */
-static int gemm_logits(struct cuda *c, float *out, int64_t ld, struct tensor x, int64_t row, int64_t rows, struct weight w, int64_t lo,
-                       int64_t n) {
+static int gemm_logits(struct cuda *c, float *out, int64_t ld, struct tensor x, int64_t row, int64_t rows, struct weight w,
+                       int64_t lo, int64_t n) {
     struct cuda_gemm_args g = {};
     g.op = CUDA_GEMM_FWD;
     g.m = rows, g.n = n, g.k = w.k;
@@ -109,7 +108,8 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     const int64_t rows = a->x.dim[0], block = min64(rows, FWD_ROWS), vocab = a->w.n;
     const bool moments = a->entropy.data || a->sum_pi_sq.data;
     const size_t logits_bytes = (size_t)(block * min64(HEAD_GEMM_COLS, vocab)) * sizeof(float);
-    const size_t logits_room = (logits_bytes + 255) & ~(size_t)255, sums_bytes = (size_t)(head_chunks(vocab) * rows) * sizeof(head_sum);
+    const size_t logits_room = (logits_bytes + 255) & ~(size_t)255;
+    const size_t sums_bytes = (size_t)(head_chunks(vocab) * rows) * sizeof(head_sum);
     void *p;
     TRY(cuda_scratch(c, CUDA_SLOT_HEAD, logits_room + sums_bytes + (size_t)rows * sizeof(float), &p));
     float *logits = (float *)p;
@@ -119,15 +119,16 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(HEAD_GEMM_COLS, vocab - lo);
             TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
-            const struct sum_args s = {logits, cols, lo, (const float *)a->inv_temp.data + row, (const int32_t *)a->target.data + row,
-                                       sums + row, rows, raw_target + row};
+            const struct sum_args s = {logits, cols, lo, (const float *)a->inv_temp.data + row,
+                                       (const int32_t *)a->target.data + row, sums + row, rows, raw_target + row};
             const dim3 grid((unsigned)n, (unsigned)head_chunks(cols));
             if (moments) sum_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             else sum_kernel<false><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             CU_LAUNCHED();
         }
-    const struct finish_args f = {sums, raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data, (float *)a->entropy.data,
-                                  (float *)a->lse.data, (float *)a->sum_pi_sq.data, rows, head_chunks(vocab)};
+    const struct finish_args f = {sums, raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data,
+                                  (float *)a->entropy.data, (float *)a->lse.data, (float *)a->sum_pi_sq.data, rows,
+                                  head_chunks(vocab)};
     finish_kernel<<<(unsigned)((rows + 63) / 64), 64, 0, c->stream>>>(f);
     CU_LAUNCHED();
     return 0;
@@ -196,8 +197,8 @@ __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a)
 }
 
 /* A block's parts of dx (f32, = for the first columns, then +=) and dw. */
-static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo, int64_t cols,
-                      float *dx, float *dw) {
+static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo,
+                      int64_t cols, float *dx, float *dw) {
     struct cuda_gemm_args g = {};
     g.m = rows, g.n = cols, g.k = a->w.k;
     g.a = dz;
@@ -231,7 +232,8 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
             TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
             const struct dz_args z = {logits, dz, cols, lo, (const float *)a->inv_temp.data + row, (const float *)a->lse.data + row,
                                       (const float *)dlogp.data + row, dentropy.data ? (const float *)dentropy.data + row : NULL,
-                                      dentropy.data ? (const float *)a->entropy.data + row : NULL, (const int32_t *)a->target.data + row};
+                                      dentropy.data ? (const float *)a->entropy.data + row : NULL,
+                                      (const int32_t *)a->target.data + row};
             if (bf16) dz_kernel<__nv_bfloat16><<<(unsigned)n, DZ_THREADS, 0, c->stream>>>(z);
             else dz_kernel<float><<<(unsigned)n, DZ_THREADS, 0, c->stream>>>(z);
             CU_LAUNCHED();

@@ -7,8 +7,8 @@
  * (counts, or adds the probability of) the entries above seven keys inside the interval.
  * Once the interval holds few entries they are listed in shared memory.  Nothing is sorted.
  *
- * Probabilities are added as integers, units of 1 / unit of the largest entry's, so sums
- * do not depend on order: no pass needs one, and equal inputs give equal draws.
+ * Probabilities are added as integers, fractions of the largest entry's in fixed point, so
+ * sums do not depend on order: no pass needs one, and equal inputs give equal draws.
  *
  * Invariant: logp comes from the raw logits' statistics alone, whatever the rule; penalty
  * and truncation change the draw and logp_kept. */
@@ -76,7 +76,12 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
 
 /* ---- one row, by a block of DRAW_THREADS ---- */
 
-enum { DRAW_THREADS = 512, DRAW_WARPS = DRAW_THREADS / 32, GROUP_PER_LANE = HEAD_GROUP / 32, CHUNK_PER_THREAD = DEV_VOCAB_CHUNK / DRAW_THREADS };
+enum {
+    DRAW_THREADS = 512,
+    DRAW_WARPS = DRAW_THREADS / 32,
+    GROUP_PER_LANE = HEAD_GROUP / 32,
+    CHUNK_PER_THREAD = DEV_VOCAB_CHUNK / DRAW_THREADS,
+};
 
 struct row {
     const float *raw;
@@ -98,9 +103,8 @@ struct draw_shared {
     uint32_t n_list;
     mass_t part[N_CUTS][DRAW_WARPS], total[N_CUTS];
     mass_t warp[DRAW_WARPS];
-    int pick, chunk;                     /* places: -1 while not found */
-    mass_t rest, ties;                   /* of the draw, inside the place */
-    double sum;
+    int pick, chunk;                     /* the entry; its chunk or group */
+    mass_t rest, ties;                   /* of the draw, inside the group */
     uint32_t key;
 };
 
@@ -300,7 +304,8 @@ static __device__ void measure_pass(const struct row &r, bool listed, uint32_t l
  * is the part top_p of all entries above lo.key and lo.ties of those equal to it. `listed`: s->list and
  * s->n_list hold the keys already. */
 template <bool MASS>
-static __device__ __noinline__ struct cut narrow(const struct row &r, struct cut lo, mass_t target, float top_p, bool listed, struct draw_shared *s) {
+static __device__ __noinline__ struct cut narrow(const struct row &r, struct cut lo, mass_t target, float top_p, bool listed,
+                                                 struct draw_shared *s) {
     struct interval v = {lo.key, key_of(r.max) + 1, 0};
     for (int round = 0; round == 0 || v.hi - v.lo > 1; round++) {
         uint32_t cut[N_CUTS];
@@ -402,13 +407,15 @@ static __device__ void pick_in_group(const struct row &r, struct cut c, mass_t t
 }
 
 /* Inverse CDF over the kept entries in id order. NaN throughout: entry 0, and a log-prob that tells. */
-static __device__ int64_t draw_truncated(const struct row &r, const struct sample_param &p, float *logp_kept, struct draw_shared *s) {
+static __device__ int64_t draw_truncated(const struct row &r, const struct sample_param &p, float *logp_kept,
+                                         struct draw_shared *s) {
     *logp_kept = CUDART_NAN_F;
     if (!isfinite(r.max)) return 0;
     const struct cut c = find_cut(r, p, s);
     const mass_t tie_mass = c.ties ? mass_of(z_of(c.key), r.max, r.unit) : 0;
     group_pass(r, c, s);
-    const int per = (r.groups + DRAW_THREADS - 1) / DRAW_THREADS, lo = min((int)threadIdx.x * per, r.groups), hi = min(lo + per, r.groups);
+    const int per = (r.groups + DRAW_THREADS - 1) / DRAW_THREADS;
+    const int lo = min((int)threadIdx.x * per, r.groups), hi = min(lo + per, r.groups);
     mass_t ties = 0, mass = 0, all_ties, total;
     for (int g = lo; g < hi; g++) ties += r.group_ties[g];
     const mass_t ties_before = block_before(ties, &all_ties, s);
@@ -482,7 +489,8 @@ static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
 int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample_param *param, struct tensor seen, struct tensor id,
                        struct tensor logp, struct tensor logp_kept) {
-    const int64_t rows = logits.dim[0], vocab = logits.dim[1], chunks = head_chunks(vocab), groups = (vocab + HEAD_GROUP - 1) / HEAD_GROUP;
+    const int64_t rows = logits.dim[0], vocab = logits.dim[1];
+    const int64_t chunks = head_chunks(vocab), groups = (vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     if (chunks > MAX_CHUNKS)
         FAIL(ERR_UNSUPPORTED, "cuda sample: a vocabulary of %lld entries is more than the %d that the device can draw from",
              (long long)vocab, MAX_CHUNKS * DEV_VOCAB_CHUNK);
