@@ -5,6 +5,8 @@ request: {"messages", "add_generation_prompt", "tools", "documents",
           "continue_final_message", "chat_template", ...}; other keys become
           variables of the template
 reply:   the rendered text
+request: {"common": {...}, "many": [request, ...]}: each over the keys of common
+reply:   the texts, up to the first request that fails
 
 By hand: python3 -m verlc_helpers.chat_template '{"template": "..."}' < requests.jsonl
 
@@ -167,9 +169,23 @@ def cut_after_final(text, final):
     return text[:at].rstrip()  # the template trimmed the message
 
 
+def render_many(request):
+    common, texts = request.get("common") or {}, []
+    for each in request["many"]:
+        try:
+            texts.append(render({**common, **each}))
+        except HelperError:
+            break  # asked for alone next, and then it is told
+    return texts
+
+
 def handle(request):
     if not isinstance(request, dict):
         raise HelperError("a request must be an object with \"messages\"")
+    return render_many(request) if "many" in request else render(request)
+
+
+def render(request):
     variables = dict(request)
     messages = prepare(variables.pop("messages", None))
     tools = variables.pop("tools", None)

@@ -76,43 +76,56 @@ static json_t *render_request(const json_t *kwargs) {
 
 /* --- open --- */
 
+enum { ROWS = 1024 }; /* read together */
+
 struct opening {
     const struct rl_dataset_args *a;
     struct data__table t;
-    json_t *request; /* reused: only "messages" changes */
+    json_t *common; /* what all requests to the template share */
     int64_t shortest;
 };
 
-/* Adds row i, unless the filter drops it. */
-static int add_row(struct rl_dataset *d, struct opening *o, int64_t i) {
+/* Adds row i with its ids (taken), unless the filter drops it. */
+static int add_row(struct rl_dataset *d, struct opening *o, int64_t i, struct text_ids *ids) {
     const struct rl_dataset_args *a = o->a;
-    json_t *row = json_array_get(o->t.rows, (size_t)i);
-    struct text_ids ids = {0};
-    int rc = 0;
-    TRYG(check_prompt(d, row), out);
-    json_object_set(o->request, "messages", json_object_get(row, d->prompt_key));
-    TRYG(chat_template_encode(a->chat, o->request, NULL, &ids), out);
-    if (ids.n == 0) FAILG(out, ERR_INPUT, "the chat template renders the prompt to nothing");
-    if (o->shortest == 0 || ids.n < o->shortest) o->shortest = ids.n;
-    if (a->filter_overlong_prompts && ids.n > a->max_prompt_length) {
+    if (ids->n == 0) FAIL(ERR_INPUT, "the chat template renders the prompt to nothing");
+    if (o->shortest == 0 || ids->n < o->shortest) o->shortest = ids->n;
+    if (a->filter_overlong_prompts && ids->n > a->max_prompt_length) {
         d->n_filtered++;
-        goto out;
+        return 0;
     }
-    const int64_t n = data_truncate(ids.p, ids.n, a->max_prompt_length, a->truncation);
-    if (n < 0) {
-        rc = err_wrap((int)n, "data.max_prompt_length, data.filter_overlong_prompts, data.truncation");
-        goto out;
+    const int64_t n = data_truncate(ids->p, ids->n, a->max_prompt_length, a->truncation);
+    if (n < 0) return err_wrap((int)n, "data.max_prompt_length, data.filter_overlong_prompts, data.truncation");
+    d->prompts[d->n++] = (struct rl_prompt){ids->p, n, o->t.uid[i], json_incref(json_array_get(o->t.rows, (size_t)i))};
+    *ids = (struct text_ids){0};
+    return 0;
+}
+
+/* Rows [lo, hi), their prompts rendered together. *at: the row at fault after an error. */
+static int add_rows(struct rl_dataset *d, struct opening *o, int64_t lo, int64_t hi, int64_t *at) {
+    struct text_ids *ids = xcalloc((size_t)(hi - lo), sizeof *ids);
+    json_t *each = json_array();
+    int64_t done = 0;
+    int rc = 0;
+    for (*at = lo; *at < hi; ++*at) {
+        const json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        TRYG(check_prompt(d, row), out);
+        json_array_append_new(each, json_pack("{s:O}", "messages", json_object_get(row, d->prompt_key)));
     }
-    d->prompts[d->n++] = (struct rl_prompt){ids.p, n, o->t.uid[i], json_incref(row)};
-    ids.p = NULL;
+    rc = chat_template_encode_many(o->a->chat, o->common, each, ids, &done);
+    *at = lo + done;
+    if (rc < 0) goto out;
+    for (*at = lo; *at < hi; ++*at) TRYG(add_row(d, o, *at, &ids[*at - lo]), out);
 out:
-    text_ids_free(&ids);
+    for (int64_t i = 0; i < hi - lo; i++) text_ids_free(&ids[i]);
+    free(ids);
+    json_decref(each);
     return rc;
 }
 
 int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     struct rl_dataset *d = xcalloc(1, sizeof *d);
-    struct opening o = {.a = a, .request = render_request(a->chat_kwargs)};
+    struct opening o = {.a = a, .common = render_request(a->chat_kwargs)};
     int rc = 0;
     d->prompt_key = xstrdup(a->prompt_key ? a->prompt_key : "prompt");
     d->reward_fn_key = xstrdup(a->reward_fn_key ? a->reward_fn_key : "data_source");
@@ -126,10 +139,10 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     TRYG(data__table_read(&o.t, &ta), out);
     d->n_rows = o.t.n_total;
     d->prompts = xcalloc((size_t)o.t.n, sizeof *d->prompts);
-    for (int64_t i = 0; i < o.t.n; i++) {
-        rc = add_row(d, &o, i);
+    for (int64_t lo = 0, at; lo < o.t.n; lo += ROWS) {
+        rc = add_rows(d, &o, lo, o.t.n - lo < ROWS ? o.t.n : lo + ROWS, &at);
         if (rc == 0) continue;
-        char *place = data__table_place(&o.t, i);
+        char *place = data__table_place(&o.t, at);
         err_wrap(rc, "%s: %s", a->what, place);
         free(place);
         goto out;
@@ -147,7 +160,7 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
 out:
     rl_dataset_close(d);
     data__table_free(&o.t);
-    json_decref(o.request);
+    json_decref(o.common);
     return rc;
 }
 

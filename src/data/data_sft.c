@@ -14,13 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ROWS = 512 }; /* read together */
+
 struct opening {
     const struct sft_dataset_args *a;
     struct data__table t;
     const char *prompt_key, *response_key, *tools_key, *thinking_key;
     /* multi-turn: what the template puts before a first message, and before an assistant's */
     struct text_ids system, header;
-    int64_t n_empty; /* samples without any target left */
+    int64_t n_empty;    /* samples without any target left */
+    int64_t n_mismatch; /* conversations that render differently as a whole */
 };
 
 static int render(const struct opening *o, json_t *messages, json_t *extra, bool generate,
@@ -63,24 +66,27 @@ static int dig(json_t *row, const char *key, const char *const *keys, json_t **o
     return 0;
 }
 
-static int pair_draft(const struct opening *o, json_t *row, struct draft *s) {
-    json_t *prompt, *response, *messages;
-    struct text_ids r = {0};
-    int rc = 0;
+/* The prompt as the one request of a row. */
+static int pair_ask(const struct opening *o, json_t *row, json_t *each) {
+    json_t *prompt, *response;
     TRY(dig(row, o->prompt_key, o->a->prompt_dict_keys, &prompt));
     TRY(dig(row, o->response_key, o->a->response_dict_keys, &response));
     if (!json_is_string(prompt) && !json_array_size(prompt))
         FAIL(ERR_INPUT, "column '%s' is neither text nor a list of messages", o->prompt_key);
     if (!json_is_string(response)) FAIL(ERR_INPUT, "column '%s' is not text", o->response_key);
-    messages = json_is_array(prompt) ? json_incref(prompt)
-                                     : json_pack("[{s:s, s:O}]", "role", "user", "content", prompt);
+    json_t *messages = json_is_array(prompt) ? json_incref(prompt)
+                                             : json_pack("[{s:s, s:O}]", "role", "user", "content", prompt);
+    json_array_append_new(each, json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", 1));
+    return 0;
+}
 
-    rc = render(o, messages, NULL, true, &s->ids);
-    json_decref(messages);
-    if (rc < 0) return rc;
-    for (int64_t i = 0; i < s->ids.n; i++) buf_addc(&s->mask, 0);
+static int pair_draft(const struct opening *o, json_t *row, const struct text_ids *ids, struct draft *s) {
+    json_t *response;
+    struct text_ids r = {0};
+    TRY(dig(row, o->response_key, o->a->response_dict_keys, &response));
+    draft_add(s, ids->p, ids->n, ids->n);
     /* verl appends eos_token as text; its id is the same, and stays one token in every tokenizer */
-    rc = tokenizer_encode(o->a->tok, json_string_value(response), json_string_length(response), false, &r);
+    const int rc = tokenizer_encode(o->a->tok, json_string_value(response), json_string_length(response), false, &r);
     if (rc == 0) {
         const int32_t eos = tokenizer_eos(o->a->tok);
         if (eos >= 0) text_ids_add(&r, &eos, 1);
@@ -119,58 +125,58 @@ out:
     return rc;
 }
 
-/* Message i of a conversation, rendered alone. */
-static int add_turn(const struct opening *o, json_t *message, size_t i, json_t *extra, struct draft *s) {
-    struct text_ids ids = {0};
-    const char *role = json_string_value(json_object_get(message, "role"));
-    if (!role) FAIL(ERR_INPUT, "message %zu has no role", i + 1);
-    json_t *alone = json_pack("[O]", message);
-    int rc = render(o, alone, extra, false, &ids);
-    json_decref(alone);
-    if (rc == 0) {
-        int64_t skip = i > 0 && strcmp(role, "system") != 0 ? o->system.n : 0;
-        if (skip > ids.n) skip = ids.n;
-        const int64_t n = ids.n - skip;
-        const bool learn = strcmp(role, "assistant") == 0;
-        draft_add(s, ids.p + skip, n, learn ? o->header.n : n);
-    }
-    text_ids_free(&ids);
-    return rc;
+static void ask(json_t *each, json_t *messages, const json_t *extra) {
+    json_t *q = json_copy((json_t *)(uintptr_t)extra);
+    json_object_set_new(q, "messages", messages);
+    json_array_append_new(each, q);
 }
 
-static int check_whole(const struct opening *o, json_t *messages, json_t *extra, const struct draft *s) {
-    struct text_ids whole = {0};
-    int rc = render(o, messages, extra, false, &whole);
-    const bool same = whole.n == s->ids.n &&
-                      (whole.n == 0 || memcmp(whole.p, s->ids.p, (size_t)whole.n * sizeof *whole.p) == 0);
-    text_ids_free(&whole);
-    if (rc < 0 || same) return rc;
+/* Each message alone, then the whole conversation. */
+static int chat_ask(const struct opening *o, json_t *row, json_t *each) {
+    json_t *messages = json_object_get(row, o->a->messages_key), *m;
+    json_t *thinking = json_object_get(row, o->thinking_key), *tools = json_object_get(row, o->tools_key);
+    size_t i;
+    if (json_array_size(messages) == 0)
+        FAIL(ERR_INPUT, "column '%s' is not a list of messages {role, content}", o->a->messages_key);
+    json_array_foreach(messages, i, m)
+        if (!json_is_string(json_object_get(m, "role"))) FAIL(ERR_INPUT, "message %zu has no role", i + 1);
+    json_t *extra = json_pack("{s:b}", "add_generation_prompt", 0);
+    if (thinking && !json_is_null(thinking)) json_object_set(extra, "enable_thinking", thinking);
+    json_t *first = json_copy(extra); /* tools are announced once, with the first message */
+    if (json_array_size(tools)) json_object_set(first, "tools", tools);
+    json_array_foreach(messages, i, m) ask(each, json_pack("[O]", m), i == 0 ? first : extra);
+    ask(each, json_incref(messages), first);
+    json_decref(extra);
+    json_decref(first);
+    return 0;
+}
+
+/* Message i of a conversation, as it was rendered alone. */
+static void add_turn(const struct opening *o, const json_t *message, size_t i, const struct text_ids *ids, struct draft *s) {
+    const char *role = json_string_value(json_object_get(message, "role"));
+    int64_t skip = i > 0 && strcmp(role, "system") != 0 ? o->system.n : 0;
+    if (skip > ids->n) skip = ids->n;
+    const int64_t n = ids->n - skip;
+    const bool learn = strcmp(role, "assistant") == 0;
+    draft_add(s, ids->p + skip, n, learn ? o->header.n : n);
+}
+
+static int check_whole(struct opening *o, const struct text_ids *whole, const struct draft *s) {
+    if (whole->n == s->ids.n && (whole->n == 0 || memcmp(whole->p, s->ids.p, (size_t)whole->n * sizeof *whole->p) == 0))
+        return 0;
     if (!o->a->ignore_input_ids_mismatch)
         FAIL(ERR_INPUT, "the chat template renders the whole conversation differently from its turns one by "
                         "one (templates that change earlier turns do); set "
                         "data.ignore_input_ids_mismatch=True to train on the turns");
-    log_note("%s: turns rendered one by one differ from the whole conversation; the turns are used",
-             o->a->what);
+    o->n_mismatch++;
     return 0;
 }
 
-static int chat_draft(const struct opening *o, json_t *row, struct draft *s) {
+static int chat_draft(struct opening *o, json_t *row, const struct text_ids *ids, struct draft *s) {
     json_t *messages = json_object_get(row, o->a->messages_key), *m;
-    json_t *thinking = json_object_get(row, o->thinking_key), *tools = json_object_get(row, o->tools_key);
-    json_t *extra = json_object(), *first = NULL;
     size_t i;
-    int rc = 0;
-    if (json_array_size(messages) == 0)
-        FAILG(out, ERR_INPUT, "column '%s' is not a list of messages {role, content}", o->a->messages_key);
-    if (thinking && !json_is_null(thinking)) json_object_set(extra, "enable_thinking", thinking);
-    first = json_copy(extra); /* tools are announced once, with the first message */
-    if (json_array_size(tools)) json_object_set(first, "tools", tools);
-    json_array_foreach(messages, i, m) TRYG(add_turn(o, m, i, i == 0 ? first : extra, s), out);
-    TRYG(check_whole(o, messages, first, s), out);
-out:
-    json_decref(extra);
-    json_decref(first);
-    return rc;
+    json_array_foreach(messages, i, m) add_turn(o, m, i, &ids[i], s);
+    return check_whole(o, &ids[i], s);
 }
 
 /* --- open --- */
@@ -192,6 +198,56 @@ static int finish(struct opening *o, struct draft *s, struct sft_sample *out) {
     return 0;
 }
 
+/* Rows [lo, hi), rendered together. *at: the row at fault after an error. */
+static int add_rows(struct sft_dataset *d, struct opening *o, int64_t lo, int64_t hi, int64_t *at) {
+    json_t *each = json_array();
+    int64_t *first = xcalloc((size_t)(hi - lo) + 1, sizeof *first), done = 0; /* requests of row i: first[i - lo] on */
+    struct text_ids *ids = NULL;
+    int rc = 0;
+    for (*at = lo; *at < hi; ++*at) {
+        json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        first[*at - lo] = (int64_t)json_array_size(each);
+        TRYG(o->a->messages_key ? chat_ask(o, row, each) : pair_ask(o, row, each), out);
+    }
+    const int64_t n = first[hi - lo] = (int64_t)json_array_size(each);
+    ids = xcalloc((size_t)n, sizeof *ids);
+    rc = chat_template_encode_many(o->a->chat, o->a->chat_kwargs, each, ids, &done);
+    if (rc < 0) {
+        for (*at = lo; first[*at - lo + 1] <= done; ++*at) {}
+        goto out;
+    }
+    for (*at = lo; *at < hi; ++*at) {
+        struct draft s = {0};
+        json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        const struct text_ids *own = &ids[first[*at - lo]];
+        rc = o->a->messages_key ? chat_draft(o, row, own, &s) : pair_draft(o, row, own, &s);
+        if (rc == 0) rc = finish(o, &s, &d->samples[d->n]);
+        draft_free(&s);
+        if (rc < 0) break;
+        d->n++;
+    }
+out:
+    for (int64_t i = 0; ids && i < first[hi - lo]; i++) text_ids_free(&ids[i]);
+    free(ids);
+    free(first);
+    json_decref(each);
+    return rc;
+}
+
+/* What the rows as a whole lack. */
+static int check_samples(const struct opening *o, const struct sft_dataset *d) {
+    const struct sft_dataset_args *a = o->a;
+    if (o->n_mismatch)
+        log_note("%s: %lld of %lld conversations render differently turn by turn than as a whole; the turns are used", a->what,
+                 (long long)o->n_mismatch, (long long)d->n);
+    if (o->n_empty == d->n)
+        FAIL(ERR_INPUT, "%s: no row has a token to learn within data.max_length=%lld; raise it", a->what, (long long)a->max_length);
+    if (o->n_empty)
+        log_warn("%s: %lld of %lld rows have no token to learn within data.max_length=%lld", a->what,
+                 (long long)o->n_empty, (long long)d->n, (long long)a->max_length);
+    return 0;
+}
+
 int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a) {
     struct sft_dataset *d = xcalloc(1, sizeof *d);
     struct opening o = {.a = a,
@@ -210,24 +266,15 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
     TRYG(data__table_read(&o.t, &ta), out);
     if (a->messages_key) TRYG(find_affixes(&o), out);
     d->samples = xcalloc((size_t)o.t.n, sizeof *d->samples);
-    for (; d->n < o.t.n; d->n++) {
-        struct draft s = {0};
-        json_t *row = json_array_get(o.t.rows, (size_t)d->n);
-        rc = a->messages_key ? chat_draft(&o, row, &s) : pair_draft(&o, row, &s);
-        if (rc == 0) rc = finish(&o, &s, &d->samples[d->n]);
-        draft_free(&s);
+    for (int64_t lo = 0, at; lo < o.t.n; lo += ROWS) {
+        rc = add_rows(d, &o, lo, o.t.n - lo < ROWS ? o.t.n : lo + ROWS, &at);
         if (rc == 0) continue;
-        char *place = data__table_place(&o.t, d->n);
+        char *place = data__table_place(&o.t, at);
         err_wrap(rc, "%s: %s", a->what, place);
         free(place);
         goto out;
     }
-    if (o.n_empty == d->n)
-        FAILG(out, ERR_INPUT, "%s: no row has a token to learn within data.max_length=%lld; raise it",
-              a->what, (long long)a->max_length);
-    if (o.n_empty)
-        log_warn("%s: %lld of %lld rows have no token to learn within data.max_length=%lld", a->what,
-                 (long long)o.n_empty, (long long)d->n, (long long)a->max_length);
+    TRYG(check_samples(&o, d), out);
     *out = d;
     d = NULL;
 out:

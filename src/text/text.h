@@ -92,5 +92,10 @@ int chat_template_render(struct chat_template *c, const json_t *request, struct 
 /* The rendered text's ids, without further special tokens. text may be NULL. */
 int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text,
                          struct text_ids *ids);
+/* Many conversations in few requests to the helper: each is an array of requests, common (an
+ * object or NULL) holds the keys that all of them share. ids: one (zeroed) list for each.
+ * After an error *done is the number of the conversation at fault; those before it have their ids. */
+int chat_template_encode_many(struct chat_template *c, const json_t *common, const json_t *each, struct text_ids *ids,
+                              int64_t *done);
 
 #endif

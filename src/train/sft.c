@@ -341,7 +341,7 @@ static int resume_from(struct sft *s, const struct resume *r) {
 static int open_data(struct sft *s) {
     struct sft_config *k = &s->k;
     TRY(tokenizer_open(&s->tok, k->tokenizer_dir));
-    if (tokenizer_chat_template(s->tok, false)) TRY(chat_template_create(&s->chat, s->tok));
+    TRY(chat_template_create(&s->chat, s->tok));
     const char *const *val_files = k->val.files;
     const int64_t n_val = k->val.n_files, val_max_samples = k->val.max_samples;
     k->train.tok = s->tok;

@@ -398,6 +398,48 @@ static int add_row(void *arg, char *line, size_t n, int64_t no) {
 }
 
 /* Every request against what transformers renders (tools/oracle_text.py); null: refused. */
+/* Many at once, over the bound of one call: what each gives alone, refusals included. */
+static void check_chat_many(struct chat_template *c, const json_t *rows) {
+    enum { TIMES = 40 };
+    json_t *common = json_pack("{s:b}", "unused_by_templates", 1), *good = json_array(), *bad = NULL;
+    for (size_t i = 1; i < json_array_size(rows); i++) {
+        json_t *q = json_object_get(json_array_get(rows, i), "request");
+        if (json_is_null(json_object_get(json_array_get(rows, i), "text"))) bad = q;
+        else json_array_append(good, q);
+    }
+    const int64_t k = (int64_t)json_array_size(good), n = k * TIMES;
+    assert_true(n > 256 && bad);
+    struct text_ids *many = calloc((size_t)n + 1, sizeof *many);
+    json_t *each = json_array();
+    int64_t done;
+    for (int i = 0; i < TIMES; i++) json_array_extend(each, good);
+    assert_int_equal(chat_template_encode_many(c, common, each, many, &done), 0);
+    assert_int_equal(done, n);
+    for (int64_t i = 0; i < n; i++) {
+        struct text_ids one = {0};
+        if (i < k || i >= n - k) {
+            assert_int_equal(chat_template_encode(c, json_array_get(each, (size_t)i), NULL, &one), 0);
+            assert_int_equal(one.n, many[i].n);
+            assert_memory_equal(one.p, many[i].p, (size_t)one.n * sizeof *one.p);
+        }
+        text_ids_free(&one);
+        text_ids_free(&many[i]);
+    }
+    json_array_insert(each, (size_t)n - 3, bad);
+    const int rc = chat_template_encode(c, bad, NULL, &many[n]);
+    char *message = xstrdup(err_msg());
+    assert_true(rc < 0);
+    assert_int_equal(chat_template_encode_many(c, NULL, each, many, &done), rc);
+    assert_int_equal(done, n - 3);
+    assert_string_equal(err_msg(), message);
+    for (int64_t i = 0; i <= n; i++) text_ids_free(&many[i]);
+    free(message);
+    free(many);
+    json_decref(each);
+    json_decref(good);
+    json_decref(common);
+}
+
 static void check_chat(struct chat_template *c, const json_t *row) {
     const json_t *want = json_object_get(row, "text");
     struct buf text = {0};
@@ -441,6 +483,7 @@ static void test_chat(void **state) {
         ready = rc == 0;
         if (rc < 0 && rc != ERR_HELPER) fail_msg("%s", err_msg());
         for (size_t i = 1; ready && i < json_array_size(rows); i++) check_chat(c, json_array_get(rows, i));
+        if (ready) check_chat_many(c, rows);
         buf_free(&text);
         if (!ready) print_message("skipped: %s\n", err_msg());
         chat_template_destroy(c);
