@@ -520,3 +520,29 @@ int dev_adamw(struct dev *d, const struct adamw_args *a) {
     HAVE(adamw);
     return a->p.dim[0] ? d->ops->adamw(d, a) : 0;
 }
+
+int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
+    TRY(want_like("axpby", "y", y, F32, y)); /* any shape */
+    TRY(want_like("axpby", "x", x, F32, y));
+    HAVE(axpby);
+    return tensor_count(y) ? d->ops->axpby(d, y, a, x, b) : 0;
+}
+
+static int check_quant8(const char *op, const struct quant8_args *a) {
+    TRY(want1(op, "x", a->x, F32, ANY));
+    TRY(want_like(op, "code", a->code, U8, a->x));
+    TRY(want1(op, "scale", a->scale, F32, (a->x.dim[0] + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK));
+    return want1(op, "book", a->book, F32, 256);
+}
+
+int dev_quant8(struct dev *d, const struct quant8_args *a) {
+    TRY(check_quant8("quant8", a));
+    HAVE(quant8);
+    return a->x.dim[0] ? d->ops->quant8(d, a) : 0;
+}
+
+int dev_dequant8(struct dev *d, const struct quant8_args *a) {
+    TRY(check_quant8("dequant8", a));
+    HAVE(dequant8);
+    return a->x.dim[0] ? d->ops->dequant8(d, a) : 0;
+}

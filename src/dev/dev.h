@@ -41,6 +41,7 @@ const char *dtype_name(enum dtype dt); /* "f32", "bf16", ... */
 
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
+#define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
 
 /* A view: never owns.  Row-major and contiguous; dim[0] is the slowest.
  * data == NULL (TENSOR_NONE) stands for "not given" where an op says optional. */
@@ -183,6 +184,15 @@ struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay 
     int64_t step;       /* 1-based */
 };
 
+/* An f32 array x (n) as 8-bit codes, block by block: x[i] is about
+ * scale[i / DEV_QUANT_BLOCK] * book[code[i]], scale being the largest |x| of the block. */
+struct quant8_args {
+    struct tensor x;     /* (n) f32 */
+    struct tensor code;  /* (n) u8 */
+    struct tensor scale; /* (ceil(n / DEV_QUANT_BLOCK)) f32 */
+    struct tensor book;  /* (256) f32, ascending */
+};
+
 struct dev;
 
 /* pre for every op: tensors live on this device and were checked by the
@@ -247,6 +257,9 @@ struct dev_ops {
     /* optimizer */
     int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
     int (*adamw)(struct dev *d, const struct adamw_args *a);
+    int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+    int (*quant8)(struct dev *d, const struct quant8_args *a);
+    int (*dequant8)(struct dev *d, const struct quant8_args *a);
 };
 
 struct dev {
@@ -362,6 +375,13 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
 /* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
 int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int dev_adamw(struct dev *d, const struct adamw_args *a);
+/* y (any shape) f32 = a * x + b * y, two products and their sum rounded one by one. b == 0: y is not read. */
+int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+/* x -> code, scale. Each x / scale takes the code of the nearest entry of the book, the lower one
+ * of two that are equally near; a block of zeros has scale 0. x must be finite. */
+int dev_quant8(struct dev *d, const struct quant8_args *a);
+/* code, scale -> x = book[code] * scale. */
+int dev_dequant8(struct dev *d, const struct quant8_args *a);
 
 /* ---- scalar conversions, used by backends, loaders and tests ---- */
 static inline float bf16_to_f32(uint16_t b) {

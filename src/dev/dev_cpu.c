@@ -157,6 +157,9 @@ static const struct dev_ops cpu_ops = {
     .lmhead_bwd = cpu_lmhead_bwd,
     .sumsq = cpu_sumsq,
     .adamw = cpu_adamw,
+    .axpby = cpu_axpby,
+    .quant8 = cpu_quant8,
+    .dequant8 = cpu_dequant8,
 };
 
 /* Bytes this process may have: the machine's, or its control group's limit. */

@@ -109,6 +109,11 @@ int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
 int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int cpu_adamw(struct dev *d, const struct adamw_args *a);
 
+/* ---- ops in dev_cpu_optim.c ---- */
+int cpu_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+int cpu_quant8(struct dev *d, const struct quant8_args *a);
+int cpu_dequant8(struct dev *d, const struct quant8_args *a);
+
 /* ---- ops in dev_cpu_attn.c ---- */
 int cpu_attn_fwd(struct dev *d, const struct attn_args *a);
 int cpu_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,

@@ -144,6 +144,46 @@ static int ref_adamw(struct dev *d, const struct adamw_args *a) {
     return 0;
 }
 
+static int ref_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
+    (void)d;
+    float *to = y.data;
+    const float *from = x.data;
+    for (int64_t i = 0; i < tensor_count(y); i++) to[i] = b == 0 ? a * from[i] : a * from[i] + b * to[i];
+    return 0;
+}
+
+/* ---- 8 bits ---- */
+
+/* The number of midpoints between neighbours of the book below v. */
+static uint8_t nearest_code(const float *book, float v) {
+    int code = 0;
+    while (code < 255 && 0.5f * (book[code] + book[code + 1]) < v) code++;
+    return (uint8_t)code;
+}
+
+static int ref_quant8(struct dev *d, const struct quant8_args *a) {
+    const float *x = a->x.data;
+    float *scale = a->scale.data;
+    uint8_t *code = a->code.data;
+    (void)d;
+    for (int64_t b = 0, n = a->x.dim[0]; b < a->scale.dim[0]; b++) {
+        const int64_t lo = b * DEV_QUANT_BLOCK, hi = lo + DEV_QUANT_BLOCK < n ? lo + DEV_QUANT_BLOCK : n;
+        scale[b] = 0;
+        for (int64_t i = lo; i < hi; i++) scale[b] = fmaxf(scale[b], fabsf(x[i]));
+        for (int64_t i = lo; i < hi; i++) code[i] = nearest_code(a->book.data, scale[b] > 0 ? x[i] / scale[b] : 0);
+    }
+    return 0;
+}
+
+static int ref_dequant8(struct dev *d, const struct quant8_args *a) {
+    float *x = a->x.data;
+    const float *scale = a->scale.data, *book = a->book.data;
+    const uint8_t *code = a->code.data;
+    (void)d;
+    for (int64_t i = 0; i < a->x.dim[0]; i++) x[i] = book[code[i]] * scale[i / DEV_QUANT_BLOCK];
+    return 0;
+}
+
 /* ---- the table ---- */
 
 static const struct dev_ops ref_ops = {
@@ -182,6 +222,9 @@ static const struct dev_ops ref_ops = {
     .lmhead_bwd = ref_lmhead_bwd,
     .sumsq = ref_sumsq,
     .adamw = ref_adamw,
+    .axpby = ref_axpby,
+    .quant8 = ref_quant8,
+    .dequant8 = ref_dequant8,
 };
 
 int dev_open_ref(struct dev *d) {

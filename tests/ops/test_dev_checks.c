@@ -115,6 +115,10 @@ static void test_misfits(void **state) {
     REFUSED(weight_unpack, dev_weight_unpack(d, b16, w));
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F32, 1), x));
     REFUSED(adamw, dev_adamw(d, &opt));
+    REFUSED(axpby, dev_axpby(d, x, 1, tensor_2d(g, DT_F32, 8, 4), 1));
+    const struct quant8_args q8 = {.x = tensor_1d(f, DT_F32, 64), .code = tensor_1d(g, DT_U8, 64), .scale = tensor_1d(g, DT_F32, 2)};
+    REFUSED(quant8, dev_quant8(d, &q8));
+    REFUSED(dequant8, dev_dequant8(d, &q8));
 #undef REFUSED
     /* nothing to do is no error, even without buffers */
     assert_int_equal(dev_matmul_fwd(d, tensor_2d(NULL, DT_F32, 0, 8), tensor_2d(NULL, DT_F32, 0, 8), w, TENSOR_NONE, false), 0);
@@ -261,8 +265,68 @@ static void test_adamw(void **state) {
         }
 }
 
+/* y = a x + b y of n elements, then x as codes and back. out: y, x from codes, codes as floats, scales. */
+static int combine_and_quantize(struct dev *d, const float *x, const float *y, const float *book, int64_t n, float *out) {
+    struct run r = {.d = d};
+    const int64_t blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
+    const struct tensor shape = shape_1d(DT_F32, n), ty = up_values(&r, shape, false, y, NULL);
+    struct quant8_args q = {.x = up_values(&r, shape, false, x, NULL), .code = dev_new(&r, shape_1d(DT_U8, n), false),
+                            .scale = dev_new(&r, shape_1d(DT_F32, blocks), false),
+                            .book = up_values(&r, shape_1d(DT_F32, 256), false, book, NULL)};
+    uint8_t *codes = xcalloc((size_t)n, 1);
+    int rc = dev_axpby(d, ty, 0.3f, q.x, -1.7f);
+    if (rc == 0) rc = dev_copy_out(d, out, ty.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_quant8(d, &q);
+    if (rc == 0) rc = dev_zero(d, q.x.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_dequant8(d, &q);
+    if (rc == 0) rc = dev_copy_out(d, out + n, q.x.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_copy_out(d, codes, q.code.data, (size_t)n);
+    for (int64_t i = 0; i < n; i++) out[2 * n + i] = codes[i];
+    if (rc == 0) rc = dev_copy_out(d, out + 3 * n, q.scale.data, (size_t)blocks * 4);
+    free(codes);
+    run_free_blocks(&r);
+    return rc;
+}
+
+/* Definitions that leave nothing open: every backend gives the same bits, and they are right. */
+static void test_flat_ops(void **state) {
+    (void)state;
+    float book[256];
+    for (int i = 0; i < 256; i++) book[i] = (float)(i - 127) * (float)abs(i - 127) / (128.0f * 128.0f);
+    for (int64_t k = 0; k < COUNT(lengths); k++) {
+        const int64_t n = lengths[k], blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK, all = 3 * n + blocks;
+        struct rng g = {.seed = 3, .stream = RNG_TEST};
+        float *x = xcalloc((size_t)n, 4), *y = xcalloc((size_t)n, 4), *want = xcalloc((size_t)all, 4), *got = xcalloc((size_t)all, 4);
+        for (int64_t i = 0; i < n; i++) {
+            x[i] = i / DEV_QUANT_BLOCK == 2 ? 0 : rng_normal(&g) * (i % 3 ? 1e-6f : 1); /* a block of zeros */
+            y[i] = rng_normal(&g);
+        }
+        assert_int_equal(combine_and_quantize(&two.dev[0], x, y, book, n, want), 0);
+        for (int64_t i = 0; i < n; i++) {
+            const float scale = want[3 * n + i / DEV_QUANT_BLOCK], v = scale > 0 ? x[i] / scale : 0;
+            const int code = (int)want[2 * n + i];
+            assert_true(want[i] == 0.3f * x[i] + -1.7f * y[i]);
+            assert_true(fabsf(x[i]) <= scale && want[n + i] == book[code] * scale);
+            for (int c = 0; c < 256; c++) assert_true(fabsf(book[code] - v) <= fabsf(book[c] - v) + 1e-7f); /* none is nearer */
+        }
+        for (int b = 0; b < two.n; b++) {
+            const int rc = combine_and_quantize(&two.dev[b], x, y, book, n, got);
+            if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "axpby, quant8, dequant8");
+            else assert_int_equal(rc, 0);
+            if (rc == 0) assert_memory_equal(got, want, (size_t)all * 4);
+            if (rc == 0) assert_int_equal(combine_and_quantize(&one.dev[b], x, y, book, n, got), 0);
+            if (rc == 0) assert_memory_equal(got, want, (size_t)all * 4);
+        }
+        free(x);
+        free(y);
+        free(want);
+        free(got);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_flat_ops),
         cmocka_unit_test(test_tensor),  cmocka_unit_test(test_memory), cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_missing), cmocka_unit_test(test_sumsq),  cmocka_unit_test(test_adamw),
     };
