@@ -60,20 +60,21 @@ static int read_host(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
-/* optim.safetensors: the flat fp32 arrays as they are, so that a resume is bitwise. */
+/* optim.safetensors: master and state arrays as they are, so that a resume is bitwise. */
 static int save_optim(const char *dir, const struct ckpt_part *p) {
     struct model *m = p->model;
-    struct dev_read src[3] = {{m->dev, (const char *)m->master},
-                              {m->dev, (const char *)p->optim->m},
-                              {m->dev, (const char *)p->optim->v}};
-    static const char *const names[3] = {"master", "exp_avg", "exp_avg_sq"};
-    struct st_write_tensor t[4] = {
-        [3] = {.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step}};
-    for (int i = 0; i < 3; i++)
-        t[i] = (struct st_write_tensor){.name = names[i], .dt = DT_F32, .nd = 1, .dim = {m->n_elems},
+    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, m->n_elems, m->master}};
+    struct dev_read src[OPTIM_MAX_ARRAYS + 1];
+    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2];
+    const int n = 1 + optim_arrays(p->optim, arrays + 1);
+    for (int i = 0; i < n; i++) {
+        src[i] = (struct dev_read){m->dev, arrays[i].data};
+        t[i] = (struct st_write_tensor){.name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n},
                                         .read = read_device, .arg = &src[i]};
+    }
+    t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
     char *path = file_join(dir, "optim.safetensors");
-    const int rc = st_write(path, t, 4, NULL);
+    const int rc = st_write(path, t, n + 1, NULL);
     free(path);
     return rc;
 }
@@ -392,13 +393,13 @@ int ckpt_read_trainer(const char *dir, json_t **trainer) {
     return rc;
 }
 
-static int load_flat(const struct st_file *f, const char *name, struct model *m, float *dst, const char *path) {
-    const struct st_tensor *t = st_find(f, name);
-    if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", path, name);
-    if (t->dt != DT_F32 || t->bytes != (size_t)m->n_elems * 4)
-        FAIL(ERR_FORMAT, "%s: tensor %s has %zu bytes of %s, this model needs %lld f32 elements", path, name, t->bytes,
-             dtype_name(t->dt), (long long)m->n_elems);
-    return dev_copy_in(m->dev, dst, t->data, t->bytes);
+static int load_flat(const struct st_file *f, const struct optim_array *a, struct dev *dev, const char *path) {
+    const struct st_tensor *t = st_find(f, a->name);
+    if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing; resume with the optimizer that saved it", path, a->name);
+    if (t->dt != a->dt || t->bytes != (size_t)a->n * dtype_size(a->dt))
+        FAIL(ERR_FORMAT, "%s: tensor %s has %zu bytes of %s, this model and optimizer need %lld elements of %s", path, a->name,
+             t->bytes, dtype_name(t->dt), (long long)a->n, dtype_name(a->dt));
+    return dev_copy_in(dev, a->data, t->data, t->bytes);
 }
 
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
@@ -407,9 +408,9 @@ int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     struct st_file *f = NULL;
     int rc = 0;
     TRYG(st_open(&f, path), out);
-    TRYG(load_flat(f, "master", p->model, p->model->master, path), out);
-    TRYG(load_flat(f, "exp_avg", p->model, p->optim->m, path), out);
-    TRYG(load_flat(f, "exp_avg_sq", p->model, p->optim->v, path), out);
+    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_elems, p->model->master}};
+    const int n = 1 + optim_arrays(p->optim, arrays + 1);
+    for (int i = 0; i < n; i++) TRYG(load_flat(f, &arrays[i], p->model->dev, path), out);
     const struct st_tensor *step = st_find(f, "step");
     if (!step || step->dt != DT_I64 || step->bytes != 8) FAILG(out, ERR_FORMAT, "%s: tensor step is missing", path);
     memcpy(&p->optim->step, step->data, 8);

@@ -2,7 +2,7 @@
  *
  *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
  *   ROOT/global_step_N/actor/                    a Hugging Face model directory as it is
- *   ROOT/global_step_N/actor/optim.safetensors   fp32 master (when it differs), exp_avg, exp_avg_sq
+ *   ROOT/global_step_N/actor/optim.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step
  *   ROOT/global_step_N/trainer.json              step, optimizer step, data cursor, RNG, controller values
  *   ROOT/global_step_N/config.yaml               resolved configuration
  *   ROOT/global_step_N/manifest.json             size and XXH3-128 of every file; written last

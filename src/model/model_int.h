@@ -27,6 +27,24 @@ static inline int64_t model__group_count(const struct model_group *g) {
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
 
+/* ---- optimizers: one step of one run, with gradients times scale ---- */
+struct optim_run_args {
+    struct model *m;
+    float *grads;
+    const struct optim_config *c;
+    double lr;
+    float scale;
+    int64_t step; /* 1-based */
+};
+int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+/* Claims the scratch of the largest runs; fields that no run needs stay NULL. */
+void optim__adamw8_layout(struct optim *o, struct arena *m);
+void optim__muon_layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *m);
+/* Ascending code book of the dynamic data type, signed for m, not negative for v. */
+void optim__dynamic_book(bool is_signed, float book[256]);
+
 /* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
 bool model__all_finite(const void *src, enum dtype dt, int64_t n);

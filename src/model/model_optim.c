@@ -1,10 +1,13 @@
-/* model_optim.c - AdamW on the fp32 master, clipping by global norm, schedules.
+/* model_optim.c - optimizers on the fp32 master, clipping by global norm, schedules.
  *
- * One parameter group with one weight decay for all, as verl's FSDP workers
- * have it.  Arithmetic of the step is the device's (torch.optim.AdamW).
+ * AdamW and SGD are here, model_optim_muon.c and model_optim_8bit.c have the others.
+ * One learning rate and one weight decay for all parameters, as verl's FSDP workers
+ * have it.  The flat master is cut into runs, each with its rule and its place in
+ * the state arrays.
  * Invariant: a gradient that is not finite changes nothing, and is named. */
 #include "model/model_int.h"
 
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
 
@@ -42,21 +45,116 @@ double optim_lr(const struct optim_config *c, int64_t step) {
     return c->lr * (from + (1 - from) * up);
 }
 
+/* ---- kinds ---- */
+
+static const struct {
+    const char *name;
+    enum optim_kind kind;
+} names[] = {{"AdamW", OPTIM_ADAMW}, {"adamw", OPTIM_ADAMW}, {"adam", OPTIM_ADAMW},
+             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"AdamW8Bit", OPTIM_ADAMW8},
+             {"SGD", OPTIM_SGD}, {"sgd", OPTIM_SGD}, {"Muon", OPTIM_MUON}, {"muon", OPTIM_MUON}};
+
+bool optim_kind_find(const char *name, enum optim_kind *out) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i].name, name) != 0) continue;
+        *out = names[i].kind;
+        return true;
+    }
+    return false;
+}
+
+const char *optim_kind_name(enum optim_kind k) {
+    static const char *const text[] = {"AdamW", "AdamW8bit", "SGD", "Muon"};
+    return text[k];
+}
+
 /* ---- state ---- */
 
-int optim_create(struct optim **out, struct model *m) {
+enum { MIN_QUANTIZED = 4096 }; /* smaller tensors keep f32 moments, as bitsandbytes has it */
+
+static enum optim_kind rule_of(const struct model *m, const struct model_param *p, enum optim_kind kind) {
+    const struct model_group *g = &m->groups[p->group];
+    const int64_t n = p->rows * p->cols;
+    if (kind == OPTIM_MUON && (p->nd != 2 || g == m->g_embed || g == m->g_head)) return OPTIM_ADAMW;
+    if (kind == OPTIM_ADAMW8 && (p->nd != 2 || n < MIN_QUANTIZED)) return OPTIM_ADAMW;
+    return kind;
+}
+
+/* The next stretch of o's arrays for one parameter. */
+static struct optim_run place(struct optim *o, const struct model_param *p, enum optim_kind rule, bool momentum) {
+    struct optim_run r = {.rule = rule, .offset = p->offset, .n = p->rows * p->cols, .rows = p->rows, .cols = p->cols,
+                          .m_at = -1, .v_at = -1, .q_at = -1, .b_at = -1};
+    if (rule == OPTIM_ADAMW8) {
+        r.q_at = o->n_q;
+        r.b_at = o->n_b;
+        o->n_q += r.n;
+        o->n_b += (r.n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
+        return r;
+    }
+    if (rule != OPTIM_SGD || momentum) {
+        r.m_at = o->n_m;
+        o->n_m += r.n;
+    }
+    if (rule == OPTIM_ADAMW) {
+        r.v_at = o->n_v;
+        o->n_v += r.n;
+    }
+    return r;
+}
+
+/* Neighbours under an elementwise rule become one run, so that AdamW and SGD alone are one call of the device. */
+static void make_runs(struct optim *o, const struct model *m, bool momentum) {
+    o->runs = xcalloc((size_t)m->n_params, sizeof *o->runs);
+    for (int64_t i = 0; i < m->n_params; i++) {
+        const struct optim_run r = place(o, &m->params[i], rule_of(m, &m->params[i], o->kind), momentum);
+        struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
+        if (last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD)) last->n += r.n;
+        else o->runs[o->n_runs++] = r;
+    }
+}
+
+static void layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *a) {
+    if (o->n_m) o->m = arena_take(a, (size_t)o->n_m * 4);
+    if (o->n_v) o->v = arena_take(a, (size_t)o->n_v * 4);
+    optim__adamw8_layout(o, a);
+    optim__muon_layout(o, dev, act, a);
+    o->sum = arena_take(a, sizeof(double));
+    o->block_bytes = a->used;
+}
+
+size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc) {
+    struct model m = {.cfg = *c};
+    struct optim o = {.kind = oc->kind};
+    struct arena a = {0};
+    model__params_build(&m);
+    make_runs(&o, &m, oc->momentum != 0);
+    layout(&o, dev, act, &a);
+    free(o.runs);
+    model__params_free(&m);
+    return o.block_bytes;
+}
+
+static int fill_books(struct optim *o, struct dev *dev) {
+    float books[2][256];
+    if (!o->book) return 0;
+    optim__dynamic_book(true, books[0]);
+    optim__dynamic_book(false, books[1]);
+    return dev_copy_in(dev, o->book, books, sizeof books);
+}
+
+int optim_create(struct optim **out, struct model *m, const struct optim_config *c) {
     int rc = 0;
-    const size_t bytes = (size_t)m->n_elems * sizeof(float);
+    struct arena a = {0};
     struct optim *o = xcalloc(1, sizeof *o);
-    void *p = NULL;
     CHECK(m->master != NULL);
-    TRYG(dev_alloc(m->dev, bytes, &p), fail);
-    o->m = p;
-    TRYG(dev_alloc(m->dev, bytes, &p), fail);
-    o->v = p;
-    TRYG(dev_alloc(m->dev, sizeof(double), &o->sum), fail);
-    TRYG(dev_zero(m->dev, o->m, bytes), fail);
-    TRYG(dev_zero(m->dev, o->v, bytes), fail);
+    o->kind = c->kind;
+    make_runs(o, m, c->momentum != 0);
+    layout(o, m->dev, m->act, &a);
+    TRYG(dev_alloc(m->dev, o->block_bytes, &o->block), fail);
+    TRYG(dev_zero(m->dev, o->block, o->block_bytes), fail);
+    a = (struct arena){.base = o->block, .cap = o->block_bytes};
+    layout(o, m->dev, m->act, &a);
+    TRYG(fill_books(o, m->dev), fail);
     *out = o;
     return 0;
 fail:
@@ -66,10 +164,25 @@ fail:
 
 void optim_destroy(struct optim *o, struct model *m) {
     if (!o) return;
-    dev_free(m->dev, o->m, (size_t)m->n_elems * sizeof(float));
-    dev_free(m->dev, o->v, (size_t)m->n_elems * sizeof(float));
-    dev_free(m->dev, o->sum, sizeof(double));
+    if (o->block) dev_free(m->dev, o->block, o->block_bytes);
+    free(o->runs);
     free(o);
+}
+
+int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
+    const bool adam = o->kind == OPTIM_ADAMW || o->kind == OPTIM_ADAMW8;
+    const struct optim_array all[OPTIM_MAX_ARRAYS] = {
+        {adam ? "exp_avg" : "momentum_buffer", DT_F32, o->n_m, o->m},
+        {"exp_avg_sq", DT_F32, o->n_v, o->v},
+        {"exp_avg_code", DT_U8, o->n_q, o->m_code},
+        {"exp_avg_scale", DT_F32, o->n_b, o->m_scale},
+        {"exp_avg_sq_code", DT_U8, o->n_q, o->v_code},
+        {"exp_avg_sq_scale", DT_F32, o->n_b, o->v_scale},
+    };
+    int n = 0;
+    for (int i = 0; i < OPTIM_MAX_ARRAYS; i++)
+        if (all[i].n > 0) out[n++] = all[i];
+    return n;
 }
 
 /* ---- the step ---- */
@@ -94,28 +207,55 @@ static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char na
     return 0;
 }
 
+int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    const struct adamw_args x = {
+        .p = tensor_1d(a->m->master + r->offset, DT_F32, r->n),
+        .m = tensor_1d(o->m + r->m_at, DT_F32, r->n),
+        .v = tensor_1d(o->v + r->v_at, DT_F32, r->n),
+        .g = tensor_1d(a->grads + r->offset, DT_F32, r->n),
+        .lr = a->lr,
+        .beta1 = a->c->beta1,
+        .beta2 = a->c->beta2,
+        .eps = a->c->eps,
+        .weight_decay = a->c->weight_decay,
+        .grad_scale = a->scale,
+        .step = a->step,
+    };
+    return dev_adamw(a->m->dev, &x);
+}
+
+/* torch.optim.SGD: g += wd p; b = mu b + (1 - dampening) g, in the first step b = g; p -= lr b,
+ * with nesterov lr (g + mu b). The gradients' array takes g. */
+static int sgd_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    struct dev *d = a->m->dev;
+    const struct tensor p = tensor_1d(a->m->master + r->offset, DT_F32, r->n), g = tensor_1d(a->grads + r->offset, DT_F32, r->n);
+    const float mu = (float)a->c->momentum, lr = (float)a->lr;
+    TRY(dev_axpby(d, g, (float)a->c->weight_decay, p, a->scale));
+    if (r->m_at < 0) return dev_axpby(d, p, -lr, g, 1);
+    const struct tensor buf = tensor_1d(o->m + r->m_at, DT_F32, r->n);
+    if (a->step == 1) TRY(dev_axpby(d, buf, 1, g, 0));
+    else TRY(dev_axpby(d, buf, (float)(1 - a->c->dampening), g, mu));
+    if (!a->c->nesterov) return dev_axpby(d, p, -lr, buf, 1);
+    TRY(dev_axpby(d, g, mu, buf, 1));
+    return dev_axpby(d, p, -lr, g, 1);
+}
+
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr,
                struct optim_result *r) {
-    const int64_t n = m->n_elems;
     *r = (struct optim_result){0};
-    TRY(grad_norm(m, tensor_1d(grads, DT_F32, n), o->sum, &r->grad_norm));
+    TRY(grad_norm(m, tensor_1d(grads, DT_F32, m->n_elems), o->sum, &r->grad_norm));
     if (!isfinite(r->grad_norm)) return name_bad_tensor(m, grads, o->sum, r->bad_tensor);
     double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
     if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));
-    const struct adamw_args a = {
-        .p = tensor_1d(m->master, DT_F32, n),
-        .m = tensor_1d(o->m, DT_F32, n),
-        .v = tensor_1d(o->v, DT_F32, n),
-        .g = tensor_1d(grads, DT_F32, n),
-        .lr = lr,
-        .beta1 = c->beta1,
-        .beta2 = c->beta2,
-        .eps = c->eps,
-        .weight_decay = c->weight_decay,
-        .grad_scale = (float)scale,
-        .step = o->step + 1,
-    };
-    TRY(dev_adamw(m->dev, &a));
+    const struct optim_run_args a = {.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
+    for (int64_t i = 0; i < o->n_runs; i++) {
+        switch (o->runs[i].rule) {
+        case OPTIM_ADAMW: TRY(optim__adamw_run(o, &o->runs[i], &a)); break;
+        case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, &o->runs[i], &a)); break;
+        case OPTIM_SGD: TRY(sgd_run(o, &o->runs[i], &a)); break;
+        case OPTIM_MUON: TRY(optim__muon_run(o, &o->runs[i], &a)); break;
+        }
+    }
     o->step++;
     return model_refresh(m);
 }

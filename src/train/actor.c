@@ -77,7 +77,8 @@ int actor_create(struct actor **out, const struct actor_args *args) {
         CHECK(a->model->master != NULL);
         TRYG(dev_alloc(a->dev, (size_t)a->model->n_elems * 4, &g), fail);
         a->grads = g;
-        TRYG(optim_create(&a->optim, a->model), fail);
+        const struct optim_config adamw = {.kind = OPTIM_ADAMW};
+        TRYG(optim_create(&a->optim, a->model, args->optim ? args->optim : &adamw), fail);
     }
     const size_t rows = (size_t)a->max_rows;
     a->ids = xmalloc(rows * 4);

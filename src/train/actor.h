@@ -36,6 +36,7 @@ struct actor_args {
     enum model_keep keep;   /* KEEP_LAYER or KEEP_ALL when train */
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
+    const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     void *block;            /* actor_block_bytes of device memory to share with another phase; NULL: own */
 };
 /* Device bytes of activations and batch arrays (not of gradients and moments). */

@@ -159,7 +159,7 @@ static void check_adamw(const char *backend) {
     case_open(&c, &(struct case_args){"qwen2", backend, 2, DT_F32, MODEL_TRAIN});
     pack_case(&c, &b);
     OK(model_acts_create(&a, c.m, c.n_rows, MODEL_KEEP_LAYER, NULL));
-    OK(optim_create(&opt, c.m));
+    OK(optim_create(&opt, c.m, &o));
     const size_t bytes = (size_t)c.m->n_elems * 4;
     float *g = case_alloc(&c.dev, bytes);
     double e_norm = 0, e_loss = 0;

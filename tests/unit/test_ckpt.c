@@ -43,7 +43,7 @@ static int setup(void **state) {
     OK(dev_open_cpu(&f->dev, 1, NULL));
     const struct model_open_args a = {.dir = f->model_dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = 32};
     OK(model_open(&f->model, &f->dev, &a));
-    OK(optim_create(&f->optim, f->model));
+    OK(optim_create(&f->optim, f->model, &(struct optim_config){.kind = OPTIM_ADAMW}));
     *state = f;
     return 0;
 }

@@ -345,7 +345,7 @@ static void non_finite_gradient_changes_nothing(void **state) {
     struct optim_result r;
     const struct optim_config cfg = {.lr = 1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
     case_open(&c, &(struct case_args){"qwen2", "ref", 1, DT_F32, MODEL_TRAIN});
-    OK(optim_create(&o, c.m));
+    OK(optim_create(&o, c.m, &cfg));
     const size_t bytes = (size_t)c.m->n_elems * 4;
     float *g = case_alloc(&c.dev, bytes), *before = xmalloc(bytes), *after = xmalloc(bytes);
     OK(dev_zero(&c.dev, g, bytes));

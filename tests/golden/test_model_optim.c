@@ -1,0 +1,199 @@
+/* test_model_optim.c - optimizers and schedules against torch's, bitsandbytes' and verl's
+ * (tools/oracle_optim.py). Weights and gradients are the formulas of that file. */
+#include "model_case.h"
+
+#include "base/json.h"
+#include "model/model_int.h"
+
+static json_t *want;
+
+static double num(const json_t *o, const char *key) { return json_number_value(json_object_get(o, key)); }
+
+static int setup(void **state) {
+    (void)state;
+    return json_load(&want, FIXTURES "/train/optim.json", 0);
+}
+static int teardown(void **state) {
+    (void)state;
+    json_decref(want);
+    return 0;
+}
+
+static struct optim_config config_of(const json_t *k) {
+    const json_t *betas = json_object_get(want, "betas");
+    struct optim_config c = {.lr = num(want, "lr"), .weight_decay = num(want, "weight_decay"), .eps = num(want, "eps"),
+                             .beta1 = json_number_value(json_array_get(betas, 0)), .beta2 = json_number_value(json_array_get(betas, 1)),
+                             .momentum = num(k, "momentum"), .dampening = num(k, "dampening"), .ns_steps = 5,
+                             .nesterov = json_is_true(json_object_get(k, "nesterov")),
+                             .muon_original_lr = json_is_true(json_object_get(k, "original")), .schedule = "constant"};
+    assert_true(optim_kind_find(json_string_value(json_object_get(k, "optimizer")), &c.kind));
+    return c;
+}
+
+static void fill(const struct model *m, float *flat, int step) {
+    for (int64_t x = 0; x < m->n_params; x++) {
+        const struct model_param *p = &m->params[x];
+        const double len = (double)strlen(p->name);
+        for (int64_t k = 0; k < p->rows * p->cols; k++) {
+            const double i = (double)k;
+            flat[p->offset + k] = step == 0 ? (float)(0.05 * sin(0.11 * i + len))
+                                            : (float)(sin(0.37 * i + 0.013 * i * i + 1.7 * step + len) * (k % 5 == 0 ? 1.0 : 1e-3));
+        }
+    }
+}
+
+struct trained {
+    struct dev dev;
+    struct model *m;
+    float *w; /* the master after the fixture's steps */
+};
+
+static void train(struct trained *t, const struct optim_config *c, const char *backend, int threads, enum dtype act) {
+    char dir[] = "/tmp/verlc_optim_XXXXXX";
+    struct optim *o;
+    struct optim_result r;
+    assert_non_null(mkdtemp(dir));
+    OK(model_init_dir(json_object_get(want, "config"), dir, 1, DT_F32));
+    case_dev(&t->dev, backend, threads);
+    OK(model_open(&t->m, &t->dev, &(struct model_open_args){.dir = dir, .act = act, .flags = MODEL_TRAIN, .max_len = 8}));
+    OK(optim_create(&o, t->m, c));
+    assert_int_equal(o->block_bytes, optim_bytes(&t->m->cfg, &t->dev, act, c));
+    const size_t bytes = (size_t)t->m->n_elems * 4;
+    float *g = case_alloc(&t->dev, bytes);
+    t->w = xmalloc(bytes);
+    fill(t->m, t->w, 0);
+    OK(dev_copy_in(&t->dev, t->m->master, t->w, bytes));
+    for (int step = 1; step <= (int)num(want, "steps"); step++) {
+        fill(t->m, t->w, step);
+        OK(dev_copy_in(&t->dev, g, t->w, bytes));
+        OK(optim_step(o, t->m, g, c, c->lr, &r));
+    }
+    OK(dev_copy_out(&t->dev, t->w, t->m->master, bytes));
+    dev_free(&t->dev, g, bytes);
+    optim_destroy(o, t->m);
+    OK(file_remove_tree(dir));
+}
+
+static void trained_free(struct trained *t) {
+    free(t->w);
+    model_close(t->m);
+    dev_close(&t->dev);
+}
+
+/* Largest difference of the sampled weights from a case's. */
+static double worst_of(const struct trained *t, const json_t *k) {
+    const int64_t stride = (int64_t)num(want, "stride");
+    double worst = 0;
+    for (int64_t p = 0; p < t->m->n_params; p++) {
+        const struct model_param *x = &t->m->params[p];
+        const json_t *v = json_object_get(json_object_get(k, "values"), x->name);
+        assert_int_equal(json_array_size(v), (x->rows * x->cols + stride - 1) / stride);
+        for (size_t s = 0; s < json_array_size(v); s++)
+            worst = fmax(worst, fabs(t->w[x->offset + (int64_t)s * stride] - json_number_value(json_array_get(v, s))));
+    }
+    return worst;
+}
+
+static void optimizers_match(void **state) {
+    (void)state;
+    const json_t *cases = json_object_get(want, "cases"), *k;
+    static const char *const backends[] = {"ref", "cpu"};
+    size_t i;
+    assert_int_equal(json_array_size(cases), 8);
+    json_array_foreach((json_t *)(uintptr_t)cases, i, k) for (int b = 0; b < 2; b++) {
+        const struct optim_config c = config_of(k);
+        struct trained one, two;
+        train(&one, &c, backends[b], 1, DT_F32);
+        train(&two, &c, backends[b], 2, DT_F32);
+        const double worst = worst_of(&one, k);
+        print_message("%s on %s: %.1e\n", json_string_value(json_object_get(k, "name")), backends[b], worst);
+        /* Weights moved by about 0.06. Newton-Schulz enlarges roundings 3.4 times an iteration; a moment
+         * between two 8-bit codes may take either. */
+        assert_true(worst <= (c.kind == OPTIM_MUON ? 1e-6 : c.kind == OPTIM_ADAMW8 ? 1e-4 : 2e-7));
+        assert_memory_equal(one.w, two.w, (size_t)one.m->n_elems * 4); /* threads change nothing */
+        trained_free(&one);
+        trained_free(&two);
+    }
+}
+
+/* In bf16 the products round, the direction stays: as in torch, whose Muon is bf16 always. */
+static void muon_in_bf16(void **state) {
+    (void)state;
+    const json_t *k = json_array_get(json_object_get(want, "cases"), 5);
+    const struct optim_config c = config_of(k);
+    struct trained f32, bf16;
+    assert_int_equal(c.kind, OPTIM_MUON);
+    train(&f32, &c, "cpu", 1, DT_F32);
+    train(&bf16, &c, "cpu", 1, DT_BF16);
+    float *start = xmalloc((size_t)f32.m->n_elems * 4);
+    double diff = 0, all = 0;
+    fill(f32.m, start, 0);
+    for (int64_t i = 0; i < f32.m->n_elems; i++) {
+        diff += pow((double)f32.w[i] - (double)bf16.w[i], 2);
+        all += pow((double)f32.w[i] - (double)start[i], 2);
+    }
+    print_message("bf16 against f32: %.3f of the way\n", sqrt(diff / all));
+    assert_true(diff > 0 && sqrt(diff / all) < 0.05); /* 2^-8 a rounding, enlarged over five iterations */
+    free(start);
+    trained_free(&f32);
+    trained_free(&bf16);
+}
+
+static void code_books_are_bitsandbytes(void **state) {
+    (void)state;
+    for (int s = 0; s < 2; s++) {
+        float book[256];
+        optim__dynamic_book(s == 0, book);
+        for (int i = 0; i < 256; i++) {
+            const double b = json_number_value(json_array_get(json_array_get(json_object_get(want, "books"), (size_t)s), (size_t)i));
+            assert_true(fabs(book[i] - b) <= 2e-7 * fabs(b)); /* theirs is computed in fp32: two roundings apart */
+        }
+    }
+}
+
+static void schedules_match(void **state) {
+    (void)state;
+    json_t *k, *v;
+    size_t i, step;
+    json_array_foreach(json_object_get(want, "schedules"), i, k) {
+        const struct optim_config c = {.lr = num(k, "lr"), .schedule = json_string_value(json_object_get(k, "schedule")),
+                                       .warmup_steps = (int64_t)num(k, "warmup"), .total_steps = (int64_t)num(k, "total"),
+                                       .min_lr_ratio = num(k, "min_lr_ratio"), .num_cycles = num(k, "num_cycles")};
+        json_array_foreach(json_object_get(k, "rates"), step, v)
+            if (fabs(optim_lr(&c, (int64_t)step) - json_number_value(v)) > 1e-15)
+                fail_msg("%s, step %zu: %.17g, verl has %.17g", c.schedule, step, optim_lr(&c, (int64_t)step), json_number_value(v));
+    }
+    assert_int_equal(i, 7);
+    const struct optim_config linear = {.lr = 2, .schedule = "linear", .warmup_steps = 2, .total_steps = 10, .min_lr_ratio = 0.25};
+    const double at[] = {0, 1, 2, 2 - 1.5 / 8, 2 - 3.0 / 8};
+    for (int t = 0; t < 5; t++) assert_true(fabs(optim_lr(&linear, t) - at[t]) < 1e-15);
+    assert_true(optim_lr(&linear, 10) == 0.5 && optim_lr(&linear, 1000) == 0.5);
+}
+
+static void state_is_as_small_as_said(void **state) {
+    (void)state;
+    const struct optim_config adamw = {.kind = OPTIM_ADAMW}, adamw8 = {.kind = OPTIM_ADAMW8}, sgd = {.kind = OPTIM_SGD},
+                              momentum = {.kind = OPTIM_SGD, .momentum = 0.9};
+    json_t *j = model_arch_config("qwen2.5-0.5b");
+    struct model_config m;
+    struct dev dev;
+    assert_non_null(j);
+    OK(model_config_from_json(&m, j, "qwen2.5-0.5b"));
+    case_dev(&dev, "ref", 1);
+    const double n = (double)model_config_params(&m);
+    assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &adamw) / n - 8) < 1e-3);
+    assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &momentum) / n - 4) < 1e-3);
+    assert_true((double)optim_bytes(&m, &dev, DT_BF16, &sgd) < 1e4);
+    assert_true((double)optim_bytes(&m, &dev, DT_BF16, &adamw8) / n < 2.04 + 2 * 4 * (1 << 22) / n); /* codes, scales, one piece */
+    dev_close(&dev);
+    model_config_free(&m);
+    json_decref(j);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optimizers_match), cmocka_unit_test(muon_in_bf16), cmocka_unit_test(code_books_are_bitsandbytes),
+        cmocka_unit_test(schedules_match),  cmocka_unit_test(state_is_as_small_as_said),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
