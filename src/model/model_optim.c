@@ -51,8 +51,7 @@ static const struct {
     const char *name;
     enum optim_kind kind;
 } names[] = {{"AdamW", OPTIM_ADAMW}, {"adamw", OPTIM_ADAMW}, {"adam", OPTIM_ADAMW},
-             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"AdamW8Bit", OPTIM_ADAMW8},
-             {"SGD", OPTIM_SGD}, {"sgd", OPTIM_SGD}, {"Muon", OPTIM_MUON}, {"muon", OPTIM_MUON}};
+             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"SGD", OPTIM_SGD}, {"sgd", OPTIM_SGD}, {"Muon", OPTIM_MUON}, {"muon", OPTIM_MUON}};
 
 bool optim_kind_find(const char *name, enum optim_kind *out) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -7,6 +7,7 @@
  * holds; so a run that was killed and resumed ends in the same bits. */
 #include "train/ppo_int.h"
 #include "train/resume.h"
+#include "train/train_optim.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -118,9 +119,7 @@ static int open_data(struct ppo *p) {
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
     if (p->k.total_training_steps > 0) p->total_steps = p->k.total_training_steps;
-    struct optim_config *o = &p->k.optim;
-    o->total_steps = p->total_steps;
-    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(p->k.warmup_ratio * (double)p->total_steps);
+    train_optim_steps(&p->k.optim, p->total_steps, p->k.warmup_ratio);
     return 0;
 }
 
@@ -136,7 +135,7 @@ static int open_models(struct ppo *p) {
                                         .max_seqs = l->max_seqs, .max_len = l->max_len,
                                         .max_burst = roll_device_burst(&p->dev), .block = p->block};
     TRY(roll_decoder_open(&p->decoder, &r));
-    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .max_rows = l->max_rows_update,
+    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim, .max_rows = l->max_rows_update,
                            .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
     if (!p->reference) return 0;

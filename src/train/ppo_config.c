@@ -1,6 +1,7 @@
 /* ppo_config.c - the keys of a ppo run, read once into struct ppo_config.
  * Every later stage reads that struct; no other file of ppo names a key. */
 #include "train/ppo_int.h"
+#include "train/train_optim.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -159,24 +160,9 @@ static int read_clip(struct ppo_config *k, const struct conf *c) {
 }
 
 static int read_optim(struct ppo_config *k, const struct conf *c) {
-    struct optim_config *o = &k->optim;
-    double betas[2] = {0.9, 0.999};
-    int64_t n;
-    *o = (struct optim_config){.eps = 1e-8, .num_cycles = 0.5};
-    TRY(conf_f64(c, ARR "actor.optim.lr", &o->lr));
-    TRY(conf_f64(c, ARR "actor.optim.weight_decay", &o->weight_decay));
-    TRY(conf_f64s(c, ARR "actor.optim.betas", betas, 2, &n));
-    o->beta1 = betas[0];
-    o->beta2 = betas[1];
-    TRY(conf_f64(c, ARR "actor.grad_clip", &o->clip));
-    if (!conf_is_set(c, ARR "actor.grad_clip")) TRY(conf_f64_opt(c, ARR "actor.optim.clip_grad", &o->clip));
-    TRY(conf_bool(c, ARR "actor.optim.zero_indexed_step", &k->zero_indexed_step));
-    o->warmup_steps = -1;
-    TRY(conf_i64_opt(c, ARR "actor.optim.lr_warmup_steps", &o->warmup_steps));
-    TRY(conf_f64_opt(c, ARR "actor.optim.lr_warmup_steps_ratio", &k->warmup_ratio));
-    TRY(conf_f64_opt(c, ARR "actor.optim.min_lr_ratio", &o->min_lr_ratio));
-    TRY(conf_f64_opt(c, ARR "actor.optim.num_cycles", &o->num_cycles));
-    TRY(conf_str(c, ARR "actor.optim.lr_scheduler_type", &o->schedule));
+    TRY(train_read_optim(c, ARR "actor.optim", &k->optim, &k->warmup_ratio, &k->zero_indexed_step));
+    TRY(conf_f64(c, ARR "actor.grad_clip", &k->optim.clip));
+    if (!conf_is_set(c, ARR "actor.grad_clip")) TRY(conf_f64_opt(c, ARR "actor.optim.clip_grad", &k->optim.clip));
     return 0;
 }
 

@@ -84,7 +84,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
-    p->moments = 2 * elems;
+    p->moments = pages(optim_bytes(m, dev, k->act, &k->optim));
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
     if (reference) p->ref = p->weights;
     p->update = pass_bytes(k, m, k->update_cut, true, batch, &p->max_rows_update, &p->max_seqs_update);
@@ -132,7 +132,8 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     row(b, "policy weights", p->weights, "one buffer for rollout and training");
     row(b, "fp32 master", p->master, "");
     row(b, "gradients", p->grads, "fp32");
-    row(b, "AdamW moments", p->moments, "fp32");
+    snprintf(note, sizeof note, "%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "");
+    row(b, "optimizer state", p->moments, note);
     if (p->ref) row(b, "reference weights", p->ref, "");
     buf_addf(b, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLL_PAGE_LEN,

@@ -11,6 +11,7 @@
 #include "train/stage.h"
 #include "train/resume.h"
 #include "train/train.h"
+#include "train/train_optim.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -116,23 +117,9 @@ static int read_data(struct sft_config *k, const struct conf *c) {
 }
 
 static int read_optim(struct sft_config *k, const struct conf *c) {
-    struct optim_config *o = &k->optim;
-    double betas[2] = {0.9, 0.95};
-    int64_t n;
-    *o = (struct optim_config){.eps = 1e-8, .num_cycles = 0.5, .warmup_steps = -1};
-    TRY(conf_f64(c, "optim.lr", &o->lr));
-    TRY(conf_f64(c, "optim.weight_decay", &o->weight_decay));
-    TRY(conf_f64s(c, "optim.betas", betas, 2, &n));
-    o->beta1 = betas[0];
-    o->beta2 = betas[1];
-    TRY(conf_f64(c, "optim.clip_grad", &o->clip));
-    TRY(conf_f64_opt(c, "optim.lr_warmup_steps_ratio", &k->warmup_ratio));
-    TRY(conf_i64_opt(c, "optim.lr_warmup_steps", &o->warmup_steps));
-    TRY(conf_f64_opt(c, "optim.min_lr_ratio", &o->min_lr_ratio));
-    TRY(conf_f64_opt(c, "optim.num_cycles", &o->num_cycles));
     k->zero_indexed_step = true;
-    TRY(conf_bool_opt(c, "optim.zero_indexed_step", &k->zero_indexed_step));
-    return conf_str(c, "optim.lr_scheduler_type", &o->schedule);
+    TRY(train_read_optim(c, "optim", &k->optim, &k->warmup_ratio, &k->zero_indexed_step));
+    return conf_f64_opt(c, "optim.clip_grad", &k->optim.clip);
 }
 
 static int read_model(struct sft_config *k, const struct conf *c) {
@@ -363,8 +350,7 @@ static int open_data(struct sft *s) {
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     s->total_steps = data_sampler_batches(&s->sampler) * k->total_epochs;
     if (k->total_training_steps > 0) s->total_steps = k->total_training_steps;
-    k->optim.total_steps = s->total_steps;
-    if (k->optim.warmup_steps <= 0) k->optim.warmup_steps = (int64_t)(k->warmup_ratio * (double)s->total_steps);
+    train_optim_steps(&k->optim, s->total_steps, k->warmup_ratio);
     return 0;
 }
 
@@ -390,7 +376,7 @@ static int open_model(struct sft *s) {
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
     const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = MODEL_TRAIN, .max_len = s->k.max_length};
     TRY(model_open(&s->model, &s->dev, &m));
-    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep,
+    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .optim = &s->k.optim,
                                  .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest,
                                  .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
     return actor_create(&s->actor, &a);
