@@ -7,5 +7,5 @@ if ! "$venv/bin/python" -c 'import torch, transformers, tokenizers, hydra, tenso
     python3 -m venv "$venv"
     "$venv/bin/pip" install -q --disable-pip-version-check torch transformers tokenizers safetensors accelerate pyarrow jinja2 \
         omegaconf hydra-core tensorboard tensordict numpy
-    "$venv/bin/pip" install -q --disable-pip-version-check --no-deps verl==0.9.1
+    "$venv/bin/pip" install -q --disable-pip-version-check --no-deps verl==0.9.1 bitsandbytes
 fi

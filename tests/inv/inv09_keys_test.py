@@ -11,12 +11,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import Tests  # noqa: E402
 
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
-ROW = re.compile(r'K\("([^"]+)", "(?:[^"\\]|\\.)*", (.+?), (USED|NOTED|REJECTED|MOVED), ')
+ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
 # What a program is made of. conf_rules.c checks batch sizes for both.
 PROGRAMS = {"ppo": ["train/ppo*.c", "cmd/cmd_train.c", "base/conf_rules.c"],
             "sft": ["train/sft*.c", "cmd/cmd_train.c", "base/conf_rules.c"]}
-# The type of these admits AdamW alone: a value that would change something is refused by the table.
-BY_TYPE = re.compile(r"(^|\.)optim\.optimizer$")
+# A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
+SECTION_READERS = {"train_read_optim": "train/train_optim.c"}
 
 
 def table():
@@ -48,9 +48,22 @@ def strings(files):
     return out
 
 
+def section_keys(files):
+    """The keys that a reader of sections takes, below each path that these files give it."""
+    out = set()
+    for reader, source in SECTION_READERS.items():
+        keys = re.findall(r'KEY\("(\w+)"\)', (SRC / source).read_text())
+        for f in files:
+            text = f.read_text()
+            macros = dict(re.findall(r'#define (\w+) "([^"\n]*)"', text))
+            for macro, section in re.findall(reader + r'\(c, (\w+)? ?"([^"]*)"', text):
+                out |= {macros.get(macro, "") + section + "." + k for k in keys}
+    return out
+
+
 def is_read(key, names, rows):
     """By name, through one of its children, or by the default of a key that is."""
-    if key in names or any(n.startswith(key + ".") for n in names) or BY_TYPE.search(key):
+    if key in names or any(n.startswith(key + ".") for n in names):
         return True
     taken = re.compile(r"\$\{(oc\.select:)?" + re.escape(key) + "[,}]")
     return any(taken.search(default) for other, (default, _) in rows.items() if other in names)
@@ -65,7 +78,8 @@ def main():
     loaded.add("ppo_megatron_trainer")  # model_engine=megatron, conf_load.c
     everything = {k for r in rows.values() for k in r}
     for program, globs in PROGRAMS.items():
-        names = strings(f for g in globs for f in sorted(SRC.glob(g)))
+        files = [f for g in globs for f in sorted(SRC.glob(g))]
+        names = strings(files) | section_keys(files)
         keys = {n for n in names if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", n)}
         for schema in sorted(s for s in loaded if s.startswith(program)):
             # a schema's rows stand over those of its base
