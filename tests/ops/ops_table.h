@@ -390,6 +390,10 @@ static const struct op_shape shapes_attn[] = {
     {.rows = 129, .hq = 2, .hk = 1, .dim = 16, .window = 5, .lens = {129}},
     {.rows = 200, .hq = 2, .hk = 2, .dim = 64, .window = 64, .lens = {129, 71}},
     {.rows = 200, .hq = 7, .hk = 1, .dim = 32, .window = 70, .lens = {200}},
+    {.rows = 96, .hq = 3, .hk = 1, .dim = 96, .lens = {90, 6}},
+    {.rows = 80, .hq = 2, .hk = 1, .dim = 192, .window = 33, .lens = {80}},
+    {.rows = 70, .hq = 1, .hk = 1, .dim = 256, .lens = {3, 67}},
+    {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .window = 20, .lens = {40}},
 };
 static const struct op_shape shapes_head[] = { /* n: vocabulary, k: hidden */
     {.rows = 1, .n = 2, .k = 16, .flags = S_ENTROPY}, {.rows = 7, .n = 300, .k = 33},

@@ -14,7 +14,8 @@ struct geometry {
 };
 static const struct geometry geometries[] = {
     {1, 1, 16, 0}, {2, 1, 32, 0}, {14, 2, 64, 0}, {2, 2, 80, 0}, {2, 1, 128, 0},
-    {2, 1, 64, 1}, {4, 2, 64, 50}, {7, 1, 32, 64}, {2, 1, 64, 100},
+    {2, 1, 64, 1}, {4, 2, 64, 50}, {7, 1, 32, 64}, {2, 1, 64, 100}, {8, 2, 128, 70},
+    {2, 2, 128, 0}, {18, 1, 32, 0}, {4, 2, 96, 64}, {2, 1, 192, 0}, {2, 1, 256, 100}, {2, 1, 18, 40},
 };
 
 /* Rows [lo, hi) of sequence seq, which see keys [0, hi). */
@@ -162,6 +163,15 @@ static int chunks_of(struct dev *d, const struct scene *s, int64_t size, float *
 static int chunks_16(struct dev *d, const struct scene *s, float *out, float *lse) {
     return chunks_of(d, s, 16, out, lse);
 }
+static int chunks_7(struct dev *d, const struct scene *s, float *out, float *lse) {
+    return chunks_of(d, s, 7, out, lse);
+}
+static int chunks_64(struct dev *d, const struct scene *s, float *out, float *lse) {
+    return chunks_of(d, s, 64, out, lse);
+}
+static int chunks_100(struct dev *d, const struct scene *s, float *out, float *lse) {
+    return chunks_of(d, s, 100, out, lse);
+}
 static int chunks_45(struct dev *d, const struct scene *s, float *out, float *lse) {
     return chunks_of(d, s, 45, out, lse);
 }
@@ -181,7 +191,8 @@ struct way {
     int (*run)(struct dev *d, const struct scene *s, float *out, float *lse);
 };
 static const struct way ways[] = {
-    {"pages", paged_reversed}, {"alone", alone}, {"chunks of 16", chunks_16}, {"chunks of 45", chunks_45},
+    {"pages", paged_reversed}, {"alone", alone}, {"chunks of 7", chunks_7}, {"chunks of 16", chunks_16},
+    {"chunks of 45", chunks_45}, {"chunks of 64", chunks_64}, {"chunks of 100", chunks_100},
     {"decode", decode}, {"mixed", mixed},
 };
 

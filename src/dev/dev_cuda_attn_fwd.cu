@@ -1,0 +1,495 @@
+/* dev_cuda_attn_fwd.cu - causal attention on the GPU: training's packed rows, prefill in
+ * chunks and paged decoding with one arithmetic of a row.
+ *
+ * Tensor cores (bf16), two kernels: fwd_rows has 16 packed rows a warp and each warp
+ * walks all keys alone; fwd_few, for decoding, has the (at most 16) packed rows of one
+ * sequence in a block of 4 warps, which split the keys of a tile among them for the
+ * scores and the columns of the result for P.V.  fwd_plain is for f32 and odd sizes.
+ * Nothing is split over tiles of keys, and there is no reduction between blocks.
+ *
+ * Invariant: an element of a row's result goes through the same chain of operations in
+ * both kernels, whoever the row's neighbours are:
+ *   s       mma over D in ascending blocks of 16; scores that are not seen become -inf
+ *   m       max(m, max s * c), exact in any order
+ *   p       2^(s c - m), one fma and one ex2; rounded to bf16 for P.V, not for the sum
+ *   l       32 running sums a row: of quarter w of every tile (16 keys), lane t of the quad
+ *           has ((p0 + p1) + (p2 + p3)) of its four columns 2t, 2t+1, 2t+8, 2t+9
+ *   acc     acc 2^(m_old - m), then mma over the 64 keys of the tile in ascending blocks of 16
+ * and at the end l sums over the quad as a butterfly, then ((w0 + w1) + (w2 + w3)).
+ * A tile that a row does not see multiplies by 2^0 = 1 and adds zeros, so it may be skipped
+ * or not.  (That can turn a sum of -0 into +0; the result adds +0, which settles it.)
+ * All steps outside of mma are written as intrinsics that the compiler does not fuse. */
+#include "dev/dev_cuda_attn.cuh"
+
+extern __shared__ __align__(128) char attn_smem[];
+
+/* ---- the arithmetic of a row ---- */
+
+/* New running maximum (scaled) of a row whose largest seen score of this tile is `top`; *shrink is what the sums so far
+ * are multiplied by. Returns what p is relative to: the maximum, or 0 while no key has been seen. */
+static __device__ __forceinline__ float row_rescale(float *m, float top, float scale_log2, float *shrink) {
+    const float now = fmaxf(*m, __fmul_rn(top, scale_log2)), base = now == -INFINITY ? 0.0f : now;
+    *shrink = exp2_approx(__fsub_rn(*m, base));
+    *m = now;
+    return base;
+}
+static __device__ __forceinline__ float row_p(float s, float scale_log2, float base) {
+    return exp2_approx(__fmaf_rn(s, scale_log2, -base));
+}
+/* One lane's running sum of a quarter of the tile. */
+static __device__ __forceinline__ float row_sum(float l, float shrink, float p0, float p1, float p2, float p3) {
+    return __fmaf_rn(l, shrink, __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3)));
+}
+static __device__ __forceinline__ float quad_sum(float v) {
+    v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 1));
+    return __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 2));
+}
+static __device__ __forceinline__ float quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, 1));
+    return fmaxf(v, __shfl_xor_sync(WARP_ALL, v, 2));
+}
+static __device__ __forceinline__ uint32_t row_out(float x, float y, float inv) {
+    return pack_bf16(__fadd_rn(__fmul_rn(x, inv), 0.0f), __fadd_rn(__fmul_rn(y, inv), 0.0f));
+}
+static __device__ __forceinline__ float row_lse(float m, float l) { return __fmul_rn(__fadd_rn(m, log2_approx(l)), LN_2); }
+
+/* ---- what both kernels load ---- */
+
+/* Two packed rows (r and r + 8 of this lane) as A fragments, zeros beyond the last row and the head size. */
+template <int SIZE>
+static __device__ __forceinline__ void load_q(const struct cuda_attn &a, const struct seq_rows &s, int head, int r,
+                                              uint32_t (&q)[SIZE / 16][4]) {
+    const int t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const bool have = r + 8 * i < s.packed;
+        const uint16_t *row = (const uint16_t *)a.q + (have ? packed_index(a, s, head, r + 8 * i) * a.dim : 0);
+#pragma unroll
+        for (int k = 0; k < SIZE / 16; k++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int c = k * 16 + h * 8 + 2 * t;
+                q[k][2 * h + i] = have && c < a.dim ? *(const uint32_t *)(row + c) : 0;
+            }
+    }
+}
+
+/* Keys [lo, hi) are what the block's rows see; all other rows of its tiles are zeros. */
+struct key_range {
+    int lo, hi, head;
+};
+/* Rows of keys 2 x 32 of tile `tile`, a lane's share; the tables are read here, a tile ahead of the copy. */
+struct tile_rows {
+    int row[2];
+};
+static __device__ __forceinline__ struct tile_rows tile_rows_of(const struct cuda_attn &a, const struct seq_rows &s,
+                                                                const struct key_range &range, int tile) {
+    struct tile_rows t;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int j = tile * DEV_KEY_TILE + i * 32 + (int)threadIdx.x % 32;
+        t.row[i] = j >= range.lo && j < range.hi ? key_row(a, s.seq, range.head, j) : -1;
+    }
+    return t;
+}
+/* Queues the copy of a tile of keys and, behind it, of values. */
+template <int SIZE, int NT>
+static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, const struct tile_rows &t, uint32_t to) {
+#pragma unroll
+    for (int i = 0; i < chunks_of<SIZE, DEV_KEY_TILE, NT>(); i++) {
+        const struct chunk at = chunk_of<SIZE, NT>(i);
+        const int lower = __shfl_sync(WARP_ALL, t.row[0], at.row % 32), upper = __shfl_sync(WARP_ALL, t.row[1], at.row % 32);
+        copy_chunk<SIZE, DEV_KEY_TILE>(a, to, at, a.k, a.v, at.row < 32 ? lower : upper);
+    }
+}
+
+/* The walk over tiles of keys, STAGES buffers deep. Invariant: at `next`, the copies of tiles up to now + STAGES - 2 are
+ * queued, one group each. */
+template <int SIZE, int NT, int STAGES> struct key_walk {
+    static constexpr int STAGE_BYTES = 2 * DEV_KEY_TILE * tile_stride(SIZE);
+    const struct cuda_attn &a;
+    const struct seq_rows &s;
+    const struct key_range range;
+    const uint32_t base;
+    int now, end, queued; /* tiles */
+    struct tile_rows ahead;
+
+    __device__ __forceinline__ key_walk(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys, uint32_t at)
+        : a(attn), s(rows), range(keys), base(at), now(keys.lo / DEV_KEY_TILE), end((keys.hi + DEV_KEY_TILE - 1) / DEV_KEY_TILE),
+          queued(now) {
+        struct tile_rows first[STAGES]; /* all of them are asked for before the first is needed */
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) first[i] = tile_rows_of(a, s, range, queued + i);
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; i++) queue(first[i]);
+        ahead = first[STAGES - 1];
+    }
+    __device__ __forceinline__ uint32_t stage(int tile) const { return base + (uint32_t)(tile % STAGES) * STAGE_BYTES; }
+    __device__ __forceinline__ void queue(const struct tile_rows &t) {
+        if (queued < end) load_keys<SIZE, NT>(a, t, stage(queued));
+        cp_commit();
+        queued++;
+    }
+    /* Waits for tile `now` and queues another. All threads of the block call it, after they are done with tile now - 1. */
+    __device__ __forceinline__ uint32_t next() {
+        if (STAGES == 1) {
+            __syncthreads();
+            queue(ahead);
+            ahead = tile_rows_of(a, s, range, queued);
+            cp_wait<0>();
+            __syncthreads();
+        } else {
+            cp_wait<STAGES >= 2 ? STAGES - 2 : 0>();
+            __syncthreads();
+            queue(ahead);
+            ahead = tile_rows_of(a, s, range, queued);
+        }
+        return stage(now);
+    }
+};
+
+/* ---- many rows: 16 of them a warp ---- */
+
+template <int SIZE> struct rows_shape {
+    static constexpr int WARPS = SIZE <= 64 ? 8 : 4, ROWS = 16 * WARPS;
+    static constexpr int STAGES = SIZE <= 128 ? 2 : 1;
+    static constexpr int BLOCKS = SIZE <= 64 ? 2 : SIZE <= 128 ? 3 : 1; /* of a multiprocessor */
+    static constexpr bool Q_IN_SMEM = SIZE > 128; /* else its fragments stay in registers */
+    static constexpr int KEYS = STAGES * 2 * DEV_KEY_TILE * tile_stride(SIZE);
+    static constexpr int SMEM = KEYS + (Q_IN_SMEM ? ROWS * tile_stride(SIZE) : 0);
+};
+
+/* State of a lane's two rows. */
+template <int SIZE> struct row_pair {
+    float m[2], l[2][4], acc[SIZE / 8][4];
+};
+
+/* One tile whose scores are s: all 64 keys by one warp. */
+template <int SIZE> static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
+    float shrink[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+        const float base = row_rescale(&x.m[i], quad_max(top), scale_log2, &shrink[i]);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            s[n][2 * i] = row_p(s[n][2 * i], scale_log2, base);
+            s[n][2 * i + 1] = row_p(s[n][2 * i + 1], scale_log2, base);
+        }
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+            x.l[i][w] = row_sum(x.l[i][w], shrink[i], s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i], s[2 * w + 1][2 * i + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < SIZE / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) x.acc[n][j] = __fmul_rn(x.acc[n][j], shrink[j / 2]);
+    uint32_t p[4][4];
+    pack_fragments<DEV_KEY_TILE>(p, s);
+    mma_pb<SIZE, SIZE, DEV_KEY_TILE>(x.acc, p, v);
+}
+
+/* s = q . K^T with q in registers, the same products in the same order as mma_abt. */
+template <int SIZE> static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
+    const int lane = (int)threadIdx.x % 32;
+    k_tile += (lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int k = 0; k < SIZE / 16; k++)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t y[4];
+            ldmatrix_x4(y, k_tile + n * 16 * tile_stride(SIZE) + k * 32);
+            mma_bf16(s[2 * n], q[k], y[0], y[1]);
+            mma_bf16(s[2 * n + 1], q[k], y[2], y[3]);
+        }
+}
+
+/* Scores of keys that these two rows, at positions p, do not see become -inf; n tiles of 8 keys from key j. */
+template <int N> static __device__ __forceinline__ void hide(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
+    const int from[2] = {first_key(a, p[0]), first_key(a, p[1])};
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int key = j + n * 8 + (int)threadIdx.x % 4 * 2 + e % 2;
+            if (key > p[e / 2] || key < from[e / 2]) s[n][e] = -INFINITY;
+        }
+}
+
+template <int SIZE>
+static __device__ __forceinline__ void rows_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r,
+                                                  struct row_pair<SIZE> &x) {
+    const int t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) x.l[i][w] = quad_sum(x.l[i][w]);
+        const float l = __fadd_rn(__fadd_rn(x.l[i][0], x.l[i][1]), __fadd_rn(x.l[i][2], x.l[i][3])), inv = __frcp_rn(l);
+        if (r + 8 * i >= s.packed) continue;
+        const int64_t at = packed_index(a, s, head, r + 8 * i);
+        uint16_t *out = (uint16_t *)a.out + at * a.dim;
+#pragma unroll
+        for (int n = 0; n < SIZE / 8; n++)
+            if (n * 8 < a.dim) *(uint32_t *)(out + n * 8 + 2 * t) = row_out(x.acc[n][2 * i], x.acc[n][2 * i + 1], inv);
+        if (a.lse && t == 0) a.lse[at] = row_lse(x.m[i], l);
+    }
+}
+
+/* The block's packed rows [first, last] as a tile, zeros beyond. */
+template <int SIZE>
+static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, const struct seq_rows &s, int head, int first, int last,
+                                                   uint32_t to) {
+    constexpr int ROWS = rows_shape<SIZE>::ROWS;
+#pragma unroll 4
+    for (int i = 0; i < chunks_of<SIZE, ROWS, ROWS * 2>(); i++) {
+        const struct chunk at = chunk_of<SIZE, ROWS * 2>(i);
+        const bool take = first + at.row <= last && at.col < a.dim;
+        const int64_t from = take ? packed_index(a, s, head, first + at.row) * a.dim + at.col : 0;
+        cp_async16(to + at.row * tile_stride(SIZE) + at.col * 2, (const uint16_t *)a.q + from, take);
+    }
+}
+
+/* Block (tile of rows of a sequence, kv head). The last rows, which see most keys, start first. */
+template <int SIZE>
+__global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::BLOCKS) fwd_rows(const struct cuda_attn a) {
+    using shape = rows_shape<SIZE>;
+    const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
+    const int first = (a.n_tiles - 1 - (int)(blockIdx.x % (unsigned)a.n_tiles)) * shape::ROWS, head = (int)blockIdx.y;
+    if (first >= s.packed || s.packed <= a.few_rows) return;
+    const int last = min(first + shape::ROWS, s.packed) - 1;
+    const int lane = (int)threadIdx.x % 32, mine = first + (int)threadIdx.x / 32 * 16, r = mine + lane / 4;
+    const uint32_t smem = smem_addr(attn_smem), q_tile = smem + shape::KEYS;
+    const int p_last = s.pos0 + last / a.group;
+    if constexpr (shape::Q_IN_SMEM) load_q_tile<SIZE>(a, s, head, first, last, q_tile); /* in the first group of copies */
+    const struct key_range range = {first_key(a, s.pos0 + first / a.group), p_last + 1, head};
+    key_walk<SIZE, shape::ROWS * 2, shape::STAGES> walk(a, s, range, smem);
+    uint32_t q[shape::Q_IN_SMEM ? 1 : SIZE / 16][4];
+    if constexpr (!shape::Q_IN_SMEM) load_q<SIZE>(a, s, head, r, q);
+    /* positions of my rows, the first and the last of my warp; rows beyond the last stand where the last does */
+    const int p[2] = {s.pos0 + min(r, last) / a.group, s.pos0 + min(r + 8, last) / a.group};
+    const int p_min = s.pos0 + min(mine, last) / a.group, p_max = s.pos0 + min(mine + 15, last) / a.group;
+    const int from_min = first_key(a, p_min), from_max = first_key(a, p_max);
+    struct row_pair<SIZE> x = {{-INFINITY, -INFINITY}, {}, {}};
+    for (; walk.now < walk.end; walk.now++) {
+        const uint32_t k_tile = walk.next();
+        const int j = walk.now * DEV_KEY_TILE;
+        if (mine > last || j > p_max || j + DEV_KEY_TILE <= from_min) continue;
+        float score[8][4];
+        fill_zero(score);
+        if constexpr (shape::Q_IN_SMEM)
+            mma_abt<SIZE, DEV_KEY_TILE>(score, q_tile + (uint32_t)(mine - first) * tile_stride(SIZE), k_tile);
+        else rows_scores<SIZE>(score, q, k_tile);
+        if (j + DEV_KEY_TILE - 1 > p_min || j < from_max) hide(a, score, p, j);
+        rows_tile<SIZE>(x, score, k_tile + DEV_KEY_TILE * tile_stride(SIZE), a.scale_log2);
+    }
+    rows_store<SIZE>(a, s, head, r, x);
+}
+
+/* ---- few rows: 16 of them a block ---- */
+
+template <int SIZE> struct few_shape {
+    static constexpr int STAGES = SIZE <= 64 ? 4 : SIZE <= 128 ? 2 : 1;
+    static constexpr int KEYS = STAGES * 2 * DEV_KEY_TILE * tile_stride(SIZE);
+    static constexpr int P = 16 * tile_stride(DEV_KEY_TILE);
+    static constexpr int SMEM = KEYS + P + 4 * 16 * (int)sizeof(float); /* weights, one number a row and warp */
+    static constexpr int COLS = (SIZE / 16 + 3) / 4; /* blocks of 16 columns of the result that a warp has, at most */
+};
+
+/* P.V for this warp's columns: blocks of 16 number warp, warp + 4, ... */
+template <int SIZE>
+static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE>::COLS * 2][4], const float (&shrink)[2], uint32_t p, uint32_t v) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    uint32_t w[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) ldmatrix_x4(w[k], p + (lane % 16) * tile_stride(DEV_KEY_TILE) + lane / 16 * 16 + k * 32);
+#pragma unroll
+    for (int n = 0; n < few_shape<SIZE>::COLS * 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[n][j] = __fmul_rn(acc[n][j], shrink[j / 2]);
+#pragma unroll
+    for (int n = 0; n < few_shape<SIZE>::COLS; n++) {
+        const int block = warp + 4 * n;
+        if (block >= SIZE / 16) break;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t y[4];
+            ldmatrix_x4_trans(y, v + (k * 16 + lane % 16) * tile_stride(SIZE) + lane / 16 * 16 + block * 32);
+            mma_bf16(acc[2 * n], w[k], y[0], y[1]);
+            mma_bf16(acc[2 * n + 1], w[k], y[2], y[3]);
+        }
+    }
+}
+
+/* s (16 rows, my 16 keys) = q . K^T */
+template <int SIZE> static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    k_tile += (warp * 16 + lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int k = 0; k < SIZE / 16; k++) {
+        uint32_t y[4];
+        ldmatrix_x4(y, k_tile + k * 32);
+        mma_bf16(s[0], q[k], y[0], y[1]);
+        mma_bf16(s[1], q[k], y[2], y[3]);
+    }
+}
+
+/* The value of row r that each of the 4 warps has left in `by_warp` (4, 16), after a barrier. */
+static __device__ __forceinline__ float4 of_warps(const float *by_warp, int r) {
+    return make_float4(by_warp[r], by_warp[16 + r], by_warp[32 + r], by_warp[48 + r]);
+}
+
+template <int SIZE>
+static __device__ __forceinline__ void few_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int i,
+                                                 const float (&acc)[few_shape<SIZE>::COLS * 2][4], float m, float4 l4) {
+    const int t = (int)threadIdx.x % 4, warp = (int)threadIdx.x / 32;
+    const float l = __fadd_rn(__fadd_rn(l4.x, l4.y), __fadd_rn(l4.z, l4.w)), inv = __frcp_rn(l);
+    if (r >= s.packed) return;
+    const int64_t at = packed_index(a, s, head, r);
+    uint16_t *out = (uint16_t *)a.out + at * a.dim;
+#pragma unroll
+    for (int n = 0; n < few_shape<SIZE>::COLS * 2; n++) {
+        const int c = (warp + 4 * (n / 2)) * 16 + n % 2 * 8;
+        if (c < a.dim) *(uint32_t *)(out + c + 2 * t) = row_out(acc[n][2 * i], acc[n][2 * i + 1], inv);
+    }
+    if (a.lse && t == 0 && warp == 0) a.lse[at] = row_lse(m, l);
+}
+
+/* Block (16 packed rows of a sequence, kv head), 4 warps. Each keeps the maxima of all rows, the sums of its quarter of
+ * every tile and its columns of the result. */
+template <int SIZE> __global__ void __launch_bounds__(128, SIZE <= 128 ? 3 : 2) fwd_few(const struct cuda_attn a) {
+    using shape = few_shape<SIZE>;
+    const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
+    const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * 16, head = (int)blockIdx.y;
+    if (first >= s.packed || (a.few_rows >= 0 && s.packed > a.few_rows)) return;
+    const int last = min(first + 16, s.packed) - 1, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int row = lane / 4, t = lane % 4, r = first + row;
+    const struct key_range range = {first_key(a, s.pos0 + first / a.group), s.pos0 + last / a.group + 1, head};
+    const uint32_t smem = smem_addr(attn_smem);
+    char *p_tile = attn_smem + shape::KEYS;
+    float *by_warp = (float *)(p_tile + shape::P);
+    key_walk<SIZE, 128, shape::STAGES> walk(a, s, range, smem);
+    uint32_t q[SIZE / 16][4];
+    load_q<SIZE>(a, s, head, r, q);
+    const int p[2] = {s.pos0 + min(r, last) / a.group, s.pos0 + min(r + 8, last) / a.group};
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, acc[shape::COLS * 2][4], score[2][4], shrink[2];
+    fill_zero(acc);
+    for (; walk.now < walk.end; walk.now++) {
+        const uint32_t k_tile = walk.next();
+        fill_zero(score);
+        few_scores<SIZE>(score, q, k_tile);
+        hide(a, score, p, walk.now * DEV_KEY_TILE + warp * 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float top = quad_max(fmaxf(fmaxf(score[0][2 * i], score[0][2 * i + 1]), fmaxf(score[1][2 * i], score[1][2 * i + 1])));
+            if (t == 0) by_warp[warp * 16 + row + 8 * i] = top;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float4 top = of_warps(by_warp, row + 8 * i);
+            const float base = row_rescale(&m[i], fmaxf(fmaxf(top.x, top.y), fmaxf(top.z, top.w)), a.scale_log2, &shrink[i]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) score[e / 2][2 * i + e % 2] = row_p(score[e / 2][2 * i + e % 2], a.scale_log2, base);
+            l[i] = row_sum(l[i], shrink[i], score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
+            uint32_t *to = (uint32_t *)(p_tile + (row + 8 * i) * tile_stride(DEV_KEY_TILE)) + warp * 8 + t;
+            to[0] = pack_bf16(score[0][2 * i], score[0][2 * i + 1]);
+            to[4] = pack_bf16(score[1][2 * i], score[1][2 * i + 1]);
+        }
+        __syncthreads();
+        few_pv<SIZE>(acc, shrink, smem + shape::KEYS, k_tile + DEV_KEY_TILE * tile_stride(SIZE));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* every warp is past the barrier after which by_warp was read */
+        l[i] = quad_sum(l[i]);
+        if (t == 0) by_warp[warp * 16 + row + 8 * i] = l[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++) few_store<SIZE>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
+}
+
+/* ---- plain: a warp has one packed row and up to 256 columns of the result ---- */
+
+template <class T>
+static __device__ __forceinline__ float plain_score(const struct cuda_attn &a, const T *q, int row, bool seen) {
+    return seen ? __fmul_rn(plain_dot(q, (const T *)a.k + (int64_t)row * a.dim, a.dim), a.scale) : -INFINITY;
+}
+static __device__ __forceinline__ float plain_top(float x, float y) {
+    float top = fmaxf(x, y);
+#pragma unroll
+    for (int k = 16; k > 0; k /= 2) top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, k));
+    return top;
+}
+
+/* Tiles and running maximum as in ref; a lane scores two keys of the tile and sums columns lane, lane + 32, ... */
+template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_plain(const struct cuda_attn a) {
+    constexpr int N = ATTN_PLAIN_COLS / 32;
+    const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
+    const int r = (int)(blockIdx.x % (unsigned)a.n_tiles) * ATTN_PLAIN_WARPS + (int)threadIdx.x / 32;
+    if (r >= s.packed) return;
+    const int lane = (int)threadIdx.x % 32, head = (int)blockIdx.y, col = (int)blockIdx.z * ATTN_PLAIN_COLS + lane;
+    const int p = s.pos0 + r / a.group, lo = first_key(a, p);
+    const int64_t at = packed_index(a, s, head, r);
+    const T *q = (const T *)a.q + at * a.dim;
+    float m = -INFINITY, l = 0, acc[N] = {};
+    for (int j = lo / DEV_KEY_TILE * DEV_KEY_TILE; j <= p; j += DEV_KEY_TILE) {
+        const int key[2] = {j + lane, j + 32 + lane};
+        const bool seen[2] = {key[0] >= lo && key[0] <= p, key[1] >= lo && key[1] <= p};
+        const int row[2] = {seen[0] ? key_row(a, s.seq, head, key[0]) : 0, seen[1] ? key_row(a, s.seq, head, key[1]) : 0};
+        const float score[2] = {plain_score(a, q, row[0], seen[0]), plain_score(a, q, row[1], seen[1])};
+        const float now = fmaxf(m, plain_top(score[0], score[1])), shrink = expf(__fsub_rn(m, now));
+        const float e[2] = {expf(__fsub_rn(score[0], now)), expf(__fsub_rn(score[1], now))};
+        m = now;
+        l = __fmaf_rn(l, shrink, warp_sum(__fadd_rn(e[0], e[1])));
+#pragma unroll
+        for (int i = 0; i < N; i++) acc[i] = __fmul_rn(acc[i], shrink);
+        for (int x = max(lo - j, 0); x < min(DEV_KEY_TILE, p + 1 - j); x++) {
+            const float w = __shfl_sync(WARP_ALL, x < 32 ? e[0] : e[1], x % 32);
+            const T *v = (const T *)a.v + (int64_t)__shfl_sync(WARP_ALL, x < 32 ? row[0] : row[1], x % 32) * a.dim;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (col + 32 * i < a.dim) acc[i] = __fmaf_rn(w, plain_get(v, col + 32 * i), acc[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (col + 32 * i < a.dim) plain_put((T *)a.out, at * a.dim + col + 32 * i, __fadd_rn(__fdiv_rn(acc[i], l), 0.0f));
+    if (a.lse && lane == 0 && blockIdx.z == 0) a.lse[at] = __fadd_rn(m, logf(l));
+}
+
+/* ---- the op ---- */
+
+/* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_few, the others to fwd_rows.
+ * In a batch that has both, each kernel leaves the other's sequences out. */
+template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+    const int tiles = attn_tiles(a, 16);
+    const bool only_few = tiles <= 1 || a->seqs.max_q == 1;
+    if (only_few || p.pages) { /* training has no batch of both: it is not worth a launch */
+        p.few_rows = only_few ? -1 : 16;
+        p.n_tiles = only_few ? tiles : 1;
+        TRY(attn_launch(c, fwd_few<SIZE>, a->seqs.n, 1, 128, few_shape<SIZE>::SMEM, p));
+        if (only_few) return 0;
+    }
+    p.n_tiles = attn_tiles(a, rows_shape<SIZE>::ROWS);
+    return attn_launch(c, fwd_rows<SIZE>, a->seqs.n, 1, rows_shape<SIZE>::WARPS * 32, rows_shape<SIZE>::SMEM, p);
+}
+
+int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
+    struct cuda *c = cuda_of(d);
+    struct cuda_attn p;
+    TRY(attn_params("attn_fwd", a, &p));
+    if (attn_on_tensor_cores(a)) {
+        if (p.dim <= 32) return fwd_size<32>(c, a, p);
+        if (p.dim <= 64) return fwd_size<64>(c, a, p);
+        if (p.dim <= 96) return fwd_size<96>(c, a, p);
+        if (p.dim <= 128) return fwd_size<128>(c, a, p);
+        if (p.dim <= 192) return fwd_size<192>(c, a, p);
+        return fwd_size<256>(c, a, p);
+    }
+    p.n_tiles = attn_tiles(a, ATTN_PLAIN_WARPS);
+    const int parts = (p.dim + ATTN_PLAIN_COLS - 1) / ATTN_PLAIN_COLS, threads = ATTN_PLAIN_WARPS * 32;
+    return a->q.dt == DT_F32 ? attn_launch(c, fwd_plain<float>, a->seqs.n, parts, threads, 0, p)
+                              : attn_launch(c, fwd_plain<bf16_bits>, a->seqs.n, parts, threads, 0, p);
+}
