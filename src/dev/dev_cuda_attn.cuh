@@ -102,8 +102,8 @@ template <int SIZE, int N, int NT> static constexpr __host__ __device__ int chun
 }
 /* A chunk into two tiles, N rows apart: row `row` (of a.dim elements) of x and of y, zeros when it is negative. */
 template <int SIZE, int N>
-static __device__ __forceinline__ void copy_chunk(const struct cuda_attn &a, uint32_t to, struct chunk at, const void *x, const void *y,
-                                                  int64_t row) {
+static __device__ __forceinline__ void copy_chunk(const struct cuda_attn &a, uint32_t to, struct chunk at, const void *x,
+                                                  const void *y, int64_t row) {
     const bool take = row >= 0 && at.col < a.dim;
     const int64_t from = take ? (row * a.dim + at.col) * 2 : 0;
     to += (uint32_t)(at.row * tile_stride(SIZE) + at.col * 2);
@@ -204,7 +204,8 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
         s->max_q * a->n_q_heads > INT32_MAX - 1024)
         FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: more than 2^31 of either", op,
              (long long)k.dim[0], (long long)k.dim[2], (long long)a->q.dim[0], (long long)a->n_q_heads);
-    if (attn_on_tensor_cores(a) && (((uintptr_t)a->q.data | (uintptr_t)k.data | (uintptr_t)a->kv.v.data | (uintptr_t)a->out.data) & 15))
+    if (attn_on_tensor_cores(a) && (((uintptr_t)a->q.data | (uintptr_t)k.data | (uintptr_t)a->kv.v.data |
+                                     (uintptr_t)a->out.data) & 15))
         FAIL(ERR_INVAL, "dev op %s: q, keys, values and results must be aligned to 16 bytes", op);
     *p = cuda_attn{};
     p->q = a->q.data;
@@ -243,8 +244,8 @@ static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), 
                               struct cuda_attn p) {
     if (n_seqs * p.n_tiles == 0) return 0;
     if (n_seqs * p.n_tiles > INT32_MAX || p.n_kv_heads > 65535)
-        FAIL(ERR_INVAL, "attention on the GPU: %lld sequences of %d tiles of rows, %d heads: too many for one call", (long long)n_seqs,
-             p.n_tiles, p.n_kv_heads);
+        FAIL(ERR_INVAL, "attention on the GPU: %lld sequences of %d tiles of rows, %d heads: too many for one call",
+             (long long)n_seqs, p.n_tiles, p.n_kv_heads);
     if (smem > c->smem_max)
         FAIL(ERR_UNSUPPORTED, "attention with heads of %d needs %zu bytes of shared memory, this GPU has %zu a block", p.dim, smem,
              c->smem_max);

@@ -20,7 +20,8 @@ extern __shared__ __align__(128) char attn_smem[];
 enum { BWD_THREADS = 128, BWD_BLOCK = 64 }; /* 4 warps of 16 keys or packed rows */
 
 /* SIZE: padded head size. A block's own 64 rows of two operands stay in shared memory; STREAM rows of the two others pass
- * through STAGES buffers, PIECE of them at a time through the registers. dk and dv of COLS columns at a time: larger heads are computed in parts. */
+ * through STAGES buffers, PIECE of them at a time through the registers. dk and dv of COLS columns at a time:
+ * larger heads are computed in parts. */
 template <int SIZE> struct bwd_shape {
     static constexpr int STREAM = SIZE <= 64 ? 64 : SIZE <= 192 ? 32 : 16;
     static constexpr int PIECE = SIZE <= 128 ? 32 : 16;
@@ -65,8 +66,8 @@ template <class T> __global__ void __launch_bounds__(256) bwd_delta_plain(const 
 
 /* Copies N packed rows from r on of two tensors shaped as q into two tiles, one after the other; zeros beyond the last. */
 template <int SIZE, int N>
-static __device__ __forceinline__ void load_packed(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, const void *x,
-                                                   const void *y, uint32_t to) {
+static __device__ __forceinline__ void load_packed(const struct cuda_attn &a, const struct seq_rows &s, int head, int r,
+                                                   const void *x, const void *y, uint32_t to) {
 #pragma unroll
     for (int i = 0; i < chunks_of<SIZE, N, BWD_THREADS>(); i++) {
         const struct chunk at = chunk_of<SIZE, BWD_THREADS>(i);
@@ -75,7 +76,8 @@ static __device__ __forceinline__ void load_packed(const struct cuda_attn &a, co
 }
 /* Copies N keys from j on and their values into two tiles, one after the other; zeros beyond the last. */
 template <int SIZE, int N>
-static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, const struct seq_rows &s, int head, int j, uint32_t to) {
+static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, const struct seq_rows &s, int head, int j,
+                                                 uint32_t to) {
 #pragma unroll
     for (int i = 0; i < chunks_of<SIZE, N, BWD_THREADS>(); i++) {
         const struct chunk at = chunk_of<SIZE, BWD_THREADS>(i);
@@ -90,7 +92,8 @@ static __device__ __forceinline__ int rows_end(const struct cuda_attn &a, const 
 
 /* Queues the copy of a stage of rows from r on: q, dout, stat. */
 template <int SIZE>
-static __device__ __forceinline__ void queue_rows(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int end, uint32_t to) {
+static __device__ __forceinline__ void queue_rows(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int end,
+                                                  uint32_t to) {
     constexpr int N = bwd_shape<SIZE>::STREAM;
     if (r < end) {
         load_packed<SIZE, N>(a, s, head, r, a.q, a.dout, to);
@@ -106,8 +109,8 @@ static __device__ __forceinline__ void queue_rows(const struct cuda_attn &a, con
 /* s becomes p, rows of the tile being keys and columns packed rows from r on; see[i] is the range of rows that see the
  * lane's key i. */
 template <int N>
-static __device__ __forceinline__ void keys_weights(float (&s)[N / 8][4], const float2 *stat, float scale_log2, const int2 (&see)[2], int r,
-                                                    bool all) {
+static __device__ __forceinline__ void keys_weights(float (&s)[N / 8][4], const float2 *stat, float scale_log2,
+                                                    const int2 (&see)[2], int r, bool all) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -120,7 +123,8 @@ static __device__ __forceinline__ void keys_weights(float (&s)[N / 8][4], const 
 
 /* A piece of rows from r on, whose q and, a tile on, dout are at `q`, against the warp's keys at `keys`. */
 template <int SIZE>
-static __device__ __forceinline__ void keys_piece(float (&dk)[bwd_shape<SIZE>::COLS / 8][4], float (&dv)[bwd_shape<SIZE>::COLS / 8][4],
+static __device__ __forceinline__ void keys_piece(float (&dk)[bwd_shape<SIZE>::COLS / 8][4],
+                                                  float (&dv)[bwd_shape<SIZE>::COLS / 8][4],
                                                   uint32_t keys, uint32_t q, uint32_t col_bytes, const float2 *stat,
                                                   const int2 (&see)[2], int r, bool all, float scale_log2) {
     constexpr int N = bwd_shape<SIZE>::PIECE, COLS = bwd_shape<SIZE>::COLS;
@@ -189,8 +193,8 @@ template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZ
             if (mine < s.n && r + x + shape::PIECE > see_any.x && r + x < see_any.y) {
                 const uint32_t q = smem_addr(stage) + (uint32_t)x * tile_stride(SIZE);
                 const bool all = r + x >= see_all.x && r + x + shape::PIECE <= see_all.y;
-                keys_piece<SIZE>(dk, dv, keys, q, (uint32_t)col * 2, (const float2 *)(stage + 2 * N * tile_stride(SIZE)) + x, see, r + x, all,
-                                 a.scale_log2);
+                keys_piece<SIZE>(dk, dv, keys, q, (uint32_t)col * 2, (const float2 *)(stage + 2 * N * tile_stride(SIZE)) + x,
+                                 see, r + x, all, a.scale_log2);
             }
         if (shape::STAGES == 1) {
             __syncthreads();
@@ -288,7 +292,8 @@ template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZ
         uint16_t *to = (uint16_t *)a.dq + packed_index(a, s, head, r + 8 * i) * a.dim + (int)threadIdx.x % 4 * 2;
 #pragma unroll
         for (int n = 0; n < SIZE / 8; n++)
-            if (n * 8 < a.dim) *(uint32_t *)(to + n * 8) = pack_bf16(__fmul_rn(dq[n][2 * i], a.scale), __fmul_rn(dq[n][2 * i + 1], a.scale));
+            if (n * 8 < a.dim) *(uint32_t *)(to + n * 8) = pack_bf16(__fmul_rn(dq[n][2 * i], a.scale),
+                                                                     __fmul_rn(dq[n][2 * i + 1], a.scale));
     }
 }
 

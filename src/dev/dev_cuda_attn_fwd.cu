@@ -114,7 +114,8 @@ template <int SIZE, int NT, int STAGES> struct key_walk {
     int now, end, queued; /* tiles */
     struct tile_rows ahead;
 
-    __device__ __forceinline__ key_walk(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys, uint32_t at)
+    __device__ __forceinline__ key_walk(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys,
+                                        uint32_t at)
         : a(attn), s(rows), range(keys), base(at), now(keys.lo / DEV_KEY_TILE), end((keys.hi + DEV_KEY_TILE - 1) / DEV_KEY_TILE),
           queued(now) {
         struct tile_rows first[STAGES]; /* all of them are asked for before the first is needed */
@@ -165,7 +166,8 @@ template <int SIZE> struct row_pair {
 };
 
 /* One tile whose scores are s: all 64 keys by one warp. */
-template <int SIZE> static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
+template <int SIZE>
+static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -180,7 +182,8 @@ template <int SIZE> static __device__ __forceinline__ void rows_tile(struct row_
         }
 #pragma unroll
         for (int w = 0; w < 4; w++)
-            x.l[i][w] = row_sum(x.l[i][w], shrink[i], s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i], s[2 * w + 1][2 * i + 1]);
+            x.l[i][w] = row_sum(x.l[i][w], shrink[i], s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i],
+                                s[2 * w + 1][2 * i + 1]);
     }
 #pragma unroll
     for (int n = 0; n < SIZE / 8; n++)
@@ -192,7 +195,8 @@ template <int SIZE> static __device__ __forceinline__ void rows_tile(struct row_
 }
 
 /* s = q . K^T with q in registers, the same products in the same order as mma_abt. */
-template <int SIZE> static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
+template <int SIZE>
+static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
     const int lane = (int)threadIdx.x % 32;
     k_tile += (lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
 #pragma unroll
@@ -207,7 +211,8 @@ template <int SIZE> static __device__ __forceinline__ void rows_scores(float (&s
 }
 
 /* Scores of keys that these two rows, at positions p, do not see become -inf; n tiles of 8 keys from key j. */
-template <int N> static __device__ __forceinline__ void hide(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
+template <int N>
+static __device__ __forceinline__ void hide(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
     const int from[2] = {first_key(a, p[0]), first_key(a, p[1])};
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -239,8 +244,8 @@ static __device__ __forceinline__ void rows_store(const struct cuda_attn &a, con
 
 /* The block's packed rows [first, last] as a tile, zeros beyond. */
 template <int SIZE>
-static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, const struct seq_rows &s, int head, int first, int last,
-                                                   uint32_t to) {
+static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, const struct seq_rows &s, int head, int first,
+                                                   int last, uint32_t to) {
     constexpr int ROWS = rows_shape<SIZE>::ROWS;
 #pragma unroll 4
     for (int i = 0; i < chunks_of<SIZE, ROWS, ROWS * 2>(); i++) {
@@ -299,7 +304,8 @@ template <int SIZE> struct few_shape {
 
 /* P.V for this warp's columns: blocks of 16 number warp, warp + 4, ... */
 template <int SIZE>
-static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE>::COLS * 2][4], const float (&shrink)[2], uint32_t p, uint32_t v) {
+static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE>::COLS * 2][4], const float (&shrink)[2], uint32_t p,
+                                              uint32_t v) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     uint32_t w[4][4];
 #pragma unroll
@@ -323,7 +329,8 @@ static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE>::COLS
 }
 
 /* s (16 rows, my 16 keys) = q . K^T */
-template <int SIZE> static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
+template <int SIZE>
+static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     k_tile += (warp * 16 + lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
 #pragma unroll
@@ -382,7 +389,8 @@ template <int SIZE> __global__ void __launch_bounds__(128, SIZE <= 128 ? 3 : 2) 
         hide(a, score, p, walk.now * DEV_KEY_TILE + warp * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float top = quad_max(fmaxf(fmaxf(score[0][2 * i], score[0][2 * i + 1]), fmaxf(score[1][2 * i], score[1][2 * i + 1])));
+            const float top = quad_max(fmaxf(fmaxf(score[0][2 * i], score[0][2 * i + 1]),
+                                             fmaxf(score[1][2 * i], score[1][2 * i + 1])));
             if (t == 0) by_warp[warp * 16 + row + 8 * i] = top;
         }
         __syncthreads();
