@@ -199,11 +199,9 @@ static int op_graph_begin(struct dev *d) {
     return cuda_graph_begin(d);
 }
 
-/* Ops whose file is not there yet are NULL in the table: dev.h answers with ERR_UNSUPPORTED. */
+/* An op whose file is not there yet is NULL in the table: dev.h answers with ERR_UNSUPPORTED. */
 #define MAYBE(f) extern __attribute__((weak)) decltype(f) f;
-MAYBE(cuda_gemm_open) MAYBE(cuda_gemm_close) MAYBE(cuda_weight_bytes) MAYBE(cuda_weight_pack) MAYBE(cuda_weight_unpack)
-MAYBE(cuda_matmul_fwd) MAYBE(cuda_matmul_dx) MAYBE(cuda_matmul_dw) MAYBE(cuda_lmhead_fwd) MAYBE(cuda_lmhead_bwd)
-MAYBE(cuda_logits) MAYBE(cuda_sample) MAYBE(cuda_attn_fwd) MAYBE(cuda_attn_bwd)
+MAYBE(cuda_attn_fwd) MAYBE(cuda_attn_bwd)
 
 static struct dev_ops make_ops(void) {
     struct dev_ops o = {};
@@ -274,7 +272,7 @@ static int open_context(struct cuda_dev *cd, const cudaDeviceProp *p) {
         CU_TRY(cudaHostAlloc((void **)&cd->stage.half[i], HALF, cudaHostAllocDefault));
         CU_TRY(cudaEventCreateWithFlags(&cd->stage.done[i], cudaEventDisableTiming));
     }
-    return cuda_gemm_open ? cuda_gemm_open(c) : 0;
+    return cuda_gemm_open(c);
 }
 
 /* Memory that this process may have: what is free now. Says so where others hold some. */

@@ -1,0 +1,94 @@
+/* test_dev_optim.c - sum of squares and AdamW on every backend this machine has, against ref, at
+ * lengths around vectors and blocks and from an odd place in a buffer. */
+#include "ops/ops_test.h"
+
+static struct backends backends;
+static const int64_t LENGTHS[] = {1, 3, 4, 31, 1000, 1024, 8191, 70001, 2200003};
+
+static float *normals(int64_t n, uint64_t seed, float scale, bool positive) {
+    struct rng g = {.seed = seed, .stream = RNG_TEST};
+    float *f = xmalloc((size_t)n * sizeof *f);
+    for (int64_t i = 0; i < n; i++) {
+        const float v = rng_normal(&g) * scale;
+        f[i] = positive ? fabsf(v) : v;
+    }
+    return f;
+}
+/* n floats on the device, `off` floats into their buffer. */
+static struct tensor place(struct run *r, const float *f, int64_t n, int64_t off) {
+    struct tensor t = tensor_1d((float *)run_block(r, (size_t)(n + off) * 4) + off, DT_F32, n);
+    run_copy_in(r, t.data, f, (size_t)n * 4);
+    return t;
+}
+
+static double sumsq_of(struct dev *d, const float *f, int64_t n, int64_t off) {
+    struct run r = {.d = d};
+    double sum = NAN;
+    const struct tensor out = tensor_1d(run_block(&r, sizeof sum), DT_F64, 1);
+    if (dev_sumsq(d, out, place(&r, f, n, off)) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    if (dev_copy_out(d, &sum, out.data, sizeof sum) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    run_free_blocks(&r);
+    return sum;
+}
+static void test_sumsq(void **state) {
+    (void)state;
+    for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
+        float *f = normals(LENGTHS[i], 3, 2, false);
+        const double want = sumsq_of(&backends.dev[0], f, LENGTHS[i], 0);
+        for (int b = 1; b < backends.n; b++)
+            for (int64_t off = 0; off < 2; off++) {
+                const double got = sumsq_of(&backends.dev[b], f, LENGTHS[i], off);
+                /* n additions in double, each off by at most 2^-53 of the sum */
+                if (!(fabs(got - want) <= want * (double)LENGTHS[i] * 0x1p-52))
+                    fail_msg("%s, %lld values: %.17g, ref has %.17g", backends.name[b], (long long)LENGTHS[i], got, want);
+                if (got != sumsq_of(&backends.dev[b], f, LENGTHS[i], off)) fail_msg("%s: two sums differ", backends.name[b]);
+            }
+        f[LENGTHS[i] / 2] = INFINITY;
+        for (int b = 0; b < backends.n; b++) assert_true(isinf(sumsq_of(&backends.dev[b], f, LENGTHS[i], 0)));
+        f[LENGTHS[i] - 1] = NAN;
+        for (int b = 0; b < backends.n; b++) assert_true(isnan(sumsq_of(&backends.dev[b], f, LENGTHS[i], 0)));
+        free(f);
+    }
+}
+
+/* Two steps; p, m, v after them in out (3, n). */
+static void adamw_on(struct dev *d, float *const in[4], int64_t n, int64_t off, float *out) {
+    struct run r = {.d = d};
+    struct adamw_args a = {.p = place(&r, in[0], n, off), .m = place(&r, in[1], n, off), .v = place(&r, in[2], n, off),
+                           .g = place(&r, in[3], n, off), .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+                           .weight_decay = 0.1, .grad_scale = 0.7f};
+    for (a.step = 1; a.step <= 2; a.step++)
+        if (dev_adamw(d, &a) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    const struct tensor *t[] = {&a.p, &a.m, &a.v};
+    for (int k = 0; k < 3; k++)
+        if (dev_copy_out(d, out + k * n, t[k]->data, (size_t)n * 4) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    run_free_blocks(&r);
+}
+static void test_adamw(void **state) {
+    (void)state;
+    for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
+        const int64_t n = LENGTHS[i];
+        float *in[4] = {normals(n, 4, 1, false), normals(n, 5, 0.1f, false), normals(n, 6, 0.1f, true), normals(n, 7, 1, false)};
+        float *want = xmalloc((size_t)n * 12), *got = xmalloc((size_t)n * 12);
+        adamw_on(&backends.dev[0], in, n, 0, want);
+        for (int b = 1; b < backends.n; b++)
+            for (int64_t off = 0; off < 2; off++) {
+                adamw_on(&backends.dev[b], in, n, off, got);
+                for (int k = 0; k < 3; k++) { /* a fused product may round once less */
+                    const double e = nmse(got + k * n, want + k * n, n, 0);
+                    if (!(e <= 1e-12)) fail_msg("%s, %lld values: result %d has NMSE %.3g", backends.name[b], (long long)n, k, e);
+                }
+            }
+        for (int k = 0; k < 4; k++) free(in[k]);
+        free(want);
+        free(got);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sumsq), cmocka_unit_test(test_adamw)};
+    backends_open(&backends, 2);
+    const int failed = cmocka_run_group_tests_name("ops: optimizer", tests, NULL, NULL);
+    backends_close(&backends);
+    return failed;
+}
