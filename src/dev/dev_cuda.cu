@@ -199,10 +199,6 @@ static int op_graph_begin(struct dev *d) {
     return cuda_graph_begin(d);
 }
 
-/* An op whose file is not there yet is NULL in the table: dev.h answers with ERR_UNSUPPORTED. */
-#define MAYBE(f) extern __attribute__((weak)) decltype(f) f;
-MAYBE(cuda_attn_fwd) MAYBE(cuda_attn_bwd)
-
 static struct dev_ops make_ops(void) {
     struct dev_ops o = {};
     o.name = "cuda";
