@@ -95,9 +95,11 @@ static int run_actor(struct model_bench *b, bool train) {
         double t = clock_now();
         rc = train ? actor_backward(a, &s, &r)
                    : actor_logp(a, seqs, b->batch, s.cut, 1, (struct actor_out){.logp = logp});
+        if (rc == 0) rc = dev_sync(&b->dev);
         const double pass = clock_now() - t;
         t = clock_now();
         if (rc == 0 && train) rc = optim_step(actor_optim(a), b->m, actor_grads(a), &o, 1e-6, &r.optim);
+        if (rc == 0) rc = dev_sync(&b->dev);
         const double step = clock_now() - t;
         if (i > 0 && pass < best) best = pass;
         if (i > 0 && step < best_step) best_step = step;
