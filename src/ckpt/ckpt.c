@@ -63,7 +63,7 @@ static int read_host(void *arg, size_t off, void *dst, size_t n) {
 /* optim.safetensors: master and state arrays as they are, so that a resume is bitwise. */
 static int save_optim(const char *dir, const struct ckpt_part *p) {
     struct model *m = p->model;
-    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, m->n_elems, m->master}};
+    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, m->n_train, m->master}};
     struct dev_read src[OPTIM_MAX_ARRAYS + 1];
     struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2];
     const int n = 1 + optim_arrays(p->optim, arrays + 1);
@@ -85,8 +85,8 @@ static int check_finite(const struct ckpt_part *p) {
     const struct model *m = p->model;
     uint32_t *bits = xmalloc(CHUNK * sizeof *bits);
     int rc = 0;
-    for (int64_t i = 0; m->master && i < m->n_params; i++) {
-        const struct model_param *w = &m->params[i];
+    for (int64_t i = 0; m->master && i < m->n_train_params; i++) {
+        const struct model_param *w = &m->train_params[i];
         for (int64_t at = 0, n = w->rows * w->cols, k; at < n; at += k) {
             k = n - at < CHUNK ? n - at : CHUNK;
             TRYG(dev_copy_out(m->dev, bits, m->master + w->offset + at, (size_t)k * sizeof *bits), out);
@@ -408,7 +408,7 @@ int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     struct st_file *f = NULL;
     int rc = 0;
     TRYG(st_open(&f, path), out);
-    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_elems, p->model->master}};
+    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_train, p->model->master}};
     const int n = 1 + optim_arrays(p->optim, arrays + 1);
     for (int i = 0; i < n; i++) TRYG(load_flat(f, &arrays[i], p->model->dev, path), out);
     const struct st_tensor *step = st_find(f, "step");

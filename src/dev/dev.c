@@ -497,7 +497,7 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
         TRY(want1("lmhead_bwd", "entropy", a->entropy, F32, n));
     }
     TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
-    TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
+    if (dw.data) TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
     HAVE(lmhead_bwd);
     return n ? d->ops->lmhead_bwd(d, a, dlogp, dentropy, dx, dw) : 0;
 }
@@ -545,4 +545,39 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
     TRY(check_quant8("dequant8", a));
     HAVE(dequant8);
     return a->x.dim[0] ? d->ops->dequant8(d, a) : 0;
+}
+
+/* ---- adapters and quantised weights ---- */
+
+static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
+    TRY(want2("add_block", name, t, F32, ANY, ANY));
+    if (row < 0 || col < 0 || a->rows < 0 || a->cols < 0 || row + a->rows > t.dim[0] || col + a->cols > t.dim[1])
+        FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)", (long long)row,
+             (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0], (long long)t.dim[1]);
+    return 0;
+}
+
+int dev_add_block(struct dev *d, const struct add_block_args *a) {
+    TRY(want_block("dst", a->dst, a->dst_row, a->dst_col, a));
+    TRY(want_block("src", a->src, a->src_row, a->src_col, a));
+    HAVE(add_block);
+    return a->rows && a->cols ? d->ops->add_block(d, a) : 0;
+}
+
+/* The 16 quantiles of bitsandbytes' NF4 (its create_normal_map, offset 0.9677083). */
+const float dev_nf4_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+    -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+};
+
+int dev_dequant(struct dev *d, const struct dequant_args *a) {
+    TRY(want2("dequant", "w", a->w, ACT, ANY, ANY));
+    const int64_t n = tensor_count(a->w), row = a->w.dim[0];
+    const bool nf4 = a->kind == QUANT_NF4;
+    if (a->kind != QUANT_NF4 && a->kind != QUANT_INT8) FAIL(ERR_INVAL, "dev op dequant: kind %d", (int)a->kind);
+    TRY(want1("dequant", "code", a->code, U8, nf4 ? (n + 1) / 2 : n));
+    TRY(want1("dequant", "scale", a->scale, F32, nf4 ? (n + DEV_NF4_BLOCK - 1) / DEV_NF4_BLOCK : row));
+    HAVE(dequant);
+    return n ? d->ops->dequant(d, a) : 0;
 }

@@ -177,6 +177,28 @@ struct decode_args {
     struct tensor logp, logp_kept; /* (steps, R) f32 */
 };
 
+/* A rectangle of one matrix added to one of another: dst[dst_row + i][dst_col + j] += scale * src[...]. */
+struct add_block_args {
+    struct tensor dst, src; /* (R, C), (R', C') f32, different memory */
+    int64_t dst_row, dst_col, src_row, src_col, rows, cols;
+    float scale;            /* product and sum are rounded one by one */
+};
+
+/* A frozen matrix in 4 or 8 bits, turned back into act before it is packed and multiplied.
+ * NF4 (Dettmers et al. 2023): the flat matrix in blocks of DEV_NF4_BLOCK elements, two codes a byte, the
+ * first in the high half; an element is book[code] times its block's largest magnitude.
+ * INT8 (Dettmers et al. 2022, without outlier columns): an element is its row's largest magnitude times
+ * code / 127, code in two's complement. */
+enum quant_kind { QUANT_NONE, QUANT_NF4, QUANT_INT8 };
+#define DEV_NF4_BLOCK 64
+struct dequant_args {
+    enum quant_kind kind;
+    struct tensor code;  /* NF4: (ceil(n k / 2)) u8, INT8: (n k) u8 */
+    struct tensor scale; /* NF4: (ceil(n k / DEV_NF4_BLOCK)) f32, INT8: (n) f32 */
+    struct tensor w;     /* (n, k) act: the result */
+};
+extern const float dev_nf4_book[16]; /* ascending */
+
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
     struct tensor p, m, v, g;
     double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
@@ -260,6 +282,8 @@ struct dev_ops {
     int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
     int (*quant8)(struct dev *d, const struct quant8_args *a);
     int (*dequant8)(struct dev *d, const struct quant8_args *a);
+    int (*add_block)(struct dev *d, const struct add_block_args *a);
+    int (*dequant)(struct dev *d, const struct dequant_args *a);
 };
 
 struct dev {
@@ -366,7 +390,7 @@ int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
                  struct tensor dk, struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy,
                    struct tensor gate_up);
-/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h) f32 += .
+/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 += .
  * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
@@ -382,6 +406,8 @@ int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b)
 int dev_quant8(struct dev *d, const struct quant8_args *a);
 /* code, scale -> x = book[code] * scale. */
 int dev_dequant8(struct dev *d, const struct quant8_args *a);
+int dev_add_block(struct dev *d, const struct add_block_args *a);
+int dev_dequant(struct dev *d, const struct dequant_args *a); /* rounded to act once */
 
 /* ---- scalar conversions, used by backends, loaders and tests ---- */
 static inline float bf16_to_f32(uint16_t b) {

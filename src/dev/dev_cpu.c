@@ -160,6 +160,8 @@ static const struct dev_ops cpu_ops = {
     .axpby = cpu_axpby,
     .quant8 = cpu_quant8,
     .dequant8 = cpu_dequant8,
+    .add_block = cpu_add_block,
+    .dequant = cpu_dequant,
 };
 
 /* Bytes this process may have: the machine's, or its control group's limit. */

@@ -180,7 +180,7 @@ int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
             const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
             TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, g, &a->w, n0, n0 + j.len));
-            TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, tensor_rows(a->x, j.row0, j.n_rows)));
+            if (dw.data) TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, tensor_rows(a->x, j.row0, j.n_rows)));
         }
     }
     struct narrow_job out = {j.k, dx, j.dx};

@@ -114,6 +114,10 @@ int cpu_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b)
 int cpu_quant8(struct dev *d, const struct quant8_args *a);
 int cpu_dequant8(struct dev *d, const struct quant8_args *a);
 
+/* ---- ops in dev_cpu_adapter.c ---- */
+int cpu_add_block(struct dev *d, const struct add_block_args *a);
+int cpu_dequant(struct dev *d, const struct dequant_args *a);
+
 /* ---- ops in dev_cpu_attn.c ---- */
 int cpu_attn_fwd(struct dev *d, const struct attn_args *a);
 int cpu_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,

@@ -107,7 +107,7 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
             for (int64_t j = lo; j < hi; j++)
                 for (int64_t k = 0; k < w.k; k++) {
                     dxr[k] += (double)dz[j - lo] * ref_w(w, j, k);
-                    ref_f32(dw)[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
+                    if (dw.data) ref_f32(dw)[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
                 }
         }
         for (int64_t k = 0; k < w.k; k++) ref_put(dx.data, dx.dt, r * w.k + k, dxr[k]);

@@ -75,6 +75,7 @@ struct model_group {
     struct weight mat;   /* compute copy of a matrix */
     struct tensor vec;   /* compute copy of a vector, act */
     int64_t first_param, n_params;
+    struct lora_group *lora; /* adapters on its modules, NULL: none; private to model */
 };
 
 struct model_layer {     /* NULL: this model has none */
@@ -99,8 +100,12 @@ struct model {
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
     void *weights;               /* the one block behind all groups */
     size_t weights_bytes;
-    /* fp32 master, flat (n_elems) f32 on the device; NULL in inference-only models */
+    /* fp32 master, flat (n_train) f32 on the device; NULL in inference-only models */
     float *master;
+    /* what is trained: the parameters above, or with an adapter its matrices and nothing else */
+    const struct model_param *train_params;
+    int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments */
+    struct model_lora *lora;         /* NULL: no adapter; private to model */
 };
 
 enum model_load_flags {
@@ -139,6 +144,7 @@ struct model_batch {     /* T packed rows; arrays on the device */
     struct tensor slots; /* (T) i32, key/value slot of the row; kv == NULL: row index */
     struct attn_seqs seqs;
     const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
+    bool no_adapter;     /* the base model alone: the reference of an adapter's training */
 };
 
 enum model_keep {
@@ -175,11 +181,46 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 
 /* ---- backward ---- */
 /* After model_forward (KEEP_LAYER or KEEP_ALL) and model_logp over the same
- * rows: adds d loss / d parameters to grads (n_elems) f32 on the device, given
+ * rows: adds d loss / d parameters to grads (n_train) f32 on the device, given
  * dlogp (n) and dentropy (n, may be NULL; needs l->entropy), host. */
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
                    const struct model_logp_args *l, const float *dlogp, const float *dentropy,
                    float *grads);
+
+/* ---- LoRA (Hu et al. 2021), by peft's rules ----
+ * An adapted linear layer of n outputs and k inputs computes y = W x + scale B (A x), A (r, k), B (n, r);
+ * W and everything else is frozen.  A x is rounded to act; the sum is f32 and rounded once, as without an
+ * adapter.  Compute copies: A, and scale B, each rounded to act.  No dropout. */
+struct lora_config {
+    int64_t rank;
+    double alpha;
+    bool rslora;        /* scale = alpha / sqrt(rank) (Kalajdzievski 2023) instead of alpha / rank */
+    json_t *targets;    /* target_modules: list of names, "all-linear", or one regular expression; owned */
+    json_t *exclude;    /* exclude_modules: list or regular expression, NULL: none; owned */
+};
+/* Reads dir/adapter_config.json. ERR_UNSUPPORTED names what only peft can. Caller: lora_config_free. */
+int lora_config_load(struct lora_config *l, const char *dir);
+void lora_config_free(struct lora_config *l);
+/* Puts a new adapter on an inference-only model: A uniform in +-1/sqrt(k) (peft's Kaiming init), a pure
+ * function of seed; B zero.  From then on master, train_params and gradients are the adapter's.
+ * ERR_INVAL: a target that no module has; names those there are. */
+int model_lora_create(struct model *m, const struct lora_config *l, uint64_t seed);
+/* Puts on the adapter of a peft directory. ERR_FORMAT, ERR_UNSUPPORTED name file and tensor; ERR_INPUT: an
+ * adapter that was made for another base. */
+int model_lora_load(struct model *m, const char *dir);
+/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). base: the name
+ * that becomes base_model_name_or_path. */
+int model_lora_export(const struct model *m, const char *dir, const char *base);
+/* base_model_name_or_path of a peft directory; NULL where it says none. Caller frees. */
+int model_lora_base(const char *dir, char **base);
+/* What an adapter takes on the device, in bytes. */
+struct optim_config;
+struct lora_plan {
+    size_t weights, master, moments; /* compute copies and scratch; gradients take as much as the master */
+    int64_t n_train;                 /* elements */
+};
+int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
+                    const struct lora_config *l, const struct optim_config *o);
 
 /* ---- optimizer ---- */
 enum optim_kind {
@@ -260,7 +301,8 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
 /* ---- files ---- */
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json,
  * model*.safetensors (shards of <= max_shard bytes, 0: 5 GB). dt: DT_F32/DT_BF16, or -1: each
- * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. */
+ * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. An adapter
+ * is merged into the weights: W + scale B A in f32, rounded once. */
 int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir,
                  size_t max_shard);
 /* Random weights: transformers' init (normal, initializer_range; norms 1, biases 0). Value i of
@@ -287,6 +329,7 @@ void st_close(struct st_file *f);
 int64_t st_count(const struct st_file *f);
 const struct st_tensor *st_at(const struct st_file *f, int64_t i);
 const struct st_tensor *st_find(const struct st_file *f, const char *name); /* NULL if absent */
+const char *st_metadata(const struct st_file *f, const char *key);          /* a string of __metadata__, or NULL */
 /* Streaming writer: header from the declared tensors, then data in that order. */
 struct st_write_tensor {
     const char *name;

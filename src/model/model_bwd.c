@@ -1,5 +1,5 @@
 /* model_bwd.c - the mirror of model_fwd.c: from d loss / d log-prob to the
- * gradient of every parameter, added into a flat f32 array.
+ * gradient of every parameter that is trained, added into a flat f32 array.
  *
  * The gradient of the residual stream (a->dx, f32) is carried in place from the
  * last layer to the first; each block adds its own part to it.
@@ -25,9 +25,9 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
         const struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
         TRY(dev_copy_in(d, d_logp.data, dlogp + lo, bytes));
         if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy + lo, bytes));
-        TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, model__flat(grads, m->g_head)));
+        TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__flat(grads, m->g_head)));
         TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(d, dx, model__flat(grads, m->g_norm), dxn, model__top(a->head.x, n), m->final_norm,
+        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, m->g_norm), dxn, model__top(a->head.x, n), m->final_norm,
                             model__top(a->head.rstd, n)));
         TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, n)));
     }
@@ -55,23 +55,18 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
     model__attn_args(m, b, a, l, &qkv, &attn);
     /* x_next = x_mid + down(silu(gate) * up) */
     TRY(round_dx(m, a, n, &dy));
-    TRY(dev_matmul_dw(d, model__flat(grads, y->down), model__flat(grads, y->down_bias), dy, model__top(s->mlp, n)));
-    TRY(dev_matmul_dx(d, dmlp, dy, y->down->mat, false));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, y->down_bias, dmlp, dy, model__top(s->mlp, n), grads}));
     TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
-    TRY(dev_matmul_dw(d, model__flat(grads, y->gate_up), model__flat(grads, y->gate_up_bias), dgate_up,
-                      model__top(s->xn2, n)));
-    TRY(dev_matmul_dx(d, dxn, dgate_up, y->gate_up->mat, false));
-    TRY(dev_rmsnorm_bwd(d, dx, model__flat(grads, y->mlp_norm), dxn, model__top(s->x_mid, n), y->mlp_norm->vec,
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, y->gate_up_bias, dxn, dgate_up, model__top(s->xn2, n), grads}));
+    TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, y->mlp_norm), dxn, model__top(s->x_mid, n), y->mlp_norm->vec,
                         model__top(s->rstd2, n)));
     /* x_mid = x + o(attn(norm(x))) */
     TRY(round_dx(m, a, n, &dy));
-    TRY(dev_matmul_dw(d, model__flat(grads, y->o), model__flat(grads, y->o_bias), dy, attn.out));
-    TRY(dev_matmul_dx(d, datt, dy, y->o->mat, false));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, grads}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
-    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__flat(grads, y->q_norm), model__flat(grads, y->k_norm)));
-    TRY(dev_matmul_dw(d, model__flat(grads, y->qkv), model__flat(grads, y->qkv_bias), dqkv, model__top(s->xn1, n)));
-    TRY(dev_matmul_dx(d, dxn, dqkv, y->qkv->mat, false));
-    return dev_rmsnorm_bwd(d, dx, model__flat(grads, y->attn_norm), dxn, model__top(a->x[l], n), y->attn_norm->vec,
+    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, grads, y->q_norm), model__vec_grad(m, grads, y->k_norm)));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), grads}));
+    return dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, y->attn_norm), dxn, model__top(a->x[l], n), y->attn_norm->vec,
                            model__top(s->rstd1, n));
 }
 
@@ -87,5 +82,6 @@ int model_backward(struct model *m, const struct model_batch *b, struct model_ac
         TRY(layer_backward(m, b, a, i, grads));
     }
     a->n_head = 0; /* the stages are spent */
+    if (m->lora) return 0;
     return dev_embed_bwd(m->dev, model__flat(grads, m->g_embed), b->ids, model__top(a->dx, b->n_rows));
 }

@@ -29,6 +29,8 @@ struct reader {
     int64_t group;      /* in stage, -1: none */
     char *host;         /* one chunk */
     size_t host_bytes;
+    const float *master;/* fp32 weights, NULL: the compute copy is read */
+    struct lora_host adapter;
 };
 struct param_source { /* one st_write_tensor's arg */
     struct reader *r;
@@ -55,8 +57,8 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
     CHECK(off % size == 0 && n % size == 0);
     int64_t at = (int64_t)(off / size); /* element of the parameter, then of the flat array it is in */
     const char *base;
-    if (r->m->master) {
-        base = (const char *)r->m->master;
+    if (r->master) {
+        base = (const char *)r->master;
         at += s->p->offset;
     } else {
         TRY(unpack_group(r, s->p->group));
@@ -69,13 +71,23 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
         r->host_bytes = bytes;
     }
     TRY(dev_copy_out(r->m->dev, r->host, base + (size_t)at * from, bytes));
-    model__convert(dst, s->dt, r->host, r->flat_dt, count);
+    if (!r->adapter.flat) {
+        model__convert(dst, s->dt, r->host, r->flat_dt, count);
+        return 0;
+    }
+    float *sum = xmalloc((size_t)count * sizeof *sum);
+    model__convert(sum, DT_F32, r->host, r->flat_dt, count);
+    model__lora_merge(&r->adapter, s->p, (int64_t)(off / size), sum, count);
+    model__convert(dst, s->dt, sum, DT_F32, count);
+    free(sum);
     return 0;
 }
 
 static int reader_open(struct reader *r, const struct model *m) {
-    *r = (struct reader){.m = m, .group = -1, .flat_dt = m->master ? DT_F32 : m->act};
-    for (int64_t i = 0; !m->master && i < m->n_groups; i++) {
+    const float *master = m->lora ? NULL : m->master; /* an adapter's is not the weights' */
+    *r = (struct reader){.m = m, .group = -1, .flat_dt = master ? DT_F32 : m->act, .master = master};
+    TRY(model__lora_host_open(&r->adapter, m));
+    for (int64_t i = 0; !master && i < m->n_groups; i++) {
         const size_t bytes = (size_t)model__group_count(&m->groups[i]) * dtype_size(m->act);
         if (bytes > r->stage_bytes) r->stage_bytes = bytes;
     }
@@ -84,6 +96,7 @@ static int reader_open(struct reader *r, const struct model *m) {
 
 static void reader_close(struct reader *r) {
     dev_free(r->m->dev, r->stage, r->stage_bytes);
+    model__lora_host_close(&r->adapter);
     free(r->host);
 }
 
@@ -206,7 +219,7 @@ int model_copy_tokenizer(const char *from, const char *to) {
 /* One parameter's dtype in the files. */
 static int choose_dtype(const struct model *m, const struct model_param *p, int dt, enum dtype *out) {
     *out = dt >= 0 ? (enum dtype)dt : p->src_dt;
-    if (dt < 0 && !m->master && m->act != DT_F32 && *out != m->act)
+    if (dt < 0 && (!m->master || m->lora) && m->act != DT_F32 && *out != m->act)
         FAIL(ERR_INVAL, "cannot export %s as %s: the model was opened in %s for inference only", p->name,
              dtype_name(*out), dtype_name(m->act));
     return 0;

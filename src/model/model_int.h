@@ -24,6 +24,15 @@ static inline struct tensor model__flat(float *flat, const struct model_group *g
 static inline int64_t model__group_count(const struct model_group *g) {
     return g->n * (g->k ? g->k : 1);
 }
+/* The groups of layer l that are linear layers. */
+enum { MODEL_LINEARS = 4 };
+static inline void model__linears(const struct model *m, int64_t l, struct model_group *out[MODEL_LINEARS]) {
+    const struct model_layer *y = &m->layers[l];
+    out[0] = y->qkv;
+    out[1] = y->o;
+    out[2] = y->gate_up;
+    out[3] = y->down;
+}
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
 
@@ -36,6 +45,8 @@ struct optim_run_args {
     float scale;
     int64_t step; /* 1-based */
 };
+/* Device bytes of the state for what m trains; m needs no memory of its own. */
+size_t optim__bytes(const struct model *m, const struct optim_config *c);
 int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
@@ -48,6 +59,76 @@ void optim__dynamic_book(bool is_signed, float book[256]);
 /* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
 bool model__all_finite(const void *src, enum dtype dt, int64_t n);
+
+/* ---- linear layers (model_linear.c) ---- */
+/* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) += . */
+struct linear_args {
+    const struct model_group *group;
+    struct tensor y, x, bias;
+    bool add, base;
+};
+int model__linear(struct model *m, const struct linear_args *a);
+/* dx (T, k) = the way back through it, adapters included; weights' (or adapters') gradients are added to grads. */
+struct linear_bwd_args {
+    const struct model_group *group, *bias; /* bias: NULL or its group */
+    struct tensor dx, dy, x;
+    float *grads;
+};
+int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
+/* Where the gradient of a vector goes: its range of grads, or scratch that nobody reads where it is frozen. */
+struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g);
+
+/* ---- LoRA ---- */
+enum { LORA_MAX_PARTS = 3 };
+struct lora_part {      /* the adapter of one linear module: rows [row, row + n) of its group */
+    int64_t row, n;
+    int64_t a, b;       /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
+};
+struct lora_group {     /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
+    struct lora_part part[LORA_MAX_PARTS];
+    int64_t n_parts, n, k;
+    int64_t width;      /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
+    struct weight a, b; /* (width, k): the A on top of each other; (n, width): scale B, block-diagonal */
+};
+struct model_lora {
+    struct lora_config cfg;
+    float scale;
+    struct lora_group *groups;
+    int64_t n_groups;
+    struct model_param *params; /* peft's names without "base_model.model."; group: of the base model */
+    int64_t n_params, n_elems;
+    void *block;                /* compute copies and scratch, on the device; owned */
+    size_t block_bytes;
+    /* scratch; rows at a time: LORA_ROWS */
+    void *z, *dz;               /* (rows, width) act */
+    float *wide;                /* (rows, n or k) f32: a sum that is not rounded yet; NULL when act is f32 */
+    float *mat_a, *mat_b;       /* (width, k), (n, width): gradients of a group, or what is packed */
+    float *vec;                 /* gradient of a frozen vector */
+};
+enum { LORA_ROWS = 1024 };
+/* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
+int model__lora_build(struct model_lora *l, struct model *m);
+void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
+int model__lora_attach(struct model *m, const struct lora_config *c); /* with its memory; master not filled */
+int model__lora_refresh(struct model *m); /* master -> compute copies */
+void model__lora_free(struct model *m);
+/* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */
+struct lora_match;
+int model__lora_match_create(struct lora_match **out, const struct lora_config *l);
+bool model__lora_match(struct lora_match *t, const char *module);
+/* ERR_INVAL when nothing, or not every listed name, has matched; names the modules of m. */
+int model__lora_match_check(const struct lora_match *t, const struct model *m);
+void model__lora_match_free(struct lora_match *t);
+/* adapter_config.json of m's adapter. */
+json_t *model__lora_json(const struct model *m, const char *base);
+/* The adapter on the host, for merging: w, elements [at, at + n) of parameter p, += scale B A. */
+struct lora_host {
+    const struct model *m;
+    float *flat; /* the adapter's master; NULL: no adapter, nothing is added */
+};
+int model__lora_host_open(struct lora_host *h, const struct model *m);
+void model__lora_host_close(struct lora_host *h);
+void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n);
 
 /* ---- activations ---- */
 /* What one layer computes over T <= max_rows rows. */

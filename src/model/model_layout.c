@@ -78,6 +78,9 @@ void model__params_build(struct model *m) {
     m->g_norm = GROUP(-1, 0, {"model.norm.weight", c->hidden});
     m->g_head = c->tied ? m->g_embed : GROUP(-1, c->hidden, {"lm_head.weight", c->vocab});
     CHECK(m->n_elems == model_config_params(c));
+    m->train_params = m->params;
+    m->n_train_params = m->n_params;
+    m->n_train = m->n_elems;
 }
 
 void model__params_free(struct model *m) {
@@ -85,6 +88,7 @@ void model__params_free(struct model *m) {
     free(m->groups);
     free(m->layers);
     m->params = NULL;
+    m->train_params = NULL;
     m->groups = NULL;
     m->layers = NULL;
 }

@@ -342,7 +342,8 @@ out:
 void model_close(struct model *m) {
     if (!m) return;
     dev_free(m->dev, m->rope.data, (size_t)tensor_count(m->rope) * sizeof(float));
-    dev_free(m->dev, m->master, (size_t)m->n_elems * sizeof(float));
+    dev_free(m->dev, m->master, (size_t)m->n_train * sizeof(float));
+    model__lora_free(m);
     dev_free(m->dev, m->weights, m->weights_bytes);
     model__params_free(m);
     model_config_free(&m->cfg);
@@ -351,6 +352,7 @@ void model_close(struct model *m) {
 
 int model_refresh(struct model *m) {
     CHECK(m->master != NULL);
+    if (m->lora) return model__lora_refresh(m);
     for (int64_t i = 0; i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
         const struct tensor src = model__flat(m->master, g);
@@ -361,6 +363,7 @@ int model_refresh(struct model *m) {
 }
 
 int model_copy_weights(struct model *dst, const struct model *src) {
+    CHECK(!dst->lora && !src->lora); /* the reference of an adapter is the same model without it */
     if (dst->n_elems != src->n_elems || dst->weights_bytes != src->weights_bytes || dst->act != src->act)
         FAIL(ERR_INVAL, "cannot copy weights between models of different shape or dtype");
     TRY(dev_copy(dst->dev, dst->weights, src->weights, src->weights_bytes));

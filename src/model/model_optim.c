@@ -103,9 +103,10 @@ static struct optim_run place(struct optim *o, const struct model_param *p, enum
 
 /* Neighbours under an elementwise rule become one run, so that AdamW and SGD alone are one call of the device. */
 static void make_runs(struct optim *o, const struct model *m, bool momentum) {
-    o->runs = xcalloc((size_t)m->n_params, sizeof *o->runs);
-    for (int64_t i = 0; i < m->n_params; i++) {
-        const struct optim_run r = place(o, &m->params[i], rule_of(m, &m->params[i], o->kind), momentum);
+    o->runs = xcalloc((size_t)m->n_train_params, sizeof *o->runs);
+    for (int64_t i = 0; i < m->n_train_params; i++) {
+        const struct model_param *p = &m->train_params[i];
+        const struct optim_run r = place(o, p, rule_of(m, p, o->kind), momentum);
         struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
         if (last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD)) last->n += r.n;
         else o->runs[o->n_runs++] = r;
@@ -121,16 +122,21 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
     o->block_bytes = a->used;
 }
 
-size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc) {
-    struct model m = {.cfg = *c};
-    struct optim o = {.kind = oc->kind};
+size_t optim__bytes(const struct model *m, const struct optim_config *c) {
+    struct optim o = {.kind = c->kind};
     struct arena a = {0};
-    model__params_build(&m);
-    make_runs(&o, &m, oc->momentum != 0);
-    layout(&o, dev, act, &a);
+    make_runs(&o, m, c->momentum != 0);
+    layout(&o, m->dev, m->act, &a);
     free(o.runs);
-    model__params_free(&m);
     return o.block_bytes;
+}
+
+size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act};
+    model__params_build(&m);
+    const size_t n = optim__bytes(&m, oc);
+    model__params_free(&m);
+    return n;
 }
 
 static int fill_books(struct optim *o, struct dev *dev) {
@@ -195,8 +201,8 @@ static int grad_norm(struct model *m, struct tensor g, void *sum_dev, double *no
 }
 
 static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char name[96]) {
-    for (int64_t i = 0; i < m->n_params; i++) {
-        const struct model_param *p = &m->params[i];
+    for (int64_t i = 0; i < m->n_train_params; i++) {
+        const struct model_param *p = &m->train_params[i];
         double norm;
         TRY(grad_norm(m, tensor_1d(grads + p->offset, DT_F32, p->rows * p->cols), sum_dev, &norm));
         if (isfinite(norm)) continue;
@@ -242,7 +248,7 @@ static int sgd_run(struct optim *o, const struct optim_run *r, const struct opti
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr,
                struct optim_result *r) {
     *r = (struct optim_result){0};
-    TRY(grad_norm(m, tensor_1d(grads, DT_F32, m->n_elems), o->sum, &r->grad_norm));
+    TRY(grad_norm(m, tensor_1d(grads, DT_F32, m->n_train), o->sum, &r->grad_norm));
     if (!isfinite(r->grad_norm)) return name_bad_tensor(m, grads, o->sum, r->bad_tensor);
     double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
     if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));

@@ -26,6 +26,7 @@ struct st_file {
     struct st_tensor *tensors; /* in data order */
     int64_t n;
     struct map by_name;
+    json_t *metadata; /* NULL: none */
 };
 
 static const struct {
@@ -116,7 +117,10 @@ static int parse_tensors(struct st_file *f, const json_t *header, const uint8_t 
     json_t *o; /* jansson's iteration wants it mutable */
     f->tensors = xcalloc(json_object_size(header), sizeof *f->tensors);
     json_object_foreach((json_t *)(uintptr_t)header, name, o) {
-        if (strcmp(name, "__metadata__") == 0) continue;
+        if (strcmp(name, "__metadata__") == 0) {
+            f->metadata = json_incref(o);
+            continue;
+        }
         struct st_tensor *t = &f->tensors[f->n++];
         t->name = xstrdup(name);
         if (!json_is_object(o)) FAIL(ERR_FORMAT, "%s: tensor %s is not described by an object", path, name);
@@ -161,6 +165,7 @@ void st_close(struct st_file *f) {
     for (int64_t i = 0; i < f->n; i++) free(f->tensors[i].name);
     free(f->tensors);
     map_free(&f->by_name);
+    json_decref(f->metadata);
     file_unmap(&f->map);
     free(f);
 }
@@ -175,6 +180,9 @@ const struct st_tensor *st_at(const struct st_file *f, int64_t i) {
 const struct st_tensor *st_find(const struct st_file *f, const char *name) {
     int64_t i;
     return map_gets(&f->by_name, name, &i) ? &f->tensors[i] : NULL;
+}
+const char *st_metadata(const struct st_file *f, const char *key) {
+    return json_string_value(json_object_get(f->metadata, key));
 }
 
 /* ---- writing ---- */

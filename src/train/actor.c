@@ -17,6 +17,7 @@ struct actor {
     struct optim *optim;
     float *grads;
     int64_t max_rows, max_seqs;
+    bool no_adapter;
     void *block, *owned_block;
     size_t block_bytes;
     /* device arrays of a packed micro-batch */
@@ -62,6 +63,7 @@ int actor_create(struct actor **out, const struct actor_args *args) {
     a->model = args->model;
     a->max_rows = args->max_rows;
     a->max_seqs = args->max_seqs;
+    a->no_adapter = args->no_adapter;
     a->block_bytes = actor_block_bytes(&args->model->cfg, args->model->act, args);
     a->block = args->block;
     if (!a->block) {
@@ -75,7 +77,7 @@ int actor_create(struct actor **out, const struct actor_args *args) {
     if (args->train) {
         void *g = NULL;
         CHECK(a->model->master != NULL);
-        TRYG(dev_alloc(a->dev, (size_t)a->model->n_elems * 4, &g), fail);
+        TRYG(dev_alloc(a->dev, (size_t)a->model->n_train * 4, &g), fail);
         a->grads = g;
         const struct optim_config adamw = {.kind = OPTIM_ADAMW};
         TRYG(optim_create(&a->optim, a->model, args->optim ? args->optim : &adamw), fail);
@@ -104,7 +106,7 @@ void actor_destroy(struct actor *a) {
     if (!a) return;
     model_acts_destroy(a->acts);
     optim_destroy(a->optim, a->model);
-    if (a->grads) dev_free(a->dev, a->grads, (size_t)a->model->n_elems * 4);
+    if (a->grads) dev_free(a->dev, a->grads, (size_t)a->model->n_train * 4);
     if (a->owned_block) dev_free(a->dev, a->owned_block, a->block_bytes);
     free(a->ids);
     free(a->pos);
@@ -180,6 +182,7 @@ static int pack(struct actor *a, const struct actor_seq *seqs, const struct micr
     TRY(dev_copy_in(a->dev, a->d_slots, a->pos, (size_t)r * 4));
     *b = (struct model_batch){
         .n_rows = r,
+        .no_adapter = a->no_adapter,
         .ids = tensor_1d(a->d_ids, DT_I32, r),
         .pos = tensor_1d(a->d_pos, DT_I32, r),
         .slots = tensor_1d(a->d_slots, DT_I32, r),
@@ -235,7 +238,7 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
     int64_t at = 0;
     CHECK(a->grads != NULL);
     *r = (struct actor_step_result){0};
-    TRY(dev_zero(a->dev, a->grads, (size_t)a->model->n_elems * 4));
+    TRY(dev_zero(a->dev, a->grads, (size_t)a->model->n_train * 4));
     for (int64_t lo = 0; lo < s->n; lo = m.hi) {
         TRY(next_micro(a, s->seqs, s->n, lo, s->cut, &m));
         TRY(pack(a, s->seqs, &m, s->temperature, &b, &l));

@@ -36,6 +36,7 @@ struct actor_args {
     enum model_keep keep;   /* KEEP_LAYER or KEEP_ALL when train */
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
+    bool no_adapter;        /* the base model alone (the reference); not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     void *block;            /* actor_block_bytes of device memory to share with another phase; NULL: own */
 };
@@ -80,6 +81,6 @@ struct actor_step_result {
 int actor_step(struct actor *a, const struct actor_step_args *s, struct actor_step_result *r);
 /* Forward and backward only: leaves gradients in actor_grads (tests, gradient checks). */
 int actor_backward(struct actor *a, const struct actor_step_args *s, struct actor_step_result *r);
-float *actor_grads(struct actor *a); /* (n_elems) f32, device */
+float *actor_grads(struct actor *a); /* (n_train) f32, device */
 
 #endif

@@ -38,6 +38,7 @@ struct rig {
     struct model *m;
     const char *dir, *backend;
     int threads;
+    bool adapter;
     int32_t prompts[N_PROMPTS][128];
 };
 
@@ -58,11 +59,25 @@ static void fill_prompts(struct rig *r) {
             r->prompts[i][t] = t < 2 * ROLL_PAGE_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
 }
 
+/* An adapter in mid-training on every linear layer: an odd rank, B not zero. */
+static void put_adapter(struct model *m) {
+    struct lora_config l = {.rank = 5, .alpha = 8, .targets = json_string("all-linear")};
+    struct rng rng = {.seed = 8, .stream = RNG_TEST};
+    OK(model_lora_create(m, &l, 1));
+    lora_config_free(&l);
+    float *w = xmalloc((size_t)m->n_train * sizeof *w);
+    for (int64_t i = 0; i < m->n_train; i++) w[i] = 0.15f * rng_normal(&rng);
+    OK(dev_copy_in(m->dev, m->master, w, (size_t)m->n_train * sizeof *w));
+    OK(model_refresh(m));
+    free(w);
+}
+
 static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) {
     r->dir = dir;
     char *model = file_join(dir, "m");
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, flags, MAX_LEN}));
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, r->adapter ? MODEL_INFER : flags, MAX_LEN}));
     free(model);
+    if (r->adapter) put_adapter(r->m);
     fill_prompts(r);
 }
 
@@ -225,14 +240,19 @@ static void rig_close(struct rig *r) {
 
 static void each_backend(void (*check)(struct rig *r, const char *what)) {
     static const enum dtype acts[] = {DT_F32, DT_BF16};
+    static const struct {
+        const char *what;
+        int config;
+        bool adapter;
+    } models[] = {{"qwen2", 0, false}, {"mistral", 1, false}, {"mistral with an adapter", 1, true}};
     int64_t n = 0;
-    EACH(c, CONFIGS) {
-        char *dir = make_model(CONFIGS[c]);
+    EACH(c, models) {
+        char *dir = make_model(CONFIGS[models[c].config]);
         EACH(b, BACKENDS) EACH(t, acts) {
             char what[96];
-            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1};
+            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter};
             if (!open_backend(&r.dev, BACKENDS[b], r.threads)) continue;
-            snprintf(what, sizeof what, "%s %s %s", c ? "mistral" : "qwen2", BACKENDS[b], dtype_name(acts[t]));
+            snprintf(what, sizeof what, "%s %s %s", models[c].what, BACKENDS[b], dtype_name(acts[t]));
             rig_open(&r, dir, acts[t], MODEL_INFER);
             check(&r, what);
             rig_close(&r);
@@ -240,7 +260,7 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
         }
         case_drop_dir(dir);
     }
-    assert_true(n >= 8); /* ref and c are everywhere */
+    assert_true(n >= 12); /* ref and c are everywhere */
 }
 
 static void assert_same(const struct samples *got, const struct samples *want, const char *what, const char *how) {
@@ -266,13 +286,13 @@ static void rollout_check(struct rig *r, const char *what) {
         cached += s->cached;
     }
     assert_true(preempted > 0 && cached > 0);
-    struct rig other = {0};
+    struct rig other = {.adapter = r->adapter};
     assert_true(open_backend(&other.dev, r->backend, 3 - r->threads)); /* 1 and 2 threads */
     rig_open(&other, r->dir, r->m->act, MODEL_INFER);
     generate(&other, &LIMITS[0], s);
     assert_same(s, first, what, "other number of threads");
     rig_close(&other);
-    print_message("%-24s 0 bits differ; %lld preemptions, %lld rows shared\n", what, (long long)preempted, (long long)cached);
+    print_message("%-36s 0 bits differ; %lld preemptions, %lld rows shared\n", what, (long long)preempted, (long long)cached);
     free(first);
     free(s);
 }
@@ -336,10 +356,9 @@ static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
 }
 
 /* As the trainer has it: decoder and actor in one block, used in turn. */
-static void inv06_no_allocation_after_open(void **state) {
-    (void)state;
+static void no_allocation_after_open(bool adapter) {
     char *dir = make_model(CONFIGS[0]);
-    struct rig r = {0};
+    struct rig r = {.adapter = adapter};
     struct roll_decoder *d;
     struct actor *a;
     void *block;
@@ -392,6 +411,12 @@ static void inv06_no_allocation_after_open(void **state) {
     case_drop_dir(dir);
     free(p);
     free(s);
+}
+
+static void inv06_no_allocation_after_open(void **state) {
+    (void)state;
+    no_allocation_after_open(false);
+    no_allocation_after_open(true);
 }
 
 int main(void) {

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Golden numbers for adapters (src/model/model_lora*.c) from peft and torch, in fp32.
+
+  oracle_lora.py make DIR               writes the fixtures DIR/lora_* (tests/fixtures/model), on the base models in DIR
+  oracle_lora.py check VERLC DIR        in a scratch directory, the other way round: peft loads what verlc trains and
+                                        exports, `verlc score --adapter` and `verlc model merge` give peft's numbers
+
+Each case is a directory as peft's save_pretrained writes it, and golden.safetensors with what oracle_model.py
+records (the gradients are those of the adapter), and merged.NAME: weights after merge_and_unload.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from oracle_model import head, load, logits_of, sequences, targets, LENS, TEMPERATURE
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+CASES = {
+    "lora_qwen2": ("qwen2", dict(r=4, lora_alpha=8, target_modules="all-linear")),
+    "lora_llama": ("llama", dict(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj", "up_proj", "layers.1.mlp.down_proj"],
+                                 exclude_modules=["layers.1.self_attn.v_proj"], use_rslora=True)),
+    "lora_qwen3": ("qwen3", dict(r=8, lora_alpha=16, target_modules=r".*\.1\.(self_attn\.(k|o)|mlp\.gate)_proj",
+                                 exclude_modules=r".*embed.*")),
+    "lora_bias": ("llama_bias", dict(r=2, lora_alpha=1, target_modules=["k_proj", "o_proj", "down_proj", "gate_proj"])),
+}
+
+
+def adapted(base, kwargs, gen):
+    model = get_peft_model(load(base), LoraConfig(task_type="CAUSAL_LM", bias="none", **kwargs))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.copy_(0.4 * torch.randn(p.shape, generator=gen) / p.shape[1] ** 0.5)
+    return model.eval()
+
+
+def plain(name):
+    return name.removeprefix("base_model.model.").replace(".default", "")
+
+
+def make_case(name, base, kwargs, out):
+    gen = torch.Generator().manual_seed(sum(map(ord, name)))
+    model = adapted(base, kwargs, gen)
+    model.save_pretrained(out)
+    os.remove(f"{out}/README.md")
+    config = json.load(open(f"{out}/adapter_config.json"))
+    config["base_model_name_or_path"] = os.path.basename(base)
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    json.dump(config, open(f"{out}/adapter_config.json", "w"), indent=1, sort_keys=True)
+    seqs = sequences(gen)
+    row, target = targets(seqs)
+    dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
+    logits = logits_of(model, seqs)
+    logp, entropy = head(logits, row, target)
+    (dlogp @ logp + dentropy @ entropy).backward()
+    golden = {
+        "ids": torch.cat(seqs).int(),
+        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
+        "logits": torch.cat(logits).detach(), "row": row, "target": target,
+        "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
+        "dlogp": dlogp, "dentropy": dentropy,
+    }
+    golden |= {f"grad.{plain(k)}": p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+    merged = model.merge_and_unload().state_dict()
+    golden |= {f"merged.{k}": v.contiguous() for k, v in merged.items() if k != "lm_head.weight" and f"layers.{model.config.num_hidden_layers - 1}." in k}
+    save_file(golden, f"{out}/golden.safetensors")
+
+
+def make(out):
+    torch.set_num_threads(1)
+    for name, (base, kwargs) in CASES.items():
+        make_case(name, f"{out}/{base}", kwargs, f"{out}/{name}")
+
+
+# ---- the other direction ----
+
+def run(*args, stdin=None):
+    return subprocess.run(args, input=stdin, text=True, check=True, stdout=subprocess.PIPE).stdout
+
+
+def worst_score(model, args, gen):
+    """Largest difference of log-probs between transformers and `verlc score ARGS`."""
+    seqs = [torch.randint(3, model.config.vocab_size, (n,), generator=gen) for n in (5, 17)]
+    lines = "".join(json.dumps({"ids": s.tolist(), "response_start": 1}) + "\n" for s in seqs)
+    out = [json.loads(x) for x in run(*args, "--dtype", "fp32", stdin=lines).splitlines()]
+    worst = 0.0
+    for s, o in zip(seqs, out, strict=True):
+        with torch.no_grad():
+            want = torch.log_softmax(model(input_ids=s[None]).logits[0].double(), -1)[:-1].gather(1, s[1:, None])[:, 0]
+        worst = max(worst, ((torch.tensor(o["logp"], dtype=torch.float64) - want).abs() / want.abs().clamp(min=1)).max().item())
+    return worst
+
+
+def train(verlc, d):
+    """A few SFT steps of an adapter on the tiny model; the checkpoint's adapter directory."""
+    run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
+    run(verlc, "data", "arith", "--sft", "--local_save_dir", f"{d}/data", "--train_size", "64", "--test_size", "16")
+    run(verlc, "sft", f"data.train_files={d}/data/sft_train.parquet", f"data.val_files={d}/data/sft_test.parquet", "data.train_batch_size=16",
+        "data.micro_batch_size_per_gpu=8", f"model.path={d}/tiny", "model.lora_rank=6", "model.lora_alpha=12", "engine.dtype=float32",
+        "optim.lr=1e-2", "trainer.total_training_steps=4", "trainer.save_freq=4", "trainer.test_freq=-1",
+        "trainer.logger=[file]", f"trainer.default_local_dir={d}/run")
+    return f"{d}/tiny", f"{d}/run/global_step_4/actor"
+
+
+def check(verlc, work):
+    os.makedirs(work, exist_ok=True)
+    gen = torch.Generator().manual_seed(1)
+    failed = 0
+    here = os.path.dirname(os.path.abspath(__file__))
+    with tempfile.TemporaryDirectory(dir=work) as d:
+        cases = [(f"{here}/../tests/fixtures/model/{base}", f"{here}/../tests/fixtures/model/{name}") for name, (base, _) in CASES.items()]
+        for base, adapter in [*cases, train(verlc, d)]:
+            model = PeftModel.from_pretrained(load(base), adapter).eval()
+            a = worst_score(model, (verlc, "score", "--model", base, "--adapter", adapter), gen)
+            out = f"{d}/merged_{os.path.basename(adapter)}"
+            run(verlc, "model", "merge", "--model", base, "--adapter", adapter, "--out", out)
+            want, got = model.merge_and_unload().state_dict(), load_file(f"{out}/model.safetensors")
+            m = max((want[k] - got[k]).abs().max().item() for k in got)
+            b = worst_score(model, (verlc, "score", "--model", out), gen)
+            ok = max(a, b) <= 1e-5 and m <= 1e-6
+            failed += not ok
+            print(f"{os.path.basename(adapter):11s} log-prob difference with adapter {a:.1e}, merged {b:.1e}; weights {m:.1e} {'ok' if ok else 'FAILED'}")
+    return failed
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "make":
+        make(sys.argv[2])
+    elif len(sys.argv) == 4 and sys.argv[1] == "check":
+        sys.exit(1 if check(sys.argv[2], sys.argv[3]) else 0)
+    else:
+        sys.exit(__doc__)
