@@ -30,7 +30,7 @@ struct gen_request { /* one input line */
 struct gen {
     struct tokenizer *tok;
     struct chat_template *chat;
-    const char *model_dir;
+    const char *model_dir, *adapter; /* adapter: NULL or a peft directory */
     int64_t vocab, max_pos;
     struct gen_request *rq;
     int64_t n, cap;
@@ -228,6 +228,7 @@ static int run(struct gen *g, struct dev *dev, const char *dtype, int64_t max_se
     const struct model_open_args o = {.dir = g->model_dir, .act = strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_INFER,
                                       .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
+    if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
     const size_t page = roll_page_bytes(&m->cfg, m->act), half = dev->mem_total / 2;
     if ((size_t)a.n_pages * page > half) a.n_pages = (int64_t)(half / page); /* preemption makes do with less */
     a.model = m;
@@ -246,10 +247,11 @@ out:
 }
 
 int cmd_generate(int argc, char **argv) {
-    const char *model = NULL, *dtype = "bf16", *device = "auto";
+    const char *model = NULL, *adapter = NULL, *dtype = "bf16", *device = "auto";
     int64_t max_seqs = 256, threads = 0;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
+        {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter to put on it"},
         {"--dtype", CMD_STR, &dtype, "bf16|fp32", "compute dtype (bf16)"},
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
         {"--max-seqs", CMD_I64, &max_seqs, "N", "samples at a time (256); changes speed only"},
@@ -270,6 +272,7 @@ int cmd_generate(int argc, char **argv) {
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", dtype);
     if (max_seqs < 1) FAIL(ERR_INVAL, "--max-seqs must be at least 1");
     g.model_dir = model;
+    g.adapter = adapter;
     TRYG(model_config_load(&c, model), out);
     g.vocab = c.vocab;
     g.max_pos = c.max_pos;

@@ -1,4 +1,4 @@
-/* cmd_model.c - verlc model init | info | export: Hugging Face model directories.
+/* cmd_model.c - verlc model init | info | export | merge: Hugging Face model directories.
  *
  * A result directory is written beside its final name and renamed when it is
  * complete.
@@ -15,6 +15,7 @@
 #include "data/data.h"
 #include "model/model.h"
 #include "text/text.h"
+#include "train/train.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -225,16 +226,39 @@ static int cmd_model_info(int argc, char **argv) {
 
 /* ---- export ---- */
 
-/* A model directory as it is; a checkpoint's actor; the newest checkpoint of a run's directory. */
+/* A model directory as it is; a checkpoint's actor; the newest checkpoint of a run's directory; any of
+ * them may be an adapter, which is then merged into its base model. */
 struct export_source {
-    char *model_dir;
-    char *ckpt_dir; /* NULL: a plain model directory */
+    char *model_dir;   /* of the base, with an adapter */
+    char *ckpt_dir;    /* NULL: a plain directory */
+    char *adapter_dir; /* NULL: no adapter */
 };
+
+static bool is_adapter(const char *dir) {
+    char *path = file_join(dir, "adapter_config.json");
+    const bool yes = file_exists(path);
+    free(path);
+    return yes;
+}
+
+/* The base that an adapter names, where there is such a directory. */
+static int find_base(const char *adapter, char **dir) {
+    char *name = NULL;
+    TRY(model_lora_base(adapter, &name));
+    if (!name) FAIL(ERR_INPUT, "adapter %s names no base model; give it: verlc model merge --model BASE --adapter %s --out DIR", adapter,
+                    adapter);
+    int rc = train_model_dir(name, dir);
+    if (rc < 0) rc = err_wrap(rc, "the base of adapter %s (verlc model merge --model BASE takes another)", adapter);
+    free(name);
+    return rc;
+}
 
 static int find_source(struct export_source *s, const char *path) {
     char *config = file_join(path, "config.json"), *manifest = file_join(path, "manifest.json");
     int rc = 0;
-    if (file_exists(config)) {
+    if (is_adapter(path)) {
+        s->adapter_dir = xstrdup(path);
+    } else if (file_exists(config)) {
         s->model_dir = xstrdup(path);
     } else if (file_exists(manifest)) {
         s->ckpt_dir = xstrdup(path);
@@ -249,7 +273,12 @@ static int find_source(struct export_source *s, const char *path) {
     if (s->ckpt_dir) {
         TRYG(ckpt_verify(s->ckpt_dir), out);
         s->model_dir = ckpt_part_dir(s->ckpt_dir, "actor");
+        if (is_adapter(s->model_dir)) {
+            s->adapter_dir = s->model_dir;
+            s->model_dir = NULL;
+        }
     }
+    if (s->adapter_dir) TRYG(find_base(s->adapter_dir, &s->model_dir), out);
 out:
     free(config);
     free(manifest);
@@ -261,11 +290,12 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     int rc = 0;
     struct dev dev = {0};
     struct model *m = NULL;
-    const bool master = s->ckpt_dir && dt == DT_F32;
+    const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
     char *tok = file_join(s->model_dir, "tokenizer.json");
     TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
     const struct model_open_args a = {.dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
     TRYG(model_open(&m, &dev, &a), out);
+    if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
     if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
     TRYG(model_export(m, dir, dt, file_exists(tok) ? s->model_dir : NULL, (size_t)shard_mb * 1000000), out);
 out:
@@ -273,6 +303,12 @@ out:
     dev_close(&dev);
     free(tok);
     return rc;
+}
+
+static void free_source(struct export_source *s) {
+    free(s->model_dir);
+    free(s->ckpt_dir);
+    free(s->adapter_dir);
 }
 
 static int cmd_model_export(int argc, char **argv) {
@@ -298,8 +334,40 @@ static int cmd_model_export(int argc, char **argv) {
     rc = find_source(&s, model);
     if (rc == 0) rc = out_open(&o, out, force);
     if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
-    free(s.model_dir);
-    free(s.ckpt_dir);
+    free_source(&s);
+    return rc;
+}
+
+/* ---- merge ---- */
+
+static int cmd_model_merge(int argc, char **argv) {
+    const char *model = NULL, *adapter = NULL, *out = NULL, *dtype = NULL;
+    int64_t shard_mb = 5000;
+    bool force = false;
+    const struct cmd_opt opts[] = {
+        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names)"},
+        {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter directory"},
+        {"--out", CMD_STR, &out, "DIR", "directory to create"},
+        {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
+        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
+        {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
+    };
+    const struct cmd_spec spec = {.usage = "verlc model merge [--model BASE] --adapter DIR --out DIR [options]", .opts = opts,
+                                  .about = "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
+                                           "rounded once.", .n_opts = sizeof opts / sizeof opts[0]};
+    struct export_source s = {0};
+    struct out_dir o;
+    int dt = -1, rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    if (!adapter || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (shard_mb < 1) FAIL(ERR_INVAL, "--max-shard-mb must be at least 1");
+    if (dtype) TRY(parse_dtype(dtype, &dt));
+    if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
+    s.adapter_dir = xstrdup(adapter);
+    rc = model ? train_model_dir(model, &s.model_dir) : find_base(adapter, &s.model_dir);
+    if (rc == 0) rc = out_open(&o, out, force);
+    if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
+    free_source(&s);
     return rc;
 }
 
@@ -309,14 +377,13 @@ int cmd_model(int argc, char **argv) {
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } subs[] = {{"init", cmd_model_init}, {"info", cmd_model_info}, {"export", cmd_model_export}};
-    static const char usage[] = "usage: verlc model init|info|export [options]; each takes --help";
+    } subs[] = {{"init", cmd_model_init}, {"info", cmd_model_info}, {"export", cmd_model_export}, {"merge", cmd_model_merge}};
+    static const char usage[] = "usage: verlc model init|info|export|merge [options]; each takes --help";
     if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         puts(usage);
         return 0;
     }
     for (size_t i = 0; argc >= 2 && i < sizeof subs / sizeof subs[0]; i++)
         if (strcmp(argv[1], subs[i].name) == 0) return subs[i].run(argc - 1, argv + 1);
-    if (argc >= 2 && strcmp(argv[1], "merge") == 0) FAIL(ERR_UNSUPPORTED, "model merge is unsupported in this version");
     FAIL(ERR_INVAL, "%s", usage);
 }

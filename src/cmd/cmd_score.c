@@ -67,6 +67,7 @@ out:
 /* ---- a batch ---- */
 
 struct scorer {
+    const char *adapter; /* NULL: none */
     struct model *m;
     struct model_acts *acts;
     int64_t max_rows;
@@ -79,6 +80,7 @@ struct scorer {
 
 static int scorer_open(struct scorer *s, struct dev *dev, const struct model_open_args *a, int64_t max_rows, double temperature) {
     TRY(model_open(&s->m, dev, a));
+    if (s->adapter) TRY(model_lora_load(s->m, s->adapter));
     void *p = NULL;
     const size_t rows = (size_t)max_rows;
     s->max_rows = max_rows;
@@ -183,11 +185,12 @@ static int score_all(struct scorer *c, const struct score *s) {
 /* ---- the command ---- */
 
 int cmd_score(int argc, char **argv) {
-    const char *model = NULL, *dtype = "fp32", *device = "auto";
+    const char *model = NULL, *adapter = NULL, *dtype = "fp32", *device = "auto";
     double temperature = 1;
     int64_t threads = 0;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
+        {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter to put on it"},
         {"--temperature", CMD_F64, &temperature, "T", "logits are divided by it (1)"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16", "compute dtype (fp32)"},
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
@@ -214,6 +217,7 @@ int cmd_score(int argc, char **argv) {
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
     const struct model_open_args a = {.dir = model, .act = strcmp(dtype, "bf16") == 0 ? DT_BF16 : DT_F32,
                                       .flags = MODEL_INFER, .max_len = s.longest};
+    scorer.adapter = adapter;
     TRYG(scorer_open(&scorer, &dev, &a, s.longest > BATCH_ROWS ? s.longest : BATCH_ROWS, temperature), out);
     TRYG(score_all(&scorer, &s), out);
 out:

@@ -240,6 +240,8 @@ static struct dev_ops make_ops(void) {
     o.lmhead_bwd = cuda_lmhead_bwd;
     o.sumsq = cuda_sumsq;
     o.adamw = cuda_adamw;
+    o.add_block = cuda_add_block;
+    o.dequant = cuda_dequant;
     return o;
 }
 
