@@ -403,17 +403,17 @@ static int load_flat(const struct st_file *f, const struct optim_array *a, struc
 }
 
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
-    CHECK(p->optim != NULL && p->model->master != NULL);
+    CHECK(p->model->master != NULL);
     char *path = xasprintf("%s/%s/optim.safetensors", dir, p->name);
     struct st_file *f = NULL;
     int rc = 0;
     TRYG(st_open(&f, path), out);
     struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_train, p->model->master}};
-    const int n = 1 + optim_arrays(p->optim, arrays + 1);
+    const int n = p->optim ? 1 + optim_arrays(p->optim, arrays + 1) : 1;
     for (int i = 0; i < n; i++) TRYG(load_flat(f, &arrays[i], p->model->dev, path), out);
     const struct st_tensor *step = st_find(f, "step");
     if (!step || step->dt != DT_I64 || step->bytes != 8) FAILG(out, ERR_FORMAT, "%s: tensor step is missing", path);
-    memcpy(&p->optim->step, step->data, 8);
+    if (p->optim) memcpy(&p->optim->step, step->data, 8);
     TRYG(model_refresh(p->model), out);
 out:
     st_close(f);

@@ -46,7 +46,7 @@ int ckpt_find(const char *root, int64_t *step, char **dir);
 int ckpt_verify(const char *dir);
 /* Reads trainer.json; caller owns. */
 int ckpt_read_trainer(const char *dir, json_t **trainer);
-/* Loads weights (master and compute copy) and optimizer state into an opened model of the same shape. */
+/* Loads weights (master and compute copy) and, where there is one, optimizer state into an opened model of the same shape. */
 int ckpt_load_part(const char *dir, const struct ckpt_part *part);
 /* Directory of a part's model: dir/name; caller frees. For opening the model straight from the checkpoint. */
 char *ckpt_part_dir(const char *dir, const char *name);

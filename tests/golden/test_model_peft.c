@@ -1,4 +1,4 @@
-/* test_model_lora.c - adapters in fp32 against peft and torch, on every backend: logits,
+/* test_model_peft.c - adapters in fp32 against peft and torch, on every backend: logits,
  * log-probs, every gradient, merged weights; and the directories in both directions.
  * The fixtures come from tools/oracle_lora.py. */
 #include "model_case.h"
