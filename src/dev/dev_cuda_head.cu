@@ -196,7 +196,7 @@ __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a)
     }
 }
 
-/* A block's parts of dx (f32, = for the first columns, then +=) and dw. */
+/* A block's parts of dx (f32, = for the first columns, then +=) and dw; NULL: a frozen weight. */
 static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo,
                       int64_t cols, float *dx, float *dw) {
     struct cuda_gemm_args g = {};
@@ -208,6 +208,7 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
     g.out = dx + row * a->w.k;
     g.add = lo > 0;
     TRY(cuda_gemm(c, &g));
+    if (!dw) return 0;
     g.op = CUDA_GEMM_DW;
     g.b = at_row(a->x, row);
     g.out = dw + lo * a->w.k;

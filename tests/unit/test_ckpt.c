@@ -161,7 +161,7 @@ static void test_other_shape(void **state) {
     OK(save(f, 1, 0));
     char *dir = path_of(f, 1, NULL);
     struct model smaller = *f->model; /* claims one element less */
-    smaller.n_elems--;
+    smaller.n_train--;
     const struct ckpt_part part = {"actor", &smaller, f->optim, NULL}, missing = {"critic", f->model, f->optim, NULL};
     assert_int_equal(ckpt_load_part(dir, &part), ERR_FORMAT);
     assert_non_null(strstr(err_msg(), "optim.safetensors"));
