@@ -19,6 +19,7 @@ struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
     int64_t batch, n, prompt, len, steps, threads;
     bool recompute;
+    const char *trace_file;
     struct dev dev;
     struct model *m;
 };
@@ -34,6 +35,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--steps", CMD_I64, &b->steps, "N", "measured repetitions; the best counts"},
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b->threads, "N", "threads (all)"},
+        {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_FLAG, &b->recompute, NULL, "recompute layers in backward (train)"},
     };
     const struct cmd_spec spec = {.usage = usage, .about = about, .opts = opts, .n_opts = sizeof opts / sizeof *opts};
@@ -92,6 +94,7 @@ static int run_actor(struct model_bench *b, bool train) {
                                       .loss_arg = &scale, .optim = &o, .lr = 1e-6};
     for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
         struct actor_step_result r;
+        if (b->trace_file && i == b->steps) dev_trace_start(&b->dev);
         double t = clock_now();
         rc = train ? actor_backward(a, &s, &r)
                    : actor_logp(a, seqs, b->batch, s.cut, 1, (struct actor_out){.logp = logp});
@@ -104,6 +107,7 @@ static int run_actor(struct model_bench *b, bool train) {
         if (i > 0 && pass < best) best = pass;
         if (i > 0 && step < best_step) best_step = step;
     }
+    if (rc == 0) rc = dev_trace_stop(&b->dev, b->trace_file, stderr);
     free(logp);
     if (rc == 0) {
         const double tokens = (double)(b->batch * b->len);
@@ -188,10 +192,12 @@ int bench_generate(int argc, char **argv) {
     const double load = clock_now() - start;
     for (int64_t i = 0; i <= b.steps; i++) {
         double p, t;
+        if (b.trace_file && i == b.steps) dev_trace_start(&b.dev);
         TRYG(generate_once(&b, d, max_rows, &p, &t), out);
         if (i > 0 && p < prefill) prefill = p;
         if (i > 0 && t < decode) decode = t;
     }
+    TRYG(dev_trace_stop(&b.dev, b.trace_file, stderr), out);
     const double whole = prefill + decode * (double)(b.batch * (b.len - 1));
     printf("{\"subject\":\"generate\",\"batch\":%lld,\"load_seconds\":%.3f,\"prefill_seconds\":%.4f,\"decode_tokens_per_s\":%.2f,"
            "\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n", (long long)b.batch, load, prefill, 1 / decode,

@@ -9,6 +9,7 @@
 #include "dev/dev.h"
 
 #include "base/err.h"
+#include "dev/dev_trace.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -131,9 +132,14 @@ static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_di
             FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op);         \
     } while (0)
 
+/* The call, with its span noted while a trace is on; a, b, c: what tells calls of one op apart. */
+#define TRACED(op, args, a, b, c) \
+    (d->trace == NULL ? d->ops->op args : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
+
 /* ---- memory and order ---- */
 
 void dev_close(struct dev *d) {
+    dev_trace__drop(d);
     if (d->ops && d->ops->close) d->ops->close(d);
     *d = (struct dev){0};
 }
@@ -172,19 +178,19 @@ int dev_sync(struct dev *d) {
 }
 int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes) {
     HAVE(copy_in);
-    return bytes ? d->ops->copy_in(d, dst_dev, src_host, bytes) : 0;
+    return bytes ? TRACED(copy_in, (d, dst_dev, src_host, bytes), (int64_t)bytes, 0, 0) : 0;
 }
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes) {
     HAVE(copy_out);
-    return bytes ? d->ops->copy_out(d, dst_host, src_dev, bytes) : 0;
+    return bytes ? TRACED(copy_out, (d, dst_host, src_dev, bytes), (int64_t)bytes, 0, 0) : 0;
 }
 int dev_copy(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes) {
     HAVE(copy);
-    return bytes ? d->ops->copy(d, dst_dev, src_dev, bytes) : 0;
+    return bytes ? TRACED(copy, (d, dst_dev, src_dev, bytes), (int64_t)bytes, 0, 0) : 0;
 }
 int dev_zero(struct dev *d, void *dst_dev, size_t bytes) {
     HAVE(zero);
-    return bytes ? d->ops->zero(d, dst_dev, bytes) : 0;
+    return bytes ? TRACED(zero, (d, dst_dev, bytes), (int64_t)bytes, 0, 0) : 0;
 }
 
 /* ---- weights ---- */
@@ -197,7 +203,7 @@ int dev_weight_pack(struct dev *d, struct weight w, struct tensor src) {
     TRY(want_weight("weight_pack", w, ACT, ANY, ANY));
     TRY(want2("weight_pack", "src", src, ACT, w.n, w.k));
     HAVE(weight_pack);
-    return d->ops->weight_pack(d, w, src);
+    return TRACED(weight_pack, (d, w, src), w.n, w.k, 0);
 }
 int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     TRY(want_weight("weight_unpack", w, ACT, ANY, ANY));
@@ -215,7 +221,7 @@ int dev_cast(struct dev *d, struct tensor dst, struct tensor src) {
         FAIL(ERR_INVAL, "dev op cast: %lld elements into %lld", (long long)tensor_count(src),
              (long long)tensor_count(dst));
     HAVE(cast);
-    return tensor_count(src) ? d->ops->cast(d, dst, src) : 0;
+    return tensor_count(src) ? TRACED(cast, (d, dst, src), tensor_count(src), 0, 0) : 0;
 }
 
 int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
@@ -223,7 +229,7 @@ int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weig
     TRY(want1("embed_fwd", "ids", ids, I32, ANY));
     TRY(want2("embed_fwd", "x", x, F32, ids.dim[0], w.k));
     HAVE(embed_fwd);
-    return ids.dim[0] ? d->ops->embed_fwd(d, x, ids, w) : 0;
+    return ids.dim[0] ? TRACED(embed_fwd, (d, x, ids, w), ids.dim[0], w.n, w.k) : 0;
 }
 
 int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
@@ -231,7 +237,7 @@ int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
     TRY(want1("gather_rows", "idx", idx, I32, ANY));
     TRY(want2("gather_rows", "dst", dst, set_of(src.dt), idx.dim[0], src.dim[1]));
     HAVE(gather_rows);
-    return tensor_count(dst) ? d->ops->gather_rows(d, dst, src, idx) : 0;
+    return tensor_count(dst) ? TRACED(gather_rows, (d, dst, src, idx), dst.dim[0], dst.dim[1], 0) : 0;
 }
 
 int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
@@ -241,7 +247,7 @@ int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct t
     TRY(want2("rmsnorm_fwd", "y", y, set_of(w.dt), x.dim[0], x.dim[1]));
     if (rstd.data) TRY(want1("rmsnorm_fwd", "rstd", rstd, F32, x.dim[0]));
     HAVE(rmsnorm_fwd);
-    return tensor_count(x) ? d->ops->rmsnorm_fwd(d, y, rstd, x, w, eps) : 0;
+    return tensor_count(x) ? TRACED(rmsnorm_fwd, (d, y, rstd, x, w, eps), x.dim[0], x.dim[1], 0) : 0;
 }
 
 int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
@@ -251,7 +257,7 @@ int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
     TRY(want2("matmul_fwd", "y", y, add ? F32 : F32 | set_of(x.dt), x.dim[0], w.n));
     if (bias.data) TRY(want1("matmul_fwd", "bias", bias, set_of(x.dt), w.n));
     HAVE(matmul_fwd);
-    return x.dim[0] ? d->ops->matmul_fwd(d, y, x, w, bias, add) : 0;
+    return x.dim[0] ? TRACED(matmul_fwd, (d, y, x, w, bias, add), x.dim[0], w.n, w.k) : 0;
 }
 
 /* What qkv_fwd and qkv_bwd have in common. */
@@ -274,7 +280,7 @@ int dev_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     TRY(want_pages("qkv_fwd", "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
     TRY(want_like("qkv_fwd", "kv.v", a->kv.v, act, a->kv.k));
     HAVE(qkv_fwd);
-    return a->qkv.dim[0] ? d->ops->qkv_fwd(d, a) : 0;
+    return a->qkv.dim[0] ? TRACED(qkv_fwd, (d, a), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
 }
 
 /* What attn_fwd and attn_bwd have in common. */
@@ -304,14 +310,14 @@ static int check_attn(const char *op, const struct attn_args *a) {
 int dev_attn_fwd(struct dev *d, const struct attn_args *a) {
     TRY(check_attn("attn_fwd", a));
     HAVE(attn_fwd);
-    return a->q.dim[0] && a->seqs.n ? d->ops->attn_fwd(d, a) : 0;
+    return a->q.dim[0] && a->seqs.n ? TRACED(attn_fwd, (d, a), a->q.dim[0], a->q.dim[1], 0) : 0;
 }
 
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
     TRY(want2("swiglu_fwd", "y", y, ACT, ANY, ANY));
     TRY(want2("swiglu_fwd", "gate_up", gate_up, set_of(y.dt), y.dim[0], 2 * y.dim[1]));
     HAVE(swiglu_fwd);
-    return tensor_count(y) ? d->ops->swiglu_fwd(d, y, gate_up) : 0;
+    return tensor_count(y) ? TRACED(swiglu_fwd, (d, y, gate_up), y.dim[0], y.dim[1], 0) : 0;
 }
 
 /* What lmhead_fwd and lmhead_bwd have in common. */
@@ -330,7 +336,7 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     TRY(want1("lmhead_fwd", "logp", a->logp, F32, a->x.dim[0]));
     if (a->sum_pi_sq.data) TRY(want1("lmhead_fwd", "sum_pi_sq", a->sum_pi_sq, F32, a->x.dim[0]));
     HAVE(lmhead_fwd);
-    return a->x.dim[0] ? d->ops->lmhead_fwd(d, a) : 0;
+    return a->x.dim[0] ? TRACED(lmhead_fwd, (d, a), a->x.dim[0], a->w.n, a->w.k) : 0;
 }
 
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
@@ -338,7 +344,7 @@ int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight 
     TRY(want_weight("logits", w, set_of(x.dt), ANY, x.dim[1]));
     TRY(want2("logits", "out", out, F32, x.dim[0], w.n));
     HAVE(logits);
-    return x.dim[0] ? d->ops->logits(d, out, x, w) : 0;
+    return x.dim[0] ? TRACED(logits, (d, out, x, w), x.dim[0], w.n, w.k) : 0;
 }
 
 /* Comparisons are written so that NaN fails. */
@@ -364,7 +370,7 @@ int dev_sample(struct dev *d, const struct sample_args *a) {
     TRY(want1("sample", "logp", a->logp, F32, n));
     if (a->logp_kept.data) TRY(want1("sample", "logp_kept", a->logp_kept, F32, n));
     HAVE(sample);
-    return n ? d->ops->sample(d, a) : 0;
+    return n ? TRACED(sample, (d, a), n, vocab, 0) : 0;
 }
 
 int dev_decode_next(struct dev *d, const struct decode_args *a) {
@@ -381,7 +387,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(want_like("decode_next", "logp", a->logp, F32, a->id));
     TRY(want_like("decode_next", "logp_kept", a->logp_kept, F32, a->id));
     HAVE(decode_next);
-    return n ? d->ops->decode_next(d, a) : 0;
+    return n ? TRACED(decode_next, (d, a), n, a->logits.dim[1], 0) : 0;
 }
 
 /* ---- recorded work ---- */
@@ -389,16 +395,18 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
 bool dev_has_graphs(const struct dev *d) { return d->ops->graph_begin != NULL; }
 int dev_graph_begin(struct dev *d) {
     HAVE(graph_begin);
+    dev_trace__pause(d, true); /* calls that are recorded take no time of their own */
     return d->ops->graph_begin(d);
 }
 int dev_graph_end(struct dev *d, void **graph) {
     *graph = NULL;
     HAVE(graph_end);
+    dev_trace__pause(d, false);
     return d->ops->graph_end(d, graph);
 }
 int dev_graph_run(struct dev *d, void *graph) {
     HAVE(graph_run);
-    return d->ops->graph_run(d, graph);
+    return TRACED(graph_run, (d, graph), 0, 0, 0);
 }
 void dev_graph_free(struct dev *d, void *graph) {
     if (graph) d->ops->graph_free(d, graph);
@@ -411,7 +419,7 @@ int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, st
     TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));
     TRY(want2("scatter_rows_add", "src", src, ACT, idx.dim[0], dst.dim[1]));
     HAVE(scatter_rows_add);
-    return tensor_count(src) ? d->ops->scatter_rows_add(d, dst, src, idx) : 0;
+    return tensor_count(src) ? TRACED(scatter_rows_add, (d, dst, src, idx), src.dim[0], src.dim[1], 0) : 0;
 }
 
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
@@ -419,7 +427,7 @@ int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
     TRY(want1("embed_bwd", "ids", ids, I32, ANY));
     TRY(want2("embed_bwd", "dx", dx, F32, ids.dim[0], dw.dim[1]));
     HAVE(embed_bwd);
-    return tensor_count(dx) ? d->ops->embed_bwd(d, dw, ids, dx) : 0;
+    return tensor_count(dx) ? TRACED(embed_bwd, (d, dw, ids, dx), ids.dim[0], dw.dim[0], dw.dim[1]) : 0;
 }
 
 int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
@@ -431,7 +439,7 @@ int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
     TRY(want_like("rmsnorm_bwd", "dx", dx, F32, x));
     TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
     HAVE(rmsnorm_bwd);
-    return tensor_count(x) ? d->ops->rmsnorm_bwd(d, dx, dw, dy, x, w, rstd) : 0;
+    return tensor_count(x) ? TRACED(rmsnorm_bwd, (d, dx, dw, dy, x, w, rstd), x.dim[0], x.dim[1], 0) : 0;
 }
 
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
@@ -439,7 +447,7 @@ int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weig
     TRY(want_weight("matmul_dx", w, set_of(dy.dt), dy.dim[1], ANY));
     TRY(want2("matmul_dx", "dx", dx, add ? F32 : F32 | set_of(dy.dt), dy.dim[0], w.k));
     HAVE(matmul_dx);
-    return dy.dim[0] ? d->ops->matmul_dx(d, dx, dy, w, add) : 0;
+    return dy.dim[0] ? TRACED(matmul_dx, (d, dx, dy, w, add), dy.dim[0], w.n, w.k) : 0;
 }
 
 int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
@@ -448,7 +456,7 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
     TRY(want2("matmul_dw", "dw", dw, F32, dy.dim[1], x.dim[1]));
     if (db.data) TRY(want1("matmul_dw", "db", db, F32, dy.dim[1]));
     HAVE(matmul_dw);
-    return dy.dim[0] ? d->ops->matmul_dw(d, dw, db, dy, x) : 0;
+    return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x), dy.dim[0], dy.dim[1], x.dim[1]) : 0;
 }
 
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
@@ -462,7 +470,7 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
     if (a->q_norm.data) TRY(want1("qkv_bwd", "dq_norm", dq_norm, F32, a->head_dim));
     if (a->k_norm.data) TRY(want1("qkv_bwd", "dk_norm", dk_norm, F32, a->head_dim));
     HAVE(qkv_bwd);
-    return a->qkv.dim[0] ? d->ops->qkv_bwd(d, a, dq, dk, dv, dqkv, dq_norm, dk_norm) : 0;
+    return a->qkv.dim[0] ? TRACED(qkv_bwd, (d, a, dq, dk, dv, dqkv, dq_norm, dk_norm), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
 }
 
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
@@ -475,7 +483,7 @@ int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
     TRY(want_like("attn_bwd", "dk", dk, F32, a->kv.k));
     TRY(want_like("attn_bwd", "dv", dv, F32, a->kv.k));
     HAVE(attn_bwd);
-    return a->q.dim[0] && a->seqs.n ? d->ops->attn_bwd(d, a, dout, dq, dk, dv) : 0;
+    return a->q.dim[0] && a->seqs.n ? TRACED(attn_bwd, (d, a, dout, dq, dk, dv), a->q.dim[0], a->q.dim[1], 0) : 0;
 }
 
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
@@ -483,7 +491,7 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
     TRY(want2("swiglu_bwd", "gate_up", gate_up, set_of(dy.dt), dy.dim[0], 2 * dy.dim[1]));
     TRY(want_like("swiglu_bwd", "dgate_up", dgate_up, set_of(dy.dt), gate_up));
     HAVE(swiglu_bwd);
-    return tensor_count(dy) ? d->ops->swiglu_bwd(d, dgate_up, dy, gate_up) : 0;
+    return tensor_count(dy) ? TRACED(swiglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;
 }
 
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
@@ -499,7 +507,7 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
     TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
     if (dw.data) TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
     HAVE(lmhead_bwd);
-    return n ? d->ops->lmhead_bwd(d, a, dlogp, dentropy, dx, dw) : 0;
+    return n ? TRACED(lmhead_bwd, (d, a, dlogp, dentropy, dx, dw), a->x.dim[0], a->w.n, a->w.k) : 0;
 }
 
 /* ---- optimizer ---- */
@@ -508,7 +516,7 @@ int dev_sumsq(struct dev *d, struct tensor out, struct tensor x) {
     TRY(want1("sumsq", "out", out, F64, 1));
     TRY(want_like("sumsq", "x", x, F32, x)); /* any shape */
     HAVE(sumsq);
-    return tensor_count(x) ? d->ops->sumsq(d, out, x) : dev_zero(d, out.data, sizeof(double));
+    return tensor_count(x) ? TRACED(sumsq, (d, out, x), tensor_count(x), 0, 0) : dev_zero(d, out.data, sizeof(double));
 }
 
 int dev_adamw(struct dev *d, const struct adamw_args *a) {
@@ -518,14 +526,14 @@ int dev_adamw(struct dev *d, const struct adamw_args *a) {
     TRY(want_like("adamw", "g", a->g, F32, a->p));
     if (a->step < 1) FAIL(ERR_INVAL, "dev op adamw: step %lld, the first is 1", (long long)a->step);
     HAVE(adamw);
-    return a->p.dim[0] ? d->ops->adamw(d, a) : 0;
+    return a->p.dim[0] ? TRACED(adamw, (d, a), a->p.dim[0], 0, 0) : 0;
 }
 
 int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
     TRY(want_like("axpby", "y", y, F32, y)); /* any shape */
     TRY(want_like("axpby", "x", x, F32, y));
     HAVE(axpby);
-    return tensor_count(y) ? d->ops->axpby(d, y, a, x, b) : 0;
+    return tensor_count(y) ? TRACED(axpby, (d, y, a, x, b), tensor_count(y), 0, 0) : 0;
 }
 
 static int check_quant8(const char *op, const struct quant8_args *a) {
@@ -538,13 +546,13 @@ static int check_quant8(const char *op, const struct quant8_args *a) {
 int dev_quant8(struct dev *d, const struct quant8_args *a) {
     TRY(check_quant8("quant8", a));
     HAVE(quant8);
-    return a->x.dim[0] ? d->ops->quant8(d, a) : 0;
+    return a->x.dim[0] ? TRACED(quant8, (d, a), a->x.dim[0], 0, 0) : 0;
 }
 
 int dev_dequant8(struct dev *d, const struct quant8_args *a) {
     TRY(check_quant8("dequant8", a));
     HAVE(dequant8);
-    return a->x.dim[0] ? d->ops->dequant8(d, a) : 0;
+    return a->x.dim[0] ? TRACED(dequant8, (d, a), a->x.dim[0], 0, 0) : 0;
 }
 
 /* ---- adapters and quantised weights ---- */

@@ -30,6 +30,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -276,6 +277,11 @@ struct dev_ops {
     int (*graph_run)(struct dev *d, void *graph);
     void (*graph_free)(struct dev *d, void *graph);
 
+    /* Points in the queue's time; NULL where every op waits. stamp_us: microseconds from stamp 0,
+     * after a sync. */
+    int (*stamp)(struct dev *d, int64_t i);
+    int (*stamp_us)(struct dev *d, int64_t i, double *us);
+
     /* optimizer */
     int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
     int (*adamw)(struct dev *d, const struct adamw_args *a);
@@ -293,6 +299,7 @@ struct dev {
     char isa[32];          /* what decides the bits: "avx512", "ref"; part of a run's identity */
     size_t mem_total;      /* bytes the device (or the machine) has */
     size_t allocated, peak;/* through dev_alloc */
+    struct dev_trace *trace; /* NULL: no trace is on */
 };
 
 /* ---- opening ---- */
@@ -312,6 +319,12 @@ bool dev_cuda_present(char *why, size_t size);
  * is one that works, else the CPU, and one log line says which and why. isa: of the CPU, as above. */
 int dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
 void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
+
+/* ---- tracing: which call took how long, on the host and on the device ---- */
+void dev_trace_start(struct dev *d);
+/* Ends it. path: Chrome's trace format, for Perfetto or chrome://tracing; NULL: none. table: the calls
+ * that took the most device time, to this stream; NULL: none. */
+int dev_trace_stop(struct dev *d, const char *path, FILE *table);
 
 /* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does
  * not fit: a bug of the caller, with the op named), ERR_UNSUPPORTED, ERR_DEVICE ---- */

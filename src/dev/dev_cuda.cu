@@ -185,6 +185,8 @@ static void op_close(struct dev *d) {
     for (int i = 0; i < CUDA_N_SLOTS; i++) cudaFree(c->slot[i].p);
     for (int i = 0; i < cd->n_old; i++) cudaFree(cd->old[i]);
     cudaFreeHost(c->pinned);
+    for (int64_t i = 0; i < c->n_stamps; i++) cudaEventDestroy(c->stamps[i]);
+    free(c->stamps);
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(s->half[i]);
         if (s->done[i]) cudaEventDestroy(s->done[i]);
@@ -229,6 +231,8 @@ static struct dev_ops make_ops(void) {
     o.graph_end = cuda_graph_end;
     o.graph_run = cuda_graph_run;
     o.graph_free = cuda_graph_free;
+    o.stamp = cuda_stamp;
+    o.stamp_us = cuda_stamp_us;
     o.scatter_rows_add = cuda_scatter_rows_add;
     o.embed_bwd = cuda_embed_bwd;
     o.rmsnorm_bwd = cuda_rmsnorm_bwd;

@@ -1,9 +1,11 @@
-/* dev_cuda_decode.cu - the end of a decoding step on the device, and recorded work
- * (CUDA graphs).  Drawing itself is dev_cuda_sample.cu's.
+/* dev_cuda_decode.cu - the end of a decoding step on the device, recorded work (CUDA
+ * graphs), and stamps in the stream's time (events).  Drawing itself is dev_cuda_sample.cu's.
  *
  * Invariant: the uniform number of a token is that of base/rng.c at the same address,
  * so a loop on the device draws what a loop on the host would. */
 #include "dev/dev_cuda_int.cuh"
+
+#include <stdlib.h>
 
 /* rng_token of base/rng.c: Philox4x32-10 (Salmon et al., SC 2011), 24 bits of its first word. */
 __device__ static float token_uniform(const struct decode_row *w) {
@@ -112,4 +114,26 @@ int cuda_graph_run(struct dev *d, void *graph) {
 void cuda_graph_free(struct dev *d, void *graph) {
     (void)d;
     (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+/* ---- stamps ---- */
+
+int cuda_stamp(struct dev *d, int64_t i) {
+    struct cuda *c = cuda_of(d);
+    if (i >= c->n_stamps) {
+        const int64_t n = i + 1 > 2 * c->n_stamps ? i + 1 + 1024 : 2 * c->n_stamps;
+        cudaEvent_t *grown = (cudaEvent_t *)realloc(c->stamps, (size_t)n * sizeof *grown);
+        if (!grown) FAIL(ERR_NOMEM, "cuda: out of host memory for %lld stamps", (long long)n);
+        c->stamps = grown;
+        for (; c->n_stamps < n; c->n_stamps++) CU_TRY(cudaEventCreate(&c->stamps[c->n_stamps]));
+    }
+    CU_TRY(cudaEventRecord(c->stamps[i], c->stream));
+    return 0;
+}
+
+int cuda_stamp_us(struct dev *d, int64_t i, double *us) {
+    float ms = 0;
+    CU_TRY(cudaEventElapsedTime(&ms, cuda_of(d)->stamps[0], cuda_of(d)->stamps[i]));
+    *us = (double)ms * 1e3;
+    return 0;
 }

@@ -33,6 +33,8 @@ struct cuda {
     struct { void *p; size_t bytes; } slot[CUDA_N_SLOTS];
     void *pinned;         /* host memory for small transfers of ops that wait */
     size_t pinned_bytes;
+    cudaEvent_t *stamps;  /* of a trace */
+    int64_t n_stamps;
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
 
@@ -115,6 +117,8 @@ int cuda_graph_begin(struct dev *d);
 int cuda_graph_end(struct dev *d, void **graph);
 int cuda_graph_run(struct dev *d, void *graph);
 void cuda_graph_free(struct dev *d, void *graph);
+int cuda_stamp(struct dev *d, int64_t i);
+int cuda_stamp_us(struct dev *d, int64_t i, double *us);
 /* dev_cuda_attn_fwd.cu, dev_cuda_attn_bwd.cu */
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
 int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,

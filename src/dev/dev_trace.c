@@ -1,0 +1,162 @@
+/* dev_trace.c - a trace of the checked calls: when the host made each, when the device
+ * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table.
+ * Calls inside recorded work are one span, that of graph_run.
+ *
+ * Invariant: with no trace on, a call costs one comparison more. */
+#include "dev/dev_trace.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct span {
+    const char *op;
+    int64_t dim[3];
+    double host0, host1; /* seconds since the trace began */
+    double dev0, dev1;   /* microseconds; equal to the host's where every op waits */
+};
+struct dev_trace {
+    struct span *spans;
+    int64_t n, cap;
+    double start;
+    bool paused;
+};
+
+void dev_trace_start(struct dev *d) {
+    dev_trace__drop(d);
+    d->trace = xcalloc(1, sizeof *d->trace);
+    d->trace->start = clock_now();
+}
+
+void dev_trace__drop(struct dev *d) {
+    if (!d->trace) return;
+    free(d->trace->spans);
+    free(d->trace);
+    d->trace = NULL;
+}
+
+void dev_trace__pause(struct dev *d, bool paused) {
+    if (d->trace) d->trace->paused = paused;
+}
+
+void dev_trace__open(struct dev *d, const char *op, int64_t a, int64_t b, int64_t c) {
+    struct dev_trace *t = d->trace;
+    if (t->paused) return;
+    xgrow((void **)&t->spans, &t->cap, t->n + 1, sizeof *t->spans);
+    if (d->ops->stamp) (void)d->ops->stamp(d, 2 * t->n);
+    t->spans[t->n] = (struct span){.op = op, .dim = {a, b, c}, .host0 = clock_now() - t->start};
+}
+
+int dev_trace__close(struct dev *d, int rc) {
+    struct dev_trace *t = d->trace;
+    if (t->paused) return rc;
+    t->spans[t->n].host1 = clock_now() - t->start;
+    if (d->ops->stamp) (void)d->ops->stamp(d, 2 * t->n + 1);
+    t->n++;
+    return rc;
+}
+
+/* ---- reading it ---- */
+
+static int device_times(struct dev *d) {
+    struct dev_trace *t = d->trace;
+    TRY(dev_sync(d));
+    for (int64_t i = 0; i < t->n; i++) {
+        struct span *s = &t->spans[i];
+        s->dev0 = s->host0 * 1e6;
+        s->dev1 = s->host1 * 1e6;
+        if (!d->ops->stamp) continue;
+        TRY(d->ops->stamp_us(d, 2 * i, &s->dev0));
+        TRY(d->ops->stamp_us(d, 2 * i + 1, &s->dev1));
+    }
+    return 0;
+}
+
+static void label(const struct span *s, char *out, size_t size) {
+    int n = snprintf(out, size, "%s", s->op);
+    for (int i = 0; i < 3 && s->dim[i] > 0; i++) n += snprintf(out + n, size - (size_t)n, "%c%lld", i ? 'x' : ' ', (long long)s->dim[i]);
+}
+
+struct total {
+    char label[96];
+    double us;
+    int64_t n;
+};
+static int by_label(const void *a, const void *b) {
+    return strcmp(((const struct total *)a)->label, ((const struct total *)b)->label);
+}
+static int by_time(const void *a, const void *b) {
+    const double x = ((const struct total *)a)->us, y = ((const struct total *)b)->us;
+    return (x < y) - (x > y);
+}
+
+/* Equal calls added up, the longest first. */
+static int64_t totals(const struct dev_trace *t, struct total *out) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < t->n; i++) {
+        label(&t->spans[i], out[i].label, sizeof out[i].label);
+        out[i].us = t->spans[i].dev1 - t->spans[i].dev0;
+        out[i].n = 1;
+    }
+    if (t->n > 0) qsort(out, (size_t)t->n, sizeof *out, by_label);
+    for (int64_t i = 0; i < t->n; i++) {
+        if (n > 0 && strcmp(out[n - 1].label, out[i].label) == 0) {
+            out[n - 1].us += out[i].us;
+            out[n - 1].n++;
+        } else {
+            out[n++] = out[i];
+        }
+    }
+    if (n > 0) qsort(out, (size_t)n, sizeof *out, by_time);
+    return n;
+}
+
+static void print_table(const struct dev_trace *t, FILE *f) {
+    enum { SHOWN = 40 };
+    struct total *sum = xmalloc((size_t)(t->n ? t->n : 1) * sizeof *sum);
+    const int64_t n = totals(t, sum);
+    double all = 0;
+    for (int64_t i = 0; i < n; i++) all += sum[i].us;
+    const double from = t->n ? t->spans[0].dev0 : 0, to = t->n ? t->spans[t->n - 1].dev1 : 0;
+    fprintf(f, "%lld calls, %.3f ms in calls of %.3f ms\n", (long long)t->n, all * 1e-3, (to - from) * 1e-3);
+    for (int64_t i = 0; i < n && i < SHOWN; i++)
+        fprintf(f, "%10.3f ms %5.1f %%  %6lld x %9.1f us  %s\n", sum[i].us * 1e-3, 100 * sum[i].us / all, (long long)sum[i].n,
+                sum[i].us / (double)sum[i].n, sum[i].label);
+    free(sum);
+}
+
+static json_t *event(const char *name, int track, double us, double for_us) {
+    return json_pack("{s:s,s:s,s:i,s:i,s:f,s:f}", "name", name, "ph", "X", "pid", 1, "tid", track, "ts", us, "dur", for_us);
+}
+
+static int write_trace(const struct dev_trace *t, const char *path) {
+    json_t *events = json_array(), *doc = json_pack("{s:o}", "traceEvents", events);
+    static const char *const tracks[] = {"host", "device"};
+    for (int i = 0; i < 2; i++)
+        json_array_append_new(events, json_pack("{s:s,s:s,s:i,s:i,s:{s:s}}", "name", "thread_name", "ph", "M", "pid", 1, "tid", i,
+                                                "args", "name", tracks[i]));
+    for (int64_t i = 0; i < t->n; i++) {
+        const struct span *s = &t->spans[i];
+        char name[96];
+        label(s, name, sizeof name);
+        json_array_append_new(events, event(name, 0, s->host0 * 1e6, (s->host1 - s->host0) * 1e6));
+        json_array_append_new(events, event(name, 1, s->dev0, s->dev1 - s->dev0));
+    }
+    const int rc = json_dump_file(doc, path, JSON_COMPACT | JSON_REAL_PRECISION(12));
+    json_decref(doc);
+    if (rc != 0) FAIL(ERR_IO, "%s: cannot write the trace", path);
+    return 0;
+}
+
+int dev_trace_stop(struct dev *d, const char *path, FILE *table) {
+    if (!d->trace) return 0;
+    int rc = device_times(d);
+    if (rc == 0 && path) rc = write_trace(d->trace, path);
+    if (rc == 0 && table) print_table(d->trace, table);
+    dev_trace__drop(d);
+    return rc;
+}
