@@ -355,7 +355,7 @@ static int emit_str(yaml_emitter_t *em, const struct conf_node *v) {
         size_t k = strspn(p, "\\");
         if (p[k] == '$' && p[k + 1] == '{')
             for (size_t j = 0; j <= k; j++) buf_addc(&b, '\\'); /* k backslashes become 2k + 1 */
-        buf_add(&b, p, k + 1);
+        buf_add(&b, p, k + (p[k] != '\0')); /* the backslashes may be the last of the text */
         p += k;
         if (*p == '\0') break;
     }

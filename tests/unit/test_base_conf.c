@@ -499,7 +499,7 @@ static void test_yaml_texts(void **state) {
         "inf", ".inf", "nan", "1:30", "2024-01-01", "2024-01-01 10:00:00", "=", "<<", "- a", "a: b", "a:b", "#x", "a #b",
         "'", "\"", "a'b\"c", "{a}", "[a]", "&a", "*a", "!a", "|", ">", "%", "@", "`", "a\nb", "\n", "a\n\n", " lead",
         "trail ", "tab\there", "\x01", "\xc3\xa9", "\xe4\xb8\xad\xf0\x9f\x98\x80", "???", "a\\b", "\\", "-", "--", "---", "...",
-        "${a}", "\\${a}", "\\\\${a}", "x${", "$", "${a} and ${b}",
+        "${a}", "${a}\\", "\\${a} \\\\", "\\${a}", "\\\\${a}", "x${", "$", "${a} and ${b}",
     };
     struct conf_node *list = conf__node_new(CONF_LIST), *raw = NULL, *back = NULL;
     for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
