@@ -31,6 +31,8 @@ soak: build ## 1,000 kills at random points, resumed bitwise
 asan tsan: setup ## the first three rungs under a sanitizer
 	@cmake --preset $@ >/dev/null && cmake --build --preset $@
 	@scripts/sanitize.sh $@
+fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
+	@scripts/fuzz.sh
 lint: ## include order, function lengths
 	@python3 tools/lint.py
 clean:

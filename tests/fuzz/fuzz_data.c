@@ -1,37 +1,22 @@
 /* fuzz_data.c - rows of JSON and JSONL from arbitrary bytes, and a sampler's saved
- * state from arbitrary JSON: an error with a message, or rows that print again.
- *
- *   clang -g -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -iquote src tests/fuzz/fuzz_data.c \
- *       BUILD/libverlc_data.a BUILD/libverlc_text.a BUILD/libverlc_helper.a BUILD/libverlc_base.a ... */
+ * state from arbitrary JSON: an error with a message, or rows that print again. */
+#include "fuzz.h"
+
 #include "base/buf.h"
-#include "base/err.h"
-#include "base/file.h"
 #include "base/json.h"
 #include "data/data.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void read_as(const char *dir, const char *name, const uint8_t *data, size_t size) {
-    char *path = file_join(dir, name);
+static void read_as(const char *name, const uint8_t *data, size_t size) {
+    char *path = fuzz_file(name, data, size);
     json_t *rows = NULL;
     struct buf b = {0};
     size_t i;
     json_t *row;
-    FILE *f = fopen(path, "wb");
-    CHECK(f != NULL);
-    CHECK(fwrite(data, 1, size, f) == size);
-    fclose(f);
     const int rc = data_read_rows(&rows, path, NULL);
-    CHECK(rc >= 0 || err_msg()[0] != '\0');
+    fuzz_check_rc(rc);
     if (rc == 0) json_array_foreach(rows, i, row) CHECK(json_dump_line(&b, row) == 0);
     buf_free(&b);
     json_decref(rows);
-    unlink(path);
     free(path);
 }
 
@@ -51,11 +36,9 @@ static void restore(const uint8_t *data, size_t size) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    char dir[] = "/tmp/verlc_fuzz_XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
-    read_as(dir, "x.jsonl", data, size);
-    read_as(dir, "x.json", data, size);
+    fuzz_quiet();
+    read_as("x.jsonl", data, size);
+    read_as("x.json", data, size);
     restore(data, size);
-    rmdir(dir);
     return 0;
 }

@@ -1,19 +1,12 @@
 /* fuzz_text.c - tokenizer.json from arbitrary bytes; arbitrary text through small real ones.
  *
  * The first byte chooses: a tokenizer file, a regular expression in one, or a text for
- * a byte-level and a SentencePiece-style tokenizer, whose stream must equal its decode.
- *
- *   clang -g -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -iquote src tests/fuzz/fuzz_text.c \
- *       BUILD/libverlc_text.a BUILD/libverlc_helper.a BUILD/libverlc_base.a \
- *       -lpcre2-8 -lutf8proc -ljansson -lxxhash -lyaml -lm */
+ * a byte-level and a SentencePiece-style tokenizer, whose stream must equal its decode. */
+#include "fuzz.h"
+
 #include "base/buf.h"
-#include "base/err.h"
 #include "base/json.h"
 #include "text/text.h"
-
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define MODEL                                                                                                \
     "\"model\":{\"type\":\"BPE\",\"unk_token\":\"a\",\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1,"     \
@@ -87,6 +80,7 @@ static void try_regex(const char *pattern, size_t n) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) return 0;
+    fuzz_quiet();
     const char *rest = (const char *)data + 1;
     switch (data[0] % 4) {
     case 0: open_and_use(rest, size - 1, "a b<s>", 6); break;

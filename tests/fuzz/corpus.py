@@ -1,0 +1,181 @@
+"""Makes the seed corpus of the fuzz targets from tests/fixtures: OUT/fuzz_X/NAME.
+Run by CTest and scripts/fuzz.sh. Needs Python's standard library; the same files every time.
+
+  python3 tests/fuzz/corpus.py OUT
+"""
+
+import hashlib
+import json
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+LARGEST = 1 << 14  # bytes; a longer seed makes every input slow
+
+
+def jsonl(path):
+    return [json.loads(line) for line in (FIXTURES / path).read_text().splitlines()]
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def every(items, n):
+    """n of them, evenly chosen."""
+    return items[:: max(1, len(items) // n)][:n]
+
+
+def conf():
+    cases = json.loads((FIXTURES / "conf/hydra.json").read_text())["cases"]
+    for arg in sorted({a for c in cases for a in c["args"] if len(a) < 200}):
+        yield b"\0" + arg.encode()
+        yield b"\1" + arg.split("=", 1)[-1].encode()
+        if "${" in arg:
+            yield b"\3" + arg.split("=", 1)[-1].encode()
+    for path in sorted((FIXTURES / "conf").rglob("*.yaml")):
+        yield b"\2" + path.read_bytes()
+
+
+def tokenizer_files():
+    """The variants' tokenizer.json with vocabularies of a few tokens."""
+    models = {m["name"]: m["model"] for m in jsonl("text/models.jsonl")}
+    for row in jsonl("text/variants.jsonl"):
+        model = dict(models[row["model"]], **row["options"])
+        merges = [m if isinstance(m, list) else m.split(" ") for m in model["merges"][:12]]
+        words = dict.fromkeys(list(model["vocab"])[:12] + [w for a, b in merges for w in (a, b, a + b.removeprefix("##"))])
+        model["vocab"] = {w: i for i, w in enumerate(words)}
+        model["merges"] = merges
+        yield dict(row["sections"], model=model)
+
+
+def text():
+    def patterns(node):
+        if isinstance(node, dict):
+            for k, v in node.items():
+                if k == "Regex" and isinstance(v, str):
+                    yield v
+                yield from patterns(v)
+        elif isinstance(node, list):
+            for v in node:
+                yield from patterns(v)
+
+    files = list(tokenizer_files())
+    for f in files:
+        yield b"\0" + compact(f)
+    for row in jsonl("text/unicode.jsonl"):
+        if "regex" in row:
+            yield b"\1" + row["regex"].encode()
+    for p in sorted({p for f in files for p in patterns(f)}):
+        yield b"\1" + p.encode()
+    for row in every(jsonl("text/hostile.jsonl"), 60):
+        yield b"\2" + row["text"].encode()
+        yield b"\3" + row["text"].encode()
+    for row in every(jsonl("text/repair.jsonl"), 40):
+        yield b"\2" + bytes.fromhex(row["hex"])
+
+
+def safetensors(header, body):
+    head = header if isinstance(header, bytes) else compact(header)
+    return struct.pack("<Q", len(head)) + head + body
+
+
+def model():
+    t = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    for dtype, size in (("F32", 4), ("BF16", 2), ("F16", 2), ("I32", 4), ("I64", 8), ("U8", 1)):
+        yield b"\1" + safetensors({"w": {"dtype": dtype, "shape": [3], "data_offsets": [0, 3 * size]}}, bytes(3 * size))
+    yield b"\1" + safetensors({"__metadata__": {"format": "pt"}, "a": t, "b": dict(t, data_offsets=[16, 32])}, bytes(32))
+    yield b"\1" + safetensors({"scalar": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "empty": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}, bytes(4))
+    yield b"\1" + safetensors(b"{}      ", b"")
+    for path in sorted((FIXTURES / "model").rglob("config*.json")):
+        yield b"\0" + path.read_bytes()
+    for path in sorted((FIXTURES / "model").glob("*/model.safetensors")):
+        data = path.read_bytes()
+        yield b"\1" + data[: 8 + struct.unpack("<Q", data[:8])[0]]  # the header, its tensors missing
+
+
+def data():
+    rows = every(jsonl("algo/reward.jsonl"), 8) + every(jsonl("text/chat.jsonl"), 6)
+    for row in rows:
+        yield compact(row) + b"\n"
+        yield json.dumps([row, row]).encode()
+    yield b"".join(compact(r) + b"\n" for r in rows[:4]) + b"\n\r\n" + compact(rows[4])
+    for state in ({"epoch": 0, "index": 0}, {"epoch": 1, "index": 2, "n_rows": 5, "batch_size": 2, "seed": 0, "shuffle": False, "drop_last": False}):
+        yield compact(state)
+
+
+def sft():
+    say = lambda role, content: {"role": role, "content": content}
+    turns = [say("system", "Be brief."), say("user", "2 + 2?"), say("assistant", "4\n#### 4"), say("user", "é日🎉"), say("assistant", "")]
+    for kind in range(32):
+        rows = {
+            0: [{"messages": turns}, {"messages": turns[1:3], "enable_thinking": True, "tools": [{"type": "function", "function": {"name": "f"}}]}],
+            1: [{"prompt": "How many?", "response": "3"}, {"prompt": [turns[1]], "response": ""}],
+        }.get(kind % 4, [{"prompt": turns[1:2], "data_source": "x", "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 1}}])
+        yield bytes([kind]) + b"".join(compact(r) + b"\n" for r in rows)
+
+
+def ckpt():
+    none = "0" * 32
+    entry = lambda n, s=none: {"bytes": n, "xxh3_128": s}
+    manifest = lambda files: b"\0" + compact({"format": 1, "verlc": "0.1.0", "step": 7, "files": files})
+    yield manifest({"actor/config.json": entry(2)})
+    yield manifest({"actor/config.json": entry(2), "trainer.json": entry(2)})
+    yield manifest({"../escape": entry(1), "/etc/passwd": entry(1)})
+    braces = "dc7048f8f8747f561349cde127705c16"  # XXH3-128 of "{}", what the target puts into both files
+    yield manifest({"actor/config.json": entry(2, braces), "trainer.json": entry(2, braces)})
+    yield manifest({})
+    yield b"\1" + compact({"global_step": 7, "isa": "avx2", "data": {"epoch": 0, "index": 4}, "kl_ctrl": 0.001, "bad_steps": 0, "total_tokens": 99})
+    for tracker in (b"7", b"007\n", b"-1", b"99999999999999999999", b""):
+        yield b"\2" + tracker
+
+
+def helper():
+    frame = lambda value: struct.pack("<I", len(compact(value))) + compact(value)
+    init = frame({"id": 0, "ok": None})
+    ok = [frame({"id": i, "ok": {"text": "x" * i}}) for i in range(1, 5)]
+    no = [frame({"id": i, "error": "no", "code": "INPUT"}) for i in range(1, 5)]
+    yield b"\0\0" + init
+    yield b"\4\0" + init + b"".join(ok)
+    yield b"\4\1" + ok[0] + no[1] + ok[2] + no[3]
+    yield b"\4\0" + init + no[0] + ok[1][:-3]
+    yield b"\1\1" + frame({"id": 2, "ok": 1})
+    yield b"\1\0" + frame({"id": 0, "error": "no such template", "code": "FORMAT"})
+    yield b"\1\1" + b"\xff\xff\xff\xff" + b"text where a frame should be"
+    yield b"\1\1" + frame([1, 2])
+
+
+def algo():
+    lines, seen = jsonl("algo/algo.jsonl"), {}
+    for line in lines:
+        line.pop("expect")
+        line.pop("tol", None)
+        key = (line["op"], line.get("estimator"), line.get("loss_mode"), line.get("type"), line.get("loss_agg_mode"))
+        seen.setdefault(key, line)
+    for line in seen.values():
+        yield compact(line)
+
+
+def reward():
+    for row in every(jsonl("algo/reward.jsonl"), 150):
+        yield compact({"text": row["text"], "gold": row["gold"]})
+        yield row["text"].encode()
+
+
+def main(out):
+    for make in (algo, ckpt, conf, data, helper, model, reward, sft, text):
+        folder = out / f"fuzz_{make.__name__}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for seed in make():
+            if len(seed) <= LARGEST:
+                (folder / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
+        assert any(folder.iterdir()), folder
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
