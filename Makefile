@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: oracle-venv all setup build test demo bench oracle soak asan tsan lint fuzz clean help
+.PHONY: fixtures oracle-venv all setup build test demo bench oracle soak asan tsan lint fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -22,8 +22,10 @@ demo: build ## a tiny model learns arithmetic: SFT, then GRPO; minutes, no downl
 	@scripts/demo.sh
 bench: build oracle-venv ## figures of this machine beside torch's and transformers', in one run
 	@scripts/bench.sh
-oracle: build oracle-venv ## compare with the real packages from PyPI and regenerate the fixtures
+oracle: build oracle-venv ## compare with the real packages from PyPI; changes no file
 	@scripts/oracle.sh
+fixtures: build oracle-venv ## make tests/fixtures again with the real packages
+	@scripts/oracle.sh fixtures
 oracle-venv: setup
 	@scripts/oracle_venv.sh $(ORACLE)
 soak: build ## 1,000 kills at random points, resumed bitwise

@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# The real packages from PyPI, apart from the helpers' .venv, for `make oracle` and `make bench`.
+# The real packages from PyPI in the directory $1, apart from the helpers' .venv, for
+# `make oracle`, `make fixtures` and `make bench`: tools/oracle_requirements.txt, and
+# verl's files and bitsandbytes' without their dependencies.  Does nothing while that list has not changed.
+# PyPI's torch brings CUDA's libraries, some GB; ORACLE_TORCH_INDEX=URL names an index
+# of CPU builds to take torch from.
 set -eu
-venv=$1
-if ! "$venv/bin/python" -c 'import torch, transformers, tokenizers, hydra, tensorboard' 2>/dev/null; then
-    echo "making $venv (torch, transformers, tokenizers, verl's sources, ...): some GB"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install -q --disable-pip-version-check torch transformers tokenizers safetensors accelerate pyarrow jinja2 \
-        omegaconf hydra-core tensorboard tensordict numpy
-    "$venv/bin/pip" install -q --disable-pip-version-check --no-deps verl==0.9.1 bitsandbytes
-fi
+cd "$(dirname "$0")/.."
+venv=$1 list=tools/oracle_requirements.txt
+bare="verl==0.9.1 bitsandbytes==0.50.2"
+stamp=$venv/verlc-requirements.txt
+if cat "$list" - <<<"$bare" | cmp -s - "$stamp"; then exit 0; fi
+[ -n "${ORACLE_TORCH_INDEX:-}" ] || echo "making $venv: torch, transformers, verl's sources, ...; some GB, minutes" >&2
+python3 -m venv "$venv"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+if [ -n "${ORACLE_TORCH_INDEX:-}" ]; then pip install -q --index-url "$ORACLE_TORCH_INDEX" "$(grep '^torch==' "$list")"; fi
+pip install -q -r "$list"
+pip install -q --no-deps $bare
+cat "$list" - <<<"$bare" >"$stamp" # last: an interrupted run starts again

@@ -4,8 +4,10 @@ with their gradients by autograd, rollout correction, GSM8K and MATH scores.
 Each line of algo.jsonl is a request of `verlc algo` plus "expect", what verl
 computes in float64 (the places where verl falls back to float32 carry a "tol").
 reward.jsonl holds strings with the scores of verl's graders.
-Run: python tools/oracle_algo.py [--verl DIR] [--out DIR]; needs torch, omegaconf and
-verl 0.9.1 from PyPI (its other dependencies may be missing). Deterministic: the
+With --verlc BIN nothing is written: the program answers every case through `verlc algo`,
+and thousands of strings more, and each number is compared.
+Run: python tools/oracle_algo.py [--verl DIR] [--out DIR | --verlc BIN]; needs torch, omegaconf
+and verl 0.9.1 from PyPI (its other dependencies may be missing). Deterministic: the
 same versions write the same bytes.
 """
 import argparse
@@ -16,6 +18,7 @@ import io
 import json
 import math
 import random
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -49,6 +52,7 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
     p.add_argument("--full", action="store_true", help="every string of the graders' test, not the committed few hundred")
+    p.add_argument("--verlc", help="compare this program's answers instead of writing fixtures")
     p.add_argument("--out", default=Path(__file__).parent.parent / "tests/fixtures/algo", type=Path)
     return p.parse_args()
 
@@ -467,9 +471,72 @@ def write(path, lines):
     print(f"{path}: {len(lines)} cases, {path.stat().st_size / 1024:.0f} KiB", file=sys.stderr)
 
 
+# ---- the program's answers ----
+
+TOLERANCE = 1e-10  # sums of a few tens of float64 in another order, and 12 printed digits
+TOLERANCE_METRIC = 1e-7  # shares of tokens are float32 in verl
+
+
+def differences(got, want, tol, path=""):
+    """(error beyond its tolerance: a text or None, relative error) of every number of `want`."""
+    if isinstance(want, dict):
+        for k, w in want.items():
+            metric = "/" in k or k == "vf_clipfrac"
+            yield from differences(got.get(k) if isinstance(got, dict) else None, w, max(tol, TOLERANCE_METRIC) if metric else tol, f"{path}.{k}")
+    elif isinstance(want, list):
+        if not isinstance(got, list) or len(got) != len(want):
+            yield f"{path}: {got!r} where verl has {len(want)} values", 0.0
+        else:
+            for k, w in enumerate(want):
+                yield from differences(got[k], w, tol, f"{path}[{k}]")
+    elif isinstance(want, (int, float)) and not isinstance(want, bool):
+        number = isinstance(got, (int, float)) and not isinstance(got, bool)
+        e = abs(got - want) / max(1.0, abs(want)) if number else math.inf
+        yield (None if e <= tol else f"{path}: {got!r} where verl has {want!r}"), e if tol <= TOLERANCE else 0.0
+    else:
+        yield (None if got == want else f"{path}: {got!r} where verl has {want!r}"), 0.0
+
+
+def reward_requests(line):
+    """(request, expected answer) pairs of a line of reward.jsonl."""
+    base = dict(op="reward", solution_str=line["text"], ground_truth=line["gold"])
+    if line["kind"] == "gsm8k":
+        for method in ("strict", "flexible"):
+            yield dict(base, data_source="openai/gsm8k", method=method), dict(score=line[method])
+    else:
+        yield dict(base, data_source="lighteval/MATH"), dict(score=line["math"])
+        yield dict(base, data_source="math_dapo"), dict(score=line["dapo"], pred=line["pred"])
+
+
+def compare(program, lines, rewards):
+    requests = [{k: v for k, v in line.items() if k not in ("expect", "tol")} for line in lines]
+    want = [(line["expect"], line.get("tol", TOLERANCE)) for line in lines]
+    for request, expect in (pair for line in rewards for pair in reward_requests(line)):
+        requests.append(request)
+        want.append((expect, TOLERANCE))
+    text = "".join(json.dumps(r) + "\n" for r in requests)
+    done = subprocess.run([program, "algo"], input=text, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    got = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(got) != len(want):
+        sys.exit(f"{len(want)} requests, {len(got)} answers")
+    n, bad, worst = 0, [], 0.0
+    for request, g, (expect, tol) in zip(requests, got, want):
+        for text, e in differences(g, expect, tol, request["op"]):
+            n += 1
+            worst = max(worst, e)
+            if text:
+                bad.append(f"{text} in {json.dumps(request)[:200]}")
+    for text in bad[:5]:
+        print("DIFFERS " + text)
+    print(f"{len(lines)} requests and {len(requests) - len(lines)} graded answers, {n} values, {len(bad)} differences; largest relative error {worst:.1e}")
+    return 1 if bad else 0
+
+
 def main():
     for cases in [advantage_cases, policy_cases, kl_cases, agg_cases, value_cases, actor_cases, correction_cases, kl_reward_cases]:
         cases()
+    if ARGS.verlc:
+        sys.exit(compare(ARGS.verlc, LINES, reward_lines(2000, 3000)))
     write(ARGS.out / "algo.jsonl", LINES)
     write(ARGS.out / "reward.jsonl", reward_lines(*((2000, 3000) if ARGS.full else (250, 350))))
 

@@ -9,6 +9,8 @@
                           differences end in exit 1
   oracle_text.py          fixtures, then compare
 
+--out DIR writes the tables or the fixtures there instead.
+
 DATA is --data, $SHARED_DATA or ../shared/data; the program --verlc, $VERLC or
 build/release/verlc.
 
@@ -90,7 +92,7 @@ def frozen_code_points(norm):
     return frozen
 
 
-def tables():
+def tables(out):
     from tokenizers import Regex, normalizers, pre_tokenizers as pre
     if unicodedata.unidata_version != "14.0.0":
         sys.exit("tables: needs a Python with unicodedata 14.0.0 (3.11), this one has " + unicodedata.unidata_version)
@@ -111,7 +113,7 @@ def tables():
             lower[c] = ord(t) - c
     frozen = {c: "" for c in frozen_code_points(normalizers)}
 
-    with open(os.path.join(ROOT, "src/text/text_tables.h"), "w", encoding="ascii") as f:
+    with open(os.path.join(out or os.path.join(ROOT, "src/text"), "text_tables.h"), "w", encoding="ascii") as f:
         f.write("/* text_tables.h - where the reference's Unicode tables differ from this machine's libraries.\n"
                 " *\n"
                 " * Written by tools/oracle_text.py tables from the behaviour of Hugging Face tokenizers;\n"
@@ -255,7 +257,7 @@ def gsm8k(data):
 
 def compare(args):
     texts = gsm8k(args.data) + hostile_lines(args.lines)
-    differ = 0
+    differ, done = 0, 0
     for name in sorted(os.listdir(os.path.join(args.data, "tokenizers"))):
         if args.only and name != args.only:
             continue
@@ -266,6 +268,8 @@ def compare(args):
                     out.write(f.read())
             differ += compare_one(args.verlc, name, folder, texts, 7)
             differ += compare_chat(args.verlc, name, folder)
+        done += 1
+    print(f"{done} tokenizers, {len(texts)} texts: {differ} differences")
     sys.exit(1 if differ else 0)
 
 
@@ -401,8 +405,11 @@ def variants():
                              "decoder": {"type": "Strip", "content": "#", "start": 2, "stop": 1}}
 
 
-def write_jsonl(name, rows):
-    path = os.path.join(ROOT, "tests/fixtures/text", name)
+FIXTURES = os.path.join(ROOT, "tests/fixtures/text")
+
+
+def write_jsonl(out, name, rows):
+    path = os.path.join(out, name)
     with open(path, "w", encoding="ascii") as f:
         for row in rows:
             f.write(json.dumps(row, separators=(",", ":")) + "\n")
@@ -509,20 +516,20 @@ def hostile_sample():
     return [t for t in hostile_lines(3000, 23) if len(t) < 120][:400]
 
 
-def fixtures(data):
-    os.makedirs(os.path.join(ROOT, "tests/fixtures/text"), exist_ok=True)
-    path = os.path.join(ROOT, "tests/fixtures/text/models.jsonl")
+def fixtures(data, out):
+    os.makedirs(out, exist_ok=True)
+    path = os.path.join(FIXTURES, "models.jsonl")
     if not os.path.exists(path):  # kept otherwise: the trainer breaks ties by chance
-        write_jsonl("models.jsonl", [{"name": k, "model": v} for k, v in small_models().items()])
+        write_jsonl(FIXTURES, "models.jsonl", [{"name": k, "model": v} for k, v in small_models().items()])
     with open(path, encoding="ascii") as f:
         models = {row["name"]: row["model"] for row in map(json.loads, f)}
-    write_jsonl("variants.jsonl", variant_rows(models))
-    write_jsonl("unicode.jsonl", unicode_rows())
-    write_jsonl("repair.jsonl", repair_rows())
-    write_jsonl("hostile.jsonl", [{"text": t} for t in hostile_sample()])
-    write_jsonl("chat.jsonl", chat_rows())
+    write_jsonl(out, "variants.jsonl", variant_rows(models))
+    write_jsonl(out, "unicode.jsonl", unicode_rows())
+    write_jsonl(out, "repair.jsonl", repair_rows())
+    write_jsonl(out, "hostile.jsonl", [{"text": t} for t in hostile_sample()])
+    write_jsonl(out, "chat.jsonl", chat_rows())
     if data:
-        write_jsonl("shared.jsonl", shared_rows(data))
+        write_jsonl(out, "shared.jsonl", shared_rows(data))
 
 
 # ---- chat templates ----------------------------------------------------------
@@ -631,14 +638,15 @@ def main():
     parser.add_argument("--data", default=os.environ.get("SHARED_DATA", os.path.join(ROOT, "../shared/data")))
     parser.add_argument("--lines", type=int, default=20000)
     parser.add_argument("--only", help="one tokenizer's name")
+    parser.add_argument("--out", help="a directory to write into")
     args = parser.parse_args()
     if args.command == "tables":
-        return tables()
+        return tables(args.out)
     has_data = os.path.isdir(os.path.join(args.data, "tokenizers"))
     if not has_data:
         print(f"{args.data}/tokenizers is not there: nothing real to compare with (--data or SHARED_DATA)")
     if args.command in ("all", "fixtures"):
-        fixtures(args.data if has_data else None)
+        fixtures(args.data if has_data else None, args.out or FIXTURES)
     if args.command in ("all", "compare") and has_data:
         compare(args)
 
