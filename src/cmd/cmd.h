@@ -17,7 +17,7 @@
     X(sft, "supervised fine-tuning: verl's sft_trainer command line")                     \
     X(generate, "sample from a model: JSONL in, JSONL out")                               \
     X(data, "prepare datasets: gsm8k, arith")                                             \
-    X(model, "model directories: init, info, export")                                     \
+    X(model, "model directories: init, info, export, merge")                                     \
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \

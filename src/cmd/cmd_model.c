@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const int64_t ONE_FILE_MB = INT64_MAX / 1000000; /* no limit on a file */
 enum { VOCAB_MULTIPLE = 64 /* a preset's vocabulary is rounded up to it, as released models do */ };
 
 static int parse_dtype(const char *name, int *dt) {
@@ -340,31 +341,70 @@ static int cmd_model_export(int argc, char **argv) {
 
 /* ---- merge ---- */
 
+static bool is_pickle(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".pt") == 0 || strcmp(dot, ".pth") == 0 || strcmp(dot, ".bin") == 0 || strcmp(dot, ".distcp") == 0);
+}
+
+/* Other trainers' shards (verl's model_world_size_N_rank_R.pt, Megatron's mp_rank_*, .distcp) are pickles, which
+ * run code when they are read; they are named and refused where no safetensors stand beside them. */
+static int refuse_pickles(const char *path) {
+    static const char *const subs[] = {"", "actor", "dist_ckpt"};
+    char *one = file_join(path, "model.safetensors"), *index = file_join(path, "model.safetensors.index.json");
+    const bool safe = file_exists(one) || file_exists(index);
+    int rc = 0;
+    for (size_t i = 0; i < sizeof subs / sizeof subs[0] && !safe && rc == 0; i++) {
+        char *sub = i == 0 ? xstrdup(path) : file_join(path, subs[i]);
+        DIR *d = opendir(sub);
+        for (struct dirent *e; d && rc == 0 && (e = readdir(d));)
+            if (is_pickle(e->d_name) || strncmp(e->d_name, "mp_rank_", 8) == 0)
+                rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                             "%s/%s: unsupported pickled shards, which run code when read; merge takes a directory with config.json and"
+                             " model.safetensors or model.safetensors.index.json with its shards: make one with 'python -m verl.model_merger merge'",
+                             sub, e->d_name);
+        if (d) closedir(d);
+        free(sub);
+    }
+    free(one);
+    free(index);
+    return rc;
+}
+
+static int merge_source(struct export_source *s, const char *model, const char *adapter) {
+    if (!adapter) {
+        TRY(refuse_pickles(model));
+        return find_source(s, model);
+    }
+    if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
+    s->adapter_dir = xstrdup(adapter);
+    return model ? train_model_dir(model, &s->model_dir) : find_base(adapter, &s->model_dir);
+}
+
 static int cmd_model_merge(int argc, char **argv) {
     const char *model = NULL, *adapter = NULL, *out = NULL, *dtype = NULL;
-    int64_t shard_mb = 5000;
+    int64_t shard_mb = 0; /* not given */
     bool force = false;
     const struct cmd_opt opts[] = {
-        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names)"},
+        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names), or safetensors shards"},
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter directory"},
         {"--out", CMD_STR, &out, "DIR", "directory to create"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
-        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
+        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
-    const struct cmd_spec spec = {.usage = "verlc model merge [--model BASE] --adapter DIR --out DIR [options]", .opts = opts,
+    const struct cmd_spec spec = {.usage = "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]", .opts = opts,
                                   .about = "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
-                                           "rounded once.", .n_opts = sizeof opts / sizeof opts[0]};
+                                           "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
+                                           "other trainers (.pt, .distcp) are refused: they run code when read.", .n_opts = sizeof opts / sizeof opts[0]};
     struct export_source s = {0};
     struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
-    if (!adapter || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
-    if (shard_mb < 1) FAIL(ERR_INVAL, "--max-shard-mb must be at least 1");
+    if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (shard_mb < 0 || shard_mb > ONE_FILE_MB) FAIL(ERR_INVAL, "--max-shard-mb must be between 1 and %lld", (long long)ONE_FILE_MB);
+    if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
     if (dtype) TRY(parse_dtype(dtype, &dt));
-    if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
-    s.adapter_dir = xstrdup(adapter);
-    rc = model ? train_model_dir(model, &s.model_dir) : find_base(adapter, &s.model_dir);
+    rc = merge_source(&s, model, adapter);
     if (rc == 0) rc = out_open(&o, out, force);
     if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
     free_source(&s);

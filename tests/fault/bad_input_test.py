@@ -211,6 +211,27 @@ def check_tools(s, test):
     tool("generate: a dtype that does not exist", USAGE, '', "--dtype", args=("generate", "--model", s.dir / "model", "--dtype", "fp7"))
 
 
+def check_merge(s, test):
+    """Safetensors in shards become one file with the same bytes; pickles are named and refused."""
+    def merge(source):
+        return run("model", "merge", "--model", source, "--out", s.dir / "merged", check=False)
+
+    run("model", "export", "--model", s.dir / "model", "--out", s.dir / "shards", "--max-shard-mb", "1")
+    p = merge(s.dir / "shards")
+    same = p.returncode == 0 and (s.dir / "merged/model.safetensors").read_bytes() == (s.dir / "model/model.safetensors").read_bytes()
+    test("merge: shards become one file, byte for byte", same and len(list((s.dir / "shards").glob("model-*.safetensors"))) > 1, p.stderr)
+    shutil.rmtree(s.dir / "merged")
+    for name in ("model_world_size_2_rank_0.pt", "actor/model_world_size_1_rank_0.pt", "dist_ckpt/__0_0.distcp", "pytorch_model-00001-of-00002.bin"):
+        source = s.dir / "pickled" / name
+        source.parent.mkdir(parents=True)
+        source.write_bytes(b"")
+        test.refused(f"merge: {name}", merge(s.dir / "pickled"), DATA, str(source), "unsupported pickled", "model.safetensors.index.json")
+        shutil.rmtree(s.dir / "pickled")
+    next((s.dir / "shards").glob("model-00002*")).unlink()
+    test.refused("merge: a shard is missing", merge(s.dir / "shards"), DATA, "model-00002")
+    test("merge: nothing is left of a failure", not (s.dir / "merged").exists() and not (s.dir / "merged.tmp").exists())
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -219,6 +240,7 @@ def main():
         check_data(s, refused)
         check_config(s, refused)
         check_tools(s, test)
+        check_merge(s, test)
     test.end()
 
 
