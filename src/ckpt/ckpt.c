@@ -233,15 +233,15 @@ static char *step_dir(const char *root, int64_t step) {
     return xasprintf("%s/" PREFIX "%lld", root, (long long)step);
 }
 
-/* Keeps the newest `keep` up to `step`; what is on disk counts, not what this process wrote. */
-static int retire(const char *root, int64_t step, int64_t keep) {
+/* Keeps the newest `keep` up to `step`, and `best`; what is on disk counts, not what this process wrote. */
+static int retire(const char *root, int64_t step, int64_t keep, int64_t best) {
     int64_t *steps, n;
     if (keep <= 0) return 0;
     TRY(list_steps(root, &steps, &n));
     int rc = 0;
     int64_t newer = 0;
     for (int64_t i = n; i-- > 0 && rc == 0;) {
-        if (steps[i] > step || ++newer <= keep) continue;
+        if (steps[i] > step || ++newer <= keep || (best > 0 && steps[i] == best)) continue;
         char *dir = step_dir(root, steps[i]), *dead = xasprintf("%s.tmp", dir);
         rc = file_remove_tree(dead);
         if (rc == 0 && rename(dir, dead) < 0) /* a half-deleted directory must not look complete */
@@ -303,7 +303,7 @@ int ckpt_save(const struct ckpt_save_args *a) {
     }
     free(tmp);
     TRY(rc);
-    if (retire(a->root, a->step, a->keep) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
+    if (retire(a->root, a->step, a->keep, a->best) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
     return 0;
 }
 

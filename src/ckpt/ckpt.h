@@ -34,6 +34,7 @@ struct ckpt_save_args {
     const json_t *trainer;     /* everything else that a resumed run needs */
     const char *config_yaml;
     int64_t keep;              /* newest checkpoints kept on disk after this one; <= 0: all */
+    int64_t best;              /* the step of a checkpoint that is kept besides these; <= 0: none */
 };
 /* ERR_IO (disk full, not writable), ERR_NUMERIC (a weight is not finite; named): nothing
  * half-written remains, older ones untouched. Also removes what a killed save left. */

@@ -15,7 +15,8 @@
 #define CMD_MAP(X)                                                                        \
     X(ppo, "train with PPO, GRPO and kin: verl.trainer.main_ppo's command line")          \
     X(sft, "supervised fine-tuning: verl's sft_trainer command line")                     \
-    X(generate, "sample from a model: JSONL in, JSONL out")                               \
+    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")  \
+    X(eval, "score the responses in a file: verl's main_eval command line")               \
     X(data, "prepare datasets: gsm8k, arith")                                             \
     X(model, "model directories: init, info, export, merge")                                     \
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
@@ -27,6 +28,9 @@
 #define X(name, help) int cmd_##name(int argc, char **argv);
 CMD_MAP(X)
 #undef X
+
+/* verlc generate with key=value arguments: main_generation. */
+int cmd_generate_rows(int argc, char **argv);
 
 enum cmd_opt_type { CMD_STR, CMD_I64, CMD_F64, CMD_FLAG };
 struct cmd_opt {

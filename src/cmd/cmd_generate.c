@@ -246,7 +246,15 @@ out:
     return rc;
 }
 
+/* Whether the first argument is key=value, +key=value, ~key or a flag of Hydra: main_generation's command line. */
+static bool takes_keys(int argc, char **argv) {
+    if (argc < 2) return false;
+    if (argv[1][0] != '-') return strchr(argv[1], '=') || argv[1][0] == '~';
+    return strncmp(argv[1], "--config-", 9) == 0 || strcmp(argv[1], "--cfg") == 0;
+}
+
 int cmd_generate(int argc, char **argv) {
+    if (takes_keys(argc, argv)) return cmd_generate_rows(argc, argv);
     const char *model = NULL, *adapter = NULL, *dtype = "bf16", *device = "auto";
     int64_t max_seqs = 256, threads = 0;
     const struct cmd_opt opts[] = {
@@ -261,7 +269,9 @@ int cmd_generate(int argc, char **argv) {
         .usage = "verlc generate --model DIR [options] < requests.jsonl",
         .about = "A request: {\"prompt\" | \"messages\" | \"ids\", \"n\": 1, \"temperature\": 1, \"top_p\": 1, \"top_k\": -1,\n"
                  "\"min_p\": 0, \"repetition_penalty\": 1, \"max_tokens\": 128, \"stop\": [], \"seed\": 0}. One line a sample:\n"
-                 "{\"index\", \"sample\", \"ids\", \"text\", \"logp\", \"finish_reason\"}. Temperature 0 is greedy.",
+                 "{\"index\", \"sample\", \"ids\", \"text\", \"logp\", \"finish_reason\"}. Temperature 0 is greedy.\n\n"
+                 "With key=value arguments it is verl's main_generation: model.path=DIR data.path=IN.parquet\n"
+                 "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).",
         .opts = opts, .n_opts = sizeof opts / sizeof opts[0]};
     struct gen g = {0};
     struct dev dev = {0};

@@ -84,3 +84,36 @@ int cmd_plan(int argc, char **argv) {
     if (rc == 0 && !fits) return err_exit_status(ERR_NOMEM);
     return rc;
 }
+
+/* A command that reads a schema and has nothing to validate beyond the table. */
+static int load_checked(struct conf **c, const char *schema, int argc, char **argv) {
+    int rc = conf_load(c, schema, argc - 1, argv + 1);
+    if (rc == 0 && (rc = conf_answer(*c, stdout)) != 0) return rc;
+    if (rc == 0) rc = conf_check(*c);
+    if (rc == 0) conf_notes(*c);
+    return rc;
+}
+
+int cmd_eval(int argc, char **argv) {
+    struct conf *c = NULL;
+    struct buf text = {0};
+    int rc = load_checked(&c, "evaluation", argc, argv);
+    if (rc == 0) {
+        rc = train_eval(c, &text);
+        if (rc == 0) fputs(text.p, stdout);
+    } else if (rc > 0) {
+        rc = 0;
+    }
+    buf_free(&text);
+    conf_free(c);
+    return rc;
+}
+
+int cmd_generate_rows(int argc, char **argv) {
+    struct conf *c = NULL;
+    int rc = load_checked(&c, "generation", argc, argv);
+    if (rc == 0) rc = train_generate(c);
+    else if (rc > 0) rc = 0;
+    conf_free(c);
+    return rc;
+}

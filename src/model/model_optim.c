@@ -152,6 +152,10 @@ int optim_create(struct optim **out, struct model *m, const struct optim_config 
     struct arena a = {0};
     struct optim *o = xcalloc(1, sizeof *o);
     CHECK(m->master != NULL);
+    const struct dev_ops *ops = m->dev->ops;
+    if ((c->kind == OPTIM_ADAMW8 && (!ops->quant8 || !ops->dequant8)) || ((c->kind == OPTIM_SGD || c->kind == OPTIM_MUON) && !ops->axpby))
+        FAILG(fail, ERR_UNSUPPORTED, "the optimizer %s is unsupported on the %s device; use AdamW, or trainer.device=cpu",
+              optim_kind_name(c->kind), ops->name);
     o->kind = c->kind;
     make_runs(o, m, c->momentum != 0);
     layout(o, m->dev, m->act, &a);

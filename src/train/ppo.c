@@ -69,10 +69,12 @@ out:
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct ppo *p, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
-    json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I}", "global_step", (json_int_t)step, "isa", p->dev.isa, "data", p->cursor, "kl_ctrl",
-                                p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps);
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", p->dev.isa, "data", p->cursor,
+                                "kl_ctrl", p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps,
+                                "early_stopping", early_stop_state(&p->early));
     const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
-                                     .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep};
+                                     .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep,
+                                     .best = p->early.best_step};
     stage_begin(p->stages, "save_checkpoint");
     int rc = track_flush(p->track);
     if (rc < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
@@ -80,6 +82,7 @@ static int save(struct ppo *p, int64_t step, int64_t keep) {
     stage_end(p->stages);
     json_decref(trainer);
     if (rc == 0) p->saved_step = step;
+    if (rc == 0) rc = early_stop_publish(&p->early, p->k.default_local_dir);
     return rc;
 }
 
@@ -89,6 +92,8 @@ static int resume_from(struct ppo *p, const struct resume *r) {
     TRY(json_i64_opt(r->trainer, "bad_steps", &p->bad_steps, r->dir));
     TRY(json_f64(r->trainer, "kl_ctrl", &p->kl_ctrl.value, r->dir));
     TRY(data_sampler_restore(&p->sampler, json_object_get(r->trainer, "data"), r->dir));
+    TRY(early_stop_restore(&p->early, json_object_get(r->trainer, "early_stopping"), r->dir));
+    TRY(early_stop_publish(&p->early, p->k.default_local_dir));
     p->step = p->saved_step = r->step;
     log_info("resumed from %s", r->dir);
     return 0;
@@ -163,6 +168,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     struct resume from = {.step = -1};
     int rc = 0;
     TRY(ppo_config_read(&p->k, c));
+    TRY(early_stop_read(&p->early, c, NULL, p->k.n_val_files > 0 && p->k.test_freq > 0));
     TRY(conf_yaml(c, &text));
     p->config_yaml = buf_take(&text);
     TRY(train_run_dir("trainer.default_local_dir", p->k.default_local_dir));
@@ -229,15 +235,17 @@ static int validate_and_log(struct ppo *p) {
  * validation ends it; the step itself is done and is saved. */
 static int finish_step(struct ppo *p) {
     const bool last = p->step == p->total_steps;
+    int best = 0;
     json_decref(p->cursor);
     p->cursor = data_sampler_state(&p->sampler);
     p->optim_done = actor_optim(p->actor)->step;
     if (p->val_data && p->k.test_freq > 0 && !stage_stop_signal() && (last || p->step % p->k.test_freq == 0)) {
         const int rc = ppo_validate(p);
         if (rc < 0 && rc != ERR_SIGNAL) return rc;
+        if (rc == 0) TRY(best = early_stop_look(&p->early, &p->metrics, p->step));
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
-    if (stop || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step, p->k.keep_ckpts));
+    if (stop || best > 0 || early_stop_done(&p->early) || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step, p->k.keep_ckpts));
     stages_metrics(p->stages, &p->metrics);
     track_log(p->track, p->step, &p->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
@@ -277,10 +285,13 @@ static int run(struct ppo *p) {
     if (p->step >= p->total_steps)
         log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
                  (long long)p->step, (long long)p->total_steps);
-    while (p->step < p->total_steps) {
+    while (p->step < p->total_steps && !early_stop_done(&p->early)) {
         const int rc = one_step(p);
         if (rc < 0) return end_early(p, rc);
     }
+    if (early_stop_done(&p->early))
+        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)p->step, p->early.metric,
+                 (long long)p->early.waited);
     return 0;
 }
 
@@ -291,6 +302,7 @@ int train_ppo(const struct conf *c) {
     if (rc == 0 && p.saved_step > 0)
         log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)p.step, p.k.default_local_dir,
                  (long long)p.saved_step);
+    if (rc == 0) early_stop_report(&p.early, p.k.default_local_dir, "actor");
     close_all(&p);
     return rc;
 }

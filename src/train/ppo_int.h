@@ -12,6 +12,7 @@
 #include "train/actor.h"
 #include "train/stage.h"
 #include "train/train.h"
+#include "train/train_stop.h"
 
 /* What a sampling pass needs to know. */
 struct ppo_sampling {
@@ -115,6 +116,7 @@ struct ppo {
     struct metrics metrics;                /* of the step being made */
     int64_t step, total_steps, bad_steps, saved_step;
     int64_t optim_done;                    /* optimizer steps at the end of the last whole step */
+    struct early_stop early;
     char *config_yaml;
     json_t *cursor;                        /* data cursor at the end of the last complete step */
 };

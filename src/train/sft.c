@@ -12,6 +12,7 @@
 #include "train/resume.h"
 #include "train/train.h"
 #include "train/train_optim.h"
+#include "train/train_stop.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -59,6 +60,8 @@ struct sft {
     struct stages *stages;
     struct metrics metrics;
     int64_t step, total_steps, saved_step, bad_steps, total_tokens;
+    int64_t optim_done; /* optimizer steps at the end of the last whole step */
+    struct early_stop early;
     char *config_yaml;
     json_t *cursor;
 };
@@ -299,16 +302,19 @@ static int validate(struct sft *s) {
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct sft *s, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.tokenizer_dir};
-    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:I}", "global_step", (json_int_t)step, "isa", s->dev.isa, "data", s->cursor, "total_tokens",
-                                (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps);
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", s->dev.isa, "data", s->cursor,
+                                "total_tokens", (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps, "early_stopping",
+                                early_stop_state(&s->early));
     const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
-                                     .trainer = trainer, .config_yaml = s->config_yaml, .keep = keep};
+                                     .trainer = trainer, .config_yaml = s->config_yaml, .keep = keep,
+                                     .best = s->early.best_step};
     stage_begin(s->stages, "save_checkpoint");
     if (track_flush(s->track) < 0) log_warn("tracking: %s", err_msg());
-    const int rc = ckpt_save(&a);
+    int rc = ckpt_save(&a);
     stage_end(s->stages);
     json_decref(trainer);
     if (rc == 0) s->saved_step = step;
+    if (rc == 0) rc = early_stop_publish(&s->early, s->k.default_local_dir);
     return rc;
 }
 
@@ -318,7 +324,10 @@ static int resume_from(struct sft *s, const struct resume *r) {
     TRY(json_i64_opt(r->trainer, "total_tokens", &s->total_tokens, r->dir));
     TRY(json_i64_opt(r->trainer, "bad_steps", &s->bad_steps, r->dir));
     TRY(data_sampler_restore(&s->sampler, json_object_get(r->trainer, "data"), r->dir));
+    TRY(early_stop_restore(&s->early, json_object_get(r->trainer, "early_stopping"), r->dir));
+    TRY(early_stop_publish(&s->early, s->k.default_local_dir));
     s->step = s->saved_step = r->step;
+    s->optim_done = actor_optim(s->actor)->step;
     log_info("resumed from %s", r->dir);
     return 0;
 }
@@ -387,6 +396,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     struct resume from = {.step = -1};
     int rc = 0;
     TRY(config_read(&s->k, c));
+    TRY(early_stop_read(&s->early, c, "val/loss", s->k.val.n_files > 0 && s->k.test_freq != 0 && s->k.test_freq != -1));
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
     TRY(train_run_dir("trainer.default_local_dir", s->k.default_local_dir));
@@ -434,22 +444,30 @@ static bool due(const struct sft *s, int64_t freq) {
 }
 
 static int finish_step(struct sft *s) {
+    int best = 0;
     json_decref(s->cursor);
     s->cursor = data_sampler_state(&s->sampler);
-    if (s->val && !stage_stop_signal() && due(s, s->k.test_freq)) TRY(validate(s));
+    s->optim_done = actor_optim(s->actor)->step;
+    if (s->val && !stage_stop_signal() && due(s, s->k.test_freq)) {
+        TRY(validate(s));
+        TRY(best = early_stop_look(&s->early, &s->metrics, s->step));
+    }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
-    if (stop || due(s, s->k.save_freq)) TRY(save(s, s->step, s->k.keep_ckpts));
+    if (stop || best > 0 || early_stop_done(&s->early) || due(s, s->k.save_freq)) TRY(save(s, s->step, s->k.keep_ckpts));
     stages_metrics(s->stages, &s->metrics);
     track_log(s->track, s->step, &s->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
     return 0;
 }
 
-/* Adds to the error where the run can go on from. After a numerical stop the last
- * whole step is saved and nothing is retired. */
+/* Adds to the error where the run can go on from, after saving the last whole step where it is not
+ * on disk yet, as ppo does. After a numerical stop nothing is retired. */
 static int end_early(struct sft *s, int rc) {
     char *why = xstrdup(err_msg());
-    if (rc == ERR_NUMERIC && s->bad_steps >= s->k.max_bad_steps && s->step > 0 && s->saved_step != s->step && save(s, s->step, 0) < 0) log_warn("%s", err_msg());
+    const bool whole = actor_optim(s->actor)->step == s->optim_done;
+    if (s->step > 0 && s->saved_step != s->step && whole && rc != ERR_IO &&
+        save(s, s->step, rc == ERR_NUMERIC ? 0 : s->k.keep_ckpts) < 0)
+        log_warn("%s", err_msg());
     if (s->saved_step > 0)
         err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
                 why, (long long)s->saved_step, s->k.default_local_dir);
@@ -462,13 +480,16 @@ static int run(struct sft *s) {
     if (s->step >= s->total_steps)
         log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
                  (long long)s->step, (long long)s->total_steps);
-    while (s->step < s->total_steps) {
+    while (s->step < s->total_steps && !early_stop_done(&s->early)) {
         s->step++;
         int rc = sft_step(s);
         if (rc < 0) s->step--;
         else rc = finish_step(s);
         if (rc < 0) return end_early(s, rc);
     }
+    if (early_stop_done(&s->early))
+        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)s->step, s->early.metric,
+                 (long long)s->early.waited);
     return 0;
 }
 
@@ -479,6 +500,7 @@ int train_sft(const struct conf *c) {
     if (rc == 0 && s.saved_step > 0)
         log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)s.step, s.k.default_local_dir,
                  (long long)s.saved_step);
+    if (rc == 0) early_stop_report(&s.early, s.k.default_local_dir, "actor");
     close_all(&s);
     return rc;
 }

@@ -16,6 +16,11 @@ int train_sft(const struct conf *c);
  * machine has that much. Reads config.json of the model, no weights. */
 int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits);
 
+/* verl's main_eval: the scores of the responses in data.path, one JSON object, appended to out. */
+int train_eval(const struct conf *c, struct buf *out);
+/* verl's main_generation: data.n_samples responses for each prompt of data.path, to data.output_path. */
+int train_generate(const struct conf *c);
+
 /* A local directory for a model path: a directory as it is, else the newest
  * snapshot of a hub id ("Qwen/Qwen2.5-0.5B-Instruct") in the local hub cache
  * (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface). ERR_INPUT says how to get it. Caller frees. */

@@ -13,8 +13,8 @@ from verlc_test import Tests  # noqa: E402
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
 ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
 # What a program is made of. conf_rules.c checks batch sizes for both.
-PROGRAMS = {"ppo": ["train/ppo*.c", "cmd/cmd_train.c", "base/conf_rules.c"],
-            "sft": ["train/sft*.c", "cmd/cmd_train.c", "base/conf_rules.c"]}
+PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "cmd/cmd_train.c", "base/conf_rules.c"],
+            "sft": ["train/sft*.c", "train/train_stop.c", "cmd/cmd_train.c", "base/conf_rules.c"]}
 # A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
 SECTION_READERS = {"train_read_optim": "train/train_optim.c"}
 
