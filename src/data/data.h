@@ -97,20 +97,43 @@ int data_write_rows(const char *path, const json_t *rows, const json_t *schema);
 
 /* -------------------------------------------------------------- sampler -- */
 
+enum data_order {
+    DATA_SEQUENTIAL, /* file order */
+    DATA_SHUFFLE,    /* every row once an epoch, a new order each */
+    DATA_WEIGHTED,   /* batches of distinct rows, each drawn with a chance in proportion to its weight */
+    DATA_CURRICULUM, /* every row once, by ascending key; equal keys in a new order each epoch */
+};
+/* data.sampler.*: which order, and what the key of a row is. Strings and JSON are borrowed. */
+struct data_sampler_spec {
+    enum data_order order;
+    const char *column;     /* path of a number in a row, "extra_info.level"; weighted, curriculum */
+    const json_t *weights;  /* weighted: {data source: weight} instead; 1 where a source is not named */
+    const char *source_key; /* column of the data source */
+    bool descending;        /* curriculum: the largest key first */
+};
+/* ERR_INVAL: no such order, or no column (or weights) where one is needed. */
+int data_sampler_spec_check(const struct data_sampler_spec *s);
+int data_order_parse(const char *name, enum data_order *out);
+/* The key of a row; ERR_INPUT names the column. Not for orders that need none. */
+int data_sampler_key(const struct data_sampler_spec *s, const json_t *row, double *key);
+
 struct data_sampler_args {
     int64_t n_rows, batch_size;
-    bool shuffle, drop_last;
+    bool drop_last;
     uint64_t seed;
+    enum data_order order;
+    const double *keys; /* (n_rows): weights or places, copied; NULL for the other orders */
 };
 /* The cursor (epoch, index) says how many rows of which epoch are handed out;
- * the order of an epoch depends on seed and epoch alone. */
+ * the order of an epoch (the draw of a batch) depends on seed, epoch (and index) alone. */
 struct data_sampler {
     struct data_sampler_args a;
     int64_t epoch, index;
-    int64_t *order;      /* of order_epoch */
+    int64_t *order;      /* of order_epoch; weighted: of the batch drawn last */
     int64_t order_epoch; /* -1: none yet */
+    double *keys;        /* (n_rows) or NULL */
 };
-/* ERR_INVAL when drop_last leaves no batch at all. */
+/* ERR_INVAL when drop_last leaves no batch at all, or fewer rows than a batch have a weight above 0. */
 int data_sampler_init(struct data_sampler *s, const struct data_sampler_args *a);
 void data_sampler_free(struct data_sampler *s);
 int64_t data_sampler_batches(const struct data_sampler *s); /* in one epoch */
@@ -118,7 +141,7 @@ int64_t data_sampler_batches(const struct data_sampler *s); /* in one epoch */
  * stands at the start of the next one. */
 int data_sampler_next(struct data_sampler *s, const int64_t **rows, int64_t *n);
 json_t *data_sampler_state(const struct data_sampler *s); /* new reference */
-/* ERR_INPUT when the state belongs to other data or another order. */
+/* ERR_INPUT when the state belongs to other data, another order or other keys. */
 int data_sampler_restore(struct data_sampler *s, const json_t *state, const char *where);
 
 /* ----------------------------------------------------------- RL dataset -- */
@@ -146,6 +169,7 @@ struct rl_dataset_args {
     bool shuffle;        /* max_samples takes a random subset instead of the head */
     uint64_t seed;
     const char *what; /* "data.train_files", for messages */
+    const struct data_sampler_spec *sampler; /* NULL: no keys */
 };
 struct rl_prompt {
     int32_t *ids; /* the rendered prompt, ready to generate from */
@@ -159,6 +183,7 @@ struct rl_dataset {
     int64_t n_rows;     /* in the files */
     int64_t n_filtered; /* dropped as too long */
     char *prompt_key, *reward_fn_key;
+    double *keys;       /* (n) of the sampler, NULL where it needs none */
 };
 /* Reads, caps, renders and tokenises each prompt once, filters, truncates.
  * ERR_INPUT: missing column, prompt over the limit, nothing left. */
@@ -191,6 +216,7 @@ struct sft_dataset_args {
     bool shuffle;
     uint64_t seed;
     const char *what;
+    const struct data_sampler_spec *sampler; /* NULL: no keys */
 };
 /* loss_mask[t] is 1 where token t is a target, that is where log p(ids[t] | ids[<t])
  * counts; never at t = 0.  verl's SFTDataset stores the same set one place earlier (the predicting position).
@@ -203,6 +229,7 @@ struct sft_sample {
 struct sft_dataset {
     struct sft_sample *samples;
     int64_t n;
+    double *keys; /* (n) of the sampler, NULL where it needs none */
 };
 int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a);
 void sft_dataset_close(struct sft_dataset *d);

@@ -96,6 +96,7 @@ static int add_row(struct rl_dataset *d, struct opening *o, int64_t i, struct te
     }
     const int64_t n = data_truncate(ids->p, ids->n, a->max_prompt_length, a->truncation);
     if (n < 0) return err_wrap((int)n, "data.max_prompt_length, data.filter_overlong_prompts, data.truncation");
+    if (d->keys) TRY(data_sampler_key(a->sampler, json_array_get(o->t.rows, (size_t)i), &d->keys[d->n]));
     d->prompts[d->n++] = (struct rl_prompt){ids->p, n, o->t.uid[i], json_incref(json_array_get(o->t.rows, (size_t)i))};
     *ids = (struct text_ids){0};
     return 0;
@@ -139,6 +140,7 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     TRYG(data__table_read(&o.t, &ta), out);
     d->n_rows = o.t.n_total;
     d->prompts = xcalloc((size_t)o.t.n, sizeof *d->prompts);
+    if (a->sampler && a->sampler->order >= DATA_WEIGHTED) d->keys = xcalloc((size_t)o.t.n, sizeof *d->keys);
     for (int64_t lo = 0, at; lo < o.t.n; lo += ROWS) {
         rc = add_rows(d, &o, lo, o.t.n - lo < ROWS ? o.t.n : lo + ROWS, &at);
         if (rc == 0) continue;
@@ -171,6 +173,7 @@ void rl_dataset_close(struct rl_dataset *d) {
         json_decref(d->prompts[i].row);
     }
     free(d->prompts);
+    free(d->keys);
     free(d->prompt_key);
     free(d->reward_fn_key);
     free(d);

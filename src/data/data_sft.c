@@ -221,6 +221,7 @@ static int add_rows(struct sft_dataset *d, struct opening *o, int64_t lo, int64_
         json_t *row = json_array_get(o->t.rows, (size_t)*at);
         const struct text_ids *own = &ids[first[*at - lo]];
         rc = o->a->messages_key ? chat_draft(o, row, own, &s) : pair_draft(o, row, own, &s);
+        if (rc == 0 && d->keys) rc = data_sampler_key(o->a->sampler, row, &d->keys[d->n]);
         if (rc == 0) rc = finish(o, &s, &d->samples[d->n]);
         draft_free(&s);
         if (rc < 0) break;
@@ -266,6 +267,7 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
     TRYG(data__table_read(&o.t, &ta), out);
     if (a->messages_key) TRYG(find_affixes(&o), out);
     d->samples = xcalloc((size_t)o.t.n, sizeof *d->samples);
+    if (a->sampler && a->sampler->order >= DATA_WEIGHTED) d->keys = xcalloc((size_t)o.t.n, sizeof *d->keys);
     for (int64_t lo = 0, at; lo < o.t.n; lo += ROWS) {
         rc = add_rows(d, &o, lo, o.t.n - lo < ROWS ? o.t.n : lo + ROWS, &at);
         if (rc == 0) continue;
@@ -292,5 +294,6 @@ void sft_dataset_close(struct sft_dataset *d) {
         free(d->samples[i].loss_mask);
     }
     free(d->samples);
+    free(d->keys);
     free(d);
 }

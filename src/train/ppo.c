@@ -44,6 +44,7 @@ static int ppo_step(struct ppo *p) {
     TRYG(ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, &b), out);
     stage_begin(p->stages, "reward");
     TRYG(ppo_reward_errors(p, &b), out);
+    TRYG(ppo_reward_weights(p, &b), out);
     TRYG(ppo_reference(p, &b), out);
     stage_begin(p->stages, "adv");
     TRYG(ppo_advantage(p, &b), out);
@@ -109,7 +110,7 @@ static int open_dataset(struct ppo *p, bool train, struct rl_dataset **out) {
         .chat_kwargs = k->chat_kwargs, .max_prompt_length = k->max_prompt_length,
         .filter_overlong_prompts = k->filter_overlong_prompts, .truncation = k->truncation,
         .max_samples = train ? k->train_max_samples : k->val_max_samples, .shuffle = train && k->shuffle, .seed = k->seed,
-        .what = train ? "data.train_files" : "data.val_files"};
+        .what = train ? "data.train_files" : "data.val_files", .sampler = train ? &k->sampler : NULL};
     return rl_dataset_open(out, &a);
 }
 
@@ -119,7 +120,7 @@ static int open_data(struct ppo *p) {
     TRY(open_dataset(p, true, &p->train_data));
     if (p->k.n_val_files > 0) TRY(open_dataset(p, false, &p->val_data));
     const struct data_sampler_args a = {.n_rows = p->train_data->n, .batch_size = p->k.train_batch_size,
-                                        .shuffle = p->k.shuffle, .drop_last = true, .seed = p->k.seed};
+                                        .order = p->k.sampler.order, .keys = p->train_data->keys, .drop_last = true, .seed = p->k.seed};
     const int rc = data_sampler_init(&p->sampler, &a);
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;

@@ -27,6 +27,7 @@ static int read_data(struct ppo_config *k, const struct conf *c) {
     TRY(conf_i64(c, "data.max_prompt_length", &k->max_prompt_length));
     TRY(conf_i64(c, ARR "rollout.response_length", &k->max_response_length));
     TRY(conf_bool(c, "data.shuffle", &k->shuffle));
+    TRY(train_read_sampler(c, k->shuffle, k->reward_fn_key, &k->sampler));
     TRY(conf_bool(c, "data.filter_overlong_prompts", &k->filter_overlong_prompts));
     TRY(conf_str(c, "data.truncation", &truncation));
     TRY(data_truncation_parse(truncation, &k->truncation));
@@ -205,6 +206,16 @@ static int read_overlong(struct ppo_config *k, const struct conf *c) {
 #undef BUFFER
 }
 
+static int read_source_weights(struct ppo_config *k, const struct conf *c) {
+    const char *source;
+    json_t *w;
+    if (conf_is_null(c, "reward.source_weights")) return 0;
+    TRY(conf_json(c, "reward.source_weights", &k->source_weights));
+    json_object_foreach((json_t *)(uintptr_t)k->source_weights, source, w)
+        if (!json_is_number(w)) FAIL(ERR_INVAL, "reward.source_weights.%s: expected a number", source);
+    return 0;
+}
+
 static int read_reward(struct ppo_config *k, const struct conf *c) {
     const char *policy = "drop_sample", *manager;
     int64_t workers;
@@ -219,6 +230,7 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     if (strcmp(manager, "dapo") == 0) TRY(read_overlong(k, c));
     else if (strcmp(manager, "naive") != 0)
         FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", manager);
+    TRY(read_source_weights(k, c));
     TRY(conf_str(c, "reward.on_error", &policy));
     if (strcmp(policy, "drop_sample") == 0) k->on_error = REWARD_DROP_SAMPLE;
     else if (strcmp(policy, "drop_group") == 0) k->on_error = REWARD_DROP_GROUP;

@@ -12,6 +12,7 @@
 #include "train/actor.h"
 #include "train/stage.h"
 #include "train/train.h"
+#include "train/train_sampler.h"
 #include "train/train_stop.h"
 
 /* What a sampling pass needs to know. */
@@ -34,6 +35,7 @@ struct ppo_config {
     int64_t train_batch_size, val_batch_size, train_max_samples, val_max_samples;
     int64_t max_prompt_length, max_response_length;
     bool shuffle, filter_overlong_prompts;
+    struct data_sampler_spec sampler;
     enum data_truncation truncation;
     uint64_t seed;                /* data.seed, else trainer.seed */
     json_t *chat_kwargs;
@@ -73,6 +75,7 @@ struct ppo_config {
     /* reward */
     struct reward_args reward;
     enum reward_policy on_error;
+    const json_t *source_weights; /* {data source: factor}, or NULL */
     /* trainer */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir,
         *validation_data_dir;
@@ -129,6 +132,8 @@ int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sa
                  bool validation, struct batch *out);
 /* Applies reward.on_error to rows without a score; *kept replaces b's rows. */
 int ppo_reward_errors(struct ppo *p, struct batch *b);
+/* reward.source_weights: multiplies the scores of a batch in place. */
+int ppo_reward_weights(struct ppo *p, struct batch *b);
 /* Adds ref_log_prob, old_log_probs, advantages, returns (f64 ragged) and updates the policy. */
 int ppo_reference(struct ppo *p, struct batch *b);
 int ppo_advantage(struct ppo *p, struct batch *b);

@@ -277,3 +277,15 @@ int ppo_reward_errors(struct ppo *p, struct batch *b) {
     free(keep);
     return rc;
 }
+
+int ppo_reward_weights(struct ppo *p, struct batch *b) {
+    struct batch_col *score, *source;
+    if (!json_object_size(p->k.source_weights)) return 0;
+    TRY(batch_get(b, "score", BATCH_F64, &score));
+    TRY(batch_get(b, p->k.reward_fn_key, BATCH_STR, &source));
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const json_t *w = json_object_get(p->k.source_weights, source->str[i]);
+        if (w) score->f64[i] *= json_number_value(w);
+    }
+    return 0;
+}

@@ -12,6 +12,7 @@
 #include "train/resume.h"
 #include "train/train.h"
 #include "train/train_optim.h"
+#include "train/train_sampler.h"
 #include "train/train_stop.h"
 
 #include "base/clock.h"
@@ -40,6 +41,7 @@ struct sft_config {
     enum model_keep keep;
     struct optim_config optim;
     double warmup_ratio;
+    struct data_sampler_spec sampler;
     uint64_t seed;
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
     const char *const *loggers;
@@ -113,6 +115,7 @@ static int read_data(struct sft_config *k, const struct conf *c) {
         TRY(conf_strs(c, "data.response_dict_keys", &keys, &n));
         t->response_dict_keys = k->response_dict_keys = terminated(keys, n);
     }
+    TRY(train_read_sampler(c, true, "data_source", &k->sampler));
     TRY(conf_json(c, "data.apply_chat_template_kwargs", &t->chat_kwargs));
     TRY(conf_bool(c, "data.use_dynamic_bsz", &dynamic));
     if (dynamic) return conf_i64(c, "data.max_token_len_per_gpu", &k->cut.max_rows);
@@ -346,14 +349,17 @@ static int open_data(struct sft *s) {
     k->train.seed = k->seed;
     k->train.shuffle = true;
     k->train.what = "data.train_files";
+    k->train.sampler = &k->sampler;
     k->val = k->train;
     k->val.files = val_files;
     k->val.n_files = n_val;
     k->val.max_samples = val_max_samples;
     k->val.what = "data.val_files";
+    k->val.sampler = NULL;
     TRY(sft_dataset_open(&s->train, &k->train));
     if (n_val > 0) TRY(sft_dataset_open(&s->val, &k->val));
-    const struct data_sampler_args a = {.n_rows = s->train->n, .batch_size = k->train_batch_size, .shuffle = true,
+    const struct data_sampler_args a = {.n_rows = s->train->n, .batch_size = k->train_batch_size,
+                                        .order = k->sampler.order, .keys = s->train->keys,
                                         .drop_last = true, .seed = k->seed};
     const int rc = data_sampler_init(&s->sampler, &a);
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");

@@ -13,8 +13,9 @@ from verlc_test import Tests  # noqa: E402
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
 ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
 # What a program is made of. conf_rules.c checks batch sizes for both.
-PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "cmd/cmd_train.c", "base/conf_rules.c"],
-            "sft": ["train/sft*.c", "train/train_stop.c", "cmd/cmd_train.c", "base/conf_rules.c"]}
+PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "train/train_sampler.c", "cmd/cmd_train.c", "base/conf_rules.c"],
+            "sft": ["train/sft*.c", "train/train_stop.c", "train/train_sampler.c", "cmd/cmd_train.c", "base/conf_rules.c"],
+            "evaluation": ["train/eval.c"], "generation": ["train/generate.c"]}
 # A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
 SECTION_READERS = {"train_read_optim": "train/train_optim.c"}
 
@@ -73,7 +74,7 @@ def main():
     test = Tests()
     rows, unread = table()
     test("every row of the table is understood", not unread and sum(map(len, rows.values())) > 1400, unread[:3])
-    loaded = set(re.findall(r'"((?:ppo|sft)_\w+)"', (SRC / "cmd/cmd_train.c").read_text()))
+    loaded = set(re.findall(r'"((?:ppo|sft)_\w+|evaluation|generation)"', (SRC / "cmd/cmd_train.c").read_text()))
     test("the commands load schemas of the table", loaded and loaded <= set(rows), loaded)
     loaded.add("ppo_megatron_trainer")  # model_engine=megatron, conf_load.c
     everything = {k for r in rows.values() for k in r}

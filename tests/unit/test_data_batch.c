@@ -210,7 +210,7 @@ static void drain(struct data_sampler *s, int64_t *seen, int64_t batches) {
 static void sampler_is_a_pure_function(void **state) {
     (void)state;
     const struct data_sampler_args a = {
-        .n_rows = 10, .batch_size = 3, .shuffle = true, .drop_last = true, .seed = 42};
+        .n_rows = 10, .batch_size = 3, .order = DATA_SHUFFLE, .drop_last = true, .seed = 42};
     struct data_sampler s, t;
     int64_t whole[200], part[200];
     assert_int_equal(data_sampler_init(&s, &a), 0);
@@ -239,6 +239,105 @@ static void sampler_is_a_pure_function(void **state) {
         }
     for (int i = 0; i < 12; i++) differ |= whole[i] != whole[12 + i];
     assert_true(differ);
+}
+
+/* Weighted batches hold distinct rows in proportion to the weights; curriculum goes by the key; both resume. */
+static void sampler_by_keys(void **state) {
+    (void)state;
+    const double keys[10] = {0, 4, 1, 1, 1, 1, 1, 1, 1, 1}, levels[10] = {3, 1, 2, 1, 3, 2, 1, 2, 3, 1};
+    struct data_sampler_args a = {.n_rows = 10, .batch_size = 2, .drop_last = true, .seed = 7, .order = DATA_WEIGHTED, .keys = keys};
+    struct data_sampler s, t;
+    const int64_t *rows;
+    int64_t n, count[10] = {0}, part[64], whole[64];
+    assert_int_equal(data_sampler_init(&s, &a), 0);
+    for (int i = 0; i < 24000; i++) {
+        if (data_sampler_next(&s, &rows, &n) == 0) continue;
+        assert_true(n == 2 && rows[0] != rows[1]);
+        count[rows[0]]++; /* the first of a batch has exactly the chance of its weight */
+    }
+    data_sampler_free(&s);
+    assert_int_equal(count[0], 0);
+    for (int i = 1; i < 10; i++) { /* 20,000 draws: 4 of 12, or 1 of 12 each; six standard deviations are 400 and 234 */
+        const double want = 20000.0 * keys[i] / 12;
+        assert_true(fabs((double)count[i] - want) < (i == 1 ? 400 : 234));
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        if (kind == 1) {
+            a.order = DATA_CURRICULUM;
+            a.keys = levels;
+        }
+        assert_int_equal(data_sampler_init(&s, &a), 0);
+        drain(&s, whole, 12);
+        data_sampler_free(&s);
+        assert_int_equal(data_sampler_init(&s, &a), 0);
+        drain(&s, part, 7);
+        json_t *st = data_sampler_state(&s);
+        assert_int_equal(data_sampler_init(&t, &a), 0);
+        assert_int_equal(data_sampler_restore(&t, st, "x"), 0);
+        drain(&t, part, 5);
+        for (int i = 0; i < 5 * 3; i++) assert_int_equal(part[i], whole[7 * 3 + i]);
+        data_sampler_free(&t);
+        struct data_sampler_args b = a;
+        double other[10];
+        memcpy(other, a.keys, sizeof other);
+        other[3] = 9;
+        b.keys = other;
+        assert_int_equal(data_sampler_init(&t, &b), 0);
+        assert_int_equal(data_sampler_restore(&t, st, "x"), ERR_INPUT);
+        assert_non_null(strstr(err_msg(), "other data.sampler weights or another column"));
+        data_sampler_free(&t);
+        b.keys = NULL;
+        b.order = DATA_SHUFFLE;
+        assert_int_equal(data_sampler_init(&t, &b), 0);
+        assert_int_equal(data_sampler_restore(&t, st, "x"), ERR_INPUT);
+        data_sampler_free(&t);
+        data_sampler_free(&s);
+        json_decref(st);
+    }
+    bool differ = false; /* whole: the curriculum's, five batches an epoch */
+    for (int i = 0, at = 0, last = 0; i < 5; i++)
+        for (int k = 0; k < 2; k++, at++) {
+            const int64_t one = whole[3 * i + k], two = whole[3 * (i + 5) + k];
+            assert_true(levels[one] >= last && levels[one] == levels[two]);
+            last = (int)levels[one];
+            differ |= one != two;
+        }
+    assert_true(differ); /* equal keys change places from epoch to epoch */
+    a = (struct data_sampler_args){.n_rows = 3, .batch_size = 2, .order = DATA_WEIGHTED, .keys = (const double[]){0, 0, 1}};
+    assert_int_equal(data_sampler_init(&s, &a), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "1 rows have a weight above 0"));
+}
+
+static void sampler_keys_of_rows(void **state) {
+    (void)state;
+    json_t *row = json_pack("{s:s, s:{s:{s:i}}, s:s}", "data_source", "a", "extra_info", "x", "level", 3, "text", "t");
+    json_t *weights = json_pack("{s:f}", "a", 2.5), *bad = json_pack("{s:i}", "a", -1);
+    double k = 0;
+    struct data_sampler_spec s = {.order = DATA_CURRICULUM, .column = "extra_info.x.level", .source_key = "data_source"};
+    assert_int_equal(data_sampler_key(&s, row, &k), 0);
+    assert_true(k == 3);
+    s.descending = true;
+    assert_int_equal(data_sampler_key(&s, row, &k), 0);
+    assert_true(k == -3);
+    s.column = "text";
+    assert_int_equal(data_sampler_key(&s, row, &k), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "data.sampler.column=text is not a number"));
+    s.column = NULL;
+    assert_int_equal(data_sampler_spec_check(&s), ERR_INVAL);
+    s = (struct data_sampler_spec){.order = DATA_WEIGHTED, .source_key = "data_source"};
+    assert_int_equal(data_sampler_spec_check(&s), ERR_INVAL);
+    s.weights = bad;
+    assert_int_equal(data_sampler_spec_check(&s), ERR_INVAL);
+    s.weights = weights;
+    assert_int_equal(data_sampler_spec_check(&s), 0);
+    assert_int_equal(data_sampler_key(&s, row, &k), 0);
+    assert_true(k == 2.5);
+    json_object_set_new(row, "data_source", json_string("b"));
+    assert_int_equal(data_sampler_key(&s, row, &k), 0);
+    assert_true(k == 1);
+    json_decref(row);
+    json_decref(weights);
+    json_decref(bad);
 }
 
 static void sampler_edges(void **state) {
@@ -302,7 +401,7 @@ int main(void) {
         cmocka_unit_test(union_checks_before_it_changes),
         cmocka_unit_test(concat_merges_meta),
         cmocka_unit_test(sampler_is_a_pure_function),
-        cmocka_unit_test(sampler_edges),
+        cmocka_unit_test(sampler_by_keys), cmocka_unit_test(sampler_keys_of_rows), cmocka_unit_test(sampler_edges),
         cmocka_unit_test(truncation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
