@@ -44,7 +44,7 @@ compare_data() {
 compare_grpo() { # the program's ten steps beside torch's: the golden test on the same numbers
     fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train &&
         cmake --build --preset release --target test_train_grpo >/dev/null &&
-        (cd build/release && ./test_train_grpo)
+        (cd build/release && set -o pipefail && ./test_train_grpo 2>&1 | sed "/^\\[/d; s/;/,/")
 }
 compare_model() { fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"; }
 compare_optim() { fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train; }

@@ -214,7 +214,9 @@ def main():
     with initialize_config_dir(config_dir=str(d / "config"), version_base=None):
         base = {s: hydra(s, []) for s in COMMAND}
         cases = []
-        for name, schema, args in CASES:
+        for k, (name, schema, args) in enumerate(CASES):
+            if k and k % 40 == 0 and not a.only:  # Hydra takes most of a second for each
+                print(f"{k} of {len(CASES)} command lines", flush=True)
             if not name.startswith(a.only):
                 continue
             got = hydra(schema, args)
