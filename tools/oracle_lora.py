@@ -99,8 +99,8 @@ def worst_score(model, args, gen):
 def train(verlc, d):
     """A few SFT steps of an adapter on the tiny model; the checkpoint's adapter directory."""
     run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
-    run(verlc, "data", "arith", "--sft", "--local_save_dir", f"{d}/data", "--train_size", "64", "--test_size", "16")
-    run(verlc, "sft", f"data.train_files={d}/data/sft_train.parquet", f"data.val_files={d}/data/sft_test.parquet", "data.train_batch_size=16",
+    run(verlc, "data", "arith", "--out", f"{d}/data", "--n-train", "64", "--n-test", "16", "--format", "jsonl")
+    run(verlc, "sft", f"data.train_files={d}/data/sft_train.jsonl", f"data.val_files={d}/data/sft_test.jsonl", "data.train_batch_size=16",
         "data.micro_batch_size_per_gpu=8", f"model.path={d}/tiny", "model.lora_rank=6", "model.lora_alpha=12", "engine.dtype=float32",
         "optim.lr=1e-2", "trainer.total_training_steps=4", "trainer.save_freq=4", "trainer.test_freq=-1",
         "trainer.logger=[file]", f"trainer.default_local_dir={d}/run")

@@ -104,7 +104,9 @@ static int save_part(const char *tmp, const struct ckpt_part *p) {
     TRY(check_finite(p));
     char *dir = file_join(tmp, p->name);
     int rc = file_mkdirs(dir);
-    if (rc == 0) rc = model_export(p->model, dir, -1, p->tokenizer_dir, 0);
+    if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, -1, p->tokenizer_dir, 0);
+    if (rc == 0 && p->model->lora) rc = model_lora_export(p->model, dir);
+    if (rc == 0 && p->model->lora && p->tokenizer_dir) rc = model_copy_tokenizer(p->tokenizer_dir, dir);
     if (rc == 0 && p->optim) rc = save_optim(dir, p);
     free(dir);
     return rc;

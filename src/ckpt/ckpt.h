@@ -1,7 +1,7 @@
 /* ckpt.h - checkpoint directories: save, find, verify, load, retain.
  *
  *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
- *   ROOT/global_step_N/actor/                    a Hugging Face model directory as it is
+ *   ROOT/global_step_N/actor/                    a Hugging Face model directory as it is; a peft one with an adapter
  *   ROOT/global_step_N/actor/optim.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step
  *   ROOT/global_step_N/trainer.json              step, optimizer step, data cursor, RNG, controller values
  *   ROOT/global_step_N/config.yaml               resolved configuration

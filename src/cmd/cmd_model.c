@@ -244,13 +244,11 @@ static bool is_adapter(const char *dir) {
 
 /* The base that an adapter names, where there is such a directory. */
 static int find_base(const char *adapter, char **dir) {
-    char *name = NULL;
-    TRY(model_lora_base(adapter, &name));
-    if (!name) FAIL(ERR_INPUT, "adapter %s names no base model; give it: verlc model merge --model BASE --adapter %s --out DIR", adapter,
-                    adapter);
-    int rc = train_model_dir(name, dir);
-    if (rc < 0) rc = err_wrap(rc, "the base of adapter %s (verlc model merge --model BASE takes another)", adapter);
-    free(name);
+    struct lora_config l;
+    TRY(lora_config_load(&l, adapter));
+    int rc = l.base ? train_model_dir(l.base, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
+    if (rc < 0) rc = err_wrap(rc, "the base model of adapter %s (verlc model merge --model BASE says another place)", adapter);
+    lora_config_free(&l);
     return rc;
 }
 

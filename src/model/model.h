@@ -197,6 +197,7 @@ struct lora_config {
     bool rslora;        /* scale = alpha / sqrt(rank) (Kalajdzievski 2023) instead of alpha / rank */
     json_t *targets;    /* target_modules: list of names, "all-linear", or one regular expression; owned */
     json_t *exclude;    /* exclude_modules: list or regular expression, NULL: none; owned */
+    char *base;         /* base_model_name_or_path: what the adapter is for; NULL: not said; owned */
 };
 /* Reads dir/adapter_config.json. ERR_UNSUPPORTED names what only peft can. Caller: lora_config_free. */
 int lora_config_load(struct lora_config *l, const char *dir);
@@ -208,11 +209,9 @@ int model_lora_create(struct model *m, const struct lora_config *l, uint64_t see
 /* Puts on the adapter of a peft directory. ERR_FORMAT, ERR_UNSUPPORTED name file and tensor; ERR_INPUT: an
  * adapter that was made for another base. */
 int model_lora_load(struct model *m, const char *dir);
-/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). base: the name
- * that becomes base_model_name_or_path. */
-int model_lora_export(const struct model *m, const char *dir, const char *base);
-/* base_model_name_or_path of a peft directory; NULL where it says none. Caller frees. */
-int model_lora_base(const char *dir, char **base);
+void model_lora_set_base(struct model *m, const char *base); /* after a load: the name it will be written with */
+/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). */
+int model_lora_export(const struct model *m, const char *dir);
 /* What an adapter takes on the device, in bytes. */
 struct optim_config;
 struct lora_plan {

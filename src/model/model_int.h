@@ -120,7 +120,7 @@ bool model__lora_match(struct lora_match *t, const char *module);
 int model__lora_match_check(const struct lora_match *t, const struct model *m);
 void model__lora_match_free(struct lora_match *t);
 /* adapter_config.json of m's adapter. */
-json_t *model__lora_json(const struct model *m, const char *base);
+json_t *model__lora_json(const struct model *m);
 /* The adapter on the host, for merging: w, elements [at, at + n) of parameter p, += scale B A. */
 struct lora_host {
     const struct model *m;

@@ -108,6 +108,7 @@ static struct lora_config config_copy(const struct lora_config *l) {
     struct lora_config c = *l;
     json_incref(c.targets);
     json_incref(c.exclude);
+    if (c.base) c.base = xstrdup(c.base);
     return c;
 }
 
@@ -169,6 +170,11 @@ int model__lora_attach(struct model *m, const struct lora_config *c) { /* model_
     const int rc = attach(m, c);
     if (rc < 0 && !m->master) model__lora_free(m);
     return rc;
+}
+
+void model_lora_set_base(struct model *m, const char *base) {
+    free(m->lora->cfg.base);
+    m->lora->cfg.base = xstrdup(base);
 }
 
 /* ---- the start of training ---- */

@@ -207,6 +207,7 @@ static int check_kind(const json_t *o, const char *path) {
 }
 
 static int read_fields(struct lora_config *l, const json_t *o, const char *path) {
+    const char *base = NULL;
     TRY(check_kind(o, path));
     TRY(json_i64(o, "r", &l->rank, path));
     if (l->rank < 1) FAIL(ERR_FORMAT, "%s: r=%lld, must be at least 1", path, (long long)l->rank);
@@ -216,37 +217,22 @@ static int read_fields(struct lora_config *l, const json_t *o, const char *path)
     l->targets = json_incref(json_object_get(o, "target_modules"));
     json_t *exclude = json_object_get(o, "exclude_modules");
     if (!is_empty(exclude)) l->exclude = json_incref(exclude);
-    return 0;
-}
-
-static int load_json(json_t **o, char **path, const char *dir) {
-    *path = file_join(dir, "adapter_config.json");
-    if (!file_exists(*path)) FAIL(ERR_INPUT, "adapter %s: no adapter_config.json in it", dir);
-    TRY(json_load(o, *path, MAX_CONFIG));
-    if (!json_is_object(*o)) FAIL(ERR_FORMAT, "%s: not a JSON object", *path);
+    TRY(json_str_opt(o, "base_model_name_or_path", &base, path));
+    if (base) l->base = xstrdup(base);
     return 0;
 }
 
 int lora_config_load(struct lora_config *l, const char *dir) {
     json_t *o = NULL;
-    char *path = NULL;
+    char *path = file_join(dir, "adapter_config.json");
+    int rc = 0;
     *l = (struct lora_config){0};
-    int rc = load_json(&o, &path, dir);
-    if (rc == 0) rc = read_fields(l, o, path);
+    if (!file_exists(path)) FAILG(out, ERR_INPUT, "adapter %s: no adapter_config.json in it", dir);
+    TRYG(json_load(&o, path, MAX_CONFIG), out);
+    if (!json_is_object(o)) FAILG(out, ERR_FORMAT, "%s: not a JSON object", path);
+    TRYG(read_fields(l, o, path), out);
+out:
     if (rc < 0) lora_config_free(l);
-    json_decref(o);
-    free(path);
-    return rc;
-}
-
-int model_lora_base(const char *dir, char **base) {
-    json_t *o = NULL;
-    char *path = NULL;
-    const char *name = NULL;
-    *base = NULL;
-    int rc = load_json(&o, &path, dir);
-    if (rc == 0) rc = json_str_opt(o, "base_model_name_or_path", &name, path);
-    if (rc == 0 && name) *base = xstrdup(name);
     json_decref(o);
     free(path);
     return rc;
@@ -255,6 +241,7 @@ int model_lora_base(const char *dir, char **base) {
 void lora_config_free(struct lora_config *l) {
     json_decref(l->targets);
     json_decref(l->exclude);
+    free(l->base);
     *l = (struct lora_config){0};
 }
 
@@ -276,12 +263,12 @@ static json_t *all_linear(const struct model *m) {
     return names;
 }
 
-json_t *model__lora_json(const struct model *m, const char *base) {
+json_t *model__lora_json(const struct model *m) {
     const struct lora_config *l = &m->lora->cfg;
     const char *s = json_string_value(l->targets);
     json_t *targets = s && strcasecmp(s, "all-linear") == 0 ? all_linear(m) : json_deep_copy(l->targets);
     json_t *alpha = l->alpha == (double)(int64_t)l->alpha ? json_integer((json_int_t)l->alpha) : json_real(l->alpha);
-    return json_pack("{s:s?, s:s, s:s, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}", "base_model_name_or_path", base, "peft_type", "LORA",
+    return json_pack("{s:s?, s:s, s:s, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}", "base_model_name_or_path", l->base, "peft_type", "LORA",
                      "task_type", "CAUSAL_LM", "r", (json_int_t)l->rank, "lora_alpha", alpha, "use_rslora", (int)l->rslora,
                      "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
                      "target_modules", targets, "exclude_modules", l->exclude);

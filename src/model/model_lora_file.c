@@ -54,15 +54,12 @@ out:
 
 static int check_base(const struct model *m, const struct st_file *f, const char *dir) {
     const char *want = st_metadata(f, FINGERPRINT);
-    char have[33], *base = NULL;
+    char have[33];
     if (!want) return 0; /* written by peft: the shapes alone can tell */
     TRY(fingerprint(m, have));
     if (strcmp(want, have) == 0) return 0;
-    TRY(model_lora_base(dir, &base));
-    const int rc = err_set(ERR_INPUT, __FILE__, __LINE__, "adapter %s was trained on another base model than this one; it names %s", dir,
-                           base ? base : "none");
-    free(base);
-    return rc;
+    FAIL(ERR_INPUT, "adapter %s was trained on another base model than this one; it names %s", dir,
+         m->lora->cfg.base ? m->lora->cfg.base : "none");
 }
 
 static int find_tensor(const struct st_tensor **out, const struct st_file *f, const struct model_param *p, const char *path) {
@@ -170,10 +167,10 @@ static int write_tensors(const struct model *m, const char *path) {
     return rc;
 }
 
-int model_lora_export(const struct model *m, const char *dir, const char *base) {
+int model_lora_export(const struct model *m, const char *dir) {
     CHECK(m->lora != NULL);
     char *config = file_join(dir, "adapter_config.json"), *tensors = file_join(dir, "adapter_model.safetensors");
-    json_t *o = model__lora_json(m, base);
+    json_t *o = model__lora_json(m);
     int rc = 0;
     CHECK(o != NULL);
     TRYG(file_mkdirs(dir), out);

@@ -131,9 +131,8 @@ static int open_data(struct ppo *p) {
 
 static int open_models(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_TRAIN, .max_len = l->max_len};
-    TRY(model_open(&p->policy, &p->dev, &a));
-    a.flags = MODEL_INFER;
+    const struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_INFER, .max_len = l->max_len};
+    TRY(train_open_model(&p->policy, &p->dev, &a, &p->k.lora, p->k.seed));
     if (l->ref > 0) TRY(model_open(&p->reference, &p->dev, &a));
     TRY(dev_alloc(&p->dev, l->block, &p->block));
     TRY(dev_zero(&p->dev, p->block, l->block)); /* the memory is really there, now rather than in mid-run */
@@ -144,8 +143,9 @@ static int open_models(struct ppo *p) {
     const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim, .max_rows = l->max_rows_update,
                            .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
-    if (!p->reference) return 0;
-    const struct actor_args f = {.dev = &p->dev, .model = p->reference, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
+    if (l->max_rows_ref == 0) return 0;
+    /* with an adapter the reference is the policy without it: no second copy of the weights */
+    const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
                            .block = p->block};
     return actor_create(&p->ref_actor, &f);
 }

@@ -54,6 +54,7 @@ static int read_model(struct ppo_config *k, const struct conf *c) {
     enum dtype rollout;
     TRY(conf_str(c, ARR "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
+    TRY(train_read_lora(c, ARR "model", path, &k->lora));
     k->tokenizer_dir = k->model_dir;
     TRY(conf_str_opt(c, ARR "model.tokenizer_path", &k->tokenizer_dir));
     TRY(conf_str_opt(c, ARR "model.custom_chat_template", &template));
@@ -298,5 +299,6 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
 void ppo_config_free(struct ppo_config *k) {
     json_decref(k->chat_kwargs);
     free(k->model_dir);
+    train_lora_free(&k->lora);
     *k = (struct ppo_config){0};
 }

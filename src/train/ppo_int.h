@@ -12,6 +12,7 @@
 #include "train/actor.h"
 #include "train/stage.h"
 #include "train/train.h"
+#include "train/train_lora.h"
 #include "train/train_sampler.h"
 #include "train/train_stop.h"
 
@@ -42,6 +43,7 @@ struct ppo_config {
     /* model */
     char *model_dir;              /* owned */
     const char *tokenizer_dir;
+    struct train_lora lora;
     enum dtype act;
     enum model_keep keep;
     int threads;
@@ -89,8 +91,9 @@ void ppo_config_free(struct ppo_config *k);
 
 /* ---- memory ---- */
 struct ppo_plan {
-    size_t weights, master, grads, moments, ref, rollout, update, ref_pass; /* bytes; the last three share one block */
+    size_t weights, adapter, master, grads, moments, ref, rollout, update, ref_pass; /* bytes; the last three share one block */
     size_t block, working, host, total, limit;
+    int64_t n_train; /* elements of the adapter */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_len;
 };
 /* Sizes everything a run allocates. */
@@ -104,8 +107,8 @@ struct ppo {
     struct ppo_config k;
     struct ppo_plan plan;
     struct dev dev;
-    struct model *policy, *reference;      /* reference: NULL when no KL is used */
-    struct actor *actor, *ref_actor;
+    struct model *policy, *reference;      /* reference: NULL when no KL is used, and with an adapter */
+    struct actor *actor, *ref_actor;       /* ref_actor: NULL when no KL is used */
     void *block;                           /* shared by rollout, update and reference passes */
     struct roll_decoder *decoder;
     struct tokenizer *tok;

@@ -85,8 +85,16 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
     p->moments = pages(optim_bytes(m, dev, k->act, &k->optim));
+    if (k->lora.on) {
+        struct lora_plan l;
+        TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+        p->adapter = pages(l.weights);
+        p->n_train = l.n_train;
+        p->master = p->grads = pages(l.master);
+        p->moments = pages(l.moments);
+    }
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
-    if (reference) p->ref = p->weights;
+    if (reference && !k->lora.on) p->ref = p->weights;
     p->update = pass_bytes(k, m, k->update_cut, true, batch, &p->max_rows_update, &p->max_seqs_update);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
@@ -96,7 +104,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
 
     /* Rollout: what all running samples need, or what the memory leaves. */
-    const size_t fixed = p->weights + p->master + p->grads + p->moments + p->ref + p->working + p->host;
+    const size_t fixed = p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->working + p->host;
     const size_t share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(max_size(p->update, p->ref_pass),
                                    p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
@@ -129,8 +137,10 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
              (long long)k->max_prompt_length, (long long)k->max_response_length);
-    row(b, "policy weights", p->weights, "one buffer for rollout and training");
-    row(b, "fp32 master", p->master, "");
+    row(b, "policy weights", p->weights, k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
+    if (p->adapter) row(b, "adapter", p->adapter, "compute copies and working space");
+    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->n_train);
+    row(b, "fp32 master", p->master, p->adapter ? note : "");
     row(b, "gradients", p->grads, "fp32");
     snprintf(note, sizeof note, "%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "");
     row(b, "optimizer state", p->moments, note);

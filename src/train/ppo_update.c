@@ -95,7 +95,7 @@ int ppo_reference(struct ppo *p, struct batch *b) {
         rollout = batch_find(b, "rollout_log_probs");
         for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     }
-    if (!p->reference) return 0;
+    if (!p->ref_actor) return 0;
     stage_begin(p->stages, "ref");
     return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob");
 }

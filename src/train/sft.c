@@ -11,6 +11,7 @@
 #include "train/stage.h"
 #include "train/resume.h"
 #include "train/train.h"
+#include "train/train_lora.h"
 #include "train/train_optim.h"
 #include "train/train_sampler.h"
 #include "train/train_stop.h"
@@ -39,6 +40,7 @@ struct sft_config {
     struct actor_cut cut;
     enum dtype act;
     enum model_keep keep;
+    struct train_lora lora;
     struct optim_config optim;
     double warmup_ratio;
     struct data_sampler_spec sampler;
@@ -133,6 +135,7 @@ static int read_model(struct sft_config *k, const struct conf *c) {
     bool recompute = true;
     TRY(conf_str(c, "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
+    TRY(train_read_lora(c, "model", path, &k->lora));
     k->tokenizer_dir = k->model_dir;
     TRY(conf_str_opt(c, "model.tokenizer_path", &k->tokenizer_dir));
     TRY(conf_str_opt(c, "model.custom_chat_template", &template));
@@ -389,8 +392,8 @@ static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
 static int open_model(struct sft *s) {
     const struct actor_cut cut = s->k.cut;
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
-    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = MODEL_TRAIN, .max_len = s->k.max_length};
-    TRY(model_open(&s->model, &s->dev, &m));
+    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .max_len = s->k.max_length};
+    TRY(train_open_model(&s->model, &s->dev, &m, &s->k.lora, s->k.seed));
     const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .optim = &s->k.optim,
                                  .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest,
                                  .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
@@ -438,6 +441,7 @@ static void close_all(struct sft *s) {
     json_decref(s->cursor);
     free(s->config_yaml);
     free(s->k.model_dir);
+    train_lora_free(&s->k.lora);
     json_decref(s->k.chat_kwargs);
     free(s->k.prompt_dict_keys);
     free(s->k.response_dict_keys);

@@ -206,7 +206,8 @@ static void other_base(void **state) {
     refused(theirs, "qwen3", ERR_FORMAT, "is it an adapter of another model?");
     open_base(&d, &m, "qwen2", DT_BF16);
     OK(model_lora_load(m, theirs));
-    OK(model_lora_export(m, dir, "their/base"));
+    model_lora_set_base(m, "their/base");
+    OK(model_lora_export(m, dir));
     close_base(&d, m);
     refused(dir, "qwen2_window", ERR_INPUT, "was trained on another base model than this one; it names their/base");
     open_base(&d, &m, "qwen2", DT_F32); /* the right one, in another dtype than it was written from */

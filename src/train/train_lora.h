@@ -1,0 +1,23 @@
+/* train_lora.h - the keys of an adapter, the same ones in ppo and sft, and the model
+ * that they ask for.  Private to train. */
+#ifndef VERLC_TRAIN_LORA_H
+#define VERLC_TRAIN_LORA_H
+
+#include "base/conf.h"
+#include "model/model.h"
+
+struct train_lora {
+    bool on;                 /* lora_rank > 0, or lora_adapter_path is set */
+    struct lora_config cfg;  /* of the adapter to come, or of the one in adapter */
+    char *adapter;           /* peft directory to start from; NULL: a new one; owned */
+};
+/* Reads SECTION.lora_rank, lora_alpha, target_modules, exclude_modules, lora_adapter_path ("model",
+ * "actor_rollout_ref.model"). model_path: the user's name of the base model. */
+int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l);
+void train_lora_free(struct train_lora *l);
+
+/* The model to train: all of it with a master, or frozen with an adapter. a->flags is not read. */
+int train_open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
+                     uint64_t seed);
+
+#endif
