@@ -17,6 +17,7 @@ static const char *key_of(char key[96], const char *section, const char *name) {
     snprintf(key, 96, "%s.%s", section, name);
     return key;
 }
+#define KEY(name) key_of(key, section, (name))
 
 /* The name that peft and `model merge` will look for: a hub id as it is, a directory with its full path. */
 static char *base_name(const char *model_path) {
@@ -30,12 +31,12 @@ static int read_new(const struct conf *c, const char *section, int64_t rank, str
     char key[96];
     int64_t alpha = 16;
     const json_t *v;
-    TRY(conf_i64_opt(c, key_of(key, section, "lora_alpha"), &alpha));
+    TRY(conf_i64_opt(c, KEY("lora_alpha"), &alpha));
     l->rank = rank;
     l->alpha = (double)alpha;
-    TRY(conf_json(c, key_of(key, section, "target_modules"), &v));
+    TRY(conf_json(c, KEY("target_modules"), &v));
     l->targets = json_deep_copy(v);
-    if (conf_is_null(c, key_of(key, section, "exclude_modules"))) return 0;
+    if (conf_is_null(c, KEY("exclude_modules"))) return 0;
     TRY(conf_json(c, key, &v));
     l->exclude = json_deep_copy(v);
     return 0;
@@ -45,9 +46,9 @@ int train_read_lora(const struct conf *c, const char *section, const char *model
     char key[96];
     const char *path = NULL;
     int64_t rank = 0;
-    TRY(conf_i64_opt(c, key_of(key, section, "lora_rank"), &rank));
+    TRY(conf_i64_opt(c, KEY("lora_rank"), &rank));
     if (rank < 0) FAIL(ERR_INVAL, "%s=%lld: a rank is at least 1, and 0 trains every weight", key, (long long)rank);
-    TRY(conf_str_opt(c, key_of(key, section, "lora_adapter_path"), &path));
+    TRY(conf_str_opt(c, KEY("lora_adapter_path"), &path));
     l->on = rank > 0 || path;
     if (!l->on) return 0;
     if (path) {

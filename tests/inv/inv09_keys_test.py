@@ -17,7 +17,7 @@ PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "train/train_sampler.c
             "sft": ["train/sft*.c", "train/train_stop.c", "train/train_sampler.c", "cmd/cmd_train.c", "base/conf_rules.c"],
             "evaluation": ["train/eval.c"], "generation": ["train/generate.c"]}
 # A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
-SECTION_READERS = {"train_read_optim": "train/train_optim.c"}
+SECTION_READERS = {"train_read_optim": "train/train_optim.c", "train_read_lora": "train/train_lora.c"}
 
 
 def table():

@@ -344,7 +344,7 @@ static void test_rejected(void **state) {
     static const struct {
         const char *arg, *texts;
     } cases[] = {
-        {"actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_rank=8|LoRA"},
+        {"actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.model.lora.rank=8|lora_rank"},
         {"actor_rollout_ref.rollout.multi_turn.enable=true", "multi-turn"},
         {A "ulysses_sequence_parallel_size=2", "one device"},
         {"reward_model.enable=true", "reward.reward_model.enable=true|not built"},
