@@ -191,6 +191,9 @@ static __device__ __forceinline__ float warp_sum(float v) { /* every lane gets t
 
 /* ---- host ---- */
 
+/* dev_cuda_attn_bwd_sm90.cu: dq, dk and dv, p.stat being there. *ran: false, it does not take this device or head size. */
+int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+
 /* Whether the tensor cores' kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {
     return a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0;

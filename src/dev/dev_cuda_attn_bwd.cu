@@ -373,8 +373,11 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) bwd_
 template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using shape = bwd_shape<SIZE>;
     const int64_t n = a->q.dim[0] * a->n_q_heads;
+    bool ran;
     bwd_delta<<<(unsigned)((n + 31) / 32), 256, 0, c->stream>>>(p, n);
     CU_LAUNCHED();
+    TRY(cuda_attn_bwd_sm90(c, a, p, &ran));
+    if (ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + BWD_BLOCK - 1) / BWD_BLOCK);
     TRY(attn_launch(c, bwd_keys<SIZE>, a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, p));
     p.n_tiles = attn_tiles(a, BWD_BLOCK);

@@ -1,0 +1,290 @@
+/* dev_cuda_attn_bwd_sm90.cu - the backward of causal attention on Hopper's warpgroup products,
+ * for heads of 64 and of 128; dev_cuda_attn_bwd.cu has the formulas and serves everything else.
+ *
+ * A block is one warpgroup.  keys_kernel has 64 keys of a key/value head and walks the rows that
+ * see them, head of the group by head; rows_kernel has 64 rows of a head and walks the keys that
+ * they see.  The block's own two tiles stay in shared memory, 64 rows of the two others pass
+ * through two stages.  p and ds never leave the registers: they are the first operand of the
+ * products that use them.
+ *
+ * Invariant: nothing is shared between blocks; dk and dv sum over the group's heads, then rows
+ * ascending, dq over keys ascending, in tiles counted from the start of the sequence: a
+ * sequence's gradients do not depend on its place in the batch. */
+#include "dev/dev_cuda_attn.cuh"
+#include "dev/dev_cuda_wgmma.cuh"
+
+#include <string.h>
+
+extern __shared__ __align__(1024) char sm90_smem[];
+
+enum { TILE = 64, THREADS = 128, PANEL = TILE * PANEL_ROW };
+
+template <int D> struct shape {
+    static constexpr int PANELS = D / 64, OPERAND = PANELS * PANEL; /* bytes of 64 rows of D */
+    static constexpr int STAGE = 2 * OPERAND;
+    static constexpr int STAT = 6 * OPERAND; /* after own and two stages: two times 64 float2 */
+    static constexpr int SMEM = STAT + 2 * TILE * (int)sizeof(float2);
+    static constexpr int BLOCKS = D == 64 ? 3 : 2; /* of a multiprocessor */
+};
+
+/* Copies this thread's part of 64 rows of two tensors, `first` and on of those with row(i) >= 0; zeros for the others. */
+template <int D, class ROW>
+static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, const void *y, ROW row) {
+    constexpr int CHUNKS = D / 8;
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNKS / THREADS; i++) {
+        const int r = (int)threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), c = (int)threadIdx.x % CHUNKS;
+        const int at = row(r);
+        const int64_t from = at < 0 ? 0 : (int64_t)at * (D / 8) + c; /* in 16 bytes */
+        const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_at(r, c % 8);
+        cp_async16(dst, (const uint4 *)x + from, at >= 0);
+        cp_async16(dst + shape<D>::OPERAND, (const uint4 *)y + from, at >= 0);
+    }
+}
+
+/* d (64, 64) = A . B^T over D columns. */
+template <int D> static __device__ __forceinline__ void product_abt(float (&d)[8][4], uint32_t a, uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
+        wgmma_rows(d, panel_desc(a + at), panel_desc(b + at), k > 0);
+    }
+}
+/* acc (64, D) += P . B, P 64 x 64 as fragments, B 64 rows. */
+template <int D>
+static __device__ __forceinline__ void product_pb(float (&acc)[D / 64][8][4], const uint32_t (&p)[4][4], uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int n = 0; n < D / 64; n++) wgmma_cols(acc[n], p[k], panel_desc(b + (uint32_t)(n * PANEL + k * 16 * PANEL_ROW)));
+}
+template <int D> static __device__ __forceinline__ void hold(float (&acc)[D / 64][8][4]) {
+#pragma unroll
+    for (int n = 0; n < D / 64; n++) wgmma_hold(acc[n]);
+}
+
+static __device__ __forceinline__ bool sees(const struct cuda_attn &a, int pos, int key) {
+    return key <= pos && (a.window == 0 || pos - key < a.window);
+}
+/* Whether each of 64 positions from pos on sees each of 64 keys from key on. */
+static __device__ __forceinline__ bool all_see(const struct cuda_attn &a, int pos, int key) {
+    return key + TILE - 1 <= pos && (a.window == 0 || pos + TILE - 1 - key < a.window);
+}
+/* Scores that do not count become -inf, so that p is 0; rows of the tile are keys, or positions. */
+template <bool KEYS> static __device__ __forceinline__ void mask(const struct cuda_attn &a, float (&s)[8][4], int pos, int key) {
+    const int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4, col = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int r = row + e / 2 * 8, c = n * 8 + col + e % 2;
+            if (!sees(a, pos + (KEYS ? c : r), key + (KEYS ? r : c))) s[n][e] = -INFINITY;
+        }
+}
+/* Column of the lane's pair of results of group n of 8 columns. */
+static __device__ __forceinline__ int pair_col(int n) { return n * 8 + (int)threadIdx.x % 4 * 2; }
+/* First of the lane's two rows, 8 apart. */
+static __device__ __forceinline__ int lane_row() { return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4; }
+
+/* ---- dk, dv ---- */
+
+/* p and ds = p (dp - delta) as first operands, from s and dp, whose columns are rows of q; stat is theirs. */
+static __device__ __forceinline__ void keys_weights(uint32_t (&p)[4][4], uint32_t (&ds)[4][4], float (&s)[8][4], float (&dp)[8][4],
+                                                    const float2 *stat, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float4 st = *(const float4 *)(stat + pair_col(n));
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[n][e] = exp2_approx(__fmaf_rn(s[n][e], scale_log2, -(e % 2 ? st.z : st.x)));
+            dp[n][e] = __fmul_rn(s[n][e], __fsub_rn(dp[n][e], e % 2 ? st.w : st.y));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            p[n / 2][n % 2 * 2 + i] = pack_bf16(s[n][2 * i], s[n][2 * i + 1]);
+            ds[n / 2][n % 2 * 2 + i] = pack_bf16(dp[n][2 * i], dp[n][2 * i + 1]);
+        }
+    }
+}
+
+/* acc * factor to the lane's two keys. */
+template <int D>
+static __device__ __forceinline__ void store_keys(const struct cuda_attn &a, const struct seq_rows &s, int head, int key,
+                                                  const float (&acc)[D / 64][8][4], float factor, float *to) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int k = key + lane_row() + 8 * i;
+        if (k >= s.n) continue;
+        float *row = to + (int64_t)key_row(a, s.seq, head, k) * D;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2 *)(row + pair_col(n)) = make_float2(__fmul_rn(acc[n / 8][n % 8][2 * i], factor),
+                                                         __fmul_rn(acc[n / 8][n % 8][2 * i + 1], factor));
+    }
+}
+
+/* Blocks by tile of keys, the first, which most rows see, before the others; then sequence, then kv head. */
+template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) keys_kernel(const struct cuda_attn a, int n_seqs) {
+    using sh = shape<D>;
+    const int per_tile = n_seqs * a.n_kv_heads, rest = (int)blockIdx.x % per_tile, head = rest % a.n_kv_heads;
+    const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
+    const int key = (int)blockIdx.x / per_tile * TILE;
+    if (key >= s.n) return;
+    const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
+    const uint32_t smem = smem_addr(sm90_smem);
+    float dk[D / 64][8][4], dv[D / 64][8][4];
+#pragma unroll
+    for (int n = 0; n < D / 64; n++) fill_zero(dk[n]), fill_zero(dv[n]);
+    const auto queue = [&](int pos, int h, int stage) { /* q, dout, stat */
+        const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + h : -1; };
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.q, a.dout, row);
+        if (threadIdx.x < TILE) {
+            const int at = row((int)threadIdx.x);
+            cp_async8(smem + sh::STAT + (uint32_t)(stage * TILE + (int)threadIdx.x) * 8, a.stat + (at < 0 ? 0 : at), at >= 0);
+        }
+        cp_commit();
+    };
+    load_pair<D>(smem, a.k, a.v, [&](int r) { return key + r < s.n ? key_row(a, s.seq, head, key + r) : -1; });
+    int pos = key, h = head * a.group, stage = 0;
+    const int last = h + a.group - 1;
+    queue(pos, h, 0);
+#pragma unroll 1
+    for (bool more = true; more; stage ^= 1) {
+        cp_wait<0>();
+        wgmma_publish();
+        __syncthreads();
+        const int now = pos;
+        pos += TILE;
+        if (pos >= end) pos = key, h++;
+        more = h <= last;
+        if (more) queue(pos, h, stage ^ 1);
+        const uint32_t q = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), dout = q + sh::OPERAND;
+        const float2 *stat = (const float2 *)(sm90_smem + sh::STAT) + stage * TILE;
+        float t[8][4], dp[8][4];
+        uint32_t p[4][4], ds[4][4];
+        wgmma_hold(t), wgmma_hold(dp);
+        wgmma_fence();
+        product_abt<D>(t, smem, q);
+        product_abt<D>(dp, smem + sh::OPERAND, dout);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(t), wgmma_hold(dp);
+        if (!all_see(a, now, key)) mask<true>(a, t, now, key);
+        keys_weights(p, ds, t, dp, stat, a.scale_log2);
+        hold<D>(dv), hold<D>(dk);
+        wgmma_fence();
+        product_pb<D>(dv, p, dout);
+        product_pb<D>(dk, ds, q);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold<D>(dv), hold<D>(dk);
+    }
+    store_keys<D>(a, s, head, key, dk, a.scale, a.dk);
+    store_keys<D>(a, s, head, key, dv, 1.0f, a.dv);
+}
+
+/* ---- dq ---- */
+
+/* Blocks by tile of rows, the last, which see most keys, before the others; then sequence, then head. */
+template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) rows_kernel(const struct cuda_attn a, int n_seqs) {
+    using sh = shape<D>;
+    const int per_tile = n_seqs * a.n_q_heads, rest = (int)blockIdx.x % per_tile, head = rest % a.n_q_heads;
+    const struct seq_rows s = seq_rows_of(a, rest / a.n_q_heads);
+    const int pos = (a.n_tiles - 1 - (int)blockIdx.x / per_tile) * TILE;
+    if (pos >= s.n) return;
+    const int from = first_key(a, pos) / TILE * TILE, end = min(s.n, pos + TILE);
+    const uint32_t smem = smem_addr(sm90_smem);
+    const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + head : -1; };
+    const auto queue = [&](int key, int stage) { /* k, v */
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v, [&](int r) {
+            return key + r < s.n ? key_row(a, s.seq, head / a.group, key + r) : -1;
+        });
+        cp_commit();
+    };
+    float2 stat[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = row(lane_row() + 8 * i);
+        stat[i] = at < 0 ? make_float2(0, 0) : a.stat[at];
+    }
+    float dq[D / 64][8][4];
+#pragma unroll
+    for (int n = 0; n < D / 64; n++) fill_zero(dq[n]);
+    load_pair<D>(smem, a.q, a.dout, row);
+    queue(from, 0);
+    int stage = 0;
+#pragma unroll 1
+    for (int key = from; key < end; key += TILE, stage ^= 1) {
+        cp_wait<0>();
+        wgmma_publish();
+        __syncthreads();
+        if (key + TILE < end) queue(key + TILE, stage ^ 1);
+        const uint32_t k = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), v = k + sh::OPERAND;
+        float p[8][4], ds[8][4];
+        uint32_t x[4][4];
+        wgmma_hold(p), wgmma_hold(ds);
+        wgmma_fence();
+        product_abt<D>(p, smem, k);
+        wgmma_commit();
+        product_abt<D>(ds, smem + sh::OPERAND, v);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(p);
+        if (!all_see(a, pos, key)) mask<false>(a, p, pos, key);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(__fmaf_rn(p[n][e], a.scale_log2, -stat[e / 2].x));
+        wgmma_wait<0>();
+        wgmma_hold(ds);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[n][e] = __fmul_rn(p[n][e], __fsub_rn(ds[n][e], stat[e / 2].y));
+        pack_fragments<TILE>(x, ds);
+        hold<D>(dq);
+        wgmma_fence();
+        product_pb<D>(dq, x, k);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold<D>(dq);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = row(lane_row() + 8 * i);
+        if (at < 0) continue;
+        uint16_t *to = (uint16_t *)a.dq + (int64_t)at * D;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(uint32_t *)(to + pair_col(n)) = pack_bf16(__fmul_rn(dq[n / 8][n % 8][2 * i], a.scale),
+                                                        __fmul_rn(dq[n / 8][n % 8][2 * i + 1], a.scale));
+    }
+}
+
+/* ---- the op ---- */
+
+static int launch(struct cuda *c, void (*kernel)(struct cuda_attn, int), int64_t n_seqs, int64_t heads, size_t smem,
+                  struct cuda_attn p) {
+    const int64_t blocks = n_seqs * heads * p.n_tiles;
+    if (blocks == 0) return 0;
+    if (blocks > INT32_MAX)
+        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
+             (long long)n_seqs, p.n_tiles, (long long)heads);
+    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    kernel<<<(unsigned)blocks, THREADS, smem, c->stream>>>(p, (int)n_seqs);
+    CU_LAUNCHED();
+    return 0;
+}
+
+template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    TRY(launch(c, keys_kernel<D>, a->seqs.n, p.n_kv_heads, shape<D>::SMEM, p));
+    return launch(c, rows_kernel<D>, a->seqs.n, p.n_q_heads, shape<D>::SMEM, p);
+}
+
+int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
+    static const char built[] = VERLC_CUDA_ARCHS;
+    *ran = c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128);
+    if (!*ran) return 0;
+    p.n_tiles = (int)((a->seqs.max_q + TILE - 1) / TILE);
+    return p.dim == 64 ? run<64>(c, a, p) : run<128>(c, a, p);
+}
