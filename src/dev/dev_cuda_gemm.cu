@@ -2,11 +2,11 @@
  * weights' layout, which is plain row-major.
  *
  * bf16 and f32 products whose rows are multiples of 16 bytes go to cuBLASLt, all others to our
- * own kernel.  The path of an exact product (FWD) depends on n, k and the dtypes alone; where
+ * own kernel.  The path of an exact product (FWD, DX) depends on n, k and the dtypes alone; where
  * the output cannot be written by the library as it is (odd rows, a bias of another dtype) the
  * sums go through scratch and gemm_finish ends the product with the same bits.
- * Invariant: a row of FWD has the same bits for every m, ld_out and path; DX and DW repeat
- * their bits from run to run. */
+ * Invariant: a row of FWD and of DX has the same bits for every m, ld_out and path; DW repeats
+ * its bits from run to run. */
 #include "dev/dev_cuda_gemm.cuh"
 
 #include <stdint.h>
@@ -32,7 +32,7 @@ static bool library_size(const struct cuda_gemm_args *a) {
     const int64_t vec = 16 / (int64_t)dtype_size(a->in);
     return a->n % vec == 0 && a->k % vec == 0 && a->k > 0;
 }
-static int64_t out_width(const struct cuda_gemm_args *a) { return a->op == CUDA_GEMM_FWD ? a->n : a->k; }
+static int64_t out_width(const struct cuda_gemm_args *a) { return gemm_out_width(a->op, a->n, a->k); }
 static bool library_out(const struct cuda_gemm_args *a) {
     return aligned(a->out) && (size_t)a->ld_out * dtype_size(a->out_dt) % 16 == 0;
 }
@@ -42,7 +42,7 @@ static int no_algo(const struct gemm_plan *p, int64_t m) {
          (long long)m);
 }
 
-/* DX and DW: the library's first choice for the class of m; for m itself where that does not fit. */
+/* DW: the library's first choice for the class of m; for m itself where that does not fit. */
 static int run_repeatable(struct cuda *c, const struct cuda_gemm_args *a) {
     if (!library_size(a) || !aligned(a->a) || !aligned(a->b) || !library_out(a)) return gemm_plain(c, a);
     struct gemm_plan *p;
@@ -85,19 +85,20 @@ static int run_sums(struct cuda *c, struct gemm_plan *base, const struct cuda_ge
 
 static int run_two_pass(struct cuda *c, struct gemm_plan *base, const struct cuda_gemm_args *a) {
     struct cuda_gemm_args s = sum_only(a);
+    const int64_t width = out_width(a), in_width = gemm_in_width(a->op, a->n, a->k);
     if (a->out_dt == DT_F32 && !a->add && library_out(a)) {
         TRY(run_sums(c, base, &s));
         return a->bias ? gemm_finish(c, a, (const float *)a->out, a->ld_out) : 0;
     }
-    TRY(cuda_scratch(c, CUDA_SLOT_GEMM, (size_t)(gemm_min(a->m, TWO_PASS_ROWS) * a->n) * sizeof(float), &s.out));
-    s.ld_out = a->n;
+    TRY(cuda_scratch(c, CUDA_SLOT_GEMM, (size_t)(gemm_min(a->m, TWO_PASS_ROWS) * width) * sizeof(float), &s.out));
+    s.ld_out = width;
     struct cuda_gemm_args part = *a;
     for (int64_t row = 0; row < a->m; row += TWO_PASS_ROWS) {
         part.m = s.m = gemm_min(TWO_PASS_ROWS, a->m - row);
-        part.a = s.a = (const char *)a->a + (size_t)(row * a->k) * dtype_size(a->in);
+        part.a = s.a = (const char *)a->a + (size_t)(row * in_width) * dtype_size(a->in);
         part.out = (char *)a->out + (size_t)(row * a->ld_out) * dtype_size(a->out_dt);
         TRY(run_sums(c, base, &s));
-        TRY(gemm_finish(c, &part, (const float *)s.out, a->n));
+        TRY(gemm_finish(c, &part, (const float *)s.out, width));
     }
     return 0;
 }
@@ -110,7 +111,7 @@ static int run_exact(struct cuda *c, const struct cuda_gemm_args *a) {
     if (!base->settled) TRY(gemm_settle(c, base));
     if (base->plain) return gemm_plain(c, a);
     if (!aligned(a->a) || !aligned(a->b))
-        FAIL(ERR_INTERNAL, "cuda: matmul_fwd: x %p and w %p must be aligned to 16 bytes (n %lld, k %lld)", a->a, a->b,
+        FAIL(ERR_INTERNAL, "cuda: a product's rows %p and w %p must be aligned to 16 bytes (n %lld, k %lld)", a->a, a->b,
              (long long)a->n, (long long)a->k);
     const bool bias_fits = a->bias == NULL || (a->out_dt == a->in && !a->add && aligned(a->bias));
     if (!bias_fits || !library_out(a)) return run_two_pass(c, base, a);
@@ -127,7 +128,7 @@ int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
     if (a->m == 0 || a->n == 0 || (a->k == 0 && a->op != CUDA_GEMM_FWD)) return 0;
     struct cuda_gemm_args full = *a;
     if (full.ld_out == 0) full.ld_out = out_width(a);
-    return a->op == CUDA_GEMM_FWD ? run_exact(c, &full) : run_repeatable(c, &full);
+    return a->op == CUDA_GEMM_DW ? run_repeatable(c, &full) : run_exact(c, &full);
 }
 
 /* ---- opening ---- */

@@ -4,8 +4,8 @@
  * calls of cuBLASLt, dev_cuda_gemm_tune.cu the choice of its algorithms for exact products,
  * dev_cuda_gemm_small.cu our kernel for few rows, dev_cuda_gemm_plain.cu our other kernels.
  *
- * Exactness.  The bits of an exact product are those of one sum over k for each (n, k, in): the
- * accumulators of the shape's canonical algorithm.  out = round(sum + bias), or out + (sum + bias),
+ * Exactness.  FWD and DX are exact.  The bits of an exact product are those of one sum, over k or n,
+ * for each (op, n, k, in): the accumulators of the shape's canonical algorithm.  out = round(sum + bias), or out + (sum + bias),
  * whatever computes it: an algorithm serves only where it was seen to give these bits. */
 #ifndef VERLC_DEV_CUDA_GEMM_CUH
 #define VERLC_DEV_CUDA_GEMM_CUH
@@ -52,6 +52,9 @@ struct cuda_gemm {
     int n_tuned, n_two_pass;   /* exact (plan, class) pairs chosen; those without an exact algorithm */
 };
 
+/* Elements of a row of a, and of out, of an exact product (FWD or DX). */
+static inline int64_t gemm_in_width(enum cuda_gemm_op op, int64_t n, int64_t k) { return op == CUDA_GEMM_FWD ? k : n; }
+static inline int64_t gemm_out_width(enum cuda_gemm_op op, int64_t n, int64_t k) { return op == CUDA_GEMM_FWD ? n : k; }
 static inline int64_t gemm_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 int gemm_bucket(int64_t m);
@@ -91,12 +94,12 @@ int gemm_small(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *r
 
 /* The product by our own kernel: any size and alignment, r ascending, one accumulator. */
 int gemm_plain(struct cuda *c, const struct cuda_gemm_args *a);
-/* The last step of a FWD product: a->out from its f32 sums acc (a->m, a->n), which may be a->out itself. */
+/* The last step of an exact product: a->out from its f32 sums acc, which may be a->out itself. */
 int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc);
 /* db (n) f32 += column sums of dy (m, n), in an order that depends on m and n alone. */
 int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n);
 /* Test values of one operand: row i is a function of (seed, i, cols). mirror -1 and 1: the second
- * half of a row is the first half backwards, times mirror; 0: plain noise. */
+ * half of a row is the first half backwards, times mirror; -2: that of a column, times -1; 0: plain noise. */
 int gemm_fill(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror, float scale);
 /* *flag (device) becomes 1 where the first `bytes` (a multiple of 16) of x and y differ. */
 int gemm_compare(struct cuda *c, const void *x, const void *y, size_t bytes, int *flag);

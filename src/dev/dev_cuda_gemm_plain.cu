@@ -125,16 +125,17 @@ static __global__ void finish_kernel(Out *out, int64_t ld_out, const float *acc,
 }
 
 int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc) {
-    const unsigned grid = grid_of(c, a->m * a->n, 256);
+    const int64_t width = gemm_out_width(a->op, a->n, a->k);
+    const unsigned grid = grid_of(c, a->m * width, 256);
     if (a->in == DT_F32)
-        finish_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const float *)a->bias, a->m, a->n,
+        finish_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const float *)a->bias, a->m, width,
                                                    a->add);
     else if (a->out_dt == DT_F32)
         finish_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const __nv_bfloat16 *)a->bias,
-                                                   a->m, a->n, a->add);
+                                                   a->m, width, a->add);
     else
         finish_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)a->out, a->ld_out, acc, ld_acc,
-                                                   (const __nv_bfloat16 *)a->bias, a->m, a->n, a->add);
+                                                   (const __nv_bfloat16 *)a->bias, a->m, width, a->add);
     CU_LAUNCHED();
     return 0;
 }
@@ -219,9 +220,10 @@ static __global__ void fill_kernel(T *dst, int64_t rows, int64_t cols, unsigned 
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < rows * cols; e += step) {
         const int64_t row = e / cols, col = e % cols;
-        const bool second = mirror != 0 && col >= (cols + 1) / 2;
-        const int64_t twin = second ? cols - 1 - col : col;
-        const float v = (float)(int32_t)mix(((uint64_t)seed << 48) ^ (uint64_t)(row * cols + twin)) * 0x1p-31f * scale;
+        const bool by_rows = mirror == -2;
+        const bool second = mirror != 0 && (by_rows ? row >= (rows + 1) / 2 : col >= (cols + 1) / 2);
+        const int64_t twin = !second ? e : by_rows ? (rows - 1 - row) * cols + col : row * cols + cols - 1 - col;
+        const float v = (float)(int32_t)mix(((uint64_t)seed << 48) ^ (uint64_t)twin) * 0x1p-31f * scale;
         put(dst, e, second && mirror < 0 ? -v : v);
     }
 }

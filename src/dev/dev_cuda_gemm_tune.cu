@@ -77,16 +77,20 @@ static void *piece(void *block, size_t *at, size_t bytes) {
     return p;
 }
 
+static int64_t in_width(const struct gemm_plan *p) { return gemm_in_width(p->op, p->n, p->k); }
+static int64_t out_width(const struct gemm_plan *p) { return gemm_out_width(p->op, p->n, p->k); }
+
 static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block) {
     struct cuda_gemm_args *a = &t->args;
+    const int64_t width = out_width(p);
     const size_t in = dtype_size(p->in);
     const bool is_sum = p->out_dt == DT_F32 && !p->add && !p->bias;
     size_t at = 0;
-    a->a = piece(block, &at, (size_t)(a->m * p->k) * in);
+    a->a = piece(block, &at, (size_t)(a->m * in_width(p)) * in);
     a->b = piece(block, &at, (size_t)(p->n * p->k) * in);
     a->bias = p->bias ? piece(block, &at, (size_t)p->n * in) : NULL;
-    a->out = piece(block, &at, (size_t)(a->m * p->n) * sizeof(float)); /* sums are written there too */
-    t->sums = (float *)piece(block, &at, (size_t)(a->m * p->n) * sizeof(float));
+    a->out = piece(block, &at, (size_t)(a->m * width) * sizeof(float)); /* sums are written there too */
+    t->sums = (float *)piece(block, &at, (size_t)(a->m * width) * sizeof(float));
     t->want = is_sum ? t->sums : piece(block, &at, t->out_bytes);
     t->flags = (int *)piece(block, &at, N_FLAGS * sizeof(int));
     t->flush = piece(block, &at, t->flush_bytes);
@@ -96,25 +100,26 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
 /* Fills a trial of p with up to `rows` rows, fewer where they would take too much memory.
  * ERR_NOMEM: the GPU has no room for it now. */
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
-    const size_t per_row = (size_t)p->k * dtype_size(p->in) + (size_t)p->n * (8 + dtype_size(p->out_dt));
+    const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)out_width(p) * (8 + dtype_size(p->out_dt));
     const int64_t most = (int64_t)(TRIAL_BYTES / per_row);
     struct cuda_gemm_args *a = &t->args;
     int l2 = 0;
     memset(t, 0, sizeof *t);
-    a->op = CUDA_GEMM_FWD;
+    a->op = p->op;
     a->m = rows < most ? rows : most < 1 ? 1 : most;
-    a->n = a->ld_out = p->n;
+    a->n = p->n;
     a->k = p->k;
+    a->ld_out = out_width(p);
     a->in = p->in;
     a->out_dt = p->out_dt;
     a->add = p->add;
-    t->out_bytes = (size_t)(a->m * p->n) * dtype_size(p->out_dt);
+    t->out_bytes = (size_t)(a->m * out_width(p)) * dtype_size(p->out_dt);
     CU_TRY(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index));
     t->flush_bytes = (size_t)l2 * 2;
     CU_TRY(cudaMalloc(&t->block, trial_bind(t, p, NULL)));
     trial_bind(t, p, t->block);
-    TRY(gemm_fill(c, (void *)a->a, p->in, a->m, p->k, 1, 1, 1));
-    TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, -1, 1));
+    TRY(gemm_fill(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
+    TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));
     if (p->bias) TRY(gemm_fill(c, (void *)a->bias, p->in, 1, p->n, 3, 0, SMALL));
     CU_TRY(cudaMemsetAsync(t->flags, 0, N_FLAGS * sizeof(int), c->stream));
     for (int i = 0; i < MAX_TRIED; i++) {
@@ -126,7 +131,7 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
 
 /* What an output holds before the product: the addend, or garbage (NaN) that must not stay. */
 static int prepare_out(struct cuda *c, const struct trial *t, void *out) {
-    if (t->args.add) return gemm_fill(c, out, t->args.out_dt, t->args.m, t->args.n, 4, 0, SMALL);
+    if (t->args.add) return gemm_fill(c, out, t->args.out_dt, t->args.m, t->args.ld_out, 4, 0, SMALL);
     CU_TRY(cudaMemsetAsync(out, 0xff, t->out_bytes, c->stream));
     return 0;
 }
@@ -139,7 +144,7 @@ static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, 
     a.m = m;
     TRY(prepare_out(c, t, a.out));
     TRY(gemm_pick_run(c, p, pick, &a, ran));
-    if (*ran) TRY(gemm_compare(c, a.out, want, (size_t)(m * a.n) * dtype_size(a.out_dt), &t->flags[i]));
+    if (*ran) TRY(gemm_compare(c, a.out, want, (size_t)(m * a.ld_out) * dtype_size(a.out_dt), &t->flags[i]));
     return 0;
 }
 
@@ -172,7 +177,7 @@ static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n, flags[N_FLAGS], chosen = -1;
     TRY(trial_init(c, t, base, SETTLE_ROWS));
-    TRY(gemm_plan_algos(c, base, SETTLE_CLASS, base->n, true, algos, &n));
+    TRY(gemm_plan_algos(c, base, SETTLE_CLASS, out_width(base), true, algos, &n));
     struct cuda_gemm_args whole = t->args;
     whole.out = t->sums;
     for (int i = 0; i < n && chosen < 0; i++) {
@@ -222,7 +227,7 @@ static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial 
     a = t->args;
     a.out = t->want;
     TRY(prepare_out(c, t, a.out));
-    return gemm_finish(c, &a, t->sums, a.n);
+    return gemm_finish(c, &a, t->sums, a.ld_out);
 }
 
 /* The canonical algorithm's own rows must not depend on m in this class either. */
@@ -232,7 +237,7 @@ static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct 
     sums.args.out_dt = DT_F32;
     sums.args.add = false;
     sums.args.bias = NULL;
-    sums.out_bytes = (size_t)(t->args.m * t->args.n) * sizeof(float);
+    sums.out_bytes = (size_t)(t->args.m * t->args.ld_out) * sizeof(float);
     const struct gemm_pick pick = pick_algo(&base->canonical);
     return try_all(c, base, &sums, &pick, t->sums, m, n, CANONICAL, &ran);
 }
@@ -250,12 +255,12 @@ static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *bas
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n_algos;
     *n = 0;
-    TRY(gemm_plan_algos(c, p, rows, p->n, true, algos, &n_algos));
+    TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos; i++) add_new(picks, n, &algos[i]);
-    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, p->n, true, algos, &n_algos));
+    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos && i < MAX_MORE; i++) add_new(picks, n, &algos[i]);
     if (p == base) add_new(picks, n, &base->canonical);
-    for (int i = 0; i < GEMM_N_SMALL && rows <= GEMM_SMALL_ROWS; i++, (*n)++) {
+    for (int i = 0; p->op == CUDA_GEMM_FWD && i < GEMM_N_SMALL && rows <= GEMM_SMALL_ROWS; i++, (*n)++) {
         memset(&picks[*n], 0, sizeof *picks);
         picks[*n].how = GEMM_SMALL;
         picks[*n].small = i;

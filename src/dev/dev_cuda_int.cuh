@@ -57,7 +57,7 @@ int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 /* ---- matrix products (dev_cuda_gemm.cu); all row-major, sums in f32 ---- */
 enum cuda_gemm_op {
     CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: exact, that is a row's bits do not depend on m */
-    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k) */
+    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k): exact */
     CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k) */
 };
 struct cuda_gemm_args {

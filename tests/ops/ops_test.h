@@ -9,6 +9,7 @@
  * Invariant: inputs depend on the op and the shape alone, so two runs differ
  * only in the device, the rows taken and the place of the buffers.
  *
+ * VERLC_TEST_BACKENDS="cuda" (cpu/avx2, cuda ...) runs these beside ref alone.
  * VERLC_OPS_NO_SKIP=1 turns an op that a backend lacks from a printed skip into
  * a failure. */
 #ifndef VERLC_OPS_TEST_H
@@ -42,6 +43,18 @@ struct backends { /* dev[0] is ref */
     int n;
 };
 
+/* Whether a backend's name, or what stands before its '/', is in VERLC_TEST_BACKENDS; all are when that is not set. */
+static inline bool backend_wanted(const char *name) {
+    const char *list = getenv("VERLC_TEST_BACKENDS");
+    const size_t whole = strlen(name), kind = strcspn(name, "/");
+    for (const char *at = list; at && *at; at += strspn(at, ", ")) {
+        const size_t n = strcspn(at, ", ");
+        if ((n == whole || n == kind) && strncmp(at, name, n) == 0) return true;
+        at += n;
+    }
+    return list == NULL;
+}
+
 static inline void backends_open(struct backends *b, int n_threads) {
     static const char *const isa[] = {"amx", "avx512bf16", "avx512", "avx2", "c"};
     *b = (struct backends){.n = 1};
@@ -53,12 +66,16 @@ static inline void backends_open(struct backends *b, int n_threads) {
     const int most = MAX_BACKENDS;
 #endif
     for (int64_t i = 0; i < COUNT(isa) && b->n < most; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "cpu/%s", isa[i]);
+        if (!backend_wanted(name)) continue;
         const int rc = dev_open_cpu(&b->dev[b->n], n_threads, isa[i]);
-        if (rc == ERR_UNSUPPORTED) print_message("skip: cpu/%s: %s\n", isa[i], err_msg());
+        if (rc == ERR_UNSUPPORTED) print_message("skip: %s: %s\n", name, err_msg());
         else if (rc < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
-        else snprintf(b->name[b->n++], sizeof b->name[0], "cpu/%s", isa[i]);
+        else snprintf(b->name[b->n++], sizeof b->name[0], "%s", name);
     }
     char why[512];
+    if (!backend_wanted("cuda")) return;
     if (!dev_cuda_present(why, sizeof why)) print_message("skip: %s\n", why);
     else if (dev_open_cuda(&b->dev[b->n], 0) < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
     else snprintf(b->name[b->n++], sizeof b->name[0], "cuda");
