@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum {
+    CALL_ROWS = 1024, /* rows at a time: bounds the scratch, and f32 gradients stay in the cache */
     ROWS = 512,    /* rows of a block: 8 MiB of logits */
     PART_ROWS = 4, /* rows of a part in the passes over logits */
 };
@@ -92,7 +93,17 @@ static void finish_row(const struct head_job *j, int64_t i) {
     if (a->sum_pi_sq.data) ((float *)a->sum_pi_sq.data)[i] = (float)(s->sum_sq / (s->sum * s->sum));
 }
 
-int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+static struct tensor opt_rows(struct tensor t, int64_t lo, int64_t n) { return t.data ? tensor_rows(t, lo, n) : t; }
+
+/* Rows [lo, lo + n) of the arguments. */
+static struct lmhead_args rows_of(const struct lmhead_args *a, int64_t lo, int64_t n) {
+    struct lmhead_args r = *a;
+    struct tensor *const all[] = {&r.x, &r.inv_temp, &r.target, &r.logp, &r.entropy, &r.lse, &r.sum_pi_sq};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] = opt_rows(*all[i], lo, n);
+    return r;
+}
+
+static int forward_rows(struct dev *d, const struct lmhead_args *a) {
     struct cpu *c = cpu_of(d);
     const int64_t rows = a->x.dim[0], block = min64(rows, ROWS);
     struct head_job j = {.a = a, .k = cpu_kern_of(c), .moments = a->entropy.data || a->sum_pi_sq.data};
@@ -117,6 +128,14 @@ int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
         }
     }
     for (int64_t i = 0; i < rows; i++) finish_row(&j, i);
+    return 0;
+}
+
+int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += CALL_ROWS) {
+        const struct lmhead_args part = rows_of(a, lo, min64(CALL_ROWS, rows - lo));
+        TRY(forward_rows(d, &part));
+    }
     return 0;
 }
 
@@ -157,8 +176,8 @@ static void narrow_part(void *arg, int64_t part, int thread) {
     j->k->narrow((char *)j->dst.data + (size_t)(lo * h) * dtype_size(j->dst.dt), j->dst.dt, j->src + lo * h, n * h);
 }
 
-int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                         struct tensor dw) {
     struct cpu *c = cpu_of(d);
     const int64_t rows = a->x.dim[0], h = a->x.dim[1], block = min64(rows, ROWS);
     struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = dlogp.data, .dentropy = dentropy.data};
@@ -185,5 +204,15 @@ int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
     }
     struct narrow_job out = {j.k, dx, j.dx};
     pool_run(c->pool, (rows + PART_ROWS - 1) / PART_ROWS, narrow_part, &out);
+    return 0;
+}
+
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
+                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += CALL_ROWS) {
+        const int64_t n = min64(CALL_ROWS, rows - lo);
+        const struct lmhead_args part = rows_of(a, lo, n);
+        TRY(backward_rows(d, &part, tensor_rows(dlogp, lo, n), opt_rows(dentropy, lo, n), tensor_rows(dx, lo, n), dw));
+    }
     return 0;
 }

@@ -12,8 +12,8 @@
 
 #include <stdlib.h>
 
-/* Rows of one call of the head: enough to use each weight read well, few enough to stay small. */
-enum { HEAD_ROWS = 1024 };
+/* Rows of one call of the head: many, since a GPU's products want that; backends cut them further. */
+enum { HEAD_ROWS = 8192 };
 
 /* ---- buffers ---- */
 
@@ -56,10 +56,10 @@ static void head_layout(struct model_acts *a, struct arena *m, const struct mode
     a->head.row = take1(m, DT_I32, r);
     a->head.target = take1(m, DT_I32, r);
     a->head.inv_temp = take1(m, DT_F32, r);
-    a->head.sum_pi_sq = take1(m, DT_F32, r);
     a->head.logp = take1(m, DT_F32, a->max_rows);
     a->head.entropy = take1(m, DT_F32, a->max_rows);
     a->head.lse = take1(m, DT_F32, a->max_rows);
+    a->head.sum_pi_sq = take1(m, DT_F32, a->max_rows);
     if (!train) return;
     a->head.rstd = take1(m, DT_F32, r);
     a->head.dlogp = take1(m, DT_F32, r);
@@ -283,15 +283,15 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
     TRY(check_rows(m, a, l));
     for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
         const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
-        const size_t bytes = (size_t)n * sizeof(float);
         TRY(model__head_input(m, a, l, lo, n));
         struct lmhead_args h = model__head_args(m, a, lo, n, l->entropy != NULL);
-        if (l->sum_pi_sq) h.sum_pi_sq = model__top(a->head.sum_pi_sq, n);
+        if (l->sum_pi_sq) h.sum_pi_sq = tensor_rows(a->head.sum_pi_sq, lo, n);
         TRY(dev_lmhead_fwd(m->dev, &h));
-        TRY(dev_copy_out(m->dev, l->logp + lo, h.logp.data, bytes));
-        if (l->entropy) TRY(dev_copy_out(m->dev, l->entropy + lo, h.entropy.data, bytes));
-        if (l->sum_pi_sq) TRY(dev_copy_out(m->dev, l->sum_pi_sq + lo, h.sum_pi_sq.data, bytes));
     }
+    const size_t bytes = (size_t)l->n * sizeof(float);
+    TRY(dev_copy_out(m->dev, l->logp, a->head.logp.data, bytes));
+    if (l->entropy) TRY(dev_copy_out(m->dev, l->entropy, a->head.entropy.data, bytes));
+    if (l->sum_pi_sq) TRY(dev_copy_out(m->dev, l->sum_pi_sq, a->head.sum_pi_sq.data, bytes));
     a->n_head = l->n;
     a->head_entropy = l->entropy != NULL;
     return 0;

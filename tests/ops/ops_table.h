@@ -391,6 +391,9 @@ static const struct op_shape shapes_attn[] = {
     {.rows = 200, .hq = 2, .hk = 2, .dim = 64, .window = 64, .lens = {129, 71}},
     {.rows = 200, .hq = 7, .hk = 1, .dim = 32, .window = 70, .lens = {200}},
     {.rows = 96, .hq = 3, .hk = 1, .dim = 96, .lens = {90, 6}},
+    {.rows = 290, .hq = 3, .hk = 1, .dim = 64, .window = 100, .lens = {1, 226, 63}},
+    {.rows = 205, .hq = 4, .hk = 2, .dim = 128, .window = 70, .lens = {140, 65}},
+    {.rows = 260, .hq = 2, .hk = 2, .dim = 128, .lens = {192, 68}},
     {.rows = 80, .hq = 2, .hk = 1, .dim = 192, .window = 33, .lens = {80}},
     {.rows = 70, .hq = 1, .hk = 1, .dim = 256, .lens = {3, 67}},
     {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .window = 20, .lens = {40}},
@@ -400,6 +403,7 @@ static const struct op_shape shapes_head[] = { /* n: vocabulary, k: hidden */
     {.rows = 33, .n = 1000, .k = 64, .flags = S_ENTROPY}, {.rows = 129, .n = 257, .k = 48, .flags = S_ENTROPY},
     {.rows = 1, .n = 4096, .k = 64}, {.rows = 17, .n = 4097, .k = 17, .flags = S_ENTROPY},
     {.rows = 5, .n = 8192 + 300, .k = 32, .flags = S_ENTROPY}, {.rows = 65, .n = 5000, .k = 16},
+    {.rows = 1030, .n = 24, .k = 16, .flags = S_ENTROPY}, /* more than a backend may take at a time */
 };
 
 #define SHAPES(list) .shapes = (list), .n_shapes = COUNT(list)
