@@ -42,7 +42,8 @@ static bool on_gpu(const struct dev *dev) { return strcmp(dev->ops->name, "cuda"
 
 /* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
  * of logits and their gradient, sums over rows, each thread's tiles. Of a GPU: a block of the head's
- * logits and their gradient, and MiB that its other ops take at their first calls, about (what its context takes was gone before the device said what it has). */
+ * logits and their gradient, and MiB that its other ops take at their first calls, about (what its
+ * context takes was gone before the device said what it has). */
 static size_t working_bytes(const struct ppo_config *k, const struct model_config *m, const struct dev *dev, int64_t rows) {
     enum { GPU = 720, GPU_ROWS = 8192, GPU_COLS = 9600 }; /* the last two: dev_cuda_head.cu */
     enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
