@@ -70,7 +70,7 @@ static __device__ __forceinline__ int first_key(const struct cuda_attn &a, int p
     return a.window > 0 && p >= a.window ? p - a.window + 1 : 0;
 }
 
-/* Index of key j's row among all rows (of D) of kv.k: fits an int, attn_params has checked. */
+/* Index of key j's row among all rows (of D) of kv.k: fits an int, even times D / 8, attn_params has checked. */
 static __device__ __forceinline__ int key_row(const struct cuda_attn &a, int seq, int head, int j) {
     const int at = a.pages ? j : a.kv_start[seq] + j;
     int page = 0, off = at;
@@ -203,9 +203,9 @@ static inline bool attn_on_tensor_cores(const struct attn_args *a) {
 static inline int attn_params(const char *op, const struct attn_args *a, struct cuda_attn *p) {
     const struct attn_seqs *s = &a->seqs;
     const struct tensor k = a->kv.k;
-    if (k.dim[0] * k.dim[1] > INT32_MAX / k.dim[2] || a->q.dim[0] * a->n_q_heads > INT32_MAX ||
+    if (k.dim[0] * k.dim[1] > INT32_MAX / k.dim[2] / ((a->head_dim + 7) / 8) || a->q.dim[0] * a->n_q_heads > INT32_MAX ||
         s->max_q * a->n_q_heads > INT32_MAX - 1024)
-        FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: more than 2^31 of either", op,
+        FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: more than 2^31 rows, or pieces of 16 bytes of keys", op,
              (long long)k.dim[0], (long long)k.dim[2], (long long)a->q.dim[0], (long long)a->n_q_heads);
     if (attn_on_tensor_cores(a) && (((uintptr_t)a->q.data | (uintptr_t)k.data | (uintptr_t)a->kv.v.data |
                                      (uintptr_t)a->out.data) & 15))
@@ -242,9 +242,9 @@ static inline int attn_tiles(const struct attn_args *a, int64_t rows) {
     return (int)((longest + rows - 1) / rows);
 }
 
-/* Queues kernel(p) with a grid (seqs * p.n_tiles, kv heads, parts). */
-static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), int64_t n_seqs, int parts, int threads, size_t smem,
-                              struct cuda_attn p) {
+/* Queues kernel(p) with a grid (seqs * p.n_tiles, kv heads, parts). early: the kernel waits as cuda_launch asks. */
+static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), bool early, int64_t n_seqs, int parts, int threads,
+                              size_t smem, struct cuda_attn p) {
     if (n_seqs * p.n_tiles == 0) return 0;
     if (n_seqs * p.n_tiles > INT32_MAX || p.n_kv_heads > 65535)
         FAIL(ERR_INVAL, "attention on the GPU: %lld sequences of %d tiles of rows, %d heads: too many for one call",
@@ -256,7 +256,8 @@ static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), 
         CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     void *args[] = {&p};
     const dim3 grid((unsigned)(n_seqs * p.n_tiles), (unsigned)p.n_kv_heads, (unsigned)parts);
-    CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), args, smem, c->stream));
+    if (early) CU_TRY(cuda_launch(c, kernel, grid, threads, smem, p));
+    else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), args, smem, c->stream));
     return 0;
 }
 

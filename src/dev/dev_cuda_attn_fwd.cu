@@ -3,7 +3,7 @@
  *
  * Tensor cores (bf16), two kernels: fwd_rows has 16 packed rows a warp and each warp
  * walks all keys alone; fwd_few, for decoding, has the (at most 16) packed rows of one
- * sequence in a block of 4 warps, which split the keys of a tile among them for the
+ * sequence in a block whose warps split the keys of one or two tiles among them for the
  * scores and the columns of the result for P.V.  fwd_plain is for f32 and odd sizes.
  * Nothing is split over tiles of keys, and there is no reduction between blocks.
  *
@@ -36,10 +36,11 @@ static __device__ __forceinline__ float row_rescale(float *m, float top, float s
 static __device__ __forceinline__ float row_p(float s, float scale_log2, float base) {
     return exp2_approx(__fmaf_rn(s, scale_log2, -base));
 }
-/* One lane's running sum of a quarter of the tile. */
-static __device__ __forceinline__ float row_sum(float l, float shrink, float p0, float p1, float p2, float p3) {
-    return __fmaf_rn(l, shrink, __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3)));
+/* One lane's part of a quarter of the tile, and its running sum. */
+static __device__ __forceinline__ float row_quarter(float p0, float p1, float p2, float p3) {
+    return __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3));
 }
+static __device__ __forceinline__ float row_sum(float l, float shrink, float quarter) { return __fmaf_rn(l, shrink, quarter); }
 static __device__ __forceinline__ float quad_sum(float v) {
     v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 1));
     return __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 2));
@@ -78,74 +79,103 @@ static __device__ __forceinline__ void load_q(const struct cuda_attn &a, const s
 struct key_range {
     int lo, hi, head;
 };
-/* Rows of keys 2 x 32 of tile `tile`, a lane's share; the tables are read here, a tile ahead of the copy. */
-struct tile_rows {
-    int row[2];
-};
-static __device__ __forceinline__ struct tile_rows tile_rows_of(const struct cuda_attn &a, const struct seq_rows &s,
-                                                                const struct key_range &range, int tile) {
-    struct tile_rows t;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int j = tile * DEV_KEY_TILE + i * 32 + (int)threadIdx.x % 32;
-        t.row[i] = j >= range.lo && j < range.hi ? key_row(a, s.seq, range.head, j) : -1;
+/* A lane's share of a tile's rows, as numbers of 16-byte chunks of k and v, -1 where there is no key; the tables are read
+ * here, a tile ahead of the copy. A warp copies whole rows at a time where a row has a power of two of chunks: then a lane
+ * has one row, lane / RUN of the copy and lane % RUN in it; else the rows are 2 x 32, as many as a lane has bits for. */
+template <int SIZE, int NT> struct tile_rows {
+    static constexpr int CHUNKS = SIZE / 8;
+    static constexpr bool WHOLE = 32 % CHUNKS == 0;
+    static constexpr int RUN = WHOLE ? 32 / CHUNKS : 32; /* rows of a warp at a time */
+    int at[WHOLE ? 1 : 2];
+
+    static __device__ __forceinline__ int chunk_of_key(const struct cuda_attn &a, const struct seq_rows &s,
+                                                       const struct key_range &range, int j) {
+        return j >= range.lo && j < range.hi ? key_row(a, s.seq, range.head, j) * (a.dim / 8) : -1;
     }
-    return t;
-}
+    __device__ __forceinline__ void read(const struct cuda_attn &a, const struct seq_rows &s, const struct key_range &range,
+                                         int tile) {
+        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+        if constexpr (WHOLE) {
+            const int row = lane / RUN * (NT / CHUNKS) + warp * RUN + lane % RUN; /* beyond the tile: read for nothing */
+            at[0] = row < DEV_KEY_TILE ? chunk_of_key(a, s, range, tile * DEV_KEY_TILE + row) : -1;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++) at[i] = chunk_of_key(a, s, range, tile * DEV_KEY_TILE + i * 32 + lane);
+        }
+    }
+    /* First chunk of the row of this thread's i-th copy. */
+    __device__ __forceinline__ int of_copy(int i, int row) const {
+        const int lane = (int)threadIdx.x % 32;
+        if constexpr (WHOLE) return __shfl_sync(WARP_ALL, at[0], i * RUN + lane / CHUNKS);
+        else {
+            const int lower = __shfl_sync(WARP_ALL, at[0], row % 32), upper = __shfl_sync(WARP_ALL, at[1], row % 32);
+            return row < 32 ? lower : upper;
+        }
+    }
+};
 /* Queues the copy of a tile of keys and, behind it, of values. */
 template <int SIZE, int NT>
-static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, const struct tile_rows &t, uint32_t to) {
+static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, const struct tile_rows<SIZE, NT> &t, uint32_t to) {
 #pragma unroll
     for (int i = 0; i < chunks_of<SIZE, DEV_KEY_TILE, NT>(); i++) {
         const struct chunk at = chunk_of<SIZE, NT>(i);
-        const int lower = __shfl_sync(WARP_ALL, t.row[0], at.row % 32), upper = __shfl_sync(WARP_ALL, t.row[1], at.row % 32);
-        copy_chunk<SIZE, DEV_KEY_TILE>(a, to, at, a.k, a.v, at.row < 32 ? lower : upper);
+        const int first = t.of_copy(i, at.row);
+        const bool take = first >= 0 && at.col < a.dim;
+        const int64_t from = take ? (int64_t)(first + at.col / 8) * 16 : 0;
+        const uint32_t slot = to + (uint32_t)(at.row * tile_stride(SIZE) + at.col * 2);
+        cp_async16(slot, (const char *)a.k + from, take);
+        cp_async16(slot + DEV_KEY_TILE * tile_stride(SIZE), (const char *)a.v + from, take);
     }
 }
 
-/* The walk over tiles of keys, STAGES buffers deep. Invariant: at `next`, the copies of tiles up to now + STAGES - 2 are
- * queued, one group each. */
-template <int SIZE, int NT, int STAGES> struct key_walk {
+/* The walk over tiles of keys, T at a time, STAGES buffers deep. Invariant: at `next`, the copies of tiles up to
+ * now + STAGES - T - 1 are queued, one group each. */
+template <int SIZE, int NT, int STAGES, int T> struct key_walk {
     static constexpr int STAGE_BYTES = 2 * DEV_KEY_TILE * tile_stride(SIZE);
     const struct cuda_attn &a;
     const struct seq_rows &s;
     const struct key_range range;
     const uint32_t base;
     int now, end, queued; /* tiles */
-    struct tile_rows ahead;
+    struct tile_rows<SIZE, NT> ahead[T];
 
     __device__ __forceinline__ key_walk(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys,
                                         uint32_t at)
         : a(attn), s(rows), range(keys), base(at), now(keys.lo / DEV_KEY_TILE), end((keys.hi + DEV_KEY_TILE - 1) / DEV_KEY_TILE),
           queued(now) {
-        struct tile_rows first[STAGES]; /* all of them are asked for before the first is needed */
+        struct tile_rows<SIZE, NT> first[STAGES]; /* all of them are asked for before the first is needed */
 #pragma unroll
-        for (int i = 0; i < STAGES; i++) first[i] = tile_rows_of(a, s, range, queued + i);
+        for (int i = 0; i < STAGES; i++) first[i].read(a, s, range, queued + i);
 #pragma unroll
-        for (int i = 0; i < STAGES - 1; i++) queue(first[i]);
-        ahead = first[STAGES - 1];
+        for (int i = 0; i < STAGES - T; i++) queue(first[i]);
+#pragma unroll
+        for (int i = 0; i < T; i++) ahead[i] = first[STAGES - T + i];
     }
     __device__ __forceinline__ uint32_t stage(int tile) const { return base + (uint32_t)(tile % STAGES) * STAGE_BYTES; }
-    __device__ __forceinline__ void queue(const struct tile_rows &t) {
+    __device__ __forceinline__ void queue(const struct tile_rows<SIZE, NT> &t) {
         if (queued < end) load_keys<SIZE, NT>(a, t, stage(queued));
         cp_commit();
         queued++;
     }
-    /* Waits for tile `now` and queues another. All threads of the block call it, after they are done with tile now - 1. */
-    __device__ __forceinline__ uint32_t next() {
-        if (STAGES == 1) {
+    __device__ __forceinline__ void queue_ahead() {
+#pragma unroll
+        for (int i = 0; i < T; i++) queue(ahead[i]);
+#pragma unroll
+        for (int i = 0; i < T; i++) ahead[i].read(a, s, range, queued + i);
+    }
+    /* Waits for tiles [now, now + T) and queues T others. All threads of the block call it, after they are done with the
+     * tiles before. */
+    __device__ __forceinline__ void next() {
+        if (STAGES == T) {
             __syncthreads();
-            queue(ahead);
-            ahead = tile_rows_of(a, s, range, queued);
+            queue_ahead();
             cp_wait<0>();
             __syncthreads();
         } else {
-            cp_wait<STAGES >= 2 ? STAGES - 2 : 0>();
+            cp_wait<STAGES >= 2 * T ? STAGES - 2 * T : 0>();
             __syncthreads();
-            queue(ahead);
-            ahead = tile_rows_of(a, s, range, queued);
+            queue_ahead();
         }
-        return stage(now);
     }
 };
 
@@ -182,8 +212,8 @@ static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float
         }
 #pragma unroll
         for (int w = 0; w < 4; w++)
-            x.l[i][w] = row_sum(x.l[i][w], shrink[i], s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i],
-                                s[2 * w + 1][2 * i + 1]);
+            x.l[i][w] = row_sum(x.l[i][w], shrink[i], row_quarter(s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i],
+                                                                  s[2 * w + 1][2 * i + 1]));
     }
 #pragma unroll
     for (int n = 0; n < SIZE / 8; n++)
@@ -260,6 +290,8 @@ static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, co
 template <int SIZE>
 __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::BLOCKS) fwd_rows(const struct cuda_attn a) {
     using shape = rows_shape<SIZE>;
+    cuda_next_may_start();
+    cuda_wait_before();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (a.n_tiles - 1 - (int)(blockIdx.x % (unsigned)a.n_tiles)) * shape::ROWS, head = (int)blockIdx.y;
     if (first >= s.packed || s.packed <= a.few_rows) return;
@@ -269,7 +301,7 @@ __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::
     const int p_last = s.pos0 + last / a.group;
     if constexpr (shape::Q_IN_SMEM) load_q_tile<SIZE>(a, s, head, first, last, q_tile); /* in the first group of copies */
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), p_last + 1, head};
-    key_walk<SIZE, shape::ROWS * 2, shape::STAGES> walk(a, s, range, smem);
+    key_walk<SIZE, shape::ROWS * 2, shape::STAGES, 1> walk(a, s, range, smem);
     uint32_t q[shape::Q_IN_SMEM ? 1 : SIZE / 16][4];
     if constexpr (!shape::Q_IN_SMEM) load_q<SIZE>(a, s, head, r, q);
     /* positions of my rows, the first and the last of my warp; rows beyond the last stand where the last does */
@@ -278,7 +310,8 @@ __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::
     const int from_min = first_key(a, p_min), from_max = first_key(a, p_max);
     struct row_pair<SIZE> x = {{-INFINITY, -INFINITY}, {}, {}};
     for (; walk.now < walk.end; walk.now++) {
-        const uint32_t k_tile = walk.next();
+        walk.next();
+        const uint32_t k_tile = walk.stage(walk.now);
         const int j = walk.now * DEV_KEY_TILE;
         if (mine > last || j > p_max || j + DEV_KEY_TILE <= from_min) continue;
         float score[8][4];
@@ -294,45 +327,48 @@ __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::
 
 /* ---- few rows: 16 of them a block ---- */
 
-template <int SIZE> struct few_shape {
-    static constexpr int STAGES = SIZE <= 64 ? 4 : SIZE <= 128 ? 2 : 1;
+template <int SIZE, int T> struct few_shape { /* T: tiles at a time */
+    static constexpr int WARPS = 4 * T; /* of a block, four a tile */
+    static constexpr int STAGES = SIZE <= 64 ? 3 + T : SIZE <= 128 ? 2 : 1;
+    static constexpr int BLOCKS = SIZE > 128 || T > 1 ? 2 : 3; /* of a multiprocessor */
     static constexpr int KEYS = STAGES * 2 * DEV_KEY_TILE * tile_stride(SIZE);
-    static constexpr int P = 16 * tile_stride(DEV_KEY_TILE);
-    static constexpr int SMEM = KEYS + P + 4 * 16 * (int)sizeof(float); /* weights, one number a row and warp */
-    static constexpr int COLS = (SIZE / 16 + 3) / 4; /* blocks of 16 columns of the result that a warp has, at most */
+    static constexpr int P = 16 * tile_stride(DEV_KEY_TILE); /* weights of a tile */
+    static constexpr int SUMS = 4 * 64 * (int)sizeof(float); /* what the second tile's warps add to the sums of the first's */
+    static constexpr int SMEM = KEYS + T * P + WARPS * 16 * (int)sizeof(float) + (T - 1) * SUMS; /* and one number a row and warp */
+    static constexpr int COLS = (SIZE / 8 + WARPS - 1) / WARPS; /* blocks of 8 columns of the result that a warp has, at most */
 };
 
-/* P.V for this warp's columns: blocks of 16 number warp, warp + 4, ... */
-template <int SIZE>
-static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE>::COLS * 2][4], const float (&shrink)[2], uint32_t p,
+/* P.V for this warp's columns: blocks of 8 number warp, warp + WARPS, ... */
+template <int SIZE, int T>
+static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE, T>::COLS][4], const float (&shrink)[2], uint32_t p,
                                               uint32_t v) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     uint32_t w[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) ldmatrix_x4(w[k], p + (lane % 16) * tile_stride(DEV_KEY_TILE) + lane / 16 * 16 + k * 32);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE>::COLS * 2; n++)
+    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++)
 #pragma unroll
         for (int j = 0; j < 4; j++) acc[n][j] = __fmul_rn(acc[n][j], shrink[j / 2]);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE>::COLS; n++) {
-        const int block = warp + 4 * n;
-        if (block >= SIZE / 16) break;
+    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++) {
+        const int block = warp + few_shape<SIZE, T>::WARPS * n;
+        if (block >= SIZE / 8) break;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 4; k += 2) {
             uint32_t y[4];
-            ldmatrix_x4_trans(y, v + (k * 16 + lane % 16) * tile_stride(SIZE) + lane / 16 * 16 + block * 32);
-            mma_bf16(acc[2 * n], w[k], y[0], y[1]);
-            mma_bf16(acc[2 * n + 1], w[k], y[2], y[3]);
+            ldmatrix_x4_trans(y, v + (k * 16 + lane) * tile_stride(SIZE) + block * 16);
+            mma_bf16(acc[n], w[k], y[0], y[1]);
+            mma_bf16(acc[n], w[k + 1], y[2], y[3]);
         }
     }
 }
 
-/* s (16 rows, my 16 keys) = q . K^T */
+/* s (16 rows, my quarter of the tile: 16 keys) = q . K^T */
 template <int SIZE>
 static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    k_tile += (warp * 16 + lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
+    const int lane = (int)threadIdx.x % 32, quarter = (int)threadIdx.x / 32 % 4;
+    k_tile += (quarter * 16 + lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
 #pragma unroll
     for (int k = 0; k < SIZE / 16; k++) {
         uint32_t y[4];
@@ -342,51 +378,59 @@ static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32
     }
 }
 
-/* The value of row r that each of the 4 warps has left in `by_warp` (4, 16), after a barrier. */
+/* The value of row r that each of the 4 warps of a tile has left in `by_warp` (4, 16), after a barrier. */
 static __device__ __forceinline__ float4 of_warps(const float *by_warp, int r) {
     return make_float4(by_warp[r], by_warp[16 + r], by_warp[32 + r], by_warp[48 + r]);
 }
+static __device__ __forceinline__ float max4(float4 v) { return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)); }
 
-template <int SIZE>
+template <int SIZE, int T>
 static __device__ __forceinline__ void few_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int i,
-                                                 const float (&acc)[few_shape<SIZE>::COLS * 2][4], float m, float4 l4) {
+                                                 const float (&acc)[few_shape<SIZE, T>::COLS][4], float m, float4 l4) {
     const int t = (int)threadIdx.x % 4, warp = (int)threadIdx.x / 32;
     const float l = __fadd_rn(__fadd_rn(l4.x, l4.y), __fadd_rn(l4.z, l4.w)), inv = __frcp_rn(l);
     if (r >= s.packed) return;
     const int64_t at = packed_index(a, s, head, r);
     uint16_t *out = (uint16_t *)a.out + at * a.dim;
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE>::COLS * 2; n++) {
-        const int c = (warp + 4 * (n / 2)) * 16 + n % 2 * 8;
+    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++) {
+        const int c = (warp + few_shape<SIZE, T>::WARPS * n) * 8;
         if (c < a.dim) *(uint32_t *)(out + c + 2 * t) = row_out(acc[n][2 * i], acc[n][2 * i + 1], inv);
     }
     if (a.lse && t == 0 && warp == 0) a.lse[at] = row_lse(m, l);
 }
 
-/* Block (16 packed rows of a sequence, kv head), 4 warps. Each keeps the maxima of all rows, the sums of its quarter of
- * every tile and its columns of the result. */
-template <int SIZE> __global__ void __launch_bounds__(128, SIZE <= 128 ? 3 : 2) fwd_few(const struct cuda_attn a) {
-    using shape = few_shape<SIZE>;
+/* Block (16 packed rows of a sequence, kv head), four warps for each of T tiles. Warp w of a tile scores its quarter w; every
+ * warp keeps the maxima of all rows and its columns of the result; the first tile's warps keep the sums. */
+template <int SIZE, int T>
+__global__ void __launch_bounds__(few_shape<SIZE, T>::WARPS * 32, few_shape<SIZE, T>::BLOCKS) fwd_few(const struct cuda_attn a) {
+    using shape = few_shape<SIZE, T>;
+    cuda_next_may_start();
+    cuda_wait_before();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * 16, head = (int)blockIdx.y;
     if (first >= s.packed || (a.few_rows >= 0 && s.packed > a.few_rows)) return;
     const int last = min(first + 16, s.packed) - 1, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int row = lane / 4, t = lane % 4, r = first + row;
+    const int mine = T == 1 ? 0 : warp / 4, quarter = warp % 4, row = lane / 4, t = lane % 4, r = first + row;
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), s.pos0 + last / a.group + 1, head};
     const uint32_t smem = smem_addr(attn_smem);
     char *p_tile = attn_smem + shape::KEYS;
-    float *by_warp = (float *)(p_tile + shape::P);
-    key_walk<SIZE, 128, shape::STAGES> walk(a, s, range, smem);
+    float *by_warp = (float *)(p_tile + T * shape::P), *sums = by_warp + shape::WARPS * 16;
+    const int p_min = s.pos0 + first / a.group, from_max = first_key(a, s.pos0 + last / a.group);
+    key_walk<SIZE, shape::WARPS * 32, shape::STAGES, T> walk(a, s, range, smem);
     uint32_t q[SIZE / 16][4];
     load_q<SIZE>(a, s, head, r, q);
     const int p[2] = {s.pos0 + min(r, last) / a.group, s.pos0 + min(r + 8, last) / a.group};
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, acc[shape::COLS * 2][4], score[2][4], shrink[2];
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, acc[shape::COLS][4], score[2][4], shrink[T][2], sum[2];
     fill_zero(acc);
-    for (; walk.now < walk.end; walk.now++) {
-        const uint32_t k_tile = walk.next();
+    for (; walk.now < walk.end; walk.now += T) {
+        const int n = T == 1 ? 1 : min(T, walk.end - walk.now); /* tiles of this round */
+        walk.next();
+        const int tile = walk.now + min(mine, n - 1); /* warps without a tile of their own score the last again, for nothing */
         fill_zero(score);
-        few_scores<SIZE>(score, q, k_tile);
-        hide(a, score, p, walk.now * DEV_KEY_TILE + warp * 16);
+        few_scores<SIZE>(score, q, walk.stage(tile));
+        if (tile * DEV_KEY_TILE + DEV_KEY_TILE - 1 > p_min || tile * DEV_KEY_TILE < from_max)
+            hide(a, score, p, tile * DEV_KEY_TILE + quarter * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float top = quad_max(fmaxf(fmaxf(score[0][2 * i], score[0][2 * i + 1]),
@@ -396,26 +440,40 @@ template <int SIZE> __global__ void __launch_bounds__(128, SIZE <= 128 ? 3 : 2) 
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float4 top = of_warps(by_warp, row + 8 * i);
-            const float base = row_rescale(&m[i], fmaxf(fmaxf(top.x, top.y), fmaxf(top.z, top.w)), a.scale_log2, &shrink[i]);
+            float base = 0;
+#pragma unroll
+            for (int u = 0; u < T; u++) {
+                if (u >= n) break;
+                const float to = row_rescale(&m[i], max4(of_warps(by_warp + u * 64, row + 8 * i)), a.scale_log2, &shrink[u][i]);
+                if (u == mine) base = to;
+            }
 #pragma unroll
             for (int e = 0; e < 4; e++) score[e / 2][2 * i + e % 2] = row_p(score[e / 2][2 * i + e % 2], a.scale_log2, base);
-            l[i] = row_sum(l[i], shrink[i], score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
-            uint32_t *to = (uint32_t *)(p_tile + (row + 8 * i) * tile_stride(DEV_KEY_TILE)) + warp * 8 + t;
+            sum[i] = row_quarter(score[0][2 * i], score[0][2 * i + 1], score[1][2 * i], score[1][2 * i + 1]);
+            if (mine > 0) sums[(quarter * 32 + lane) * 2 + i] = sum[i];
+            uint32_t *to = (uint32_t *)(p_tile + mine * shape::P + (row + 8 * i) * tile_stride(DEV_KEY_TILE)) + quarter * 8 + t;
             to[0] = pack_bf16(score[0][2 * i], score[0][2 * i + 1]);
             to[4] = pack_bf16(score[1][2 * i], score[1][2 * i + 1]);
         }
         __syncthreads();
-        few_pv<SIZE>(acc, shrink, smem + shape::KEYS, k_tile + DEV_KEY_TILE * tile_stride(SIZE));
+#pragma unroll
+        for (int u = 0; u < T; u++) {
+            if (u >= n) break;
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (mine == 0) l[i] = row_sum(l[i], shrink[u][i], u == 0 ? sum[i] : sums[(quarter * 32 + lane) * 2 + i]);
+            few_pv<SIZE, T>(acc, shrink[u], smem + shape::KEYS + u * shape::P,
+                         walk.stage(walk.now + u) + DEV_KEY_TILE * tile_stride(SIZE));
+        }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* every warp is past the barrier after which by_warp was read */
         l[i] = quad_sum(l[i]);
-        if (t == 0) by_warp[warp * 16 + row + 8 * i] = l[i];
+        if (t == 0 && mine == 0) by_warp[warp * 16 + row + 8 * i] = l[i];
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) few_store<SIZE>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
+    for (int i = 0; i < 2; i++) few_store<SIZE, T>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
 }
 
 /* ---- plain: a warp has one packed row and up to 256 columns of the result ---- */
@@ -434,6 +492,8 @@ static __device__ __forceinline__ float plain_top(float x, float y) {
 /* Tiles and running maximum as in ref; a lane scores two keys of the tile and sums columns lane, lane + 32, ... */
 template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_plain(const struct cuda_attn a) {
     constexpr int N = ATTN_PLAIN_COLS / 32;
+    cuda_next_may_start();
+    cuda_wait_before();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int r = (int)(blockIdx.x % (unsigned)a.n_tiles) * ATTN_PLAIN_WARPS + (int)threadIdx.x / 32;
     if (r >= s.packed) return;
@@ -471,17 +531,25 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
 
 /* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_few, the others to fwd_rows.
  * In a batch that has both, each kernel leaves the other's sequences out. */
+template <int SIZE, int T> static int few_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    using shape = few_shape<SIZE, T>;
+    return attn_launch(c, fwd_few<SIZE, T>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
+}
+
 template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     const int tiles = attn_tiles(a, 16);
     const bool only_few = tiles <= 1 || a->seqs.max_q == 1;
     if (only_few || p.pages) { /* training has no batch of both: it is not worth a launch */
         p.few_rows = only_few ? -1 : 16;
         p.n_tiles = only_few ? tiles : 1;
-        TRY(attn_launch(c, fwd_few<SIZE>, a->seqs.n, 1, 128, few_shape<SIZE>::SMEM, p));
+        constexpr int MOST = SIZE <= 64 ? 2 : 1; /* with few blocks each walks its tiles in half as many rounds */
+        const bool idle = a->seqs.n * p.n_tiles * p.n_kv_heads <= 2 * c->n_sm;
+        const int rc = idle ? few_launch<SIZE, MOST>(c, a, p) : few_launch<SIZE, 1>(c, a, p);
+        TRY(rc);
         if (only_few) return 0;
     }
     p.n_tiles = attn_tiles(a, rows_shape<SIZE>::ROWS);
-    return attn_launch(c, fwd_rows<SIZE>, a->seqs.n, 1, rows_shape<SIZE>::WARPS * 32, rows_shape<SIZE>::SMEM, p);
+    return attn_launch(c, fwd_rows<SIZE>, true, a->seqs.n, 1, rows_shape<SIZE>::WARPS * 32, rows_shape<SIZE>::SMEM, p);
 }
 
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
@@ -498,6 +566,6 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     }
     p.n_tiles = attn_tiles(a, ATTN_PLAIN_WARPS);
     const int parts = (p.dim + ATTN_PLAIN_COLS - 1) / ATTN_PLAIN_COLS, threads = ATTN_PLAIN_WARPS * 32;
-    return a->q.dt == DT_F32 ? attn_launch(c, fwd_plain<float>, a->seqs.n, parts, threads, 0, p)
-                              : attn_launch(c, fwd_plain<bf16_bits>, a->seqs.n, parts, threads, 0, p);
+    return a->q.dt == DT_F32 ? attn_launch(c, fwd_plain<float>, true, a->seqs.n, parts, threads, 0, p)
+                              : attn_launch(c, fwd_plain<bf16_bits>, true, a->seqs.n, parts, threads, 0, p);
 }

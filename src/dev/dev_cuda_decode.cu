@@ -26,6 +26,8 @@ __device__ static float token_uniform(const struct decode_row *w) {
 
 __global__ static void rules_kernel(struct sample_param *param, const struct decode_row *rows, int64_t n) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (r >= n) return;
     param[r] = rows[r].rule;
     param[r].u = token_uniform(&rows[r]);
@@ -42,6 +44,8 @@ struct move_args {
 
 /* One block: *step may only move when every row has read it. */
 __global__ static void move_on_kernel(struct move_args a) {
+    cuda_next_may_start();
+    cuda_wait_before();
     const int64_t at = (int64_t)*a.step * a.n;
     for (int64_t r = threadIdx.x; r < a.n; r += blockDim.x) {
         struct decode_row *w = &a.rows[r];
@@ -74,8 +78,8 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     char *columns = (char *)p + params;
     const struct tensor id = tensor_1d(columns, DT_I32, n), logp = tensor_1d(columns + column, DT_F32, n),
                         kept = tensor_1d(columns + 2 * column, DT_F32, n);
-    rules_kernel<<<(unsigned)((n + 127) / 128), 128, 0, c->stream>>>(param, (const struct decode_row *)a->rows.data, n);
-    CU_LAUNCHED();
+    const struct decode_row *rows = (const struct decode_row *)a->rows.data;
+    CU_TRY(cuda_launch(c, rules_kernel, (unsigned)((n + 127) / 128), 128, 0, param, rows, n));
     const struct tensor none = {};
     TRY(cuda_sample_device(c, a->logits, param, none, id, logp, kept));
     const struct move_args m = {
@@ -83,8 +87,7 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
         (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data, (int32_t *)a->slots.data,
         (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data, (float *)a->logp_kept.data, n,
         a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
-    move_on_kernel<<<1, 256, 0, c->stream>>>(m);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch(c, move_on_kernel, 1, 256, 0, m));
     return 0;
 }
 
@@ -92,12 +95,14 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
 
 int cuda_graph_begin(struct dev *d) {
     CU_TRY(cudaStreamBeginCapture(cuda_of(d)->stream, cudaStreamCaptureModeThreadLocal));
+    cuda_of(d)->recording = true;
     return 0;
 }
 
 int cuda_graph_end(struct dev *d, void **graph) {
     cudaGraph_t g = NULL;
     cudaGraphExec_t exec = NULL;
+    cuda_of(d)->recording = false;
     CU_TRY(cudaStreamEndCapture(cuda_of(d)->stream, &g));
     const cudaError_t e = cudaGraphInstantiate(&exec, g, 0);
     (void)cudaGraphDestroy(g);

@@ -62,6 +62,8 @@ static __device__ __forceinline__ int64_t checked(const int32_t *idx, int64_t i,
 template <typename W, bool VEC>
 static __global__ void embed_fwd_kernel(float *x, const int32_t *ids, const W *w, int64_t vocab, int64_t h) {
     const int64_t t = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (c >= h) return;
     const int n = h - c < CHUNK ? (int)(h - c) : CHUNK;
     float v[CHUNK];
@@ -76,9 +78,8 @@ template <typename W> static int embed_fwd_any(struct cuda *c, struct tensor x, 
     const int32_t *rows = (const int32_t *)ids.data;
     const W *table = (const W *)w.data;
     if (w.k % CHUNK == 0 && aligned16(out) && aligned16(table))
-        embed_fwd_kernel<W, true><<<grid, threads, 0, c->stream>>>(out, rows, table, w.n, w.k);
-    else embed_fwd_kernel<W, false><<<grid, threads, 0, c->stream>>>(out, rows, table, w.n, w.k);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch(c, embed_fwd_kernel<W, true>, grid, threads, 0, out, rows, table, w.n, w.k));
+    else CU_TRY(cuda_launch(c, embed_fwd_kernel<W, false>, grid, threads, 0, out, rows, table, w.n, w.k));
     return 0;
 }
 int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
@@ -89,14 +90,15 @@ int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct wei
 template <typename U>
 static __global__ void gather_kernel(U *dst, const U *src, const int32_t *idx, int64_t src_rows, int64_t units) {
     const int64_t r = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (i < units) dst[r * units + i] = src[checked(idx, r, src_rows) * units + i];
 }
 template <typename U> static int gather_any(struct cuda *c, struct tensor dst, struct tensor src, struct tensor idx) {
     const int64_t units = src.dim[1] * (int64_t)dtype_size(src.dt) / (int64_t)sizeof(U);
     const int threads = warps_for(units, 128);
-    gather_kernel<U><<<row_grid(idx.dim[0], units, threads), threads, 0, c->stream>>>(
-        (U *)dst.data, (const U *)src.data, (const int32_t *)idx.data, src.dim[0], units);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch(c, gather_kernel<U>, row_grid(idx.dim[0], units, threads), threads, 0, (U *)dst.data, (const U *)src.data,
+                       (const int32_t *)idx.data, src.dim[0], units));
     return 0;
 }
 int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
@@ -229,6 +231,8 @@ static __device__ __forceinline__ float sigmoid(float g) { return __fdiv_rn(1.0f
 
 template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f) {
     const int64_t t = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (c >= f) return;
     const int n = f - c < CHUNK ? (int)(f - c) : CHUNK;
     float g[CHUNK], u[CHUNK];
@@ -262,9 +266,8 @@ template <typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y,
     const int threads = warps_for(chunks, 128);
     const dim3 grid = row_grid(y.dim[0], chunks, threads);
     if (f % CHUNK == 0 && aligned16(y.data) && aligned16(gate_up.data))
-        swiglu_fwd_kernel<T, true><<<grid, threads, 0, c->stream>>>((T *)y.data, (const T *)gate_up.data, f);
-    else swiglu_fwd_kernel<T, false><<<grid, threads, 0, c->stream>>>((T *)y.data, (const T *)gate_up.data, f);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, (T *)y.data, (const T *)gate_up.data, f));
+    else CU_TRY(cuda_launch(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, (T *)y.data, (const T *)gate_up.data, f));
     return 0;
 }
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {

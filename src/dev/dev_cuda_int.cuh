@@ -29,6 +29,7 @@ struct cuda {
     int n_sm, cc;         /* multiprocessors; compute capability, 90 for sm_90 */
     size_t smem_max;      /* bytes of shared memory a block may have (opt-in) */
     cudaStream_t stream;
+    bool recording;       /* between graph_begin and graph_end */
     struct cuda_gemm *gemm;
     struct { void *p; size_t bytes; } slot[CUDA_N_SLOTS];
     void *pinned;         /* host memory for small transfers of ops that wait */
@@ -47,6 +48,37 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
     } while (0)
 /* After a launch: returns from the op with the launch's error. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* ---- launches ----
+ * In recorded work on sm_90 and later a kernel launched by cuda_launch may start while the one before it
+ * still runs (programmatic dependent launch), so that its own start costs nothing.  Such a kernel calls
+ * cuda_next_may_start() at once and, in every thread, cuda_wait_before() ahead of its first access to memory
+ * that is not a weight.  Weights may be read earlier: no recorded work writes one.
+ * (The wait ends when the kernel before has ended, which itself has waited: so everything before is done.) */
+static __device__ __forceinline__ void cuda_next_may_start(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void cuda_wait_before(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+template <class... P, class... A>
+static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = smem;
+    config.stream = c->stream;
+    config.attrs = &early;
+    config.numAttrs = c->recording && c->cc >= 90 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
 
 /* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. A block that was
  * outgrown stays until the device is closed: a recorded graph may still use it. */
@@ -68,6 +100,8 @@ struct cuda_gemm_args {
     enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
     int64_t ld_out;        /* elements between rows of out; 0: its width */
     bool add;              /* out (f32) += */
+    int64_t part;          /* FWD, out f32, nothing added: the bits are those of products of `part` columns (the last may have
+                              fewer), one after the other; 0: of one product */
     const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
 };
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);

@@ -47,6 +47,8 @@ static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, 
     __shared__ float sh[32];
     const int64_t row = (int64_t)blockIdx.x * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
     float v[CHUNK], g[CHUNK], sum = 0;
+    cuda_next_may_start();
+    cuda_wait_before();
     for (int64_t c = first; c < n; c += step) {
         load8<VEC>(v, x + row + c, n - c < CHUNK ? (int)(n - c) : CHUNK);
 #pragma unroll
@@ -72,10 +74,11 @@ static int rmsnorm_fwd_any(struct cuda *c, struct tensor y, struct tensor rstd, 
     const unsigned rows = (unsigned)x.dim[0];
     T *out = (T *)y.data;
     float *rs = (float *)rstd.data;
+    const float *from = (const float *)x.data;
+    const T *scale = (const T *)w.data;
     if (n % CHUNK == 0 && aligned16(out) && aligned16(x.data) && aligned16(w.data))
-        rmsnorm_fwd_kernel<T, true><<<rows, threads, 0, c->stream>>>(out, rs, (const float *)x.data, (const T *)w.data, n, eps);
-    else rmsnorm_fwd_kernel<T, false><<<rows, threads, 0, c->stream>>>(out, rs, (const float *)x.data, (const T *)w.data, n, eps);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
+    else CU_TRY(cuda_launch(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
     return 0;
 }
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
@@ -224,6 +227,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
     const int n = i >= half ? 0 : half - i < CHUNK ? (int)(half - i) : CHUNK;
     int64_t p, slot;
     float cs[2 * CHUNK] = {};
+    cuda_next_may_start();
+    cuda_wait_before();
     row_place(j, t, &p, &slot);
     if (n) load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
     for (int64_t h0 = 0; h0 < heads; h0 += groups) {
@@ -405,9 +410,8 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     const int threads = warps_for((j.n_q + 2 * j.n_k) * j.lanes, QKV_THREADS);
     const unsigned rows = (unsigned)j.rows;
     if (qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v))
-        qkv_fwd_kernel<T, true><<<rows, threads, 0, c->stream>>>(j);
-    else qkv_fwd_kernel<T, false><<<rows, threads, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
+    else CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
     return 0;
 }
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {

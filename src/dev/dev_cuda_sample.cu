@@ -50,6 +50,8 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
     __shared__ head_shared shared;
     const int64_t row = blockIdx.x / j.chunks, chunk = blockIdx.x % j.chunks, first = chunk * DEV_VOCAB_CHUNK;
     const int n = j.vocab - first < DEV_VOCAB_CHUNK ? (int)(j.vocab - first) : DEV_VOCAB_CHUNK;
+    cuda_next_may_start();
+    cuda_wait_before();
     const struct sample_param p = j.param[row];
     const float inv_temp = p.greedy ? 1.0f : p.inv_temp, *raw = j.logits + row * j.vocab + first;
     float z[HEAD_PER_THREAD];
@@ -449,6 +451,8 @@ static __device__ int64_t draw_truncated(const struct row &r, const struct sampl
 __global__ static void __launch_bounds__(DRAW_THREADS, 2) draw_kernel(struct sample_job j) {
     __shared__ struct draw_shared s;
     const int64_t n = blockIdx.x;
+    cuda_next_may_start();
+    cuda_wait_before();
     const struct sample_param p = j.param[n];
     const bool penalty = penalised(j, p);
     const head_sum *raw_sums = j.mem.raw + n * j.chunks;
@@ -512,10 +516,8 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample
     j.id = (int32_t *)id.data;
     j.logp = (float *)logp.data;
     j.logp_kept = (float *)logp_kept.data;
-    sample_sum_kernel<<<(unsigned)(rows * chunks), HEAD_THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
-    draw_kernel<<<(unsigned)rows, DRAW_THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch(c, sample_sum_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
+    CU_TRY(cuda_launch(c, draw_kernel, (unsigned)rows, DRAW_THREADS, 0, j));
     return 0;
 }
 
