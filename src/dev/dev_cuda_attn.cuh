@@ -205,7 +205,7 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
     const struct tensor k = a->kv.k;
     if (k.dim[0] * k.dim[1] > INT32_MAX / k.dim[2] / ((a->head_dim + 7) / 8) || a->q.dim[0] * a->n_q_heads > INT32_MAX ||
         s->max_q * a->n_q_heads > INT32_MAX - 1024)
-        FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: more than 2^31 rows, or pieces of 16 bytes of keys", op,
+        FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: over 2^31 rows or chunks of keys", op,
              (long long)k.dim[0], (long long)k.dim[2], (long long)a->q.dim[0], (long long)a->n_q_heads);
     if (attn_on_tensor_cores(a) && (((uintptr_t)a->q.data | (uintptr_t)k.data | (uintptr_t)a->kv.v.data |
                                      (uintptr_t)a->out.data) & 15))

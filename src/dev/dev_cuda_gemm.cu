@@ -14,8 +14,8 @@
 
 enum { TWO_PASS_ROWS = 1024 }; /* bounds the scratch of the sums; no row's bits depend on it */
 
-static const int64_t bucket_top[GEMM_N_BUCKETS] = {1,    8,    16,   32,   64,   96,    128,   192,   256,
-                                                   512,  1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+static const int64_t bucket_top[GEMM_N_BUCKETS] = {1,   8,    16,   32,   64,   80,   96,    128,   192,  256,
+                                                   512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
 int64_t gemm_bucket_top(int bucket) { return bucket_top[bucket]; }
 int gemm_bucket(int64_t m) {
     int b = 0;
@@ -124,10 +124,36 @@ static int run_exact(struct cuda *c, const struct cuda_gemm_args *a) {
     return ran ? 0 : run_two_pass(c, base, a);
 }
 
+int gemm_parts(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct cuda_gemm_args s = *a;
+    s.part = 0;
+    for (int64_t lo = 0; lo < a->n; lo += a->part) {
+        s.n = gemm_min(a->part, a->n - lo);
+        s.b = (const char *)a->b + (size_t)(lo * a->k) * dtype_size(a->in);
+        s.out = (float *)a->out + lo;
+        TRY(run_exact(c, &s));
+    }
+    return 0;
+}
+
+/* One product in place of its parts, where its bits are seen to be theirs. */
+static int run_parts(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct gemm_plan *p;
+    if (!library_size(a) || !library_out(a) || !aligned(a->a) || !aligned(a->b)) return gemm_parts(c, a);
+    TRY(gemm_plan_get(c, a, &p));
+    const int bucket = gemm_bucket(a->m);
+    bool ran = false;
+    if (p->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, p, NULL, bucket));
+    TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
+    return ran ? 0 : gemm_parts(c, a);
+}
+
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
     if (a->m == 0 || a->n == 0 || (a->k == 0 && a->op != CUDA_GEMM_FWD)) return 0;
     struct cuda_gemm_args full = *a;
     if (full.ld_out == 0) full.ld_out = out_width(a);
+    if (full.part >= full.n) full.part = 0;
+    if (full.part) return run_parts(c, &full);
     return a->op == CUDA_GEMM_DW ? run_repeatable(c, &full) : run_exact(c, &full);
 }
 

@@ -14,13 +14,13 @@
 #include "dev/dev_cuda_lib.cuh"
 
 enum {
-    GEMM_N_BUCKETS = 18, /* classes of m, see gemm_bucket_top */
+    GEMM_N_BUCKETS = 19, /* classes of m, see gemm_bucket_top */
     GEMM_MAX_ALGOS = 16, /* that the library names at a time */
-    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 3, /* of our kernel for few rows: most rows, kinds */
+    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, /* of our kernels for few rows: most rows, kinds */
     GEMM_WORK_BYTES = 32 << 20
 };
 
-enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_TWO_PASS };
+enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_TWO_PASS, GEMM_PARTS };
 struct gemm_pick { /* what computes a product */
     enum gemm_how how;
     int small;                 /* GEMM_SMALL: which kind */
@@ -31,7 +31,7 @@ struct gemm_pick { /* what computes a product */
 struct gemm_plan {
     struct gemm_plan *next;
     enum cuda_gemm_op op;
-    int64_t n, k;
+    int64_t n, k, part;
     enum dtype in, out_dt;
     bool add, bias;
     cublasLtMatmulDesc_t desc;
@@ -81,8 +81,14 @@ const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
 
 /* Chooses the canonical algorithm of a plan that only sums, or makes it plain. */
 int gemm_settle(struct cuda *c, struct gemm_plan *base);
-/* Chooses p's algorithm for this class of m among those whose bits are the canonical ones. */
+/* Chooses p's algorithm for this class of m among those whose bits are the canonical ones. base NULL:
+ * p is in parts, and theirs are the bits. */
 int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket);
+
+/* ---- dev_cuda_gemm.cu ---- */
+
+/* The sums of a product in parts, part by part. */
+int gemm_parts(struct cuda *c, const struct cuda_gemm_args *a);
 
 /* ---- dev_cuda_gemm_small.cu ---- */
 

@@ -22,8 +22,8 @@
 
 const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size) {
     static const char *const op[] = {"matmul_fwd", "matmul_dx", "matmul_dw"};
-    snprintf(buf, size, "%s (n %lld, k %lld, %s to %s%s%s)", op[p->op], (long long)p->n, (long long)p->k, dtype_name(p->in),
-             dtype_name(p->out_dt), p->bias ? ", bias" : "", p->add ? ", add" : "");
+    snprintf(buf, size, "%s (n %lld%s, k %lld, %s to %s%s%s)", op[p->op], (long long)p->n, p->part ? " in parts" : "",
+             (long long)p->k, dtype_name(p->in), dtype_name(p->out_dt), p->bias ? ", bias" : "", p->add ? ", add" : "");
     return buf;
 }
 
@@ -61,7 +61,7 @@ static int set_layouts(struct cuda_gemm *g, struct gemm_plan *p) {
 }
 
 static bool same_plan(const struct gemm_plan *p, const struct cuda_gemm_args *a) {
-    return p->n == a->n && p->k == a->k && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt && p->add == a->add &&
+    return p->n == a->n && p->k == a->k && p->part == a->part && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt && p->add == a->add &&
            p->bias == (a->bias != NULL);
 }
 
@@ -80,6 +80,7 @@ int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_pl
     p->op = a->op;
     p->n = a->n;
     p->k = a->k;
+    p->part = a->part;
     p->in = a->in;
     p->out_dt = a->out_dt;
     p->add = a->add;

@@ -30,6 +30,8 @@ enum {
     N_FLAGS
 };
 static const size_t TRIAL_BYTES = (size_t)256 << 20; /* of rows; the weight comes on top */
+static const size_t PARTS_BYTES = (size_t)1 << 30;   /* the same of a product in parts */
+static const float EARLY_MS = 2e-3f; /* what a kernel of ours saves beside a library's by its early start (cuda_launch) */
 static const double TIMING_SECONDS = 0.05;
 static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
 
@@ -101,7 +103,7 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
  * ERR_NOMEM: the GPU has no room for it now. */
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
     const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)out_width(p) * (8 + dtype_size(p->out_dt));
-    const int64_t most = (int64_t)(TRIAL_BYTES / per_row);
+    const int64_t most = (int64_t)((p->part ? PARTS_BYTES : TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     int l2 = 0;
     memset(t, 0, sizeof *t);
@@ -111,6 +113,7 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     a->k = p->k;
     a->ld_out = out_width(p);
     a->in = p->in;
+    a->part = p->part;
     a->out_dt = p->out_dt;
     a->add = p->add;
     t->out_bytes = (size_t)(a->m * out_width(p)) * dtype_size(p->out_dt);
@@ -220,6 +223,7 @@ static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial 
     a.out_dt = DT_F32;
     a.add = false;
     a.bias = NULL;
+    if (!base) return gemm_parts(c, &a);
     TRY(gemm_plan_run(c, base, &base->canonical, &a, &ran));
     if (!ran) FAIL(ERR_DEVICE, "cuda: the canonical algorithm of n %lld, k %lld does not take %lld rows", (long long)a.n,
                    (long long)a.k, (long long)a.m);
@@ -309,11 +313,15 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
     char name[128], who[2][32];
     gemm_plan_name(p, name, sizeof name);
     TRY(trial_init(c, t, p, top));
+    if (!base && t->args.m < low) { /* too large to try: parts of many rows are large products too */
+        p->pick[bucket].how = GEMM_PARTS;
+        return 0;
+    }
     const int64_t tests[] = {t->args.m, low, (low + t->args.m) / 2, t->args.m - 1, 1};
     const int n_tests = (int)(sizeof tests / sizeof *tests);
     TRY(candidates(c, p, base, top, picks, &n));
     TRY(make_want(c, base, t));
-    TRY(check_canonical(c, base, t, tests, n_tests));
+    if (base) TRY(check_canonical(c, base, t, tests, n_tests));
     for (int i = 0; i < n; i++) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
     TRY(read_flags(c, t, flags));
     if (flags[CANONICAL])
@@ -322,6 +330,7 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
     TRY(time_all(c, p, t, picks, good, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;
+        if (picks[i].how == GEMM_ALGO && c->cc >= 90 && top <= GEMM_SMALL_ROWS) ms[i] += EARLY_MS;
         n_good++;
         if (first < 0) first = i;
         if (best < 0 || ms[i] < ms[best]) best = i;
@@ -332,6 +341,11 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
         log_debug("cuda: %s, rows %lld to %lld: %d of %d candidates are exact; %s takes %.1f us, %s %.1f us", name, (long long)low,
                   (long long)top, n_good, n, pick_name(picks, best, who[0], sizeof who[0]), 1e3 * ms[best],
                   pick_name(picks, first, who[1], sizeof who[1]), 1e3 * ms[first]);
+        return 0;
+    }
+    if (!base) {
+        p->pick[bucket].how = GEMM_PARTS;
+        log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is exact", name, (long long)low, (long long)top, n);
         return 0;
     }
     c->gemm->n_two_pass += p != base;
@@ -353,7 +367,7 @@ int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int b
     char name[128];
     log_warn("cuda: %s: no memory to choose an algorithm for %lld rows, a slower one serves", gemm_plan_name(p, name, sizeof name),
              (long long)gemm_bucket_top(bucket));
-    p->pick[bucket] = pick_algo(&base->canonical);
-    if (p != base) p->pick[bucket].how = GEMM_TWO_PASS;
+    if (base) p->pick[bucket] = pick_algo(&base->canonical);
+    if (p != base) p->pick[bucket].how = base ? GEMM_TWO_PASS : GEMM_PARTS;
     return 0;
 }

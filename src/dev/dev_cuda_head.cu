@@ -11,8 +11,8 @@
 #include "dev/dev_cuda_head.cuh"
 
 enum {
-    /* Columns of one product, a multiple of DEV_VOCAB_CHUNK. cuda_gemm promises equal bits for one (n, k)
-     * alone, so `logits` may use wider products for few rows only where equal bits are shown first. */
+    /* Columns of the products that define the logits' bits, a multiple of DEV_VOCAB_CHUNK. `logits` makes one
+     * product of them all where cuda_gemm sees the same bits. */
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
     /* Those of the backward, whose logits need no equal bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
     BWD_COLS = 9600,
@@ -39,13 +39,12 @@ static int gemm_logits(struct cuda *c, float *out, int64_t ld, struct tensor x, 
     g.out = out;
     g.in = w.dt, g.out_dt = DT_F32;
     g.ld_out = ld;
+    g.part = HEAD_GEMM_COLS;
     return cuda_gemm(c, &g);
 }
 
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
-    for (int64_t lo = 0; lo < w.n; lo += HEAD_GEMM_COLS)
-        TRY(gemm_logits(cuda_of(d), (float *)out.data + lo, w.n, x, 0, x.dim[0], w, lo, min64(HEAD_GEMM_COLS, w.n - lo)));
-    return 0;
+    return gemm_logits(cuda_of(d), (float *)out.data, w.n, x, 0, x.dim[0], w, 0, w.n);
 }
 
 /* ---- forward ---- */

@@ -180,6 +180,40 @@ static void test_odd_sizes(void **state) { /* not multiples of 16 bytes: our own
     for (int64_t i = 0; i < COUNT(cases); i++) check_fwd(&cases[i]);
 }
 
+/* Logits have the bits of the products of DEV_VOCAB_CHUNK columns, in which training computes them. */
+static void test_logits(void **state) {
+    enum { V = 151936, K = 896, ROWS = 512 };
+    static const int64_t counts[] = {1, 16, 33, 77, 80, 96, 128, 300, ROWS};
+    void *hx = noise(DT_BF16, (int64_t)ROWS * K, 1, 1), *hw = noise(DT_BF16, (int64_t)V * K, 2, 0.5f);
+    float *part = xmalloc((size_t)ROWS * DEV_VOCAB_CHUNK * 4), *all = xmalloc((size_t)ROWS * V * 4);
+    const struct tensor x = upload(&cuda, DT_BF16, ROWS, K, hx), w = upload(&cuda, DT_BF16, V, K, hw);
+    struct tensor y = tensor_2d(NULL, DT_F32, ROWS, DEV_VOCAB_CHUNK), z = tensor_2d(NULL, DT_F32, ROWS, V);
+    (void)state;
+    must(dev_alloc(&cuda, (size_t)tensor_count(y) * 4, &y.data));
+    must(dev_alloc(&cuda, (size_t)tensor_count(z) * 4, &z.data));
+    for (int64_t i = 0; i < COUNT(counts); i++) {
+        const int64_t m = counts[i];
+        must(dev_logits(&cuda, tensor_rows(z, 0, m), tensor_rows(x, 0, m), (struct weight){w.data, DT_BF16, V, K}));
+        must(dev_copy_out(&cuda, all, z.data, (size_t)(m * V) * 4));
+        for (int64_t lo = 0; lo < V; lo += DEV_VOCAB_CHUNK) {
+            const int64_t n = V - lo < DEV_VOCAB_CHUNK ? V - lo : DEV_VOCAB_CHUNK;
+            const struct weight some = {(uint16_t *)w.data + lo * K, DT_BF16, n, K};
+            const struct tensor out = tensor_2d(y.data, DT_F32, ROWS, n);
+            must(dev_matmul_fwd(&cuda, out, x, some, TENSOR_NONE, false));
+            must(dev_copy_out(&cuda, part, y.data, (size_t)(m * n) * 4));
+            for (int64_t r = 0; r < m; r++) assert_memory_equal(all + r * V + lo, part + r * n, (size_t)n * 4);
+        }
+    }
+    drop(&cuda, x);
+    drop(&cuda, w);
+    drop(&cuda, y);
+    drop(&cuda, z);
+    free(hx);
+    free(hw);
+    free(part);
+    free(all);
+}
+
 /* dx, dw and db of one shape on one device, to host as f32 or act. */
 struct back {
     void *dx, *dw, *db;
@@ -256,6 +290,7 @@ int main(void) {
         cmocka_unit_test(test_odd_sizes),
         cmocka_unit_test(test_kinds_of_output),
         cmocka_unit_test(test_models),
+        cmocka_unit_test(test_logits),
         cmocka_unit_test(test_backward),
     };
     const int failed = cmocka_run_group_tests_name("cuda: matrix products", tests, NULL, NULL);
