@@ -50,7 +50,7 @@ static int find_library(char **out) {
     if (file_exists(*out)) return 0;
     free(*out);
     *out = NULL;
-    FAIL(ERR_DEVICE, "cuda: built without CUDA: %s has no " LIB_NAME " (`make CUDA=1` builds it)", exe);
+    FAIL(ERR_DEVICE, "cuda: built without CUDA: " LIB_NAME " is not beside the program (`make CUDA=1` builds it)");
 }
 
 /* The runtime inside the library looks the driver up by this name; where it lies outside the
