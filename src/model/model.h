@@ -24,6 +24,7 @@ struct model_config {
     int64_t window;          /* sliding window, 0: none */
     int64_t window_from;     /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
     bool tied;               /* lm_head shares embed_tokens */
+    bool value, value_bias;  /* a value head (score.weight, score.bias) in the place of lm_head */
     bool qkv_bias, qk_norm;  /* Qwen2, attention_bias; Qwen3 */
     bool o_bias, mlp_bias;   /* attention_bias of Llama and Qwen3; Llama mlp_bias */
     float rms_eps;
@@ -49,6 +50,9 @@ struct model_config {
 int model_config_load(struct model_config *c, const char *dir);
 int model_config_from_json(struct model_config *c, const json_t *config, const char *where);
 void model_config_free(struct model_config *c);
+/* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has
+ * a bias unless config.json says token_classification_bias=false. */
+void model_config_make_value(struct model_config *c);
 int64_t model_config_params(const struct model_config *c); /* number of parameters */
 double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n); /* verl 4.5: 6N.tokens + attention */
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
@@ -93,7 +97,8 @@ struct model {
     struct model_group *groups;
     int64_t n_groups;
     struct model_layer *layers;
-    struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied */
+    struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied; the score of a value model */
+    struct model_group *g_head_bias;               /* score.bias, or NULL */
     /* compute copy, on the device */
     struct weight embed, head;   /* head.data == embed.data when tied */
     struct tensor final_norm;
@@ -121,10 +126,14 @@ struct model_open_args {
 /* Validates every tensor (name, shape, dtype, finiteness of values) before use.
  * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */
 int model_open(struct model **out, struct dev *dev, const struct model_open_args *a);
+/* The same directory as a critic (model_config_make_value): lm_head is not read; a head that the files lack is
+ * new, drawn as transformers does (normal with initializer_range, bias 0), a pure function of head_seed. */
+int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed);
 void model_close(struct model *m); /* NULL ok */
 /* Bytes of the compute copy alone. */
 size_t model_weights_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
-/* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read. */
+/* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
+ * For a critic c has gone through model_config_make_value. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
 /* master -> compute copy, after an optimizer step or a load of the master. */
 int model_refresh(struct model *m);
@@ -179,6 +188,10 @@ struct model_logp_args {
 };
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
 
+/* Values of chosen rows of a model with a value head: value[i] (n) host, of the state after row
+ * row[i] of the last forward. n is at most the max_rows of the activations. */
+int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
+
 /* ---- backward ---- */
 /* After model_forward (KEEP_LAYER or KEEP_ALL) and model_logp over the same
  * rows: adds d loss / d parameters to grads (n_train) f32 on the device, given
@@ -186,6 +199,10 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
                    const struct model_logp_args *l, const float *dlogp, const float *dentropy,
                    float *grads);
+
+/* The same after model_value over the same distinct rows, given dvalue (n) host. */
+int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row,
+                         int64_t n, const float *dvalue, float *grads);
 
 /* ---- LoRA (Hu et al. 2021), by peft's rules ----
  * An adapted linear layer of n outputs and k inputs computes y = W x + scale B (A x), A (r, k), B (n, r);

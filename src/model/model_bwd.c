@@ -70,12 +70,7 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
                            model__top(s->rstd1, n));
 }
 
-int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
-                   const float *dlogp, const float *dentropy, float *grads) {
-    CHECK(a->keep != MODEL_KEEP_NONE && b->kv == NULL);         /* there is something to go back through */
-    CHECK(a->n_rows == b->n_rows && a->n_head == l->n);         /* the forward was of this batch */
-    CHECK(dentropy == NULL || a->head_entropy);
-    TRY(head_backward(m, a, l, dlogp, dentropy, grads));
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, float *grads) {
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         /* the last layer's stage is still there from the forward pass */
         if (a->keep == MODEL_KEEP_LAYER && i != m->cfg.n_layers - 1) TRY(model__layer_stage(m, b, a, i));
@@ -84,4 +79,13 @@ int model_backward(struct model *m, const struct model_batch *b, struct model_ac
     a->n_head = 0; /* the stages are spent */
     if (m->lora) return 0;
     return dev_embed_bwd(m->dev, model__flat(grads, m->g_embed), b->ids, model__top(a->dx, b->n_rows));
+}
+
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
+                   const float *dlogp, const float *dentropy, float *grads) {
+    CHECK(a->keep != MODEL_KEEP_NONE && b->kv == NULL);         /* there is something to go back through */
+    CHECK(a->n_rows == b->n_rows && a->n_head == l->n);         /* the forward was of this batch */
+    CHECK(dentropy == NULL || a->head_entropy);
+    TRY(head_backward(m, a, l, dlogp, dentropy, grads));
+    return model__body_backward(m, b, a, grads);
 }

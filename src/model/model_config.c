@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -343,6 +344,20 @@ void model_config_free(struct model_config *c) {
     c->json = c->generation_json = NULL;
 }
 
+void model_config_make_value(struct model_config *c) {
+    static const char *const names[] = {[MODEL_LLAMA] = "Llama", [MODEL_QWEN2] = "Qwen2", [MODEL_QWEN3] = "Qwen3",
+                                        [MODEL_MISTRAL] = "Mistral"};
+    char name[64];
+    snprintf(name, sizeof name, "%sForTokenClassification", names[c->arch]);
+    c->value = true;
+    c->value_bias = !json_is_false(json_object_get(c->json, "token_classification_bias"));
+    json_object_set_new(c->json, "architectures", json_pack("[s]", name));
+    /* one label; transformers derives num_labels from the length of id2label */
+    json_object_set_new(c->json, "id2label", json_pack("{s:s}", "0", "LABEL_0"));
+    json_object_set_new(c->json, "label2id", json_pack("{s:i}", "LABEL_0", 0));
+    json_object_set_new(c->json, "classifier_dropout", json_real(0)); /* as verl sets it */
+}
+
 int64_t model_config_params(const struct model_config *c) {
     const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     int64_t layer = 2 * h + h * (q + 2 * kv) + q * h + 3 * h * c->ffn;
@@ -350,7 +365,8 @@ int64_t model_config_params(const struct model_config *c) {
     if (c->o_bias) layer += h;
     if (c->qk_norm) layer += 2 * c->head_dim;
     if (c->mlp_bias) layer += 2 * c->ffn + h;
-    return c->n_layers * layer + c->vocab * h * (c->tied ? 1 : 2) + h;
+    const int64_t head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
+    return c->n_layers * layer + c->vocab * h + head + h;
 }
 
 /* verl/utils/flops_counter.py, _estimate_qwen2_flops: forward and backward of all sequences. */

@@ -64,6 +64,7 @@ static void head_layout(struct model_acts *a, struct arena *m, const struct mode
     a->head.rstd = take1(m, DT_F32, r);
     a->head.dlogp = take1(m, DT_F32, r);
     a->head.dentropy = take1(m, DT_F32, r);
+    a->head.dvalue = take2(m, act, r, 1);
     a->head.dxn = take2(m, act, r, h);
     a->head.dx = take2(m, DT_F32, r, h);
 }
@@ -231,7 +232,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
 
 /* ---- the head ---- */
 
-static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
+int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
     const struct tensor x = model__top(a->head.x, idx.dim[0]);
     TRY(dev_gather_rows(m->dev, x, model__top(a->x[a->n_layers], a->n_rows), idx));
     return dev_rmsnorm_fwd(m->dev, out, rstd, x, m->final_norm, m->cfg.rms_eps);
@@ -240,7 +241,7 @@ static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, 
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {
     for (int64_t lo = 0; lo < idx.dim[0]; lo += a->head_rows) {
         const int64_t n = idx.dim[0] - lo < a->head_rows ? idx.dim[0] - lo : a->head_rows;
-        TRY(final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
+        TRY(model__final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
     }
     return 0;
 }
@@ -263,7 +264,7 @@ int model__head_input(struct model *m, struct model_acts *a, const struct model_
     TRY(dev_copy_in(m->dev, a->head.row.data, l->row + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.target.data, l->target + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.inv_temp.data, l->inv_temp + lo, bytes));
-    return final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
+    return model__final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
 }
 
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n,
@@ -280,6 +281,7 @@ struct lmhead_args model__head_args(const struct model *m, const struct model_ac
 }
 
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l) {
+    CHECK(!m->cfg.value);
     TRY(check_rows(m, a, l));
     for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
         const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;

@@ -164,6 +164,7 @@ struct model_acts {
         struct tensor inv_temp, sum_pi_sq;             /* (R) f32 */
         struct tensor logp, entropy, lse;              /* (max_rows) f32: kept for backward */
         struct tensor rstd, dlogp, dentropy;           /* (R) f32, backward */
+        struct tensor dvalue;                          /* (R, 1) act, backward of a value head */
         struct tensor dxn;    /* (R, h) act, backward */
         struct tensor dx;     /* (R, h) f32, backward */
     } head;
@@ -192,6 +193,10 @@ int model__layer_stage(struct model *m, const struct model_batch *b, struct mode
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);
+/* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
+int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd);
+/* Backward from the gradient of the last residual stream (a->dx) through all layers and the embedding. */
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, float *grads);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GROUPS_PER_LAYER = 12, MAX_PARAMS_PER_LAYER = 17, MAX_OTHER = 3 };
+enum { MAX_GROUPS_PER_LAYER = 12, MAX_PARAMS_PER_LAYER = 17, MAX_OTHER = 4 };
 
 /* One Hugging Face tensor of a group: its name inside the layer and its rows. */
 struct part {
@@ -76,7 +76,9 @@ void model__params_build(struct model *m) {
     m->g_embed = GROUP(-1, c->hidden, {"model.embed_tokens.weight", c->vocab});
     for (int64_t l = 0; l < c->n_layers; l++) add_layer(m, l);
     m->g_norm = GROUP(-1, 0, {"model.norm.weight", c->hidden});
-    m->g_head = c->tied ? m->g_embed : GROUP(-1, c->hidden, {"lm_head.weight", c->vocab});
+    if (c->value) m->g_head = GROUP(-1, c->hidden, {"score.weight", 1});
+    else m->g_head = c->tied ? m->g_embed : GROUP(-1, c->hidden, {"lm_head.weight", c->vocab});
+    m->g_head_bias = c->value && c->value_bias ? GROUP(-1, 0, {"score.bias", 1}) : NULL;
     CHECK(m->n_elems == model_config_params(c));
     m->train_params = m->params;
     m->n_train_params = m->n_params;

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "base/rng.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,9 +176,21 @@ out:
 /* ---- checking ---- */
 
 struct source {
-    const struct st_tensor *t;
-    const char *path; /* of its file */
+    const struct st_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
+    const char *path;          /* of its file */
+    uint64_t seed;             /* of a new one */
 };
+
+/* May this parameter be absent? Only a value head's, when a causal model becomes a critic. */
+static bool may_be_new(const struct model *m, const struct model_param *p) {
+    return m->cfg.value && strncmp(p->name, "score.", 6) == 0;
+}
+
+static bool in_files(const struct weights_dir *w, const char *name) {
+    int64_t i = 0;
+    if (w->by_name.n > 0) return map_gets(&w->by_name, name, &i);
+    return st_find(w->files[0], name) != NULL;
+}
 
 static int find_param(struct source *s, const struct weights_dir *w, const struct model_param *p, const char *dir) {
     int64_t i = 0;
@@ -207,7 +220,8 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
     const char *first = NULL;
     int64_t n = 0;
     for (int64_t i = 0; i < m->n_params; i++) map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
-    if (m->cfg.tied) map_set(&used, "lm_head.weight", 14, 0); /* a copy of the embedding, as in transformers */
+    /* a copy of the embedding, as in transformers; a critic has no use for it */
+    if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
         for (int64_t i = 0; i < st_count(w->files[f]); i++) {
             const char *name = st_at(w->files[f], i)->name;
@@ -221,10 +235,26 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
 
 /* ---- moving ---- */
 
+/* A parameter that no file has: transformers' init (normal with initializer_range, biases 0). */
+static int draw_param(struct model *m, const struct model_param *p, uint64_t seed, void *dst, enum dtype dt) {
+    const int64_t n = p->rows * p->cols;
+    struct rng r = {.seed = seed, .stream = RNG_INIT};
+    float *v = xcalloc((size_t)n, sizeof *v);
+    for (int64_t i = 0; i < n && p->nd == 2; i++) v[i] = rng_normal(&r) * (float)m->cfg.init_range;
+    void *as = xmalloc((size_t)n * sizeof *v);
+    model__convert(as, dt, v, DT_F32, n);
+    int rc = dev_copy_in(m->dev, dst, as, (size_t)n * dtype_size(dt));
+    if (rc == 0) rc = dev_sync(m->dev);
+    free(as);
+    free(v);
+    return rc;
+}
+
 /* Copies parameter p as dtype dt to dst on the device, refusing what is not finite. */
 static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt,
                       void *chunk) {
     const int64_t n = p->rows * p->cols;
+    if (!s->t) return draw_param(m, p, s->seed, dst, dt);
     const size_t src_size = dtype_size(s->t->dt), dst_size = dtype_size(dt);
     for (int64_t i = 0; i < n; i += CHUNK) {
         const int64_t k = n - i < CHUNK ? n - i : CHUNK;
@@ -311,7 +341,7 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
 
 /* ---- public ---- */
 
-int model_open(struct model **out, struct dev *dev, const struct model_open_args *a) {
+static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, bool value, uint64_t head_seed) {
     int rc = 0;
     struct weights_dir w = {0};
     struct source *src = NULL;
@@ -320,10 +350,16 @@ int model_open(struct model **out, struct dev *dev, const struct model_open_args
     m->dev = dev;
     m->act = a->act;
     TRYG(model_config_load(&m->cfg, a->dir), out);
+    if (value) model_config_make_value(&m->cfg);
     TRYG(weights_open(&w, a->dir), out);
     model__params_build(m);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     for (int64_t i = 0; i < m->n_params; i++) {
+        if (may_be_new(m, &m->params[i]) && !in_files(&w, m->params[i].name)) {
+            if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
+            src[i].seed = head_seed;
+            continue;
+        }
         TRYG(find_param(&src[i], &w, &m->params[i], a->dir), out);
         m->params[i].src_dt = src[i].t->dt;
     }
@@ -337,6 +373,14 @@ out:
     weights_close(&w);
     free(src);
     return rc;
+}
+
+int model_open(struct model **out, struct dev *dev, const struct model_open_args *a) {
+    return open_model(out, dev, a, false, 0);
+}
+
+int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed) {
+    return open_model(out, dev, a, true, head_seed);
 }
 
 void model_close(struct model *m) {

@@ -8,26 +8,10 @@
 #ifndef VERLC_TRAIN_ACTOR_H
 #define VERLC_TRAIN_ACTOR_H
 
-#include "model/model.h"
+#include "train/pack.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-/* Targets of a sequence are the tokens t >= first, or those with mask[t] != 0
- * (t >= 1) when mask is given; log p(ids[t] | ids[<t]) is computed for each. */
-struct actor_seq {
-    const int32_t *ids;
-    int64_t n;
-    int64_t first;
-    const uint8_t *mask; /* (n) or NULL */
-};
-int64_t actor_seq_targets(const struct actor_seq *s);
-
-/* How a batch is cut. Exactly one limit is > 0. */
-struct actor_cut {
-    int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
-    int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
-};
 
 struct actor_args {
     struct dev *dev;

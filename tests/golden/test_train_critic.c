@@ -1,0 +1,228 @@
+/* test_train_critic.c - the critic against Hugging Face's ForTokenClassification and
+ * torch: values, the clipped value loss, every gradient, on every backend and under
+ * every cut into micro-batches; what a directory without a head becomes; what is
+ * exported.  The fixtures come from tools/oracle_critic.py. */
+#include "model_case.h"
+
+#include "algo/algo.h"
+#include "base/json.h"
+#include "train/critic.h"
+
+static const double MAX_REL = 1e-5; /* the bar of the project for values and gradients in fp32 */
+
+enum { MAX_LEN = 128, MAX_SEQS = 8, MAX_TARGETS = 128 };
+
+static const char *const ARCHS[] = {"qwen2", "llama", "qwen3", "mistral"};
+static const char *const BACKENDS[] = {"ref", "cpu"};
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+
+struct rig {
+    struct dev dev;
+    struct model *m;
+    struct critic *critic;
+    struct st_file *want;
+    struct actor_seq seqs[MAX_SEQS];
+    int64_t n_seqs, n_targets, off[MAX_SEQS + 1];
+    double vpreds[MAX_TARGETS], dvpreds[MAX_TARGETS], loss;
+};
+
+/* Bodies of tests/fixtures/model with the golden head put into place, so that every architecture is covered. */
+static void put_head(struct rig *r) {
+    static const char *const names[] = {"score.weight", "score.bias"};
+    for (int i = 0; i < 2; i++) {
+        int64_t n, k = 0;
+        const float *v = case_data(r->want, names[i], DT_F32, &n);
+        while (k < r->m->n_params && strcmp(r->m->params[k].name, names[i]) != 0) k++;
+        assert_true(k < r->m->n_params);
+        OK(dev_copy_in(&r->dev, r->m->master + r->m->params[k].offset, v, (size_t)n * 4));
+    }
+    OK(model_refresh(r->m));
+}
+
+static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, enum model_keep keep) {
+    *r = (struct rig){0};
+    char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
+    OK(st_open(&r->want, path));
+    case_dev(&r->dev, backend, 2);
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN}, 7));
+    if (!dir) put_head(r);
+    const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
+                  *q_start = case_data(r->want, "q_start", DT_I32, NULL);
+    for (int64_t i = 0; i < r->n_seqs; i++) {
+        r->seqs[i] = (struct actor_seq){.ids = ids + q_start[i], .n = q_start[i + 1] - q_start[i], .first = first[i]};
+        r->off[i + 1] = r->off[i] + actor_seq_targets(&r->seqs[i]);
+    }
+    r->n_targets = r->off[r->n_seqs];
+    assert_true(r->n_targets <= MAX_TARGETS);
+    const struct critic_args a = {.dev = &r->dev, .model = r->m, .keep = keep, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
+    OK(critic_create(&r->critic, &a));
+    free(path);
+    free(base);
+}
+
+static void rig_close(struct rig *r) {
+    critic_destroy(r->critic);
+    model_close(r->m);
+    st_close(r->want);
+    assert_int_equal(r->dev.allocated, 0);
+    dev_close(&r->dev);
+}
+
+static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *vpreds, float *dvpreds) {
+    struct rig *r = arg;
+    const uint8_t *mask = case_data(r->want, "mask", DT_U8, NULL);
+    const struct algo_ragged ragged = {.n = hi - lo, .off = r->off + lo, .mask = mask};
+    int64_t valid = 0;
+    for (int64_t t = 0; t < r->n_targets; t++) valid += mask[t];
+    for (int64_t t = t0; t < t1; t++) r->vpreds[t] = (double)vpreds[t - t0];
+    const struct algo_value_args a = {.r = &ragged, .vpreds = r->vpreds, .values = case_data(r->want, "old", DT_F64, NULL),
+                                      .returns = case_data(r->want, "returns", DT_F64, NULL), .cliprange_value = 0.5,
+                                      .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = valid}};
+    double loss;
+    TRY(algo_value_loss(&a, &loss, r->dvpreds, NULL));
+    r->loss += loss;
+    for (int64_t t = t0; t < t1; t++) dvpreds[t - t0] = (float)r->dvpreds[t];
+    return 0;
+}
+
+static void check(const char *arch, const char *backend, const char *dir, enum model_keep keep, struct actor_cut cut) {
+    struct rig r;
+    int64_t n;
+    rig_open(&r, arch, backend, dir, keep);
+    float *values = xcalloc((size_t)r.n_targets, 4);
+    OK(critic_values(r.critic, r.seqs, r.n_seqs, cut, values));
+    const float *want = case_data(r.want, "values", DT_F32, &n);
+    assert_int_equal(n, r.n_targets);
+    const double e_value = case_worst(values, want, n);
+    free(values);
+
+    struct optim_result o;
+    const struct critic_step_args s = {.seqs = r.seqs, .n = r.n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = &r};
+    OK(critic_backward(r.critic, &s, &o));
+    double want_loss, e_dvalue = 0, e_grad = 0;
+    memcpy(&want_loss, case_data(r.want, "loss", DT_F64, NULL), sizeof want_loss);
+    const double e_loss = fabs(r.loss - want_loss) / want_loss;
+    want = case_data(r.want, "dvalue", DT_F32, NULL);
+    for (int64_t t = 0; t < r.n_targets; t++) e_dvalue = fmax(e_dvalue, fabs(r.dvpreds[t] - (double)want[t]));
+    float *g = xmalloc((size_t)r.m->n_elems * 4);
+    OK(dev_copy_out(&r.dev, g, critic_grads(r.critic), (size_t)r.m->n_elems * 4));
+    for (int64_t i = 0; i < r.m->n_params; i++) {
+        const struct model_param *p = &r.m->params[i];
+        char key[128];
+        snprintf(key, sizeof key, "grad.%s", p->name);
+        want = case_data(r.want, key, DT_F32, &n);
+        assert_int_equal(n, p->rows * p->cols);
+        double size = 0, diff = 0; /* relative to the tensor's largest entry */
+        for (int64_t k = 0; k < n; k++) {
+            size = fmax(size, fabs((double)want[k]));
+            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)want[k]));
+        }
+        assert_true(size > 0);
+        e_grad = fmax(e_grad, diff / size);
+    }
+    free(g);
+    print_message("%-8s %-3s%s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", arch, backend,
+                  dir ? " from its directory" : "", e_value, e_loss, e_dvalue, e_grad);
+    assert_true(e_value <= MAX_REL && e_loss <= MAX_REL && e_dvalue <= MAX_REL && e_grad <= MAX_REL);
+    rig_close(&r);
+}
+
+static void like_transformers(void **state) {
+    (void)state;
+    const struct actor_cut all = {.max_seqs = MAX_SEQS}, one = {.max_seqs = 1};
+    EACH(b, BACKENDS) EACH(i, ARCHS) check(ARCHS[i], BACKENDS[b], NULL, MODEL_KEEP_ALL, all);
+    check("qwen2", "cpu", NULL, MODEL_KEEP_LAYER, one);
+    check("qwen3", "ref", NULL, MODEL_KEEP_LAYER, (struct actor_cut){.max_rows = 80});
+    check("qwen2", "cpu", FIXTURES "/critic/qwen2", MODEL_KEEP_LAYER, all); /* as transformers saved it */
+}
+
+/* A value is the same bits whatever the company (invariant 2). */
+static void alone_or_together(void **state) {
+    (void)state;
+    EACH(b, BACKENDS) {
+        struct rig r;
+        float together[MAX_TARGETS], alone[MAX_TARGETS];
+        rig_open(&r, "qwen2", BACKENDS[b], NULL, MODEL_KEEP_LAYER);
+        OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, together));
+        OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, alone));
+        assert_memory_equal(together, alone, (size_t)r.n_targets * 4);
+        rig_close(&r);
+    }
+}
+
+static float *master_of(struct rig *r) {
+    float *w = xmalloc((size_t)r->m->n_elems * 4);
+    OK(dev_copy_out(&r->dev, w, r->m->master, (size_t)r->m->n_elems * 4));
+    return w;
+}
+
+/* A causal model becomes a critic with a seeded head; what is exported is a ForTokenClassification directory, read
+ * back to the same weights; a bf16 run and one without a bias work. */
+static void from_a_causal_model(void **state) {
+    (void)state;
+    struct rig r, back;
+    char *base = case_path("llama", ""), *dir = case_temp_dir(), *out = file_join(dir, "critic");
+    rig_open(&r, "llama", "cpu", base, MODEL_KEEP_LAYER);
+    const struct model_group *head = r.m->g_head;
+    float *w = master_of(&r);
+    double sum = 0, square = 0;
+    for (int64_t k = 0; k < head->k; k++) {
+        sum += (double)w[head->offset + k];
+        square += (double)w[head->offset + k] * (double)w[head->offset + k];
+    }
+    const double std = sqrt(square / (double)head->k);
+    assert_true(std > 0.01 && std < 0.03 && fabs(sum / (double)head->k) < 0.02); /* initializer_range 0.02, 32 draws */
+    assert_true(w[r.m->g_head_bias->offset] == 0);
+    OK(model_export(r.m, out, -1, NULL, 0));
+    rig_open(&back, "llama", "cpu", out, MODEL_KEEP_LAYER);
+    float *again = master_of(&back);
+    assert_memory_equal(w, again, (size_t)r.m->n_elems * 4);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(back.m->cfg.json, "architectures"), 0)),
+                        "LlamaForTokenClassification");
+    free(again);
+    rig_close(&back);
+
+    struct model *other; /* another seed is another head */
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN}, 8));
+    float *v = xmalloc((size_t)other->n_elems * 4);
+    OK(dev_copy_out(&r.dev, v, other->master, (size_t)other->n_elems * 4));
+    assert_memory_not_equal(v + head->offset, w + head->offset, (size_t)head->k * 4);
+    free(v);
+    model_close(other);
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN}, 7));
+    struct critic *c;
+    float rough[MAX_TARGETS], fine[MAX_TARGETS];
+    const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
+    OK(critic_create(&c, &a));
+    OK(critic_values(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, rough));
+    OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, fine));
+    assert_true(case_nmse(rough, fine, r.n_targets) < 1e-3); /* bf16 has 8 bits: 2e-5 for a product, 2 layers */
+    struct optim_result o;
+    OK(critic_backward(c, &(struct critic_step_args){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn,
+                                                     .loss_arg = &r}, &o));
+    critic_destroy(c);
+    model_close(other);
+
+    json_t *config = NULL;
+    char *path = file_join(out, "config.json");
+    OK(json_load(&config, path, 1 << 20));
+    json_object_set_new(config, "token_classification_bias", json_false());
+    OK(json_save_atomic(path, config));
+    json_decref(config);
+    free(path);
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN}, 7));
+    assert_null(other->g_head_bias);
+    assert_int_equal(other->n_elems, r.m->n_elems - 1);
+    model_close(other);
+    free(w);
+    rig_close(&r);
+    free(base);
+    free(out);
+    case_drop_dir(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(like_transformers), cmocka_unit_test(alone_or_together),
+                                       cmocka_unit_test(from_a_causal_model)};
+    return cmocka_run_group_tests_name("critic", tests, NULL, NULL);
+}
