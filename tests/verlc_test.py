@@ -103,10 +103,10 @@ class Tests:
         sys.exit(1 if self.failed or not self.passed else 0)
 
 
-def state(run_dir, step):
+def state(run_dir, step, parts=("actor",)):
     """The bytes that make up a run's state at a step."""
     d = pathlib.Path(run_dir) / f"global_step_{step}"
-    return {f: (d / f).read_bytes() for f in ("actor/model.safetensors", "actor/optim.safetensors", "trainer.json")}
+    return {f: (d / f).read_bytes() for f in [f"{p}/{t}.safetensors" for p in parts for t in ("model", "optim")] + ["trainer.json"]}
 
 
 __all__ = ["Scratch", "Tests", "run", "start", "state", "signal", "json", "VERLC"]

@@ -554,6 +554,23 @@ static int op_kl_controller(struct request *q, json_t *out) {
     return 0;
 }
 
+static int op_pf_ppo_weights(struct request *q, json_t *out) {
+    struct algo_pf_ppo c;
+    const char *method = "pow";
+    double weight_pow = 2;
+    const double *score;
+    TRY(read_str(q, "reweight_method", &method));
+    TRY(read_f64(q, "weight_pow", &weight_pow));
+    TRY(algo_pf_ppo_parse(&c, method, weight_pow));
+    TRY(read_shape(q, "scores"));
+    TRY(read_tokens(q, "scores", NULL, true, &score));
+    const int64_t n = q->off[q->r.n];
+    double *w = own(q, (size_t)n, sizeof *w);
+    algo_pf_ppo_weights(&c, score, n, w);
+    put_tokens(out, "weights", q, w);
+    return 0;
+}
+
 static int op_kl_in_reward(struct request *q, json_t *out) {
     struct algo_kl_ctrl c;
     struct algo_kl_type type;
@@ -586,6 +603,7 @@ static const struct {
     {"rollout_correction", op_rollout_correction},
     {"kl_controller", op_kl_controller},
     {"kl_in_reward", op_kl_in_reward},
+    {"pf_ppo_weights", op_pf_ppo_weights},
     {"actor_loss", op_actor_loss},
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };

@@ -103,6 +103,7 @@ int cmd_algo(int argc, char **argv) {
                  "  rollout_correction  old_log_prob, rollout_log_prob, response_mask, rollout_is, rollout_rs, ...\n"
                  "  kl_controller       type, kl_coef, target_kl, horizon, current_kl, n_steps\n"
                  "  kl_in_reward        token_level_scores, old_log_probs, ref_log_prob, response_mask, kl_ctrl\n"
+                 "  pf_ppo_weights      scores, reweight_method, weight_pow\n"
                  "  reward              data_source, solution_str, ground_truth, extra_info, method\n"
                  "A request that cannot be answered gets {\"error\": ...}.",
         .opts = opts, .n_opts = sizeof opts / sizeof opts[0],

@@ -140,6 +140,8 @@ int64_t data_sampler_batches(const struct data_sampler *s); /* in one epoch */
 /* 1: *rows (borrowed until the next call) has *n row numbers. 0: the epoch is over; the cursor
  * stands at the start of the next one. */
 int data_sampler_next(struct data_sampler *s, const int64_t **rows, int64_t *n);
+/* One row, going over to the next epoch where this one has none left. */
+int64_t data_sampler_take(struct data_sampler *s);
 json_t *data_sampler_state(const struct data_sampler *s); /* new reference */
 /* ERR_INPUT when the state belongs to other data, another order or other keys. */
 int data_sampler_restore(struct data_sampler *s, const json_t *state, const char *where);

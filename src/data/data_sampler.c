@@ -162,6 +162,22 @@ int data_sampler_next(struct data_sampler *s, const int64_t **rows, int64_t *n) 
     return 1;
 }
 
+int64_t data_sampler_take(struct data_sampler *s) {
+    if (s->index >= s->a.n_rows) {
+        s->epoch++;
+        s->index = 0;
+    }
+    if (s->a.order != DATA_WEIGHTED) {
+        if (s->order_epoch != s->epoch) make_order(s);
+        return s->order[s->index++];
+    }
+    const int64_t size = s->a.batch_size < s->a.n_rows ? s->a.batch_size : s->a.n_rows, at = s->index % s->a.batch_size;
+    if (at == 0 || s->order_epoch != s->epoch) draw(s, size); /* the batch that this row is in */
+    s->order_epoch = s->epoch;
+    s->index++;
+    return s->order[at];
+}
+
 /* What tells one set of keys from another; "" without keys. */
 static void keys_sum(const struct data_sampler *s, char out[33]) {
     out[0] = '\0';

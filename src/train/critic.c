@@ -48,7 +48,8 @@ int critic_create(struct critic **out, const struct critic_args *args) {
     TRYG(model_acts_create(&c->acts, model, args->max_rows, args->keep, acts), fail);
     TRYG(dev_alloc(args->dev, (size_t)model->n_train * 4, &g), fail);
     c->grads = g;
-    TRYG(optim_create(&c->optim, model), fail);
+    const struct optim_config adamw = {.kind = OPTIM_ADAMW};
+    TRYG(optim_create(&c->optim, model, args->optim ? args->optim : &adamw), fail);
     pack_alloc_host(&c->pack);
     c->values = xmalloc((size_t)args->max_rows * 4);
     c->dvalues = xmalloc((size_t)args->max_rows * 4);

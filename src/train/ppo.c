@@ -25,6 +25,12 @@ static uint64_t epoch_seed(const struct ppo *p) {
     return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u);
 }
 
+int ppo_next_row(struct ppo *p, int64_t *row, uint64_t *seed) {
+    *row = data_sampler_take(&p->sampler);
+    *seed = epoch_seed(p);
+    return 0;
+}
+
 static int next_prompts(struct ppo *p, struct batch *b) {
     const int64_t *rows;
     int64_t n;
@@ -35,21 +41,55 @@ static int next_prompts(struct ppo *p, struct batch *b) {
     return rl_dataset_batch(p->train_data, rows, n, b);
 }
 
+static int rollout(struct ppo *p, struct batch *b) {
+    struct batch prompts = {0};
+    if (p->k.filter.enable) return ppo_generate_filtered(p, b);
+    TRY(next_prompts(p, &prompts));
+    const int rc = ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, b);
+    batch_free(&prompts);
+    return rc;
+}
+
+/* The updates of the step; with PF-PPO on samples drawn again from b. */
+static int updates(struct ppo *p, struct batch *b) {
+    struct batch drawn = {0}, *train = b;
+    int rc = 0;
+    if (p->k.use_pf_ppo) {
+        TRY(ppo_pf_resample(p, b, &drawn));
+        train = &drawn;
+    }
+    if (p->critic) {
+        stage_begin(p->stages, "update_critic");
+        TRYG(ppo_update_critic(p, train), out);
+    }
+    if (p->step >= p->k.critic.actor_from) {
+        stage_begin(p->stages, "update_actor");
+        TRYG(ppo_update(p, train), out);
+    }
+    if (!p->step_bad) p->bad_steps = 0;
+out:
+    batch_free(&drawn);
+    return rc;
+}
+
 static int ppo_step(struct ppo *p) {
-    struct batch prompts = {0}, b = {0};
+    struct batch b = {0};
     int rc = 0;
     metrics_reset(&p->metrics);
+    p->step_bad = false;
     stage_begin(p->stages, "gen");
-    TRYG(next_prompts(p, &prompts), out);
-    TRYG(ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, &b), out);
+    TRYG(rollout(p, &b), out);
     stage_begin(p->stages, "reward");
     TRYG(ppo_reward_errors(p, &b), out);
     TRYG(ppo_reward_weights(p, &b), out);
     TRYG(ppo_reference(p, &b), out);
+    if (p->critic) {
+        stage_begin(p->stages, "values");
+        TRYG(ppo_values(p, &b), out);
+    }
     stage_begin(p->stages, "adv");
     TRYG(ppo_advantage(p, &b), out);
-    stage_begin(p->stages, "update_actor");
-    TRYG(ppo_update(p, &b), out);
+    TRYG(updates(p, &b), out);
     stage_begin(p->stages, "dump_rollout_generations");
     ppo_dump(p, &b, &p->k.rollout_data_dir);
     ppo_record(p, &b, false);
@@ -60,20 +100,30 @@ static int ppo_step(struct ppo *p) {
     metrics_set_i64(&p->metrics, p->sampler.epoch, "training/epoch");
 out:
     stage_end(p->stages);
-    batch_free(&prompts);
     batch_free(&b);
     return rc;
 }
 
 /* ---- checkpoints ---- */
 
+/* The models that a checkpoint holds. */
+static int checkpoint_parts(struct ppo *p, struct ckpt_part parts[2]) {
+    parts[0] = (struct ckpt_part){"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
+    if (!p->critic) return 1;
+    parts[1] = (struct ckpt_part){"critic", p->value_model, critic_optim(p->critic), p->k.tokenizer_dir};
+    return 2;
+}
+
+static int64_t optim_steps(struct ppo *p) { return actor_optim(p->actor)->step + (p->critic ? critic_optim(p->critic)->step : 0); }
+
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct ppo *p, int64_t step, int64_t keep) {
-    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), p->k.tokenizer_dir};
+    struct ckpt_part parts[2];
+    const int n_parts = checkpoint_parts(p, parts);
     json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", p->dev.isa, "data", p->cursor,
                                 "kl_ctrl", p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps,
                                 "early_stopping", early_stop_state(&p->early));
-    const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
+    const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = parts, .n_parts = n_parts,
                                      .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep,
                                      .best = p->early.best_step};
     stage_begin(p->stages, "save_checkpoint");
@@ -88,8 +138,18 @@ static int save(struct ppo *p, int64_t step, int64_t keep) {
 }
 
 static int resume_from(struct ppo *p, const struct resume *r) {
-    const struct ckpt_part actor = {"actor", p->policy, actor_optim(p->actor), NULL};
-    TRY(ckpt_load_part(r->dir, &actor));
+    struct ckpt_part parts[2];
+    const int n_parts = checkpoint_parts(p, parts);
+    for (int i = 0; i < n_parts; i++) {
+        char *dir = ckpt_part_dir(r->dir, parts[i].name);
+        const bool there = file_is_dir(dir);
+        free(dir);
+        if (!there)
+            FAIL(ERR_INPUT, "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew with "
+                 "trainer.resume_mode=disable or another trainer.default_local_dir", r->dir, parts[i].name);
+        TRY(ckpt_load_part(r->dir, &parts[i]));
+    }
+    p->optim_done = optim_steps(p);
     TRY(json_i64_opt(r->trainer, "bad_steps", &p->bad_steps, r->dir));
     TRY(json_f64(r->trainer, "kl_ctrl", &p->kl_ctrl.value, r->dir));
     TRY(data_sampler_restore(&p->sampler, json_object_get(r->trainer, "data"), r->dir));
@@ -126,7 +186,18 @@ static int open_data(struct ppo *p) {
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
     if (p->k.total_training_steps > 0) p->total_steps = p->k.total_training_steps;
     train_optim_steps(&p->k.optim, p->total_steps, p->k.warmup_ratio);
+    train_optim_steps(&p->k.critic.optim, p->total_steps, p->k.critic.warmup_ratio);
     return 0;
+}
+
+static int open_critic(struct ppo *p) {
+    const struct ppo_plan *l = &p->plan;
+    const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = MODEL_TRAIN, .max_len = l->max_len};
+    const int rc = model_open_value(&p->value_model, &p->dev, &a, p->k.seed);
+    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = p->k.critic.keep, .optim = &p->k.critic.optim,
+                                  .max_rows = l->max_rows_critic, .max_seqs = l->max_seqs_critic, .block = p->block};
+    return critic_create(&p->critic, &c);
 }
 
 static int open_models(struct ppo *p) {
@@ -143,6 +214,7 @@ static int open_models(struct ppo *p) {
     const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim, .max_rows = l->max_rows_update,
                            .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
+    if (l->critic > 0) TRY(open_critic(p));
     if (l->max_rows_ref == 0) return 0;
     /* with an adapter the reference is the policy without it: no second copy of the weights */
     const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
@@ -163,8 +235,21 @@ static int open_track(struct ppo *p, int64_t resume_step) {
     return 0;
 }
 
+/* config.json of the policy and, where there is one, of the critic, whose json is NULL otherwise. */
+static int load_configs(const struct ppo_config *k, struct model_config *policy, struct model_config *critic) {
+    TRY(model_config_load(policy, k->model_dir));
+    if (!k->critic.enable) return 0;
+    const int rc = model_config_load(critic, k->critic.model_dir);
+    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    model_config_make_value(critic);
+    if (critic->vocab < policy->vocab)
+        FAIL(ERR_INPUT, "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's tokens, "
+             "so it must have the same tokenizer", k->critic.model_dir, (long long)critic->vocab, (long long)policy->vocab);
+    return 0;
+}
+
 static int open_all(struct ppo *p, const struct conf *c) {
-    struct model_config m;
+    struct model_config m = {0}, v = {0};
     struct buf text = {0};
     struct resume from = {.step = -1};
     int rc = 0;
@@ -177,11 +262,11 @@ static int open_all(struct ppo *p, const struct conf *c) {
     if (p->k.validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", p->k.validation_data_dir));
     TRY(stages_create(&p->stages, p->k.deadline_s));
     stage_begin(p->stages, "start");
-    TRY(model_config_load(&m, p->k.model_dir));
+    TRYG(load_configs(&p->k, &m, &v), out);
     const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&p->dev, &from, p->k.device, p->k.threads), out);
-    TRYG(ppo_plan_make(&p->plan, &p->k, &m, &p->dev), out);
+    TRYG(ppo_plan_make(&p->plan, &p->k, &m, v.json ? &v : NULL, &p->dev), out);
     TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
     log_info("%s", text.p);
     TRYG(ppo_plan_check(&p->plan, &p->k, &m), out);
@@ -195,6 +280,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
 out:
     stage_end(p->stages);
     model_config_free(&m);
+    model_config_free(&v);
     buf_free(&text);
     resume_free(&from);
     return rc;
@@ -205,6 +291,8 @@ static void close_all(struct ppo *p) {
     roll_decoder_close(p->decoder);
     actor_destroy(p->ref_actor);
     actor_destroy(p->actor);
+    critic_destroy(p->critic);
+    model_close(p->value_model);
     model_close(p->reference);
     model_close(p->policy);
     if (p->block) dev_free(&p->dev, p->block, p->plan.block);
@@ -239,7 +327,7 @@ static int finish_step(struct ppo *p) {
     int best = 0;
     json_decref(p->cursor);
     p->cursor = data_sampler_state(&p->sampler);
-    p->optim_done = actor_optim(p->actor)->step;
+    p->optim_done = optim_steps(p);
     if (p->val_data && p->k.test_freq > 0 && !stage_stop_signal() && (last || p->step % p->k.test_freq == 0)) {
         const int rc = ppo_validate(p);
         if (rc < 0 && rc != ERR_SIGNAL) return rc;
@@ -259,7 +347,7 @@ static int finish_step(struct ppo *p) {
  * retired, since an older checkpoint may be the one to return to. */
 static int end_early(struct ppo *p, int rc) {
     char *why = xstrdup(err_msg());
-    const bool whole = actor_optim(p->actor)->step == p->optim_done,
+    const bool whole = optim_steps(p) == p->optim_done,
                diverged = rc == ERR_NUMERIC && p->bad_steps < p->k.max_bad_steps;
     if (p->step > 0 && p->saved_step != p->step && whole && !diverged && rc != ERR_IO &&
         save(p, p->step, rc == ERR_NUMERIC ? 0 : p->k.keep_ckpts) < 0)
@@ -310,18 +398,19 @@ int train_ppo(const struct conf *c) {
 
 int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
     struct ppo p = {0};
-    struct model_config m = {0};
+    struct model_config m = {0}, v = {0};
     int rc = ppo_config_read(&p.k, c);
     const struct resume none = {.step = -1};
     if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
-    if (rc == 0) rc = model_config_load(&m, p.k.model_dir);
-    if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, &p.dev);
+    if (rc == 0) rc = load_configs(&p.k, &m, &v);
+    if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, v.json ? &v : NULL, &p.dev);
     if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);
     if (rc == 0) {
         *fits = ppo_plan_check(&p.plan, &p.k, &m) == 0;
         if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
     }
     model_config_free(&m);
+    model_config_free(&v);
     dev_close(&p.dev);
     ppo_config_free(&p.k);
     return rc;

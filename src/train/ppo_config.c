@@ -116,14 +116,77 @@ static int read_rollout(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* gdpo's rewards: keys of the scorer's dict, and their weights. */
+static int read_gdpo(struct ppo_config *k, const struct conf *c) {
+    int64_t n = 0;
+    if (conf_has(c, "algorithm.gdpo_reward_keys")) TRY(conf_strs(c, "algorithm.gdpo_reward_keys", &k->gdpo_keys, &k->n_gdpo));
+    if (k->n_gdpo == 0)
+        FAIL(ERR_INVAL, "algorithm.adv_estimator=gdpo needs the rewards it normalises one by one: "
+             "+algorithm.gdpo_reward_keys=[KEY,...], keys of the dict that the scorer returns");
+    if (conf_is_null(c, "algorithm.gdpo_reward_weights")) return 0;
+    k->gdpo_weights = xcalloc((size_t)k->n_gdpo, sizeof *k->gdpo_weights);
+    TRY(conf_f64s(c, "algorithm.gdpo_reward_weights", k->gdpo_weights, k->n_gdpo, &n));
+    if (n != k->n_gdpo)
+        FAIL(ERR_INVAL, "algorithm.gdpo_reward_weights has %lld numbers for %lld algorithm.gdpo_reward_keys", (long long)n,
+             (long long)k->n_gdpo);
+    return 0;
+}
+
+/* algorithm.rollout_correction: between the old and the rollout's log-probs (decoupled), or inside the
+ * loss between the current and the rollout's (bypass). Reads loss_mode's place: comes after read_actor. */
+static int read_correction(struct ppo_config *k, const struct conf *c) {
+    struct algo_corr_spec s = {0};
+    bool bypass = false;
+#define RC "algorithm.rollout_correction."
+    TRY(conf_str_opt(c, RC "rollout_is", &s.rollout_is));
+    TRY(conf_str_opt(c, RC "rollout_is_threshold", &s.rollout_is_threshold));
+    TRY(conf_str_opt(c, RC "rollout_rs", &s.rollout_rs));
+    TRY(conf_str_opt(c, RC "rollout_rs_threshold", &s.rollout_rs_threshold));
+    TRY(conf_str_opt(c, RC "loss_type", &s.loss_type));
+    TRY(conf_bool_opt(c, RC "rollout_is_batch_normalize", &s.rollout_is_batch_normalize));
+    TRY(conf_bool_opt(c, RC "bypass_mode", &bypass));
+#undef RC
+    const int rc = algo_corr_parse(&k->corr, &s);
+    if (rc < 0) return err_wrap(rc, "algorithm.rollout_correction");
+    const struct algo_policy_entry *mode = algo_policy_find("bypass_mode");
+    if (bypass) k->loss_mode = mode;
+    if (k->loss_mode == mode) {
+        k->policy.corr = &k->corr;
+        if (k->force_old_log_prob) log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
+        k->force_old_log_prob = false;
+    } else {
+        k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0;
+    }
+    return 0;
+}
+
+/* DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). */
+static int read_filter(struct ppo_config *k, const struct conf *c) {
+    struct ppo_filter_config *f = &k->filter;
+    f->gen_batch_size = k->train_batch_size;
+    TRY(conf_bool(c, "algorithm.filter_groups.enable", &f->enable));
+    if (!f->enable) return 0;
+    TRY(conf_str(c, "algorithm.filter_groups.metric", &f->metric));
+    TRY(conf_i64_opt(c, "algorithm.filter_groups.max_num_gen_batches", &f->max_gen_batches));
+    TRY(conf_i64_opt(c, "data.gen_batch_size", &f->gen_batch_size));
+    if (strcmp(f->metric, "seq_final_reward") == 0)
+        FAIL(ERR_INVAL, "algorithm.filter_groups.metric=seq_final_reward: groups are judged while others are still generated, before any "
+             "KL penalty is known; use reward");
+    if (strcmp(f->metric, "score") == 0 || strcmp(f->metric, "seq_reward") == 0) f->metric = "reward";
+    if (f->max_gen_batches > 0 && f->max_gen_batches * f->gen_batch_size < k->train_batch_size)
+        FAIL(ERR_INVAL, "algorithm.filter_groups.max_num_gen_batches=%lld of data.gen_batch_size=%lld prompts are fewer than "
+             "data.train_batch_size=%lld", (long long)f->max_gen_batches, (long long)f->gen_batch_size, (long long)k->train_batch_size);
+    if (k->train.n < 2)
+        log_warn("algorithm.filter_groups with rollout.n=1: one sample is never alike, so nothing is filtered");
+    return 0;
+}
+
 static int read_algorithm(struct ppo_config *k, const struct conf *c) {
     const char *s;
+    double weight_pow;
     TRY(conf_str(c, "algorithm.adv_estimator", &k->adv_estimator));
-    const struct algo_adv_entry *e = algo_adv_find(k->adv_estimator);
-    if (!e) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
-    if (e->needs & ~(unsigned)ALGO_NEEDS_GROUP)
-        FAIL(ERR_INVAL, "algorithm.adv_estimator=%s needs a critic, a baseline rollout or squared probabilities, which this version's "
-             "trainer does not compute; use grpo, rloo, reinforce_plus_plus, opo or gpg", k->adv_estimator);
+    k->adv = algo_adv_find(k->adv_estimator);
+    if (!k->adv) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
     TRY(conf_f64(c, "algorithm.gamma", &k->gamma));
     TRY(conf_f64(c, "algorithm.lam", &k->lam));
     TRY(conf_bool(c, "algorithm.norm_adv_by_std_in_grpo", &k->norm_adv_by_std));
@@ -134,7 +197,15 @@ static int read_algorithm(struct ppo_config *k, const struct conf *c) {
     TRY(conf_f64(c, "algorithm.kl_ctrl.kl_coef", &k->kl_ctrl_coef));
     TRY(conf_f64(c, "algorithm.kl_ctrl.target_kl", &k->kl_ctrl_target));
     TRY(conf_f64(c, "algorithm.kl_ctrl.horizon", &k->kl_ctrl_horizon));
-    return 0;
+    if (strcmp(k->adv_estimator, "gdpo") == 0) TRY(read_gdpo(k, c));
+    TRY(conf_bool(c, "algorithm.use_pf_ppo", &k->use_pf_ppo));
+    if (!k->use_pf_ppo) return 0;
+    if (!(k->adv->needs & ALGO_NEEDS_VALUES))
+        FAIL(ERR_INVAL, "algorithm.use_pf_ppo=True is for adv_estimator=gae (verl ignores it elsewhere); the estimator is %s", k->adv_estimator);
+    TRY(conf_str(c, "algorithm.pf_ppo.reweight_method", &s));
+    TRY(conf_f64(c, "algorithm.pf_ppo.weight_pow", &weight_pow));
+    const int rc = algo_pf_ppo_parse(&k->pf_ppo, s, weight_pow);
+    return rc < 0 ? err_wrap(rc, "algorithm") : 0;
 }
 
 static int read_clip(struct ppo_config *k, const struct conf *c) {
@@ -190,6 +261,56 @@ static int read_actor(struct ppo_config *k, const struct conf *c) {
     TRY(read_cut(c, ARR "actor.use_dynamic_bsz", ARR "actor.ppo_max_token_len_per_gpu", ARR "actor.ppo_micro_batch_size_per_gpu",
                  ARR "actor.ppo_micro_batch_size", &k->update_cut));
     return read_optim(k, c);
+}
+
+static int read_critic_updates(struct ppo_critic_config *v, const struct conf *c) {
+    const char *s;
+    int64_t seed = 0;
+    TRY(read_cut(c, "critic.use_dynamic_bsz", "critic.ppo_max_token_len_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
+                 "critic.ppo_micro_batch_size", &v->update_cut));
+    TRY(read_cut(c, "critic.use_dynamic_bsz", "critic.forward_max_token_len_per_gpu", "critic.forward_micro_batch_size_per_gpu",
+                 "critic.forward_micro_batch_size", &v->values_cut));
+    TRY(conf_str(c, "critic.loss_agg_mode", &s));
+    if (!(v->agg_mode = algo_agg_find(s))) FAIL(ERR_INVAL, "critic.loss_agg_mode: %s", err_msg());
+    TRY(conf_f64_opt(c, "critic.loss_scale_factor", &v->loss_scale_factor));
+    TRY(conf_f64(c, "critic.cliprange_value", &v->cliprange));
+    TRY(conf_i64(c, "critic.ppo_mini_batch_size", &v->mini_batch_size));
+    TRY(conf_i64(c, "critic.ppo_epochs", &v->epochs));
+    TRY(conf_bool(c, "critic.shuffle", &v->shuffle));
+    TRY(conf_i64(c, "trainer.seed", &seed));
+    TRY(conf_i64_opt(c, "critic.data_loader_seed", &seed));
+    v->seed = (uint64_t)seed;
+    TRY(train_read_optim(c, "critic.optim", &v->optim, &v->warmup_ratio, &v->zero_indexed_step));
+    TRY(conf_f64(c, "critic.grad_clip", &v->optim.clip));
+    if (!conf_is_set(c, "critic.grad_clip")) TRY(conf_f64_opt(c, "critic.optim.clip_grad", &v->optim.clip));
+    return 0;
+}
+
+/* Whether there is a critic is verl's need_critic: critic.enable, or by default the estimator. */
+static int read_critic(struct ppo_config *k, const struct conf *c) {
+    struct ppo_critic_config *v = &k->critic;
+    const bool needed = (k->adv->needs & ALGO_NEEDS_VALUES) != 0;
+    const char *path;
+    bool recompute;
+    v->enable = needed;
+    TRY(conf_bool_opt(c, "critic.enable", &v->enable));
+    TRY(conf_i64(c, "trainer.critic_warmup", &v->actor_from));
+    if (needed && !v->enable)
+        FAIL(ERR_INVAL, "critic.enable=False: algorithm.adv_estimator=%s computes advantages from a critic's values", k->adv_estimator);
+    if (!v->enable && v->actor_from > 1)
+        FAIL(ERR_INVAL, "trainer.critic_warmup=%lld trains a critic alone for that long, and algorithm.adv_estimator=%s has none",
+             (long long)v->actor_from, k->adv_estimator);
+    if (!v->enable) return 0;
+    if (!needed) log_note("critic.enable=True: the critic is trained, and algorithm.adv_estimator=%s does not read its values", k->adv_estimator);
+    if (!conf_is_set(c, "critic.model.path"))
+        FAIL(ERR_INVAL, "critic.model.path is not set: a critic (algorithm.adv_estimator=%s) starts from a model; the policy's own, "
+             "critic.model.path=%s, is the usual one", k->adv_estimator, k->tokenizer_dir);
+    TRY(conf_str(c, "critic.model.path", &path));
+    const int rc = train_model_dir(path, &v->model_dir);
+    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    TRY(conf_bool(c, "critic.model.enable_gradient_checkpointing", &recompute));
+    v->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
+    return read_critic_updates(v, c);
 }
 
 /* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg (spec 2.12). */
@@ -292,12 +413,17 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(read_algorithm(k, c));
     TRY(read_actor(k, c));
     TRY(read_rollout(k, c)); /* after actor: whether there is a reference */
+    TRY(read_correction(k, c));
+    TRY(read_filter(k, c));
+    TRY(read_critic(k, c));
     TRY(read_reward(k, c));
     return read_trainer(k, c);
 }
 
 void ppo_config_free(struct ppo_config *k) {
     json_decref(k->chat_kwargs);
+    free(k->gdpo_weights);
+    free(k->critic.model_dir);
     free(k->model_dir);
     train_lora_free(&k->lora);
     *k = (struct ppo_config){0};

@@ -10,6 +10,7 @@
 #include "text/text.h"
 #include "track/track.h"
 #include "train/actor.h"
+#include "train/critic.h"
 #include "train/stage.h"
 #include "train/train.h"
 #include "train/train_lora.h"
@@ -22,6 +23,29 @@ struct ppo_sampling {
     double temperature, top_p, min_p, repetition_penalty;
     int64_t top_k;
     bool ignore_eos;
+};
+
+/* The critic's keys (critic.*). */
+struct ppo_critic_config {
+    bool enable;                  /* gae, unless critic.enable says otherwise */
+    char *model_dir;              /* owned */
+    enum model_keep keep;
+    struct actor_cut update_cut, values_cut;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, cliprange;
+    int64_t mini_batch_size, epochs; /* mini-batch in prompts */
+    bool shuffle, zero_indexed_step;
+    uint64_t seed;                /* data_loader_seed, else trainer.seed */
+    struct optim_config optim;
+    double warmup_ratio;
+    int64_t actor_from;           /* trainer.critic_warmup: the policy is updated from this step on */
+};
+
+/* algorithm.filter_groups: DAPO's dynamic sampling. */
+struct ppo_filter_config {
+    bool enable;
+    const char *metric;           /* reward, or a key of reward_extra_info */
+    int64_t gen_batch_size, max_gen_batches; /* max_gen_batches <= 0: no limit */
 };
 
 enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
@@ -57,8 +81,16 @@ struct ppo_config {
     struct actor_cut ref_cut, logp_cut, update_cut;
     /* algorithm */
     const char *adv_estimator;
+    const struct algo_adv_entry *adv;
     double gamma, lam;
-    bool norm_adv_by_std, use_kl_in_reward;
+    bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;
+    struct algo_pf_ppo pf_ppo;
+    const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
+    double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
+    int64_t n_gdpo;
+    bool correct;                 /* rollout_correction between old and rollout log-probs */
+    struct algo_corr corr;
+    struct ppo_filter_config filter;
     struct algo_kl_type kl_penalty;
     const char *kl_ctrl_type;
     double kl_ctrl_coef, kl_ctrl_target, kl_ctrl_horizon;
@@ -74,6 +106,7 @@ struct ppo_config {
     struct optim_config optim;
     double warmup_ratio;
     bool zero_indexed_step;       /* the schedule's first step is 0 (verl 0.9.1), else 1 */
+    struct ppo_critic_config critic;
     /* reward */
     struct reward_args reward;
     enum reward_policy on_error;
@@ -91,13 +124,16 @@ void ppo_config_free(struct ppo_config *k);
 
 /* ---- memory ---- */
 struct ppo_plan {
-    size_t weights, adapter, master, grads, moments, ref, rollout, update, ref_pass; /* bytes; the last three share one block */
+    size_t weights, adapter, master, grads, moments, ref, critic; /* bytes; critic: weights, master, gradients and moments */
+    size_t rollout, update, ref_pass, critic_pass;       /* share one block */
     size_t block, working, host, total, limit;
     int64_t n_train; /* elements of the adapter */
-    int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_len;
+    int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
+        max_rows_critic, max_seqs_critic, max_len;
 };
-/* Sizes everything a run allocates. */
-int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev);
+/* Sizes everything a run allocates; critic: NULL without one. */
+int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
+                  const struct model_config *critic, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m);
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *out);
@@ -108,7 +144,9 @@ struct ppo {
     struct ppo_plan plan;
     struct dev dev;
     struct model *policy, *reference;      /* reference: NULL when no KL is used, and with an adapter */
+    struct model *value_model;             /* NULL without a critic */
     struct actor *actor, *ref_actor;       /* ref_actor: NULL when no KL is used */
+    struct critic *critic;
     void *block;                           /* shared by rollout, update and reference passes */
     struct roll_decoder *decoder;
     struct tokenizer *tok;
@@ -121,26 +159,57 @@ struct ppo {
     struct algo_kl_ctrl kl_ctrl;
     struct metrics metrics;                /* of the step being made */
     int64_t step, total_steps, bad_steps, saved_step;
-    int64_t optim_done;                    /* optimizer steps at the end of the last whole step */
+    bool step_bad;                         /* this step has met a gradient that is not finite */
+    int64_t optim_done;                    /* optimizer steps of both models at the end of the last whole step */
     struct early_stop early;
     char *config_yaml;
     json_t *cursor;                        /* data cursor at the end of the last complete step */
 };
 
-/* Generates sampling->n responses for each row of prompts and scores them as they
+/* ---- stages ----
+ * Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
  *   responses i32, rollout_log_probs f32 (ragged); finish, text, reward_status (string);
- *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, seconds f64 */
+ *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
+ *   prompt of this batch), seconds f64; for an estimator that needs it reward_baselines f64,
+ *   the score of a greedy response (NaN unless scored), in training alone */
 int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sampling *sampling, uint64_t seed,
                  bool validation, struct batch *out);
+/* The same for train_batch_size prompts whose samples differ, taken from the training
+ * data one by one: a prompt whose samples are all alike is replaced as soon as its last
+ * one is scored (algorithm.filter_groups). Which prompts are kept depends on the order
+ * of the data alone, never on which sample ended first. */
+int ppo_generate_filtered(struct ppo *p, struct batch *out);
+/* The next row of the training data, and the seed of its epoch. */
+int ppo_next_row(struct ppo *p, int64_t *row, uint64_t *seed);
 /* Applies reward.on_error to rows without a score; *kept replaces b's rows. */
 int ppo_reward_errors(struct ppo *p, struct batch *b);
-/* reward.source_weights: multiplies the scores of a batch in place. */
+/* reward.source_weights: multiplies the scores of a batch, and its baselines, in place. */
 int ppo_reward_weights(struct ppo *p, struct batch *b);
-/* Adds ref_log_prob, old_log_probs, advantages, returns (f64 ragged) and updates the policy. */
+/* Adds old_log_probs and, where needed, sum_pi_squared and ref_log_prob (f64 ragged). */
 int ppo_reference(struct ppo *p, struct batch *b);
+/* Adds values (f64 ragged). */
+int ppo_values(struct ppo *p, struct batch *b);
+/* Adds token_level_scores, token_level_rewards, response_mask (i32), advantages, returns,
+ * and with rollout correction rollout_is_weights (ragged, f64 unless said). */
 int ppo_advantage(struct ppo *p, struct batch *b);
+/* PF-PPO: b's rows drawn again, with replacement, by their scores. */
+int ppo_pf_resample(struct ppo *p, const struct batch *b, struct batch *out);
 int ppo_update(struct ppo *p, struct batch *b);
+int ppo_update_critic(struct ppo *p, struct batch *b);
+
+/* ---- shared by the stages ---- */
+/* A new f64 column shaped like another one, zeros. *out is valid until the next column is added. */
+int ppo_add_f64(struct batch *b, const char *name, const char *like, double **out);
+/* response_mask as bytes, all 1 where the batch has no such column; caller frees. */
+uint8_t *ppo_mask(const struct batch *b);
+/* Rows in the order of an epoch of updates. */
+void ppo_epoch_order(const struct ppo *p, bool shuffle, uint64_t seed, int64_t n, int64_t epoch, int64_t *order);
+/* Sums metrics over micro-batches. */
+void ppo_add_metrics(struct algo_metrics *sum, const struct algo_metrics *m);
+/* A mini-batch whose gradient is not finite: its batch is saved, the step counted.
+ * ERR_NUMERIC after trainer.max_bad_steps such steps in a row. */
+int ppo_bad_gradient(struct ppo *p, const struct batch *mini, const struct optim_result *r);
 /* Sequences of a batch for the actor; caller frees. Borrow b's columns. */
 int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
 /* verl's data metrics (spec 4.2 - 4.4). */

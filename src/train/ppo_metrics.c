@@ -32,8 +32,68 @@ static void spread_set(struct metrics *m, const struct spread *s, const char *na
 static struct spread token_spread(const struct batch *b, const char *name) {
     struct spread s = {0};
     const struct batch_col *c = batch_find(b, name);
-    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++) spread_add(&s, c->f64[t]);
+    uint8_t *mask = ppo_mask(b);
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
+        if (mask[t]) spread_add(&s, c->f64[t]);
+    free(mask);
     return s;
+}
+
+/* 1 - var(returns - values) / var(returns), n - 1, over valid tokens (verl adds 1e-5 below). */
+static double explained_variance(const struct batch *b) {
+    const double *ret = batch_find(b, "returns")->f64, *val = batch_find(b, "values")->f64;
+    const int64_t n_tokens = batch_find(b, "returns")->off[b->n_rows];
+    uint8_t *mask = ppo_mask(b);
+    double n = 0, mean_r = 0, mean_d = 0, var_r = 0, var_d = 0;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        if (!mask[t]) continue;
+        n++;
+        mean_r += ret[t];
+        mean_d += ret[t] - val[t];
+    }
+    mean_r /= n;
+    mean_d /= n;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        if (!mask[t]) continue;
+        var_r += (ret[t] - mean_r) * (ret[t] - mean_r);
+        var_d += (ret[t] - val[t] - mean_d) * (ret[t] - val[t] - mean_d);
+    }
+    free(mask);
+    return n > 1 ? 1 - var_d / (n - 1) / (var_r / (n - 1) + 1e-5) : 0;
+}
+
+/* How much of the gradient is noise, where the old pass gave sums of squared probabilities (verl
+ * compute_variance_proxy_metrics): W of a row is the sum of 1 - 2 pi + sum pi^2 over its tokens. */
+static void variance_proxy(struct ppo *p, const struct batch *b) {
+    const struct batch_col *adv = batch_find(b, "advantages"), *pi2 = batch_find(b, "sum_pi_squared"),
+                           *old = batch_find(b, "old_log_probs"), *is = batch_find(b, "rollout_is_weights");
+    const double rows = (double)b->n_rows;
+    double norm = 0, power = 0, a2 = 0, w_is = 0;
+    if (!pi2 || !metrics_get(&p->metrics, "actor/grad_norm", &norm)) return;
+    uint8_t *mask = ppo_mask(b);
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        double a = 0, w = 0, rho = 0, n = 1e-8;
+        for (int64_t t = adv->off[i]; t < adv->off[i + 1]; t++) {
+            if (!mask[t]) continue;
+            const double x = 1 - 2 * exp(old->f64[t]) + pi2->f64[t], r = is ? is->f64[t] : 1;
+            a += adv->f64[t];
+            w += x;
+            w_is += x * r * r / rows;
+            rho += r;
+            n++;
+        }
+        a /= n;
+        rho = is ? rho / n : 1;
+        power += rho * rho * a * a * fmax(w, 0) / rows;
+        a2 += a * a / rows;
+    }
+    free(mask);
+    struct metrics *m = &p->metrics;
+    metrics_set(m, norm * norm, "variance_proxy/proxy1_signal_strength");
+    metrics_set(m, power, "variance_proxy/proxy2_total_power");
+    metrics_set(m, rows > 1 ? fmax(0, (power - norm * norm) / (rows - 1)) : 0, "variance_proxy/proxy3_pure_noise");
+    metrics_set(m, a2, "variance_proxy/expected_a_squared");
+    metrics_set(m, w_is, "variance_proxy/expected_w");
 }
 
 static struct spread row_sums(const struct batch *b, const char *name) {
@@ -70,6 +130,12 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     spread_set(m, &s, "critic/advantages");
     s = token_spread(b, "returns");
     spread_set(m, &s, "critic/returns");
+    if (batch_find(b, "values")) {
+        s = token_spread(b, "values");
+        spread_set(m, &s, "critic/values");
+        metrics_set(m, explained_variance(b), "critic/vf_explained_var");
+    }
+    variance_proxy(p, b);
     const struct spread resp = lengths(b, "responses", p->k.max_response_length, &clip);
     spread_set(m, &resp, "response_length");
     metrics_set(m, clip, "response_length/clip_ratio");
@@ -83,11 +149,11 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     metrics_set(m, 2, "num_turns/max");
     metrics_set(m, 2, "num_turns/mean");
     /* groups that teach nothing: every sample of the prompt has the same score */
-    const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score");
+    const struct batch_col *group = batch_find(b, "group"), *score = batch_find(b, "score");
     int64_t groups = 0, flat = 0;
     for (int64_t lo = 0, hi; lo < b->n_rows; lo = hi) {
         bool same = true;
-        for (hi = lo; hi < b->n_rows && uid->i64[hi] == uid->i64[lo]; hi++) same &= score->f64[hi] == score->f64[lo];
+        for (hi = lo; hi < b->n_rows && group->i64[hi] == group->i64[lo]; hi++) same &= score->f64[hi] == score->f64[lo];
         groups++;
         flat += same;
     }
@@ -97,16 +163,17 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     for (int i = 0; i < 5; i++) metrics_set(m, total, "global_seqlen/%s", balanced[i]); /* one rank */
     metrics_set(m, 0, "global_seqlen/minmax_diff");
     double step = 0, t;
-    static const char *const stages[] = {"gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "dump_rollout_generations"};
+    static const char *const stages[] = {"gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor",
+                                         "dump_rollout_generations"};
     char name[64];
-    for (int i = 0; i < 7; i++) {
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
         snprintf(name, sizeof name, "timing_s/%s", stages[i]);
         if (metrics_get(m, name, &t)) step += t;
     }
     metrics_set(m, step, "timing_s/step");
     if (metrics_get(m, "timing_s/gen", &t)) metrics_set(m, t * 1000 / resp.sum, "timing_per_token_ms/gen");
-    static const char *const whole[] = {"ref", "adv", "update_actor"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const whole[] = {"ref", "values", "adv", "update_critic", "update_actor"};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
         snprintf(name, sizeof name, "timing_s/%s", whole[i]);
         if (metrics_get(m, name, &t)) metrics_set(m, t * 1000 / total, "timing_per_token_ms/%s", whole[i]);
     }

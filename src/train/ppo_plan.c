@@ -77,10 +77,27 @@ static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
            + (file > 0 ? (size_t)file * 4 : 0)                /* tokenizer, and its file while it is read */
            + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files)
            + (size_t)tokens * TOKEN                           /* a batch's columns, twice in the update */
-           + (size_t)(p->max_rows_update + p->max_rows_ref) * ROW; /* packed arrays of the two actors */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic) * ROW; /* packed arrays */
 }
 
-int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+/* The critic's own memory, and its pass in the block: one size for values and updates. */
+static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+    const struct ppo_critic_config *c = &k->critic;
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    const int64_t batch = k->train_batch_size * k->train.n;
+    int64_t rows, seqs;
+    p->critic = pages(model_open_bytes(v, dev, &open)) + 2 * pages((size_t)model_config_params(v) * 4) +
+                pages(optim_bytes(v, dev, k->act, &c->optim));
+    cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
+    cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
+    if (rows > p->max_rows_critic) p->max_rows_critic = rows;
+    if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
+    const struct critic_args a = {.keep = c->keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
+    p->critic_pass = critic_block_bytes(v, k->act, &a);
+}
+
+int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
+                  const struct model_config *critic, struct dev *dev) {
     const size_t elems = pages((size_t)model_config_params(m) * 4);
     const int64_t batch = k->train_batch_size * k->train.n;
     *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length};
@@ -101,15 +118,18 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->update = pass_bytes(k, m, k->update_cut, true, batch, &p->max_rows_update, &p->max_seqs_update);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
+    if (critic) plan_critic(p, k, critic, dev);
     p->limit = k->memory_limit > 0 ? (size_t)k->memory_limit : (size_t)((double)dev->mem_total * 0.95);
-    const int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     p->working = working_bytes(k, m, dev, rows);
     p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
 
     /* Rollout: what all running samples need, or what the memory leaves. */
-    const size_t fixed = p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->working + p->host;
+    const size_t fixed = p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->working + p->host;
     const size_t share = (size_t)((double)p->limit * k->memory_fraction);
-    const size_t budget = max_size(max_size(p->update, p->ref_pass),
+    const size_t passes = max_size(max_size(p->update, p->ref_pass), p->critic_pass);
+    const size_t budget = max_size(passes,
                                    p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
     p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
@@ -125,7 +145,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
         p->rollout = roll_decoder_bytes(m, k->act, &r);
     }
     p->n_pages = r.n_pages;
-    p->block = max_size(p->rollout, max_size(p->update, p->ref_pass));
+    p->block = max_size(p->rollout, passes);
     p->total = fixed + pages(p->block);
     return 0;
 }
@@ -148,6 +168,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     snprintf(note, sizeof note, "%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "");
     row(b, "optimizer state", p->moments, note);
     if (p->ref) row(b, "reference weights", p->ref, "");
+    if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
     buf_addf(b, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLL_PAGE_LEN,
              (long long)p->max_seqs);
@@ -156,6 +177,11 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
     row(b, "  update: activations", p->update, note);
+    if (p->critic) {
+        snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
+                 k->critic.keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
+        row(b, "  critic: values and update", p->critic_pass, note);
+    }
     row(b, "working space", p->working, "of the matrix products, the head, the threads");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
@@ -172,7 +198,7 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     for (int64_t seqs = k->update_cut.max_seqs - 1; seqs >= 1; seqs--) {
         int64_t rows, n;
         const struct actor_cut cut = {.max_seqs = seqs};
-        if (fixed + pass_bytes(k, m, cut, true, k->train_batch_size * k->train.n, &rows, &n) <= p->limit)
+        if (fixed + max_size(p->critic_pass, pass_bytes(k, m, cut, true, k->train_batch_size * k->train.n, &rows, &n)) <= p->limit)
             FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; ppo_micro_batch_size_per_gpu=%lld fits (the result is "
                  "the same)", (double)p->total / 0x1p30, (double)p->limit / 0x1p30, (long long)seqs);
     }

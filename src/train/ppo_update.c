@@ -1,5 +1,5 @@
-/* ppo_update.c - reference log-probs, advantages and the policy update: the
- * stages between a scored batch and a new policy.  Formulas live in algo. */
+/* ppo_update.c - old and reference log-probs and the policy update: the stages of
+ * the policy between a scored batch and a new policy.  Formulas live in algo. */
 #include "train/ppo_int.h"
 
 #include "base/buf.h"
@@ -33,10 +33,11 @@ int ppo_sequences(const struct batch *b, struct actor_seq **out) {
     return 0;
 }
 
-static int add_f64(struct batch *b, const char *name, const struct batch_col *like, double **out) {
+int ppo_add_f64(struct batch *b, const char *name, const char *like, double **out) {
+    const struct batch_col *shape = batch_find(b, like);
     int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens);
     struct batch_col *c;
-    for (int64_t i = 0; i < b->n_rows; i++) lens[i] = batch_len(like, i);
+    for (int64_t i = 0; i < b->n_rows; i++) lens[i] = batch_len(shape, i);
     const int rc = batch_add(b, name, BATCH_F64, lens, NULL, &c);
     free(lens);
     TRY(rc);
@@ -44,31 +45,47 @@ static int add_f64(struct batch *b, const char *name, const struct batch_col *li
     return 0;
 }
 
-/* Log-probs of all responses by `a` into a new column. */
-static int logp_column(struct ppo *p, struct batch *b, struct actor *a, struct actor_cut cut, const char *name) {
+uint8_t *ppo_mask(const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "response_mask");
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows];
+    uint8_t *mask = xmalloc((size_t)n + 1);
+    for (int64_t t = 0; t < n; t++) mask[t] = !c || c->i32[t] != 0;
+    return mask;
+}
+
+/* A new column from one number for each response token; ERR_NUMERIC where one is not finite. */
+static int put_column(struct batch *b, const char *name, const float *v) {
+    double *col;
+    TRY(ppo_add_f64(b, name, "responses", &col));
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows];
+    for (int64_t t = 0; t < n; t++) {
+        if (!isfinite(v[t])) FAIL(ERR_NUMERIC, "%s: not finite at token %lld of the batch", name, (long long)t);
+        col[t] = (double)v[t];
+    }
+    return 0;
+}
+
+/* Log-probs of all responses by `a` into a new column; with sum_pi the sums of squared probabilities as well. */
+static int logp_column(struct ppo *p, struct batch *b, struct actor *a, struct actor_cut cut, const char *name, bool sum_pi) {
     struct actor_seq *seqs;
     struct batch_col *responses;
     TRY(batch_get(b, "responses", BATCH_I32, &responses));
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = responses->off[b->n_rows];
-    float *logp = xmalloc((size_t)n * 4);
+    float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = logp + n;
     int rc = 0;
-    double *col;
-    for (int64_t lo = 0, at = 0; lo < b->n_rows;) { /* in pieces, for the watchdog and the progress */
-        int64_t hi = lo + (cut.max_seqs > 0 ? cut.max_seqs : 16);
+    for (int64_t lo = 0, hi; lo < b->n_rows; lo = hi) { /* in pieces, for the watchdog and the progress */
+        hi = lo + (cut.max_seqs > 0 ? cut.max_seqs : 16);
         if (hi > b->n_rows) hi = b->n_rows;
-        TRYG(actor_logp(a, seqs + lo, hi - lo, cut, (float)p->k.train.temperature, (struct actor_out){.logp = logp + at}), out);
-        at += responses->off[hi] - responses->off[lo];
-        lo = hi;
+        const int64_t at = responses->off[lo];
+        TRYG(actor_logp(a, seqs + lo, hi - lo, cut, (float)p->k.train.temperature,
+                        (struct actor_out){.logp = logp + at, .sum_pi_sq = sum_pi ? squares + at : NULL}), out);
         stage_beat(p->stages);
-        track_progress(p->track, p->step, name, lo, b->n_rows, 0);
+        track_progress(p->track, p->step, name, hi, b->n_rows, 0);
         if (stage_stop_signal()) FAILG(out, ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
-    TRYG(add_f64(b, name, responses, &col), out);
-    for (int64_t t = 0; t < n; t++) {
-        if (!isfinite(logp[t])) FAILG(out, ERR_NUMERIC, "%s: not finite at token %lld of the batch", name, (long long)t);
-        col[t] = (double)logp[t];
-    }
+    TRYG(put_column(b, name, logp), out);
+    if (sum_pi) TRYG(put_column(b, "sum_pi_squared", squares), out);
 out:
     free(logp);
     free(seqs);
@@ -79,11 +96,12 @@ int ppo_reference(struct ppo *p, struct batch *b) {
     struct batch_col *rollout;
     double *old;
     TRY(batch_get(b, "rollout_log_probs", BATCH_F32, &rollout));
-    /* The policy has not moved since the rollout and both use one forward pass, so the
-     * rollout's log-probs are the policy's (invariant 1); the pass can be forced. */
-    if (p->k.force_old_log_prob) {
+    /* The policy has not moved since the rollout and both use one forward pass, so the rollout's log-probs are the
+     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
+    const bool sum_pi = p->k.adv->needs & ALGO_NEEDS_SUM_PI;
+    if (p->k.force_old_log_prob || sum_pi) {
         stage_begin(p->stages, "old_log_prob");
-        TRY(logp_column(p, b, p->actor, p->k.logp_cut, "old_log_probs"));
+        TRY(logp_column(p, b, p->actor, p->k.logp_cut, "old_log_probs", sum_pi));
         const double *forced = batch_find(b, "old_log_probs")->f64;
         double worst = 0;
         rollout = batch_find(b, "rollout_log_probs");
@@ -91,57 +109,13 @@ int ppo_reference(struct ppo *p, struct batch *b) {
             worst = fmax(worst, fabs(exp(forced[t]) - exp((double)rollout->f32[t])));
         metrics_set(&p->metrics, worst, "training/rollout_probs_diff_max");
     } else {
-        TRY(add_f64(b, "old_log_probs", rollout, &old));
+        TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
         rollout = batch_find(b, "rollout_log_probs");
         for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     }
     if (!p->ref_actor) return 0;
     stage_begin(p->stages, "ref");
-    return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob");
-}
-
-int ppo_advantage(struct ppo *p, struct batch *b) {
-    struct batch_col *responses, *score, *uid;
-    double *level, *rewards, *adv, *ret;
-    TRY(batch_get(b, "responses", BATCH_I32, &responses));
-    TRY(add_f64(b, "token_level_scores", responses, &level));
-    TRY(add_f64(b, "token_level_rewards", batch_find(b, "responses"), &rewards));
-    TRY(add_f64(b, "advantages", batch_find(b, "responses"), &adv));
-    TRY(add_f64(b, "returns", batch_find(b, "responses"), &ret));
-    responses = batch_find(b, "responses");
-    TRY(batch_get(b, "score", BATCH_F64, &score));
-    TRY(batch_get(b, "uid", BATCH_I64, &uid));
-    level = batch_find(b, "token_level_scores")->f64;
-    rewards = batch_find(b, "token_level_rewards")->f64;
-    adv = batch_find(b, "advantages")->f64;
-    ret = batch_find(b, "returns")->f64;
-    const int64_t n = responses->off[b->n_rows];
-    for (int64_t i = 0; i < b->n_rows; i++) level[responses->off[i + 1] - 1] = score->f64[i]; /* on the last token */
-    memcpy(rewards, level, (size_t)n * sizeof *rewards);
-    uint8_t *mask = xmalloc((size_t)n);
-    memset(mask, 1, (size_t)n);
-    const struct algo_ragged r = {.n = b->n_rows, .off = responses->off, .mask = mask};
-    int rc = 0;
-    struct algo_metrics m = {0};
-    if (p->k.use_kl_in_reward) {
-        const struct algo_kl_reward_args a = {.r = &r, .scores = level, .old_logp = batch_find(b, "old_log_probs")->f64,
-                                              .ref_logp = batch_find(b, "ref_log_prob")->f64, .type = &p->k.kl_penalty};
-        algo_kl_in_reward(&p->kl_ctrl, &a, rewards, &m);
-        for (int64_t i = 0; i < m.n; i++) metrics_set(&p->metrics, m.v[i].value, "%s", m.v[i].name);
-    }
-    const struct algo_adv_entry *e = algo_adv_find(p->k.adv_estimator);
-    struct algo_adv_args a = algo_adv_defaults();
-    a.r = &r;
-    a.rewards = rewards;
-    a.group = uid->i64;
-    a.gamma = p->k.gamma;
-    a.lam = p->k.lam;
-    a.norm_by_std = p->k.norm_adv_by_std;
-    CHECK(e != NULL);
-    rc = algo_advantage(e, &a, adv, ret);
-    algo_metrics_free(&m);
-    free(mask);
-    return rc;
+    return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob", false);
 }
 
 /* ---- the update ---- */
@@ -150,7 +124,7 @@ struct update {
     struct ppo *p;
     const int64_t *off;             /* of the mini-batch's rows */
     const uint8_t *mask;
-    const double *old, *ref, *adv;  /* per token of the mini-batch */
+    const double *old, *ref, *adv, *is_weights; /* per token of the mini-batch; is_weights may be NULL */
     double *logp, *entropy, *dlogp, *dentropy;
     struct algo_agg agg;
     struct algo_metrics sums;       /* over micro-batches */
@@ -164,7 +138,7 @@ static bool summed(const char *name) {
            strcmp(name, "actor/entropy_loss") == 0;
 }
 
-static void add_metrics(struct algo_metrics *sum, const struct algo_metrics *m) {
+void ppo_add_metrics(struct algo_metrics *sum, const struct algo_metrics *m) {
     for (int64_t i = 0; i < m->n; i++) {
         double v = 0;
         algo_metrics_get(sum, m->v[i].name, &v);
@@ -180,7 +154,8 @@ static int update_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1
     for (int64_t t = t0; t < t1; t++) u->logp[t] = (double)logp[t - t0];
     for (int64_t t = t0; t < t1; t++) u->entropy[t] = (double)entropy[t - t0];
     struct algo_actor_args a = {
-        .policy = {.r = &r, .old_logp = u->old, .logp = u->logp, .advantages = u->adv, .agg = u->agg, .cfg = k->policy},
+        .policy = {.r = &r, .old_logp = u->old, .logp = u->logp, .advantages = u->adv,
+                   .is_weights = u->is_weights, .agg = u->agg, .cfg = k->policy},
         .loss_mode = k->loss_mode,
         .entropy = u->entropy,
         .entropy_coeff = k->entropy_coeff,
@@ -197,7 +172,7 @@ static int update_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1
     for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = (float)u->dlogp[t];
     if (dentropy)
         for (int64_t t = t0; t < t1; t++) dentropy[t - t0] = (float)u->dentropy[t];
-    add_metrics(&u->sums, &m);
+    ppo_add_metrics(&u->sums, &m);
     algo_metrics_free(&m);
     u->n_micro++;
     u->done += hi - lo;
@@ -219,7 +194,7 @@ static json_t *ids_json(const struct batch_col *c, int64_t row) {
 
 /* A mini-batch whose gradient is not finite, with all that its update read: one line a sample. */
 static int dump_bad_batch(const struct ppo *p, const struct batch *b, const char *path) {
-    static const char *const per_token[] = {"old_log_probs", "ref_log_prob", "advantages"};
+    static const char *const per_token[] = {"old_log_probs", "ref_log_prob", "advantages", "values", "returns"};
     const struct batch_col *prompts = batch_find(b, "prompts"), *responses = batch_find(b, "responses"),
                            *score = batch_find(b, "score"), *uid = batch_find(b, "uid");
     struct buf out = {0};
@@ -228,7 +203,7 @@ static int dump_bad_batch(const struct ppo *p, const struct batch *b, const char
         json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o}", "step", (json_int_t)p->step, "uid", (json_int_t)uid->i64[i], "prompt_ids",
                               ids_json(prompts, i), "response_ids", ids_json(responses, i), "score",
                               isfinite(score->f64[i]) ? json_real(score->f64[i]) : json_null());
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 5; k++) {
             const struct batch_col *c = batch_find(b, per_token[k]);
             if (c) json_object_set_new(o, per_token[k], numbers(c->f64 + c->off[i], batch_len(c, i)));
         }
@@ -260,6 +235,18 @@ static const char *bad_name(const struct optim_result *r, char text[128]) {
     return text;
 }
 
+int ppo_bad_gradient(struct ppo *p, const struct batch *mini, const struct optim_result *r) {
+    char text[128];
+    const char *what = bad_name(r, text);
+    save_bad_batch(p, mini, what);
+    if (!p->step_bad) p->bad_steps++;
+    p->step_bad = true;
+    if (p->bad_steps >= p->k.max_bad_steps)
+        FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in bad_batches/; "
+             "lower the learning rate, or look at the rewards", (long long)p->step, what, (long long)p->bad_steps);
+    return 0;
+}
+
 /* One optimizer step over the rows of mini. */
 static int update_mini(struct ppo *p, struct batch *mini, struct update *u, double lr, struct actor_step_result *r) {
     struct batch_col *responses;
@@ -270,16 +257,17 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     u->old = batch_find(mini, "old_log_probs")->f64;
     u->adv = batch_find(mini, "advantages")->f64;
     u->ref = p->k.use_kl_loss ? batch_find(mini, "ref_log_prob")->f64 : NULL;
-    u->agg = (struct algo_agg){.mode = p->k.agg_mode, .batch_num_tokens = n, .global_batch_size = mini->n_rows,
+    u->is_weights = batch_find(mini, "rollout_is_weights") ? batch_find(mini, "rollout_is_weights")->f64 : NULL;
+    uint8_t *mask = ppo_mask(mini);
+    u->mask = mask;
+    const struct algo_ragged whole = {.n = mini->n_rows, .off = u->off, .mask = mask};
+    u->agg = (struct algo_agg){.mode = p->k.agg_mode, .batch_num_tokens = algo_n_valid(&whole), .global_batch_size = mini->n_rows,
                                .loss_scale_factor = p->k.loss_scale_factor, .width = p->k.max_response_length};
     double *work = xcalloc((size_t)n * 4, sizeof *work);
     u->logp = work;
     u->entropy = work + n;
     u->dlogp = work + 2 * n;
     u->dentropy = work + 3 * n;
-    uint8_t *mask = xmalloc((size_t)n);
-    memset(mask, 1, (size_t)n);
-    u->mask = mask;
     int rc = ppo_sequences(mini, &seqs);
     if (rc == 0) {
         const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = p->k.update_cut,
@@ -293,17 +281,18 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     return rc;
 }
 
-/* Rows of the batch in the order of this epoch. */
-static void epoch_order(const struct ppo *p, int64_t n, int64_t epoch, int64_t *order) {
+void ppo_epoch_order(const struct ppo *p, bool shuffle, uint64_t seed, int64_t n, int64_t epoch, int64_t *order) {
     for (int64_t i = 0; i < n; i++) order[i] = i;
-    if (!p->k.mini_shuffle) return;
-    struct rng r = {.seed = p->k.mini_seed, .stream = RNG_MINIBATCH, .n = (uint64_t)(p->step * 1000 + epoch) << 24};
+    if (!shuffle) return;
+    struct rng r = {.seed = seed, .stream = RNG_MINIBATCH, .n = (uint64_t)(p->step * 1000 + epoch) << 24};
     rng_shuffle(&r, order, n);
 }
 
 int ppo_update(struct ppo *p, struct batch *b) {
     const int64_t size = p->k.ppo_mini_batch_size * p->k.train.n;
-    const double lr = optim_lr(&p->k.optim, p->step - (p->k.zero_indexed_step ? 1 : 0));
+    /* the schedule begins with the first update, after trainer.critic_warmup */
+    const int64_t first = p->k.critic.actor_from > 1 ? p->k.critic.actor_from : 1;
+    const double lr = optim_lr(&p->k.optim, p->step - first + (p->k.zero_indexed_step ? 0 : 1));
     struct update u = {.p = p, .total = b->n_rows * p->k.ppo_epochs};
     int64_t n_steps = 0;
     double norm_sum = 0;
@@ -311,7 +300,7 @@ int ppo_update(struct ppo *p, struct batch *b) {
     int64_t *order = xmalloc((size_t)b->n_rows * sizeof *order);
     int rc = 0;
     for (int64_t epoch = 0; epoch < p->k.ppo_epochs && rc == 0 && !bad; epoch++) {
-        epoch_order(p, b->n_rows, epoch, order);
+        ppo_epoch_order(p, p->k.mini_shuffle, p->k.mini_seed, b->n_rows, epoch, order);
         for (int64_t lo = 0; lo < b->n_rows && rc == 0 && !bad; lo += size) {
             const int64_t n = b->n_rows - lo < size ? b->n_rows - lo : size;
             struct batch mini;
@@ -319,15 +308,8 @@ int ppo_update(struct ppo *p, struct batch *b) {
             TRYG(batch_select(&mini, b, order + lo, n), out);
             rc = update_mini(p, &mini, &u, lr, &r);
             if (rc == 0 && !isfinite(r.optim.grad_norm)) {
-                char text[128];
-                const char *what = bad_name(&r.optim, text);
-                save_bad_batch(p, &mini, what);
                 bad = true;
-                if (++p->bad_steps >= p->k.max_bad_steps)
-                    rc = err_set(ERR_NUMERIC, __FILE__, __LINE__,
-                                 "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in "
-                                 "bad_batches/; lower the learning rate, or look at the rewards", (long long)p->step, what,
-                                 (long long)p->bad_steps);
+                rc = ppo_bad_gradient(p, &mini, &r.optim);
             } else if (rc == 0) {
                 norm_sum += r.optim.grad_norm;
                 n_steps++;
@@ -335,7 +317,6 @@ int ppo_update(struct ppo *p, struct batch *b) {
             batch_free(&mini);
         }
     }
-    if (rc == 0 && !bad) p->bad_steps = 0;
     for (int64_t i = 0; i < u.sums.n; i++) {
         const double v = u.sums.v[i].value;
         metrics_set(&p->metrics, summed(u.sums.v[i].name) ? v : v / (double)u.n_micro, "%s", u.sums.v[i].name);
@@ -346,8 +327,8 @@ int ppo_update(struct ppo *p, struct batch *b) {
     }
     metrics_set(&p->metrics, lr, "actor/lr");
     metrics_set_i64(&p->metrics, bad ? 1 : 0, "actor/skipped_steps");
-    algo_metrics_free(&u.sums);
 out:
+    algo_metrics_free(&u.sums);
     free(order);
     return rc;
 }

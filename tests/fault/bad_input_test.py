@@ -183,8 +183,15 @@ def check_config(s, refused):
     refused("unknown tracker", USAGE, "trainer.logger", "tensorbord", trainer__logger="[console,tensorbord]")
     refused("temperature 0 in training", USAGE, "rollout.temperature", **{"actor_rollout_ref.rollout.temperature": 0})
     refused("malformed override", USAGE, "data.train_batch_size", extra=["data.train_batch_size"])
-    refused("an actor that this build lacks the algorithm for", USAGE, "algorithm.adv_estimator=gae", algorithm__adv_estimator="gae",
-            **{"critic.ppo_micro_batch_size_per_gpu": 4})
+    critic = {"algorithm.adv_estimator": "gae", "critic.ppo_micro_batch_size_per_gpu": 4}
+    refused("a critic without a model", USAGE, "critic.model.path", "gae", **critic)
+    refused("a critic of which there is no directory", DATA, "critic.model.path", "nowhere", **critic,
+            **{"critic.model.path": s.dir / "nowhere"})
+    config = json.loads((s.dir / "model/config.json").read_text())
+    (s.dir / "other.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] // 2}))
+    run("model", "init", "--arch", s.dir / "other.json", "--out", s.dir / "other")
+    refused("a critic with another vocabulary", DATA, "critic.model.path", "vocabulary", "tokenizer", **critic,
+            **{"critic.model.path": s.dir / "other"})
     refused("more memory than allowed", RESOURCES, "limit", trainer__device_memory_limit="1MiB")
     p = run("frobnicate", check=False)
     refused.test.refused("unknown command", p, USAGE, "frobnicate", "--help")

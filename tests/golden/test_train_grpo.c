@@ -63,7 +63,7 @@ static void configure(struct ppo_config *k, const struct variant *v, struct acto
         .train = {.n = N, .temperature = 0.8},
         .force_old_log_prob = v->forced,
         .ref_cut = cut, .logp_cut = cut, .update_cut = cut,
-        .adv_estimator = "grpo", .gamma = 1, .lam = 1, .norm_adv_by_std = v->by_std,
+        .adv_estimator = "grpo", .adv = algo_adv_find("grpo"), .gamma = 1, .lam = 1, .norm_adv_by_std = v->by_std,
         .loss_mode = algo_policy_find("vanilla"), .policy = algo_policy_defaults(), .agg_mode = algo_agg_find(v->agg_mode),
         .entropy_coeff = v->entropy_coeff, .use_kl_loss = true, .kl_loss_coef = v->kl_coef,
         .ppo_mini_batch_size = v->mini, .ppo_epochs = v->epochs,
@@ -141,6 +141,7 @@ static void recorded(struct rig *r, int64_t step, struct batch *b) {
     OK(batch_add(b, "responses", BATCH_I32, response_len, r->responses + r->at_response, NULL));
     OK(batch_add(b, "rollout_log_probs", BATCH_F32, response_len, old + r->at_response, NULL));
     OK(batch_add(b, "uid", BATCH_I64, NULL, (const int64_t *)case_data(r->want, "uid", DT_I64, NULL) + lo, NULL));
+    OK(batch_add(b, "group", BATCH_I64, NULL, (const int64_t *)case_data(r->want, "uid", DT_I64, NULL) + lo, NULL));
     OK(batch_add(b, "score", BATCH_F64, NULL, (const double *)case_data(r->want, "score", DT_F64, NULL) + lo, NULL));
 }
 

@@ -102,6 +102,7 @@ static void test_data_metrics(void **state) {
     assert_int_equal(batch_add(&b, "prompts", BATCH_I32, lens, NULL, NULL), 0);
     assert_int_equal(batch_add(&b, "responses", BATCH_I32, resp, NULL, NULL), 0);
     assert_int_equal(batch_add(&b, "uid", BATCH_I64, NULL, uid, NULL), 0);
+    assert_int_equal(batch_add(&b, "group", BATCH_I64, NULL, uid, NULL), 0);
     assert_int_equal(batch_add(&b, "score", BATCH_F64, NULL, score, NULL), 0);
     metrics_set(&p.metrics, 2, "timing_s/gen");
     metrics_set(&p.metrics, 0.5, "timing_s/update_actor");

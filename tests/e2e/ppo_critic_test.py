@@ -1,0 +1,91 @@
+"""PPO with a critic, end to end on the tiny model: it learns a dense reward, the critic
+comes to explain the returns, the warm-up trains the critic alone, a checkpoint holds
+both models, and a run that was cut in two ends in the bits of an unbroken one - with
+the KL penalty in the reward under an adaptive weight, and PF-PPO's resampling."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import Scratch, Tests, run, state  # noqa: E402
+
+REWARD = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """The share of digits in the answer."""
+    return sum(c.isdigit() for c in solution_str) / max(len(solution_str), 1)
+'''
+ACTOR = "actor_rollout_ref.actor."
+
+
+def series(run_dir, name):
+    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
+
+
+def gae(s):
+    return {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 4,
+            "critic.optim.lr": 1e-3, ACTOR + "use_kl_loss": False, "reward.custom_reward_function.path": s.dir / "digits.py",
+            "reward.num_workers": 1}
+
+
+def learns(s, test):
+    steps = 40
+    keys = {**gae(s), "data.train_batch_size": 32, "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 2,
+            ACTOR + "ppo_mini_batch_size": 32, ACTOR + "ppo_micro_batch_size_per_gpu": 32, ACTOR + "optim.lr": 3e-3,
+            "critic.ppo_mini_batch_size": 16, "critic.ppo_micro_batch_size_per_gpu": 16, "trainer.critic_warmup": 4,
+            "trainer.total_training_steps": steps, "trainer.save_freq": -1}
+    run(*s.ppo("learn", **keys))
+    reward, explained, loss = (series(s.dir / "learn", n) for n in ("critic/rewards/mean", "critic/vf_explained_var", "critic/vf_loss"))
+    first, last = sum(reward[:3]) / 3, sum(reward[-3:]) / 3
+    print(f"ppo: mean reward {first:.3f} -> {last:.3f} in {steps} steps; explained variance {explained[0]:.2f} -> "
+          f"{max(explained):.2f}; value loss {loss[0]:.3f} -> {loss[-1]:.4f}")
+    test("PPO starts where a random model is", first < 0.4, f"{first}")
+    test("PPO raises the mean reward", last > 0.8, f"{first} -> {last}")
+    test("the critic comes to explain returns", explained[0] < 0 and max(explained) > 0.2, f"{explained}")
+    test("the value loss falls", loss[-1] < loss[0] / 4, f"{loss[0]} -> {loss[-1]}")
+    warm = series(s.dir / "learn", "actor/lr")
+    test("the policy waits for trainer.critic_warmup", len(warm) == steps - 3 and len(loss) == steps, f"{len(warm)} updates")
+    for name in ("critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm", "critic/lr", "critic/values/mean", "timing_s/values",
+                 "timing_s/update_critic", "timing_per_token_ms/update_critic"):
+        test(f"one {name} a step", len(series(s.dir / "learn", name)) == steps)
+
+
+def resumes(s, test):
+    reference = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 4, "algorithm.use_kl_in_reward": True,
+                 "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.kl_coef": 0.05, "algorithm.kl_ctrl.horizon": 100}
+    keys = {**gae(s), **reference, "critic.shuffle": True, "critic.ppo_epochs": 2, "algorithm.use_pf_ppo": True,
+            ACTOR + "optim.lr": 1e-3, "trainer.total_training_steps": 4, "trainer.save_freq": 2}
+    run(*s.ppo("whole", **keys))
+    run(*s.ppo("parts", **{**keys, "trainer.total_training_steps": 2}))
+    run(*s.ppo("parts", **keys))
+    both = ("actor", "critic")
+    whole, parts = state(s.dir / "whole", 4, both), state(s.dir / "parts", 4, both)
+    test("cut in two and resumed: the same bits", whole == parts, str([f for f in whole if whole[f] != parts[f]]))
+    test("the critic has moved", whole["critic/model.safetensors"] != state(s.dir / "whole", 2, both)["critic/model.safetensors"])
+    config = json.loads((s.dir / "whole/global_step_4/critic/config.json").read_text())
+    test("critic/ is a token classifier for transformers", config["architectures"] == ["Qwen2ForTokenClassification"] and
+         config["id2label"] == {"0": "LABEL_0"}, str(config))
+    coeff, kl = (series(s.dir / "whole", f"actor/{n}") for n in ("reward_kl_penalty_coeff", "reward_kl_penalty"))
+    test("the adaptive KL weight moves", coeff[0] == 0.05 and len(set(coeff)) == 4, f"{coeff}, kl {kl}")
+    rewards, scores = (series(s.dir / "whole", f"critic/{n}/mean") for n in ("rewards", "score"))
+    test("the KL penalty is in the rewards", kl[-1] > 0 and rewards[-1] < scores[-1], f"{rewards} of {scores}, kl {kl}")
+    drawn = series(s.dir / "whole", "training/pf_ppo/distinct_fraction")
+    test("PF-PPO draws some samples twice", all(0 < d < 1 for d in drawn), str(drawn))
+    run(*s.ppo("grpo", **{"trainer.total_training_steps": 1}))
+    p = run(*s.ppo("grpo", **gae(s)), check=False)
+    test.refused("a checkpoint without a critic is not gone on from with one", p, 3, "global_step_1 has no critic")
+    run(*s.ppo("from_it", **{**gae(s), "critic.model.path": s.dir / "whole/global_step_4/critic", "trainer.total_training_steps": 1}))
+    test("a critic that was saved starts another run", len(series(s.dir / "from_it", "critic/vf_loss")) == 1)
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        (s.dir / "digits.py").write_text(REWARD)
+        learns(s, test)
+        resumes(s, test)
+    test.end()
+
+
+main()
