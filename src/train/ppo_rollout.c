@@ -246,7 +246,7 @@ static int run_engine(struct gen *g) {
         const int more = roll_step(g->engine);
         TRY(more);
         TRY(take_scores(g, more || reward_pending(g->p->reward) == 0 ? 0 : 0.5)); /* may submit further prompts */
-        stage_beat(g->p->stages);
+        if (more) stage_beat(g->p->stages); /* waiting for a scorer alone is no progress */
         const double now = clock_now();
         const struct roll_stats st = roll_stats(g->engine);
         if (now - shown > 0.2) {
