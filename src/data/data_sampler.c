@@ -233,5 +233,6 @@ int data_sampler_restore(struct data_sampler *s, const json_t *state, const char
              (long long)index, (long long)n_rows);
     s->epoch = epoch;
     s->index = index;
+    s->order_epoch = -1;
     return 0;
 }

@@ -207,6 +207,39 @@ static void drain(struct data_sampler *s, int64_t *seen, int64_t batches) {
     *seen = -2;
 }
 
+/* Rows one by one are the rows of the batches, whatever the order and wherever it was cut and restored; the tail
+ * that batches leave out comes too. */
+static void sampler_takes_rows(void **state) {
+    (void)state;
+    enum { ROWS = 10, SIZE = 4 };
+    static const double keys[ROWS] = {1, 5, 2, 8, 0, 3, 3, 9, 1, 4};
+    static const enum data_order orders[] = {DATA_SEQUENTIAL, DATA_SHUFFLE, DATA_WEIGHTED, DATA_CURRICULUM};
+    for (int k = 0; k < 4; k++) {
+        const struct data_sampler_args a = {.n_rows = ROWS, .batch_size = SIZE, .seed = 5, .order = orders[k], .keys = k >= 2 ? keys : NULL};
+        struct data_sampler batches, one, cut;
+        assert_int_equal(data_sampler_init(&batches, &a), 0);
+        assert_int_equal(data_sampler_init(&one, &a), 0);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            const int64_t *rows;
+            int64_t n;
+            while (data_sampler_next(&batches, &rows, &n) == 1) {
+                for (int64_t i = 0; i < n; i++) {
+                    json_t *at = data_sampler_state(&one);
+                    assert_int_equal(data_sampler_init(&cut, &a), 0);
+                    assert_int_equal(data_sampler_restore(&cut, at, "state"), 0);
+                    json_decref(at);
+                    assert_int_equal(data_sampler_take(&one), rows[i]);
+                    assert_int_equal(data_sampler_take(&cut), rows[i]);
+                    assert_int_equal(one.epoch, epoch);
+                    data_sampler_free(&cut);
+                }
+            }
+        }
+        data_sampler_free(&batches);
+        data_sampler_free(&one);
+    }
+}
+
 static void sampler_is_a_pure_function(void **state) {
     (void)state;
     const struct data_sampler_args a = {
@@ -400,7 +433,7 @@ int main(void) {
         cmocka_unit_test(columns),
         cmocka_unit_test(union_checks_before_it_changes),
         cmocka_unit_test(concat_merges_meta),
-        cmocka_unit_test(sampler_is_a_pure_function),
+        cmocka_unit_test(sampler_is_a_pure_function), cmocka_unit_test(sampler_takes_rows),
         cmocka_unit_test(sampler_by_keys), cmocka_unit_test(sampler_keys_of_rows), cmocka_unit_test(sampler_edges),
         cmocka_unit_test(truncation),
     };
