@@ -161,6 +161,7 @@ int dev_alloc(struct dev *d, size_t bytes, void **out) {
              "lower the batch or sequence lengths", d->describe, (double)bytes / gib,
              (double)d->allocated / gib, (double)d->mem_total / gib);
     TRY(rc);
+    d->n_allocs++;
     d->allocated += bytes;
     if (d->allocated > d->peak) d->peak = d->allocated;
     return 0;
@@ -171,6 +172,18 @@ void dev_free(struct dev *d, void *p, size_t bytes) {
     CHECK(d->ops && d->ops->free && bytes <= d->allocated);
     d->ops->free(d, p, bytes);
     d->allocated -= bytes;
+}
+
+size_t dev_working_bytes(struct dev *d, const struct dev_sizes *s) {
+    return d->ops->working_bytes ? d->ops->working_bytes(d, s) : 0;
+}
+int dev_reserve(struct dev *d, const struct dev_sizes *s) { return d->ops->reserve ? d->ops->reserve(d, s) : 0; }
+
+int dev_memory(struct dev *d, struct dev_memory *out) {
+    *out = (struct dev_memory){0};
+    if (d->ops->memory) TRY(d->ops->memory(d, out));
+    out->n_allocs += d->n_allocs;
+    return 0;
 }
 
 int dev_sync(struct dev *d) {

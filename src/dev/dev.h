@@ -201,6 +201,23 @@ struct quant8_args {
     struct tensor book;  /* (256) f32, ascending */
 };
 
+/* The largest sizes of a run, from which a backend sizes what it keeps for its ops. */
+struct dev_sizes {
+    enum dtype act;
+    int64_t rows;      /* of one forward, training or generating */
+    int64_t decode;    /* rows of one decoding step */
+    int64_t hidden, ffn, qkv, vocab; /* qkv: (Hq + 2 Hk) * D columns */
+    int64_t n_q_heads, head_dim;
+    bool train;
+};
+
+/* Device memory beside that of dev_alloc, in bytes. */
+struct dev_memory {
+    size_t working;    /* held by the backend: scratch, a library's workspace, memory to choose algorithms in */
+    size_t system;     /* taken by the driver since the device was opened: kernels' code, recorded work; 0: not known */
+    int64_t n_allocs;  /* requests for device memory so far, dev_alloc's included */
+};
+
 struct dev;
 
 /* pre for every op: tensors live on this device and were checked by the
@@ -216,6 +233,10 @@ struct dev_ops {
     int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
     int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
     int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
+    /* what the backend takes beside alloc; all NULL where that is host memory */
+    size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
+    int (*reserve)(struct dev *d, const struct dev_sizes *s);
+    int (*memory)(struct dev *d, struct dev_memory *out);
 
     /* weights */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
@@ -281,8 +302,10 @@ struct dev {
     void *ctx;             /* backend state: thread pool, streams, workspace */
     char describe[128];    /* for people: "cpu: 2 threads, avx512" */
     char isa[32];          /* what decides the bits: "avx512", "ref"; part of a run's identity */
-    size_t mem_total;      /* bytes the device (or the machine) has */
+    size_t mem_total;      /* bytes the device (or the machine) has for this process */
+    size_t mem_others;     /* bytes of the device that other programs held when it was opened */
     size_t allocated, peak;/* through dev_alloc */
+    int64_t n_allocs;      /* calls of dev_alloc */
     struct dev_trace *trace; /* NULL: no trace is on */
 };
 
@@ -306,6 +329,8 @@ void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
 
 /* ---- tracing: which call took how long, on the host and on the device ---- */
 void dev_trace_start(struct dev *d);
+/* What the run does from here on, until the next call: a track of its own in the trace. NULL: nothing. No trace is fine. */
+void dev_trace_phase(struct dev *d, const char *name);
 /* Ends it. path: Chrome's trace format, for Perfetto or chrome://tracing; NULL: none. table: the calls
  * that took the most device time, to this stream; NULL: none. */
 int dev_trace_stop(struct dev *d, const char *path, FILE *table);
@@ -316,6 +341,11 @@ int dev_trace_stop(struct dev *d, const char *path, FILE *table);
 /* bytes == 0 gives NULL. ERR_NOMEM says how much was asked and is there. */
 int dev_alloc(struct dev *d, size_t bytes, void **out);
 void dev_free(struct dev *d, void *p, size_t bytes);
+/* Bytes that dev_reserve takes for a run of these sizes; 0: the backend has no memory of its own. */
+size_t dev_working_bytes(struct dev *d, const struct dev_sizes *s);
+/* Takes them now: afterwards no op of a run within these sizes asks for memory. ERR_NOMEM. */
+int dev_reserve(struct dev *d, const struct dev_sizes *s);
+int dev_memory(struct dev *d, struct dev_memory *out);
 int dev_sync(struct dev *d);
 int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes);

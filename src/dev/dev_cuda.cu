@@ -62,13 +62,31 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line) {
     return err_set(ERR_DEVICE, file, line, "cuda: %s (%s) in %s%s", cudaGetErrorString(e), cudaGetErrorName(e), what, advice);
 }
 
-/* Lets go of a scratch block, at once where no recorded work can know it. */
-static int retire(struct cuda_dev *cd, void *p) {
+int cuda_hold(struct cuda *c, size_t bytes, void **out) {
+    CU_TRY(cudaMalloc(out, bytes));
+    c->held += bytes;
+    c->n_holds++;
+    return 0;
+}
+
+int cuda_drop(struct cuda *c, void *p, size_t bytes) {
     if (!p) return 0;
-    if (!cd->recorded) {
+    CU_TRY(cudaFree(p));
+    c->held -= bytes;
+    return 0;
+}
+
+/* Lets go of a scratch block, at once where no recorded work can know it: algorithms are chosen
+ * before work is recorded. */
+static int retire(struct cuda_dev *cd, enum cuda_slot slot) {
+    void *p = cd->c.slot[slot].p;
+    const size_t bytes = cd->c.slot[slot].bytes;
+    cd->c.slot[slot].p = NULL;
+    cd->c.slot[slot].bytes = 0;
+    if (!p) return 0;
+    if (!cd->recorded || slot == CUDA_SLOT_TUNE) {
         CU_TRY(cudaStreamSynchronize(cd->c.stream)); /* what is queued may read it */
-        CU_TRY(cudaFree(p));
-        return 0;
+        return cuda_drop(&cd->c, p, bytes);
     }
     if (cd->n_old == MAX_OLD) FAIL(ERR_INTERNAL, "cuda: working space was outgrown %d times after work was recorded", MAX_OLD);
     cd->old[cd->n_old++] = p;
@@ -78,11 +96,8 @@ static int retire(struct cuda_dev *cd, void *p) {
 int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out) {
     const size_t unit = 1 << 20, need = bytes ? (bytes + unit - 1) / unit * unit : unit;
     if (c->slot[slot].bytes < bytes || !c->slot[slot].p) {
-        void *old = c->slot[slot].p;
-        c->slot[slot].p = NULL;
-        c->slot[slot].bytes = 0;
-        TRY(retire((struct cuda_dev *)c, old));
-        CU_TRY(cudaMalloc(&c->slot[slot].p, need));
+        TRY(retire((struct cuda_dev *)c, slot));
+        TRY(cuda_hold(c, need, &c->slot[slot].p));
         c->slot[slot].bytes = need;
     }
     *out = c->slot[slot].p;
@@ -114,6 +129,16 @@ static int op_alloc(struct dev *d, size_t bytes, void **out) {
 static void op_free(struct dev *d, void *p, size_t bytes) {
     (void)d, (void)bytes;
     cudaFree(p); /* waits for what is queued */
+}
+static int op_memory(struct dev *d, struct dev_memory *out) {
+    const struct cuda *c = cuda_of(d);
+    size_t free_now = 0, total = 0;
+    CU_TRY(cudaMemGetInfo(&free_now, &total));
+    const size_t used = total - free_now, known = c->used_at_open + d->allocated + c->held;
+    out->working = c->held;
+    out->system = used > known ? used - known : 0;
+    out->n_allocs = c->n_holds;
+    return 0;
 }
 static int op_sync(struct dev *d) {
     CU_TRY(cudaStreamSynchronize(cuda_of(d)->stream));
@@ -212,6 +237,9 @@ static struct dev_ops make_ops(void) {
     o.copy_out = op_copy_out;
     o.copy = op_copy;
     o.zero = op_zero;
+    o.working_bytes = cuda_working_bytes;
+    o.reserve = cuda_reserve;
+    o.memory = op_memory;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;
     o.weight_unpack = cuda_weight_unpack;
@@ -277,15 +305,18 @@ static int open_context(struct cuda_dev *cd, const cudaDeviceProp *p) {
 }
 
 /* Memory that this process may have: what is free now. Says so where others hold some. */
-static int memory_room(struct dev *d, const struct cuda *c, size_t own) {
+static int memory_room(struct dev *d, struct cuda *c, size_t own) {
     const double gib = 1024.0 * 1024.0 * 1024.0;
     size_t now = 0, total = 0;
     CU_TRY(cudaMemGetInfo(&now, &total));
     d->mem_total = now;
+    c->used_at_open = total - now - c->held;
     const size_t others = total > now + own ? total - now - own : 0;
-    if ((double)others > 0.02 * (double)total)
+    if ((double)others > 0.02 * (double)total) {
+        d->mem_others = others;
         log_warn("cuda:%d: other programs hold %.1f of its %.1f GiB; this run plans with the %.1f GiB that are free", c->index,
                  (double)others / gib, (double)total / gib, (double)now / gib);
+    }
     return 0;
 }
 

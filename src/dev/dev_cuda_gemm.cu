@@ -169,8 +169,7 @@ int cuda_gemm_open(struct cuda *c) {
         g->handle = NULL;
         FAIL(ERR_DEVICE, "cuda: cublasLtCreate: %s", g->lt->cublasLtGetStatusString(s));
     }
-    CU_TRY(cudaMalloc(&g->work, GEMM_WORK_BYTES));
-    return 0;
+    return cuda_hold(c, GEMM_WORK_BYTES, &g->work);
 }
 
 void cuda_gemm_close(struct cuda *c) {

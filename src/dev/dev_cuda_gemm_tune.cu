@@ -41,9 +41,9 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Memory and operands of one choice, freed at its end. */
+/* Memory and operands of one choice. */
 struct trial {
-    void *block;
+    void *block;                /* scratch: kept for the next choice, so that one in mid-run takes no memory */
     struct cuda_gemm_args args; /* what is tried: operands, out, rows */
     float *sums;                /* (rows, n): the canonical algorithm's */
     void *want;                 /* (rows, n): the product they stand for; the sums themselves where out is the sum */
@@ -69,7 +69,16 @@ static void trial_free(struct cuda *c, struct trial *t) {
         if (t->begin[i]) cudaEventDestroy(t->begin[i]);
         if (t->end[i]) cudaEventDestroy(t->end[i]);
     }
-    cudaFree(t->block);
+}
+
+static size_t flush_bytes(const struct cuda *c) {
+    int l2 = 0;
+    return cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index) == cudaSuccess ? (size_t)l2 * 2 : 0;
+}
+
+/* Of a trial whose rows fill TRIAL_BYTES; a row more where one alone is larger, and padding. */
+size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight) {
+    return TRIAL_BYTES + flush_bytes(c) + (size_t)weight + ((size_t)2 << 20);
 }
 
 /* Cuts 256-aligned pieces off block; with NULL only counts. */
@@ -105,7 +114,6 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)out_width(p) * (8 + dtype_size(p->out_dt));
     const int64_t most = (int64_t)((p->part ? PARTS_BYTES : TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
-    int l2 = 0;
     memset(t, 0, sizeof *t);
     a->op = p->op;
     a->m = rows < most ? rows : most < 1 ? 1 : most;
@@ -117,9 +125,8 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     a->out_dt = p->out_dt;
     a->add = p->add;
     t->out_bytes = (size_t)(a->m * out_width(p)) * dtype_size(p->out_dt);
-    CU_TRY(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index));
-    t->flush_bytes = (size_t)l2 * 2;
-    CU_TRY(cudaMalloc(&t->block, trial_bind(t, p, NULL)));
+    t->flush_bytes = flush_bytes(c);
+    TRY(cuda_scratch(c, CUDA_SLOT_TUNE, trial_bind(t, p, NULL), &t->block));
     trial_bind(t, p, t->block);
     TRY(gemm_fill(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
     TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));

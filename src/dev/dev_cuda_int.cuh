@@ -20,7 +20,8 @@
 #include <cuda_runtime.h>
 
 /* Scratch that grows and stays; one slot is used by one op at a time (the stream orders them). */
-enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE, CUDA_N_SLOTS };
+enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE,
+                 CUDA_SLOT_TUNE, CUDA_N_SLOTS };
 
 struct cuda_gemm; /* plans and handles of the matrix products: dev_cuda_gemm.cu */
 
@@ -36,6 +37,9 @@ struct cuda {
     size_t pinned_bytes;
     cudaEvent_t *stamps;  /* of a trace */
     int64_t n_stamps;
+    size_t held;          /* bytes of device memory through cuda_hold */
+    int64_t n_holds;      /* calls of it */
+    size_t used_at_open;  /* bytes of the device in use when this context was ready, by anyone, without held */
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
 
@@ -80,11 +84,20 @@ static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...)
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 
+/* Device memory of the backend's own, counted. ERR_NOMEM. */
+int cuda_hold(struct cuda *c, size_t bytes, void **out);
+int cuda_drop(struct cuda *c, void *p, size_t bytes); /* NULL ok */
+
 /* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. A block that was
  * outgrown stays until the device is closed: a recorded graph may still use it. */
 int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out);
 /* At least `bytes` of pinned host memory. */
 int cuda_pinned(struct cuda *c, size_t bytes, void **out);
+
+/* ---- the backend's memory (dev_cuda_plan.cu): see dev_working_bytes and dev_reserve ---- */
+size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
+int cuda_reserve(struct dev *d, const struct dev_sizes *s);
+size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight); /* to choose an algorithm for a matrix of that many bytes */
 
 /* ---- matrix products (dev_cuda_gemm.cu); all row-major, sums in f32 ---- */
 enum cuda_gemm_op {

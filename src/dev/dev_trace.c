@@ -19,9 +19,16 @@ struct span {
     double host0, host1; /* seconds since the trace began */
     double dev0, dev1;   /* microseconds; equal to the host's where every op waits */
 };
+struct phase {
+    char name[48];
+    double from, to; /* seconds since the trace began */
+};
 struct dev_trace {
     struct span *spans;
     int64_t n, cap;
+    struct phase *phases;
+    int64_t n_phases, cap_phases;
+    bool in_phase; /* the last one has not ended */
     double start;
     bool paused;
 };
@@ -35,6 +42,7 @@ void dev_trace_start(struct dev *d) {
 void dev_trace__drop(struct dev *d) {
     if (!d->trace) return;
     free(d->trace->spans);
+    free(d->trace->phases);
     free(d->trace);
     d->trace = NULL;
 }
@@ -60,11 +68,27 @@ int dev_trace__close(struct dev *d, int rc) {
     return rc;
 }
 
+void dev_trace_phase(struct dev *d, const char *name) {
+    struct dev_trace *t = d->trace;
+    if (!t) return;
+    const double now = clock_now() - t->start;
+    if (t->in_phase) t->phases[t->n_phases - 1].to = now;
+    t->in_phase = name != NULL;
+    if (!name) return;
+    xgrow((void **)&t->phases, &t->cap_phases, t->n_phases + 1, sizeof *t->phases);
+    struct phase *p = &t->phases[t->n_phases++];
+    *p = (struct phase){.from = now, .to = now};
+    snprintf(p->name, sizeof p->name, "%s", name);
+}
+
 /* ---- reading it ---- */
 
+/* Stamp 0 is taken with the first call: the device's clock is set by the host's there. */
 static int device_times(struct dev *d) {
     struct dev_trace *t = d->trace;
+    const double zero = t->n ? t->spans[0].host0 * 1e6 : 0;
     TRY(dev_sync(d));
+    dev_trace_phase(d, NULL);
     for (int64_t i = 0; i < t->n; i++) {
         struct span *s = &t->spans[i];
         s->dev0 = s->host0 * 1e6;
@@ -72,6 +96,8 @@ static int device_times(struct dev *d) {
         if (!d->ops->stamp) continue;
         TRY(d->ops->stamp_us(d, 2 * i, &s->dev0));
         TRY(d->ops->stamp_us(d, 2 * i + 1, &s->dev1));
+        s->dev0 += zero;
+        s->dev1 += zero;
     }
     return 0;
 }
@@ -135,8 +161,8 @@ static json_t *event(const char *name, int track, double us, double for_us) {
 
 static int write_trace(const struct dev_trace *t, const char *path) {
     json_t *events = json_array(), *doc = json_pack("{s:o}", "traceEvents", events);
-    static const char *const tracks[] = {"host", "device"};
-    for (int i = 0; i < 2; i++)
+    static const char *const tracks[] = {"host", "device", "phases"};
+    for (int i = 0; i < 3; i++)
         json_array_append_new(events, json_pack("{s:s,s:s,s:i,s:i,s:{s:s}}", "name", "thread_name", "ph", "M", "pid", 1, "tid", i,
                                                 "args", "name", tracks[i]));
     for (int64_t i = 0; i < t->n; i++) {
@@ -146,6 +172,8 @@ static int write_trace(const struct dev_trace *t, const char *path) {
         json_array_append_new(events, event(name, 0, s->host0 * 1e6, (s->host1 - s->host0) * 1e6));
         json_array_append_new(events, event(name, 1, s->dev0, s->dev1 - s->dev0));
     }
+    for (int64_t i = 0; i < t->n_phases; i++)
+        json_array_append_new(events, event(t->phases[i].name, 2, t->phases[i].from * 1e6, (t->phases[i].to - t->phases[i].from) * 1e6));
     const int rc = json_dump_file(doc, path, JSON_COMPACT | JSON_REAL_PRECISION(12));
     json_decref(doc);
     if (rc != 0) FAIL(ERR_IO, "%s: cannot write the trace", path);

@@ -203,6 +203,7 @@ static int open_critic(struct ppo *p) {
 static int open_models(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
     const struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_INFER, .max_len = l->max_len};
+    TRY(dev_reserve(&p->dev, &l->sizes));
     TRY(train_open_model(&p->policy, &p->dev, &a, &p->k.lora, p->k.seed));
     if (l->ref > 0) TRY(model_open(&p->reference, &p->dev, &a));
     TRY(dev_alloc(&p->dev, l->block, &p->block));
@@ -248,6 +249,9 @@ static int load_configs(const struct ppo_config *k, struct model_config *policy,
     return 0;
 }
 
+/* The run's stages are phases of a trace. */
+static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
+
 static int open_all(struct ppo *p, const struct conf *c) {
     struct model_config m = {0}, v = {0};
     struct buf text = {0};
@@ -269,7 +273,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     TRYG(ppo_plan_make(&p->plan, &p->k, &m, v.json ? &v : NULL, &p->dev), out);
     TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
     log_info("%s", text.p);
-    TRYG(ppo_plan_check(&p->plan, &p->k, &m), out);
+    TRYG(ppo_plan_check(&p->plan, &p->k, &m, &p->dev), out);
     TRYG(open_data(p), out);
     TRYG(reward_create(&p->reward, &p->k.reward), out);
     TRYG(open_models(p), out);
@@ -277,6 +281,8 @@ static int open_all(struct ppo *p, const struct conf *c) {
     TRYG(open_track(p, from.step), out);
     if (from.dir) TRYG(resume_from(p, &from), out);
     p->cursor = data_sampler_state(&p->sampler);
+    TRYG(dev_memory(&p->dev, &p->memory), out);
+    stages_follow(p->stages, phase, &p->dev);
 out:
     stage_end(p->stages);
     model_config_free(&m);
@@ -343,13 +349,13 @@ static int finish_step(struct ppo *p) {
 
 /* Adds to the error where the run can go on from, after saving the last whole step
  * where it is not on disk yet. Not saved: weights of a step that was half made,
- * and weights that give no finite log-prob. After a numerical stop nothing is
+ * and weights that give no finite log-prob; nothing of a device that failed. After a numerical stop nothing is
  * retired, since an older checkpoint may be the one to return to. */
 static int end_early(struct ppo *p, int rc) {
     char *why = xstrdup(err_msg());
     const bool whole = optim_steps(p) == p->optim_done,
                diverged = rc == ERR_NUMERIC && p->bad_steps < p->k.max_bad_steps;
-    if (p->step > 0 && p->saved_step != p->step && whole && !diverged && rc != ERR_IO &&
+    if (p->step > 0 && p->saved_step != p->step && whole && !diverged && rc != ERR_IO && rc != ERR_DEVICE &&
         save(p, p->step, rc == ERR_NUMERIC ? 0 : p->k.keep_ckpts) < 0)
         log_warn("%s", err_msg());
     if (p->saved_step > 0)
@@ -360,9 +366,28 @@ static int end_early(struct ppo *p, int rc) {
     return rc;
 }
 
+static bool profiled(const struct ppo *p) {
+    for (int64_t i = 0; i < p->k.n_profile_steps; i++)
+        if (p->k.profile_steps[i] == (double)p->step) return true;
+    return false;
+}
+
+/* Writes the step's trace; the step is done by then, so a failure is a warning. */
+static void write_trace(struct ppo *p) {
+    char *path = xasprintf("%s/trace_step_%lld.json", p->k.default_local_dir, (long long)p->step);
+    int rc = file_mkdirs(p->k.default_local_dir);
+    if (rc == 0) rc = dev_trace_stop(&p->dev, path, NULL);
+    if (rc < 0) log_warn("step %lld was not traced: %s", (long long)p->step, err_msg());
+    else log_info("the trace of step %lld is in %s", (long long)p->step, path);
+    free(path);
+}
+
 static int one_step(struct ppo *p) {
     p->step++;
+    const bool trace = profiled(p);
+    if (trace) dev_trace_start(&p->dev);
     const int rc = ppo_step(p);
+    if (trace && rc == 0) write_trace(p);
     if (rc == 0) return finish_step(p);
     p->step--; /* made again after a resume, from the cursor of the step before */
     return rc;
@@ -406,7 +431,7 @@ int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
     if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, v.json ? &v : NULL, &p.dev);
     if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);
     if (rc == 0) {
-        *fits = ppo_plan_check(&p.plan, &p.k, &m) == 0;
+        *fits = ppo_plan_check(&p.plan, &p.k, &m, &p.dev) == 0;
         if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
     }
     model_config_free(&m);

@@ -377,6 +377,16 @@ int train_read_bytes(const char *key, const char *text, int64_t *out) {
     FAIL(ERR_INVAL, "%s=%s: expected bytes, or a number with KiB, MiB or GiB", key, text);
 }
 
+/* trainer.profile_steps, else verl's key of the same meaning. */
+static int read_profile(struct ppo_config *k, const struct conf *c) {
+    const bool verl = conf_is_null(c, "trainer.profile_steps");
+    if (verl) {
+        if (conf_is_null(c, "global_profiler.steps")) return 0;
+        return conf_f64s(c, "global_profiler.steps", k->profile_steps, MAX_PROFILE_STEPS, &k->n_profile_steps);
+    }
+    return conf_f64s(c, "trainer.profile_steps", k->profile_steps, MAX_PROFILE_STEPS, &k->n_profile_steps);
+}
+
 static int read_trainer(struct ppo_config *k, const struct conf *c) {
     const char *limit = NULL;
     int64_t threads = 0;
@@ -403,7 +413,7 @@ static int read_trainer(struct ppo_config *k, const struct conf *c) {
     TRY(conf_str_opt(c, "trainer.device_memory_limit", &limit));
     if (limit) TRY(train_read_bytes("trainer.device_memory_limit", limit, &k->memory_limit));
     TRY(conf_f64(c, "trainer.deadline", &k->deadline_s));
-    return 0;
+    return read_profile(k, c);
 }
 
 int ppo_config_read(struct ppo_config *k, const struct conf *c) {

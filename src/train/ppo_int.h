@@ -50,6 +50,8 @@ struct ppo_filter_config {
 
 enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
 
+enum { MAX_PROFILE_STEPS = 64 };
+
 /* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
 struct ppo_config {
     const struct conf *conf;
@@ -118,6 +120,8 @@ struct ppo_config {
     int64_t n_loggers, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, max_bad_steps;
     bool val_before_train, val_only;
     double deadline_s;
+    double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
+    int64_t n_profile_steps;
 };
 int ppo_config_read(struct ppo_config *k, const struct conf *c);
 void ppo_config_free(struct ppo_config *k);
@@ -126,7 +130,9 @@ void ppo_config_free(struct ppo_config *k);
 struct ppo_plan {
     size_t weights, adapter, master, grads, moments, ref, critic; /* bytes; critic: weights, master, gradients and moments */
     size_t rollout, update, ref_pass, critic_pass;       /* share one block */
-    size_t block, working, host, total, limit;
+    size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
+    struct dev_sizes sizes; /* of what the backend takes */
+    const struct model_config *critic_config; /* borrowed; NULL without a critic */
     int64_t n_train; /* elements of the adapter */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
         max_rows_critic, max_seqs_critic, max_len;
@@ -135,7 +141,7 @@ struct ppo_plan {
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
                   const struct model_config *critic, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
-int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m);
+int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev);
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *out);
 
 /* ---- the run ---- */
@@ -160,6 +166,7 @@ struct ppo {
     struct metrics metrics;                /* of the step being made */
     int64_t step, total_steps, bad_steps, saved_step;
     bool step_bad;                         /* this step has met a gradient that is not finite */
+    struct dev_memory memory;              /* at the end of the step before */
     int64_t optim_done;                    /* optimizer steps of both models at the end of the last whole step */
     struct early_stop early;
     char *config_yaml;

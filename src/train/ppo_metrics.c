@@ -181,6 +181,11 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     metrics_set(m, step, "perf/time_per_step");
     metrics_set(m, step > 0 ? total / step : 0, "perf/throughput");
     metrics_set(m, (double)p->dev.peak / 0x1p30, "perf/max_memory_allocated_gb");
+    struct dev_memory now; /* perf/device_allocations: since the step before; 0 says that the plan held */
+    TRY(dev_memory(&p->dev, &now));
+    metrics_set(m, (double)(p->dev.peak + now.working + now.system) / 0x1p30, "perf/max_memory_reserved_gb");
+    metrics_set_i64(m, now.n_allocs - p->memory.n_allocs, "perf/device_allocations");
+    p->memory = now;
     return 0;
 }
 

@@ -37,18 +37,19 @@ static size_t pass_bytes(const struct ppo_config *k, const struct model_config *
  * Nothing here is laid out beforehand, so these are estimates: constants of the
  * code where there are some, else measured (scripts/measure_plan.sh). */
 
+enum { SYSTEM_MIB = 64 }; /* at most this was measured on an H200: a model of 24 layers, a few recorded steps */
+
 /* Whether the host's memory and the device's are not the same. */
 static bool on_gpu(const struct dev *dev) { return strcmp(dev->ops->name, "cuda") == 0; }
 
+/* What the driver of a GPU takes beside all blocks: the code of our kernels and of the library's that run, and
+ * the recorded decoding steps (what the context takes was gone before the device said what it has). */
+static size_t system_bytes(const struct dev *dev) { return on_gpu(dev) ? (size_t)SYSTEM_MIB << 20 : 0; }
+
 /* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
- * of logits and their gradient, sums over rows, each thread's tiles. Of a GPU: a block of the head's
- * logits and their gradient, and MiB that its other ops take at their first calls, about (what its
- * context takes was gone before the device said what it has). */
-static size_t working_bytes(const struct ppo_config *k, const struct model_config *m, const struct dev *dev, int64_t rows) {
-    enum { GPU = 720, GPU_ROWS = 8192, GPU_COLS = 9600 }; /* the last two: dev_cuda_head.cu */
+ * of logits and their gradient, sums over rows, each thread's tiles. */
+static size_t host_working_bytes(const struct ppo_config *k, const struct model_config *m, int64_t rows) {
     enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
-    if (on_gpu(dev))
-        return ((size_t)GPU << 20) + (size_t)(min_i64(rows, GPU_ROWS) * min_i64(m->vocab, GPU_COLS)) * (4 + dtype_size(k->act));
     const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
     const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
     return (band < BAND ? band : BAND) + (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act)) +
@@ -96,11 +97,61 @@ static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const st
     p->critic_pass = critic_block_bytes(v, k->act, &a);
 }
 
+/* What a run may take: the limit that was set, or nearly all that is there. */
+static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
+    const size_t there = (size_t)((double)dev->mem_total * 0.95);
+    const bool beyond = on_gpu(dev) && (size_t)k->memory_limit > there; /* of a CPU one may plan for another machine */
+    return k->memory_limit > 0 && !beyond ? (size_t)k->memory_limit : there;
+}
+
+/* The largest of the passes that share the block with the rollout. */
+static size_t passes_bytes(const struct ppo_plan *p) { return max_size(max_size(p->update, p->ref_pass), p->critic_pass); }
+
+static size_t fixed_bytes(const struct ppo_plan *p) {
+    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->working + p->system + p->host;
+}
+
+/* Rows of each phase, and what the ops need for so many. */
+static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    enum { DECODE_UNIT = 128 }; /* the decoder's steps run at rounded numbers of rows */
+    const int64_t batch = k->train_batch_size * k->train.n;
+    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
+    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
+    p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
+    int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    if (p->max_rows_critic > rows) rows = p->max_rows_critic;
+    p->sizes = (struct dev_sizes){
+        .act = k->act, .rows = rows > p->max_rows_roll ? rows : p->max_rows_roll, .decode = p->max_seqs + DECODE_UNIT,
+        .hidden = m->hidden, .ffn = m->ffn, .qkv = (m->n_q_heads + 2 * m->n_kv_heads) * m->head_dim, .vocab = m->vocab,
+        .n_q_heads = m->n_q_heads, .head_dim = m->head_dim, .train = true};
+    p->system = system_bytes(dev);
+    p->working = on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
+}
+
+/* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
+static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const size_t fixed = fixed_bytes(p);
+    const size_t share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t budget = max_size(passes_bytes(p),
+                                   p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
+    const int64_t per_seq = (p->max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
+    struct roll_decoder_args r = {.n_pages = p->max_seqs * per_seq, .max_rows = p->max_rows_roll, .max_seqs = p->max_seqs,
+                                  .max_len = p->max_len, .max_burst = roll_device_burst(dev)};
+    p->rollout = roll_decoder_bytes(m, k->act, &r);
+    if (p->rollout > budget) {
+        const size_t over = p->rollout - budget, page = roll_page_bytes(m, k->act);
+        const int64_t fewer = (int64_t)((over + page - 1) / page);
+        r.n_pages = r.n_pages - fewer > per_seq ? r.n_pages - fewer : per_seq;
+        p->rollout = roll_decoder_bytes(m, k->act, &r);
+    }
+    p->n_pages = r.n_pages;
+}
+
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
                   const struct model_config *critic, struct dev *dev) {
     const size_t elems = pages((size_t)model_config_params(m) * 4);
     const int64_t batch = k->train_batch_size * k->train.n;
-    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length};
+    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .critic_config = critic};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
@@ -119,34 +170,12 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
     if (critic) plan_critic(p, k, critic, dev);
-    p->limit = k->memory_limit > 0 ? (size_t)k->memory_limit : (size_t)((double)dev->mem_total * 0.95);
-    int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
-    if (p->max_rows_critic > rows) rows = p->max_rows_critic;
-    p->working = working_bytes(k, m, dev, rows);
+    p->limit = limit_of(k, dev);
     p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
-
-    /* Rollout: what all running samples need, or what the memory leaves. */
-    const size_t fixed = p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->working + p->host;
-    const size_t share = (size_t)((double)p->limit * k->memory_fraction);
-    const size_t passes = max_size(max_size(p->update, p->ref_pass), p->critic_pass);
-    const size_t budget = max_size(passes,
-                                   p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
-    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
-    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
-    p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
-    const int64_t per_seq = (p->max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
-    struct roll_decoder_args r = {.n_pages = p->max_seqs * per_seq, .max_rows = p->max_rows_roll, .max_seqs = p->max_seqs,
-                                  .max_len = p->max_len, .max_burst = roll_device_burst(dev)};
-    p->rollout = roll_decoder_bytes(m, k->act, &r);
-    if (p->rollout > budget) {
-        const size_t over = p->rollout - budget, page = roll_page_bytes(m, k->act);
-        const int64_t fewer = (int64_t)((over + page - 1) / page);
-        r.n_pages = r.n_pages - fewer > per_seq ? r.n_pages - fewer : per_seq;
-        p->rollout = roll_decoder_bytes(m, k->act, &r);
-    }
-    p->n_pages = r.n_pages;
-    p->block = max_size(p->rollout, passes);
-    p->total = fixed + pages(p->block);
+    plan_working(p, k, m, dev);
+    plan_rollout(p, k, m, dev);
+    p->block = max_size(p->rollout, passes_bytes(p));
+    p->total = fixed_bytes(p) + pages(p->block);
     return 0;
 }
 
@@ -183,29 +212,73 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
         row(b, "  critic: values and update", p->critic_pass, note);
     }
     row(b, "working space", p->working, "of the matrix products, the head, the threads");
+    if (p->system) row(b, "kernels and recorded work", p->system, "the driver's (measured, not laid out)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     return 0;
 }
 
-/* The nearest change that fits, for the refusal. */
-static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m) {
-    const size_t fixed = p->total - pages(p->block);
-    if (fixed >= p->limit)
-        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB; take a smaller model%s",
-             (double)fixed / 0x1p30, (double)p->limit / 0x1p30, p->ref ? ", or use_kl_loss=False (no reference model)" : "");
-    for (int64_t seqs = k->update_cut.max_seqs - 1; seqs >= 1; seqs--) {
-        int64_t rows, n;
-        const struct actor_cut cut = {.max_seqs = seqs};
-        if (fixed + max_size(p->critic_pass, pass_bytes(k, m, cut, true, k->train_batch_size * k->train.n, &rows, &n)) <= p->limit)
-            FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; ppo_micro_batch_size_per_gpu=%lld fits (the result is "
-                 "the same)", (double)p->total / 0x1p30, (double)p->limit / 0x1p30, (long long)seqs);
-    }
-    FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; lower data.max_response_length%s", (double)p->total / 0x1p30,
-         (double)p->limit / 0x1p30, k->keep == MODEL_KEEP_ALL ? " or set model.enable_gradient_checkpointing=True" : "");
+/* ---- refusals ---- */
+
+/* Whether a run with this configuration instead would fit. */
+static bool fits(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic, struct dev *dev) {
+    struct ppo_plan p;
+    return ppo_plan_make(&p, k, m, critic, dev) == 0 && p.total <= p.limit;
 }
 
-int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m) {
-    return p->total > p->limit ? refuse(p, k, m) : 0;
+/* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
+static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic, struct dev *dev,
+                        struct actor_cut *cut) {
+    struct ppo_config c = *k;
+    const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
+    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
+    while (*limit > least) {
+        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
+        if (*limit < least) *limit = least;
+        c.update_cut = *cut;
+        if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
+        if (fits(&c, m, critic, dev)) return true;
+    }
+    return false;
+}
+
+/* " (other programs hold 30.1 GiB of this GPU)", or nothing. */
+static const char *others_text(const struct dev *dev, char text[96]) {
+    text[0] = '\0';
+    if (dev->mem_others)
+        snprintf(text, 96, " (other programs hold %.2f GiB of this GPU: nvidia-smi lists them)", (double)dev->mem_others / 0x1p30);
+    return text;
+}
+
+/* The nearest change that fits: first those that leave the result as it is. */
+static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    char others[96], need[160];
+    struct ppo_config c = *k;
+    struct actor_cut cut = k->update_cut;
+    const bool tokens = cut.max_seqs == 0;
+    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30, (double)p->limit / 0x1p30,
+             others_text(dev, others));
+    if (smaller_cut(k, m, p->critic_config, dev, &cut))
+        FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
+             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+             (long long)(tokens ? cut.max_rows : cut.max_seqs));
+    if (k->keep == MODEL_KEEP_ALL) {
+        c.keep = MODEL_KEEP_LAYER;
+        if (fits(&c, m, p->critic_config, dev))
+            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.model.enable_gradient_checkpointing=True fits (the result is the same)", need);
+    }
+    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
+        if (fits(&c, m, p->critic_config, dev))
+            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s fits (the result is the same)", need,
+                 (long long)c.max_num_seqs, c.keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "");
+    if (fixed_bytes(p) >= p->limit)
+        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
+             (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
+             p->ref ? ", or use_kl_loss=False (no reference model)" : "");
+    FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
+}
+
+int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    return p->total > p->limit ? refuse(p, k, m, dev) : 0;
 }

@@ -30,6 +30,8 @@ struct stages {
         double seconds;
     } done[MAX_STAGES];
     int n_done;
+    void (*follow)(void *arg, const char *name); /* NULL: nobody */
+    void *follow_arg;
     struct sigaction old_int, old_term;
 };
 
@@ -134,12 +136,19 @@ void stage_begin(struct stages *s, const char *name) {
     snprintf(s->current, sizeof s->current, "%s", name);
     s->since = s->last_beat = now;
     pthread_mutex_unlock(&s->lock);
+    if (s->follow) s->follow(s->follow_arg, name);
 }
 
 void stage_end(struct stages *s) {
     pthread_mutex_lock(&s->lock);
     close_current(s, clock_now());
     pthread_mutex_unlock(&s->lock);
+    if (s->follow) s->follow(s->follow_arg, NULL);
+}
+
+void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg) {
+    s->follow = fn;
+    s->follow_arg = arg;
 }
 
 void stage_beat(struct stages *s) {

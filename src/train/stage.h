@@ -21,6 +21,8 @@ void stages_destroy(struct stages *s); /* restores the handlers; NULL ok */
  * per name until stages_metrics. */
 void stage_begin(struct stages *s, const char *name);
 void stage_end(struct stages *s);
+/* fn(arg, name) at each beginning of a stage, fn(arg, NULL) at each end, by the thread that begins or ends it. One at a time. */
+void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg);
 void stage_beat(struct stages *s);            /* any thread */
 double stage_seconds(const struct stages *s, const char *name);
 /* timing_s/NAME of everything since the last call, and resets. */

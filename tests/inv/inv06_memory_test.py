@@ -58,8 +58,11 @@ def main():
             print(f"        plan {plan:.0f} MiB, peak {peak:.0f} MiB: {100 * off:+.1f} %")
             test(f"{dtype}: peak within 5 % of the plan", abs(off) <= 0.05, f"plan {plan:.0f} MiB, peak {peak:.0f} MiB")
             log = next((s.dir / f"run_{dtype}").glob("**/*.jsonl"))
-            device = [json.loads(x)["data"]["perf/max_memory_allocated_gb"] for x in log.read_text().splitlines()]
+            steps = [json.loads(x)["data"] for x in log.read_text().splitlines()]
+            device = [x["perf/max_memory_allocated_gb"] for x in steps]
             test(f"{dtype}: no step raises the device's peak", len(device) == 3 and len(set(device)) == 1 and device[0] > 0, device)
+            asked = [x["perf/device_allocations"] for x in steps]
+            test(f"{dtype}: no step asks for device memory", asked == [0, 0, 0], asked)
         limit = {"trainer__device_memory_limit": "200MiB", "actor_rollout_ref__model__path": s.dir / "big"}
         p = run(*s.ppo("refused", **limit), check=False)
         test.refused("a plan above the limit is refused", p, 4, "GiB")
