@@ -10,7 +10,8 @@
     X(read, "the rate at which memory can be read: the ceiling of decoding one sequence") \
     X(train, "forward and backward of a model, tokens per second")                      \
     X(logprob, "log-probs of a model, tokens per second")                               \
-    X(generate, "sampling from a model, tokens per second")
+    X(generate, "sampling from a model, tokens per second")                              \
+    X(step, "generation, reference log-probs and update of one GRPO step, seconds")
 
 #define X(name, help) int bench_##name(int argc, char **argv);
 BENCH_MAP(X)

@@ -1,0 +1,291 @@
+"""`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
+where python3 has torch with CUDA and transformers, beside torch's from the same run.
+
+Rows: decode, train, logprob, step, start.  `decode` samples from random weights, no end
+token; `train` is forward, backward and AdamW over packed rows of 1024 tokens; `step` is
+the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real tokenizer,
+GSM8K, every response 1024 tokens), of which it takes the step time, the time from command
+to first step, the GPU's idle share, and the device's memory beside the plan.  Without
+SHARED_DATA the phases of that step are timed by `verlc bench step`.
+
+  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [--long] [--no-peers] [--compile]
+
+--long: the second recipe too (minutes).  --compile: torch.compile beside eager (minutes).
+A figure without a bar is there to be read.  The bars are those of an H200; on another GPU
+they are printed all the same.  Writes build/bench/gpu.json; exit status 1: a bar was missed."""
+
+import json
+import lzma
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+VERLC = os.environ.get("VERLC", "build/release/verlc")
+OUT = pathlib.Path(os.environ.get("OUT_DIR", "build/bench"))
+DATA = pathlib.Path(os.environ.get("SHARED_DATA", "../shared/data"))
+BATCH, LENGTH = 16, 1024  # of training and log-probs
+
+TABLE = []
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def row(what, ours, peer=None, bar=None, lower=False, unit="tok/s"):
+    """One line; lower: less is better."""
+    TABLE.append({"what": what, "ours": ours, "peer": peer, "bar": bar, "lower": lower, "unit": unit})
+    say(f"{what}: {ours:.4g} {unit}" + (f", torch {peer:.4g}" if peer else ""))
+
+
+def call(*args, **kw):
+    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, **kw)
+    if p.returncode:
+        sys.exit(f"verlc {' '.join(map(str, args))}: {p.stderr[-2000:]}")
+    return p
+
+
+def bench(*args):
+    return json.loads(call("bench", *args, "--device", "cuda").stdout.splitlines()[-1])
+
+
+def model(arch):
+    """A model directory with random weights, with the real tokenizer where it is at hand."""
+    path, extra = OUT / arch, []
+    tokenizer = tokenizer_dir("qwen3" if arch.startswith("qwen3") else "qwen2_5")
+    if tokenizer:
+        extra = ["--tokenizer", tokenizer]
+    if not (path / "config.json").exists():
+        call("model", "init", "--arch", arch, "--out", path, "--seed", 1, *extra)
+    return path
+
+
+def tokenizer_dir(name):
+    packed, out = DATA / "tokenizers" / name, OUT / f"tokenizer_{name}"
+    if not packed.is_dir():
+        return None
+    out.mkdir(parents=True, exist_ok=True)
+    for f in packed.glob("*.xz"):
+        (out / f.stem).write_bytes(lzma.decompress(f.read_bytes()))
+    return out
+
+
+# ---- peers ----
+
+
+def torch_or_none(args):
+    if "--no-peers" in args:
+        return None
+    try:
+        import torch
+        import transformers  # noqa: F401
+
+        return torch if torch.cuda.is_available() else None
+    except ImportError:
+        return None
+
+
+def torch_model(torch, path, dtype):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_default_device("cuda")
+    m = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype, attn_implementation="sdpa")
+    torch.set_default_device("cpu")
+    return m
+
+
+def seconds(torch, fn, rounds=3):
+    """The best of a few calls after two that warm up."""
+    best = 1e9
+    for i in range(rounds + 2):
+        torch.cuda.synchronize()
+        t = time.perf_counter()
+        fn()
+        torch.cuda.synchronize()
+        if i >= 2:
+            best = min(best, time.perf_counter() - t)
+    return best
+
+
+def torch_train(torch, path, recompute=False, compiled=False):
+    """Tokens per second of a full step: f32 weights, bf16 autocast, fused AdamW; rows of LENGTH tokens."""
+    m = torch_model(torch, path, torch.float32).train()
+    m.config.use_cache = False
+    if recompute:
+        m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    opt = torch.optim.AdamW(m.parameters(), lr=1e-6, fused=True)
+    ids = torch.randint(0, 150000, (BATCH, LENGTH), device="cuda")
+    forward = torch.compile(m) if compiled else m
+
+    def step():
+        opt.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = forward(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        opt.step()
+
+    rate = BATCH * LENGTH / seconds(torch, step)
+    del m, opt, forward
+    torch.cuda.empty_cache()
+    return rate
+
+
+def torch_logprob(torch, path):
+    m = torch_model(torch, path, torch.bfloat16).eval()
+    ids = torch.randint(0, 150000, (BATCH, LENGTH), device="cuda")
+
+    def pass_():
+        with torch.inference_mode():
+            hidden = m.model(input_ids=ids, use_cache=False).last_hidden_state
+            for h, i in zip(hidden, ids):  # a row at a time: the logits of all would be 10 GB
+                lp = torch.log_softmax(m.lm_head(h[:-1]).float(), -1)
+                lp.gather(-1, i[1:, None]), (lp.exp() * lp).sum(-1)
+
+    rate = BATCH * LENGTH / seconds(torch, pass_)
+    del m
+    torch.cuda.empty_cache()
+    return rate
+
+
+# ---- rows ----
+
+# model, prompts, samples of each, new tokens, bar
+DECODE = (("qwen2.5-0.5b", 16, 5, 1024, 70e3), ("qwen2.5-0.5b", 64, 8, 512, 220e3), ("qwen2.5-0.5b", 256, 5, 512, 280e3),
+          ("qwen3-1.7b", 16, 5, 256, 33e3), ("qwen3-1.7b", 16, 5, 1024, 25e3), ("qwen3-1.7b", 64, 8, 512, 56e3))
+
+
+def decode(torch, args):
+    for arch, prompts, n, new, bar in DECODE:
+        r = bench("generate", "--model", model(arch), "--batch", prompts * n, "--n", n, "--prompt", 128, "--len", new, "--steps", 1)
+        row(f"decode {arch}, {prompts} x {n}, {new} new", r["tokens_per_s"], bar=bar)
+
+
+def train(torch, args):
+    for arch, recompute, bar in (("qwen2.5-0.5b", False, 150e3), ("qwen2.5-0.5b", True, 125e3), ("qwen3-1.7b", False, 45e3)):
+        peer = torch_train(torch, model(arch), recompute) if torch else None
+        if torch and "--compile" in args and not recompute:
+            say(f"torch.compile, {arch}: {torch_train(torch, model(arch), compiled=True):.4g} tok/s")
+        r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3, *(["--recompute"] * recompute))
+        row(f"training {arch}{', recompute' * recompute}", r["tokens"] / (r["seconds"] + r["optimizer_seconds"]), peer, bar)
+
+
+def logprob(torch, args):
+    peer = torch_logprob(torch, model("qwen2.5-0.5b")) if torch else None
+    r = bench("logprob", "--model", model("qwen2.5-0.5b"), "--batch", BATCH, "--len", LENGTH, "--steps", 3)
+    row("log-probs and entropy, qwen2.5-0.5b", r["tokens_per_s"], peer, 450e3)
+
+
+def recipe(arch, data, run, batch, n, mini, micro, steps):
+    """The seed's GRPO command, every response of full length."""
+    a, r = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+    return [
+        "algorithm.adv_estimator=grpo", f"data.train_files={data / 'train.parquet'}", f"data.val_files={data / 'test.parquet'}",
+        f"data.train_batch_size={batch}", "data.max_prompt_length=512", "data.max_response_length=1024",
+        "data.filter_overlong_prompts=True", f"actor_rollout_ref.model.path={model(arch)}", f"{a}optim.lr=1e-6",
+        f"{a}ppo_mini_batch_size={mini}", f"{a}ppo_micro_batch_size_per_gpu={micro}", f"{a}use_kl_loss=True",
+        f"{a}kl_loss_coef=0.001", f"{a}kl_loss_type=low_var_kl", "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        f"{r}name=vllm", f"{r}n={n}", f"{r}ignore_eos=True", f"{r}log_prob_micro_batch_size_per_gpu={2 * micro}",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={2 * micro}", f"{r}max_num_seqs=1024", f"{r}gpu_memory_utilization=0.7",
+        f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
+        "trainer.n_gpus_per_node=1", f"trainer.default_local_dir={run}", "trainer.logger=[file]", "trainer.device=cuda",
+        "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]"]
+
+
+def idle_share(path):
+    """Of the traced step: the part of the time in which the device ran no call."""
+    events = json.loads(path.read_text())["traceEvents"]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e["tid"] == 1)
+    phases = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e["tid"] == 2]
+    busy, end = 0.0, 0.0
+    for lo, hi in spans:
+        busy += max(0.0, hi - max(lo, end))
+        end = max(end, hi)
+    return 1 - busy / (max(x[1] for x in phases) - min(x[0] for x in phases))
+
+
+def run_recipe(name, arch, shape, bar, verl):
+    steps, run, data = 4, OUT / f"run_{arch}", OUT / "gsm8k"
+    if not (data / "train.parquet").exists():
+        call("data", "gsm8k", "--local_dataset_path", DATA / "gsm8k", "--local_save_dir", data)
+    path = model(arch)
+    subprocess.run(["rm", "-rf", run], check=True)
+    t = time.time()
+    first, log = None, None
+    with open(OUT / f"{name}.log", "w+") as err:
+        p = subprocess.Popen([VERLC, "ppo", *recipe(arch, data, run, *shape, steps)], stdout=subprocess.DEVNULL, stderr=err)
+        while p.poll() is None:
+            log = log or next(iter(run.glob("**/*.jsonl")), None)
+            if first is None and log and log.read_text().count("\n") >= 1:
+                first = time.time() - t
+            time.sleep(0.02)
+        text = pathlib.Path(err.name).read_text()
+    if p.returncode:
+        sys.exit(f"{name}: {text[-2000:]}")
+    log = next(iter(run.glob("**/*.jsonl")))
+    done = [json.loads(x)["data"] for x in log.read_text().splitlines()]
+    warm = min(done[1:-1], key=lambda x: x["timing_s/step"])  # the last one is traced
+    phases = ", ".join(f"{k} {warm[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
+    row(f"GRPO step, {name} ({phases})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
+    say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
+    row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None, lower=True,
+        unit="s")
+    row(f"{name}: GPU idle in a step", 100 * idle_share(run / f"trace_step_{steps}.json"), bar=3, lower=True, unit="%")
+    plan = re.search(r"^ *total +([0-9.]+) ([MG])iB", text, re.M)
+    planned = float(plan[1]) / (1 if plan[2] == "G" else 1024)
+    used = max(x["perf/max_memory_reserved_gb"] for x in done)
+    row(f"{name}: device memory", used, bar=20 if bar and bar < 10 else None, lower=True, unit="GiB")
+    row(f"{name}: device memory off the plan of {planned:.2f} GiB", abs(used / planned - 1) * 100, bar=3, lower=True, unit="%")
+    row(f"{name}: device allocations after the start", sum(x["perf/device_allocations"] for x in done), bar=0, lower=True, unit="")
+
+
+def step(torch, args):
+    if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen2_5"):
+        say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): the step is timed without tokenizer, data and reward")
+        r = bench("step", "--model", model("qwen2.5-0.5b"), "--batch", 80, "--n", 5, "--prompt", 128, "--len", 1024, "--micro", 4)
+        row("phases of a GRPO step, 16 x 5 x 1024", r["seconds"], bar=2.2, lower=True, unit="s")
+        return
+    run_recipe("recipe 1", "qwen2.5-0.5b", (16, 5, 16, 4), 2.2, 10.15)
+    if "--long" in args:
+        run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6)
+
+
+def start(torch, args):
+    """Seconds from the command to the first generated token, files in the page cache."""
+    path, best = model("qwen2.5-0.5b"), 1e9
+    for _ in range(3):
+        t = time.time()
+        call("generate", "--model", path, "--device", "cuda", input='{"ids": [9707, 11], "max_tokens": 1}\n')
+        best = min(best, time.time() - t)
+    row("start to first token, qwen2.5-0.5b", best, bar=5, lower=True, unit="s")
+
+
+def main():
+    args = sys.argv[1:]
+    rows = {"decode": decode, "train": train, "logprob": logprob, "step": step, "start": start}
+    named = [a for a in args if not a.startswith("-")] or list(rows)
+    if unknown := [a for a in named if a not in rows] + [a for a in args if a.startswith("-") and a not in
+                                                         ("--long", "--no-peers", "--compile")]:
+        sys.exit(f"unknown: {' '.join(unknown)}; rows: {' '.join(rows)}; options: --long --no-peers --compile")
+    OUT.mkdir(parents=True, exist_ok=True)
+    torch = torch_or_none(args)
+    if not torch:
+        say("no peers: python3 has no torch with CUDA, or --no-peers")
+    for name in named:
+        rows[name](torch, args)
+    missed = 0
+    print(f"{'what':74s} {'verlc':>10s} {'torch':>10s} {'ratio':>6s} {'bar':>9s}")
+    for r in TABLE:
+        ok = r["bar"] is None or (r["ours"] <= r["bar"] if r["lower"] else r["ours"] >= r["bar"])
+        missed += not ok
+        peer = f"{r['peer']:10.4g} {r['ours'] / r['peer']:6.2f}" if r["peer"] else f"{'-':>10s} {'-':>6s}"
+        bar = "none" if r["bar"] is None else f"{'<=' if r['lower'] else '>='} {r['bar']:.4g} {'ok' if ok else 'MISSED'}"
+        print(f"{r['what'] + ', ' + r['unit'] if r['unit'] else r['what']:74s} {r['ours']:10.4g} {peer} {bar:>9s}")
+    (OUT / "gpu.json").write_text(json.dumps(TABLE, indent=1))
+    sys.exit(1 if missed else 0)
+
+
+main()
