@@ -23,7 +23,8 @@
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \
     X(plan, "memory and time plan of a ppo run, before it starts")                        \
-    X(bench, "numbers for this machine")
+    X(bench, "numbers for this machine")                                                  \
+    X(selftest, "compare a device with the plain C definition of every op")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);
 CMD_MAP(X)

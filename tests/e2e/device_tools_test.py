@@ -1,0 +1,53 @@
+"""What shows how a device does: the trace of a step, `verlc selftest`, `verlc bench step`, on the CPU."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import Scratch, Tests, run  # noqa: E402
+
+
+def tracks(path):
+    """{track: [(name, begin, end)]} of a trace, times in microseconds."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    out = {name: [] for name in names.values()}
+    for e in events:
+        if e["ph"] == "X":
+            out[names[e["tid"]]].append((e["name"], e["ts"], e["ts"] + e["dur"]))
+    return out
+
+
+def main():
+    test = Tests()
+    with Scratch(n_train=16) as s:
+        keys = {"trainer__total_training_steps": 3, "trainer__save_freq": -1}
+        run(*s.ppo("run", trainer__profile_steps="[2]", **keys))
+        files = sorted(f.name for f in (s.dir / "run").glob("trace_step_*"))
+        test("one step is traced, the one that was named", files == ["trace_step_2.json"], files)
+        t = tracks(s.dir / "run/trace_step_2.json")
+        phases = [x[0] for x in t["phases"]]
+        test("the phases are a track, in order", [p for p in phases if p in ("gen", "ref", "adv", "update_actor")] ==
+             ["gen", "ref", "adv", "update_actor"], phases)
+        test("phases follow each other", all(a[2] <= b[1] + 1 for a, b in zip(t["phases"], t["phases"][1:])), t["phases"])
+        update = next(x for x in t["phases"] if x[0] == "update_actor")
+        adamw = [x for x in t["host"] if x[0].startswith("adamw")]
+        test("the optimizer's calls lie in the update", adamw and all(update[1] - 1 <= x[1] and x[2] <= update[2] + 1 for x in adamw), adamw)
+        test("each call of the host is one of the device", len(t["host"]) == len(t["device"]) > 100, len(t["host"]))
+        run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))
+        files = sorted(f.name for f in (s.dir / "verl").glob("trace_step_*"))
+        test("verl's key does the same", files == ["trace_step_1.json", "trace_step_3.json"], files)
+        p = run("bench", "step", "--model", s.dir / "model", "--device", "cpu", "--batch", 4, "--n", 2, "--prompt", 8, "--len", 8,
+                "--micro", 2, "--steps", 1)
+        r = json.loads(p.stdout.splitlines()[-1])
+        parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
+        test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
+    p = run("selftest", "--device", "cpu", check=False, timeout=800)
+    lines = p.stdout.splitlines()
+    test("selftest finds no difference on the CPU", p.returncode == 0 and " 0 different, 0 not on this device" in lines[-1], p.stdout[-2000:])
+    test("selftest compares rollout and training", sum("rollout = training" in x and " ok " in x for x in lines) == 12, p.stdout)
+    test.end()
+
+
+main()
