@@ -1,0 +1,241 @@
+/* test_cmd_device.c - a device that fails in mid-run, by an ops table that fails on purpose:
+ * lost, hung, giving NaN, out of memory, shared with another program.  Each ends in one error
+ * line and its exit status, and what was saved before resumes to the bits of an unbroken run.
+ *
+ * The program is this one, linked with dev_open_named wrapped: the CPU backend opens, and one
+ * entry of a copy of its table does the damage. Each run is a child, as a fault may end it. */
+#include "model_case.h"
+
+#include "cmd/cmd.h"
+#include "base/log.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum fault { NO_FAULT, LOST, HUNG, NAN_GRADIENT, NAN_FORWARD, NO_MEMORY, SHARED };
+static struct {
+    enum fault kind;
+    int after; /* steps that go well; of alloc: calls */
+    int steps; /* backward passes that ended: one a step */
+    bool lost;
+} plan;
+static const struct dev_ops *real;
+
+/* ---- the table ---- */
+
+static int is_lost(void) {
+    FAIL(ERR_DEVICE, "cuda: unspecified launch failure (cudaErrorLaunchFailure) in a test; the GPU's state is lost");
+}
+static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk, struct tensor dv) {
+    if (plan.steps >= plan.after) plan.lost = true;
+    return plan.lost ? is_lost() : real->attn_bwd(d, a, dout, dq, dk, dv);
+}
+static int lost_copy_out(struct dev *d, void *dst, const void *src, size_t bytes) {
+    return plan.lost ? is_lost() : real->copy_out(d, dst, src, bytes);
+}
+static int hung_swiglu_bwd(struct dev *d, struct tensor dgu, struct tensor dy, struct tensor gu) {
+    if (plan.steps >= plan.after) sleep(120);
+    return real->swiglu_bwd(d, dgu, dy, gu);
+}
+static int nan_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
+    TRY(real->matmul_dw(d, dw, db, dy, x));
+    if (plan.steps >= plan.after) ((float *)dw.data)[tensor_count(dw) / 2] = NAN;
+    return 0;
+}
+static int nan_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
+    TRY(real->rmsnorm_fwd(d, y, rstd, x, w, eps));
+    if (plan.steps >= plan.after) memset(y.data, 0xff, (size_t)tensor_count(y) * dtype_size(y.dt));
+    return 0;
+}
+static int counted_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
+    plan.steps++; /* the end of a backward pass */
+    return real->embed_bwd(d, dw, ids, dx);
+}
+static int small_alloc(struct dev *d, size_t bytes, void **out) { return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out); }
+
+int __real_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
+int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
+int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa) {
+    static struct dev_ops table;
+    (void)name, (void)n_threads;
+    TRY(__real_dev_open_named(d, "cpu", 1, isa));
+    real = d->ops;
+    table = *real;
+    table.embed_bwd = counted_embed_bwd;
+    if (plan.kind == LOST) {
+        table.attn_bwd = lost_attn_bwd;
+        table.copy_out = lost_copy_out;
+    }
+    if (plan.kind == HUNG) table.swiglu_bwd = hung_swiglu_bwd;
+    if (plan.kind == NAN_GRADIENT) table.matmul_dw = nan_matmul_dw;
+    if (plan.kind == NAN_FORWARD) table.rmsnorm_fwd = nan_rmsnorm_fwd;
+    if (plan.kind == NO_MEMORY) table.alloc = small_alloc;
+    if (plan.kind == SHARED) {
+        d->mem_total = 4 << 20;
+        d->mem_others = (size_t)30 << 30;
+    }
+    d->ops = &table;
+    return 0;
+}
+
+/* ---- runs ---- */
+
+static char *scratch;
+
+static void write_rows(const char *path) {
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 32; i++)
+        fprintf(f, "{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"What is %d + %d?\"}], \"ability\": \"math\","
+                   " \"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%d\"}, \"extra_info\": {\"index\": %d}}\n", i % 7, i % 5, i % 7 + i % 5, i);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* A GRPO run of four steps in a child with this fault. Its exit status; its stderr in *text (owned). */
+static int run(const char *name, enum fault kind, int after, const char *extra, char **text) {
+    char keys[4][256], *argv[24] = {"ppo"}, path[512];
+    int n = 0;
+    const char *const fixed[] = {
+        "algorithm.adv_estimator=grpo", "data.train_batch_size=4", "data.max_prompt_length=64", "data.max_response_length=12",
+        "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=4", "trainer.save_freq=1", "trainer.val_before_train=False",
+        "trainer.logger=[file]"};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) argv[++n] = (char *)(uintptr_t)fixed[i];
+    snprintf(keys[0], sizeof keys[0], "data.train_files=%s/train.jsonl", scratch);
+    snprintf(keys[1], sizeof keys[1], "data.val_files=%s/train.jsonl", scratch);
+    snprintf(keys[2], sizeof keys[2], "actor_rollout_ref.model.path=%s/m", scratch);
+    snprintf(keys[3], sizeof keys[3], "trainer.default_local_dir=%s/%s", scratch, name);
+    for (int i = 0; i < 4; i++) argv[++n] = keys[i];
+    argv[++n] = (char *)(uintptr_t)(extra ? extra : "trainer.test_freq=-1");
+    snprintf(path, sizeof path, "%s/stderr", scratch);
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (!freopen(path, "w", stderr)) _exit(99);
+        plan.kind = kind;
+        plan.after = after;
+        const int rc = cmd_ppo(n + 1, argv);
+        if (rc < 0) log_error("%s", err_msg());
+        fflush(NULL);
+        _exit(rc < 0 ? err_exit_status(rc) : rc);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    struct buf b = {0};
+    OK(file_read(&b, path, 0));
+    *text = buf_take(&b);
+    if (!WIFEXITED(status)) fail_msg("%s ended by a signal", name);
+    if (getenv("VERBOSE")) printf("---- %s\n%s", name, *text);
+    return WEXITSTATUS(status);
+}
+
+/* One error line, with these words. */
+static void one_error(const char *text, const char *word, const char *other) {
+    int lines = 0;
+    for (const char *p = text; (p = strstr(p, "error: ")) != NULL; p++) lines += p == text || p[-1] == '\n';
+    if (lines != 1 || !strstr(text, word) || !strstr(text, other)) fail_msg("wanted one error with '%s' and '%s': %s", word, other, text);
+}
+
+static bool has_step(const char *name, int step) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/global_step_%d/manifest.json", scratch, name, step);
+    return file_exists(path);
+}
+
+static void same_weights(const char *one, const char *other, int step) {
+    struct buf a = {0}, b = {0};
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/global_step_%d/actor/model.safetensors", scratch, one, step);
+    OK(file_read(&a, path, 0));
+    snprintf(path, sizeof path, "%s/%s/global_step_%d/actor/model.safetensors", scratch, other, step);
+    OK(file_read(&b, path, 0));
+    assert_int_equal(a.n, b.n);
+    assert_memory_equal(a.p, b.p, a.n);
+    buf_free(&a);
+    buf_free(&b);
+}
+
+/* The run goes on after the fault and ends in the unbroken run's bits. */
+static void resumes(const char *name) {
+    char *text;
+    const int status = run(name, NO_FAULT, 0, NULL, &text);
+    if (status != 0) fail_msg("the resumed run ended with %d: %s", status, text);
+    assert_non_null(strstr(text, "resumed from"));
+    same_weights("whole", name, 4);
+    free(text);
+}
+
+/* ---- the faults ---- */
+
+static void test_lost(void **state) {
+    char *text;
+    (void)state;
+    assert_int_equal(run("lost", LOST, 2, NULL, &text), 4); /* in step 3 */
+    one_error(text, "state is lost", "step 2");
+    assert_true(has_step("lost", 2) && !has_step("lost", 3));
+    free(text);
+    resumes("lost");
+}
+
+static void test_hung(void **state) {
+    char *text;
+    (void)state;
+    assert_int_equal(run("hung", HUNG, 2, "trainer.deadline=15", &text), 6);
+    one_error(text, "update_actor", "no progress");
+    assert_true(has_step("hung", 2) && !has_step("hung", 3));
+    free(text);
+    resumes("hung");
+}
+
+static void test_nan(void **state) {
+    char *text;
+    (void)state;
+    assert_int_equal(run("nan", NAN_GRADIENT, 1, NULL, &text), 5); /* every step from the second on */
+    one_error(text, "not finite", "3 steps in a row");
+    free(text);
+    assert_int_equal(run("nan_forward", NAN_FORWARD, 2, NULL, &text), 5);
+    one_error(text, "log-prob of", "resume_mode=auto");
+    free(text);
+    resumes("nan_forward");
+}
+
+static void test_memory(void **state) {
+    char *text;
+    (void)state;
+    for (int i = 0; i < 4; i++) { /* whichever block does not come */
+        assert_int_equal(run("memory", NO_MEMORY, i, NULL, &text), 4);
+        one_error(text, "cannot allocate", "GiB");
+        free(text);
+    }
+    assert_int_equal(run("shared", SHARED, 0, NULL, &text), 4);
+    one_error(text, "other programs hold 30.00 GiB", "limit");
+    free(text);
+}
+
+static int setup(void **state) {
+    char *text;
+    (void)state;
+    scratch = case_temp_dir();
+    char *model = file_join(scratch, "m"), *rows = file_join(scratch, "train.jsonl");
+    char *argv[] = {"model", "init", "--preset", "tiny", "--out", model, "--seed", "1"};
+    OK(cmd_model(8, argv));
+    write_rows(rows);
+    free(model);
+    free(rows);
+    const int status = run("whole", NO_FAULT, 0, NULL, &text);
+    if (status != 0) fail_msg("a run without a fault ended with %d: %s", status, text);
+    free(text);
+    return 0;
+}
+static int teardown(void **state) {
+    (void)state;
+    return file_remove_tree(scratch);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_hung), cmocka_unit_test(test_nan),
+                                       cmocka_unit_test(test_memory)};
+    return cmocka_run_group_tests_name("a device that fails", tests, setup, teardown);
+}
