@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: fixtures oracle-venv all setup build test demo bench oracle soak asan tsan lint fuzz clean help
+.PHONY: fixtures oracle-venv all setup build test demo bench bench-gpu learn-gpu oracle soak asan tsan lint fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -22,6 +22,10 @@ demo: build ## a tiny model learns arithmetic: SFT, then GRPO; minutes, no downl
 	@scripts/demo.sh
 bench: build oracle-venv ## figures of this machine beside torch's and transformers', in one run
 	@scripts/bench.sh
+bench-gpu: ## figures of one GPU beside their bars, and torch's where python3 has it; after make CUDA=1
+	@scripts/bench_gpu.sh
+learn-gpu: ## a 124 M model learns word problems on one GPU, SFT and GRPO from random weights; after make CUDA=1
+	@scripts/learn_gpu.sh
 oracle: build oracle-venv ## compare with the real packages from PyPI; changes no file
 	@scripts/oracle.sh
 fixtures: build oracle-venv ## make tests/fixtures again with the real packages
@@ -40,4 +44,4 @@ lint: ## include order, function lengths
 clean:
 	rm -rf build
 help:
-	@grep -hE '^[a-z ]+:.*##' Makefile | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
+	@grep -hE '^[a-z -]+:.*##' Makefile | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
