@@ -76,9 +76,11 @@ static size_t flush_bytes(const struct cuda *c) {
     return cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index) == cudaSuccess ? (size_t)l2 * 2 : 0;
 }
 
-/* Of a trial whose rows fill TRIAL_BYTES; a row more where one alone is larger, and padding. */
-size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight) {
-    return TRIAL_BYTES + flush_bytes(c) + (size_t)weight + ((size_t)2 << 20);
+/* Of a trial with this weight whose rows fill TRIAL_BYTES, and of one in parts: the logits of `decode` rows. And padding. */
+size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight, int64_t head, int64_t per_row, int64_t decode) {
+    const size_t rows = (size_t)gemm_bucket_top(gemm_bucket(decode)) * (size_t)per_row, parts = rows < PARTS_BYTES ? rows : PARTS_BYTES;
+    const size_t whole = TRIAL_BYTES + (size_t)weight, logits = parts + (size_t)head;
+    return flush_bytes(c) + (whole > logits ? whole : logits) + ((size_t)2 << 20);
 }
 
 /* Cuts 256-aligned pieces off block; with NULL only counts. */

@@ -97,7 +97,9 @@ int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 /* ---- the backend's memory (dev_cuda_plan.cu): see dev_working_bytes and dev_reserve ---- */
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);
-size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight); /* to choose an algorithm for a matrix of that many bytes */
+/* To choose algorithms: weight, head: bytes of the largest layer's matrix and of the head; per_row: of a row of logits and
+ * what stands beside it. */
+size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight, int64_t head, int64_t per_row, int64_t decode);
 
 /* ---- matrix products (dev_cuda_gemm.cu); all row-major, sums in f32 ---- */
 enum cuda_gemm_op {

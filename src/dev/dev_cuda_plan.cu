@@ -28,7 +28,8 @@ static void slot_sizes(struct cuda *c, const struct dev_sizes *s, size_t bytes[C
     const int64_t groups = (s->vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     bytes[CUDA_SLOT_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * (int64_t)sizeof(head_sum) + 4 * groups * 4) + 8 * 256;
     bytes[CUDA_SLOT_DECODE] = (size_t)s->decode * (sizeof(struct sample_param) + 3 * 4) + 4 * 256;
-    bytes[CUDA_SLOT_TUNE] = cuda_gemm_tune_bytes(c, max64(widest, s->vocab) * s->hidden * in); /* logits of few rows in one product */
+    const int64_t layer = max64(widest, min64(s->vocab, DEV_VOCAB_CHUNK)) * s->hidden * in;
+    bytes[CUDA_SLOT_TUNE] = cuda_gemm_tune_bytes(c, layer, s->vocab * s->hidden * in, s->hidden * in + 12 * s->vocab, s->decode);
 }
 
 /* The unit in which scratch grows, and the driver's of a block of that size. */
