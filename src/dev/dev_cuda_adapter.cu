@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(THREADS) add_block_kernel(float *dst, i
 
 int cuda_add_block(struct dev *d, const struct add_block_args *a) {
     const int64_t ld_dst = a->dst.dim[1], ld_src = a->src.dim[1];
-    const dim3 grid((unsigned)ceil_div(a->cols, THREADS), (unsigned)(a->rows < MAX_GRID_Y ? a->rows : MAX_GRID_Y));
+    const dim3 grid((unsigned)ceil_div(a->cols, THREADS), (unsigned)(a->rows < (int64_t)MAX_GRID_Y ? a->rows : (int64_t)MAX_GRID_Y));
     add_block_kernel<<<grid, THREADS, 0, cuda_of(d)->stream>>>((float *)a->dst.data + a->dst_row * ld_dst + a->dst_col, ld_dst,
                                                                (const float *)a->src.data + a->src_row * ld_src + a->src_col, ld_src,
                                                                a->rows, a->cols, a->scale);

@@ -21,7 +21,9 @@ REWARD = {"spec_from_file_location", "module_from_spec", "exec_module"}  # what 
 C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
                      r"posix_spawn|posix_spawnp)\s*\(")
 C_ALLOWED = {("helper/helper_proc.c", "execve"),  # python3, with the helpers of this program
-             ("data/data_io.c", "posix_spawnp")}     # the hdfs client, for --hdfs_dir
+             ("data/data_io.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
+             ("dev/dev_cuda.c", "dlopen"), ("dev/dev_cuda.c", "dlsym"),          # this program's CUDA backend and the driver
+             ("dev/dev_cuda_lib.cu", "dlopen"), ("dev/dev_cuda_lib.cu", "dlsym")}  # cuBLASLt
 
 
 def python_finds(text):

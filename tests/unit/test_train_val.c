@@ -87,6 +87,7 @@ static void test_data_metrics(void **state) {
     const int64_t n = (int64_t)json_array_size(rows);
     struct ppo p = {0};
     struct batch b = {.n_rows = n};
+    assert_int_equal(dev_open_ref(&p.dev), 0);
     p.k.max_prompt_length = json_integer_value(json_object_get(f, "max_prompt_length"));
     p.k.max_response_length = json_integer_value(json_object_get(f, "max_response_length"));
     static const char *const columns[] = {"token_level_scores", "token_level_rewards", "advantages", "returns"};
@@ -116,6 +117,7 @@ static void test_data_metrics(void **state) {
     assert_true(metrics_get(&p.metrics, "timing_per_token_ms/gen", &x) && fabs(x - 2000.0 / 15) < 1e-9);
     metrics_free(&p.metrics);
     batch_free(&b);
+    dev_close(&p.dev);
     json_decref(f);
 }
 
