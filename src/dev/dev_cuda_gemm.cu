@@ -143,7 +143,10 @@ static int run_parts(struct cuda *c, const struct cuda_gemm_args *a) {
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
-    if (p->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, p, NULL, bucket));
+    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time by its parts, which choose for themselves first */
+        TRY(gemm_parts(c, a));
+        return gemm_tune(c, p, NULL, bucket);
+    }
     TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
     return ran ? 0 : gemm_parts(c, a);
 }

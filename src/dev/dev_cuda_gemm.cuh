@@ -82,7 +82,8 @@ const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
 /* Chooses the canonical algorithm of a plan that only sums, or makes it plain. */
 int gemm_settle(struct cuda *c, struct gemm_plan *base);
 /* Chooses p's algorithm for this class of m among those whose bits are the canonical ones. base NULL:
- * p is in parts, and theirs are the bits. */
+ * p is in parts, and theirs are the bits; they must have been chosen for this class before (gemm_parts
+ * was run), since one choice at a time has the memory for it. */
 int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket);
 
 /* ---- dev_cuda_gemm.cu ---- */
