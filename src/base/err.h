@@ -53,16 +53,19 @@ int err_wrap(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)
 void err_check_failed(const char *what, const char *file, int line)
     __attribute__((noreturn));
 
-#define FAIL(code, ...) return err_set((code), __FILE__, __LINE__, __VA_ARGS__)
+/* The code is returned as it stands, so that the compiler sees that a failure is negative. */
+#define FAIL(code, ...) return (err_set((code), __FILE__, __LINE__, __VA_ARGS__), (code))
 #define TRY(call)                                                       \
     do {                                                                \
         int try_rc_ = (call);                                           \
-        if (try_rc_ < 0) return err_pass(try_rc_, __FILE__, __LINE__);  \
+        if (try_rc_ < 0)                                                \
+            return (err_pass(try_rc_, __FILE__, __LINE__), try_rc_);    \
     } while (0)
 /* For functions with cleanup: need a local "int rc" and the label. */
 #define FAILG(label, code, ...)                                    \
     do {                                                           \
-        rc = err_set((code), __FILE__, __LINE__, __VA_ARGS__);     \
+        err_set((code), __FILE__, __LINE__, __VA_ARGS__);          \
+        rc = (code);                                               \
         goto label;                                                \
     } while (0)
 #define TRYG(call, label)                         \
