@@ -109,4 +109,17 @@ def state(run_dir, step, parts=("actor",)):
     return {f: (d / f).read_bytes() for f in [f"{p}/{t}.safetensors" for p in parts for t in ("model", "optim")] + ["trainer.json"]}
 
 
-__all__ = ["Scratch", "Tests", "run", "start", "state", "signal", "json", "VERLC"]
+DIGITS_REWARD = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """The share of digits in the answer."""
+    return sum(c.isdigit() for c in solution_str) / max(len(solution_str), 1)
+'''
+
+
+def series(run_dir, name):
+    """A metric's values, step by step, from a run with the logger `file`."""
+    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
+
+
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "run", "series", "start", "state", "signal", "json", "VERLC"]

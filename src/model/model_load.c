@@ -406,6 +406,12 @@ int model_refresh(struct model *m) {
     return 0;
 }
 
+int model__set_trained(struct model *m, const float *flat) {
+    TRY(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat));
+    TRY(dev_sync(m->dev));
+    return model_refresh(m);
+}
+
 int model_copy_weights(struct model *dst, const struct model *src) {
     CHECK(!dst->lora && !src->lora); /* the reference of an adapter is the same model without it */
     if (dst->n_elems != src->n_elems || dst->weights_bytes != src->weights_bytes || dst->act != src->act)

@@ -197,9 +197,7 @@ int model_lora_create(struct model *m, const struct lora_config *c, uint64_t see
         const float bound = (float)(1 / sqrt((double)p->cols)); /* Kaiming with a = sqrt(5) */
         for (int64_t k = 0; k < p->rows * p->cols; k++) flat[p->offset + k] = bound * uniform(seed, (uint32_t)i, k);
     }
-    TRYG(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat), out);
-    TRYG(dev_sync(m->dev), out);
-    rc = model_refresh(m);
+    TRYG(model__set_trained(m, flat), out);
 out:
     free(flat);
     return rc;

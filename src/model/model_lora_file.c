@@ -100,9 +100,7 @@ static int fill_master(struct model *m, const struct st_file *f, const char *pat
         model__convert(flat + p->offset, DT_F32, t->data, t->dt, p->rows * p->cols);
     }
     TRYG(check_unused(m, f, path), out);
-    TRYG(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat), out);
-    TRYG(dev_sync(m->dev), out);
-    rc = model_refresh(m);
+    TRYG(model__set_trained(m, flat), out);
 out:
     free(flat);
     return rc;

@@ -3,13 +3,12 @@ replacements are the next ones of the data, and the outcome depends neither on w
 sample ended first nor on how slow the scorer was; limits and refusals; a run with it
 resumes bitwise. And the overlong penalty of the dapo reward manager."""
 
-import json
 import pathlib
 import sqlite3
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, state  # noqa: E402
+from verlc_test import Scratch, Tests, run, series, state  # noqa: E402
 
 REWARD = '''
 import hashlib, time
@@ -24,11 +23,6 @@ def slow(data_source, solution_str, ground_truth, extra_info=None):
 def same(data_source, solution_str, ground_truth, extra_info=None):
     return 0.5
 '''
-
-
-def series(run_dir, name):
-    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
-    return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
 
 
 def groups(run_dir, step):

@@ -8,22 +8,10 @@ import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, start  # noqa: E402
+from verlc_test import DIGITS_REWARD, Scratch, Tests, run, series, start  # noqa: E402
 
 STEPS = 30
 MODEL = "actor_rollout_ref.model."
-
-REWARD = '''
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """The share of digits in the answer."""
-    return sum(c.isdigit() for c in solution_str) / max(len(solution_str), 1)
-'''
-
-
-def series(run_dir, name):
-    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
-    return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
-
 
 def state(run_dir, step):
     d = pathlib.Path(run_dir) / f"global_step_{step}"
@@ -53,7 +41,7 @@ def base(s):
 
 
 def learn(s, test):
-    (s.dir / "digits.py").write_text(REWARD)
+    (s.dir / "digits.py").write_text(DIGITS_REWARD)
     keys = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 8,
             "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,

@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, state  # noqa: E402
+from verlc_test import Scratch, Tests, run, series, state  # noqa: E402
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -16,11 +16,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return sum(c.isdigit() for c in solution_str) / max(len(solution_str), 1)
 '''
 ACTOR = "actor_rollout_ref.actor."
-
-
-def series(run_dir, name):
-    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
-    return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
 
 
 def gae(s):
