@@ -24,8 +24,9 @@ if [ -n "$missing" ]; then
         exit 1
     fi
     echo "installing:$missing"
-    DEBIAN_FRONTEND=noninteractive $run "$line" >/tmp/verlc-apt.$$ 2>&1 || { tail -20 /tmp/verlc-apt.$$ >&2; rm -f /tmp/verlc-apt.$$; exit 1; }
-    rm -f /tmp/verlc-apt.$$
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    DEBIAN_FRONTEND=noninteractive $run "$line" >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
 fi
 
 if ! .venv/bin/python -c 'import jinja2, pyarrow' 2>/dev/null; then
