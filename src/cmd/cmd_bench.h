@@ -17,7 +17,9 @@
 BENCH_MAP(X)
 #undef X
 
-/* Best of a few passes of all threads over 1 GiB. */
-int bench_read_ceiling(struct dev *d, int n_threads, double *bytes_per_second);
+/* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
+int bench_read_ceiling(struct dev *d, int n_threads, double *best, double *median);
+/* The median of v (n > 0), which is sorted by it. */
+double bench_median(double *v, int64_t n);
 
 #endif

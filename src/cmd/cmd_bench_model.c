@@ -149,7 +149,33 @@ static int count_sample(void *arg, const struct roll_sample *s) {
     return 0;
 }
 
-static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t max_rows, double *prefill, double *decode) {
+/* Seconds: of the prompts' steps together, and for a token each of all samples, as the
+ * mean and as the median (which a machine that was busy for a moment does not move). */
+struct gen_times {
+    double prefill, decode, decode_median;
+};
+
+/* Runs e to its end; its samples all have their first token. */
+static int decode_times(struct roll_engine *e, int64_t batch, int64_t len, struct gen_times *out) {
+    double *steps = xmalloc((size_t)(batch * len) * sizeof *steps);
+    const double start = clock_now();
+    int64_t n = 0, before = roll_stats(e).sampled;
+    const int64_t first = before;
+    int more;
+    do {
+        const double t = clock_now();
+        more = roll_step(e);
+        const int64_t now = roll_stats(e).sampled;
+        if (more >= 0 && now > before) steps[n++] = (clock_now() - t) * (double)batch / (double)(now - before);
+        before = now;
+    } while (more > 0);
+    out->decode = (clock_now() - start) / (double)(before - first);
+    out->decode_median = n > 0 ? bench_median(steps, n) : 0;
+    free(steps);
+    return more < 0 ? more : 0;
+}
+
+static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t max_rows, struct gen_times *times) {
     const struct roll_model rm = roll_decoder_model(d);
     struct gen_count count = {0};
     struct rng r = {.seed = 2, .stream = RNG_TEST};
@@ -163,13 +189,10 @@ static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t 
                                        .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i, .ignore_eos = true};
         rc = roll_submit(e, &q, NULL);
     }
-    double t = clock_now();
+    const double t = clock_now();
     while (rc == 0 && roll_stats(e).sampled < b->batch) rc = roll_step(e) < 0 ? -1 : 0; /* every sample has its first token */
-    *prefill = clock_now() - t;
-    const int64_t before = rc == 0 ? roll_stats(e).sampled : 0;
-    t = clock_now();
-    if (rc == 0) rc = roll_run(e);
-    *decode = (clock_now() - t) / (double)(b->batch * b->len - before);
+    times->prefill = clock_now() - t;
+    if (rc == 0) rc = decode_times(e, b->batch, b->len, times);
     roll_destroy(e);
     free(ids);
     return rc;
@@ -178,7 +201,7 @@ static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t 
 int bench_generate(int argc, char **argv) {
     struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 1, .prompt = 64, .len = 64, .steps = 2};
     struct roll_decoder *d = NULL;
-    double prefill = 1e30, decode = 1e30;
+    struct gen_times best = {1e30, 1e30, 1e30};
     int rc = parse(&b, argc, argv, "verlc bench generate --model DIR [options]",
                    "Samples --len tokens after random prompts of --prompt tokens, --batch at a time, --n for each prompt.");
     if (rc != 0) return rc < 0 ? rc : 0;
@@ -191,17 +214,18 @@ int bench_generate(int argc, char **argv) {
     TRYG(roll_decoder_open(&d, &a), out);
     const double load = clock_now() - start;
     for (int64_t i = 0; i <= b.steps; i++) {
-        double p, t;
+        struct gen_times t = {0};
         if (b.trace_file && i == b.steps) dev_trace_start(&b.dev);
-        TRYG(generate_once(&b, d, max_rows, &p, &t), out);
-        if (i > 0 && p < prefill) prefill = p;
-        if (i > 0 && t < decode) decode = t;
+        TRYG(generate_once(&b, d, max_rows, &t), out);
+        if (i > 0 && t.prefill < best.prefill) best.prefill = t.prefill;
+        if (i > 0 && t.decode < best.decode) best.decode = t.decode;
+        if (i > 0 && t.decode_median < best.decode_median) best.decode_median = t.decode_median;
     }
     TRYG(dev_trace_stop(&b.dev, b.trace_file, stderr), out);
-    const double whole = prefill + decode * (double)(b.batch * (b.len - 1));
+    const double whole = best.prefill + best.decode * (double)(b.batch * (b.len - 1));
     printf("{\"subject\":\"generate\",\"batch\":%lld,\"load_seconds\":%.3f,\"prefill_seconds\":%.4f,\"decode_tokens_per_s\":%.2f,"
-           "\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n", (long long)b.batch, load, prefill, 1 / decode,
-           (double)(b.batch * b.len) / whole, b.m->weights_bytes, b.dev.describe);
+           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n", (long long)b.batch, load,
+           best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole, b.m->weights_bytes, b.dev.describe);
 out:
     roll_decoder_close(d);
     model_close(b.m);
@@ -211,16 +235,16 @@ out:
 
 int bench_read(int argc, char **argv) {
     int64_t threads = 0;
-    double rate = 0;
+    double best = 0, median = 0;
     struct dev dev = {0};
     const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
-    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]", .about = "Best of a few passes over 1 GiB.", .opts = opts,
+    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]", .about = "Best and median of some passes over 1 GiB.", .opts = opts,
                                   .n_opts = 1};
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     TRY(dev_open_cpu(&dev, (int)threads, NULL));
-    rc = bench_read_ceiling(&dev, (int)threads, &rate);
-    if (rc == 0) printf("{\"subject\":\"read\",\"bytes_per_s\":%.0f}\n", rate);
+    rc = bench_read_ceiling(&dev, (int)threads, &best, &median);
+    if (rc == 0) printf("{\"subject\":\"read\",\"bytes_per_s\":%.0f,\"median_bytes_per_s\":%.0f}\n", best, median);
     dev_close(&dev);
     return rc;
 }
