@@ -83,18 +83,34 @@ static void store_block(const struct gemm_job *j, int64_t row, int64_t col, int 
 }
 
 /* ---- few rows: stream the weight ---- */
+static const char *stream_panel(const struct gemm_job *j, int64_t p) { return j->b + (size_t)(p * j->ldb) * j->elem; }
+
+static void stream_store(const struct gemm_job *j, int64_t p, const float *c) {
+    float bias[TILE];
+    const int64_t col = p * TILE;
+    const int cols = (int)min64(TILE, j->n - col);
+    if (j->bias) load_bias(j, bias, col, cols);
+    store_block(j, 0, col, (int)j->m, cols, j->bias ? bias : NULL, c);
+}
+
+/* The panels [p, hi): those of the first half beside those of the second where the kernel takes two. */
 static void stream_part(void *arg, int64_t part, int thread) {
     const struct gemm_job *j = arg;
-    float *c = cpu_thread_mem(j->cpu, thread), bias[TILE];
+    const struct cpu_gemm_ops *g = j->g;
+    const int64_t rn = cpu_up32(j->r);
+    float *c = cpu_thread_mem(j->cpu, thread), *c2 = c + g->max_rows * TILE;
     int64_t p, hi;
     pool_range(ceil_div(j->n, TILE), j->nu, part, &p, &hi);
+    const int64_t half = j->m <= g->two_rows ? (hi - p) / 2 : 0;
     enter(j);
-    for (; p < hi; p++) {
-        const int64_t col = p * TILE;
-        const int cols = (int)min64(TILE, j->n - col);
-        j->g->stream((int)j->m, cpu_up32(j->r), j->pa, j->b + (size_t)(p * j->ldb) * j->elem, c);
-        if (j->bias) load_bias(j, bias, col, cols);
-        store_block(j, 0, col, (int)j->m, cols, j->bias ? bias : NULL, c);
+    for (int64_t i = 0; i < half; i++, p++) {
+        g->stream_two((int)j->m, rn, j->pa, stream_panel(j, p), stream_panel(j, p + half), c, c2);
+        stream_store(j, p, c);
+        stream_store(j, p + half, c2);
+    }
+    for (p += half; p < hi; p++) {
+        g->stream((int)j->m, rn, j->pa, stream_panel(j, p), c);
+        stream_store(j, p, c);
     }
     leave(j);
 }
@@ -105,7 +121,7 @@ static int gemm_stream(struct cpu *cpu, struct gemm_job *j) {
     TRY(cpu_scratch(cpu, CPU_SLOT_GEMM, (size_t)(j->g->max_rows * cpu_up32(j->r)) * j->g->a_bytes, &pa));
     j->pa = pa;
     j->g->pack_a(pa, j->a, j->lda, (int)j->m, j->r);
-    j->nu = min64(np, max64(np / 8, cpu->n_threads * (int64_t)UNITS_PER_THREAD));
+    j->nu = min64(np, max64(np / 64, cpu->n_threads * (int64_t)UNITS_PER_THREAD));
     pool_run(cpu->pool, j->nu, stream_part, j);
     return 0;
 }

@@ -47,6 +47,9 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     void (*block)(int rows, int64_t rn, const void *a, const void *b, float *c, bool load);
     /* The same, load = false, with B a weight's panel that is not in any cache. */
     void (*stream)(int rows, int64_t rn, const void *a, const void *panel, float *c);
+    /* Two panels at once into two blocks, for rows <= two_rows; 0 and NULL: it has none. */
+    int two_rows;
+    void (*stream_two)(int rows, int64_t rn, const void *a, const void *panel, const void *panel2, float *c, float *c2);
     void (*store)(const struct cpu_gemm_out *o, int rows, int cols, const float *c);
 
     /* Weight panel from rows of f32 or bf16 (rows <= 32, k inputs, ld elements apart). */

@@ -58,57 +58,60 @@ static inline __attribute__((always_inline)) void block_f32(const int rows, int6
         for (int j = 0; j < T_NV; j++) T_STORE(c + i * CPU_PANEL + j * T_W, s[i][j]);
 }
 
-/* The same straight from a bf16 weight panel: lines of 16 outputs x 2 k. */
-static inline __attribute__((always_inline)) void block_bf16(const int rows, int64_t rn,
-                                                             const float *a, const uint16_t *b,
-                                                             float *c) {
-    T_V s[T_ROWS][T_NV];
+/* The same straight from bf16 weight panels, lines of 16 outputs x 2 k: of one, or of two
+ * at a time (the second's block goes to c2). Two streams of memory hide more
+ * of its latency than one; each output's chain is the same. */
+static inline __attribute__((always_inline)) void block_bf16(const int rows, const int panels, int64_t rn, const float *a,
+                                                             const uint16_t *b, const uint16_t *b2, float *c, float *c2) {
+    const int nv = panels * T_NV;
+    T_V s[T_ROWS][2 * T_NV];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < T_NV; j++) s[i][j] = T_ZERO();
-    for (int64_t r = 0; r < rn; r += 32, b += 1024) {
-        const uint16_t *line = b;
-        for (int pair = 0; pair < 16; pair++, line += 32) {
-            T_V w[T_NV];
-#pragma GCC unroll 4
-            for (int j = 0; j < T_NV; j++) {
-                const uint16_t *p = line + j * T_W / 16 * 512 + j * T_W % 16 * 2;
-                if (j * T_W % 16 == 0) __builtin_prefetch((const char *)p + T_PREFETCH, 0, 3);
-                w[j] = T_BF16_LO(p);
+#pragma GCC unroll 8
+        for (int j = 0; j < nv; j++) s[i][j] = T_ZERO();
+    for (int64_t r = 0; r < rn * 32; r += 1024) /* 32 k of a panel: two tiles of 16 lines */
+        for (int64_t line = r; line < r + 512; line += 32, a += 2 * rows) {
+            const uint16_t *p[2 * T_NV];
+            T_V w[2 * T_NV];
+#pragma GCC unroll 8
+            for (int j = 0; j < nv; j++) {
+                p[j] = (j < T_NV ? b : b2) + line + j % T_NV * T_W / 16 * 512 + j % T_NV * T_W % 16 * 2;
+                if (j % T_NV * T_W % 16 == 0) __builtin_prefetch((const char *)p[j] + T_PREFETCH, 0, 3);
+                w[j] = T_BF16_LO(p[j]);
             }
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
                 const T_V x = T_SET1(a[i]);
-#pragma GCC unroll 4
-                for (int j = 0; j < T_NV; j++) s[i][j] = T_FMA(x, w[j], s[i][j]);
+#pragma GCC unroll 8
+                for (int j = 0; j < nv; j++) s[i][j] = T_FMA(x, w[j], s[i][j]);
             }
-#pragma GCC unroll 4
-            for (int j = 0; j < T_NV; j++)
-                w[j] = T_BF16_HI(line + j * T_W / 16 * 512 + j * T_W % 16 * 2);
+#pragma GCC unroll 8
+            for (int j = 0; j < nv; j++) w[j] = T_BF16_HI(p[j]);
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
                 const T_V x = T_SET1(a[rows + i]);
-#pragma GCC unroll 4
-                for (int j = 0; j < T_NV; j++) s[i][j] = T_FMA(x, w[j], s[i][j]);
+#pragma GCC unroll 8
+                for (int j = 0; j < nv; j++) s[i][j] = T_FMA(x, w[j], s[i][j]);
             }
-            a += 2 * rows;
         }
-    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < T_NV; j++) T_STORE(c + i * CPU_PANEL + j * T_W, s[i][j]);
+#pragma GCC unroll 8
+        for (int j = 0; j < nv; j++) T_STORE((j < T_NV ? c : c2) + i * CPU_PANEL + j % T_NV * T_W, s[i][j]);
 }
 
 /* Instances for each number of rows, and the switch over them. */
 #if T_ROWS == 14
 #define T_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define T_EACH_TWO(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #elif T_ROWS == 6
 #define T_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define T_EACH_TWO(X) X(1) X(2)
 #elif T_ROWS == 4
 #define T_EACH_ROWS(X) X(1) X(2) X(3) X(4)
+#define T_EACH_TWO(X) X(1)
 #endif
+enum { T_TWO_ROWS = (T_ROWS - 2) / 2 }; /* as many rows of two panels as the registers hold */
 
 #define X(R)                                                                                      \
     static __attribute__((noinline)) void block_f32_##R(int64_t rn, const float *a, const float *b, \
@@ -122,9 +125,20 @@ static inline __attribute__((always_inline)) void block_bf16(const int rows, int
     static __attribute__((noinline)) void stream_bf16_##R(int64_t rn, const float *a,             \
                                                           const uint16_t *b, float *c) {          \
         for (int j = 0; j < CPU_PANEL; j += T_COLS)                                               \
-            block_bf16(R, rn, a, b + j / 16 * 512 + j % 16 * 2, c + j);                           \
+            block_bf16(R, 1, rn, a, b + j / 16 * 512 + j % 16 * 2, NULL, c + j, NULL);            \
     }
 T_EACH_ROWS(X)
+#undef X
+
+#define X(R)                                                                                                              \
+    static __attribute__((noinline)) void two_bf16_##R(int64_t rn, const float *a, const uint16_t *b, const uint16_t *b2, \
+                                                       float *c, float *c2) {                                             \
+        for (int j = 0; j < CPU_PANEL; j += T_COLS) {                                                                     \
+            const int at = j / 16 * 512 + j % 16 * 2;                                                                     \
+            block_bf16(R, 2, rn, a, b + at, b2 + at, c + j, c2 + j);                                                      \
+        }                                                                                                                 \
+    }
+T_EACH_TWO(X)
 #undef X
 
 static void tmpl_block(int rows, int64_t rn, const void *a, const void *b, float *c, bool load) {
@@ -152,6 +166,15 @@ static void tmpl_stream_bf16(int rows, int64_t rn, const void *a, const void *b,
 #undef X
     }
     CHECK(!"rows of a block");
+}
+
+static void tmpl_stream_two_bf16(int rows, int64_t rn, const void *a, const void *b, const void *b2, float *c, float *c2) {
+    switch (rows) {
+#define X(R) case R: two_bf16_##R(rn, a, b, b2, c, c2); return;
+        T_EACH_TWO(X)
+#undef X
+    }
+    CHECK(!"rows of two blocks");
 }
 
 /* ---- packing ---- */
@@ -352,6 +375,8 @@ static const struct cpu_gemm_ops tmpl_bf16 = {
     .b_rows = tmpl_b_rows_bf16,
     .block = tmpl_block,
     .stream = tmpl_stream_bf16,
+    .two_rows = T_TWO_ROWS,
+    .stream_two = tmpl_stream_two_bf16,
     .store = T_STORE_BLOCK,
     .pack_w = T_PACK_W_BF16,
 };
