@@ -46,6 +46,8 @@ def killed(test, s, what, wanted, rng, keys):
                 p.kill()
                 p.wait()
                 kills += 1
+                if kills % 50 == 0 and wanted > 50:
+                    print(f"{what}: {kills} of {wanted} kills, {same} of {rounds - 1} runs the same", flush=True)
                 done = len(list((s.dir / broken).glob("global_step_*[0-9]")))
                 half = bool(list((s.dir / broken).glob("*.tmp")))
                 where[(done, half)] = where.get((done, half), 0) + 1
