@@ -120,9 +120,9 @@ static int64_t optim_steps(struct ppo *p) { return actor_optim(p->actor)->step +
 static int save(struct ppo *p, int64_t step, int64_t keep) {
     struct ckpt_part parts[2];
     const int n_parts = checkpoint_parts(p, parts);
-    json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", p->dev.isa, "data", p->cursor,
-                                "kl_ctrl", p->kl_ctrl.value, "seed", (json_int_t)p->k.seed, "bad_steps", (json_int_t)p->bad_steps,
-                                "early_stopping", early_stop_state(&p->early));
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", p->dev.isa,
+                                "data", p->cursor, "kl_ctrl", p->kl_ctrl.value, "seed", (json_int_t)p->k.seed,
+                                "bad_steps", (json_int_t)p->bad_steps, "early_stopping", early_stop_state(&p->early));
     const struct ckpt_save_args a = {.root = p->k.default_local_dir, .step = step, .parts = parts, .n_parts = n_parts,
                                      .trainer = trainer, .config_yaml = p->config_yaml, .keep = keep,
                                      .best = p->early.best_step};
@@ -145,8 +145,8 @@ static int resume_from(struct ppo *p, const struct resume *r) {
         const bool there = file_is_dir(dir);
         free(dir);
         if (!there)
-            FAIL(ERR_INPUT, "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew with "
-                 "trainer.resume_mode=disable or another trainer.default_local_dir", r->dir, parts[i].name);
+            FAIL(ERR_INPUT, "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew "
+                 "with trainer.resume_mode=disable or another trainer.default_local_dir", r->dir, parts[i].name);
         TRY(ckpt_load_part(r->dir, &parts[i]));
     }
     p->optim_done = optim_steps(p);
@@ -180,7 +180,8 @@ static int open_data(struct ppo *p) {
     TRY(open_dataset(p, true, &p->train_data));
     if (p->k.n_val_files > 0) TRY(open_dataset(p, false, &p->val_data));
     const struct data_sampler_args a = {.n_rows = p->train_data->n, .batch_size = p->k.train_batch_size,
-                                        .order = p->k.sampler.order, .keys = p->train_data->keys, .drop_last = true, .seed = p->k.seed};
+                                        .order = p->k.sampler.order, .keys = p->train_data->keys, .drop_last = true,
+                                        .seed = p->k.seed};
     const int rc = data_sampler_init(&p->sampler, &a);
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
@@ -212,14 +213,14 @@ static int open_models(struct ppo *p) {
                                         .max_seqs = l->max_seqs, .max_len = l->max_len,
                                         .max_burst = roll_device_burst(&p->dev), .block = p->block};
     TRY(roll_decoder_open(&p->decoder, &r));
-    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim, .max_rows = l->max_rows_update,
-                           .max_seqs = l->max_seqs_update, .block = p->block};
+    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim,
+                                 .max_rows = l->max_rows_update, .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
     if (l->critic > 0) TRY(open_critic(p));
     if (l->max_rows_ref == 0) return 0;
     /* with an adapter the reference is the policy without it: no second copy of the weights */
-    const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
-                           .block = p->block};
+    const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true,
+                                 .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref, .block = p->block};
     return actor_create(&p->ref_actor, &f);
 }
 
@@ -244,8 +245,8 @@ static int load_configs(const struct ppo_config *k, struct model_config *policy,
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     model_config_make_value(critic);
     if (critic->vocab < policy->vocab)
-        FAIL(ERR_INPUT, "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's tokens, "
-             "so it must have the same tokenizer", k->critic.model_dir, (long long)critic->vocab, (long long)policy->vocab);
+        FAIL(ERR_INPUT, "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's "
+             "tokens, so it must have the same tokenizer", k->critic.model_dir, (long long)critic->vocab, (long long)policy->vocab);
     return 0;
 }
 
@@ -340,7 +341,8 @@ static int finish_step(struct ppo *p) {
         if (rc == 0) TRY(best = early_stop_look(&p->early, &p->metrics, p->step));
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
-    if (stop || best > 0 || early_stop_done(&p->early) || (p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0))) TRY(save(p, p->step, p->k.keep_ckpts));
+    const bool due = p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0);
+    if (stop || best > 0 || due || early_stop_done(&p->early)) TRY(save(p, p->step, p->k.keep_ckpts));
     stages_metrics(p->stages, &p->metrics);
     track_log(p->track, p->step, &p->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
@@ -403,9 +405,7 @@ static int run(struct ppo *p) {
         const int rc = one_step(p);
         if (rc < 0) return end_early(p, rc);
     }
-    if (early_stop_done(&p->early))
-        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)p->step, p->early.metric,
-                 (long long)p->early.waited);
+    early_stop_say(&p->early, p->step);
     return 0;
 }
 

@@ -308,9 +308,9 @@ static int validate(struct sft *s) {
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct sft *s, int64_t step, int64_t keep) {
     const struct ckpt_part actor = {"actor", s->model, actor_optim(s->actor), s->k.tokenizer_dir};
-    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", s->dev.isa, "data", s->cursor,
-                                "total_tokens", (json_int_t)s->total_tokens, "bad_steps", (json_int_t)s->bad_steps, "early_stopping",
-                                early_stop_state(&s->early));
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", s->dev.isa,
+                                "data", s->cursor, "total_tokens", (json_int_t)s->total_tokens,
+                                "bad_steps", (json_int_t)s->bad_steps, "early_stopping", early_stop_state(&s->early));
     const struct ckpt_save_args a = {.root = s->k.default_local_dir, .step = step, .parts = &actor, .n_parts = 1,
                                      .trainer = trainer, .config_yaml = s->config_yaml, .keep = keep,
                                      .best = s->early.best_step};
@@ -394,8 +394,9 @@ static int open_model(struct sft *s) {
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
     const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .max_len = s->k.max_length};
     TRY(train_open_model(&s->model, &s->dev, &m, &s->k.lora, s->k.seed));
+    const int64_t rows = cut.max_rows > longest ? cut.max_rows : longest;
     const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .optim = &s->k.optim,
-                                 .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest,
+                                 .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : rows,
                                  .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
     return actor_create(&s->actor, &a);
 }
@@ -497,9 +498,7 @@ static int run(struct sft *s) {
         else rc = finish_step(s);
         if (rc < 0) return end_early(s, rc);
     }
-    if (early_stop_done(&s->early))
-        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)s->step, s->early.metric,
-                 (long long)s->early.waited);
+    early_stop_say(&s->early, s->step);
     return 0;
 }
 

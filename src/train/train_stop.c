@@ -1,5 +1,5 @@
-/* train_stop.c - see train_stop.h.  verl has none; metric, mode, patience and min_delta
- * mean what they mean in Keras and Lightning.
+/* train_stop.c - see train_stop.h.  verl has none; metric, mode, patience, min_delta and
+ * stopping_threshold mean what they mean in Keras and Lightning.
  * Invariant: the state is a function of the validations seen, so a resumed run stops
  * where an unbroken one does. */
 #include "train/train_stop.h"
@@ -16,12 +16,14 @@
 
 int early_stop_read(struct early_stop *e, const struct conf *c, const char *default_metric, bool validates) {
     const char *mode = NULL;
-    *e = (struct early_stop){.metric = default_metric, .patience = 3, .best_step = -1};
+    *e = (struct early_stop){.metric = default_metric, .patience = 3, .threshold = NAN, .best_step = -1};
     TRY(conf_bool_opt(c, "trainer.early_stopping.enable", &e->enable));
     TRY(conf_str_opt(c, "trainer.early_stopping.metric", &e->metric));
     TRY(conf_str_opt(c, "trainer.early_stopping.mode", &mode));
     TRY(conf_i64_opt(c, "trainer.early_stopping.patience", &e->patience));
     TRY(conf_f64_opt(c, "trainer.early_stopping.min_delta", &e->min_delta));
+    TRY(conf_f64_opt(c, "trainer.early_stopping.stopping_threshold", &e->threshold));
+    e->has_threshold = !isnan(e->threshold);
     if (!e->enable) return 0;
     if (!e->metric)
         FAIL(ERR_INVAL, "trainer.early_stopping.metric is not set; name a validation metric such as "
@@ -44,18 +46,24 @@ static char *some_names(const struct metrics *m) {
     return n ? buf_take(&b) : xstrdup("none");
 }
 
+/* v is as good as the threshold asks; false for NaN. */
+static bool good_enough(const struct early_stop *e, double v) {
+    return e->has_threshold && (e->maximize ? v >= e->threshold : v <= e->threshold);
+}
+
 int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step) {
     double v;
     if (!e->enable) return 0;
     if (!metrics_get(m, e->metric, &v)) {
         char *names = some_names(m);
-        const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "trainer.early_stopping.metric=%s: this validation has no such metric; it has %s",
-                               e->metric, names);
+        const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
+                               "trainer.early_stopping.metric=%s: this validation has no such metric; it has %s", e->metric, names);
         free(names);
         return rc;
     }
     const double gain = e->maximize ? v - e->best : e->best - v;
-    if (!isnan(v) && (e->best_step < 0 || gain > e->min_delta)) {
+    /* past the threshold is a new best, however small the gain */
+    if (!isnan(v) && (e->best_step < 0 || gain > e->min_delta || (good_enough(e, v) && !good_enough(e, e->best)))) {
         e->best = v;
         e->best_step = step;
         e->waited = 0;
@@ -65,12 +73,23 @@ int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step)
     return 0;
 }
 
-bool early_stop_done(const struct early_stop *e) { return e->enable && e->waited >= e->patience; }
+static bool arrived(const struct early_stop *e) { return e->best_step >= 0 && good_enough(e, e->best); }
+
+bool early_stop_done(const struct early_stop *e) { return e->enable && (e->waited >= e->patience || arrived(e)); }
+
+void early_stop_say(const struct early_stop *e, int64_t step) {
+    if (!early_stop_done(e)) return;
+    if (arrived(e))
+        log_info("stopped early after step %lld: %s has reached %g", (long long)step, e->metric, e->threshold);
+    else
+        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)step, e->metric,
+                 (long long)e->waited);
+}
 
 json_t *early_stop_state(const struct early_stop *e) {
     if (!e->enable) return json_null();
-    return json_pack("{s:s, s:s, s:f, s:I, s:I}", "metric", e->metric, "mode", e->maximize ? "max" : "min", "best", e->best, "best_step",
-                     (json_int_t)e->best_step, "waited", (json_int_t)e->waited);
+    return json_pack("{s:s, s:s, s:f, s:I, s:I}", "metric", e->metric, "mode", e->maximize ? "max" : "min", "best", e->best,
+                     "best_step", (json_int_t)e->best_step, "waited", (json_int_t)e->waited);
 }
 
 int early_stop_restore(struct early_stop *e, const json_t *state, const char *where) {

@@ -15,6 +15,8 @@ struct early_stop {
     const char *metric;  /* borrowed from the conf */
     int64_t patience;    /* validations in a row without a new best before the run ends */
     double min_delta;    /* a new best is better by more than this */
+    bool has_threshold;
+    double threshold;    /* a validation at least this good ends the run */
     /* state */
     double best;
     int64_t best_step;   /* -1: none yet */
@@ -28,6 +30,8 @@ int early_stop_read(struct early_stop *e, const struct conf *c, const char *defa
  * ERR_INVAL: there is no such metric (some that exist are named), ERR_NUMERIC never: NaN is no best. */
 int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step);
 bool early_stop_done(const struct early_stop *e);
+/* Where it is done: why the run ends after this step, to log_info. */
+void early_stop_say(const struct early_stop *e, int64_t step);
 /* For trainer.json. A state of another metric or mode is dropped with a note. */
 json_t *early_stop_state(const struct early_stop *e);
 int early_stop_restore(struct early_stop *e, const json_t *state, const char *where);

@@ -52,6 +52,13 @@ def check_sft(s, test):
     b = best(s.dir / "on")
     test("sft: without save_freq the best is saved all the same, and it is the lowest", losses and b["value"] == min(losses.values()) and
          losses[b["step"]] == b["value"] and f"global_step_{b['step']}" in saved(s.dir / "on"), (b, losses))
+    goal = sorted(losses.values(), reverse=True)[5]
+    want = min(k for k, v in losses.items() if v <= goal)
+    p = sft(s, "goal", **{**STOP, "trainer__early_stopping__patience": 12}, trainer__early_stopping__stopping_threshold=goal)
+    test("sft: ends with the first validation that reaches stopping_threshold, which is the best", p.returncode == 0 and
+         f"stopped early after step {want}: val/loss has reached" in p.stderr and best(s.dir / "goal")["step"] == want, p.stderr[-500:])
+    p = sft(s, "goal", **{**STOP, "trainer__early_stopping__patience": 12}, trainer__early_stopping__stopping_threshold=goal)
+    test("sft: started again it stays ended there", p.returncode == 0 and f"stopped early after step {want}" in p.stderr, p.stderr[-300:])
     p = sft(s, "x", trainer__early_stopping__enable=True, trainer__test_freq=-1)
     test.refused("sft: no validation to look at", p, 2, "early_stopping.enable", "trainer.test_freq")
     p = sft(s, "x", **STOP, trainer__early_stopping__metric="val/lose")
