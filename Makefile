@@ -39,7 +39,7 @@ asan tsan: setup ## the first three rungs under a sanitizer
 	@scripts/sanitize.sh $@
 fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
 	@scripts/fuzz.sh
-lint: ## include order, function lengths
+lint: ## include order, function lengths, line lengths
 	@python3 tools/lint.py
 clean:
 	rm -rf build

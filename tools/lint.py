@@ -1,13 +1,16 @@
 """Checks what DESIGN.md section 4 promises: a module includes only modules above
 it, private headers stay private, every file opens with a comment. Exits 1 on a
-violation. Prints the 20 longest functions; those over 300 lines fail."""
+violation, or on a line of C over 132 columns, in tests as well. Prints the 20
+longest functions; those over 300 lines fail."""
 
 import pathlib
 import re
 import sys
 
 ORDER = ["base", "helper", "dev", "model", "text", "data", "comm", "roll", "algo", "reward", "ckpt", "track", "ctl", "train", "cmd"]
-ROOT = pathlib.Path(__file__).resolve().parent.parent / "src"
+TOP = pathlib.Path(__file__).resolve().parent.parent
+ROOT = TOP / "src"
+COLUMNS = 132
 FUNCTION = re.compile(r"^[a-zA-Z_][\w \*]*\([^;]*\)\s*\{$")
 
 
@@ -16,6 +19,13 @@ def includes(path):
         m = re.match(r'\s*#include "(\w+)/(\w+\.h)"', line)
         if m:
             yield number, m.group(1), m.group(2)
+
+
+def long_lines():
+    for path in sorted([*ROOT.glob("*/*.[ch]"), *ROOT.glob("*/*.cu*"), *TOP.glob("tests/**/*.[ch]")]):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if len(line) > COLUMNS:
+                yield f"{path.relative_to(TOP)}:{number}: {len(line)} columns; at most {COLUMNS}"
 
 
 def functions(path):
@@ -47,6 +57,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
+    bad += long_lines()
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)

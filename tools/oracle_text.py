@@ -123,8 +123,9 @@ def tables(out):
 
         def table(name, what, rows):
             f.write("/* %s */\nstatic const struct text__range %s[] = {\n" % (what, name))
-            for i in range(0, len(rows), 4):
-                f.write("    " + " ".join(rows[i:i + 4]) + "\n")
+            wide = next(n for n in (4, 3, 2) if max(len(" ".join(rows[i:i + n])) for i in range(0, len(rows), n)) <= 128)
+            for i in range(0, len(rows), wide):
+                f.write("    " + " ".join(rows[i:i + wide]) + "\n")
             f.write("};\n\n")
 
         cat = lambda name: "UTF8PROC_CATEGORY_" + name.upper()

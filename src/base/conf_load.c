@@ -275,7 +275,8 @@ static int apply(struct loader *l, struct conf_override *o, const char *text) {
     if (o->op == CONF_SET) TRY(check_exists(l, o->key, o->value, text));
     /* absent before verl 0.9.1, so command lines of that time add it */
     const bool was_absent = strncmp(o->key, "algorithm.filter_groups.", 24) == 0;
-    if (o->op == CONF_ADD && !was_absent && old && old->kind != CONF_NULL && o->value->kind != CONF_DICT && o->value->kind != CONF_LIST)
+    const bool is_tree = o->value->kind == CONF_DICT || o->value->kind == CONF_LIST;
+    if (o->op == CONF_ADD && !was_absent && old && old->kind != CONF_NULL && !is_tree)
         FAIL(ERR_INVAL, "%s: the key exists already; use %s to change it, or ++ to set it either way", text, text + 1);
     mark_set(c, o->key, o->value, "command line", false);
     struct conf_node *v = o->value;

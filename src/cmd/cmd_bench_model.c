@@ -82,7 +82,8 @@ static int run_actor(struct model_bench *b, bool train) {
     double best = 1e30, best_step = 1e30;
     int rc = 0;
     TRY(open_model(b, train ? MODEL_TRAIN : MODEL_INFER, b->len));
-    const struct actor_args args = {.dev = &b->dev, .model = b->m, .train = train, .keep = b->recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL,
+    const struct actor_args args = {.dev = &b->dev, .model = b->m, .train = train,
+                                    .keep = b->recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL,
                                     .max_rows = b->batch * b->len, .max_seqs = b->batch};
     TRYG(actor_create(&a, &args), out);
     TRYG(make_seqs(b, &seqs, &ids), out);
@@ -90,8 +91,8 @@ static int run_actor(struct model_bench *b, bool train) {
     float *logp = xmalloc((size_t)(b->batch * b->len) * 4);
     const struct optim_config o = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
                                    .schedule = "constant"};
-    const struct actor_step_args s = {.seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1, .loss = bench_loss,
-                                      .loss_arg = &scale, .optim = &o, .lr = 1e-6};
+    const struct actor_step_args s = {.seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1,
+                                      .loss = bench_loss, .loss_arg = &scale, .optim = &o, .lr = 1e-6};
     for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
         struct actor_step_result r;
         if (b->trace_file && i == b->steps) dev_trace_start(&b->dev);
@@ -111,8 +112,8 @@ static int run_actor(struct model_bench *b, bool train) {
     free(logp);
     if (rc == 0) {
         const double tokens = (double)(b->batch * b->len);
-        printf("{\"subject\":\"%s\",\"tokens\":%.0f,\"seconds\":%.6f,\"tokens_per_s\":%.2f", train ? "train" : "logprob", tokens, best,
-               tokens / best);
+        printf("{\"subject\":\"%s\",\"tokens\":%.0f,\"seconds\":%.6f,\"tokens_per_s\":%.2f", train ? "train" : "logprob", tokens,
+               best, tokens / best);
         if (train) printf(",\"optimizer_seconds\":%.6f", best_step);
         printf(",\"peak_bytes\":%zu,\"device\":\"%s\"}\n", b->dev.peak, b->dev.describe);
     }
@@ -128,7 +129,8 @@ out:
 int bench_train(int argc, char **argv) {
     struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
     const int rc = parse(&b, argc, argv, "verlc bench train --model DIR [options]",
-                         "Forward and backward over --batch packed sequences of --len tokens; the optimizer step is timed beside it.");
+                         "Forward and backward over --batch packed sequences of --len tokens;\n"
+                         "the optimizer step is timed beside it.");
     return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, true);
 }
 
@@ -185,8 +187,9 @@ static int generate_once(struct model_bench *b, struct roll_decoder *d, int64_t 
     int rc = roll_create(&e, &rm, &cfg);
     for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
         random_ids(&r, b->m->cfg.vocab, ids, b->prompt);
-        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = b->n, .max_tokens = b->len, .temperature = 1, .top_p = 1,
-                                       .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i, .ignore_eos = true};
+        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = b->n, .max_tokens = b->len, .temperature = 1,
+                                       .top_p = 1, .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i,
+                                       .ignore_eos = true};
         rc = roll_submit(e, &q, NULL);
     }
     const double t = clock_now();
@@ -224,8 +227,9 @@ int bench_generate(int argc, char **argv) {
     TRYG(dev_trace_stop(&b.dev, b.trace_file, stderr), out);
     const double whole = best.prefill + best.decode * (double)(b.batch * (b.len - 1));
     printf("{\"subject\":\"generate\",\"batch\":%lld,\"load_seconds\":%.3f,\"prefill_seconds\":%.4f,\"decode_tokens_per_s\":%.2f,"
-           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n", (long long)b.batch, load,
-           best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole, b.m->weights_bytes, b.dev.describe);
+           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n",
+           (long long)b.batch, load, best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole,
+           b.m->weights_bytes, b.dev.describe);
 out:
     roll_decoder_close(d);
     model_close(b.m);
@@ -238,8 +242,8 @@ int bench_read(int argc, char **argv) {
     double best = 0, median = 0;
     struct dev dev = {0};
     const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
-    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]", .about = "Best and median of some passes over 1 GiB.", .opts = opts,
-                                  .n_opts = 1};
+    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]", .about = "Best and median of some passes over 1 GiB.",
+                                  .opts = opts, .n_opts = 1};
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     TRY(dev_open_cpu(&dev, (int)threads, NULL));

@@ -52,9 +52,9 @@ static int generate(struct step_bench *b) {
     int rc = roll_create(&e, &rm, &cfg);
     for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
         for (int64_t t = 0; t < b->prompt; t++) ids[t] = (int32_t)rng_below(&r, (uint64_t)b->policy->cfg.vocab);
-        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = b->n, .max_tokens = b->len, .temperature = 1, .top_p = 1,
-                                       .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i, .ignore_eos = true,
-                                       .user = (void *)(intptr_t)i};
+        const struct roll_request q = {.prompt = ids, .n_prompt = b->prompt, .n = b->n, .max_tokens = b->len, .temperature = 1,
+                                       .top_p = 1, .repetition_penalty = 1, .top_k = -1, .seed = 3, .uid = (uint64_t)i,
+                                       .ignore_eos = true, .user = (void *)(intptr_t)i};
         rc = roll_submit(e, &q, NULL);
     }
     if (rc == 0) rc = roll_run(e);
@@ -64,8 +64,8 @@ static int generate(struct step_bench *b) {
 }
 
 /* The gradient of a mean over tokens, with the sign of the sample's index as its advantage. */
-static int step_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
-                     float *dentropy) {
+static int step_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
+                     float *dlogp, float *dentropy) {
     const struct step_bench *b = arg;
     (void)hi, (void)logp, (void)entropy, (void)dentropy;
     const float scale = 1.0f / (float)(b->batch * b->len);
@@ -77,15 +77,18 @@ static int open_all(struct step_bench *b) {
     const int64_t total = b->prompt + b->len;
     const enum model_keep keep = b->keep_all ? MODEL_KEEP_ALL : MODEL_KEEP_LAYER;
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_TRAIN, .max_len = total};
+    struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_TRAIN,
+                                .max_len = total};
     TRY(model_open(&b->policy, &b->dev, &o));
     o.flags = MODEL_INFER;
     TRY(model_open(&b->reference, &b->dev, &o));
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
     struct roll_decoder_args r = {.model = b->policy, .n_pages = b->batch * ((total + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
-                                  .max_rows = b->max_rows, .max_seqs = b->batch, .max_len = total, .max_burst = roll_device_burst(&b->dev)};
-    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = keep, .max_rows = b->micro * total, .max_seqs = b->micro};
+                                  .max_rows = b->max_rows, .max_seqs = b->batch, .max_len = total,
+                                  .max_burst = roll_device_burst(&b->dev)};
+    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = keep,
+                           .max_rows = b->micro * total, .max_seqs = b->micro};
     struct actor_args f = {.dev = &b->dev, .model = b->reference, .max_rows = 2 * b->micro * total, .max_seqs = 2 * b->micro};
     const struct model_config *c = &b->policy->cfg;
     const size_t sizes[] = {roll_decoder_bytes(c, o.act, &r), actor_block_bytes(c, o.act, &t), actor_block_bytes(c, o.act, &f)};
@@ -119,15 +122,16 @@ static void close_all(struct step_bench *b) {
 static int one_step(struct step_bench *b, double seconds[3]) {
     const struct optim_config o = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
                                    .schedule = "constant"};
-    const struct actor_step_args s = {.seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1, .loss = step_loss,
-                                      .loss_arg = b, .optim = &o, .lr = 1e-6};
+    const struct actor_step_args s = {.seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1,
+                                      .loss = step_loss, .loss_arg = b, .optim = &o, .lr = 1e-6};
     struct actor_step_result r;
     double t = clock_now();
     TRY(generate(b));
     TRY(dev_sync(&b->dev));
     seconds[0] = clock_now() - t;
     t = clock_now();
-    TRY(actor_logp(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1, (struct actor_out){.logp = b->logp}));
+    TRY(actor_logp(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1,
+                   (struct actor_out){.logp = b->logp}));
     seconds[1] = clock_now() - t;
     t = clock_now();
     TRY(actor_step(b->actor, &s, &r));
@@ -148,8 +152,9 @@ static int measure(struct step_bench *b) {
     struct dev_memory m;
     TRY(dev_memory(&b->dev, &m));
     printf("{\"subject\":\"step\",\"samples\":%lld,\"tokens\":%lld,\"seconds\":%.6f,\"gen_seconds\":%.6f,\"ref_seconds\":%.6f,"
-           "\"update_seconds\":%.6f,\"peak_bytes\":%zu,\"device\":\"%s\"}\n", (long long)b->batch, (long long)(b->batch * (b->prompt + b->len)),
-           least, best[0], best[1], best[2], b->dev.peak + m.working + m.system, b->dev.describe);
+           "\"update_seconds\":%.6f,\"peak_bytes\":%zu,\"device\":\"%s\"}\n",
+           (long long)b->batch, (long long)(b->batch * (b->prompt + b->len)), least, best[0], best[1], best[2],
+           b->dev.peak + m.working + m.system, b->dev.describe);
     return 0;
 }
 

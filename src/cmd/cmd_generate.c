@@ -53,7 +53,8 @@ static int open_tokenizer(struct gen *g, const char *where) {
 
 /* "prompt", "messages" or "ids" -> token ids. */
 static int read_prompt(struct gen *g, const json_t *o, struct gen_request *q, const char *where) {
-    const json_t *ids = json_object_get(o, "ids"), *messages = json_object_get(o, "messages"), *prompt = json_object_get(o, "prompt");
+    const json_t *ids = json_object_get(o, "ids"), *messages = json_object_get(o, "messages");
+    const json_t *prompt = json_object_get(o, "prompt");
     struct text_ids v = {0};
     int rc = 0;
     if ((ids != NULL) + (messages != NULL) + (prompt != NULL) != 1)
@@ -115,7 +116,8 @@ static int read_line(void *arg, char *line, size_t n, int64_t no) {
     if (n == 0) return 0;
     snprintf(where, sizeof where, "stdin:%lld", (long long)no);
     TRY(json_parse(&o, line, n, where));
-    struct gen_request q = {.no = no, .n = 1, .max_tokens = 128, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .top_k = -1};
+    struct gen_request q = {.no = no, .n = 1, .max_tokens = 128, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                            .top_k = -1};
     if (!json_is_object(o)) FAILG(out, ERR_FORMAT, "%s: not an object", where);
     TRYG(json_i64_opt(o, "n", &q.n, where), out);
     TRYG(json_i64_opt(o, "max_tokens", &q.max_tokens, where), out);
@@ -127,8 +129,10 @@ static int read_line(void *arg, char *line, size_t n, int64_t no) {
     TRYG(json_i64_opt(o, "seed", &q.seed, where), out);
     TRYG(json_bool_opt(o, "ignore_eos", &q.ignore_eos, where), out);
     if (q.n < 1 || q.n > 4096) FAILG(out, ERR_FORMAT, "%s: \"n\" is %lld; expected 1 to 4096", where, (long long)q.n);
-    if (q.max_tokens < 1) FAILG(out, ERR_FORMAT, "%s: \"max_tokens\" is %lld; it must be at least 1", where, (long long)q.max_tokens);
-    if (q.top_k < -1 || q.top_k > INT32_MAX) FAILG(out, ERR_FORMAT, "%s: \"top_k\" is %lld; expected -1 (all) or a count", where, (long long)q.top_k);
+    if (q.max_tokens < 1)
+        FAILG(out, ERR_FORMAT, "%s: \"max_tokens\" is %lld; it must be at least 1", where, (long long)q.max_tokens);
+    if (q.top_k < -1 || q.top_k > INT32_MAX)
+        FAILG(out, ERR_FORMAT, "%s: \"top_k\" is %lld; expected -1 (all) or a count", where, (long long)q.top_k);
     TRYG(read_stop(o, &q, where), out);
     if (q.n_stop > 0) TRYG(open_tokenizer(g, where), out);
     TRYG(read_prompt(g, o, &q, where), out);
@@ -176,8 +180,9 @@ static int on_sample(void *arg, const struct roll_sample *s) {
         json_array_append_new(ids, json_integer(s->ids[t]));
         json_array_append_new(logp, json_real((double)s->logp[t]));
     }
-    json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o, s:s}", "index", (json_int_t)at, "sample", (json_int_t)s->index, "ids", ids, "text",
-                          json_stringn(text.p ? text.p : "", n_text), "logp", logp, "finish_reason", roll_finish_name(s->finish));
+    json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o, s:s}", "index", (json_int_t)at, "sample", (json_int_t)s->index, "ids", ids,
+                          "text", json_stringn(text.p ? text.p : "", n_text), "logp", logp,
+                          "finish_reason", roll_finish_name(s->finish));
     if (!o) FAILG(out, ERR_INTERNAL, "a sample's text cannot be written as JSON");
     rc = json_dump_line(&line, o);
     json_decref(o);
@@ -223,10 +228,10 @@ static int run(struct gen *g, struct dev *dev, const char *dtype, int64_t max_se
     const int64_t full = max_seqs * ((longest + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN);
     int64_t rows = max_seqs > 1024 ? max_seqs : 1024;
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
-    struct roll_decoder_args a = {.n_pages = pages < full ? pages : full, .max_rows = rows, .max_seqs = max_seqs, .max_len = longest,
-                                  .max_burst = roll_device_burst(dev)};
-    const struct model_open_args o = {.dir = g->model_dir, .act = strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_INFER,
-                                      .max_len = longest};
+    struct roll_decoder_args a = {.n_pages = pages < full ? pages : full, .max_rows = rows, .max_seqs = max_seqs,
+                                  .max_len = longest, .max_burst = roll_device_burst(dev)};
+    const struct model_open_args o = {.dir = g->model_dir, .act = strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16,
+                                      .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
     const size_t page = roll_page_bytes(&m->cfg, m->act), half = dev->mem_total / 2;

@@ -292,7 +292,8 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
     char *tok = file_join(s->model_dir, "tokenizer.json");
     TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
-    const struct model_open_args a = {.dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
+    const struct model_open_args a = {.dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER,
+                                      .max_len = 1};
     TRYG(model_open(&m, &dev, &a), out);
     if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
     if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
@@ -357,8 +358,9 @@ static int refuse_pickles(const char *path) {
         for (struct dirent *e; d && rc == 0 && (e = readdir(d));)
             if (is_pickle(e->d_name) || strncmp(e->d_name, "mp_rank_", 8) == 0)
                 rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
-                             "%s/%s: unsupported pickled shards, which run code when read; merge takes a directory with config.json and"
-                             " model.safetensors or model.safetensors.index.json with its shards: make one with 'python -m verl.model_merger merge'",
+                             "%s/%s: unsupported pickled shards, which run code when read; merge takes a directory with "
+                             "config.json and model.safetensors or model.safetensors.index.json with its shards: make one with "
+                             "'python -m verl.model_merger merge'",
                              sub, e->d_name);
         if (d) closedir(d);
         free(sub);
@@ -390,16 +392,18 @@ static int cmd_model_merge(int argc, char **argv) {
         {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
-    const struct cmd_spec spec = {.usage = "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]", .opts = opts,
+    const struct cmd_spec spec = {.usage = "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
                                   .about = "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
                                            "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
-                                           "other trainers (.pt, .distcp) are refused: they run code when read.", .n_opts = sizeof opts / sizeof opts[0]};
+                                           "other trainers (.pt, .distcp) are refused: they run code when read.",
+                                  .opts = opts, .n_opts = sizeof opts / sizeof opts[0]};
     struct export_source s = {0};
     struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
-    if (shard_mb < 0 || shard_mb > ONE_FILE_MB) FAIL(ERR_INVAL, "--max-shard-mb must be between 1 and %lld", (long long)ONE_FILE_MB);
+    if (shard_mb < 0 || shard_mb > ONE_FILE_MB)
+        FAIL(ERR_INVAL, "--max-shard-mb must be between 1 and %lld", (long long)ONE_FILE_MB);
     if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
     if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = merge_source(&s, model, adapter);

@@ -60,8 +60,9 @@ static int sample(struct model *m, int64_t max_rows, int64_t max_seqs, struct ro
     struct roll_engine *e = NULL;
     struct rng r = {.seed = 9, .stream = RNG_TEST};
     int32_t prompt[LONGEST];
-    const struct roll_decoder_args a = {.model = m, .n_pages = BATCH * ((MAX_LEN + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN), .max_rows = max_rows,
-                                        .max_seqs = max_seqs, .max_len = MAX_LEN, .max_burst = roll_device_burst(m->dev)};
+    const struct roll_decoder_args a = {.model = m, .n_pages = BATCH * ((MAX_LEN + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
+                                        .max_rows = max_rows, .max_seqs = max_seqs, .max_len = MAX_LEN,
+                                        .max_burst = roll_device_burst(m->dev)};
     memset(o, 0, sizeof *o);
     TRY(roll_decoder_open(&d, &a));
     const struct roll_model rm = roll_decoder_model(d);
@@ -69,9 +70,9 @@ static int sample(struct model *m, int64_t max_rows, int64_t max_seqs, struct ro
     int rc = roll_create(&e, &rm, &cfg);
     for (int64_t i = 0; i < PROMPTS && rc == 0; i++) {
         for (int64_t t = 0; t < prompt_len[i]; t++) prompt[t] = (int32_t)rng_below(&r, (uint64_t)m->cfg.vocab);
-        const struct roll_request q = {.prompt = prompt, .n_prompt = prompt_len[i], .n = SAMPLES, .max_tokens = NEW - 3 * i, .temperature = 0.7f,
-                                       .top_p = i == 2 ? 0.9f : 1, .repetition_penalty = 1, .top_k = -1, .seed = 5, .uid = (uint64_t)i,
-                                       .ignore_eos = true, .user = (void *)(intptr_t)i};
+        const struct roll_request q = {.prompt = prompt, .n_prompt = prompt_len[i], .n = SAMPLES, .max_tokens = NEW - 3 * i,
+                                       .temperature = 0.7f, .top_p = i == 2 ? 0.9f : 1, .repetition_penalty = 1, .top_k = -1,
+                                       .seed = 5, .uid = (uint64_t)i, .ignore_eos = true, .user = (void *)(intptr_t)i};
         rc = roll_submit(e, &q, NULL);
     }
     if (rc == 0) rc = roll_run(e);
@@ -95,7 +96,9 @@ static int compare_rollout(struct selftest *t, struct model *m, const char *name
         const char *what;
         int64_t max_rows, max_seqs;
         struct actor_cut cut;
-    } ways[] = {{"all at once", 4096, BATCH, {.max_seqs = BATCH}}, {"7 rows a step", 7, 7, {.max_seqs = 1}}, {"one by one", 512, 1, {.max_rows = 300}}};
+    } ways[] = {{"all at once", 4096, BATCH, {.max_seqs = BATCH}},
+                {"7 rows a step", 7, 7, {.max_seqs = 1}},
+                {"one by one", 512, 1, {.max_rows = 300}}};
     struct rollout *o = xmalloc(sizeof *o);
     float *logp = xmalloc(sizeof(float) * BATCH * NEW);
     struct actor *a = NULL;
@@ -118,11 +121,12 @@ static int compare_rollout(struct selftest *t, struct model *m, const char *name
 
 /* A small model in a directory of its own; heads of 64 and 128, a vocabulary of several chunks. */
 static json_t *small_config(bool qwen3) {
-    json_t *c = json_pack("{s:s, s:[s], s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, s:f, s:i, s:b, s:f, s:s}", "model_type",
-                          qwen3 ? "qwen3" : "qwen2", "architectures", qwen3 ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM", "hidden_size", 256,
-                          "intermediate_size", 704, "num_hidden_layers", 3, "num_attention_heads", 4, "num_key_value_heads", 2, "head_dim",
-                          qwen3 ? 128 : 64, "vocab_size", 9000, "max_position_embeddings", 512, "rms_norm_eps", 1e-6, "hidden_act", "silu",
-                          "initializer_range", 0.15, "eos_token_id", 2, "tie_word_embeddings", 1, "rope_theta", 1e4, "torch_dtype", "float32");
+    json_t *c = json_pack("{s:s, s:[s], s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, s:f, s:i, s:b, s:f, s:s}",
+                          "model_type", qwen3 ? "qwen3" : "qwen2", "architectures", qwen3 ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM",
+                          "hidden_size", 256, "intermediate_size", 704, "num_hidden_layers", 3, "num_attention_heads", 4,
+                          "num_key_value_heads", 2, "head_dim", qwen3 ? 128 : 64, "vocab_size", 9000,
+                          "max_position_embeddings", 512, "rms_norm_eps", 1e-6, "hidden_act", "silu", "initializer_range", 0.15,
+                          "eos_token_id", 2, "tie_word_embeddings", 1, "rope_theta", 1e4, "torch_dtype", "float32");
     CHECK(c != NULL);
     return c;
 }
@@ -154,8 +158,9 @@ int cmd_selftest(int argc, char **argv) {
     const struct cmd_opt opts[] = {{"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
                                    {"--threads", CMD_I64, &threads, "N", "CPU threads (all)"}};
     const struct cmd_spec spec = {.usage = "verlc selftest [--device NAME]",
-                                  .about = "Compares every op of a device with the plain C definition, rows alone with rows in company, and the "
-                                           "log-probs of a rollout with those of training. Exit status 1: something differs.",
+                                  .about = "Compares every op of a device with the plain C definition, rows alone with rows in\n"
+                                           "company, and the log-probs of a rollout with those of training. Exit status 1:\n"
+                                           "something differs.",
                                   .opts = opts, .n_opts = sizeof opts / sizeof *opts};
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;

@@ -163,7 +163,8 @@ static int embed_case(struct run *r) {
 static int norm_case(struct run *r) {
     const int64_t t = r->s.rows, n = r->s.n;
     const struct tensor x = values(r, DT_F32, t, n, 1, 0.1f), w = values(r, r->act, n, 0, 0.2f, 1), y = empty(r, r->act, t, n),
-                        rstd = empty(r, DT_F32, t, 0), dy = values(r, r->act, t, n, 1, 0), dx = empty(r, DT_F32, t, n), dw = empty(r, DT_F32, n, 0);
+                        rstd = empty(r, DT_F32, t, 0), dy = values(r, r->act, t, n, 1, 0), dx = empty(r, DT_F32, t, n),
+                        dw = empty(r, DT_F32, n, 0);
     OP(dev_rmsnorm_fwd(r->d, y, rstd, x, w, 1e-6f));
     OP(dev_rmsnorm_bwd(r->d, dx, dw, dy, x, w, rstd));
     keep(r, "rmsnorm_fwd", y, INNER);
@@ -201,11 +202,12 @@ static int attention_case(struct run *r) {
     const int32_t starts[] = {0, (int32_t)cut, (int32_t)t};
     struct qkv_args a = {.n_q_heads = r->s.hq, .n_kv_heads = r->s.hk, .head_dim = r->s.dim, .eps = 1e-6f,
                          .qkv = values(r, r->act, t, q + 2 * kv, 1, 0), .q_norm = values(r, r->act, r->s.dim, 0, 0.2f, 1),
-                         .k_norm = values(r, r->act, r->s.dim, 0, 0.2f, 1), .pos = ints(r, t, 0, 0, 1), .slots = ints(r, t, 0, 0, 1),
-                         .q = empty(r, r->act, t, q)};
+                         .k_norm = values(r, r->act, r->s.dim, 0, 0.2f, 1), .pos = ints(r, t, 0, 0, 1),
+                         .slots = ints(r, t, 0, 0, 1), .q = empty(r, r->act, t, q)};
     a.rope = values(r, DT_F32, t * r->s.dim, 0, 0.7f, 0);
     a.rope = (struct tensor){a.rope.data, DT_F32, 3, {t, r->s.dim / 2, 2, 1}};
-    const struct tensor k = empty(r, r->act, t, kv), v = empty(r, r->act, t, kv), dk = empty(r, DT_F32, t, kv), dv = empty(r, DT_F32, t, kv);
+    const struct tensor k = empty(r, r->act, t, kv), v = empty(r, r->act, t, kv);
+    const struct tensor dk = empty(r, DT_F32, t, kv), dv = empty(r, DT_F32, t, kv);
     const int64_t pages[4] = {1, r->s.hk, t, r->s.dim};
     struct tensor as_pages[4] = {k, v, dk, dv};
     for (int i = 0; i < 4; i++) {
@@ -237,11 +239,12 @@ static int attention_case(struct run *r) {
 
 static int head_case(struct run *r) {
     const int64_t t = r->s.rows, n = r->s.n, k = r->s.k;
-    struct lmhead_args a = {.x = values(r, r->act, t, k, 1, 0), .w = packed(r, n, k, 0.5f / sqrtf((float)k)), .inv_temp = values(r, DT_F32, t, 0, 0.1f, 1),
-                            .target = ints(r, t, n, 0, 0), .logp = empty(r, DT_F32, t, 0), .entropy = empty(r, DT_F32, t, 0),
+    struct lmhead_args a = {.x = values(r, r->act, t, k, 1, 0), .w = packed(r, n, k, 0.5f / sqrtf((float)k)),
+                            .inv_temp = values(r, DT_F32, t, 0, 0.1f, 1), .target = ints(r, t, n, 0, 0),
+                            .logp = empty(r, DT_F32, t, 0), .entropy = empty(r, DT_F32, t, 0),
                             .lse = empty(r, DT_F32, t, 0), .sum_pi_sq = empty(r, DT_F32, t, 0)};
-    const struct tensor dlogp = values(r, DT_F32, t, 0, 1, 0), dentropy = values(r, DT_F32, t, 0, 0.1f, 0), dx = empty(r, r->act, t, k),
-                        dw = empty(r, DT_F32, n, k), z = empty(r, DT_F32, t, n);
+    const struct tensor dlogp = values(r, DT_F32, t, 0, 1, 0), dentropy = values(r, DT_F32, t, 0, 0.1f, 0);
+    const struct tensor dx = empty(r, r->act, t, k), dw = empty(r, DT_F32, n, k), z = empty(r, DT_F32, t, n);
     OP(dev_lmhead_fwd(r->d, &a));
     OP(dev_lmhead_bwd(r->d, &a, dlogp, dentropy, dx, dw));
     OP(dev_logits(r->d, z, a.x, a.w));
@@ -253,8 +256,8 @@ static int head_case(struct run *r) {
     keep(r, "logits", z, SUM);
     struct sample_param *p = xcalloc((size_t)t, sizeof *p);
     for (int64_t i = 0; i < t; i++)
-        p[i] = (struct sample_param){.inv_temp = 1, .top_p = i % 3 == 1 ? 0.9f : 1, .repetition_penalty = 1, .u = (float)rng_unit(&r->rng),
-                                     .top_k = i % 3 == 2 ? 5 : 0, .greedy = i % 4 == 0};
+        p[i] = (struct sample_param){.inv_temp = 1, .top_p = i % 3 == 1 ? 0.9f : 1, .repetition_penalty = 1,
+                                     .u = (float)rng_unit(&r->rng), .top_k = i % 3 == 2 ? 5 : 0, .greedy = i % 4 == 0};
     const struct sample_args s = {.logits = z, .param = p, .id = empty(r, DT_I32, t, 0), .logp = empty(r, DT_F32, t, 0),
                                   .logp_kept = empty(r, DT_F32, t, 0)};
     OP(dev_sample(r->d, &s));
@@ -354,7 +357,8 @@ struct verdict {
 static void compare(const struct run *got, const struct run *want, struct verdict *v) {
     for (int i = 0; i < want->n_results; i++) {
         const double e = error(got->result[i].v, want->result[i].v, want->result[i].n);
-        const double most = allowed(want->result[i].how, want->act, want->result[i].dt), ratio = most > 0 ? e / most : e > 0 ? 1e300 : 0;
+        const double most = allowed(want->result[i].how, want->act, want->result[i].dt);
+        const double ratio = most > 0 ? e / most : e > 0 ? 1e300 : 0;
         if (ratio >= v->ratio) *v = (struct verdict){ratio, want->result[i].name, v->n};
         v->n++;
     }

@@ -58,7 +58,8 @@ int data_sampler_key(const struct data_sampler_spec *s, const json_t *row, doubl
     }
     if (!json_is_number(v)) FAIL(ERR_INPUT, "data.sampler.column=%s is not a number here", s->column);
     *key = json_number_value(v);
-    if (s->order == DATA_WEIGHTED && *key < 0) FAIL(ERR_INPUT, "data.sampler.column=%s: %g is no weight: expected 0 or more", s->column, *key);
+    if (s->order == DATA_WEIGHTED && *key < 0)
+        FAIL(ERR_INPUT, "data.sampler.column=%s: %g is no weight: expected 0 or more", s->column, *key);
     if (s->descending && s->order == DATA_CURRICULUM) *key = -*key;
     return 0;
 }
@@ -132,7 +133,8 @@ static void make_order(struct data_sampler *s) {
 /* n distinct rows, one after the other in proportion to the weights that are left: the n smallest of
  * -log(u) / weight (Efraimidis and Spirakis, 2006). */
 static void draw(struct data_sampler *s, int64_t n) {
-    struct rng r = {.seed = s->a.seed, .stream = RNG_SHUFFLE + ((uint64_t)s->epoch << 32) + ((uint64_t)(s->index / s->a.batch_size + 1) << 8)};
+    const uint64_t batch = (uint64_t)(s->index / s->a.batch_size + 1);
+    struct rng r = {.seed = s->a.seed, .stream = RNG_SHUFFLE + ((uint64_t)s->epoch << 32) + (batch << 8)};
     struct ranked *v = xmalloc((size_t)s->a.n_rows * sizeof *v);
     for (int64_t i = 0; i < s->a.n_rows; i++) {
         const double u = ((double)rng_u32(&r) + 0.5) * 0x1p-32;

@@ -573,8 +573,9 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
 static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
     TRY(want2("add_block", name, t, F32, ANY, ANY));
     if (row < 0 || col < 0 || a->rows < 0 || a->cols < 0 || row + a->rows > t.dim[0] || col + a->cols > t.dim[1])
-        FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)", (long long)row,
-             (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0], (long long)t.dim[1]);
+        FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)",
+             (long long)row, (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0],
+             (long long)t.dim[1]);
     return 0;
 }
 

@@ -17,10 +17,11 @@ static __global__ void __launch_bounds__(THREADS) add_block_kernel(float *dst, i
 
 int cuda_add_block(struct dev *d, const struct add_block_args *a) {
     const int64_t ld_dst = a->dst.dim[1], ld_src = a->src.dim[1];
-    const dim3 grid((unsigned)ceil_div(a->cols, THREADS), (unsigned)(a->rows < (int64_t)MAX_GRID_Y ? a->rows : (int64_t)MAX_GRID_Y));
-    add_block_kernel<<<grid, THREADS, 0, cuda_of(d)->stream>>>((float *)a->dst.data + a->dst_row * ld_dst + a->dst_col, ld_dst,
-                                                               (const float *)a->src.data + a->src_row * ld_src + a->src_col, ld_src,
-                                                               a->rows, a->cols, a->scale);
+    const int64_t high = a->rows < (int64_t)MAX_GRID_Y ? a->rows : (int64_t)MAX_GRID_Y;
+    const dim3 grid((unsigned)ceil_div(a->cols, THREADS), (unsigned)high);
+    float *dst = (float *)a->dst.data + a->dst_row * ld_dst + a->dst_col;
+    const float *src = (const float *)a->src.data + a->src_row * ld_src + a->src_col;
+    add_block_kernel<<<grid, THREADS, 0, cuda_of(d)->stream>>>(dst, ld_dst, src, ld_src, a->rows, a->cols, a->scale);
     CU_LAUNCHED();
     return 0;
 }

@@ -71,7 +71,8 @@ __global__ static void move_on_kernel(struct move_args a) {
 int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     struct cuda *c = cuda_of(d);
     const int64_t n = a->logits.dim[0];
-    const size_t params = ((size_t)n * sizeof(struct sample_param) + 255) & ~(size_t)255, column = ((size_t)n * 4 + 255) & ~(size_t)255;
+    const size_t params = ((size_t)n * sizeof(struct sample_param) + 255) & ~(size_t)255;
+    const size_t column = ((size_t)n * 4 + 255) & ~(size_t)255;
     void *p;
     TRY(cuda_scratch(c, CUDA_SLOT_DECODE, params + 3 * column, &p));
     struct sample_param *param = (struct sample_param *)p;
@@ -84,9 +85,9 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(cuda_sample_device(c, a->logits, param, none, id, logp, kept));
     const struct move_args m = {
         (struct decode_row *)a->rows.data, (const int32_t *)a->stop.data, (const int32_t *)a->pages.data, (const int32_t *)id.data,
-        (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data, (int32_t *)a->slots.data,
-        (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data, (float *)a->logp_kept.data, n,
-        a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
+        (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data,
+        (int32_t *)a->slots.data, (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data,
+        (float *)a->logp_kept.data, n, a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
     CU_TRY(cuda_launch(c, move_on_kernel, 1, 256, 0, m));
     return 0;
 }

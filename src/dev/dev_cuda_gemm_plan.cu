@@ -61,8 +61,8 @@ static int set_layouts(struct cuda_gemm *g, struct gemm_plan *p) {
 }
 
 static bool same_plan(const struct gemm_plan *p, const struct cuda_gemm_args *a) {
-    return p->n == a->n && p->k == a->k && p->part == a->part && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt && p->add == a->add &&
-           p->bias == (a->bias != NULL);
+    return p->n == a->n && p->k == a->k && p->part == a->part && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt &&
+           p->add == a->add && p->bias == (a->bias != NULL);
 }
 
 int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out) {

@@ -78,7 +78,8 @@ static size_t flush_bytes(const struct cuda *c) {
 
 /* Of a trial with this weight whose rows fill TRIAL_BYTES, and of one in parts: the logits of `decode` rows. And padding. */
 size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight, int64_t head, int64_t per_row, int64_t decode) {
-    const size_t rows = (size_t)gemm_bucket_top(gemm_bucket(decode)) * (size_t)per_row, parts = rows < PARTS_BYTES ? rows : PARTS_BYTES;
+    const size_t rows = (size_t)gemm_bucket_top(gemm_bucket(decode)) * (size_t)per_row;
+    const size_t parts = rows < PARTS_BYTES ? rows : PARTS_BYTES;
     const size_t whole = TRIAL_BYTES + (size_t)weight, logits = parts + (size_t)head;
     return flush_bytes(c) + (whole > logits ? whole : logits) + ((size_t)2 << 20);
 }

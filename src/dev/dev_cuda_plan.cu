@@ -23,7 +23,8 @@ static void slot_sizes(struct cuda *c, const struct dev_sizes *s, size_t bytes[C
                             (s->train ? (size_t)(head_rows * s->hidden) * sizeof(float) : 0);
     bytes[CUDA_SLOT_HEAD2] = (size_t)s->decode * sizeof(struct sample_param);
     bytes[CUDA_SLOT_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * sizeof(float2) : 0;
-    bytes[CUDA_SLOT_ROW] = (size_t)max64((int64_t)c->n_sm * 6 * max64(s->hidden, 2 * s->head_dim) * 4, max64(s->rows, SUM_BLOCKS * 8));
+    const int64_t per_block = max64(s->hidden, 2 * s->head_dim) * 4;
+    bytes[CUDA_SLOT_ROW] = (size_t)max64((int64_t)c->n_sm * 6 * per_block, max64(s->rows, SUM_BLOCKS * 8));
     /* of a row: sums of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     bytes[CUDA_SLOT_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * (int64_t)sizeof(head_sum) + 4 * groups * 4) + 8 * 256;

@@ -104,7 +104,8 @@ static int device_times(struct dev *d) {
 
 static void label(const struct span *s, char *out, size_t size) {
     int n = snprintf(out, size, "%s", s->op);
-    for (int i = 0; i < 3 && s->dim[i] > 0; i++) n += snprintf(out + n, size - (size_t)n, "%c%lld", i ? 'x' : ' ', (long long)s->dim[i]);
+    for (int i = 0; i < 3 && s->dim[i] > 0; i++)
+        n += snprintf(out + n, size - (size_t)n, "%c%lld", i ? 'x' : ' ', (long long)s->dim[i]);
 }
 
 struct total {
@@ -172,8 +173,10 @@ static int write_trace(const struct dev_trace *t, const char *path) {
         json_array_append_new(events, event(name, 0, s->host0 * 1e6, (s->host1 - s->host0) * 1e6));
         json_array_append_new(events, event(name, 1, s->dev0, s->dev1 - s->dev0));
     }
-    for (int64_t i = 0; i < t->n_phases; i++)
-        json_array_append_new(events, event(t->phases[i].name, 2, t->phases[i].from * 1e6, (t->phases[i].to - t->phases[i].from) * 1e6));
+    for (int64_t i = 0; i < t->n_phases; i++) {
+        const double from = t->phases[i].from * 1e6, to = t->phases[i].to * 1e6;
+        json_array_append_new(events, event(t->phases[i].name, 2, from, to - from));
+    }
     const int rc = json_dump_file(doc, path, JSON_COMPACT | JSON_REAL_PRECISION(12));
     json_decref(doc);
     if (rc != 0) FAIL(ERR_IO, "%s: cannot write the trace", path);

@@ -22,7 +22,7 @@
 
 /* The fields of config.json in which the models of the table differ. */
 struct arch {
-    const char *name, *type, *cls;
+    const char *name, *type;
     int64_t hidden, ffn, layers, q_heads, kv_heads, head_dim, vocab, max_pos;
     double theta, eps;
     int64_t eos, bos, pad; /* -1: null */
@@ -32,22 +32,29 @@ struct arch {
 
 /* From the config.json of the released models on the Hugging Face hub. */
 static const struct arch archs[] = {
-    {"qwen2.5-0.5b", "qwen2", "Qwen2ForCausalLM", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-1.5b", "qwen2", "Qwen2ForCausalLM", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-3b", "qwen2", "Qwen2ForCausalLM", 2048, 11008, 36, 16, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-7b", "qwen2", "Qwen2ForCausalLM", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, 151645, 151643, -1, false, 0},
-    {"qwen3-0.6b", "qwen3", "Qwen3ForCausalLM", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-1.7b", "qwen3", "Qwen3ForCausalLM", 2048, 6144, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-4b", "qwen3", "Qwen3ForCausalLM", 2560, 9728, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-8b", "qwen3", "Qwen3ForCausalLM", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, false, 0},
-    {"llama-3.2-1b", "llama", "LlamaForCausalLM", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
-    {"llama-3.2-3b", "llama", "LlamaForCausalLM", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
-    {"llama-3.1-8b", "llama", "LlamaForCausalLM", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
-    {"mistral-7b", "mistral", "MistralForCausalLM", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
+    {"qwen2.5-0.5b", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-1.5b", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-3b", "qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, 151645, 151643, -1, false, 0},
+    {"qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-1.7b", "qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, false, 0},
+    {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
+    {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
+    {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
+    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
     /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
-    {"tiny", "qwen2", "Qwen2ForCausalLM", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
+    {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
+
+/* The transformers class of a model_type. */
+static const char *class_of(const char *type) {
+    if (strcmp(type, "qwen2") == 0) return "Qwen2ForCausalLM";
+    if (strcmp(type, "qwen3") == 0) return "Qwen3ForCausalLM";
+    return strcmp(type, "llama") == 0 ? "LlamaForCausalLM" : "MistralForCausalLM";
+}
 
 static json_t *token_or_null(int64_t id) { return id < 0 ? json_null() : json_integer(id); }
 
@@ -58,13 +65,13 @@ json_t *model_arch_config(const char *name) {
     if (!a) return NULL;
     json_t *o = json_pack(
         "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}",
-        "architectures", a->cls, "model_type", a->type, "hidden_size", (json_int_t)a->hidden, "intermediate_size",
+        "architectures", class_of(a->type), "model_type", a->type, "hidden_size", (json_int_t)a->hidden, "intermediate_size",
         (json_int_t)a->ffn, "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads", (json_int_t)a->q_heads,
         "num_key_value_heads", (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim, "vocab_size",
         (json_int_t)a->vocab, "max_position_embeddings", (json_int_t)a->max_pos, "rope_theta", a->theta,
         "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02, "tie_word_embeddings", (int)a->tied,
-        "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id", token_or_null(a->eos), "bos_token_id", token_or_null(a->bos),
-        "use_cache", 1, "attention_dropout", 0.0);
+        "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id", token_or_null(a->eos),
+        "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
     CHECK(o != NULL);
     if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
     if (a->llama3_factor > 0)

@@ -39,7 +39,8 @@ struct lora_match {
 static int rule_regex(struct rule *r, const char *key, const char *pattern) {
     int code;
     PCRE2_SIZE at;
-    r->re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED | PCRE2_ENDANCHORED, &code, &at, NULL);
+    r->re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_ANCHORED | PCRE2_ENDANCHORED, &code, &at,
+                          NULL);
     if (r->re) return 0;
     char why[128];
     pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
@@ -150,8 +151,9 @@ int model__lora_match_check(const struct lora_match *t, const struct model *m) {
     struct buf names = {0};
     char *asked = json_dumps(t->asked, JSON_ENCODE_ANY);
     add_modules(&names, m);
-    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "target_modules=%s%s matches no module; there are %s in model.layers.0 to %lld",
-                           asked, t->exclude.names || t->exclude.re ? " without exclude_modules" : "", names.p,
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
+                           "target_modules=%s%s matches no module; there are %s in model.layers.0 to %lld", asked,
+                           t->exclude.names || t->exclude.re ? " without exclude_modules" : "", names.p,
                            (long long)m->cfg.n_layers - 1);
     free(asked);
     buf_free(&names);
@@ -163,9 +165,8 @@ int model__lora_match_check(const struct lora_match *t, const struct model *m) {
 /* Fields under which peft does something else with the same tensors, as does each *_config but eva's, which is
  * about the start alone: they must be absent, null, false, 0 or empty. */
 static const char *const OTHER[] = {
-    "use_dora",          "modules_to_save", "layers_to_transform",     "rank_pattern",      "alpha_pattern",           "fan_in_fan_out",
-    "layer_replication", "lora_bias",       "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_qalora",
-    "use_bdlora",
+    "use_dora", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "layer_replication",
+    "lora_bias", "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_qalora", "use_bdlora",
 };
 
 static bool is_variant(const char *key) {
@@ -183,7 +184,8 @@ static bool is_empty(const json_t *v) {
 /* The start of training is in the tensors, except where it has changed the base as well. */
 static bool init_is_plain(const json_t *v) {
     const char *s = json_string_value(v);
-    return !v || json_is_boolean(v) || json_is_null(v) || (s && (strcmp(s, "gaussian") == 0 || strcmp(s, "orthogonal") == 0 || strcmp(s, "eva") == 0));
+    if (!v || json_is_boolean(v) || json_is_null(v)) return true;
+    return s && (strcmp(s, "gaussian") == 0 || strcmp(s, "orthogonal") == 0 || strcmp(s, "eva") == 0);
 }
 
 static int check_kind(const json_t *o, const char *path) {
@@ -268,8 +270,9 @@ json_t *model__lora_json(const struct model *m) {
     const char *s = json_string_value(l->targets);
     json_t *targets = s && strcasecmp(s, "all-linear") == 0 ? all_linear(m) : json_deep_copy(l->targets);
     json_t *alpha = l->alpha == (double)(int64_t)l->alpha ? json_integer((json_int_t)l->alpha) : json_real(l->alpha);
-    return json_pack("{s:s?, s:s, s:s, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}", "base_model_name_or_path", l->base, "peft_type", "LORA",
-                     "task_type", "CAUSAL_LM", "r", (json_int_t)l->rank, "lora_alpha", alpha, "use_rslora", (int)l->rslora,
-                     "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
+    return json_pack("{s:s?, s:s, s:s, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}",
+                     "base_model_name_or_path", l->base, "peft_type", "LORA", "task_type", "CAUSAL_LM",
+                     "r", (json_int_t)l->rank, "lora_alpha", alpha, "use_rslora", (int)l->rslora, "lora_dropout", 0.0,
+                     "bias", "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
                      "target_modules", targets, "exclude_modules", l->exclude);
 }

@@ -68,9 +68,9 @@ static int find_tensor(const struct st_tensor **out, const struct st_file *f, co
     const struct st_tensor *t = st_find(f, name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", path, name);
     if (t->nd != 2 || t->dim[0] != p->rows || t->dim[1] != p->cols)
-        FAIL(ERR_FORMAT, "%s: tensor %s has shape (%lld, %lld), this model and adapter_config.json ask for (%lld, %lld); is it an adapter "
-             "of another model?", path, name, (long long)(t->nd > 0 ? t->dim[0] : 0), (long long)(t->nd > 1 ? t->dim[1] : 0),
-             (long long)p->rows, (long long)p->cols);
+        FAIL(ERR_FORMAT, "%s: tensor %s has shape (%lld, %lld), this model and adapter_config.json ask for (%lld, %lld); is it "
+             "an adapter of another model?", path, name, (long long)(t->nd > 0 ? t->dim[0] : 0),
+             (long long)(t->nd > 1 ? t->dim[1] : 0), (long long)p->rows, (long long)p->cols);
     if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s", path, name, dtype_name(t->dt));
     if (!model__all_finite(t->data, t->dt, p->rows * p->cols)) FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf", path, name);

@@ -51,7 +51,8 @@ static const struct {
     const char *name;
     enum optim_kind kind;
 } names[] = {{"AdamW", OPTIM_ADAMW}, {"adamw", OPTIM_ADAMW}, {"adam", OPTIM_ADAMW},
-             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"SGD", OPTIM_SGD}, {"sgd", OPTIM_SGD}, {"Muon", OPTIM_MUON}, {"muon", OPTIM_MUON}};
+             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8},
+             {"SGD", OPTIM_SGD}, {"sgd", OPTIM_SGD}, {"Muon", OPTIM_MUON}, {"muon", OPTIM_MUON}};
 
 bool optim_kind_find(const char *name, enum optim_kind *out) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -153,7 +154,8 @@ int optim_create(struct optim **out, struct model *m, const struct optim_config 
     struct optim *o = xcalloc(1, sizeof *o);
     CHECK(m->master != NULL);
     const struct dev_ops *ops = m->dev->ops;
-    if ((c->kind == OPTIM_ADAMW8 && (!ops->quant8 || !ops->dequant8)) || ((c->kind == OPTIM_SGD || c->kind == OPTIM_MUON) && !ops->axpby))
+    const bool wants_8bit = c->kind == OPTIM_ADAMW8, wants_axpby = c->kind == OPTIM_SGD || c->kind == OPTIM_MUON;
+    if ((wants_8bit && (!ops->quant8 || !ops->dequant8)) || (wants_axpby && !ops->axpby))
         FAILG(fail, ERR_UNSUPPORTED, "the optimizer %s is unsupported on the %s device; use AdamW, or trainer.device=cpu",
               optim_kind_name(c->kind), ops->name);
     o->kind = c->kind;

@@ -22,7 +22,8 @@ void optim__muon_layout(struct optim *o, struct dev *dev, enum dtype act, struct
         const int64_t k = short_side(r);
         if (r->n > n) n = r->n;
         if (k > side) side = k;
-        o->s.pack_bytes = larger(o->s.pack_bytes, larger(dev_weight_bytes(dev, act, r->rows, r->cols), dev_weight_bytes(dev, act, k, k)));
+        o->s.pack_bytes = larger(o->s.pack_bytes, dev_weight_bytes(dev, act, r->rows, r->cols));
+        o->s.pack_bytes = larger(o->s.pack_bytes, dev_weight_bytes(dev, act, k, k));
     }
     if (n == 0) return;
     const size_t gram = (size_t)(side * side);

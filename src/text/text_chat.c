@@ -101,8 +101,9 @@ int chat_template_encode_many(struct chat_template *c, const json_t *common, con
         int rc = 0;
         TRY(render_part(c, common, each, lo, k, &reply));
         json_array_foreach(reply, i, text) {
-            rc = json_is_string(text) ? tokenizer_encode(c->tok, json_string_value(text), json_string_length(text), false, &ids[*done])
-                                      : err_set(ERR_HELPER, __FILE__, __LINE__, "chat template: the helper's reply is not a text");
+            rc = json_is_string(text)
+                     ? tokenizer_encode(c->tok, json_string_value(text), json_string_length(text), false, &ids[*done])
+                     : err_set(ERR_HELPER, __FILE__, __LINE__, "chat template: the helper's reply is not a text");
             if (rc < 0) break;
             ++*done;
         }

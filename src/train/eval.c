@@ -82,7 +82,8 @@ static int take(struct eval *e, double wait_s) {
             v->extra = r.extra ? json_incref(r.extra) : json_object();
         } else {
             v->data_source = NULL;
-            if (e->n_failed++ == 0) e->first_failure = xasprintf("%s: %s", reward_status_name(r.status), r.message ? r.message : "");
+            if (e->n_failed++ == 0)
+                e->first_failure = xasprintf("%s: %s", reward_status_name(r.status), r.message ? r.message : "");
         }
         reward_result_free(&r);
     }
@@ -175,8 +176,10 @@ int train_eval(const struct conf *c, struct buf *out) {
     TRYG(reward_create(&e.reward, &e.reward_args), out);
     TRYG(score_all(&e), out);
     if (e.n_failed > 0)
-        log_warn("reward: %lld of %lld responses have no score (first: %s)", (long long)e.n_failed, (long long)e.n, e.first_failure);
-    if (e.n_failed == e.n) FAILG(out, ERR_HELPER, "none of the %lld responses has a score (first: %s)", (long long)e.n, e.first_failure);
+        log_warn("reward: %lld of %lld responses have no score (first: %s)", (long long)e.n_failed, (long long)e.n,
+                 e.first_failure);
+    if (e.n_failed == e.n)
+        FAILG(out, ERR_HELPER, "none of the %lld responses has a score (first: %s)", (long long)e.n, e.first_failure);
     rc = answer(&e, out);
 out:
     for (int64_t i = 0; e.v && i < e.n; i++) json_decref((json_t *)(uintptr_t)e.v[i].extra);

@@ -68,7 +68,9 @@ static int config_read(struct generate *g, const struct conf *c) {
         FAIL(ERR_INVAL, "rollout.dtype=%s: the compute dtypes are bfloat16 and float32", dtype);
     g->act = f32 ? DT_F32 : DT_BF16;
     const size_t len = strlen(g->output_path);
-    if (!(len > 8 && strcmp(g->output_path + len - 8, ".parquet") == 0) && !(len > 6 && strcmp(g->output_path + len - 6, ".jsonl") == 0))
+    const bool parquet = len > 8 && strcmp(g->output_path + len - 8, ".parquet") == 0;
+    const bool jsonl = len > 6 && strcmp(g->output_path + len - 6, ".jsonl") == 0;
+    if (!parquet && !jsonl)
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
     return train_model_dir(model, &g->model_dir);
 }
@@ -87,7 +89,8 @@ static int read_prompts(struct generate *g) {
     json_array_foreach(g->rows, i, row) {
         json_t *messages = json_object_get(row, g->prompt_key);
         if (json_array_size(messages) == 0)
-            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", g->path, i + 1, g->prompt_key);
+            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", g->path, i + 1,
+                  g->prompt_key);
         json_array_append_new(each, json_pack("{s:O}", "messages", messages));
     }
     json_object_set_new(common, "add_generation_prompt", json_true());
@@ -118,7 +121,8 @@ static int open_model(struct generate *g) {
     const int64_t per_seq = (max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
     const struct model_open_args o = {.dir = g->model_dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
     TRY(model_open(&g->model, &g->dev, &o));
-    *l = (struct roll_decoder_args){.model = g->model, .max_seqs = seqs, .max_len = max_len, .max_burst = roll_device_burst(&g->dev)};
+    *l = (struct roll_decoder_args){.model = g->model, .max_seqs = seqs, .max_len = max_len,
+                                    .max_burst = roll_device_burst(&g->dev)};
     l->max_rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
     const double room = g->memory_fraction * (double)g->dev.mem_total / (double)roll_page_bytes(&g->model->cfg, g->act);
     l->n_pages = room < (double)(seqs * per_seq) ? (int64_t)room : seqs * per_seq; /* preemption makes do with less */
@@ -152,8 +156,8 @@ static int submit(struct generate *g, struct roll_engine *e, int64_t row) {
 
 static int sample_all(struct generate *g) {
     const struct roll_model rm = roll_decoder_model(g->decoder);
-    const struct roll_config cfg = {.max_rows = g->limits.max_rows, .max_seqs = g->limits.max_seqs, .tok = g->tok, .done = on_sample,
-                                    .done_arg = g};
+    const struct roll_config cfg = {.max_rows = g->limits.max_rows, .max_seqs = g->limits.max_seqs, .tok = g->tok,
+                                    .done = on_sample, .done_arg = g};
     const double start = clock_now();
     g->texts = xcalloc((size_t)(g->n * g->n_samples), sizeof *g->texts);
     for (int64_t lo = 0; lo < g->n; lo += g->batch_size) {
@@ -164,7 +168,8 @@ static int sample_all(struct generate *g) {
         if (rc == 0) rc = roll_run(e);
         roll_destroy(e);
         TRY(rc);
-        log_info("%lld of %lld prompts, %.0f tokens a second", (long long)hi, (long long)g->n, (double)g->tokens / (clock_now() - start));
+        log_info("%lld of %lld prompts, %.0f tokens a second", (long long)hi, (long long)g->n,
+                 (double)g->tokens / (clock_now() - start));
     }
     return 0;
 }

@@ -81,8 +81,8 @@ static int components(const struct ppo *p, const struct batch *b, double **out) 
             const json_t *x = json_object_get(extra->json[i], p->k.gdpo_keys[k]);
             if (!json_is_number(x) && !json_is_boolean(x)) {
                 free(v);
-                FAIL(ERR_INPUT, "algorithm.gdpo_reward_keys: the scorer gave no number \"%s\" for a sample; it must be in the dict that "
-                     "compute_score returns", p->k.gdpo_keys[k]);
+                FAIL(ERR_INPUT, "algorithm.gdpo_reward_keys: the scorer gave no number \"%s\" for a sample; it must be in the dict "
+                     "that compute_score returns", p->k.gdpo_keys[k]);
             }
             v[k * b->n_rows + i] = json_is_boolean(x) ? (double)json_is_true(x) : json_number_value(x);
         }

@@ -80,7 +80,8 @@ static int read_cut(const struct conf *c, const char *dynamic, const char *token
     if (dyn) return conf_i64(c, tokens, &cut->max_rows);
     TRY(conf_i64_opt(c, old_micro, &cut->max_seqs));
     TRY(conf_i64_opt(c, micro, &cut->max_seqs));
-    if (cut->max_seqs < 1) FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
+    if (cut->max_seqs < 1)
+        FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
     return 0;
 }
 
@@ -152,7 +153,8 @@ static int read_correction(struct ppo_config *k, const struct conf *c) {
     if (bypass) k->loss_mode = mode;
     if (k->loss_mode == mode) {
         k->policy.corr = &k->corr;
-        if (k->force_old_log_prob) log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
+        if (k->force_old_log_prob)
+            log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
         k->force_old_log_prob = false;
     } else {
         k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0;
@@ -170,12 +172,13 @@ static int read_filter(struct ppo_config *k, const struct conf *c) {
     TRY(conf_i64_opt(c, "algorithm.filter_groups.max_num_gen_batches", &f->max_gen_batches));
     TRY(conf_i64_opt(c, "data.gen_batch_size", &f->gen_batch_size));
     if (strcmp(f->metric, "seq_final_reward") == 0)
-        FAIL(ERR_INVAL, "algorithm.filter_groups.metric=seq_final_reward: groups are judged while others are still generated, before any "
-             "KL penalty is known; use reward");
+        FAIL(ERR_INVAL, "algorithm.filter_groups.metric=seq_final_reward: groups are judged while others are still generated, "
+             "before any KL penalty is known; use reward");
     if (strcmp(f->metric, "score") == 0 || strcmp(f->metric, "seq_reward") == 0) f->metric = "reward";
     if (f->max_gen_batches > 0 && f->max_gen_batches * f->gen_batch_size < k->train_batch_size)
         FAIL(ERR_INVAL, "algorithm.filter_groups.max_num_gen_batches=%lld of data.gen_batch_size=%lld prompts are fewer than "
-             "data.train_batch_size=%lld", (long long)f->max_gen_batches, (long long)f->gen_batch_size, (long long)k->train_batch_size);
+             "data.train_batch_size=%lld", (long long)f->max_gen_batches, (long long)f->gen_batch_size,
+             (long long)k->train_batch_size);
     if (k->train.n < 2)
         log_warn("algorithm.filter_groups with rollout.n=1: one sample is never alike, so nothing is filtered");
     return 0;
@@ -201,7 +204,8 @@ static int read_algorithm(struct ppo_config *k, const struct conf *c) {
     TRY(conf_bool(c, "algorithm.use_pf_ppo", &k->use_pf_ppo));
     if (!k->use_pf_ppo) return 0;
     if (!(k->adv->needs & ALGO_NEEDS_VALUES))
-        FAIL(ERR_INVAL, "algorithm.use_pf_ppo=True is for adv_estimator=gae (verl ignores it elsewhere); the estimator is %s", k->adv_estimator);
+        FAIL(ERR_INVAL, "algorithm.use_pf_ppo=True is for adv_estimator=gae (verl ignores it elsewhere); the estimator is %s",
+             k->adv_estimator);
     TRY(conf_str(c, "algorithm.pf_ppo.reweight_method", &s));
     TRY(conf_f64(c, "algorithm.pf_ppo.weight_pow", &weight_pow));
     const int rc = algo_pf_ppo_parse(&k->pf_ppo, s, weight_pow);
@@ -296,15 +300,18 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     TRY(conf_bool_opt(c, "critic.enable", &v->enable));
     TRY(conf_i64(c, "trainer.critic_warmup", &v->actor_from));
     if (needed && !v->enable)
-        FAIL(ERR_INVAL, "critic.enable=False: algorithm.adv_estimator=%s computes advantages from a critic's values", k->adv_estimator);
+        FAIL(ERR_INVAL, "critic.enable=False: algorithm.adv_estimator=%s computes advantages from a critic's values",
+             k->adv_estimator);
     if (!v->enable && v->actor_from > 1)
         FAIL(ERR_INVAL, "trainer.critic_warmup=%lld trains a critic alone for that long, and algorithm.adv_estimator=%s has none",
              (long long)v->actor_from, k->adv_estimator);
     if (!v->enable) return 0;
-    if (!needed) log_note("critic.enable=True: the critic is trained, and algorithm.adv_estimator=%s does not read its values", k->adv_estimator);
+    if (!needed)
+        log_note("critic.enable=True: the critic is trained, and algorithm.adv_estimator=%s does not read its values",
+                 k->adv_estimator);
     if (!conf_is_set(c, "critic.model.path"))
-        FAIL(ERR_INVAL, "critic.model.path is not set: a critic (algorithm.adv_estimator=%s) starts from a model; the policy's own, "
-             "critic.model.path=%s, is the usual one", k->adv_estimator, k->tokenizer_dir);
+        FAIL(ERR_INVAL, "critic.model.path is not set: a critic (algorithm.adv_estimator=%s) starts from a model; the policy's "
+             "own, critic.model.path=%s, is the usual one", k->adv_estimator, k->tokenizer_dir);
     TRY(conf_str(c, "critic.model.path", &path));
     const int rc = train_model_dir(path, &v->model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");

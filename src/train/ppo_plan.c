@@ -52,8 +52,9 @@ static size_t host_working_bytes(const struct ppo_config *k, const struct model_
     enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
     const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
     const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
-    return (band < BAND ? band : BAND) + (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act)) +
-           (size_t)(min_i64(rows, HEAD_ROWS) * m->hidden) * 4 + (size_t)threads * THREAD + SMALL;
+    const size_t logits = (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act));
+    const size_t head = (size_t)(min_i64(rows, HEAD_ROWS) * m->hidden) * 4;
+    return (band < BAND ? band : BAND) + logits + head + (size_t)threads * THREAD + SMALL;
 }
 
 /* Bytes of a list of data files as rows in memory: parquet is compressed, and a row keeps its JSON and its ids. */
@@ -181,7 +182,8 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
 
 static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
     const bool small = bytes < (size_t)1 << 30;
-    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB", note);
+    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB",
+             note);
 }
 
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
@@ -189,7 +191,8 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
              (long long)k->max_prompt_length, (long long)k->max_response_length);
-    row(b, "policy weights", p->weights, k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
+    row(b, "policy weights", p->weights,
+        k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
     if (p->adapter) row(b, "adapter", p->adapter, "compute copies and working space");
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->n_train);
     row(b, "fp32 master", p->master, p->adapter ? note : "");
@@ -228,8 +231,8 @@ static bool fits(const struct ppo_config *k, const struct model_config *m, const
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic, struct dev *dev,
-                        struct actor_cut *cut) {
+static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic,
+                        struct dev *dev, struct actor_cut *cut) {
     struct ppo_config c = *k;
     const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
@@ -257,8 +260,8 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     struct ppo_config c = *k;
     struct actor_cut cut = k->update_cut;
     const bool tokens = cut.max_seqs == 0;
-    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30, (double)p->limit / 0x1p30,
-             others_text(dev, others));
+    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
+             (double)p->limit / 0x1p30, others_text(dev, others));
     if (smaller_cut(k, m, p->critic_config, dev, &cut))
         FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
              tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
@@ -271,7 +274,8 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
         if (fits(&c, m, p->critic_config, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s fits (the result is the same)", need,
-                 (long long)c.max_num_seqs, c.keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "");
+                 (long long)c.max_num_seqs,
+                 c.keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "");
     if (fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,

@@ -214,12 +214,13 @@ static int close_group(struct gen *g, int64_t k) {
     for (int64_t i = 0; i < g->per; i++) drop_sample(&g->samples[k * g->per + i]);
     g->n_useless++;
     if (++g->useless_run >= g->p->train_data->n && g->useless_run >= g->p->k.train_batch_size)
-        FAIL(ERR_INPUT, "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the task "
-             "is too hard or too easy for this policy, or the scorer always says the same", (long long)g->useless_run, f->metric);
+        FAIL(ERR_INPUT, "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the "
+             "task is too hard or too easy for this policy, or the scorer always says the same",
+             (long long)g->useless_run, f->metric);
     if (f->max_gen_batches > 0 && g->n_groups >= f->max_gen_batches * f->gen_batch_size)
-        FAIL(ERR_INPUT, "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so fewer "
-             "than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no limit), or look "
-             "whether the data is too hard or too easy", (long long)g->n_groups, (long long)g->n_useless,
+        FAIL(ERR_INPUT, "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so "
+             "fewer than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no "
+             "limit), or look whether the data is too hard or too easy", (long long)g->n_groups, (long long)g->n_useless,
              (long long)g->p->k.train_batch_size, (long long)f->max_gen_batches);
     return add_next_prompt(g);
 }
@@ -450,8 +451,8 @@ int ppo_reward_errors(struct ppo *p, struct batch *b) {
         rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: %lld of %lld samples have no score and reward.on_error=stop",
                      (long long)n_bad, (long long)b->n_rows);
     else if (n_keep == 0)
-        rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: none of the %lld samples of this step has a score; see the warnings above",
-                     (long long)b->n_rows);
+        rc = err_set(ERR_HELPER, __FILE__, __LINE__,
+                     "reward: none of the %lld samples of this step has a score; see the warnings above", (long long)b->n_rows);
     else if (n_keep < b->n_rows) {
         struct batch kept;
         rc = batch_select(&kept, b, keep, n_keep);

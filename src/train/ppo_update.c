@@ -200,8 +200,8 @@ static int dump_bad_batch(const struct ppo *p, const struct batch *b, const char
     struct buf out = {0};
     int rc = 0;
     for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
-        json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o}", "step", (json_int_t)p->step, "uid", (json_int_t)uid->i64[i], "prompt_ids",
-                              ids_json(prompts, i), "response_ids", ids_json(responses, i), "score",
+        json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o}", "step", (json_int_t)p->step, "uid", (json_int_t)uid->i64[i],
+                              "prompt_ids", ids_json(prompts, i), "response_ids", ids_json(responses, i), "score",
                               isfinite(score->f64[i]) ? json_real(score->f64[i]) : json_null());
         for (int k = 0; k < 5; k++) {
             const struct batch_col *c = batch_find(b, per_token[k]);
@@ -242,8 +242,8 @@ int ppo_bad_gradient(struct ppo *p, const struct batch *mini, const struct optim
     if (!p->step_bad) p->bad_steps++;
     p->step_bad = true;
     if (p->bad_steps >= p->k.max_bad_steps)
-        FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in bad_batches/; "
-             "lower the learning rate, or look at the rewards", (long long)p->step, what, (long long)p->bad_steps);
+        FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in "
+             "bad_batches/; lower the learning rate, or look at the rewards", (long long)p->step, what, (long long)p->bad_steps);
     return 0;
 }
 
@@ -271,7 +271,8 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     int rc = ppo_sequences(mini, &seqs);
     if (rc == 0) {
         const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = p->k.update_cut,
-                                          .temperature = (float)p->k.train.temperature, .entropy = true, .entropy_grad = p->k.entropy_coeff != 0, .loss = update_loss,
+                                          .temperature = (float)p->k.train.temperature, .entropy = true,
+                                          .entropy_grad = p->k.entropy_coeff != 0, .loss = update_loss,
                                           .loss_arg = u, .optim = &p->k.optim, .lr = lr};
         rc = actor_step(p->actor, &a, r);
         free(seqs);

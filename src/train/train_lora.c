@@ -55,7 +55,8 @@ int train_read_lora(const struct conf *c, const char *section, const char *model
         l->adapter = file_expand(path);
         TRY(lora_config_load(&l->cfg, l->adapter));
         if (rank > 0 && rank != l->cfg.rank)
-            log_note("%s has rank %lld and alpha %g; lora_rank and lora_alpha are not used", path, (long long)l->cfg.rank, l->cfg.alpha);
+            log_note("%s has rank %lld and alpha %g; lora_rank and lora_alpha are not used", path, (long long)l->cfg.rank,
+                     l->cfg.alpha);
     } else {
         TRY(read_new(c, section, rank, &l->cfg));
     }

@@ -46,7 +46,8 @@ static int read_override(const struct conf *c, const char *key, struct optim_con
     if (rc == 0) rc = json_i64_opt(more, "ns_steps", &o->ns_steps, key);
     if (rc == 0) rc = read_lr_rule(o, more, key);
     if (rc < 0) return err_set(ERR_INVAL, __FILE__, __LINE__, "%s", err_msg());
-    if (o->momentum < 0 || o->momentum >= 1) FAIL(ERR_INVAL, "%s.momentum=%g: expected 0 or more and less than 1", key, o->momentum);
+    if (o->momentum < 0 || o->momentum >= 1)
+        FAIL(ERR_INVAL, "%s.momentum=%g: expected 0 or more and less than 1", key, o->momentum);
     if (o->ns_steps < 1 || o->ns_steps > 99) FAIL(ERR_INVAL, "%s.ns_steps=%lld: expected 1 to 99", key, (long long)o->ns_steps);
     if (!(o->eps > 0)) FAIL(ERR_INVAL, "%s.eps=%g: expected a number above 0", key, o->eps);
     if (o->kind == OPTIM_SGD && o->nesterov && (o->momentum == 0 || o->dampening != 0))

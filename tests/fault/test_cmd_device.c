@@ -26,7 +26,8 @@ static const struct dev_ops *real;
 static int is_lost(void) {
     FAIL(ERR_DEVICE, "cuda: unspecified launch failure (cudaErrorLaunchFailure) in a test; the GPU's state is lost");
 }
-static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk, struct tensor dv) {
+static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
+                         struct tensor dk, struct tensor dv) {
     if (plan.steps >= plan.after) plan.lost = true;
     return plan.lost ? is_lost() : real->attn_bwd(d, a, dout, dq, dk, dv);
 }
@@ -51,7 +52,9 @@ static int counted_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids,
     plan.steps++; /* the end of a backward pass */
     return real->embed_bwd(d, dw, ids, dx);
 }
-static int small_alloc(struct dev *d, size_t bytes, void **out) { return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out); }
+static int small_alloc(struct dev *d, size_t bytes, void **out) {
+    return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out);
+}
 
 int __real_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
 int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
@@ -86,8 +89,9 @@ static void write_rows(const char *path) {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
     for (int i = 0; i < 32; i++)
-        fprintf(f, "{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"What is %d + %d?\"}], \"ability\": \"math\","
-                   " \"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%d\"}, \"extra_info\": {\"index\": %d}}\n", i % 7, i % 5, i % 7 + i % 5, i);
+        fprintf(f, "{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"What is %d + %d?\"}],"
+                   " \"ability\": \"math\", \"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%d\"},"
+                   " \"extra_info\": {\"index\": %d}}\n", i % 7, i % 5, i % 7 + i % 5, i);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -135,7 +139,8 @@ static int run(const char *name, enum fault kind, int after, const char *extra, 
 static void one_error(const char *text, const char *word, const char *other) {
     int lines = 0;
     for (const char *p = text; (p = strstr(p, "error: ")) != NULL; p++) lines += p == text || p[-1] == '\n';
-    if (lines != 1 || !strstr(text, word) || !strstr(text, other)) fail_msg("wanted one error with '%s' and '%s': %s", word, other, text);
+    if (lines != 1 || !strstr(text, word) || !strstr(text, other))
+        fail_msg("wanted one error with '%s' and '%s': %s", word, other, text);
 }
 
 static bool has_step(const char *name, int step) {

@@ -103,7 +103,8 @@ static void bad_headers(void **state) {
         {"{", 0, ERR_FORMAT, "not JSON"},
         {"[1]", 0, ERR_FORMAT, "not a JSON object"},
         {"{\"a\":1}", 0, ERR_FORMAT, "tensor a"},
-        {"{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, ERR_UNSUPPORTED, "tensor a: unsupported dtype F8_E4M3"},
+        {"{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, ERR_UNSUPPORTED,
+         "tensor a: unsupported dtype F8_E4M3"},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "no \"shape\""},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "list of sizes"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "4 bytes of data for a shape of 8"},
@@ -111,8 +112,8 @@ static void bad_headers(void **state) {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, ERR_FORMAT, "outside"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, ERR_FORMAT, "[begin, end]"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "too large"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
-         4, ERR_FORMAT, "overlaps tensor"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+         "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "overlaps tensor"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, ERR_FORMAT, "4 unused bytes before tensor a"},
         {"{}", 0, ERR_FORMAT, "tensor model.embed_tokens.weight is missing"},
     };

@@ -25,7 +25,8 @@ static void find(const char *root) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
-    static const char *const names[] = {"global_step_7/manifest.json", "global_step_7/trainer.json", "latest_checkpointed_iteration.txt"};
+    static const char *const names[] = {"global_step_7/manifest.json", "global_step_7/trainer.json",
+                                        "latest_checkpointed_iteration.txt"};
     static bool opened;
     if (n == 0) return 0;
     if (!opened) open_all();

@@ -73,7 +73,8 @@ static void splice(struct buf *b, size_t at, size_t drop, const void *p, size_t 
 static void change_once(struct buf *b, const struct buf *other, struct rng *r) {
     static const char *const tokens[] = {
         "${", "}", "[", "]", "{", ",", ":", "\"", "'", "\\", "null", "true", "-1", "0", "1e400", "9223372036854775808", "\\u0000",
-        "\\ud800", "\xff", "\xe2\x96", "\n", " ", "#### ", "\\boxed{", "(?:", ")", "*", "+", "{2,}", "\\p{L}", "|", "(?=", "..", "/",
+        "\\ud800", "\xff", "\xe2\x96", "\n", " ", "#### ", "\\boxed{", "(?:", ")", "*", "+", "{2,}", "\\p{L}", "|", "(?=", "..",
+        "/",
     };
     if (b->n == 0) buf_addc(b, 0);
     const size_t at = (size_t)rng_below(r, rng_below(r, 3) ? b->n : (b->n < 64 ? b->n : 64)); /* headers stand in front */
@@ -134,8 +135,9 @@ static void run_all(struct shared *s, const struct seeds *seeds, const struct pl
 static int keep_crasher(const struct shared *s, const struct plan *p, const char *name, int status) {
     char *base = xasprintf("crash-%s", name), *path = file_join(p->keep, base);
     if (file_mkdirs(p->keep) < 0 || file_write_atomic(path, s->input, s->n) < 0) fprintf(stderr, "%s\n", err_msg());
+    const int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     printf("%s: FAILED at input %lld: %s; kept as %s\n", name, (long long)s->done + 1,
-           !WIFSIGNALED(status) ? "a sanitizer's report" : WTERMSIG(status) == SIGALRM ? "took 20 s" : strsignal(WTERMSIG(status)), path);
+           sig == 0 ? "a sanitizer's report" : sig == SIGALRM ? "took 20 s" : strsignal(sig), path);
     free(base);
     free(path);
     return 1;
@@ -173,7 +175,8 @@ int main(int argc, char **argv) {
         else rc = add_path(&seeds, argv[i]);
     }
     if (timed && !counted) p.rounds = -1;
-    if (rc == 0 && seeds.n == 0) rc = err_set(ERR_INVAL, __FILE__, __LINE__, "no input; usage: %s [--rounds N] [--seconds S] FILE|DIR...", name);
+    if (rc == 0 && seeds.n == 0)
+        rc = err_set(ERR_INVAL, __FILE__, __LINE__, "no input; usage: %s [--rounds N] [--seconds S] FILE|DIR...", name);
     if (rc < 0) fprintf(stderr, "%s: %s\n", name, err_msg());
     else rc = run_in_child(&seeds, &p, name);
     for (int64_t i = 0; i < seeds.n; i++) buf_free(&seeds.p[i]);

@@ -28,7 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     text = json_object_get(o, "text");
     char *copy = xstrndup((const char *)data, n);
     for (int i = 0; i < 6; i++) {
-        const struct reward_request q = {.data_source = sources[i / 2], .solution = json_is_string(text) ? json_string_value(text) : copy,
+        const struct reward_request q = {.data_source = sources[i / 2],
+                                         .solution = json_is_string(text) ? json_string_value(text) : copy,
                                          .n_solution = json_is_string(text) ? json_string_length(text) : n,
                                          .ground_truth = gold, .method = i % 2 ? REWARD_FLEXIBLE : REWARD_STRICT};
         CHECK(grade(r, &q) == grade(r, &q));

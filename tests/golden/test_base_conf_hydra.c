@@ -81,7 +81,8 @@ static void compare(const char *name, const struct conf *c, json_t *got, json_t 
         fail_msg("case '%s': %s: Hydra has %s, here %s", name, key, a, b ? b : "it is absent");
     }
     json_object_foreach(got, key, v) {
-        if (!json_object_get(want, key) && !is_own(c, key) && !json_object_get(more, key)) fail_msg("case '%s': %s is not in Hydra's tree", name, key);
+        if (!json_object_get(want, key) && !is_own(c, key) && !json_object_get(more, key))
+            fail_msg("case '%s': %s is not in Hydra's tree", name, key);
     }
 }
 

@@ -22,7 +22,8 @@ static int teardown(void **state) {
 static struct optim_config config_of(const json_t *k) {
     const json_t *betas = json_object_get(want, "betas");
     struct optim_config c = {.lr = num(want, "lr"), .weight_decay = num(want, "weight_decay"), .eps = num(want, "eps"),
-                             .beta1 = json_number_value(json_array_get(betas, 0)), .beta2 = json_number_value(json_array_get(betas, 1)),
+                             .beta1 = json_number_value(json_array_get(betas, 0)),
+                             .beta2 = json_number_value(json_array_get(betas, 1)),
                              .momentum = num(k, "momentum"), .dampening = num(k, "dampening"), .ns_steps = 5,
                              .nesterov = json_is_true(json_object_get(k, "nesterov")),
                              .muon_original_lr = json_is_true(json_object_get(k, "original")), .schedule = "constant"};
@@ -145,7 +146,8 @@ static void code_books_are_bitsandbytes(void **state) {
         float book[256];
         optim__dynamic_book(s == 0, book);
         for (int i = 0; i < 256; i++) {
-            const double b = json_number_value(json_array_get(json_array_get(json_object_get(want, "books"), (size_t)s), (size_t)i));
+            const json_t *theirs = json_array_get(json_object_get(want, "books"), (size_t)s);
+            const double b = json_number_value(json_array_get(theirs, (size_t)i));
             assert_true(fabs(book[i] - b) <= 2e-7 * fabs(b)); /* theirs is computed in fp32: two roundings apart */
         }
     }
@@ -161,7 +163,8 @@ static void schedules_match(void **state) {
                                        .min_lr_ratio = num(k, "min_lr_ratio"), .num_cycles = num(k, "num_cycles")};
         json_array_foreach(json_object_get(k, "rates"), step, v)
             if (fabs(optim_lr(&c, (int64_t)step) - json_number_value(v)) > 1e-15)
-                fail_msg("%s, step %zu: %.17g, verl has %.17g", c.schedule, step, optim_lr(&c, (int64_t)step), json_number_value(v));
+                fail_msg("%s, step %zu: %.17g, verl has %.17g", c.schedule, step, optim_lr(&c, (int64_t)step),
+                         json_number_value(v));
     }
     assert_int_equal(i, 7);
     const struct optim_config linear = {.lr = 2, .schedule = "linear", .warmup_steps = 2, .total_steps = 10, .min_lr_ratio = 0.25};

@@ -72,8 +72,8 @@ static void check_case(size_t i, const char *backend, enum model_keep keep) {
     OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, g_dev));
     OK(dev_copy_out(&c.dev, g, g_dev, bytes));
     const double e_grad = gradient_error(&c, g, &nmse);
-    print_message("%-12s %-3s: logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", CASES[i].name, backend, e_logp, e_ent, e_grad,
-                  nmse);
+    print_message("%-12s %-3s: logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", CASES[i].name, backend, e_logp, e_ent,
+                  e_grad, nmse);
     assert_true(e_logp <= MAX_REL && e_ent <= MAX_REL);
     assert_true(e_grad <= MAX_REL && nmse <= MAX_NMSE);
     dev_free(&c.dev, g_dev, bytes);
@@ -181,7 +181,8 @@ static void round_trip(void **state) {
         char *my_config = file_join(dir, "adapter_config.json"), *their_config = case_path(CASES[i].name, "adapter_config.json");
         OK(json_load(&x, my_config, 1 << 20));
         OK(json_load(&y, their_config, 1 << 20));
-        static const char *const fields[] = {"r", "use_rslora", "peft_type", "task_type", "bias", "base_model_name_or_path", "fan_in_fan_out"};
+        static const char *const fields[] = {"r", "use_rslora", "peft_type", "task_type", "bias", "base_model_name_or_path",
+                                             "fan_in_fan_out"};
         EACH(k, fields) assert_true(json_equal(json_object_get(x, fields[k]), json_object_get(y, fields[k])));
         assert_true(json_number_value(json_object_get(x, "lora_alpha")) == json_number_value(json_object_get(y, "lora_alpha")));
         json_decref(x);
@@ -204,7 +205,9 @@ static void round_trip(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(against_peft),   cmocka_unit_test(with_recompute), cmocka_unit_test(base_alone),
-                                       cmocka_unit_test(merged_weights), cmocka_unit_test(round_trip)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(against_peft),   cmocka_unit_test(with_recompute), cmocka_unit_test(base_alone),
+        cmocka_unit_test(merged_weights), cmocka_unit_test(round_trip),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

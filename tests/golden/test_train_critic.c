@@ -54,7 +54,8 @@ static void rig_open(struct rig *r, const char *arch, const char *backend, const
     }
     r->n_targets = r->off[r->n_seqs];
     assert_true(r->n_targets <= MAX_TARGETS);
-    const struct critic_args a = {.dev = &r->dev, .model = r->m, .keep = keep, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
+    const struct critic_args a = {.dev = &r->dev, .model = r->m, .keep = keep,
+                                  .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
     OK(critic_create(&r->critic, &a));
     free(path);
     free(base);
@@ -192,7 +193,8 @@ static void from_a_causal_model(void **state) {
     OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN}, 7));
     struct critic *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
-    const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
+    const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER,
+                                  .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
     OK(critic_create(&c, &a));
     OK(critic_values(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, rough));
     OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, fine));

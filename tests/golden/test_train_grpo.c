@@ -271,9 +271,11 @@ static void steps_like_torch(void **state) {
             }
             check_weights(&r, "final", &w);
             print_message("%-10s %s, %s %2lld: %2lld steps; loss %.1e, grad norm %.1e, log-probs %.1e, weights NMSE %.1e, "
-                          "worst tensor %.1e, key bias %.1e\n", r.v->name, SETUPS[s].backend, SETUPS[s].cut.max_seqs ? "samples" : "tokens",
+                          "worst tensor %.1e, key bias %.1e\n",
+                          r.v->name, SETUPS[s].backend, SETUPS[s].cut.max_seqs ? "samples" : "tokens",
                           (long long)(SETUPS[s].cut.max_seqs ? SETUPS[s].cut.max_seqs : SETUPS[s].cut.max_rows),
-                          (long long)actor_optim(r.p.actor)->step, r.worst_loss, r.worst_norm, r.worst_logp, w.all, w.tensor, w.key_bias);
+                          (long long)actor_optim(r.p.actor)->step, r.worst_loss, r.worst_norm, r.worst_logp, w.all, w.tensor,
+                          w.key_bias);
             assert_int_equal(actor_optim(r.p.actor)->step, r.v->steps * updates(&r));
             assert_true(r.worst_logp <= 1e-5);
             assert_true(w.all <= 1e-9);

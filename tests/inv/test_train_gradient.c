@@ -76,7 +76,8 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
         r->entropy[t] = (double)entropy[t - t0];
     }
     const struct algo_actor_args a = {
-        .policy = {.r = &ragged, .old_logp = r->old, .logp = r->logp, .advantages = r->adv, .agg = r->agg, .cfg = algo_policy_defaults()},
+        .policy = {.r = &ragged, .old_logp = r->old, .logp = r->logp, .advantages = r->adv, .agg = r->agg,
+                   .cfg = algo_policy_defaults()},
         .loss_mode = algo_policy_find("vanilla"),
         .entropy = r->entropy, .entropy_coeff = r->regularized ? 0.01 : 0,
         .ref_logp = r->regularized ? r->ref : NULL, .kl_loss_type = &kl, .kl_loss_coef = 0.1};

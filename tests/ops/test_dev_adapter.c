@@ -72,11 +72,14 @@ static void check_block(struct dev *d) {
                     const float product = a.scale * src[(a.src_row + y) * C2 + a.src_col + x];
                     want += product;
                 }
-                if (got[i * C + j] != want) fail_msg("%s, case %zu: (%d, %d) is %g, want %g", d->ops->name, c, (int)i, (int)j, (double)got[i * C + j], (double)want);
+                if (got[i * C + j] != want)
+                    fail_msg("%s, case %zu: (%d, %d) is %g, want %g", d->ops->name, c, (int)i, (int)j, (double)got[i * C + j],
+                             (double)want);
             }
         dev_free(d, dst_dev, sizeof(float) * R * C);
     }
-    const struct add_block_args out = {tensor_2d(src_dev, DT_F32, R2, C2), tensor_2d(src_dev, DT_F32, R2, C2), 1, 0, 0, 0, R2, C2, 1};
+    const struct tensor src_2d = tensor_2d(src_dev, DT_F32, R2, C2);
+    const struct add_block_args out = {src_2d, src_2d, 1, 0, 0, 0, R2, C2, 1};
     assert_int_equal(dev_add_block(d, &out), ERR_INVAL);
     dev_free(d, src_dev, sizeof(float) * R2 * C2);
     free(dst);
@@ -100,13 +103,14 @@ static void check_head(struct dev *d) {
     }
     const size_t wb = dev_weight_bytes(d, DT_F32, V, H);
     void *xd = up(d, x, sizeof(float) * R * H), *src = up(d, w, sizeof(float) * V * H), *packed = NULL, *dw = NULL;
-    void *td = up(d, target, sizeof target), *ld = up(d, dl, sizeof(float) * R), *cd = up(d, temp, sizeof temp), *out = up(d, x, sizeof dx[0]);
-    void *lse = up(d, temp, sizeof temp), *logp = up(d, temp, sizeof temp);
+    void *td = up(d, target, sizeof target), *ld = up(d, dl, sizeof(float) * R), *cd = up(d, temp, sizeof temp);
+    void *out = up(d, x, sizeof dx[0]), *lse = up(d, temp, sizeof temp), *logp = up(d, temp, sizeof temp);
     OK(dev_alloc(d, wb, &packed));
     OK(dev_alloc(d, sizeof(float) * V * H, &dw));
     OK(dev_zero(d, dw, sizeof(float) * V * H));
-    const struct lmhead_args a = {.x = tensor_2d(xd, DT_F32, R, H), .w = {packed, DT_F32, V, H}, .inv_temp = tensor_1d(cd, DT_F32, R),
-                                  .target = tensor_1d(td, DT_I32, R), .lse = tensor_1d(lse, DT_F32, R), .logp = tensor_1d(logp, DT_F32, R)};
+    const struct lmhead_args a = {.x = tensor_2d(xd, DT_F32, R, H), .w = {packed, DT_F32, V, H},
+                                  .inv_temp = tensor_1d(cd, DT_F32, R), .target = tensor_1d(td, DT_I32, R),
+                                  .lse = tensor_1d(lse, DT_F32, R), .logp = tensor_1d(logp, DT_F32, R)};
     OK(dev_weight_pack(d, a.w, tensor_2d(src, DT_F32, V, H)));
     OK(dev_lmhead_fwd(d, &a));
     for (int i = 0; i < 2; i++) {
@@ -117,8 +121,8 @@ static void check_head(struct dev *d) {
     assert_memory_equal(dx[0], dx[1], sizeof dx[0]);
     assert_true(dx[0][0] != x[0]);
     void *const all[] = {xd, src, packed, dw, td, ld, cd, out, lse, logp};
-    const size_t sizes[] = {sizeof(float) * R * H, sizeof(float) * V * H, wb, sizeof(float) * V * H, sizeof target, sizeof(float) * R,
-                            sizeof temp, sizeof dx[0], sizeof temp, sizeof temp};
+    const size_t sizes[] = {sizeof(float) * R * H, sizeof(float) * V * H, wb, sizeof(float) * V * H, sizeof target,
+                            sizeof(float) * R, sizeof temp, sizeof dx[0], sizeof temp, sizeof temp};
     for (int i = 0; i < 10; i++) dev_free(d, all[i], sizes[i]);
     free(x);
     free(w);

@@ -116,7 +116,8 @@ static void test_misfits(void **state) {
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F32, 1), x));
     REFUSED(adamw, dev_adamw(d, &opt));
     REFUSED(axpby, dev_axpby(d, x, 1, tensor_2d(g, DT_F32, 8, 4), 1));
-    const struct quant8_args q8 = {.x = tensor_1d(f, DT_F32, 64), .code = tensor_1d(g, DT_U8, 64), .scale = tensor_1d(g, DT_F32, 2)};
+    const struct quant8_args q8 = {.x = tensor_1d(f, DT_F32, 64), .code = tensor_1d(g, DT_U8, 64),
+                                   .scale = tensor_1d(g, DT_F32, 2)};
     REFUSED(quant8, dev_quant8(d, &q8));
     REFUSED(dequant8, dev_dequant8(d, &q8));
 #undef REFUSED
@@ -296,7 +297,8 @@ static void test_flat_ops(void **state) {
     for (int64_t k = 0; k < COUNT(lengths); k++) {
         const int64_t n = lengths[k], blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK, all = 3 * n + blocks;
         struct rng g = {.seed = 3, .stream = RNG_TEST};
-        float *x = xcalloc((size_t)n, 4), *y = xcalloc((size_t)n, 4), *want = xcalloc((size_t)all, 4), *got = xcalloc((size_t)all, 4);
+        float *x = xcalloc((size_t)n, 4), *y = xcalloc((size_t)n, 4);
+        float *want = xcalloc((size_t)all, 4), *got = xcalloc((size_t)all, 4);
         for (int64_t i = 0; i < n; i++) {
             x[i] = i / DEV_QUANT_BLOCK == 2 ? 0 : rng_normal(&g) * (i % 3 ? 1e-6f : 1); /* a block of zeros */
             y[i] = rng_normal(&g);

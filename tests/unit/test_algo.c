@@ -406,14 +406,20 @@ static void bad_requests_are_refused(void **state) {
     refuses("{\"op\":\"nope\"}", "unknown");
     refuses("{\"o\":1}", "\"op\"");
     refuses("[]", "\"op\"");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"grp\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}", "use one of gae, grpo");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"grp\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}",
+            "use one of gae, grpo");
     refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}", "uid");
     refuses("{\"op\":\"advantage\",\"estimator\":\"gae\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}", "values");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"gae\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]],\"values\":[[1]]}", "at least 2");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1,1]],\"token_level_rewards\":[[1]],\"uid\":[0]}", "row 0");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[2]],\"token_level_rewards\":[[1]],\"uid\":[0]}", "not 0 or 1");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1]],\"token_level_rewards\":[[\"x\"]],\"uid\":[0]}", "not a number");
-    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo_passk\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]],\"uid\":[0]}", "at least 2 samples");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"gae\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]],\"values\":[[1]]}",
+            "at least 2");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1,1]],\"token_level_rewards\":[[1]],\"uid\":[0]}",
+            "row 0");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[2]],\"token_level_rewards\":[[1]],\"uid\":[0]}",
+            "not 0 or 1");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1]],\"token_level_rewards\":[[\"x\"]],\"uid\":[0]}",
+            "not a number");
+    refuses("{\"op\":\"advantage\",\"estimator\":\"grpo_passk\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]],\"uid\":[0]}",
+            "at least 2 samples");
     refuses("{\"op\":\"kl\",\"type\":\"full\",\"logp\":[[1]],\"ref_logp\":[[1]]}", "unsupported");
     refuses("{\"op\":\"kl\",\"type\":\"k4\",\"logp\":[[1]],\"ref_logp\":[[1]]}", "unknown");
     refuses("{\"op\":\"agg_loss\",\"loss_mat\":[[1]],\"loss_mask\":[[1]],\"loss_agg_mode\":\"mean\"}", "token-mean");
@@ -421,8 +427,10 @@ static void bad_requests_are_refused(void **state) {
     refuses("{\"op\":\"agg_loss\",\"loss_mat\":[[null]],\"loss_mask\":[[1]]}", "not finite");
     refuses("{\"op\":\"policy_loss\",\"response_mask\":[[1]],\"old_log_prob\":[[0]],\"log_prob\":[[0]],\"advantages\":[[0]],"
             "\"config\":{\"clip_ratio_c\":1.0}}", "clip_ratio_c");
-    refuses("{\"op\":\"policy_loss\",\"loss_mode\":\"dro\",\"response_mask\":[[1]],\"old_log_prob\":[[0]],\"log_prob\":[[0]],\"advantages\":[[0]]}", "dro_beta");
-    refuses("{\"op\":\"policy_loss\",\"loss_mode\":\"bypass_mode\",\"response_mask\":[[1]],\"old_log_prob\":[[0]],\"log_prob\":[[0]],\"advantages\":[[0]]}", "rollout_correction");
+    refuses("{\"op\":\"policy_loss\",\"loss_mode\":\"dro\","
+            "\"response_mask\":[[1]],\"old_log_prob\":[[0]],\"log_prob\":[[0]],\"advantages\":[[0]]}", "dro_beta");
+    refuses("{\"op\":\"policy_loss\",\"loss_mode\":\"bypass_mode\","
+            "\"response_mask\":[[1]],\"old_log_prob\":[[0]],\"log_prob\":[[0]],\"advantages\":[[0]]}", "rollout_correction");
     refuses("{\"op\":\"kl_controller\",\"type\":\"adaptive\",\"horizon\":0}", "horizon");
     refuses("{\"op\":\"kl_controller\",\"type\":\"pid\"}", "fixed or adaptive");
 }
@@ -451,8 +459,8 @@ static void empty_batches_do_not_crash(void **state) {
     (void)state;
     const char *const fine[] = {
         "{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[],\"token_level_rewards\":[],\"uid\":[]}",
-        "{\"op\":\"advantage\",\"estimator\":\"tir_optimal_token_baseline\",\"response_mask\":[[],[]],\"token_level_rewards\":[[],[]],"
-        "\"uid\":[1,1],\"old_log_probs\":[[],[]],\"sum_pi_squared\":[[],[]]}",
+        "{\"op\":\"advantage\",\"estimator\":\"tir_optimal_token_baseline\",\"response_mask\":[[],[]],"
+        "\"token_level_rewards\":[[],[]],\"uid\":[1,1],\"old_log_probs\":[[],[]],\"sum_pi_squared\":[[],[]]}",
         "{\"op\":\"policy_loss\",\"response_mask\":[[]],\"old_log_prob\":[[]],\"log_prob\":[[]],\"advantages\":[[]]}",
         "{\"op\":\"kl\",\"type\":\"k3\",\"logp\":[],\"ref_logp\":[]}",
         "{\"op\":\"agg_loss\",\"loss_mat\":[[1,2]],\"loss_mask\":[[false,false]]}",

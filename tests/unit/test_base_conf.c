@@ -110,7 +110,8 @@ static void test_types(void **state) {
         {"bool", "'True'", false}, {"str", "abc", true}, {"str", "3", true}, {"str", "null", false}, {"str", "[a]", false},
         {"'a'|'b'", "b", true}, {"'a'|'b'", "c", false}, {"'a'|'b'", "A", false}, {"list[str]", "[a,b]", true},
         {"list[str]", "[a,null]", false}, {"list[str]", "a", false}, {"str|list[str]", "a", true}, {"list[float]", "[1,2.5]", true},
-        {"list[float]", "[1,x]", false}, {"list", "[]", true}, {"dict", "{}", true}, {"dict", "[]", false}, {"any", "{a:[1]}", true},
+        {"list[float]", "[1,x]", false}, {"list", "[]", true}, {"dict", "{}", true}, {"dict", "[]", false},
+        {"any", "{a:[1]}", true},
     };
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         struct conf_node *v = NULL;
@@ -318,8 +319,9 @@ static void test_older_names(void **state) {
     assert_true(b);
     assert_int_equal(conf_i64(c, "reward.custom_reward_function.reward_kwargs.a", &i), 0);
     conf_free(c);
-    assert_int_equal(LOAD(&c, "reward_manager.name=${oc.select:reward_model.reward_manager,naive}", "+reward_manager.module.path=${.file}",
-                          "+reward_manager.module.file=f.py", "+algorithm.filter_groups.enable=false"), 0);
+    assert_int_equal(LOAD(&c, "reward_manager.name=${oc.select:reward_model.reward_manager,naive}",
+                          "+reward_manager.module.path=${.file}", "+reward_manager.module.file=f.py",
+                          "+algorithm.filter_groups.enable=false"), 0);
     assert_int_equal(conf_str(c, "reward.reward_manager.name", &s), 0);
     assert_string_equal(s, "naive"); /* a null hands on nothing */
     assert_int_equal(conf_str(c, "reward.reward_manager.module.path", &s), 0);
@@ -332,7 +334,8 @@ static void test_older_names(void **state) {
     assert_int_equal(conf_str(c, "optim.lr_scheduler_type", &s), 0);
     assert_string_equal(s, "cosine"); /* the older trainer's default */
     conf_free(c);
-    assert_int_equal(load_n(&c, "sft_trainer_engine", (const char *const[]){"data.prompt_key=question", "optim.lr_scheduler=cosine", NULL}), 0);
+    const char *const old_sft[] = {"data.prompt_key=question", "optim.lr_scheduler=cosine", NULL};
+    assert_int_equal(load_n(&c, "sft_trainer_engine", old_sft), 0);
     assert_int_equal(conf_str(c, "optim.lr_scheduler_type", &s), 0);
     assert_string_equal(s, "cosine");
     conf_free(c);
@@ -359,8 +362,9 @@ static void test_rejected(void **state) {
         message_has(cases[k].texts);
         conf_free(c);
     }
-    assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", A "ulysses_sequence_parallel_size=1", "reward_model.enable=false",
-                          A "router_replay.mode=disabled", "+actor_rollout_ref.model.override_config.attn_implementation=eager"), 0);
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", A "ulysses_sequence_parallel_size=1",
+                          "reward_model.enable=false", A "router_replay.mode=disabled",
+                          "+actor_rollout_ref.model.override_config.attn_implementation=eager"), 0);
     assert_int_equal(conf_check(c), 0);
     conf_free(c);
 }
@@ -529,7 +533,8 @@ static void test_yaml_refusals(void **state) {
     } cases[] = {
         {"a: [1", "f.yaml:"}, {"a: 1\na: 2\n", "f.yaml:2|stands twice"}, {"a: !!python/object:x {}", "f.yaml:1|tag"},
         {"a: !!int 3", "tag"}, {"a: *b", "anchor"}, {"--- 1\n--- 2\n", "more than one"}, {"? [a]\n: 1", "key must be a word"},
-        {"a: 99999999999999999999", "64 bits"}, {"a: \"x\\0y\"", "zero byte"}, {"<<: 3", "takes a mapping"}, {"a: \xff", "f.yaml:1"},
+        {"a: 99999999999999999999", "64 bits"}, {"a: \"x\\0y\"", "zero byte"}, {"<<: 3", "takes a mapping"},
+        {"a: \xff", "f.yaml:1"},
     };
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         struct conf_node *v = NULL;

@@ -34,9 +34,10 @@ static int setup(void **state) {
     assert_non_null(mkdtemp(f->dir));
     f->root = file_join(f->dir, "root");
     f->model_dir = file_join(f->dir, "model");
-    json_t *c = json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:s, s:f}", "architectures", "Qwen2ForCausalLM",
-                          "model_type", "qwen2", "hidden_size", 16, "intermediate_size", 24, "num_hidden_layers", 1,
-                          "num_attention_heads", 2, "num_key_value_heads", 1, "vocab_size", 40, "max_position_embeddings", 64,
+    json_t *c = json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:s, s:f}",
+                          "architectures", "Qwen2ForCausalLM", "model_type", "qwen2", "hidden_size", 16,
+                          "intermediate_size", 24, "num_hidden_layers", 1, "num_attention_heads", 2,
+                          "num_key_value_heads", 1, "vocab_size", 40, "max_position_embeddings", 64,
                           "tie_word_embeddings", 1, "rms_norm_eps", 1e-6, "torch_dtype", "bfloat16", "rope_theta", 1e4);
     OK(model_init_dir(c, f->model_dir, 3, DT_BF16));
     json_decref(c);

@@ -215,7 +215,8 @@ static void sampler_takes_rows(void **state) {
     static const double keys[ROWS] = {1, 5, 2, 8, 0, 3, 3, 9, 1, 4};
     static const enum data_order orders[] = {DATA_SEQUENTIAL, DATA_SHUFFLE, DATA_WEIGHTED, DATA_CURRICULUM};
     for (int k = 0; k < 4; k++) {
-        const struct data_sampler_args a = {.n_rows = ROWS, .batch_size = SIZE, .seed = 5, .order = orders[k], .keys = k >= 2 ? keys : NULL};
+        const struct data_sampler_args a = {.n_rows = ROWS, .batch_size = SIZE, .seed = 5, .order = orders[k],
+                                            .keys = k >= 2 ? keys : NULL};
         struct data_sampler batches, one, cut;
         assert_int_equal(data_sampler_init(&batches, &a), 0);
         assert_int_equal(data_sampler_init(&one, &a), 0);
@@ -278,7 +279,8 @@ static void sampler_is_a_pure_function(void **state) {
 static void sampler_by_keys(void **state) {
     (void)state;
     const double keys[10] = {0, 4, 1, 1, 1, 1, 1, 1, 1, 1}, levels[10] = {3, 1, 2, 1, 3, 2, 1, 2, 3, 1};
-    struct data_sampler_args a = {.n_rows = 10, .batch_size = 2, .drop_last = true, .seed = 7, .order = DATA_WEIGHTED, .keys = keys};
+    struct data_sampler_args a = {.n_rows = 10, .batch_size = 2, .drop_last = true, .seed = 7,
+                                  .order = DATA_WEIGHTED, .keys = keys};
     struct data_sampler s, t;
     const int64_t *rows;
     int64_t n, count[10] = {0}, part[64], whole[64];

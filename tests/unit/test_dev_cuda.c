@@ -60,7 +60,8 @@ static void test_another_library(void **state) {
 
 static void test_names(void **state) {
     (void)state;
-    static const char *const bad[] = {"gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda: 1", "cuda:1x", "cuda:99999999999", "", "CPU"};
+    static const char *const bad[] = {"gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda: 1", "cuda:1x", "cuda:99999999999", "",
+                                      "CPU"};
     struct dev d = {0};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(dev_open_named(&d, bad[i], 1, NULL), ERR_INVAL);

@@ -19,7 +19,8 @@ static int parse(struct model_config *c, const char *text) {
 static void config_spellings(void **state) {
     (void)state;
     struct model_config a, b;
-    OK(parse(&a, "{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":2,\"max_position_embeddings\":8192,\"rope_theta\":500000.0,"
+    OK(parse(&a, "{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":2,\"max_position_embeddings\":8192,"
+                 "\"rope_theta\":500000.0,"
                  "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
                  "\"original_max_position_embeddings\":4096},\"torch_dtype\":\"bfloat16\",\"eos_token_id\":[1,2]}"));
     OK(parse(&b, "{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":2,\"max_position_embeddings\":8192,"
@@ -61,14 +62,17 @@ static void config_refusals(void **state) {
         const char *text, *says;
         int code;
     } bad[] = {
-        {"{\"model_type\":\"gemma2\",\"architectures\":[\"Gemma2ForCausalLM\"]," BASE "}", "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"gemma2\",\"architectures\":[\"Gemma2ForCausalLM\"]," BASE "}",
+         "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
         {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
-        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}", "unsupported rope type \"longrope\"", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}",
+         "unsupported rope type \"longrope\"", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
-        {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}",
+         "unsupported rope_parameters", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":0}", "num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"head_dim\":15}", "odd head_dim", ERR_UNSUPPORTED},
@@ -130,7 +134,8 @@ static void near(double got, double want) {
 }
 static void schedules(void **state) {
     (void)state;
-    struct optim_config c = {.lr = 2, .schedule = "constant", .warmup_steps = 4, .total_steps = 24, .num_cycles = 0.5, .min_lr_ratio = 0.1};
+    struct optim_config c = {.lr = 2, .schedule = "constant", .warmup_steps = 4, .total_steps = 24,
+                             .num_cycles = 0.5, .min_lr_ratio = 0.1};
     near(optim_lr(&c, 0), 0);
     near(optim_lr(&c, 1), 0.5);
     near(optim_lr(&c, 4), 2);
@@ -179,7 +184,8 @@ static void safetensors_round_trip(void **state) {
     OK(st_write(path, t, 4, meta));
     OK(st_open(&f, path));
     assert_int_equal(st_count(f), 4);
-    const struct st_tensor *b = st_find(f, "big"), *s = st_find(f, "scalar"), *e = st_find(f, "empty"), *o = st_find(f, "odd \"name\"");
+    const struct st_tensor *b = st_find(f, "big"), *s = st_find(f, "scalar"), *e = st_find(f, "empty");
+    const struct st_tensor *o = st_find(f, "odd \"name\"");
     assert_true(b && s && e && o && !st_find(f, "none"));
     assert_true(b->nd == 2 && b->dim[1] == 1 << 20 && b->bytes == sizeof big && s->nd == 0 && e->bytes == 0 && o->dt == DT_U8);
     assert_memory_equal(b->data, big, sizeof big);
@@ -295,7 +301,8 @@ static void export_keeps_every_value(void **state) {
 static void every_f16_value(void **state) {
     (void)state;
     /* f16 -> f32 -> f16 through files of all 63488 finite values as a (256, 248) embedding */
-    char *dir = case_temp_dir(), *src = file_join(dir, "src"), *out = file_join(dir, "out"), *st = file_join(src, "model.safetensors");
+    char *dir = case_temp_dir(), *src = file_join(dir, "src"), *out = file_join(dir, "out");
+    char *st = file_join(src, "model.safetensors");
     json_t *config = small_config();
     json_object_set_new(config, "hidden_size", json_integer(248));
     json_object_set_new(config, "vocab_size", json_integer(256));

@@ -51,7 +51,8 @@ static void targets(void **state) {
         const char *config, *say;
         int code;
     } bad[] = {
-        {"{\"t\": [\"q_proj\", \"wq\"]}", "called 'wq'; there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", ERR_INVAL},
+        {"{\"t\": [\"q_proj\", \"wq\"]}", "called 'wq'; there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+         ERR_INVAL},
         {"{\"t\": [\"lm_head\"]}", "lm_head is unsupported", ERR_UNSUPPORTED},
         {"{\"t\": [\"model.embed_tokens\"]}", "embed_tokens is unsupported", ERR_UNSUPPORTED},
         {"{\"t\": [\"_proj\"]}", "called '_proj'", ERR_INVAL},

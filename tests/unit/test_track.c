@@ -204,8 +204,8 @@ static void test_db(void **state) {
     assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics WHERE name = 'actor/nan' AND value IS NULL"), 4);
     assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE score IS NULL"), 1); /* no score is no number */
     assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key = 'project' AND value = 'p'"), 1);
-    assert_int_equal(sqlite3_prepare_v2(db, "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples WHERE step = 1",
-                                        -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples "
+                                        "WHERE step = 1", -1, &st, NULL), SQLITE_OK);
     assert_int_equal(sqlite3_step(st), SQLITE_ROW);
     assert_string_equal((const char *)sqlite3_column_text(st, 0), "2 + 2 = ?");
     assert_string_equal((const char *)sqlite3_column_text(st, 1), "4 \xE2\x82\xAC");
@@ -285,7 +285,8 @@ static void test_tensorboard(void **state) {
     assert_int_equal(n, 3); /* the version, then a record a step */
     assert_non_null(memmem(b.p, b.n, "brain.Event:2", 13));
     assert_non_null(memmem(b.p, b.n, "critic/rewards/mean", 19));
-    assert_int_equal(masked_crc((const uint8_t *)"123456789", 9), (0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u); /* RFC 3720 */
+    assert_int_equal(masked_crc((const uint8_t *)"123456789", 9),
+                     (0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u); /* RFC 3720 */
     buf_free(&b);
     free(path);
     free(tb);
