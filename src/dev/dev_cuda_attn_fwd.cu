@@ -327,10 +327,12 @@ __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::
 
 /* ---- few rows: 16 of them a block ---- */
 
-template <int SIZE, int T> struct few_shape { /* T: tiles at a time */
+enum { FEW_SMALL = 0 }; /* in place of T: one tile at a time, in a block that needs little: many share a multiprocessor */
+template <int SIZE, int TS> struct few_shape { /* T: tiles at a time; TS: T, or FEW_SMALL */
+    static constexpr int T = TS == FEW_SMALL ? 1 : TS;
     static constexpr int WARPS = 4 * T; /* of a block, four a tile */
-    static constexpr int STAGES = SIZE <= 64 ? 3 + T : SIZE <= 128 ? 2 : 1;
-    static constexpr int BLOCKS = SIZE > 128 || T > 1 ? 2 : 3; /* of a multiprocessor */
+    static constexpr int STAGES = SIZE > 128 ? 1 : SIZE > 64 || TS == FEW_SMALL ? 2 : 3 + T;
+    static constexpr int BLOCKS = SIZE > 128 || T > 1 ? 2 : SIZE <= 64 && TS == FEW_SMALL ? 5 : 3; /* of a multiprocessor */
     static constexpr int KEYS = STAGES * 2 * DEV_KEY_TILE * tile_stride(SIZE);
     static constexpr int P = 16 * tile_stride(DEV_KEY_TILE); /* weights of a tile */
     static constexpr int SUMS = 4 * 64 * (int)sizeof(float); /* what the second tile's warps add to the sums of the first's */
@@ -339,20 +341,20 @@ template <int SIZE, int T> struct few_shape { /* T: tiles at a time */
 };
 
 /* P.V for this warp's columns: blocks of 8 number warp, warp + WARPS, ... */
-template <int SIZE, int T>
-static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE, T>::COLS][4], const float (&shrink)[2], uint32_t p,
+template <int SIZE, int TS>
+static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE, TS>::COLS][4], const float (&shrink)[2], uint32_t p,
                                               uint32_t v) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     uint32_t w[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) ldmatrix_x4(w[k], p + (lane % 16) * tile_stride(DEV_KEY_TILE) + lane / 16 * 16 + k * 32);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++)
+    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++)
 #pragma unroll
         for (int j = 0; j < 4; j++) acc[n][j] = __fmul_rn(acc[n][j], shrink[j / 2]);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++) {
-        const int block = warp + few_shape<SIZE, T>::WARPS * n;
+    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++) {
+        const int block = warp + few_shape<SIZE, TS>::WARPS * n;
         if (block >= SIZE / 8) break;
 #pragma unroll
         for (int k = 0; k < 4; k += 2) {
@@ -384,17 +386,17 @@ static __device__ __forceinline__ float4 of_warps(const float *by_warp, int r) {
 }
 static __device__ __forceinline__ float max4(float4 v) { return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)); }
 
-template <int SIZE, int T>
+template <int SIZE, int TS>
 static __device__ __forceinline__ void few_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int i,
-                                                 const float (&acc)[few_shape<SIZE, T>::COLS][4], float m, float4 l4) {
+                                                 const float (&acc)[few_shape<SIZE, TS>::COLS][4], float m, float4 l4) {
     const int t = (int)threadIdx.x % 4, warp = (int)threadIdx.x / 32;
     const float l = __fadd_rn(__fadd_rn(l4.x, l4.y), __fadd_rn(l4.z, l4.w)), inv = __frcp_rn(l);
     if (r >= s.packed) return;
     const int64_t at = packed_index(a, s, head, r);
     uint16_t *out = (uint16_t *)a.out + at * a.dim;
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, T>::COLS; n++) {
-        const int c = (warp + few_shape<SIZE, T>::WARPS * n) * 8;
+    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++) {
+        const int c = (warp + few_shape<SIZE, TS>::WARPS * n) * 8;
         if (c < a.dim) *(uint32_t *)(out + c + 2 * t) = row_out(acc[n][2 * i], acc[n][2 * i + 1], inv);
     }
     if (a.lse && t == 0 && warp == 0) a.lse[at] = row_lse(m, l);
@@ -402,9 +404,10 @@ static __device__ __forceinline__ void few_store(const struct cuda_attn &a, cons
 
 /* Block (16 packed rows of a sequence, kv head), four warps for each of T tiles. Warp w of a tile scores its quarter w; every
  * warp keeps the maxima of all rows and its columns of the result; the first tile's warps keep the sums. */
-template <int SIZE, int T>
-__global__ void __launch_bounds__(few_shape<SIZE, T>::WARPS * 32, few_shape<SIZE, T>::BLOCKS) fwd_few(const struct cuda_attn a) {
-    using shape = few_shape<SIZE, T>;
+template <int SIZE, int TS>
+__global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZE, TS>::BLOCKS) fwd_few(const struct cuda_attn a) {
+    using shape = few_shape<SIZE, TS>;
+    constexpr int T = shape::T;
     cuda_next_may_start();
     cuda_wait_before();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
@@ -462,7 +465,7 @@ __global__ void __launch_bounds__(few_shape<SIZE, T>::WARPS * 32, few_shape<SIZE
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (mine == 0) l[i] = row_sum(l[i], shrink[u][i], u == 0 ? sum[i] : sums[(quarter * 32 + lane) * 2 + i]);
-            few_pv<SIZE, T>(acc, shrink[u], smem + shape::KEYS + u * shape::P,
+            few_pv<SIZE, TS>(acc, shrink[u], smem + shape::KEYS + u * shape::P,
                          walk.stage(walk.now + u) + DEV_KEY_TILE * tile_stride(SIZE));
         }
     }
@@ -473,7 +476,7 @@ __global__ void __launch_bounds__(few_shape<SIZE, T>::WARPS * 32, few_shape<SIZE
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) few_store<SIZE, T>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
+    for (int i = 0; i < 2; i++) few_store<SIZE, TS>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
 }
 
 /* ---- plain: a warp has one packed row and up to 256 columns of the result ---- */
@@ -531,9 +534,19 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
 
 /* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_few, the others to fwd_rows.
  * In a batch that has both, each kernel leaves the other's sequences out. */
-template <int SIZE, int T> static int few_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    using shape = few_shape<SIZE, T>;
-    return attn_launch(c, fwd_few<SIZE, T>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
+template <int SIZE, int TS> static int few_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    using shape = few_shape<SIZE, TS>;
+    return attn_launch(c, fwd_few<SIZE, TS>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
+}
+
+/* With few blocks each walks its tiles in half as many rounds; with many they are small, to hide one another's waits. */
+template <int SIZE> static int few_fit(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    const int64_t blocks = a->seqs.n * p.n_tiles * p.n_kv_heads;
+    if constexpr (SIZE <= 64) {
+        if (blocks <= 2 * c->n_sm) return few_launch<SIZE, 2>(c, a, p);
+        if (blocks > 3 * c->n_sm) return few_launch<SIZE, FEW_SMALL>(c, a, p);
+    }
+    return few_launch<SIZE, 1>(c, a, p);
 }
 
 template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
@@ -542,10 +555,7 @@ template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *
     if (only_few || p.pages) { /* training has no batch of both: it is not worth a launch */
         p.few_rows = only_few ? -1 : 16;
         p.n_tiles = only_few ? tiles : 1;
-        constexpr int MOST = SIZE <= 64 ? 2 : 1; /* with few blocks each walks its tiles in half as many rounds */
-        const bool idle = a->seqs.n * p.n_tiles * p.n_kv_heads <= 2 * c->n_sm;
-        const int rc = idle ? few_launch<SIZE, MOST>(c, a, p) : few_launch<SIZE, 1>(c, a, p);
-        TRY(rc);
+        TRY(few_fit<SIZE>(c, a, p));
         if (only_few) return 0;
     }
     p.n_tiles = attn_tiles(a, rows_shape<SIZE>::ROWS);

@@ -88,7 +88,7 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
         (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data,
         (int32_t *)a->slots.data, (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data,
         (float *)a->logp_kept.data, n, a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
-    CU_TRY(cuda_launch(c, move_on_kernel, 1, 256, 0, m));
+    CU_TRY(cuda_launch(c, move_on_kernel, 1, n <= 256 ? 256 : 1024, 0, m));
     return 0;
 }
 
