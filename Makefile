@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: fixtures oracle-venv all setup build test demo bench bench-gpu learn-gpu oracle soak asan tsan lint fuzz clean help
+.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu learn-gpu oracle soak asan tsan lint fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -15,6 +15,8 @@ setup: ## system packages and .venv
 build: setup ## build/release/verlc; with CUDA=1 libverlc_cuda.so beside it (needs nvcc 12.4 or newer)
 	@cmake --preset release $(CUDA_OPTIONS) >/dev/null
 	@cmake --build --preset release --target verlc $(if $(filter ON,$(VERLC_CUDA)),verlc_cuda)
+examples: build ## libverlc.a, verlc.pc and the programs of examples/, in build/release (docs/extending.md)
+	@cmake --build --preset release --target examples
 test: build ## every test that this machine can run
 	@cmake --build --preset release
 	@scripts/test.sh

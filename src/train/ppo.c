@@ -1,6 +1,7 @@
-/* ppo.c - the controller: one step of PPO or GRPO as the algorithm reads on
- * paper, and what a run needs around it (opening, resuming, saving, stopping).
- * The stages live in ppo_rollout.c, ppo_update.c, ppo_validate.c.
+/* ppo.c - the controller: one step of PPO, GRPO and kin as the algorithm reads on
+ * paper, in the calls of include/verlc.h as any program of them, and what a run needs
+ * around it (opening, resuming, saving, stopping).  The calls are in ppo_api.c, the
+ * stages in ppo_rollout.c, ppo_advantage.c, ppo_update.c, ppo_critic.c, ppo_validate.c.
  *
  * Invariant: what the next step computes is a function of the policy, the
  * optimizer, the data cursor and the step number, all of which a checkpoint
@@ -20,88 +21,31 @@
 
 /* ---- one step ---- */
 
-/* The randomness of an epoch: a row seen again draws anew. */
-static uint64_t epoch_seed(const struct ppo *p) {
-    return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u);
-}
-
-int ppo_next_row(struct ppo *p, int64_t *row, uint64_t *seed) {
-    *row = data_sampler_take(&p->sampler);
-    *seed = epoch_seed(p);
-    return 0;
-}
-
-static int next_prompts(struct ppo *p, struct batch *b) {
-    const int64_t *rows;
-    int64_t n;
-    int got = data_sampler_next(&p->sampler, &rows, &n);
-    if (got == 0) got = data_sampler_next(&p->sampler, &rows, &n); /* a new epoch */
-    TRY(got);
-    CHECK(got == 1);
-    return rl_dataset_batch(p->train_data, rows, n, b);
-}
-
-static int rollout(struct ppo *p, struct batch *b) {
-    struct batch prompts = {0};
-    if (p->k.filter.enable) return ppo_generate_filtered(p, b);
-    TRY(next_prompts(p, &prompts));
-    const int rc = ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, b);
-    batch_free(&prompts);
-    return rc;
-}
-
-/* The updates of the step; with PF-PPO on samples drawn again from b. */
-static int updates(struct ppo *p, struct batch *b) {
-    struct batch drawn = {0}, *train = b;
-    int rc = 0;
-    if (p->k.use_pf_ppo) {
-        TRY(ppo_pf_resample(p, b, &drawn));
-        train = &drawn;
+static int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+    struct verlc_batch *train = b;
+    TRY(verlc_rollout(v, b));
+    TRY(verlc_reward(v, b));
+    TRY(verlc_log_probs(v, VERLC_ACTOR, b));
+    if (verlc_has(v, VERLC_REF)) TRY(verlc_log_probs(v, VERLC_REF, b));
+    if (verlc_has(v, VERLC_CRITIC)) TRY(verlc_values(v, b));
+    TRY(verlc_advantage(v, b));
+    if (v->p.k.use_pf_ppo) {
+        TRY(verlc_resample(v, b, drawn));
+        train = drawn;
     }
-    if (p->critic) {
-        stage_begin(p->stages, "update_critic");
-        TRYG(ppo_update_critic(p, train), out);
-    }
-    if (p->step >= p->k.critic.actor_from) {
-        stage_begin(p->stages, "update_actor");
-        TRYG(ppo_update(p, train), out);
-    }
-    if (!p->step_bad) p->bad_steps = 0;
-out:
-    batch_free(&drawn);
-    return rc;
+    if (verlc_has(v, VERLC_CRITIC)) TRY(verlc_update(v, VERLC_CRITIC, train));
+    TRY(verlc_update(v, VERLC_ACTOR, train));
+    return verlc_end_step(v, b);
 }
 
-static int ppo_step(struct ppo *p) {
-    struct batch b = {0};
-    int rc = 0;
-    metrics_reset(&p->metrics);
-    p->step_bad = false;
-    stage_begin(p->stages, "gen");
-    TRYG(rollout(p, &b), out);
-    stage_begin(p->stages, "reward");
-    TRYG(ppo_reward_errors(p, &b), out);
-    TRYG(ppo_reward_weights(p, &b), out);
-    TRYG(ppo_reference(p, &b), out);
-    if (p->critic) {
-        stage_begin(p->stages, "values");
-        TRYG(ppo_values(p, &b), out);
-    }
-    stage_begin(p->stages, "adv");
-    TRYG(ppo_advantage(p, &b), out);
-    TRYG(updates(p, &b), out);
-    stage_begin(p->stages, "dump_rollout_generations");
-    ppo_dump(p, &b, &p->k.rollout_data_dir);
-    ppo_record(p, &b, false);
-    stage_end(p->stages);
-    stages_metrics(p->stages, &p->metrics);
-    TRYG(ppo_data_metrics(p, &b), out);
-    metrics_set_i64(&p->metrics, p->step, "training/global_step");
-    metrics_set_i64(&p->metrics, p->sampler.epoch, "training/epoch");
-out:
-    stage_end(p->stages);
-    batch_free(&b);
-    return rc;
+int train_ppo(const struct conf *c) {
+    struct verlc *v = ppo_run_open(c);
+    struct verlc_batch *b = verlc_batch_create(), *drawn = verlc_batch_create();
+    while (verlc_begin_step(v))
+        if (ppo_step(v, b, drawn) < 0) break;
+    verlc_batch_free(b);
+    verlc_batch_free(drawn);
+    return ppo_run_close(v);
 }
 
 /* ---- checkpoints ---- */
@@ -116,8 +60,7 @@ static int checkpoint_parts(struct ppo *p, struct ckpt_part parts[2]) {
 
 static int64_t optim_steps(struct ppo *p) { return actor_optim(p->actor)->step + (p->critic ? critic_optim(p->critic)->step : 0); }
 
-/* keep: how many checkpoints stay on disk, <= 0: all. */
-static int save(struct ppo *p, int64_t step, int64_t keep) {
+int ppo_run_save(struct ppo *p, int64_t step, int64_t keep) {
     struct ckpt_part parts[2];
     const int n_parts = checkpoint_parts(p, parts);
     json_t *trainer = json_pack("{s:I, s:s, s:O, s:f, s:I, s:I, s:o}", "global_step", (json_int_t)step, "isa", p->dev.isa,
@@ -317,9 +260,9 @@ static void close_all(struct ppo *p) {
     ppo_config_free(&p->k);
 }
 
-/* ---- the run ---- */
+/* ---- around the steps ---- */
 
-static int validate_and_log(struct ppo *p) {
+int ppo_run_validate(struct ppo *p) {
     metrics_reset(&p->metrics);
     TRY(ppo_validate(p));
     stages_metrics(p->stages, &p->metrics);
@@ -327,9 +270,8 @@ static int validate_and_log(struct ppo *p) {
     return 0;
 }
 
-/* After a whole step: cursor, validation, checkpoint, record. A signal in the
- * validation ends it; the step itself is done and is saved. */
-static int finish_step(struct ppo *p) {
+/* A signal in the validation ends it; the step itself is done and is saved. */
+int ppo_run_finish(struct ppo *p) {
     const bool last = p->step == p->total_steps;
     int best = 0;
     json_decref(p->cursor);
@@ -342,23 +284,22 @@ static int finish_step(struct ppo *p) {
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
     const bool due = p->k.save_freq > 0 && (last || p->step % p->k.save_freq == 0);
-    if (stop || best > 0 || due || early_stop_done(&p->early)) TRY(save(p, p->step, p->k.keep_ckpts));
+    if (stop || best > 0 || due || early_stop_done(&p->early)) TRY(ppo_run_save(p, p->step, p->k.keep_ckpts));
     stages_metrics(p->stages, &p->metrics);
     track_log(p->track, p->step, &p->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
     return 0;
 }
 
-/* Adds to the error where the run can go on from, after saving the last whole step
- * where it is not on disk yet. Not saved: weights of a step that was half made,
+/* Not saved: weights of a step that was half made,
  * and weights that give no finite log-prob; nothing of a device that failed. After a numerical stop nothing is
  * retired, since an older checkpoint may be the one to return to. */
-static int end_early(struct ppo *p, int rc) {
+int ppo_run_end_early(struct ppo *p, int rc) {
     char *why = xstrdup(err_msg());
     const bool whole = optim_steps(p) == p->optim_done,
                diverged = rc == ERR_NUMERIC && p->bad_steps < p->k.max_bad_steps;
     if (p->step > 0 && p->saved_step != p->step && whole && !diverged && rc != ERR_IO && rc != ERR_DEVICE &&
-        save(p, p->step, rc == ERR_NUMERIC ? 0 : p->k.keep_ckpts) < 0)
+        ppo_run_save(p, p->step, rc == ERR_NUMERIC ? 0 : p->k.keep_ckpts) < 0)
         log_warn("%s", err_msg());
     if (p->saved_step > 0)
         err_set(rc, __FILE__, __LINE__, "%s; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
@@ -368,56 +309,28 @@ static int end_early(struct ppo *p, int rc) {
     return rc;
 }
 
-static bool profiled(const struct ppo *p) {
-    for (int64_t i = 0; i < p->k.n_profile_steps; i++)
-        if (p->k.profile_steps[i] == (double)p->step) return true;
-    return false;
+/* ---- the run ---- */
+
+struct verlc *ppo_run_open(const struct conf *c) {
+    struct verlc *v = xcalloc(1, sizeof *v);
+    v->p.saved_step = -1;
+    v->rc = open_all(&v->p, c);
+    if (v->rc < 0) v->error = xstrdup(err_msg());
+    return v;
 }
 
-/* Writes the step's trace; the step is done by then, so a failure is a warning. */
-static void write_trace(struct ppo *p) {
-    char *path = xasprintf("%s/trace_step_%lld.json", p->k.default_local_dir, (long long)p->step);
-    int rc = file_mkdirs(p->k.default_local_dir);
-    if (rc == 0) rc = dev_trace_stop(&p->dev, path, NULL);
-    if (rc < 0) log_warn("step %lld was not traced: %s", (long long)p->step, err_msg());
-    else log_info("the trace of step %lld is in %s", (long long)p->step, path);
-    free(path);
-}
-
-static int one_step(struct ppo *p) {
-    p->step++;
-    const bool trace = profiled(p);
-    if (trace) dev_trace_start(&p->dev);
-    const int rc = ppo_step(p);
-    if (trace && rc == 0) write_trace(p);
-    if (rc == 0) return finish_step(p);
-    p->step--; /* made again after a resume, from the cursor of the step before */
-    return rc;
-}
-
-static int run(struct ppo *p) {
-    if (p->val_data && (p->k.val_before_train || p->k.val_only)) TRY(validate_and_log(p));
-    if (p->k.val_only) return 0;
-    if (p->step >= p->total_steps)
-        log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
-                 (long long)p->step, (long long)p->total_steps);
-    while (p->step < p->total_steps && !early_stop_done(&p->early)) {
-        const int rc = one_step(p);
-        if (rc < 0) return end_early(p, rc);
-    }
-    early_stop_say(&p->early, p->step);
-    return 0;
-}
-
-int train_ppo(const struct conf *c) {
-    struct ppo p = {.saved_step = -1};
-    int rc = open_all(&p, c);
-    if (rc == 0) rc = run(&p);
-    if (rc == 0 && p.saved_step > 0)
-        log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)p.step, p.k.default_local_dir,
-                 (long long)p.saved_step);
-    if (rc == 0) early_stop_report(&p.early, p.k.default_local_dir, "actor");
-    close_all(&p);
+int ppo_run_close(struct verlc *v) {
+    struct ppo *p = &v->p;
+    const int rc = v->rc;
+    if (rc == 0) early_stop_say(&p->early, p->step);
+    if (rc == 0 && p->saved_step > 0)
+        log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)p->step, p->k.default_local_dir,
+                 (long long)p->saved_step);
+    if (rc == 0 && !v->answered) early_stop_report(&p->early, p->k.default_local_dir, "actor");
+    close_all(p);
+    if (rc < 0) err_set(rc, __FILE__, __LINE__, "%s", v->error);
+    free(v->error);
+    free(v);
     return rc;
 }
 

@@ -21,15 +21,19 @@ static double *column(const struct batch *b, const char *name) {
     return c ? c->f64 : NULL;
 }
 
-/* token_level_scores: a sample's score on its last token; token_level_rewards: less the KL penalty. */
-static int add_rewards(struct ppo *p, struct batch *b, const struct algo_ragged *r) {
-    double *level, *rewards;
-    struct batch_col *score;
+int ppo_token_scores(struct batch *b) {
+    double *level;
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
+    const struct batch_col *responses = batch_find(b, "responses"), *score = batch_find(b, "score");
+    for (int64_t i = 0; i < b->n_rows; i++) level[responses->off[i + 1] - 1] = score->f64[i];
+    return 0;
+}
+
+/* token_level_rewards: the scores, less the KL penalty. */
+static int add_rewards(struct ppo *p, struct batch *b, const struct algo_ragged *r) {
+    double *rewards;
     TRY(ppo_add_f64(b, "token_level_rewards", "responses", &rewards));
-    TRY(batch_get(b, "score", BATCH_F64, &score));
-    level = column(b, "token_level_scores");
-    for (int64_t i = 0; i < b->n_rows; i++) level[r->off[i + 1] - 1] = score->f64[i];
+    const double *level = column(b, "token_level_scores");
     memcpy(rewards, level, (size_t)r->off[b->n_rows] * sizeof *rewards);
     if (!p->k.use_kl_in_reward) return 0;
     struct algo_metrics m = {0};

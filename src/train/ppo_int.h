@@ -17,6 +17,8 @@
 #include "train/train_sampler.h"
 #include "train/train_stop.h"
 
+#include <verlc.h>
+
 /* What a sampling pass needs to know. */
 struct ppo_sampling {
     int64_t n;
@@ -173,8 +175,36 @@ struct ppo {
     json_t *cursor;                        /* data cursor at the end of the last complete step */
 };
 
+/* What include/verlc.h is about. */
+struct verlc_batch {
+    struct batch b;
+};
+struct verlc {
+    struct ppo p;
+    struct conf *conf;  /* of verlc_open; NULL: the caller's */
+    int rc;             /* the first failure */
+    char *error;        /* its message */
+    bool started, in_step, answered; /* answered: --help, --cfg: there is nothing to run */
+};
+
+/* ---- the run ---- */
+/* Never NULL; a failure is in ->rc. */
+struct verlc *ppo_run_open(const struct conf *c);
+int ppo_run_close(struct verlc *v); /* ->rc, with its message */
+/* A validation before the first step, recorded. */
+int ppo_run_validate(struct ppo *p);
+/* After a whole step: cursor, validation, checkpoint, record. */
+int ppo_run_finish(struct ppo *p);
+/* A checkpoint. keep: how many stay on disk, <= 0: all. */
+int ppo_run_save(struct ppo *p, int64_t step, int64_t keep);
+/* After a failure: saves the last whole step where it is not on disk yet, and adds to the
+ * error where the run can go on from. Returns rc. */
+int ppo_run_end_early(struct ppo *p, int rc);
+
 /* ---- stages ----
- * Generates sampling->n responses for each row of prompts and scores them as they
+ * The next prompts of the training data and their samples, as ppo_generate's. */
+int ppo_rollout(struct ppo *p, struct batch *out);
+/* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
  *   responses i32, rollout_log_probs f32 (ragged); finish, text, reward_status (string);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
@@ -187,17 +217,19 @@ int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sa
  * one is scored (algorithm.filter_groups). Which prompts are kept depends on the order
  * of the data alone, never on which sample ended first. */
 int ppo_generate_filtered(struct ppo *p, struct batch *out);
-/* The next row of the training data, and the seed of its epoch. */
-int ppo_next_row(struct ppo *p, int64_t *row, uint64_t *seed);
 /* Applies reward.on_error to rows without a score; *kept replaces b's rows. */
 int ppo_reward_errors(struct ppo *p, struct batch *b);
 /* reward.source_weights: multiplies the scores of a batch, and its baselines, in place. */
 int ppo_reward_weights(struct ppo *p, struct batch *b);
-/* Adds old_log_probs and, where needed, sum_pi_squared and ref_log_prob (f64 ragged). */
+/* Adds token_level_scores (f64 ragged): a sample's score on its last token. */
+int ppo_token_scores(struct batch *b);
+/* Adds old_log_probs and, where needed, sum_pi_squared (f64 ragged). */
+int ppo_old_log_probs(struct ppo *p, struct batch *b);
+/* Adds ref_log_prob (f64 ragged). */
 int ppo_reference(struct ppo *p, struct batch *b);
 /* Adds values (f64 ragged). */
 int ppo_values(struct ppo *p, struct batch *b);
-/* Adds token_level_scores, token_level_rewards, response_mask (i32), advantages, returns,
+/* Adds token_level_rewards, response_mask (i32), advantages, returns,
  * and with rollout correction rollout_is_weights (ragged, f64 unless said). */
 int ppo_advantage(struct ppo *p, struct batch *b);
 /* PF-PPO: b's rows drawn again, with replacement, by their scores. */

@@ -69,7 +69,7 @@ static void variance_proxy(struct ppo *p, const struct batch *b) {
                            *old = batch_find(b, "old_log_probs"), *is = batch_find(b, "rollout_is_weights");
     const double rows = (double)b->n_rows;
     double norm = 0, power = 0, a2 = 0, w_is = 0;
-    if (!pi2 || !metrics_get(&p->metrics, "actor/grad_norm", &norm)) return;
+    if (!pi2 || !adv || !metrics_get(&p->metrics, "actor/grad_norm", &norm)) return;
     uint8_t *mask = ppo_mask(b);
     for (int64_t i = 0; i < b->n_rows; i++) {
         double a = 0, w = 0, rho = 0, n = 1e-8;
@@ -120,21 +120,20 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
 }
 
 int ppo_data_metrics(struct ppo *p, const struct batch *b) {
+    static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
+    static const char *const tokens[][2] = {{"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
     struct metrics *m = &p->metrics;
-    struct spread s = row_sums(b, "token_level_scores");
+    struct spread s;
     double clip;
-    spread_set(m, &s, "critic/score");
-    s = row_sums(b, "token_level_rewards");
-    spread_set(m, &s, "critic/rewards");
-    s = token_spread(b, "advantages");
-    spread_set(m, &s, "critic/advantages");
-    s = token_spread(b, "returns");
-    spread_set(m, &s, "critic/returns");
-    if (batch_find(b, "values")) {
-        s = token_spread(b, "values");
-        spread_set(m, &s, "critic/values");
-        metrics_set(m, explained_variance(b), "critic/vf_explained_var");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) { /* what a program of verlc.h did not compute has no metric */
+        s = row_sums(b, rows[i][0]);
+        if (s.n > 0) spread_set(m, &s, rows[i][1]);
     }
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        s = token_spread(b, tokens[i][0]);
+        if (batch_find(b, tokens[i][0])) spread_set(m, &s, tokens[i][1]);
+    }
+    if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
     variance_proxy(p, b);
     const struct spread resp = lengths(b, "responses", p->k.max_response_length, &clip);
     spread_set(m, &resp, "response_length");

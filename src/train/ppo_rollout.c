@@ -152,14 +152,32 @@ static int add_group(struct gen *g, const struct gen_group *group) {
     return submit_group(g, g->n_groups++);
 }
 
+/* ---- prompts ---- */
+
+/* The randomness of an epoch: a row seen again draws anew. */
+static uint64_t epoch_seed(const struct ppo *p) {
+    return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u);
+}
+
+static int next_prompts(struct ppo *p, struct batch *b) {
+    const int64_t *rows;
+    int64_t n;
+    int got = data_sampler_next(&p->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&p->sampler, &rows, &n); /* a new epoch */
+    TRY(got);
+    CHECK(got == 1);
+    return rl_dataset_batch(p->train_data, rows, n, b);
+}
+
 /* ---- filter_groups ---- */
 
 /* The next prompt of the training data joins the running engine. */
 static int add_next_prompt(struct gen *g) {
     struct gen_group group = {0};
     struct batch *b = xcalloc(1, sizeof *b);
-    int rc = ppo_next_row(g->p, &group.data_row, &group.seed);
-    if (rc == 0) rc = rl_dataset_batch(g->p->train_data, &group.data_row, 1, b);
+    group.data_row = data_sampler_take(&g->p->sampler);
+    group.seed = epoch_seed(g->p);
+    const int rc = rl_dataset_batch(g->p->train_data, &group.data_row, 1, b);
     if (rc < 0) {
         free(b);
         return rc;
@@ -422,6 +440,15 @@ int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sa
 int ppo_generate_filtered(struct ppo *p, struct batch *out) {
     struct gen g = {.p = p, .sp = &p->k.train, .filter = true, .baseline = p->k.adv->needs & ALGO_NEEDS_BASELINES};
     return generate(&g, NULL, 0, out);
+}
+
+int ppo_rollout(struct ppo *p, struct batch *out) {
+    struct batch prompts = {0};
+    if (p->k.filter.enable) return ppo_generate_filtered(p, out);
+    TRY(next_prompts(p, &prompts));
+    const int rc = ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, out);
+    batch_free(&prompts);
+    return rc;
 }
 
 /* ---- errors of the reward (DESIGN invariant 8) ---- */

@@ -92,7 +92,7 @@ out:
     return rc;
 }
 
-int ppo_reference(struct ppo *p, struct batch *b) {
+int ppo_old_log_probs(struct ppo *p, struct batch *b) {
     struct batch_col *rollout;
     double *old;
     TRY(batch_get(b, "rollout_log_probs", BATCH_F32, &rollout));
@@ -113,8 +113,10 @@ int ppo_reference(struct ppo *p, struct batch *b) {
         rollout = batch_find(b, "rollout_log_probs");
         for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     }
-    if (!p->ref_actor) return 0;
-    stage_begin(p->stages, "ref");
+    return 0;
+}
+
+int ppo_reference(struct ppo *p, struct batch *b) {
     return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob", false);
 }
 

@@ -2,7 +2,7 @@
  *
  * tools/oracle_grpo.py trained the tiny Qwen2.5 of tests/fixtures/model/qwen2 on
  * seeded samples, padded, without micro-batches.  Here the same samples go
- * through the program's own stages - ppo_reference, ppo_advantage, ppo_update -
+ * through the program's own stages - ppo_old_log_probs, ppo_reference, ppo_advantage, ppo_update -
  * packed and cut in several ways, on both CPU backends.
  *
  * Tolerances: the oracle's own fp32 run is off its fp64 run by 6e-8 in the loss,
@@ -255,6 +255,8 @@ static void steps_like_torch(void **state) {
                 recorded(&r, step, &b);
                 r.p.step = step + 1;
                 metrics_reset(&r.p.metrics);
+                OK(ppo_token_scores(&b));
+                OK(ppo_old_log_probs(&r.p, &b));
                 OK(ppo_reference(&r.p, &b));
                 OK(ppo_advantage(&r.p, &b));
                 check_logp(&r, &b, "ref_log_prob", "ref_logp");
