@@ -12,46 +12,20 @@ def and async def both work.  By hand:
 """
 
 import asyncio
-import importlib.util
 import inspect
 import math
 import numbers
-import os
-import sys
-import traceback
 
-from verlc_helpers.protocol import HelperError, one_line, serve
+from verlc_helpers.protocol import one_line, serve
+from verlc_helpers.user_function import describe, load
 
 FUNCTION = None
 KWARGS = {}
 
 
-def where_raised(error):
-    """FILE:LINE of the innermost frame, for the message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-
-
-def describe(error):
-    return one_line(f"{type(error).__name__}: {error}{where_raised(error)}")
-
-
 def init(value):
     global FUNCTION, KWARGS
-    path, name = value["path"], value["name"]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # its neighbours import as they did
-    spec = importlib.util.spec_from_file_location("custom_module", path)
-    if spec is None:
-        raise HelperError(f"{path} is not a Python file", "INPUT")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["custom_module"] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise HelperError(f"{path} does not load: {describe(error)}", "INPUT") from error
-    FUNCTION = getattr(module, name, None)
-    if not callable(FUNCTION):
-        raise HelperError(f"{path} has no function '{name}' (custom_reward_function.name)", "INPUT")
+    FUNCTION = load(value["path"], value["name"], " (custom_reward_function.name)")
     KWARGS = value.get("kwargs") or {}
 
 

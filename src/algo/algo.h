@@ -3,7 +3,7 @@
  * Advantage estimators, policy losses, KL penalties, loss aggregation, value
  * loss, rollout correction.  Names, formulas and metrics are verl's; a loss
  * gives its value and its derivative by each input that a model produced.
- * Nothing here knows of models, devices, batches or files.
+ * Nothing here knows of models, devices or batches, and only algo_user*.c of files.
  *
  * Arrays are double and so is the arithmetic: a caller widens its fp32 log-probs,
  * which costs nothing beside a forward pass.
@@ -65,6 +65,7 @@ struct algo_adv_args {
     const double *components;
     const double *component_weights; /* NULL: all 1 */
     int64_t n_components;
+    const json_t *kwargs;           /* of a user's own estimator: an object, may be NULL */
     double gamma, lam;
     bool norm_by_std;      /* norm_adv_by_std_in_grpo; false is Dr.GRPO */
     bool handle_zero_tail; /* optimal token baselines; verl's default is true */
@@ -73,6 +74,8 @@ struct algo_adv_entry {
     const char *name;
     unsigned needs; /* enum algo_adv_needs */
     int (*run)(const struct algo_adv_args *a, double *adv, double *ret);
+    int (*user)(void *ctx, const struct algo_adv_args *a, double *adv, double *ret); /* a user's own, instead of run */
+    void *ctx;
 };
 struct algo_adv_args algo_adv_defaults(void); /* verl's defaults: gamma = lam = 1, flags true */
 const struct algo_adv_entry *algo_adv_find(const char *name); /* NULL: unknown, message lists the names */
@@ -187,6 +190,7 @@ struct algo_policy_cfg { /* actor.* and actor.policy_loss.*; start from algo_pol
     double dro_beta;                                 /* dro; must be set */
     uint64_t seed, step;          /* clip_cov picks its tokens by (seed, step) */
     const struct algo_corr *corr; /* bypass_mode */
+    const json_t *kwargs;         /* of a user's own loss: an object, may be NULL */
 };
 struct algo_policy_args {
     const struct algo_ragged *r;
@@ -231,8 +235,34 @@ struct algo_value_args {
 int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds,
                     struct algo_metrics *m);
 
+/* ---- a user's own estimator or loss: a function of a C or Python file (docs/extending.md) ---- */
+struct algo_user;
+struct algo_user_args {
+    const char *key;       /* what named it, for messages: "algorithm.adv_estimator" */
+    const char *spec;      /* "./my_adv.c:name" or "./my_adv.py:name" */
+    bool loss;             /* a policy loss, else an estimator */
+    const char *dir;       /* a C file is compiled here; NULL: in a directory that is gone afterwards */
+    double timeout_s;      /* of one call of a Python function; 0: 60 */
+    const json_t *kwargs;  /* its parameters in the check at load, may be NULL; copied */
+};
+bool algo_user_named(const char *spec); /* has the form of a file, so is no name of the tables */
+/* Compiles and opens, or starts the helper. ERR_INVAL: the name; ERR_INPUT: the file, with the compiler's or
+ * Python's first word on it; ERR_TIMEOUT. */
+int algo_user_open(struct algo_user **out, const struct algo_user_args *a);
+/* Calls it on a small batch: ERR_NUMERIC where a number is not finite, ERR_INPUT where a loss has another derivative
+ * than finite differences find. NULL: 0. */
+int algo_user_check(struct algo_user *u);
+void algo_user_close(struct algo_user *u); /* NULL ok */
+const struct algo_adv_entry *algo_user_adv(const struct algo_user *u);
+const struct algo_policy_entry *algo_user_policy(const struct algo_user *u);
+
 /* ---- the same on JSON: `verlc algo` (spec of requests: docs of the tool) ---- */
 /* `where` names the line in messages.  *answer is a new reference. */
 int algo_json(const json_t *request, const char *where, json_t **answer);
+/* The same where requests may also name these, each by its spec; NULL: none. */
+struct algo_mine {
+    const struct algo_user *adv, *loss;
+};
+int algo_json_mine(const json_t *request, const char *where, const struct algo_mine *mine, json_t **answer);
 
 #endif

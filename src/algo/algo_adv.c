@@ -257,22 +257,24 @@ static int remax(const struct algo_adv_args *a, double *adv, double *ret) {
 
 /* ---- the table ---- */
 
+#define ROW(id, what, function) {.name = id, .needs = what, .run = function}
 static const struct algo_adv_entry estimators[] = {
-    {"gae", ALGO_NEEDS_VALUES, gae},
-    {"grpo", ALGO_NEEDS_GROUP, grpo},
-    {"grpo_vectorized", ALGO_NEEDS_GROUP, grpo}, /* the same numbers since verl 0.9.1 */
-    {"grpo_passk", ALGO_NEEDS_GROUP, grpo_passk},
-    {"gdpo", ALGO_NEEDS_GROUP, gdpo},
-    {"reinforce_plus_plus", 0, reinforce_pp},
-    {"reinforce_plus_plus_baseline", ALGO_NEEDS_GROUP, reinforce_pp_baseline},
-    {"rloo", ALGO_NEEDS_GROUP, rloo},
-    {"rloo_vectorized", ALGO_NEEDS_GROUP, rloo_vectorized},
-    {"remax", ALGO_NEEDS_BASELINES, remax},
-    {"opo", ALGO_NEEDS_GROUP, opo},
-    {"gpg", ALGO_NEEDS_GROUP, gpg},
-    {"optimal_token_baseline", ALGO_NEEDS_GROUP | ALGO_NEEDS_SUM_PI, algo__otb},
-    {"tir_optimal_token_baseline", ALGO_NEEDS_GROUP | ALGO_NEEDS_SUM_PI, algo__otb_tir},
+    ROW("gae", ALGO_NEEDS_VALUES, gae),
+    ROW("grpo", ALGO_NEEDS_GROUP, grpo),
+    ROW("grpo_vectorized", ALGO_NEEDS_GROUP, grpo), /* the same numbers since verl 0.9.1 */
+    ROW("grpo_passk", ALGO_NEEDS_GROUP, grpo_passk),
+    ROW("gdpo", ALGO_NEEDS_GROUP, gdpo),
+    ROW("reinforce_plus_plus", 0, reinforce_pp),
+    ROW("reinforce_plus_plus_baseline", ALGO_NEEDS_GROUP, reinforce_pp_baseline),
+    ROW("rloo", ALGO_NEEDS_GROUP, rloo),
+    ROW("rloo_vectorized", ALGO_NEEDS_GROUP, rloo_vectorized),
+    ROW("remax", ALGO_NEEDS_BASELINES, remax),
+    ROW("opo", ALGO_NEEDS_GROUP, opo),
+    ROW("gpg", ALGO_NEEDS_GROUP, gpg),
+    ROW("optimal_token_baseline", ALGO_NEEDS_GROUP | ALGO_NEEDS_SUM_PI, algo__otb),
+    ROW("tir_optimal_token_baseline", ALGO_NEEDS_GROUP | ALGO_NEEDS_SUM_PI, algo__otb_tir),
 };
+#undef ROW
 enum { N_ESTIMATORS = sizeof estimators / sizeof estimators[0] };
 
 struct algo_adv_args algo_adv_defaults(void) {
@@ -302,5 +304,5 @@ int algo_advantage(const struct algo_adv_entry *e, const struct algo_adv_args *a
     if ((e->needs & ALGO_NEEDS_SUM_PI) && (!a->sum_pi_squared || !a->old_logp))
         FAIL(ERR_INVAL, "%s needs old_log_probs and sum_pi_squared (actor.calculate_sum_pi_squared=True)",
              e->name);
-    return e->run(a, adv, ret);
+    return e->user ? e->user(e->ctx, a, adv, ret) : e->run(a, adv, ret);
 }

@@ -58,6 +58,10 @@ struct algo__policy_out {
 struct algo_policy_entry {
     const char *name;
     int (*run)(const struct algo_policy_args *a, struct algo__policy_out *o);
+    /* A user's own loss instead: with the weights w it fills the loss of each token and the derivative of
+     * their weighted sum by each log-prob; fixed: the log-probs where they are constants. */
+    int (*user)(void *ctx, const struct algo_policy_args *a, const double *fixed, const double *w, double *loss, double *dlogp);
+    void *ctx;
 };
 
 /* The clipped surrogate of one ratio: max(-A r, -A clamp(r, lo, hi)).  Derivatives

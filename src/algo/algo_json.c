@@ -23,6 +23,7 @@ struct request {
     bool flat;             /* arrays came as one row without nesting, and go back so */
     void *owned[MAX_OWNED];
     int n_owned;
+    const struct algo_mine *mine; /* a user's own functions; NULL: none */
     struct map *looked_for; /* keys that the operation asked for; NULL: not kept */
     struct algo_metrics metrics;
 };
@@ -314,14 +315,44 @@ static int read_components(struct request *q, struct algo_adv_args *a) {
     return 0;
 }
 
+/* Code is named on the command line alone: a request can only ask for what is there. */
+static int not_mine(const struct request *q, const char *name, const char *option) {
+    FAIL(ERR_INVAL, "%s: '%s' is a function of one's own, which the command line must name too: verlc algo %s %s", q->where, name,
+         option, name);
+}
+
+static int find_adv(const struct request *q, const char *name, const struct algo_adv_entry **e) {
+    *e = q->mine && q->mine->adv ? algo_user_adv(q->mine->adv) : NULL;
+    if (*e && strcmp(name, (*e)->name) == 0) return 0;
+    if (algo_user_named(name)) return not_mine(q, name, "--adv");
+    *e = algo_adv_find(name);
+    return *e ? 0 : ERR_INVAL;
+}
+
+static int find_loss(const struct request *q, const char *name, const struct algo_policy_entry **e) {
+    *e = q->mine && q->mine->loss ? algo_user_policy(q->mine->loss) : NULL;
+    if (*e && strcmp(name, (*e)->name) == 0) return 0;
+    if (algo_user_named(name)) return not_mine(q, name, "--loss");
+    *e = algo_policy_find(name);
+    return *e ? 0 : ERR_INVAL;
+}
+
+/* The parameters of a function of one's own. */
+static int read_kwargs(const struct request *q, const json_t **out) {
+    *out = find(q, "kwargs");
+    if (*out && !json_is_object(*out)) FAIL(ERR_FORMAT, "%s: \"kwargs\" is not an object", q->where);
+    return 0;
+}
+
 static int op_advantage(struct request *q, json_t *out) {
     const char *name = NULL;
     TRY(read_str(q, "estimator", &name));
     if (!name) TRY(read_str(q, "adv_estimator", &name));
     if (!name) FAIL(ERR_FORMAT, "%s: \"estimator\" is missing", q->where);
-    const struct algo_adv_entry *e = algo_adv_find(name);
-    if (!e) return ERR_INVAL;
+    const struct algo_adv_entry *e;
+    TRY(find_adv(q, name, &e));
     struct algo_adv_args a = algo_adv_defaults();
+    if (e->user) TRY(read_kwargs(q, &a.kwargs));
     TRY(read_mask(q, "response_mask"));
     a.r = &q->r;
     TRY(read_tokens(q, "token_level_rewards", NULL, true, &a.rewards));
@@ -393,8 +424,7 @@ static int read_policy(struct request *q, struct algo_policy_args *p, struct alg
                        const struct algo_policy_entry **e) {
     const char *name = "vanilla";
     TRY(read_str(q, "loss_mode", &name));
-    *e = algo_policy_find(name);
-    if (!*e) return ERR_INVAL;
+    TRY(find_loss(q, name, e));
     TRY(read_mask(q, "response_mask"));
     p->r = &q->r;
     TRY(read_tokens(q, "old_log_prob", "old_log_probs", true, &p->old_logp));
@@ -402,6 +432,7 @@ static int read_policy(struct request *q, struct algo_policy_args *p, struct alg
     TRY(read_tokens(q, "advantages", NULL, true, &p->advantages));
     TRY(read_tokens(q, "rollout_is_weights", NULL, false, &p->is_weights));
     TRY(read_policy_cfg(q, &p->cfg, corr));
+    if ((*e)->user) TRY(read_kwargs(q, &p->cfg.kwargs));
     /* verl's function defaults, where the request does not say */
     return read_agg(q, strcmp(name, "gspo") == 0 ? "seq-mean-token-mean" : "token-mean", &p->agg);
 }
@@ -621,9 +652,11 @@ static void note_unread(const struct map *looked_for, const char *op, const json
     }
 }
 
-int algo_json(const json_t *request, const char *where, json_t **answer) {
+int algo_json(const json_t *request, const char *where, json_t **answer) { return algo_json_mine(request, where, NULL, answer); }
+
+int algo_json_mine(const json_t *request, const char *where, const struct algo_mine *mine, json_t **answer) {
     struct map looked_for = {0};
-    struct request q = {.req = request, .where = where, .looked_for = &looked_for};
+    struct request q = {.req = request, .where = where, .mine = mine, .looked_for = &looked_for};
     const char *op;
     TRY(json_str(request, "op", &op, where));
     int i = 0;

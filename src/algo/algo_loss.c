@@ -175,12 +175,14 @@ static int run_dro(const struct algo_policy_args *a, struct algo__policy_out *o)
 
 /* ---- the table ---- */
 
+#define ROW(id, function) {.name = id, .run = function}
 static const struct algo_policy_entry losses[] = {
-    {"vanilla", algo__vanilla},   {"gspo", algo__gspo},         {"sapo", run_sapo},
-    {"gpg", run_gpg},             {"clip_cov", algo__clip_cov}, {"kl_cov", algo__kl_cov},
-    {"geo_mean", algo__geo_mean}, {"cispo", run_cispo},         {"dppo_tv", run_dppo_tv},
-    {"dppo_kl", run_dppo_kl},     {"dro", run_dro},             {"bypass_mode", algo__bypass},
+    ROW("vanilla", algo__vanilla),   ROW("gspo", algo__gspo),         ROW("sapo", run_sapo),
+    ROW("gpg", run_gpg),             ROW("clip_cov", algo__clip_cov), ROW("kl_cov", algo__kl_cov),
+    ROW("geo_mean", algo__geo_mean), ROW("cispo", run_cispo),         ROW("dppo_tv", run_dppo_tv),
+    ROW("dppo_kl", run_dppo_kl),     ROW("dro", run_dro),             ROW("bypass_mode", algo__bypass),
 };
+#undef ROW
 enum { N_LOSSES = sizeof losses / sizeof losses[0] };
 
 struct algo_policy_cfg algo_policy_defaults(void) {
@@ -218,9 +220,27 @@ static int finish(const struct algo_policy_args *a, const struct algo__policy_ou
     return 0;
 }
 
+/* A user's own loss: it differentiates its weighted sum itself. */
+static int user_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a, double *loss, double *dlogp,
+                     struct algo_metrics *m) {
+    double *w = algo__tokens(a->r), *lmat = algo__tokens(a->r), s = 0;
+    int rc = algo_agg_weights(a->r, &a->agg, w);
+    if (rc == 0) {
+        ALGO__EACH_VALID(a->r, i, t) if (a->is_weights) w[t] *= a->is_weights[t];
+        rc = e->user(e->ctx, a, a->logp, w, lmat, dlogp);
+    }
+    ALGO__EACH_VALID(a->r, i, t) s += w[t] * lmat[t];
+    *loss = s;
+    if (algo_n_valid(a->r) == 0) algo_metrics_set(m, "actor/no_valid_tokens", 1);
+    free(w);
+    free(lmat);
+    return rc;
+}
+
 int algo_policy_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a, double *loss,
                      double *dlogp, struct algo_metrics *m) {
     CHECK(a->r && a->old_logp && a->logp && a->advantages && a->agg.mode);
+    if (e->user) return user_loss(e, a, loss, dlogp, m);
     const int64_t last = algo__last(a->r);
     struct algo__policy_out o = {
         .lmat = algo__tokens(a->r), .dl = algo__tokens(a->r), .mask = xmalloc((size_t)last + 1),

@@ -18,6 +18,7 @@
 #include <string.h>
 
 struct tool {
+    struct algo_mine mine;
     struct reward *reward;
     struct buf out;
 };
@@ -60,7 +61,7 @@ static int evaluate(struct tool *t, const char *line, size_t n, const char *wher
     TRY(json_parse(&q, line, n, where));
     const char *op = json_string_value(json_object_get(q, "op"));
     const int rc = op && strcmp(op, "reward") == 0 ? op_reward(t->reward, q, where, answer)
-                                                   : algo_json(q, where, answer);
+                                                   : algo_json_mine(q, where, &t->mine, answer);
     json_decref(q);
     return rc;
 }
@@ -84,9 +85,16 @@ static int one_line(void *arg, char *line, size_t n, int64_t no) {
     return 0;
 }
 
+static int open_mine(struct algo_user **out, const char *option, const char *spec, bool loss) {
+    TRY(algo_user_open(out, &(struct algo_user_args){.key = option, .spec = spec, .loss = loss}));
+    return algo_user_check(*out);
+}
+
 int cmd_algo(int argc, char **argv) {
-    const char *path = NULL, *name = NULL;
+    const char *path = NULL, *name = NULL, *adv = NULL, *loss = NULL;
     const struct cmd_opt opts[] = {
+        {"--adv", CMD_STR, &adv, "FILE:NAME", "an estimator of one's own, C or Python; requests name it so too"},
+        {"--loss", CMD_STR, &loss, "FILE:NAME", "a policy loss of one's own"},
         {"--reward", CMD_STR, &path, "FILE", "score with this Python file's compute_score instead of the native graders"},
         {"--reward-name", CMD_STR, &name, "NAME", "the function in that file"},
     };
@@ -111,8 +119,14 @@ int cmd_algo(int argc, char **argv) {
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     struct tool t = {0};
+    struct algo_user *my_adv = NULL, *my_loss = NULL;
     TRY(reward_create(&t.reward, &(struct reward_args){.path = path, .name = name}));
-    rc = file_each_line("-", one_line, &t);
+    if (adv) rc = open_mine(&my_adv, "--adv", adv, false);
+    if (rc == 0 && loss) rc = open_mine(&my_loss, "--loss", loss, true);
+    t.mine = (struct algo_mine){my_adv, my_loss};
+    if (rc == 0) rc = file_each_line("-", one_line, &t);
+    algo_user_close(my_adv);
+    algo_user_close(my_loss);
     reward_destroy(t.reward);
     buf_free(&t.out);
     return rc;

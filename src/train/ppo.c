@@ -210,6 +210,8 @@ static int open_all(struct ppo *p, const struct conf *c) {
     if (p->k.validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", p->k.validation_data_dir));
     TRY(stages_create(&p->stages, p->k.deadline_s));
     stage_begin(p->stages, "start");
+    TRYG(algo_user_check(p->k.my_adv), out);
+    TRYG(algo_user_check(p->k.my_loss), out);
     TRYG(load_configs(&p->k, &m, &v), out);
     const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);

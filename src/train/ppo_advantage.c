@@ -117,6 +117,7 @@ static int estimate(struct ppo *p, struct batch *b, const struct algo_ragged *r)
     a.gamma = p->k.gamma;
     a.lam = p->k.lam;
     a.norm_by_std = p->k.norm_adv_by_std;
+    a.kwargs = p->k.adv_kwargs;
     const int rc = algo_advantage(p->k.adv, &a, column(b, "advantages"), ret);
     free(comp);
     return rc;

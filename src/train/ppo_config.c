@@ -150,6 +150,9 @@ static int read_correction(struct ppo_config *k, const struct conf *c) {
     const int rc = algo_corr_parse(&k->corr, &s);
     if (rc < 0) return err_wrap(rc, "algorithm.rollout_correction");
     const struct algo_policy_entry *mode = algo_policy_find("bypass_mode");
+    if (bypass && k->my_loss)
+        FAIL(ERR_INVAL, "algorithm.rollout_correction.bypass_mode has a loss of its own, so the one of " ARR
+             "actor.policy_loss.loss_mode would not be used; take one of them");
     if (bypass) k->loss_mode = mode;
     if (k->loss_mode == mode) {
         k->policy.corr = &k->corr;
@@ -184,12 +187,35 @@ static int read_filter(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* An estimator or loss in a file of the user's. *kwargs: its parameters, borrowed. */
+static int read_mine(const struct conf *c, const char *key, const char *spec, bool loss, const char *kwargs_key, const json_t **kwargs,
+                     struct algo_user **out) {
+    const char *run_dir;
+    struct algo_user_args a = {.key = key, .spec = spec, .loss = loss};
+    *kwargs = NULL;
+    const bool set = !conf_is_null(c, kwargs_key);
+    if (!algo_user_named(spec)) {
+        if (set) FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a function in a file of one's own", kwargs_key, key, spec);
+        return 0;
+    }
+    if (set) TRY(conf_json(c, kwargs_key, kwargs));
+    TRY(conf_str(c, "trainer.default_local_dir", &run_dir));
+    TRY(conf_f64_opt(c, "algorithm.custom_timeout", &a.timeout_s));
+    char *dir = file_join(run_dir, "custom");
+    a.dir = dir;
+    a.kwargs = *kwargs;
+    const int rc = algo_user_open(out, &a);
+    free(dir);
+    return rc;
+}
+
 static int read_algorithm(struct ppo_config *k, const struct conf *c) {
     const char *s;
     double weight_pow;
     TRY(conf_str(c, "algorithm.adv_estimator", &k->adv_estimator));
-    k->adv = algo_adv_find(k->adv_estimator);
-    if (!k->adv) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s", err_msg());
+    TRY(read_mine(c, "algorithm.adv_estimator", k->adv_estimator, false, "algorithm.adv_kwargs", &k->adv_kwargs, &k->my_adv));
+    k->adv = k->my_adv ? algo_user_adv(k->my_adv) : algo_adv_find(k->adv_estimator);
+    if (!k->adv) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
     TRY(conf_f64(c, "algorithm.gamma", &k->gamma));
     TRY(conf_f64(c, "algorithm.lam", &k->lam));
     TRY(conf_bool(c, "algorithm.norm_adv_by_std_in_grpo", &k->norm_adv_by_std));
@@ -244,11 +270,16 @@ static int read_optim(struct ppo_config *k, const struct conf *c) {
 }
 
 static int read_actor(struct ppo_config *k, const struct conf *c) {
+    const json_t *kwargs;
     const char *s;
     int64_t seed;
     TRY(conf_str(c, ARR "actor.policy_loss.loss_mode", &s));
-    if (!(k->loss_mode = algo_policy_find(s))) FAIL(ERR_INVAL, ARR "actor.policy_loss.loss_mode: %s", err_msg());
+    TRY(read_mine(c, ARR "actor.policy_loss.loss_mode", s, true, ARR "actor.policy_loss.kwargs", &kwargs, &k->my_loss));
+    k->loss_mode = k->my_loss ? algo_user_policy(k->my_loss) : algo_policy_find(s);
+    if (!k->loss_mode)
+        FAIL(ERR_INVAL, ARR "actor.policy_loss.loss_mode: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
     TRY(read_clip(k, c));
+    k->policy.kwargs = kwargs;
     TRY(conf_str(c, ARR "actor.loss_agg_mode", &s));
     if (!(k->agg_mode = algo_agg_find(s))) FAIL(ERR_INVAL, ARR "actor.loss_agg_mode: %s", err_msg());
     TRY(conf_f64_opt(c, ARR "actor.loss_scale_factor", &k->loss_scale_factor));
@@ -440,6 +471,8 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
 void ppo_config_free(struct ppo_config *k) {
     json_decref(k->chat_kwargs);
     free(k->gdpo_weights);
+    algo_user_close(k->my_adv);
+    algo_user_close(k->my_loss);
     free(k->critic.model_dir);
     free(k->model_dir);
     train_lora_free(&k->lora);

@@ -86,6 +86,8 @@ struct ppo_config {
     /* algorithm */
     const char *adv_estimator;
     const struct algo_adv_entry *adv;
+    struct algo_user *my_adv, *my_loss; /* the user's own, owned; NULL: of the tables */
+    const json_t *adv_kwargs;
     double gamma, lam;
     bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;
     struct algo_pf_ppo pf_ppo;

@@ -4,6 +4,7 @@ Run by CTest and scripts/fuzz.sh. Needs Python's standard library; the same file
   python3 tests/fuzz/corpus.py OUT
 """
 
+import base64
 import hashlib
 import json
 import shutil
@@ -164,8 +165,19 @@ def reward():
         yield row["text"].encode()
 
 
+def user():
+    for spec in ("./my_adv.c:f", "dir/my_loss.py:g_1", "~/a b.c:_x", "x.c", "x.c:", "a:b.py:c", "x.c:f.c", ":f"):
+        yield b"\0" + spec.encode()
+    yield (b"\1In file included from f_12.c:2:\n/a/my_adv.c: In function 'f':\n/a/my_adv.c:3:12: error: 'b' undeclared\n"
+           b"    3 |     return b;\n      |            ^\n/a/my_adv.c:3:12: note: each undeclared identifier is reported once\n")
+    yield b"\1/usr/bin/ld: /tmp/x.o: undefined reference to `g'\r\ncollect2: error: ld returned 1 exit status\n"
+    for n in range(5):
+        text = base64.b64encode(struct.pack(f"<{n}d", *([0.1, -2.0, float("nan"), 1e300, 3.0][:n]))).decode()
+        yield b"\2" + compact({"loss": text, "dlog_prob": text})
+
+
 def main(out):
-    for make in (algo, ckpt, conf, data, helper, model, reward, sft, text):
+    for make in (algo, ckpt, conf, data, helper, model, reward, sft, text, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

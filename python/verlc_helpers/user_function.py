@@ -1,0 +1,37 @@
+"""Loads a function from a Python file that the user named: the one place of the helpers
+that runs code of others. What names such a file is the command line, never a model or data."""
+
+import importlib.util
+import os
+import sys
+import traceback
+
+from verlc_helpers.protocol import HelperError, one_line
+
+
+def where_raised(error):
+    """FILE:LINE of the innermost frame, for the message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+def describe(error):
+    return one_line(f"{type(error).__name__}: {error}{where_raised(error)}")
+
+
+def load(path, name, key):
+    """The function `name` of the file; `key` is what named it."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # its neighbours import as they did
+    spec = importlib.util.spec_from_file_location("custom_module", path)
+    if spec is None:
+        raise HelperError(f"{path} is not a Python file", "INPUT")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["custom_module"] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise HelperError(f"{path} does not load: {describe(error)}", "INPUT") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise HelperError(f"{path} has no function '{name}'{key}", "INPUT")
+    return function
