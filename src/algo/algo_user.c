@@ -38,7 +38,8 @@ int algo__user_parse(const char *spec, char **path, char **name, bool *python) {
     const char *colon = strrchr(spec, ':');
     if (!colon || !algo_user_named(spec) || strchr(colon, '.'))
         FAIL(ERR_INVAL, "'%s' names no function: it must be FILE.c:NAME or FILE.py:NAME", spec);
-    if (!identifier(colon + 1)) FAIL(ERR_INVAL, "'%s' is not the name of a function; it must be FILE.c:NAME or FILE.py:NAME", colon + 1);
+    if (!identifier(colon + 1))
+        FAIL(ERR_INVAL, "'%s' is not the name of a function; it must be FILE.c:NAME or FILE.py:NAME", colon + 1);
     for (const char *s = spec; s < colon; s++)
         if (*s == '"' || *s == '\\' || (unsigned char)*s < ' ')
             FAIL(ERR_INVAL, "the path of a file of one's own must not have quotes, backslashes or control characters");
@@ -118,14 +119,15 @@ static int user_advantage(void *ctx, const struct algo_adv_args *a, double *adv,
     return all_finite(u, a->r, ret, "the return");
 }
 
-static int user_loss(void *ctx, const struct algo_policy_args *a, const double *fixed, const double *w, double *loss, double *dlogp) {
+static int user_loss(void *ctx, const struct algo_policy_args *a, const double *fixed, const double *w, double *loss,
+                     double *dlogp) {
     struct algo_user *u = ctx;
     const int64_t base = algo__first(a->r), n = algo__last(a->r) - base;
     int64_t *off = rebased(a->r);
-    struct verlc_loss q = {.n = a->r->n, .off = off, .mask = a->r->mask + base, .logp = a->logp + base, .old_logp = a->old_logp + base,
-                           .advantages = a->advantages + base, .logp_fixed = fixed + base, .weight = w + base,
-                           .clip_ratio_low = a->cfg.clip_ratio_low, .clip_ratio_high = a->cfg.clip_ratio_high,
-                           .clip_ratio_c = a->cfg.clip_ratio_c};
+    struct verlc_loss q = {.n = a->r->n, .off = off, .mask = a->r->mask + base, .logp = a->logp + base,
+                           .old_logp = a->old_logp + base, .advantages = a->advantages + base, .logp_fixed = fixed + base,
+                           .weight = w + base, .clip_ratio_low = a->cfg.clip_ratio_low,
+                           .clip_ratio_high = a->cfg.clip_ratio_high, .clip_ratio_c = a->cfg.clip_ratio_c};
     memset(loss + base, 0, (size_t)n * sizeof *loss);
     memset(dlogp + base, 0, (size_t)n * sizeof *dlogp);
     int rc = 0;

@@ -101,8 +101,8 @@ static int report(const struct job *j, const char *compiler) {
     if (file_read(&text, j->log, 1 << 20) < 0) buf_adds(&text, "");
     char *line = algo__first_error(text.p ? text.p : "");
     if (strncmp(line, "verlc:", 6) == 0) /* the line around the file: NAME is not there or of another type */
-        err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s has no function '%s' of the type %s (verlc_algo.h): %s", u->key, u->path, u->name,
-                u->loss ? "verlc_loss_fn" : "verlc_adv_fn", line);
+        err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s has no function '%s' of the type %s (verlc_algo.h): %s", u->key, u->path,
+                u->name, u->loss ? "verlc_loss_fn" : "verlc_adv_fn", line);
     else err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s does not compile (%s): %s", u->key, u->path, compiler, line);
     free(line);
     buf_free(&text);

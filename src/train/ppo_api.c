@@ -35,8 +35,8 @@ static int failed(struct verlc *v, int rc) {
 static int ready(struct verlc *v, const char *call) {
     if (v->rc < 0) return v->rc;
     if (v->in_step) return 0;
-    return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "%s: there is no step; call it between verlc_begin_step and verlc_end_step",
-                             call));
+    return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "%s: there is no step; call it between verlc_begin_step and "
+                             "verlc_end_step", call));
 }
 
 static int ended(struct verlc *v, int rc) { return rc < 0 ? failed(v, rc) : 0; }
@@ -205,7 +205,8 @@ int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b
 }
 
 static int has_critic(const struct ppo *p, const char *call) {
-    if (!p->critic) FAIL(ERR_INVAL, "%s: there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True", call);
+    if (!p->critic)
+        FAIL(ERR_INVAL, "%s: there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True", call);
     return 0;
 }
 
@@ -304,7 +305,10 @@ static int start(struct verlc *v) {
 bool verlc_begin_step(struct verlc *v) {
     struct ppo *p = &v->p;
     if (v->rc < 0 || v->answered) return false;
-    if (v->in_step) return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_begin_step: the step before has no verlc_end_step")), false;
+    if (v->in_step) {
+        failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_begin_step: the step before has no verlc_end_step"));
+        return false;
+    }
     if (!v->started && ended(v, start(v)) < 0) return false;
     if (p->k.val_only || p->step >= p->total_steps || early_stop_done(&p->early)) return false;
     v->in_step = true;

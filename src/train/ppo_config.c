@@ -188,14 +188,15 @@ static int read_filter(struct ppo_config *k, const struct conf *c) {
 }
 
 /* An estimator or loss in a file of the user's. *kwargs: its parameters, borrowed. */
-static int read_mine(const struct conf *c, const char *key, const char *spec, bool loss, const char *kwargs_key, const json_t **kwargs,
-                     struct algo_user **out) {
+static int read_mine(const struct conf *c, const char *key, const char *spec, bool loss, const char *kwargs_key,
+                     const json_t **kwargs, struct algo_user **out) {
     const char *run_dir;
     struct algo_user_args a = {.key = key, .spec = spec, .loss = loss};
     *kwargs = NULL;
     const bool set = !conf_is_null(c, kwargs_key);
     if (!algo_user_named(spec)) {
-        if (set) FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a function in a file of one's own", kwargs_key, key, spec);
+        if (set)
+            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a function in a file of one's own", kwargs_key, key, spec);
         return 0;
     }
     if (set) TRY(conf_json(c, kwargs_key, kwargs));

@@ -121,7 +121,8 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
 
 int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
-    static const char *const tokens[][2] = {{"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
+    static const char *const tokens[][2] = {
+        {"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
     struct metrics *m = &p->metrics;
     struct spread s;
     double clip;

@@ -87,8 +87,8 @@ static int open_mine(struct algo_user **u, const char *name, bool loss) {
 
 static struct algo_policy_args args(const char *mode) {
     return (struct algo_policy_args){.r = &batch, .old_logp = old_lp, .logp = new_lp, .advantages = adv, .is_weights = is_weights,
-                                     .agg = {.mode = algo_agg_find(mode), .batch_num_tokens = algo_n_valid(&batch), .global_batch_size = B,
-                                             .width = 7, .loss_scale_factor = 7},
+                                     .agg = {.mode = algo_agg_find(mode), .batch_num_tokens = algo_n_valid(&batch),
+                                             .global_batch_size = B, .width = 7, .loss_scale_factor = 7},
                                      .cfg = algo_policy_defaults()};
 }
 
@@ -96,7 +96,8 @@ static void close_to(double a, double b) {
     if (!(fabs(a - b) <= 1e-14 * fmax(1, fabs(b)))) fail_msg("%.17g, want %.17g", a, b);
 }
 
-static const char *const modes[] = {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"};
+static const char *const modes[] = {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm",
+                                    "seq-mean-token-mean"};
 
 static void a_loss_is_the_built_in_of_its_formula(void **state) {
     (void)state;
