@@ -56,6 +56,19 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     void (*pack_w)(void *panel, const void *src, enum dtype dt, int64_t ld, int rows, int64_t k);
 };
 
+/* Kernels are compiled for each number of rows, and a switch picks one. CPU_ROWS_N(X): X(1) ... X(N), N at most 14;
+ * CPU_PICK_ROWS(EACH), with X(R) defined as `case R: ...; return;`, ends a function of `rows`. */
+#define CPU_ROWS_1(X) X(1)
+#define CPU_ROWS_2(X) CPU_ROWS_1(X) X(2)
+#define CPU_ROWS_4(X) CPU_ROWS_2(X) X(3) X(4)
+#define CPU_ROWS_6(X) CPU_ROWS_4(X) X(5) X(6)
+#define CPU_ROWS_14(X) CPU_ROWS_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define CPU_PICK_ROWS(EACH) \
+    switch (rows) {         \
+        EACH(X)             \
+    }                       \
+    CHECK(!"rows of a block")
+
 struct cpu_gemm_isa {
     const char *name;
     const struct cpu_gemm_ops *bf16, *f32;

@@ -136,21 +136,13 @@ static void pack_at(void *dst, const void *src, int64_t ld, int rows, int64_t rn
 }
 
 static const struct cpu_gemm_ops ops = {
+    PAIR_OPS,
     .max_rows = ROWS,
-    .kc = 512,
     .mc = 16,
-    .nc = 16,
-    .a_bytes = 2,
-    .b_bytes = 2,
     .pack_a = pack_a,
     .pack_at = pack_at,
-    .b_fwd = pair_b_fwd,
-    .b_dx = pair_b_dx,
-    .b_rows = pair_b_rows,
     .block = block,
     .stream = stream,
-    .store = zmm_store,
-    .pack_w = zmm_pack_w,
 };
 
 const struct cpu_gemm_isa cpu_gemm_amx = {

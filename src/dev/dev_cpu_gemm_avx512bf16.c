@@ -44,7 +44,6 @@ static inline __attribute__((always_inline)) void block_rows(const int rows, int
     }
 }
 
-#define EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #define X(R)                                                                             \
     static __attribute__((noinline)) void block_##R(int64_t rn, const void *a, const void *b, \
                                                     float *c, bool load) {               \
@@ -54,25 +53,19 @@ static inline __attribute__((always_inline)) void block_rows(const int rows, int
                                                      float *c) {                         \
         block_rows(R, rn, a, b, c, false, true);                                         \
     }
-EACH_ROWS(X)
+CPU_ROWS_14(X)
 #undef X
 
 static void block(int rows, int64_t rn, const void *a, const void *b, float *c, bool load) {
-    switch (rows) {
 #define X(R) case R: block_##R(rn, a, b, c, load); return;
-        EACH_ROWS(X)
+    CPU_PICK_ROWS(CPU_ROWS_14);
 #undef X
-    }
-    CHECK(!"rows of a block");
 }
 
 static void stream(int rows, int64_t rn, const void *a, const void *b, float *c) {
-    switch (rows) {
 #define X(R) case R: stream_##R(rn, a, b, c); return;
-        EACH_ROWS(X)
+    CPU_PICK_ROWS(CPU_ROWS_14);
 #undef X
-    }
-    CHECK(!"rows of a block");
 }
 
 static void pack_a(void *dst, const void *src, int64_t ld, int rows, int64_t rn) {
@@ -95,21 +88,13 @@ static void pack_at(void *dst, const void *src, int64_t ld, int rows, int64_t rn
 }
 
 static const struct cpu_gemm_ops ops = {
+    PAIR_OPS,
     .max_rows = ROWS,
-    .kc = 512,
     .mc = 18,
-    .nc = 16,
-    .a_bytes = 2,
-    .b_bytes = 2,
     .pack_a = pack_a,
     .pack_at = pack_at,
-    .b_fwd = pair_b_fwd,
-    .b_dx = pair_b_dx,
-    .b_rows = pair_b_rows,
     .block = block,
     .stream = stream,
-    .store = zmm_store,
-    .pack_w = zmm_pack_w,
 };
 
 const struct cpu_gemm_isa cpu_gemm_avx512bf16 = {

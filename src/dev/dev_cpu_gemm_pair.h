@@ -58,4 +58,9 @@ static inline void pair_b_rows(void *dst, const void *src, int64_t ld, int cols,
         }
 }
 
+/* What the tables of both sets share: the packed formats of B, blocking of k and n, results. */
+#define PAIR_OPS \
+    .kc = 512, .nc = 16, .a_bytes = 2, .b_bytes = 2, .b_fwd = pair_b_fwd, .b_dx = pair_b_dx, .b_rows = pair_b_rows, \
+    .store = zmm_store, .pack_w = zmm_pack_w
+
 #endif

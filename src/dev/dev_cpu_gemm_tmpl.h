@@ -102,14 +102,14 @@ static inline __attribute__((always_inline)) void block_bf16(const int rows, con
 
 /* Instances for each number of rows, and the switch over them. */
 #if T_ROWS == 14
-#define T_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#define T_EACH_TWO(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define T_EACH_ROWS CPU_ROWS_14
+#define T_EACH_TWO CPU_ROWS_6
 #elif T_ROWS == 6
-#define T_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#define T_EACH_TWO(X) X(1) X(2)
+#define T_EACH_ROWS CPU_ROWS_6
+#define T_EACH_TWO CPU_ROWS_2
 #elif T_ROWS == 4
-#define T_EACH_ROWS(X) X(1) X(2) X(3) X(4)
-#define T_EACH_TWO(X) X(1)
+#define T_EACH_ROWS CPU_ROWS_4
+#define T_EACH_TWO CPU_ROWS_1
 #endif
 enum { T_TWO_ROWS = (T_ROWS - 2) / 2 }; /* as many rows of two panels as the registers hold */
 
@@ -142,39 +142,27 @@ T_EACH_TWO(X)
 #undef X
 
 static void tmpl_block(int rows, int64_t rn, const void *a, const void *b, float *c, bool load) {
-    switch (rows) {
 #define X(R) case R: block_f32_##R(rn, a, b, c, load); return;
-        T_EACH_ROWS(X)
+    CPU_PICK_ROWS(T_EACH_ROWS);
 #undef X
-    }
-    CHECK(!"rows of a block");
 }
 
 static void tmpl_stream_f32(int rows, int64_t rn, const void *a, const void *b, float *c) {
-    switch (rows) {
 #define X(R) case R: stream_f32_##R(rn, a, b, c); return;
-        T_EACH_ROWS(X)
+    CPU_PICK_ROWS(T_EACH_ROWS);
 #undef X
-    }
-    CHECK(!"rows of a block");
 }
 
 static void tmpl_stream_bf16(int rows, int64_t rn, const void *a, const void *b, float *c) {
-    switch (rows) {
 #define X(R) case R: stream_bf16_##R(rn, a, b, c); return;
-        T_EACH_ROWS(X)
+    CPU_PICK_ROWS(T_EACH_ROWS);
 #undef X
-    }
-    CHECK(!"rows of a block");
 }
 
 static void tmpl_stream_two_bf16(int rows, int64_t rn, const void *a, const void *b, const void *b2, float *c, float *c2) {
-    switch (rows) {
 #define X(R) case R: two_bf16_##R(rn, a, b, b2, c, c2); return;
-        T_EACH_TWO(X)
+    CPU_PICK_ROWS(T_EACH_TWO);
 #undef X
-    }
-    CHECK(!"rows of two blocks");
 }
 
 /* ---- packing ---- */
