@@ -568,7 +568,7 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
     return a->x.dim[0] ? TRACED(dequant8, (d, a), a->x.dim[0], 0, 0) : 0;
 }
 
-/* ---- adapters ---- */
+/* ---- adapters and quantised weights ---- */
 
 static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
     TRY(want2("add_block", name, t, F32, ANY, ANY));
@@ -584,4 +584,22 @@ int dev_add_block(struct dev *d, const struct add_block_args *a) {
     TRY(want_block("src", a->src, a->src_row, a->src_col, a));
     HAVE(add_block);
     return a->rows && a->cols ? d->ops->add_block(d, a) : 0;
+}
+
+/* The 16 quantiles of bitsandbytes' NF4 (its create_normal_map, offset 0.9677083). */
+const float dev_nf4_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+    -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+};
+
+int dev_dequant(struct dev *d, const struct dequant_args *a) {
+    TRY(want2("dequant", "w", a->w, ACT, ANY, ANY));
+    const int64_t n = tensor_count(a->w), row = a->w.dim[0];
+    const bool nf4 = a->kind == QUANT_NF4;
+    if (a->kind != QUANT_NF4 && a->kind != QUANT_INT8) FAIL(ERR_INVAL, "dev op dequant: kind %d", (int)a->kind);
+    TRY(want1("dequant", "code", a->code, U8, nf4 ? (n + 1) / 2 : n));
+    TRY(want1("dequant", "scale", a->scale, F32, nf4 ? (n + DEV_NF4_BLOCK - 1) / DEV_NF4_BLOCK : row));
+    HAVE(dequant);
+    return n ? d->ops->dequant(d, a) : 0;
 }

@@ -185,6 +185,21 @@ struct add_block_args {
     float scale;            /* product and sum are rounded one by one */
 };
 
+/* A frozen matrix in 4 or 8 bits, turned back into act before it is packed and multiplied.
+ * NF4 (Dettmers et al. 2023): the flat matrix in blocks of DEV_NF4_BLOCK elements, two codes a byte, the
+ * first in the high half; an element is book[code] times its block's largest magnitude.
+ * INT8 (Dettmers et al. 2022, without outlier columns): an element is its row's largest magnitude times
+ * code / 127, code in two's complement. */
+enum quant_kind { QUANT_NONE, QUANT_NF4, QUANT_INT8 };
+#define DEV_NF4_BLOCK 64
+struct dequant_args {
+    enum quant_kind kind;
+    struct tensor code;  /* NF4: (ceil(n k / 2)) u8, INT8: (n k) u8 */
+    struct tensor scale; /* NF4: (ceil(n k / DEV_NF4_BLOCK)) f32, INT8: (n) f32 */
+    struct tensor w;     /* (n, k) act: the result */
+};
+extern const float dev_nf4_book[16]; /* ascending */
+
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
     struct tensor p, m, v, g;
     double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
@@ -295,6 +310,7 @@ struct dev_ops {
     int (*quant8)(struct dev *d, const struct quant8_args *a);
     int (*dequant8)(struct dev *d, const struct quant8_args *a);
     int (*add_block)(struct dev *d, const struct add_block_args *a);
+    int (*dequant)(struct dev *d, const struct dequant_args *a);
 };
 
 struct dev {
@@ -434,6 +450,7 @@ int dev_quant8(struct dev *d, const struct quant8_args *a);
 /* code, scale -> x = book[code] * scale. */
 int dev_dequant8(struct dev *d, const struct quant8_args *a);
 int dev_add_block(struct dev *d, const struct add_block_args *a);
+int dev_dequant(struct dev *d, const struct dequant_args *a); /* rounded to act once */
 
 /* ---- scalar conversions, used by backends, loaders and tests ---- */
 static inline float bf16_to_f32(uint16_t b) {

@@ -161,6 +161,7 @@ static const struct dev_ops cpu_ops = {
     .quant8 = cpu_quant8,
     .dequant8 = cpu_dequant8,
     .add_block = cpu_add_block,
+    .dequant = cpu_dequant,
 };
 
 /* Bytes this process may have: the machine's, or its control group's limit. */

@@ -116,6 +116,7 @@ int cpu_dequant8(struct dev *d, const struct quant8_args *a);
 
 /* ---- ops in dev_cpu_adapter.c ---- */
 int cpu_add_block(struct dev *d, const struct add_block_args *a);
+int cpu_dequant(struct dev *d, const struct dequant_args *a);
 
 /* ---- ops in dev_cpu_attn.c ---- */
 int cpu_attn_fwd(struct dev *d, const struct attn_args *a);

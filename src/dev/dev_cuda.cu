@@ -273,6 +273,7 @@ static struct dev_ops make_ops(void) {
     o.sumsq = cuda_sumsq;
     o.adamw = cuda_adamw;
     o.add_block = cuda_add_block;
+    o.dequant = cuda_dequant;
     return o;
 }
 

@@ -136,6 +136,7 @@ int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int cuda_adamw(struct dev *d, const struct adamw_args *a);
 /* dev_cuda_adapter.cu */
 int cuda_add_block(struct dev *d, const struct add_block_args *a);
+int cuda_dequant(struct dev *d, const struct dequant_args *a);
 /* dev_cuda_row.cu */
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
 int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,

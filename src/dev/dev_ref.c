@@ -184,7 +184,7 @@ static int ref_dequant8(struct dev *d, const struct quant8_args *a) {
     return 0;
 }
 
-/* ---- adapters ---- */
+/* ---- adapters and quantised weights ---- */
 
 static int ref_add_block(struct dev *d, const struct add_block_args *a) {
     (void)d;
@@ -192,6 +192,18 @@ static int ref_add_block(struct dev *d, const struct add_block_args *a) {
         for (int64_t j = 0; j < a->cols; j++)
             ref_f32(a->dst)[(a->dst_row + i) * a->dst.dim[1] + a->dst_col + j] +=
                 a->scale * ref_f32(a->src)[(a->src_row + i) * a->src.dim[1] + a->src_col + j];
+    return 0;
+}
+
+static int ref_dequant(struct dev *d, const struct dequant_args *a) {
+    const uint8_t *code = a->code.data;
+    (void)d;
+    for (int64_t i = 0; i < tensor_count(a->w); i++) {
+        const float v = a->kind == QUANT_NF4 ? dev_nf4_book[i % 2 ? code[i / 2] & 15 : code[i / 2] >> 4] *
+                                                   ref_f32(a->scale)[i / DEV_NF4_BLOCK]
+                                             : (float)(int8_t)code[i] * ref_f32(a->scale)[i / a->w.dim[1]] / 127.0f;
+        ref_put(a->w.data, a->w.dt, i, v);
+    }
     return 0;
 }
 
@@ -237,6 +249,7 @@ static const struct dev_ops ref_ops = {
     .quant8 = ref_quant8,
     .dequant8 = ref_dequant8,
     .add_block = ref_add_block,
+    .dequant = ref_dequant,
 };
 
 int dev_open_ref(struct dev *d) {

@@ -1,5 +1,6 @@
-/* test_dev_adapter.c - what adapters ask of a backend: rectangles added to
- * rectangles, the head's way back without a gradient of its weight.  Every backend against sums made here, to the bit. */
+/* test_dev_adapter.c - the ops for adapters and quantised weights: rectangles added
+ * to rectangles, codes turned into numbers, the head's way back without a gradient
+ * of its weight.  Every backend against sums made here, to the bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,6 +92,53 @@ static void test_add_block(void **state) {
     each_device(check_block);
 }
 
+/* ---- codes ---- */
+
+static float decoded(enum quant_kind kind, const uint8_t *code, const float *scale, int64_t k, int64_t i) {
+    if (kind == QUANT_INT8) return (float)(int8_t)code[i] * scale[i / k] / 127.0f;
+    return dev_nf4_book[i % 2 ? code[i / 2] & 15 : code[i / 2] >> 4] * scale[i / DEV_NF4_BLOCK];
+}
+
+static void check_dequant(struct dev *d) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {64, 64}, {7, 129}, {300, 96}}; /* blocks that end inside a row, odd counts */
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int kind = QUANT_NF4; kind <= QUANT_INT8; kind++)
+            for (int bf16 = 0; bf16 < 2; bf16++) {
+                const int64_t n = shapes[s][0] * shapes[s][1], nf4 = kind == QUANT_NF4;
+                const int64_t codes = nf4 ? (n + 1) / 2 : n, scales = nf4 ? (n + DEV_NF4_BLOCK - 1) / DEV_NF4_BLOCK : shapes[s][0];
+                const enum dtype dt = bf16 ? DT_BF16 : DT_F32;
+                uint8_t *code = xmalloc((size_t)codes);
+                for (int64_t i = 0; i < codes; i++) code[i] = (uint8_t)(i * 37 + 11);
+                float *scale = random_floats(scales, 3);
+                for (int64_t i = 0; i < scales; i++) scale[i] = fabsf(scale[i]);
+                const size_t bytes = (size_t)n * dtype_size(dt);
+                char *got = xmalloc(bytes);
+                void *code_dev = up(d, code, (size_t)codes), *scale_dev = up(d, scale, (size_t)scales * 4), *w = up(d, got, bytes);
+                const struct dequant_args a = {(enum quant_kind)kind, tensor_1d(code_dev, DT_U8, codes), tensor_1d(scale_dev, DT_F32, scales),
+                                               tensor_2d(w, dt, shapes[s][0], shapes[s][1])};
+                OK(dev_dequant(d, &a));
+                OK(dev_copy_out(d, got, w, bytes));
+                for (int64_t i = 0; i < n; i++) {
+                    const float want = decoded(a.kind, code, scale, shapes[s][1], i);
+                    if (bf16) assert_int_equal(((uint16_t *)got)[i], f32_to_bf16(want));
+                    else assert_memory_equal((float *)got + i, &want, 4);
+                }
+                struct dequant_args bad = a;
+                bad.code.dim[0]++;
+                assert_int_equal(dev_dequant(d, &bad), ERR_INVAL);
+                dev_free(d, code_dev, (size_t)codes);
+                dev_free(d, scale_dev, (size_t)scales * 4);
+                dev_free(d, w, bytes);
+                free(code);
+                free(scale);
+                free(got);
+            }
+}
+static void test_dequant(void **state) {
+    (void)state;
+    each_device(check_dequant);
+}
+
 /* ---- the head with a frozen weight ---- */
 
 static void check_head(struct dev *d) {
@@ -134,6 +182,6 @@ static void test_frozen_head(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_frozen_head)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_dequant), cmocka_unit_test(test_frozen_head)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
