@@ -6,7 +6,7 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf data grpo model optim tables text track train.  GSM8K and the real tokenizers are read from
+# NAME: algo conf data grpo model optim quant reward tables text track train.  GSM8K and the real tokenizers are read from
 # $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what needs them is skipped
 # without.  One line an oracle; whole output in build/oracle/NAME.log.
 set -u
@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE=1
 py=.venv-oracle/bin/python out=$PWD/build/oracle fix=tests/fixtures
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
-names=${*:-algo conf data grpo model optim tables text track train}
+names=${*:-algo conf data grpo model optim quant reward tables text track train}
 mkdir -p "$out"
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
@@ -30,6 +30,8 @@ make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py
 make_grpo() { $py tools/oracle_grpo.py "$1"; }
 make_model() { $py tools/oracle_model.py make "$1"; }
 make_optim() { $py tools/oracle_optim.py "$1"; }
+make_quant() { $py tools/oracle_quant.py "$1"; }
+make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_train() { $py tools/oracle_train.py "$1"; }
 
@@ -48,6 +50,8 @@ compare_grpo() { # the program's ten steps beside torch's: the golden test on th
 }
 compare_model() { fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"; }
 compare_optim() { fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train; }
+compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
+compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only
     fresh tables && $py tools/oracle_text.py tables --out "$out/tables" && cmp "$out/tables/text_tables.h" src/text/text_tables.h

@@ -601,5 +601,5 @@ int dev_dequant(struct dev *d, const struct dequant_args *a) {
     TRY(want1("dequant", "code", a->code, U8, nf4 ? (n + 1) / 2 : n));
     TRY(want1("dequant", "scale", a->scale, F32, nf4 ? (n + DEV_NF4_BLOCK - 1) / DEV_NF4_BLOCK : row));
     HAVE(dequant);
-    return n ? d->ops->dequant(d, a) : 0;
+    return n ? TRACED(dequant, (d, a), n, 0, 0) : 0;
 }

@@ -39,7 +39,8 @@ struct book {
 
 /* A thread turns one byte into two neighbours of the flat matrix. */
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) nf4_kernel(T *w, const uint8_t *code, const float *scale, int64_t n, struct book book) {
+static __global__ void __launch_bounds__(THREADS) nf4_kernel(T *w, const uint8_t *code, const float *scale, int64_t n,
+                                                             struct book book) {
     __shared__ float value[16];
     if (threadIdx.x < 16) value[threadIdx.x] = book.v[threadIdx.x];
     __syncthreads();
@@ -66,7 +67,8 @@ template <typename T> static int dequant(struct dev *d, const struct dequant_arg
         for (int i = 0; i < 16; i++) book.v[i] = dev_nf4_book[i];
         nf4_kernel<T><<<blocks, THREADS, 0, stream>>>(w, (const uint8_t *)a->code.data, (const float *)a->scale.data, n, book);
     } else {
-        int8_kernel<T><<<blocks, THREADS, 0, stream>>>(w, (const int8_t *)a->code.data, (const float *)a->scale.data, n, a->w.dim[1]);
+        int8_kernel<T><<<blocks, THREADS, 0, stream>>>(w, (const int8_t *)a->code.data, (const float *)a->scale.data, n,
+                                                       a->w.dim[1]);
     }
     CU_LAUNCHED();
     return 0;

@@ -53,6 +53,11 @@ void model_config_free(struct model_config *c);
 /* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has
  * a bias unless config.json says token_classification_bias=false. */
 void model_config_make_value(struct model_config *c);
+/* The same model as a reward model: ForSequenceClassification with one label, whose head has no bias. ERR_UNSUPPORTED:
+ * config.json names another head, or more labels; `where` names the directory. */
+int model_config_make_reward(struct model_config *c, const char *where);
+/* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
+int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
 int64_t model_config_params(const struct model_config *c); /* number of parameters */
 double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n); /* verl 4.5: 6N.tokens + attention */
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
@@ -80,6 +85,7 @@ struct model_group {
     struct tensor vec;   /* compute copy of a vector, act */
     int64_t first_param, n_params;
     struct lora_group *lora; /* adapters on its modules, NULL: none; private to model */
+    bool linear;         /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
 };
 
 struct model_layer {     /* NULL: this model has none */
@@ -111,6 +117,7 @@ struct model {
     const struct model_param *train_params;
     int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments */
     struct model_lora *lora;         /* NULL: no adapter; private to model */
+    struct model_quant *quant;       /* NULL: not quantised; private to model */
 };
 
 enum model_load_flags {
@@ -122,16 +129,21 @@ struct model_open_args {
     enum dtype act;       /* DT_F32 or DT_BF16 */
     int flags;
     int64_t max_len;      /* longest sequence of the run: sizes the rope table */
+    enum quant_kind quant; /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone */
 };
+/* "nf4", "int8"; NULL and "none": QUANT_NONE. */
+int model_quant_parse(const char *name, enum quant_kind *out);
+/* What a load does to a matrix (rows, cols): code and scale as struct dequant_args has them, host. */
+void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t cols, uint8_t *code, float *scale);
 /* Validates every tensor (name, shape, dtype, finiteness of values) before use.
  * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */
 int model_open(struct model **out, struct dev *dev, const struct model_open_args *a);
 /* The same directory as a critic (model_config_make_value): lm_head is not read; a head that the files lack is
  * new, drawn as transformers does (normal with initializer_range, bias 0), a pure function of head_seed. */
 int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed);
+/* The same directory as a reward model (model_config_make_reward): its head must be there. */
+int model_open_reward(struct model **out, struct dev *dev, const struct model_open_args *a);
 void model_close(struct model *m); /* NULL ok */
-/* Bytes of the compute copy alone. */
-size_t model_weights_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
  * For a critic c has gone through model_config_make_value. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);

@@ -358,6 +358,31 @@ void model_config_make_value(struct model_config *c) {
     json_object_set_new(c->json, "classifier_dropout", json_real(0)); /* as verl sets it */
 }
 
+int model_config_make_reward(struct model_config *c, const char *where) {
+    static const char head[] = "ForSequenceClassification";
+    const char *name = json_string_value(json_array_get(json_object_get(c->json, "architectures"), 0));
+    const size_t n = name ? strlen(name) : 0, k = sizeof head - 1;
+    if (n < k || strcmp(name + n - k, head) != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s for a reward model; verlc has ForSequenceClassification of llama, "
+             "qwen2, qwen3 and mistral", where, name ? name : "(none)");
+    /* transformers derives num_labels from id2label and leaves 2 where neither is there */
+    const json_t *labels = json_object_get(c->json, "id2label");
+    int64_t n_labels = json_is_object(labels) ? (int64_t)json_object_size(labels) : 2;
+    if (!json_is_object(labels)) TRY(json_i64_opt(c->json, "num_labels", &n_labels, where));
+    if (n_labels != 1)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported classifier of %lld labels; a reward model has one (id2label in config.json)", where,
+             (long long)n_labels);
+    c->value = true;
+    c->value_bias = false;
+    return 0;
+}
+
+int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n) {
+    for (int64_t t = n - 1; t > 0; t--)
+        if (ids[t] != c->pad || c->pad < 0) return t;
+    return 0;
+}
+
 int64_t model_config_params(const struct model_config *c) {
     const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     int64_t layer = 2 * h + h * (q + 2 * kv) + q * h + 3 * h * c->ffn;

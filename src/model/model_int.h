@@ -33,6 +33,25 @@ static inline void model__linears(const struct model *m, int64_t l, struct model
     out[2] = y->gate_up;
     out[3] = y->down;
 }
+/* ---- quantised base (model_quant.c) ---- */
+struct model_quant {
+    enum quant_kind kind;
+    struct quant_part {
+        struct tensor code, scale;
+    } *parts;    /* (n_params): of the layers' matrices, the others are empty */
+    void *stage; /* the largest group as (n, k) act, and packed for the products */
+    void *pack;
+};
+/* After model__params_build; QUANT_NONE: nothing happens. */
+void model__quant_create(struct model *m, enum quant_kind kind);
+void model__quant_free(struct model *m);
+void model__quant_layout(struct model *m, struct arena *a); /* measure, then bind */
+int64_t model__quant_codes(enum quant_kind kind, int64_t n);                     /* bytes of n elements */
+int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
+/* The group's matrix to multiply by. Of a quantised model it lies in the one scratch that all groups share: valid
+ * until the next call. */
+int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
+
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
 

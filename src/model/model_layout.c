@@ -50,6 +50,7 @@ static void add_layer(struct model *m, int64_t l) {
     y->attn_norm = GROUP(l, 0, {"input_layernorm.weight", h});
     y->qkv = GROUP(l, h, {"self_attn.q_proj.weight", q}, {"self_attn.k_proj.weight", kv},
                    {"self_attn.v_proj.weight", kv});
+    y->qkv->linear = true;
     if (c->qkv_bias)
         y->qkv_bias = GROUP(l, 0, {"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv},
                             {"self_attn.v_proj.bias", kv});
@@ -58,11 +59,14 @@ static void add_layer(struct model *m, int64_t l) {
         y->k_norm = GROUP(l, 0, {"self_attn.k_norm.weight", c->head_dim});
     }
     y->o = GROUP(l, q, {"self_attn.o_proj.weight", h});
+    y->o->linear = true;
     if (c->o_bias) y->o_bias = GROUP(l, 0, {"self_attn.o_proj.bias", h});
     y->mlp_norm = GROUP(l, 0, {"post_attention_layernorm.weight", h});
     y->gate_up = GROUP(l, h, {"mlp.gate_proj.weight", f}, {"mlp.up_proj.weight", f});
+    y->gate_up->linear = true;
     if (c->mlp_bias) y->gate_up_bias = GROUP(l, 0, {"mlp.gate_proj.bias", f}, {"mlp.up_proj.bias", f});
     y->down = GROUP(l, f, {"mlp.down_proj.weight", h});
+    y->down->linear = true;
     if (c->mlp_bias) y->down_bias = GROUP(l, 0, {"mlp.down_proj.bias", h});
 }
 
@@ -86,6 +90,7 @@ void model__params_build(struct model *m) {
 }
 
 void model__params_free(struct model *m) {
+    model__quant_free(m);
     free(m->params);
     free(m->groups);
     free(m->layers);
@@ -98,6 +103,7 @@ void model__params_free(struct model *m) {
 void model__weights_layout(struct model *m, struct arena *a) {
     for (int64_t i = 0; i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
+        if (m->quant && g->linear) continue;
         if (g->k) {
             void *p = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->k));
             g->mat = (struct weight){p, m->act, g->n, g->k};
@@ -108,21 +114,18 @@ void model__weights_layout(struct model *m, struct arena *a) {
     m->embed = m->g_embed->mat;
     m->head = m->g_head->mat;
     m->final_norm = m->g_norm->vec;
-}
-
-size_t model_weights_bytes(const struct model_config *c, struct dev *dev, enum dtype act) {
-    struct model m = {.cfg = *c, .dev = dev, .act = act};
-    struct arena a = {0};
-    model__params_build(&m);
-    model__weights_layout(&m, &a);
-    model__params_free(&m);
-    return a.used;
+    if (m->quant) model__quant_layout(m, a);
 }
 
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a) {
-    size_t n = model_weights_bytes(c, dev, a->act) + (size_t)(a->max_len * c->head_dim) * sizeof(float);
-    if (a->flags & MODEL_TRAIN) n += (size_t)model_config_params(c) * sizeof(float);
-    return n;
+    struct model m = {.cfg = *c, .dev = dev, .act = a->act};
+    struct arena weights = {0};
+    model__params_build(&m);
+    model__quant_create(&m, a->quant);
+    model__weights_layout(&m, &weights);
+    model__params_free(&m);
+    const size_t n = weights.used + (size_t)(a->max_len * c->head_dim) * sizeof(float);
+    return a->flags & MODEL_TRAIN ? n + (size_t)model_config_params(c) * sizeof(float) : n;
 }
 
 const char *model__torch_dtype(enum dtype dt) {

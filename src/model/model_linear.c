@@ -1,5 +1,5 @@
 /* model_linear.c - a linear layer and its way back, with or without adapters: the
- * one place where the decoder multiplies by its matrices.
+ * one place where the decoder multiplies by its matrices, quantised ones included.
  *
  * With adapters, rows go in blocks of LORA_ROWS, so that the f32 sum that is not
  * rounded yet needs little memory.
@@ -16,31 +16,33 @@ static struct tensor wide_of(const struct model_lora *l, struct tensor t) {
     return t.dt == DT_F32 ? t : scratch(l->wide, DT_F32, t.dim[0], t.dim[1]);
 }
 
-static int linear_block(struct model *m, const struct linear_args *a, int64_t lo, int64_t n) {
+static int linear_block(struct model *m, const struct linear_args *a, struct weight w, int64_t lo, int64_t n) {
     const struct lora_group *g = a->group->lora;
     const struct tensor x = tensor_rows(a->x, lo, n), y = tensor_rows(a->y, lo, n), wide = wide_of(m->lora, y);
     const struct tensor z = scratch(m->lora->z, m->act, n, g->width);
-    TRY(dev_matmul_fwd(m->dev, wide, x, a->group->mat, a->bias, a->add));
+    TRY(dev_matmul_fwd(m->dev, wide, x, w, a->bias, a->add));
     TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
     TRY(dev_matmul_fwd(m->dev, wide, z, g->b, TENSOR_NONE, true));
     return wide.data == y.data ? 0 : dev_cast(m->dev, y, wide);
 }
 
 int model__linear(struct model *m, const struct linear_args *a) {
-    if (a->base || !a->group->lora) return dev_matmul_fwd(m->dev, a->y, a->x, a->group->mat, a->bias, a->add);
+    struct weight w;
+    TRY(model__weight(m, a->group, &w));
+    if (a->base || !a->group->lora) return dev_matmul_fwd(m->dev, a->y, a->x, w, a->bias, a->add);
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
-        TRY(linear_block(m, a, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
+        TRY(linear_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
     return 0;
 }
 
 /* dx, and the sums of the adapters' gradients in mat_a and mat_b:
  * dz = dy (scale B), dx = dy W + dz A, dA = dz^T x, dB = scale dy^T (A x). */
-static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, int64_t lo, int64_t n) {
+static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, struct weight w, int64_t lo, int64_t n) {
     const struct lora_group *g = a->group->lora;
     const struct model_lora *l = m->lora;
     const struct tensor x = tensor_rows(a->x, lo, n), dy = tensor_rows(a->dy, lo, n), dx = tensor_rows(a->dx, lo, n);
     const struct tensor wide = wide_of(l, dx), z = scratch(l->z, m->act, n, g->width), dz = scratch(l->dz, m->act, n, g->width);
-    TRY(dev_matmul_dx(m->dev, wide, dy, a->group->mat, false));
+    TRY(dev_matmul_dx(m->dev, wide, dy, w, false));
     TRY(dev_matmul_dx(m->dev, dz, dy, g->b, false));
     TRY(dev_matmul_dx(m->dev, wide, dz, g->a, true));
     if (wide.data != dx.data) TRY(dev_cast(m->dev, dx, wide));
@@ -69,12 +71,14 @@ static int add_adapter_grads(struct model *m, const struct lora_group *g, float 
 
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     const struct lora_group *g = a->group->lora;
+    struct weight w;
     if (!m->lora) TRY(dev_matmul_dw(m->dev, model__flat(a->grads, a->group), model__flat(a->grads, a->bias), a->dy, a->x));
-    if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, a->group->mat, false);
+    TRY(model__weight(m, a->group, &w));
+    if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);
     TRY(dev_zero(m->dev, m->lora->mat_a, (size_t)(g->width * g->k) * sizeof(float)));
     TRY(dev_zero(m->dev, m->lora->mat_b, (size_t)(g->n * g->width) * sizeof(float)));
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
-        TRY(linear_bwd_block(m, a, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
+        TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
     return add_adapter_grads(m, g, a->grads);
 }
 

@@ -181,9 +181,11 @@ struct source {
     uint64_t seed;             /* of a new one */
 };
 
+enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
+
 /* May this parameter be absent? Only a value head's, when a causal model becomes a critic. */
-static bool may_be_new(const struct model *m, const struct model_param *p) {
-    return m->cfg.value && strncmp(p->name, "score.", 6) == 0;
+static bool may_be_new(enum head head, const struct model_param *p) {
+    return head == HEAD_VALUE && strncmp(p->name, "score.", 6) == 0;
 }
 
 static bool in_files(const struct weights_dir *w, const char *name) {
@@ -250,6 +252,12 @@ static int draw_param(struct model *m, const struct model_param *p, uint64_t see
     return rc;
 }
 
+static int check_finite(const struct model_param *p, const struct source *s, const uint8_t *src, int64_t n) {
+    if (model__all_finite(src, s->t->dt, n)) return 0;
+    FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged", s->path,
+         p->name);
+}
+
 /* Copies parameter p as dtype dt to dst on the device, refusing what is not finite. */
 static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt,
                       void *chunk) {
@@ -259,9 +267,7 @@ static int load_param(struct model *m, const struct model_param *p, const struct
     for (int64_t i = 0; i < n; i += CHUNK) {
         const int64_t k = n - i < CHUNK ? n - i : CHUNK;
         const uint8_t *src = s->t->data + (size_t)i * src_size;
-        if (!model__all_finite(src, s->t->dt, k))
-            FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged",
-                 s->path, p->name);
+        TRY(check_finite(p, s, src, k));
         if (s->t->dt != dt) {
             model__convert(chunk, dt, src, s->t->dt, k);
             src = chunk;
@@ -272,9 +278,42 @@ static int load_param(struct model *m, const struct model_param *p, const struct
     return 0;
 }
 
-/* Straight into the compute copy; stage holds one group as act on the device. */
+/* Rows of parameter i at a time, through f32 into codes. */
+static int load_codes(struct model *m, int64_t i, const struct source *s) {
+    const struct model_param *p = &m->params[i];
+    const struct quant_part *q = &m->quant->parts[i];
+    const enum quant_kind kind = m->quant->kind;
+    const int64_t unit = kind == QUANT_NF4 ? DEV_NF4_BLOCK : p->cols, n = p->rows * p->cols;
+    const int64_t step = (CHUNK + unit - 1) / unit * unit; /* whole blocks of NF4, whole rows of INT8 */
+    float *w = xmalloc((size_t)step * sizeof *w), *scale = xmalloc((size_t)(step / unit) * sizeof *scale);
+    uint8_t *code = xmalloc((size_t)step);
+    int rc = 0;
+    for (int64_t lo = 0; lo < n; lo += step) {
+        const int64_t k = n - lo < step ? n - lo : step, rows = kind == QUANT_NF4 ? 1 : k / p->cols, cols = k / rows;
+        const uint8_t *src = s->t->data + (size_t)lo * dtype_size(s->t->dt);
+        TRYG(check_finite(p, s, src, k), out);
+        model__convert(w, DT_F32, src, s->t->dt, k);
+        model_quantize(kind, w, rows, cols, code, scale);
+        TRYG(dev_copy_in(m->dev, (char *)q->code.data + model__quant_codes(kind, lo), code,
+                         (size_t)model__quant_codes(kind, k)), out);
+        TRYG(dev_copy_in(m->dev, (float *)q->scale.data + lo / unit, scale,
+                         (size_t)model__quant_scales(kind, rows, cols) * sizeof *scale), out);
+        TRYG(dev_sync(m->dev), out); /* the buffers are used again */
+    }
+out:
+    free(w);
+    free(scale);
+    free(code);
+    return rc;
+}
+
+/* Straight into the compute copy, or its codes; stage holds one group as act on the device. */
 static int load_group(struct model *m, struct model_group *g, const struct source *src, void *stage, void *chunk) {
     char *at = g->k ? stage : g->vec.data;
+    if (m->quant && g->linear) {
+        for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) TRY(load_codes(m, i, &src[i]));
+        return 0;
+    }
     for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) {
         const struct model_param *p = &m->params[i];
         TRY(load_param(m, p, &src[i], at, m->act, chunk));
@@ -295,7 +334,7 @@ static int load_weights(struct model *m, const struct source *src) {
     }
     for (int64_t i = 0; i < m->n_groups; i++) {
         const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
-        if (bytes > stage_bytes) stage_bytes = bytes;
+        if (!(m->quant && m->groups[i].linear) && bytes > stage_bytes) stage_bytes = bytes;
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
     for (int64_t i = 0; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
@@ -341,21 +380,25 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
 
 /* ---- public ---- */
 
-static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, bool value, uint64_t head_seed) {
+static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, enum head head,
+                      uint64_t head_seed) {
     int rc = 0;
     struct weights_dir w = {0};
     struct source *src = NULL;
     CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
+    CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = dev;
     m->act = a->act;
     TRYG(model_config_load(&m->cfg, a->dir), out);
-    if (value) model_config_make_value(&m->cfg);
+    if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
+    if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
     TRYG(weights_open(&w, a->dir), out);
     model__params_build(m);
+    model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     for (int64_t i = 0; i < m->n_params; i++) {
-        if (may_be_new(m, &m->params[i]) && !in_files(&w, m->params[i].name)) {
+        if (may_be_new(head, &m->params[i]) && !in_files(&w, m->params[i].name)) {
             if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
             src[i].seed = head_seed;
             continue;
@@ -376,11 +419,15 @@ out:
 }
 
 int model_open(struct model **out, struct dev *dev, const struct model_open_args *a) {
-    return open_model(out, dev, a, false, 0);
+    return open_model(out, dev, a, HEAD_TOKENS, 0);
 }
 
 int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed) {
-    return open_model(out, dev, a, true, head_seed);
+    return open_model(out, dev, a, HEAD_VALUE, head_seed);
+}
+
+int model_open_reward(struct model **out, struct dev *dev, const struct model_open_args *a) {
+    return open_model(out, dev, a, HEAD_REWARD, 0);
 }
 
 void model_close(struct model *m) {

@@ -144,6 +144,14 @@ static int open_critic(struct ppo *p) {
     return critic_create(&p->critic, &c);
 }
 
+static int open_reward_model(struct ppo *p) {
+    struct reward_model_args a = p->plan.rm_args;
+    a.dev = &p->dev;
+    a.policy_tok = p->tok;
+    const int rc = reward_model_create(&p->rm, &a);
+    return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
+}
+
 static int open_models(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
     const struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_INFER, .max_len = l->max_len};
@@ -160,6 +168,7 @@ static int open_models(struct ppo *p) {
                                  .max_rows = l->max_rows_update, .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
     if (l->critic > 0) TRY(open_critic(p));
+    if (l->rm > 0) TRY(open_reward_model(p));
     if (l->max_rows_ref == 0) return 0;
     /* with an adapter the reference is the policy without it: no second copy of the weights */
     const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true,
@@ -244,6 +253,7 @@ static void close_all(struct ppo *p) {
     actor_destroy(p->ref_actor);
     actor_destroy(p->actor);
     critic_destroy(p->critic);
+    reward_model_destroy(p->rm);
     model_close(p->value_model);
     model_close(p->reference);
     model_close(p->policy);

@@ -12,6 +12,8 @@
 
 #define ARR "actor_rollout_ref."
 
+enum { CHAT_SLACK = 256 }; /* tokens that another model's chat template may add to a conversation */
+
 static int read_data(struct ppo_config *k, const struct conf *c) {
     const char *truncation;
     int64_t seed = 0;
@@ -400,6 +402,30 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* Its micro-batches are cut by samples where those are given, else by the tokens of verl's engine for it. */
+static int read_reward_model(struct ppo_config *k, const struct conf *c) {
+#define RM "reward.reward_model."
+    struct ppo_rm_config *r = &k->rm;
+    const char *path = NULL, *template = "own";
+    TRY(conf_bool(c, RM "enable", &r->enable));
+    if (!r->enable) return 0;
+    TRY(conf_str_opt(c, RM "model_path", &path));
+    if (!path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
+    int rc = train_model_dir(path, &r->model_dir);
+    if (rc == 0) rc = model_config_load(&r->model, r->model_dir);
+    if (rc == 0) rc = model_config_make_reward(&r->model, r->model_dir);
+    if (rc < 0) return err_wrap(rc, RM "model_path");
+    TRY(conf_str_opt(c, RM "template", &template));
+    r->policy_tokens = strcmp(template, "policy") == 0;
+    TRY(conf_i64_opt(c, RM "micro_batch_size_per_gpu", &r->cut.max_seqs));
+    if (r->cut.max_seqs == 0) TRY(conf_i64_opt(c, RM "rollout.max_num_batched_tokens", &r->cut.max_rows));
+    if (r->cut.max_seqs < 1 && r->cut.max_rows < 1)
+        FAIL(ERR_INVAL, RM "rollout.max_num_batched_tokens: expected a positive number");
+    r->max_length = k->max_prompt_length + k->max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
+    return conf_i64_opt(c, RM "max_length", &r->max_length);
+#undef RM
+}
+
 int train_read_bytes(const char *key, const char *text, int64_t *out) {
     static const struct {
         const char *unit;
@@ -466,6 +492,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(read_filter(k, c));
     TRY(read_critic(k, c));
     TRY(read_reward(k, c));
+    TRY(read_reward_model(k, c));
     return read_trainer(k, c);
 }
 
@@ -475,6 +502,8 @@ void ppo_config_free(struct ppo_config *k) {
     algo_user_close(k->my_adv);
     algo_user_close(k->my_loss);
     free(k->critic.model_dir);
+    free(k->rm.model_dir);
+    model_config_free(&k->rm.model);
     free(k->model_dir);
     train_lora_free(&k->lora);
     *k = (struct ppo_config){0};

@@ -11,6 +11,7 @@
 #include "track/track.h"
 #include "train/actor.h"
 #include "train/critic.h"
+#include "train/reward_model.h"
 #include "train/stage.h"
 #include "train/train.h"
 #include "train/train_lora.h"
@@ -41,6 +42,15 @@ struct ppo_critic_config {
     struct optim_config optim;
     double warmup_ratio;
     int64_t actor_from;           /* trainer.critic_warmup: the policy is updated from this step on */
+};
+
+/* The reward model's keys (reward.reward_model.*). */
+struct ppo_rm_config {
+    bool enable, policy_tokens;
+    char *model_dir;              /* owned */
+    struct model_config model;    /* its config.json, as a reward model; owned */
+    struct actor_cut cut;
+    int64_t max_length;           /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
 };
 
 /* algorithm.filter_groups: DAPO's dynamic sampling. */
@@ -116,6 +126,7 @@ struct ppo_config {
     /* reward */
     struct reward_args reward;
     enum reward_policy on_error;
+    struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */
     /* trainer */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir,
@@ -132,7 +143,7 @@ void ppo_config_free(struct ppo_config *k);
 
 /* ---- memory ---- */
 struct ppo_plan {
-    size_t weights, adapter, master, grads, moments, ref, critic; /* bytes; critic: weights, master, gradients and moments */
+    size_t weights, adapter, master, grads, moments, ref, critic, rm; /* bytes; critic: weights, master, gradients and moments */
     size_t rollout, update, ref_pass, critic_pass;       /* share one block */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     struct dev_sizes sizes; /* of what the backend takes */
@@ -140,6 +151,7 @@ struct ppo_plan {
     int64_t n_train; /* elements of the adapter */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
         max_rows_critic, max_seqs_critic, max_len;
+    struct reward_model_args rm_args; /* its sizes */
 };
 /* Sizes everything a run allocates; critic: NULL without one. */
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
@@ -164,6 +176,7 @@ struct ppo {
     struct rl_dataset *train_data, *val_data;
     struct data_sampler sampler;
     struct reward *reward;
+    struct reward_model *rm;               /* NULL without one */
     struct track *track;
     struct stages *stages;
     struct algo_kl_ctrl kl_ctrl;

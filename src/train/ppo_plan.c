@@ -98,6 +98,16 @@ static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const st
     p->critic_pass = critic_block_bytes(v, k->act, &a);
 }
 
+/* The reward model scores beside generation, so what it needs is its own. */
+static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, struct dev *dev) {
+    const struct ppo_rm_config *r = &k->rm;
+    struct reward_model_args *a = &p->rm_args;
+    *a = (struct reward_model_args){.dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length,
+                                    .policy_tokens = r->policy_tokens};
+    cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
+    p->rm = pages(reward_model_bytes(&r->model, a));
+}
+
 /* What a run may take: the limit that was set, or nearly all that is there. */
 static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
     const size_t there = (size_t)((double)dev->mem_total * 0.95);
@@ -109,7 +119,20 @@ static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
 static size_t passes_bytes(const struct ppo_plan *p) { return max_size(max_size(p->update, p->ref_pass), p->critic_pass); }
 
 static size_t fixed_bytes(const struct ppo_plan *p) {
-    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->working + p->system + p->host;
+    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->rm + p->working +
+           p->system + p->host;
+}
+
+/* The ops serve another model beside the policy. */
+static void widen(struct dev_sizes *s, const struct model_config *c) {
+    const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
+    if (c->hidden > s->hidden) s->hidden = c->hidden;
+    if (c->ffn > s->ffn) s->ffn = c->ffn;
+    if (qkv > s->qkv) s->qkv = qkv;
+    if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {
+        s->n_q_heads = c->n_q_heads;
+        s->head_dim = c->head_dim;
+    }
 }
 
 /* Rows of each phase, and what the ops need for so many. */
@@ -121,10 +144,13 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
     p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
+    if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
     p->sizes = (struct dev_sizes){
         .act = k->act, .rows = rows > p->max_rows_roll ? rows : p->max_rows_roll, .decode = p->max_seqs + DECODE_UNIT,
         .hidden = m->hidden, .ffn = m->ffn, .qkv = (m->n_q_heads + 2 * m->n_kv_heads) * m->head_dim, .vocab = m->vocab,
         .n_q_heads = m->n_q_heads, .head_dim = m->head_dim, .train = true};
+    if (p->critic_config) widen(&p->sizes, p->critic_config);
+    if (k->rm.enable) widen(&p->sizes, &k->rm.model);
     p->system = system_bytes(dev);
     p->working = on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
 }
@@ -153,7 +179,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     const size_t elems = pages((size_t)model_config_params(m) * 4);
     const int64_t batch = k->train_batch_size * k->train.n;
     *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .critic_config = critic};
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
     p->moments = pages(optim_bytes(m, dev, k->act, &k->optim));
@@ -171,6 +197,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
     if (critic) plan_critic(p, k, critic, dev);
+    if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = limit_of(k, dev);
     p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
     plan_working(p, k, m, dev);
@@ -201,6 +228,10 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     row(b, "optimizer state", p->moments, note);
     if (p->ref) row(b, "reference weights", p->ref, "");
     if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
+    if (p->rm) {
+        snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
+        row(b, "reward model", p->rm, note);
+    }
     buf_addf(b, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLL_PAGE_LEN,
              (long long)p->max_seqs);

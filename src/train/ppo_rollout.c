@@ -58,19 +58,43 @@ static const json_t *json_of(const struct gen_group *g, const char *column) {
     return c ? c->json[g->row] : NULL;
 }
 
-static int score_sample(struct gen *g, int64_t i) {
-    struct gen_sample *s = &g->samples[i];
+/* To the scorer by rule. rm: the reward model's score, which a Python scorer finds in extra_info; NULL: no reward model. */
+static int score_by_rule(struct gen *g, int64_t i, const double *rm) {
+    const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
+    json_t *extra = rm ? json_deep_copy(json_of(group, "extra_info")) : NULL;
+    if (rm && !json_is_object(extra)) {
+        json_decref(extra);
+        extra = json_object();
+    }
+    if (rm) json_object_set_new(extra, "rm_score", json_real(*rm));
     const struct batch_col *source = batch_find(group->prompts, g->p->k.reward_fn_key);
     const struct reward_request q = {
         .data_source = source ? source->str[group->row] : "",
         .solution = s->text,
         .n_solution = strlen(s->text),
         .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
-        .extra_info = json_of(group, "extra_info"),
+        .extra_info = rm ? extra : json_of(group, "extra_info"),
         .response_len = s->n,
     };
-    return reward_submit(g->p->reward, &q, i);
+    const int rc = reward_submit(g->p->reward, &q, i);
+    json_decref(extra);
+    return rc;
+}
+
+static int score_sample(struct gen *g, int64_t i) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    if (!g->p->rm) return score_by_rule(g, i, NULL);
+    const struct reward_model_sample q = {
+        .messages = json_of(group, "raw_prompt"),
+        .prompt = prompts->i32 + prompts->off[group->row],
+        .n_prompt = batch_len(prompts, group->row),
+        .response = s->ids,
+        .n_response = s->n,
+    };
+    return reward_model_submit(g->p->rm, &q, i);
 }
 
 static int on_sample(void *arg, const struct roll_sample *s) {
@@ -245,18 +269,43 @@ static int close_group(struct gen *g, int64_t k) {
 
 /* ---- the run ---- */
 
+static int take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
+    const int64_t k = tag / g->per;
+    g->samples[tag].reward = *r;
+    g->samples[tag].scored = true;
+    stage_beat(g->p->stages);
+    return ++g->groups[k].n_scored == g->per && g->filter ? close_group(g, k) : 0;
+}
+
+/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). */
+static int take_model_scores(struct gen *g, bool flush) {
+    int64_t tag;
+    struct reward_result r;
+    if (!g->p->rm) return 0;
+    TRY(reward_model_step(g->p->rm, flush));
+    while (reward_model_poll(g->p->rm, &tag, &r) > 0) {
+        if (r.status != REWARD_SCORE || !g->p->k.reward.path) {
+            TRY(take_score(g, tag, &r));
+            continue;
+        }
+        const double score = r.score;
+        reward_result_free(&r);
+        TRY(score_by_rule(g, tag, &score));
+    }
+    return 0;
+}
+
 static int take_scores(struct gen *g, double wait_s) {
     int64_t tag;
     struct reward_result r;
     int got;
-    while ((got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0) {
-        const int64_t k = tag / g->per;
-        g->samples[tag].reward = r;
-        g->samples[tag].scored = true;
-        stage_beat(g->p->stages);
-        if (++g->groups[k].n_scored == g->per && g->filter) TRY(close_group(g, k));
-    }
+    while ((got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0) TRY(take_score(g, tag, &r));
     return got;
+}
+
+/* Samples whose score is not there yet. */
+static int64_t unscored(const struct gen *g) {
+    return reward_pending(g->p->reward) + (g->p->rm ? reward_model_pending(g->p->rm) : 0);
 }
 
 static int run_engine(struct gen *g) {
@@ -264,7 +313,8 @@ static int run_engine(struct gen *g) {
     for (;;) {
         const int more = roll_step(g->engine);
         TRY(more);
-        TRY(take_scores(g, more || reward_pending(g->p->reward) == 0 ? 0 : 0.5)); /* may submit further prompts */
+        TRY(take_model_scores(g, !more)); /* this and the next may submit further prompts */
+        TRY(take_scores(g, more || reward_pending(g->p->reward) == 0 ? 0 : 0.5));
         if (more) stage_beat(g->p->stages); /* waiting for a scorer alone is no progress */
         const double now = clock_now();
         const struct roll_stats st = roll_stats(g->engine);
@@ -273,7 +323,7 @@ static int run_engine(struct gen *g) {
                            (double)st.sampled / (now - g->start));
             shown = now;
         }
-        if (!more && st.waiting + st.running == 0 && reward_pending(g->p->reward) == 0) return 0;
+        if (!more && st.waiting + st.running == 0 && unscored(g) == 0) return 0;
         if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
 }
@@ -424,6 +474,7 @@ out:
     if (rc < 0) { /* answers still on their way belong to nobody */
         int64_t tag;
         struct reward_result r;
+        if (p->rm) reward_model_drop(p->rm);
         while (reward_pending(p->reward) > 0 && reward_poll(p->reward, 1.0, &tag, &r) > 0) reward_result_free(&r);
     }
     gen_free(g);

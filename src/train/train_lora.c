@@ -42,6 +42,18 @@ static int read_new(const struct conf *c, const char *section, int64_t rank, str
     return 0;
 }
 
+static int read_quantization(const struct conf *c, const char *section, struct train_lora *l) {
+    char key[96];
+    const char *name = NULL;
+    TRY(conf_str_opt(c, KEY("quantization"), &name));
+    const int rc = model_quant_parse(name, &l->quant);
+    if (rc < 0) return err_wrap(rc, "%s", key);
+    if (l->quant != QUANT_NONE && !l->on)
+        FAIL(ERR_INVAL, "%s=%s: a quantised model is frozen, what is trained is an adapter on it; set %s.lora_rank", key, name,
+             section);
+    return 0;
+}
+
 int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l) {
     char key[96];
     const char *path = NULL;
@@ -50,6 +62,7 @@ int train_read_lora(const struct conf *c, const char *section, const char *model
     if (rank < 0) FAIL(ERR_INVAL, "%s=%lld: a rank is at least 1, and 0 trains every weight", key, (long long)rank);
     TRY(conf_str_opt(c, KEY("lora_adapter_path"), &path));
     l->on = rank > 0 || path;
+    TRY(read_quantization(c, section, l));
     if (!l->on) return 0;
     if (path) {
         l->adapter = file_expand(path);
@@ -82,6 +95,7 @@ int train_open_model(struct model **out, struct dev *dev, const struct model_ope
     struct model_open_args args = *a;
     struct model *m;
     args.flags = l->on ? MODEL_INFER : MODEL_TRAIN;
+    args.quant = l->quant;
     TRY(model_open(&m, dev, &args));
     const int rc = l->on ? put_adapter(m, l, seed) : 0;
     if (rc < 0) model_close(m);

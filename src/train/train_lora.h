@@ -10,8 +10,9 @@ struct train_lora {
     bool on;                 /* lora_rank > 0, or lora_adapter_path is set */
     struct lora_config cfg;  /* of the adapter to come, or of the one in adapter */
     char *adapter;           /* peft directory to start from; NULL: a new one; owned */
+    enum quant_kind quant;   /* of the frozen base */
 };
-/* Reads SECTION.lora_rank, lora_alpha, target_modules, exclude_modules, lora_adapter_path ("model",
+/* Reads SECTION.lora_rank, lora_alpha, target_modules, exclude_modules, lora_adapter_path, quantization ("model",
  * "actor_rollout_ref.model"). model_path: the user's name of the base model. */
 int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l);
 void train_lora_free(struct train_lora *l);

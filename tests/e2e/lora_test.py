@@ -40,14 +40,17 @@ def base(s):
     shutil.move(s.dir / "letters/global_step_40/actor", s.dir / "model")
 
 
-def learn(s, test):
+def grpo_keys(s):
     (s.dir / "digits.py").write_text(DIGITS_REWARD)
-    keys = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 8,
+    return {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 8,
             "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,
             "actor_rollout_ref.actor.optim.lr": 1e-2, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS,
             MODEL + "lora_rank": 8, MODEL + "lora_alpha": 16, "trainer.force_old_log_prob": True}
-    p = run(*s.ppo("grpo", **keys))
+
+
+def learn(s, test):
+    p = run(*s.ppo("grpo", **grpo_keys(s)))
     reward, kl, diff = (series(s.dir / "grpo", n) for n in ("critic/rewards/mean", "actor/kl_loss", "training/rollout_probs_diff_max"))
     first, last = sum(reward[:3]) / 3, sum(reward[-3:]) / 3
     print(f"LoRA-GRPO: mean reward {first:.3f} -> {last:.3f} in {STEPS} steps; kl {kl[0]:.4f} -> {kl[-1]:.4f}")
@@ -109,6 +112,25 @@ def resume(s, test):
                  "trainer.total_training_steps": 8}), check=False), 3, "optim.safetensors", "master")
 
 
+def policy_mib(p):
+    return next(float(line.split()[2]) for line in p.stderr.splitlines() if line.strip().startswith("policy weights"))
+
+
+def quantised(s, test):
+    p = run(*s.ppo("qlora", **{**grpo_keys(s), MODEL + "quantization": "nf4", "trainer.total_training_steps": STEPS // 2}))
+    reward, diff = (series(s.dir / "qlora", n) for n in ("critic/rewards/mean", "training/rollout_probs_diff_max"))
+    first, last = sum(reward[:3]) / 3, sum(reward[-3:]) / 3
+    print(f"NF4 QLoRA-GRPO: mean reward {first:.3f} -> {last:.3f} in {STEPS // 2} steps; policy weights {policy_mib(p)} MiB")
+    test("QLoRA-GRPO raises the mean reward", last > first + 0.2, f"{first} -> {last}")
+    test("in 4 bits rollout and training log-probs are equal too", len(diff) == STEPS // 2 and max(diff) == 0, str(max(diff)))
+    plain, int8 = ({MODEL + "lora_rank": 4, "trainer.total_training_steps": 1, **q} for q in ({}, {MODEL + "quantization": "int8"}))
+    mib = [policy_mib(x) for x in (p, run(*s.ppo("int8", **int8)), run(*s.ppo("plain", **plain)))]
+    test("the plan counts the codes", mib[0] <= mib[1] < mib[2], f"{mib} MiB")
+    p = run(*s.ppo("bad", **{MODEL + "quantization": "nf4"}), check=False)
+    test.refused("a quantised model without an adapter", p, 2, "quantization=nf4", "lora_rank")
+    test.refused("an unknown quantisation", run(*s.ppo("bad", **{MODEL + "quantization": "fp4"}), check=False), 2, "quantization", "nf4")
+
+
 def sft(s, test):
     rows = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]}
             for a in range(10) for b in range(10)]
@@ -153,6 +175,7 @@ def main():
         actor = learn(s, test)
         files(s, test, actor)
         resume(s, test)
+        quantised(s, test)
         sft(s, test)
         refusals(s, test, actor)
     test.end()

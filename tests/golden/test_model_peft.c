@@ -20,7 +20,7 @@ static void open_adapted(struct model_case *c, size_t i, const char *backend, co
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
     char *base = case_path(CASES[i].base, ""), *own = case_path(CASES[i].name, "");
-    OK(model_open(&c->m, &c->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, 128}));
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, 128, QUANT_NONE}));
     OK(model_lora_load(c->m, dir ? dir : own));
     case_golden(c, CASES[i].name);
     free(base);
@@ -110,7 +110,7 @@ static void base_alone(void **state) {
         case_unpack(&c.dev, &b);
         case_dev(&plain.dev, "cpu", 2);
         char *dir = case_path(CASES[i].base, "");
-        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128}));
+        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE}));
         free(dir);
         case_golden(&plain, CASES[i].name);
         forward(&plain, &b, &a, MODEL_KEEP_NONE);

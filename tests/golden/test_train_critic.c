@@ -44,7 +44,7 @@ static void rig_open(struct rig *r, const char *arch, const char *backend, const
     char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN}, 7));
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
     if (!dir) put_head(r);
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
                   *q_start = case_data(r->want, "q_start", DT_I32, NULL);
@@ -184,13 +184,13 @@ static void from_a_causal_model(void **state) {
     rig_close(&back);
 
     struct model *other; /* another seed is another head */
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN}, 8));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 8));
     float *v = xmalloc((size_t)other->n_elems * 4);
     OK(dev_copy_out(&r.dev, v, other->master, (size_t)other->n_elems * 4));
     assert_memory_not_equal(v + head->offset, w + head->offset, (size_t)head->k * 4);
     free(v);
     model_close(other);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN}, 7));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
     struct critic *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
     const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER,
@@ -212,7 +212,7 @@ static void from_a_causal_model(void **state) {
     OK(json_save_atomic(path, config));
     json_decref(config);
     free(path);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN}, 7));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
     assert_null(other->g_head_bias);
     assert_int_equal(other->n_elems, r.m->n_elems - 1);
     model_close(other);

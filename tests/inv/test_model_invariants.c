@@ -27,7 +27,7 @@ static void rig_open(struct rig *r, const char *name, const char *backend, enum 
     *r = (struct rig){.rng = {.seed = 5, .stream = RNG_TEST}};
     case_dev(&r->dev, backend, threads);
     char *dir = case_path(name, "");
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN}));
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN, QUANT_NONE}));
     free(dir);
     for (int i = 0; i < N_SEQS; i++) {
         r->inv_temp[i] = 0.5f + (float)rng_unit(&r->rng);

@@ -39,6 +39,7 @@ struct rig {
     const char *dir, *backend;
     int threads;
     bool adapter;
+    enum quant_kind quant; /* of the base */
     int32_t prompts[N_PROMPTS][128];
 };
 
@@ -75,7 +76,7 @@ static void put_adapter(struct model *m) {
 static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) {
     r->dir = dir;
     char *model = file_join(dir, "m");
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, r->adapter ? MODEL_INFER : flags, MAX_LEN}));
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, r->adapter ? MODEL_INFER : flags, MAX_LEN, r->quant}));
     free(model);
     if (r->adapter) put_adapter(r->m);
     fill_prompts(r);
@@ -244,13 +245,18 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
         const char *what;
         int config;
         bool adapter;
-    } models[] = {{"qwen2", 0, false}, {"mistral", 1, false}, {"mistral with an adapter", 1, true}};
+        enum quant_kind quant;
+    } models[] = {{"qwen2", 0, false, QUANT_NONE}, {"mistral", 1, false, QUANT_NONE},
+                  {"mistral with an adapter", 1, true, QUANT_NONE},
+                  {"qwen2 in NF4 with an adapter", 0, true, QUANT_NF4}, {"mistral in INT8 with an adapter", 1, true, QUANT_INT8}};
     int64_t n = 0;
     EACH(c, models) {
         char *dir = make_model(CONFIGS[models[c].config]);
         EACH(b, BACKENDS) EACH(t, acts) {
             char what[96];
-            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter};
+            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter,
+                            .quant = models[c].quant};
+            if (r.quant && (b < 2 || acts[t] == DT_F32)) continue; /* slow there; test_model_quant.c has ref and f32 */
             if (!open_backend(&r.dev, BACKENDS[b], r.threads)) continue;
             snprintf(what, sizeof what, "%s %s %s", models[c].what, BACKENDS[b], dtype_name(acts[t]));
             rig_open(&r, dir, acts[t], MODEL_INFER);
@@ -286,7 +292,7 @@ static void rollout_check(struct rig *r, const char *what) {
         cached += s->cached;
     }
     assert_true(preempted > 0 && cached > 0);
-    struct rig other = {.adapter = r->adapter};
+    struct rig other = {.adapter = r->adapter, .quant = r->quant};
     assert_true(open_backend(&other.dev, r->backend, 3 - r->threads)); /* 1 and 2 threads */
     rig_open(&other, r->dir, r->m->act, MODEL_INFER);
     generate(&other, &LIMITS[0], s);

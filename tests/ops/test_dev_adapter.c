@@ -100,7 +100,7 @@ static float decoded(enum quant_kind kind, const uint8_t *code, const float *sca
 }
 
 static void check_dequant(struct dev *d) {
-    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {64, 64}, {7, 129}, {300, 96}}; /* blocks that end inside a row, odd counts */
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {64, 64}, {7, 129}, {300, 96}}; /* blocks across rows, odd counts */
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int kind = QUANT_NF4; kind <= QUANT_INT8; kind++)
             for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -114,7 +114,8 @@ static void check_dequant(struct dev *d) {
                 const size_t bytes = (size_t)n * dtype_size(dt);
                 char *got = xmalloc(bytes);
                 void *code_dev = up(d, code, (size_t)codes), *scale_dev = up(d, scale, (size_t)scales * 4), *w = up(d, got, bytes);
-                const struct dequant_args a = {(enum quant_kind)kind, tensor_1d(code_dev, DT_U8, codes), tensor_1d(scale_dev, DT_F32, scales),
+                const struct dequant_args a = {(enum quant_kind)kind, tensor_1d(code_dev, DT_U8, codes),
+                                               tensor_1d(scale_dev, DT_F32, scales),
                                                tensor_2d(w, dt, shapes[s][0], shapes[s][1])};
                 OK(dev_dequant(d, &a));
                 OK(dev_copy_out(d, got, w, bytes));
@@ -182,6 +183,7 @@ static void test_frozen_head(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_dequant), cmocka_unit_test(test_frozen_head)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_dequant),
+                                       cmocka_unit_test(test_frozen_head)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

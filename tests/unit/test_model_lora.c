@@ -9,7 +9,7 @@
 static void open_base(struct dev *d, struct model **m, const char *name, enum dtype act) {
     char *dir = case_path(name, "");
     case_dev(d, "cpu", 2);
-    OK(model_open(m, d, &(struct model_open_args){dir, act, MODEL_INFER, 128}));
+    OK(model_open(m, d, &(struct model_open_args){dir, act, MODEL_INFER, 128, QUANT_NONE}));
     free(dir);
 }
 static void close_base(struct dev *d, struct model *m) {

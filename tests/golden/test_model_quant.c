@@ -1,0 +1,186 @@
+/* test_model_quant.c - 4- and 8-bit bases.  Codes, scales and what they stand for against bitsandbytes' own, exactly; and an
+ * adapter on a quantised base against the same adapter on a plain model of the dequantised weights, to the bit, forward
+ * and backward (test_model_peft.c compares that one with peft).  The fixture comes from tools/oracle_quant.py. */
+#include "model_case.h"
+
+#include "base/rng.h"
+
+static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
+static const struct {
+    enum quant_kind kind;
+    const char *name;
+} KINDS[] = {{QUANT_NF4, "nf4"}, {QUANT_INT8, "int8"}};
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+
+static struct st_file *fixture(void) {
+    struct st_file *f;
+    OK(st_open(&f, FIXTURES "/quant/codes.safetensors"));
+    return f;
+}
+
+static void codes_of_bitsandbytes(void **state) {
+    (void)state;
+    struct st_file *f = fixture();
+    int64_t n, n_codes, n_scales;
+    assert_memory_equal(dev_nf4_book, case_data(f, "book", DT_F32, &n), sizeof dev_nf4_book);
+    assert_int_equal(n, 16);
+    const struct st_tensor *w = st_find(f, "w");
+    EACH(k, KINDS) {
+        char name[32];
+        snprintf(name, sizeof name, "%s.code", KINDS[k].name);
+        const uint8_t *want = case_data(f, name, DT_U8, &n_codes);
+        snprintf(name, sizeof name, "%s.absmax", KINDS[k].name);
+        const float *want_scale = case_data(f, name, DT_F32, &n_scales);
+        uint8_t *code = xcalloc((size_t)n_codes, 1);
+        float *scale = xcalloc((size_t)n_scales, sizeof *scale);
+        model_quantize(KINDS[k].kind, case_data(f, "w", DT_F32, NULL), w->dim[0], w->dim[1], code, scale);
+        assert_memory_equal(scale, want_scale, (size_t)n_scales * sizeof *scale);
+        assert_memory_equal(code, want, (size_t)n_codes);
+        free(code);
+        free(scale);
+    }
+    st_close(f);
+}
+
+/* The numbers that bitsandbytes gives back, on every backend. */
+static void values_of_bitsandbytes(void **state) {
+    (void)state;
+    struct st_file *f = fixture();
+    const struct st_tensor *t = st_find(f, "w");
+    const int64_t n = t->dim[0] * t->dim[1];
+    int64_t n_codes, n_scales;
+    const void *code = case_data(f, "nf4.code", DT_U8, &n_codes), *scale = case_data(f, "nf4.absmax", DT_F32, &n_scales);
+    EACH(b, BACKENDS) {
+        if (!case_has(BACKENDS[b])) continue;
+        struct dev d;
+        case_dev(&d, BACKENDS[b], 2);
+        struct dequant_args a = {.kind = QUANT_NF4, .code = tensor_1d(case_alloc(&d, (size_t)n_codes), DT_U8, n_codes),
+                                 .scale = tensor_1d(case_alloc(&d, (size_t)n_scales * 4), DT_F32, n_scales),
+                                 .w = tensor_2d(case_alloc(&d, (size_t)n * 4), DT_F32, t->dim[0], t->dim[1])};
+        float *w = xmalloc((size_t)n * 4);
+        OK(dev_copy_in(&d, a.code.data, code, (size_t)n_codes));
+        OK(dev_copy_in(&d, a.scale.data, scale, (size_t)n_scales * 4));
+        OK(dev_dequant(&d, &a));
+        OK(dev_copy_out(&d, w, a.w.data, (size_t)n * 4));
+        const float *want = case_data(f, "nf4.w", DT_F32, NULL);
+        for (int64_t i = 0; i < n; i++)
+            if (w[i] != want[i])
+                fail_msg("%s: element %lld is %g, bitsandbytes' %g", BACKENDS[b], (long long)i, (double)w[i], (double)want[i]);
+        free(w);
+        case_free(&d, a.code);
+        case_free(&d, a.scale);
+        case_free(&d, a.w);
+        dev_close(&d);
+    }
+    st_close(f);
+}
+
+/* ---- an adapter on it ---- */
+
+/* An adapter in mid-training: B is not zero. */
+static void put_adapter(struct model *m) {
+    struct lora_config l = {.rank = 4, .alpha = 8, .targets = json_string("all-linear")};
+    struct rng rng = {.seed = 8, .stream = RNG_TEST};
+    OK(model_lora_create(m, &l, 1));
+    lora_config_free(&l);
+    float *w = xmalloc((size_t)m->n_train * sizeof *w);
+    for (int64_t i = 0; i < m->n_train; i++) w[i] = 0.1f * rng_normal(&rng);
+    OK(dev_copy_in(m->dev, m->master, w, (size_t)m->n_train * sizeof *w));
+    OK(model_refresh(m));
+    free(w);
+}
+
+/* Log-probs, then the adapter's gradients; caller frees. */
+static float *both_ways(struct model_case *c, enum model_keep keep, size_t *bytes) {
+    struct model_batch b;
+    struct model_acts *a;
+    const struct case_seq s[2] = {case_seq_at(c, 0), case_seq_at(c, 1)};
+    const size_t n_logp = (size_t)c->l.n * 4, n_grad = (size_t)c->m->n_train * 4;
+    float *out = xmalloc(n_logp + n_grad), *g = case_alloc(&c->dev, n_grad);
+    case_pack(&c->dev, &b, s, 2);
+    OK(model_acts_create(&a, c->m, c->n_rows, keep, NULL));
+    OK(model_forward(c->m, &b, a));
+    OK(model_logp(c->m, a, &c->l));
+    OK(dev_zero(&c->dev, g, n_grad));
+    OK(model_backward(c->m, &b, a, &c->l, c->dlogp, c->dentropy, g));
+    memcpy(out, c->l.logp, n_logp);
+    OK(dev_copy_out(&c->dev, out + c->l.n, g, n_grad));
+    dev_free(&c->dev, g, n_grad);
+    model_acts_destroy(a);
+    case_unpack(&c->dev, &b);
+    *bytes = n_logp + n_grad;
+    return out;
+}
+
+static void open_case(struct model_case *c, const char *backend, const char *dir, enum quant_kind quant) {
+    *c = (struct model_case){0};
+    case_dev(&c->dev, backend, 2);
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, quant}));
+    case_golden(c, "qwen2");
+}
+
+static void adapter_check(const char *backend, size_t kind, enum model_keep keep) {
+    char *base = case_path("qwen2", ""), *dir = case_temp_dir();
+    struct model_case c, plain;
+    size_t bytes, same;
+    open_case(&c, backend, base, KINDS[kind].kind);
+    const struct model_open_args args = {.act = DT_F32, .max_len = 128, .quant = KINDS[kind].kind};
+    const size_t planned = model_open_bytes(&c.m->cfg, &c.dev, &args);
+    assert_true(c.dev.allocated <= planned + 4096 && planned <= c.dev.allocated + 4096); /* what the plan counts is what is taken */
+    OK(model_export(c.m, dir, DT_F32, NULL, 0));
+    put_adapter(c.m);
+    float *got = both_ways(&c, keep, &bytes);
+    open_case(&plain, backend, dir, QUANT_NONE);
+    put_adapter(plain.m);
+    float *want = both_ways(&plain, keep, &same);
+    assert_int_equal(bytes, same);
+    assert_memory_equal(got, want, bytes);
+    const double off = case_worst(c.l.logp, c.want_logp, c.l.n);
+    print_message("%-4s on %s: log-probs and gradients are those of the dequantised model, 0 bits differ\n", KINDS[kind].name,
+                  backend);
+    assert_true(off > 1e-3); /* and it is not the model before */
+    free(got);
+    free(want);
+    case_close(&c);
+    case_close(&plain);
+    case_drop_dir(dir);
+    free(base);
+}
+
+static void adapter_on_codes(void **state) {
+    (void)state;
+    EACH(b, BACKENDS) {
+        if (!case_has(BACKENDS[b])) continue;
+        EACH(k, KINDS) adapter_check(BACKENDS[b], k, MODEL_KEEP_ALL);
+    }
+    adapter_check("cpu", 0, MODEL_KEEP_LAYER);
+}
+
+/* What a base of the shape of Qwen2.5-0.5B takes. */
+static void sizes(void **state) {
+    (void)state;
+    struct dev d;
+    struct model_config c;
+    json_t *o = model_arch_config("qwen2.5-0.5b");
+    assert_non_null(o);
+    OK(dev_open_ref(&d));
+    OK(model_config_from_json(&c, o, "qwen2.5-0.5b"));
+    struct model_open_args a = {.act = DT_BF16, .max_len = 16};
+    const double plain = (double)model_open_bytes(&c, &d, &a), linear = plain - 2.0 * 151936 * 896;
+    a.quant = QUANT_NF4;
+    const double nf4 = (double)model_open_bytes(&c, &d, &a) - 2.0 * 151936 * 896;
+    a.quant = QUANT_INT8;
+    const double int8 = (double)model_open_bytes(&c, &d, &a) - 2.0 * 151936 * 896;
+    print_message("layers in bf16 %.0f MB, int8 %.0f MB, nf4 %.0f MB with the scratch of one matrix\n", linear / 1e6,
+                  int8 / 1e6, nf4 / 1e6);
+    assert_true(nf4 < 0.36 * linear && int8 < 0.57 * linear); /* 4.5 and 8 bits of 16, and the scratch */
+    model_config_free(&c);
+    json_decref(o);
+    dev_close(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(codes_of_bitsandbytes), cmocka_unit_test(values_of_bitsandbytes),
+                                       cmocka_unit_test(adapter_on_codes), cmocka_unit_test(sizes)};
+    return cmocka_run_group_tests_name("quantised bases", tests, NULL, NULL);
+}
