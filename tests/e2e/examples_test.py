@@ -4,6 +4,7 @@ own builds with a C compiler and verlc.pc, and what it does wrong is one line.""
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -44,6 +45,7 @@ def same_bits(s, test):
     example("grpo", without(s.ppo("grpo_half", trainer__total_training_steps=3), *own))
     run(*s.ppo("grpo_half"))
     test("verlc ppo goes on from grpo.c's checkpoint to the same bits", state(s.dir / "grpo_half", 6) == state(s.dir / "grpo_ppo", 6))
+    interrupted(s, test, own)
     gae = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 4,
            ACTOR + "use_kl_loss": False, "trainer.total_training_steps": 3, "trainer.critic_warmup": 2}
     run(*s.ppo("gae_ppo", **gae))
@@ -51,6 +53,21 @@ def same_bits(s, test):
     test("ppo.c runs", p.returncode == 0, p.stderr[-500:])
     both = ("actor", "critic")
     test("ppo.c: the bits of verlc ppo, critic and all", state(s.dir / "gae_c", 3, both) == state(s.dir / "gae_ppo", 3, both))
+
+
+def interrupted(s, test, own):
+    """A signal in mid-run: the last whole step is saved, and the rest gives the unbroken run's bits."""
+    p = subprocess.Popen([BUILD / "examples/grpo", *map(str, without(s.ppo("grpo_int", trainer__save_freq=-1), *own)[1:])],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+    for line in p.stdout:
+        if line.startswith("step:2 "):
+            p.send_signal(signal.SIGINT)
+            break
+    err = p.communicate(timeout=120)[1]
+    test("grpo.c: SIGINT ends it with 130, one line and the state", p.returncode == 130 and err.count("error: ") == 1 and
+         len(list((s.dir / "grpo_int").glob("global_step_*"))) == 1, f"{p.returncode} {err[-400:]}")
+    example("grpo", without(s.ppo("grpo_int"), *own))
+    test("grpo.c: resumed to the unbroken run's bits", state(s.dir / "grpo_int", 6) == state(s.dir / "grpo_ppo", 6))
 
 
 def best_of_n(s, test):
