@@ -402,19 +402,49 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* A judge: verl's keys of the engine that serves it, and the two that say what is asked and what is read. */
+static int read_judge(struct ppo_rm_config *r, const struct conf *c) {
+#define RM "reward.reward_model."
+    struct judge_args *j = &r->judge;
+    int64_t top_k = -1;
+    double temperature = 1, top_p = 1;
+    TRY(conf_str_opt(c, RM "prompt_template", &j->prompt_template));
+    if (!j->prompt_template) return 0;
+    j->score_regex = "([-+]?[0-9]+(\\.[0-9]+)?)";
+    j->prompt_length = j->response_length = 2048;
+    j->max_rows = 8192;
+    j->max_seqs = 1024;
+    TRY(conf_str_opt(c, RM "score_regex", &j->score_regex));
+    TRY(conf_i64_opt(c, RM "rollout.prompt_length", &j->prompt_length));
+    TRY(conf_i64_opt(c, RM "rollout.response_length", &j->response_length));
+    TRY(conf_i64_opt(c, RM "rollout.max_num_batched_tokens", &j->max_rows));
+    TRY(conf_i64_opt(c, RM "rollout.max_num_seqs", &j->max_seqs));
+    TRY(conf_f64_opt(c, RM "rollout.temperature", &temperature));
+    TRY(conf_f64_opt(c, RM "rollout.top_p", &top_p));
+    TRY(conf_i64_opt(c, RM "rollout.top_k", &top_k));
+    if (j->prompt_length < 1 || j->response_length < 1 || j->max_rows < 1 || j->max_seqs < 1 || temperature < 0)
+        FAIL(ERR_INVAL, RM "rollout: prompt_length, response_length, max_num_batched_tokens and max_num_seqs are at least 1, "
+             "temperature at least 0");
+    j->temperature = (float)temperature;
+    j->top_p = (float)top_p;
+    j->top_k = top_k > INT32_MAX ? INT32_MAX : (int32_t)top_k;
+    return 0;
+}
+
 /* Its micro-batches are cut by samples where those are given, else by the tokens of verl's engine for it. */
 static int read_reward_model(struct ppo_config *k, const struct conf *c) {
-#define RM "reward.reward_model."
     struct ppo_rm_config *r = &k->rm;
     const char *path = NULL, *template = "own";
     TRY(conf_bool(c, RM "enable", &r->enable));
     if (!r->enable) return 0;
     TRY(conf_str_opt(c, RM "model_path", &path));
     if (!path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
+    TRY(read_judge(r, c));
     int rc = train_model_dir(path, &r->model_dir);
     if (rc == 0) rc = model_config_load(&r->model, r->model_dir);
-    if (rc == 0) rc = model_config_make_reward(&r->model, r->model_dir);
+    if (rc == 0 && !r->judge.prompt_template) rc = model_config_make_reward(&r->model, r->model_dir);
     if (rc < 0) return err_wrap(rc, RM "model_path");
+    if (r->judge.prompt_template) return 0;
     TRY(conf_str_opt(c, RM "template", &template));
     r->policy_tokens = strcmp(template, "policy") == 0;
     TRY(conf_i64_opt(c, RM "micro_batch_size_per_gpu", &r->cut.max_seqs));

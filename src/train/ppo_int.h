@@ -48,7 +48,8 @@ struct ppo_critic_config {
 struct ppo_rm_config {
     bool enable, policy_tokens;
     char *model_dir;              /* owned */
-    struct model_config model;    /* its config.json, as a reward model; owned */
+    struct judge_args judge;      /* a judge: what its keys say; no prompt_template: a classifier */
+    struct model_config model;    /* its config.json, a classifier's as a reward model; owned */
     struct actor_cut cut;
     int64_t max_length;           /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
 };

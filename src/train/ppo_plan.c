@@ -104,7 +104,18 @@ static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, st
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){.dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length,
                                     .policy_tokens = r->policy_tokens};
-    cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
+    if (r->judge.prompt_template) {
+        const int64_t batch = k->train_batch_size * (k->train.n + 1); /* and a baseline: no more are asked for at once */
+        a->judge = r->judge;
+        a->judge.dev = dev;
+        a->judge.dir = r->model_dir;
+        a->judge.act = k->act;
+        a->judge.max_seqs = min_i64(r->judge.max_seqs, batch);
+        if (a->judge.max_rows < a->judge.max_seqs) a->judge.max_rows = a->judge.max_seqs;
+        a->max_rows = a->judge.max_rows;
+    } else {
+        cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
+    }
     p->rm = pages(reward_model_bytes(&r->model, a));
 }
 
@@ -128,6 +139,7 @@ static void widen(struct dev_sizes *s, const struct model_config *c) {
     const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
     if (c->hidden > s->hidden) s->hidden = c->hidden;
     if (c->ffn > s->ffn) s->ffn = c->ffn;
+    if (!c->value && c->vocab > s->vocab) s->vocab = c->vocab;
     if (qkv > s->qkv) s->qkv = qkv;
     if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {
         s->n_q_heads = c->n_q_heads;
@@ -151,6 +163,7 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
         .n_q_heads = m->n_q_heads, .head_dim = m->head_dim, .train = true};
     if (p->critic_config) widen(&p->sizes, p->critic_config);
     if (k->rm.enable) widen(&p->sizes, &k->rm.model);
+    if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
     p->system = system_bytes(dev);
     p->working = on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
 }
@@ -229,7 +242,9 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->ref) row(b, "reference weights", p->ref, "");
     if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
-        snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
+        if (p->rm_args.judge.prompt_template)
+            snprintf(note, sizeof note, "a judge: weights, keys and values of %lld opinions", (long long)p->rm_args.judge.max_seqs);
+        else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
     }
     buf_addf(b, "  one block, used in turn by\n");

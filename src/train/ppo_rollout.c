@@ -58,8 +58,8 @@ static const json_t *json_of(const struct gen_group *g, const char *column) {
     return c ? c->json[g->row] : NULL;
 }
 
-/* To the scorer by rule. rm: the reward model's score, which a Python scorer finds in extra_info; NULL: no reward model. */
-static int score_by_rule(struct gen *g, int64_t i, const double *rm) {
+/* To the scorer by rule. rm: the reward model's result, which a Python scorer finds in extra_info; NULL: no reward model. */
+static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
     json_t *extra = rm ? json_deep_copy(json_of(group, "extra_info")) : NULL;
@@ -67,7 +67,8 @@ static int score_by_rule(struct gen *g, int64_t i, const double *rm) {
         json_decref(extra);
         extra = json_object();
     }
-    if (rm) json_object_set_new(extra, "rm_score", json_real(*rm));
+    if (rm) json_object_update(extra, rm->extra);
+    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
     const struct batch_col *source = batch_find(group->prompts, g->p->k.reward_fn_key);
     const struct reward_request q = {
         .data_source = source ? source->str[group->row] : "",
@@ -86,6 +87,7 @@ static int score_sample(struct gen *g, int64_t i) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    const struct batch_col *uid = batch_find(group->prompts, "uid");
     if (!g->p->rm) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = json_of(group, "raw_prompt"),
@@ -93,6 +95,11 @@ static int score_sample(struct gen *g, int64_t i) {
         .n_prompt = batch_len(prompts, group->row),
         .response = s->ids,
         .n_response = s->n,
+        .judge = {.messages = json_of(group, "raw_prompt"),
+                  .response = s->text,
+                  .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+                  .seed = ~group->seed, /* not the policy's draws */
+                  .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
     };
     return reward_model_submit(g->p->rm, &q, i);
 }
@@ -288,9 +295,9 @@ static int take_model_scores(struct gen *g, bool flush) {
             TRY(take_score(g, tag, &r));
             continue;
         }
-        const double score = r.score;
+        const int rc = score_by_rule(g, tag, &r);
         reward_result_free(&r);
-        TRY(score_by_rule(g, tag, &score));
+        TRY(rc);
     }
     return 0;
 }

@@ -24,6 +24,7 @@ struct reward_model {
     size_t block_bytes;
     struct tokenizer *tok;
     struct chat_template *chat;
+    struct judge *judge;           /* or this, and none of the above */
     char *policy_eos;              /* its text, which is cut out of answers; NULL: none */
     struct waiting *queue, *done;  /* in order of submission */
     int64_t n_queue, cap_queue, n_done, at_done, cap_done;
@@ -45,6 +46,7 @@ static struct model_open_args open_args(const struct reward_model_args *a) {
 
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a) {
     const struct model_open_args open = open_args(a);
+    if (a->judge.prompt_template) return judge_bytes(c, &a->judge);
     return model_open_bytes(c, a->dev, &open) + block_bytes(c, a);
 }
 
@@ -76,6 +78,7 @@ static int open_text(struct reward_model *r) {
 static int open_all(struct reward_model *r) {
     const struct reward_model_args *a = &r->a;
     const struct model_open_args open = open_args(a);
+    if (a->judge.prompt_template) return judge_create(&r->judge, &a->judge);
     TRY(model_open_reward(&r->model, a->dev, &open));
     TRY(open_text(r));
     r->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
@@ -106,6 +109,7 @@ static void waiting_free(struct waiting *w) {
 }
 
 void reward_model_drop(struct reward_model *r) {
+    if (r->judge) judge_drop(r->judge);
     for (int64_t i = 0; i < r->n_queue; i++) waiting_free(&r->queue[i]);
     for (int64_t i = r->at_done; i < r->n_done; i++) waiting_free(&r->done[i]);
     r->n_queue = r->n_done = r->at_done = 0;
@@ -114,6 +118,7 @@ void reward_model_drop(struct reward_model *r) {
 void reward_model_destroy(struct reward_model *r) {
     if (!r) return;
     reward_model_drop(r);
+    judge_destroy(r->judge);
     model_acts_destroy(r->acts);
     if (r->block) dev_free(r->a.dev, r->block, r->block_bytes);
     pack_free_host(&r->pack);
@@ -150,6 +155,7 @@ static int answer_text(const struct reward_model *r, const struct reward_model_s
 
 int reward_model_submit(struct reward_model *r, const struct reward_model_sample *s, int64_t tag) {
     struct waiting w = {.tag = tag};
+    if (r->judge) return judge_submit(r->judge, &s->judge, tag);
     if (r->a.policy_tokens) {
         text_ids_add(&w.ids, s->prompt, s->n_prompt);
         text_ids_add(&w.ids, s->response, s->n_response);
@@ -242,6 +248,7 @@ static int score(struct reward_model *r, int64_t n) {
 }
 
 int reward_model_step(struct reward_model *r, bool flush) {
+    if (r->judge) return judge_step(r->judge);
     const int64_t most = r->a.cut.max_seqs > 0 ? r->a.cut.max_seqs : r->a.max_rows / r->a.max_len;
     const int64_t enough = most < 1 ? 1 : most < r->a.max_seqs ? most : r->a.max_seqs;
     if (r->n_queue == 0 || (!flush && r->n_queue < enough)) return 0;
@@ -257,6 +264,7 @@ int reward_model_step(struct reward_model *r, bool flush) {
 }
 
 int reward_model_poll(struct reward_model *r, int64_t *tag, struct reward_result *out) {
+    if (r->judge) return judge_poll(r->judge, tag, out);
     if (r->at_done == r->n_done) return 0;
     struct waiting *w = &r->done[r->at_done++];
     *tag = w->tag;
@@ -266,4 +274,6 @@ int reward_model_poll(struct reward_model *r, int64_t *tag, struct reward_result
     return 1;
 }
 
-int64_t reward_model_pending(const struct reward_model *r) { return r->n_queue + r->n_done - r->at_done; }
+int64_t reward_model_pending(const struct reward_model *r) {
+    return r->judge ? judge_pending(r->judge) : r->n_queue + r->n_done - r->at_done;
+}

@@ -1,5 +1,5 @@
-/* reward_model.h - scores of finished responses by a second model with a sequence-classification head, a
- * micro-batch at a time, beside generation.  Private to train.
+/* reward_model.h - scores of finished responses by a second model beside generation: one with a
+ * sequence-classification head, a micro-batch at a time, or one that writes an opinion (judge.h).  Private to train.
  *
  * The conversation (prompt and answer) is rendered through the reward model's own chat template and tokenised by its
  * own tokenizer, as verl does, so the two models need not share one; or the policy's tokens are scored as they are.
@@ -10,6 +10,7 @@
 
 #include "reward/reward.h"
 #include "text/text.h"
+#include "train/judge.h"
 #include "train/pack.h"
 
 struct reward_model_args {
@@ -21,8 +22,9 @@ struct reward_model_args {
     int64_t max_len;             /* tokens of a conversation; a longer one gets no score */
     bool policy_tokens;          /* score prompt and response ids as they are; ERR_INPUT: another tokenizer */
     const struct tokenizer *policy_tok; /* borrowed */
+    struct judge_args judge;     /* with a prompt_template: a judge; dir to policy_tokens are not read */
 };
-/* Device bytes: weights, then activations and batch arrays. c has gone through model_config_make_reward. */
+/* Device bytes: weights, then activations and batch arrays. c has gone through model_config_make_reward, but a judge's. */
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a);
 
 struct reward_model;
@@ -33,6 +35,7 @@ struct reward_model_sample { /* borrowed for the call */
     const json_t *messages;  /* of the prompt */
     const int32_t *prompt, *response;
     int64_t n_prompt, n_response;
+    struct judge_sample judge; /* read by a judge alone */
 };
 int reward_model_submit(struct reward_model *r, const struct reward_model_sample *s, int64_t tag);
 /* Scores one micro-batch where enough samples wait for one, or, with flush, any. 1: it did. */
