@@ -272,6 +272,9 @@ static struct dev_ops make_ops(void) {
     o.lmhead_bwd = cuda_lmhead_bwd;
     o.sumsq = cuda_sumsq;
     o.adamw = cuda_adamw;
+    o.axpby = cuda_axpby;
+    o.quant8 = cuda_quant8;
+    o.dequant8 = cuda_dequant8;
     o.add_block = cuda_add_block;
     o.dequant = cuda_dequant;
     return o;

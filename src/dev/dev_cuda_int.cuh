@@ -134,6 +134,10 @@ int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int cuda_adamw(struct dev *d, const struct adamw_args *a);
+/* dev_cuda_optim.cu */
+int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+int cuda_quant8(struct dev *d, const struct quant8_args *a);
+int cuda_dequant8(struct dev *d, const struct quant8_args *a);
 /* dev_cuda_adapter.cu */
 int cuda_add_block(struct dev *d, const struct add_block_args *a);
 int cuda_dequant(struct dev *d, const struct dequant_args *a);

@@ -1,4 +1,4 @@
-/* test_dev_optim.c - sum of squares and AdamW on every backend this machine has, against ref, at
+/* test_dev_optim.c - sum of squares, AdamW, linear combinations and 8-bit codes on every backend this machine has, against ref, at
  * lengths around vectors and blocks and from an odd place in a buffer. */
 #include "ops/ops_test.h"
 
@@ -85,8 +85,58 @@ static void test_adamw(void **state) {
     }
 }
 
+/* Definitions that leave nothing open: the bits are ref's, wherever the arrays begin. */
+static void flat_on(struct dev *d, const float *x, const float *y, const float *book, int64_t n, int64_t off, float *out,
+                    uint8_t *codes) {
+    struct run r = {.d = d};
+    const int64_t blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
+    const struct tensor tx = place(&r, x, n, off), ty = place(&r, y, n, off);
+    const struct quant8_args q = {.x = tx, .code = tensor_1d((uint8_t *)run_block(&r, (size_t)(n + off)) + off, DT_U8, n),
+                                  .scale = place(&r, x, blocks, off), .book = place(&r, book, 256, 0)};
+    int rc = dev_axpby(d, ty, 0.3f, tx, -1.7f);
+    if (rc == 0) rc = dev_copy_out(d, out, ty.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_axpby(d, ty, 1.1f, ty, 0); /* in place; y is not read */
+    if (rc == 0) rc = dev_copy_out(d, out + n, ty.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_quant8(d, &q);
+    if (rc == 0) rc = dev_zero(d, tx.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_dequant8(d, &q);
+    if (rc == 0) rc = dev_copy_out(d, out + 2 * n, tx.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_copy_out(d, out + 3 * n, q.scale.data, (size_t)blocks * 4);
+    if (rc == 0) rc = dev_copy_out(d, codes, q.code.data, (size_t)n);
+    if (rc < 0) fail_msg("%s: %s", d->describe, err_msg());
+    run_free_blocks(&r);
+}
+static void test_combinations_and_codes(void **state) {
+    (void)state;
+    float book[256];
+    for (int i = 0; i < 256; i++) book[i] = (float)(i - 127) * (float)abs(i - 127) / (128.0f * 128.0f);
+    for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
+        const int64_t n = LENGTHS[i], all = 3 * n + (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
+        float *x = normals(n, 8, 1, false), *y = normals(n, 9, 1, false);
+        float *want = xmalloc((size_t)all * 4), *got = xmalloc((size_t)all * 4);
+        uint8_t *want_codes = xmalloc((size_t)n), *codes = xmalloc((size_t)n);
+        flat_on(&backends.dev[0], x, y, book, n, 0, want, want_codes);
+        for (int b = 1; b < backends.n; b++)
+            for (int64_t off = 0; off < 2; off++) {
+                flat_on(&backends.dev[b], x, y, book, n, off, got, codes);
+                for (int64_t k = 0; k < all; k++)
+                    if (memcmp(&got[k], &want[k], 4) != 0)
+                        fail_msg("%s, %lld values from place %lld: result %lld is %.9g, ref has %.9g", backends.name[b],
+                                 (long long)n, (long long)off, (long long)k, (double)got[k], (double)want[k]);
+                assert_memory_equal(codes, want_codes, (size_t)n);
+            }
+        free(x);
+        free(y);
+        free(want);
+        free(got);
+        free(want_codes);
+        free(codes);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sumsq), cmocka_unit_test(test_adamw)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sumsq), cmocka_unit_test(test_adamw),
+                                       cmocka_unit_test(test_combinations_and_codes)};
     backends_open(&backends, 2);
     const int failed = cmocka_run_group_tests_name("ops: optimizer", tests, NULL, NULL);
     backends_close(&backends);
