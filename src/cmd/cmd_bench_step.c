@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "cmd/cmd.h"
 #include "roll/roll.h"
@@ -21,7 +22,8 @@
 struct step_bench {
     const char *model, *dtype, *device;
     int64_t batch, n, prompt, len, micro, steps, threads;
-    bool keep_all;
+    bool keep_all, offload;
+    struct optim_config optim;
     struct dev dev;
     struct model *policy, *reference;
     struct actor *actor, *ref_actor;
@@ -77,19 +79,23 @@ static int open_all(struct step_bench *b) {
     const int64_t total = b->prompt + b->len;
     const enum model_keep keep = b->keep_all ? MODEL_KEEP_ALL : MODEL_KEEP_LAYER;
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = MODEL_TRAIN,
-                                .max_len = total};
+    const bool far = b->offload && dev_has_host_memory(&b->dev);
+    struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .max_len = total};
+    if (b->offload && !far) log_note("--offload changes nothing on this device, whose memory is the host's");
+    b->optim.host_state = b->optim.host_master = far;
+    o.flags = MODEL_TRAIN | (far ? MODEL_HOST_MASTER : 0);
     TRY(model_open(&b->policy, &b->dev, &o));
-    o.flags = MODEL_INFER;
+    o.flags = far ? MODEL_HOST_WEIGHTS : MODEL_INFER;
     TRY(model_open(&b->reference, &b->dev, &o));
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
     struct roll_decoder_args r = {.model = b->policy, .n_pages = b->batch * ((total + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
                                   .max_rows = b->max_rows, .max_seqs = b->batch, .max_len = total,
                                   .max_burst = roll_device_burst(&b->dev)};
-    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = keep,
+    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = keep, .optim = &b->optim,
                            .max_rows = b->micro * total, .max_seqs = b->micro};
-    struct actor_args f = {.dev = &b->dev, .model = b->reference, .max_rows = 2 * b->micro * total, .max_seqs = 2 * b->micro};
+    struct actor_args f = {.dev = &b->dev, .model = b->reference, .stream = far, .max_rows = 2 * b->micro * total,
+                           .max_seqs = 2 * b->micro};
     const struct model_config *c = &b->policy->cfg;
     const size_t sizes[] = {roll_decoder_bytes(c, o.act, &r), actor_block_bytes(c, o.act, &t), actor_block_bytes(c, o.act, &f)};
     for (int i = 0; i < 3; i++)
@@ -120,16 +126,15 @@ static void close_all(struct step_bench *b) {
 
 /* seconds: generation, reference, update. */
 static int one_step(struct step_bench *b, double seconds[3]) {
-    const struct optim_config o = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
-                                   .schedule = "constant"};
     const struct actor_step_args s = {.seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1,
-                                      .loss = step_loss, .loss_arg = b, .optim = &o, .lr = 1e-6};
+                                      .loss = step_loss, .loss_arg = b, .optim = &b->optim, .lr = 1e-6};
     struct actor_step_result r;
     double t = clock_now();
     TRY(generate(b));
     TRY(dev_sync(&b->dev));
     seconds[0] = clock_now() - t;
     t = clock_now();
+    actor_begin(b->ref_actor);
     TRY(actor_logp(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1,
                    (struct actor_out){.logp = b->logp}));
     seconds[1] = clock_now() - t;
@@ -159,7 +164,9 @@ static int measure(struct step_bench *b) {
 }
 
 int bench_step(int argc, char **argv) {
-    struct step_bench b = {.dtype = "bf16", .batch = 8, .n = 4, .prompt = 64, .len = 64, .micro = 4, .steps = 2};
+    struct step_bench b = {.dtype = "bf16", .batch = 8, .n = 4, .prompt = 64, .len = 64, .micro = 4, .steps = 2,
+                           .optim = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
+                                     .schedule = "constant"}};
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &b.model, "DIR", "model directory (verlc model init makes one)"},
         {"--dtype", CMD_STR, &b.dtype, "bf16|fp32", "compute dtype (bf16)"},
@@ -170,6 +177,7 @@ int bench_step(int argc, char **argv) {
         {"--micro", CMD_I64, &b.micro, "N", "samples of a micro-batch of the update; the reference takes twice as many"},
         {"--steps", CMD_I64, &b.steps, "N", "measured steps; the best counts"},
         {"--keep-all", CMD_FLAG, &b.keep_all, NULL, "keep all activations; else layers are recomputed"},
+        {"--offload", CMD_FLAG, &b.offload, NULL, "optimizer state, fp32 master and reference weights rest in host memory"},
         {"--device", CMD_STR, &b.device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b.threads, "N", "threads (all)"},
     };

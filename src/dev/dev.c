@@ -134,7 +134,8 @@ static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_di
 
 /* The call, with its span noted while a trace is on; a, b, c: what tells calls of one op apart. */
 #define TRACED(op, args, a, b, c) \
-    (d->trace == NULL ? d->ops->op args : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
+    (d->trace == NULL ? d->ops->op args \
+                                          : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
 
 /* ---- memory and order ---- */
 
@@ -184,6 +185,49 @@ int dev_memory(struct dev *d, struct dev_memory *out) {
     if (d->ops->memory) TRY(d->ops->memory(d, out));
     out->n_allocs += d->n_allocs;
     return 0;
+}
+
+/* ---- host memory beside the device's ---- */
+
+bool dev_has_host_memory(const struct dev *d) { return d->ops->host_alloc != NULL; }
+
+int dev_host_alloc(struct dev *d, size_t bytes, void **out) {
+    if (!d->ops->host_alloc) return dev_alloc(d, bytes, out);
+    *out = NULL;
+    if (bytes == 0) return 0;
+    const int rc = d->ops->host_alloc(d, bytes, out);
+    if (rc == ERR_NOMEM)
+        FAIL(ERR_NOMEM, "%s: the host has no %.3f GiB for what was offloaded to it, beside %.3f GiB of this kind", d->describe,
+             (double)bytes / 0x1p30, (double)d->host_allocated / 0x1p30);
+    TRY(rc);
+    d->host_allocated += bytes;
+    return 0;
+}
+
+void dev_host_free(struct dev *d, void *p, size_t bytes) {
+    if (!d->ops->host_alloc) {
+        dev_free(d, p, bytes);
+        return;
+    }
+    if (p == NULL) return;
+    CHECK(bytes <= d->host_allocated);
+    d->ops->host_free(d, p, bytes);
+    d->host_allocated -= bytes;
+}
+
+int dev_fetch(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes) {
+    CHECK(lane >= 0 && lane < DEV_LANES);
+    if (!d->ops->fetch) return dev_copy(d, dst_dev, src_host, bytes);
+    return bytes ? TRACED(fetch, (d, lane, dst_dev, src_host, bytes), (int64_t)bytes, 0, 0) : 0;
+}
+int dev_evict(struct dev *d, int lane, void *dst_host, const void *src_dev, size_t bytes) {
+    CHECK(lane >= 0 && lane < DEV_LANES);
+    if (!d->ops->evict) return dev_copy(d, dst_host, src_dev, bytes);
+    return bytes ? TRACED(evict, (d, lane, dst_host, src_dev, bytes), (int64_t)bytes, 0, 0) : 0;
+}
+int dev_lane_wait(struct dev *d, int lane) {
+    CHECK(lane >= 0 && lane < DEV_LANES);
+    return d->ops->lane_wait ? TRACED(lane_wait, (d, lane), lane, 0, 0) : 0;
 }
 
 int dev_sync(struct dev *d) {

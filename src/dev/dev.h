@@ -43,6 +43,7 @@ const char *dtype_name(enum dtype dt); /* "f32", "bf16", ... */
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
+#define DEV_LANES 3          /* orders of transfers beside the queue */
 
 /* A view: never owns.  Row-major and contiguous; dim[0] is the slowest.
  * data == NULL (TENSOR_NONE) stands for "not given" where an op says optional. */
@@ -252,6 +253,13 @@ struct dev_ops {
     size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
     int (*reserve)(struct dev *d, const struct dev_sizes *s);
     int (*memory)(struct dev *d, struct dev_memory *out);
+    /* host memory that ops reach too, and transfers to and from it beside the queue; all NULL where
+     * alloc's memory is the host's */
+    int (*host_alloc)(struct dev *d, size_t bytes, void **out);
+    void (*host_free)(struct dev *d, void *p, size_t bytes);
+    int (*fetch)(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes);
+    int (*evict)(struct dev *d, int lane, void *dst_host, const void *src_dev, size_t bytes);
+    int (*lane_wait)(struct dev *d, int lane);
 
     /* weights */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
@@ -322,6 +330,7 @@ struct dev {
     size_t mem_others;     /* bytes of the device that other programs held when it was opened */
     size_t allocated, peak;/* through dev_alloc */
     int64_t n_allocs;      /* calls of dev_alloc */
+    size_t host_allocated; /* through dev_host_alloc, where that is not dev_alloc */
     struct dev_trace *trace; /* NULL: no trace is on */
 };
 
@@ -362,6 +371,17 @@ size_t dev_working_bytes(struct dev *d, const struct dev_sizes *s);
 /* Takes them now: afterwards no op of a run within these sizes asks for memory. ERR_NOMEM. */
 int dev_reserve(struct dev *d, const struct dev_sizes *s);
 int dev_memory(struct dev *d, struct dev_memory *out);
+/* Memory of the host beside the device's: every call below takes it as it takes the device's, the ops of
+ * a GPU at the speed of its bus. Where the device's memory is the host's it is dev_alloc's. */
+bool dev_has_host_memory(const struct dev *d); /* whether the two are not the same */
+int dev_host_alloc(struct dev *d, size_t bytes, void **out);
+void dev_host_free(struct dev *d, void *p, size_t bytes); /* NULL ok */
+/* Transfers between the two that run beside the queue. One begins when what was queued before it, and the
+ * transfers of its lane (0 to DEV_LANES - 1) before it, are done; what is queued after dev_lane_wait begins
+ * when the lane's are done. Source and destination are left alone until then. Not in recorded work. */
+int dev_fetch(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes);
+int dev_evict(struct dev *d, int lane, void *dst_host, const void *src_dev, size_t bytes);
+int dev_lane_wait(struct dev *d, int lane);
 int dev_sync(struct dev *d);
 int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes);

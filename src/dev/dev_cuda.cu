@@ -140,10 +140,7 @@ static int op_memory(struct dev *d, struct dev_memory *out) {
     out->n_allocs = c->n_holds;
     return 0;
 }
-static int op_sync(struct dev *d) {
-    CU_TRY(cudaStreamSynchronize(cuda_of(d)->stream));
-    return 0;
-}
+static int op_sync(struct dev *d) { return cuda_offload_settle(cuda_of(d)); }
 
 /* Marks the current half as on its way and turns to the other, which is free on return. */
 static int turn(struct cuda *c, struct staging *s) {
@@ -154,9 +151,17 @@ static int turn(struct cuda *c, struct staging *s) {
     return 0;
 }
 
+/* Between host and host, once nothing queued can touch either. */
+static int settled_copy(struct cuda *c, void *dst, const void *src, size_t bytes) {
+    TRY(cuda_offload_settle(c));
+    memmove(dst, src, bytes);
+    return 0;
+}
+
 static int op_copy_in(struct dev *d, void *dst, const void *src, size_t bytes) {
     struct cuda *c = cuda_of(d);
     struct staging *s = staging_of(d);
+    if (cuda_offload_has(c, dst)) return settled_copy(c, dst, src, bytes);
     for (size_t at = 0; at < bytes;) {
         if (s->used == HALF) TRY(turn(c, s));
         const size_t room = HALF - s->used, n = bytes - at < room ? bytes - at : room;
@@ -174,6 +179,7 @@ static int op_copy_out(struct dev *d, void *dst, const void *src, size_t bytes) 
     struct cuda *c = cuda_of(d);
     struct staging *s = staging_of(d);
     const size_t parts = (bytes + HALF - 1) / HALF;
+    if (cuda_offload_has(c, src)) return settled_copy(c, dst, src, bytes);
     for (size_t i = 0; i <= parts; i++) { /* part i is queued, then part i - 1 is taken */
         if (i < parts) {
             const size_t at = i * HALF, n = bytes - at < HALF ? bytes - at : HALF;
@@ -191,11 +197,21 @@ static int op_copy_out(struct dev *d, void *dst, const void *src, size_t bytes) 
 }
 
 static int op_copy(struct dev *d, void *dst, const void *src, size_t bytes) {
-    CU_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_of(d)->stream));
+    struct cuda *c = cuda_of(d);
+    const bool to = cuda_offload_has(c, dst), from = cuda_offload_has(c, src);
+    if (to && from) return settled_copy(c, dst, src, bytes);
+    CU_TRY(cudaMemcpyAsync(dst, src, bytes, to ? cudaMemcpyDeviceToHost : from ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice,
+                           c->stream));
     return 0;
 }
 static int op_zero(struct dev *d, void *dst, size_t bytes) {
-    CU_TRY(cudaMemsetAsync(dst, 0, bytes, cuda_of(d)->stream));
+    struct cuda *c = cuda_of(d);
+    if (cuda_offload_has(c, dst)) {
+        TRY(cuda_offload_settle(c));
+        memset(dst, 0, bytes);
+        return 0;
+    }
+    CU_TRY(cudaMemsetAsync(dst, 0, bytes, c->stream));
     return 0;
 }
 
@@ -206,6 +222,7 @@ static void op_close(struct dev *d) {
     struct cuda *c = &cd->c;
     struct staging *s = &cd->stage;
     if (c->stream) cudaStreamSynchronize(c->stream);
+    cuda_offload_close(c);
     if (c->gemm) cuda_gemm_close(c);
     for (int i = 0; i < CUDA_N_SLOTS; i++) cudaFree(c->slot[i].p);
     for (int i = 0; i < cd->n_old; i++) cudaFree(cd->old[i]);
@@ -240,6 +257,11 @@ static struct dev_ops make_ops(void) {
     o.working_bytes = cuda_working_bytes;
     o.reserve = cuda_reserve;
     o.memory = op_memory;
+    o.host_alloc = cuda_host_alloc;
+    o.host_free = cuda_host_free;
+    o.fetch = cuda_fetch;
+    o.evict = cuda_evict;
+    o.lane_wait = cuda_lane_wait;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;
     o.weight_unpack = cuda_weight_unpack;

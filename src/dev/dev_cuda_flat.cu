@@ -40,7 +40,7 @@ int cuda_cast(struct dev *d, struct tensor dst, struct tensor src) {
     const int64_t n = tensor_count(src);
     if (dst.dt == src.dt) {
         if (dst.data != src.data)
-            CU_TRY(cudaMemcpyAsync(dst.data, src.data, (size_t)n * dtype_size(src.dt), cudaMemcpyDeviceToDevice, c->stream));
+            CU_TRY(cudaMemcpyAsync(dst.data, src.data, (size_t)n * dtype_size(src.dt), cudaMemcpyDefault, c->stream));
         return 0;
     }
     return dst.dt == DT_BF16 ? cast_any<bf16, float>(c, dst.data, src.data, n) : cast_any<float, bf16>(c, dst.data, src.data, n);

@@ -23,6 +23,7 @@
 enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE,
                  CUDA_SLOT_TUNE, CUDA_N_SLOTS };
 
+struct cuda_offload; /* host memory and its transfers: dev_cuda_offload.cu */
 struct cuda_gemm; /* plans and handles of the matrix products: dev_cuda_gemm.cu */
 
 struct cuda {
@@ -40,6 +41,7 @@ struct cuda {
     size_t held;          /* bytes of device memory through cuda_hold */
     int64_t n_holds;      /* calls of it */
     size_t used_at_open;  /* bytes of the device in use when this context was ready, by anyone, without held */
+    struct cuda_offload *offload; /* NULL: none was asked for */
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
 
@@ -93,6 +95,16 @@ int cuda_drop(struct cuda *c, void *p, size_t bytes); /* NULL ok */
 int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out);
 /* At least `bytes` of pinned host memory. */
 int cuda_pinned(struct cuda *c, size_t bytes, void **out);
+
+/* ---- host memory (dev_cuda_offload.cu): see dev_host_alloc and dev_fetch ---- */
+int cuda_host_alloc(struct dev *d, size_t bytes, void **out);
+void cuda_host_free(struct dev *d, void *p, size_t bytes);
+int cuda_fetch(struct dev *d, int lane, void *dst, const void *src, size_t bytes);
+int cuda_evict(struct dev *d, int lane, void *dst, const void *src, size_t bytes);
+int cuda_lane_wait(struct dev *d, int lane);
+bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points into such memory */
+int cuda_offload_settle(struct cuda *c); /* waits for the stream and for all transfers */
+void cuda_offload_close(struct cuda *c);
 
 /* ---- the backend's memory (dev_cuda_plan.cu): see dev_working_bytes and dev_reserve ---- */
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);

@@ -110,8 +110,10 @@ struct model {
     struct tensor final_norm;
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
     void *weights;               /* the one block behind all groups */
+    int flags;                   /* model_load_flags it was opened with */
+    struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
     size_t weights_bytes;
-    /* fp32 master, flat (n_train) f32 on the device; NULL in inference-only models */
+    /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
     float *master;
     /* what is trained: the parameters above, or with an adapter its matrices and nothing else */
     const struct model_param *train_params;
@@ -123,6 +125,8 @@ struct model {
 enum model_load_flags {
     MODEL_INFER = 0,  /* compute copy only */
     MODEL_TRAIN = 1,  /* and the fp32 master */
+    MODEL_HOST_MASTER = 2,  /* the master of what is trained (an adapter's too) is in host memory */
+    MODEL_HOST_WEIGHTS = 4, /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
 };
 struct model_open_args {
     const char *dir;      /* Hugging Face directory */
@@ -147,8 +151,16 @@ void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
  * For a critic c has gone through model_config_make_value. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
-/* master -> compute copy, after an optimizer step or a load of the master. */
+/* master -> compute copy, after a load of the master. */
 int model_refresh(struct model *m);
+/* The same from another flat array (n_train) f32 on the device: a copy of a master in host memory. */
+int model_refresh_from(struct model *m, float *flat);
+
+/* Weights that rest in host memory (MODEL_HOST_WEIGHTS) come to the device layer by layer in each forward, through
+ * a block of this size: two layers, the final norm and the head. */
+size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+void model_stream_bind(struct model *m, void *block); /* once; forwards alone from then on. block may be shared between passes */
+void model_stream_begin(struct model *m); /* of a pass: others may have used the block. Weights on the device: nothing */
 /* Copies the whole state of another model of the same shape (the reference policy). */
 int model_copy_weights(struct model *dst, const struct model *src);
 
@@ -245,6 +257,7 @@ int model_lora_export(const struct model *m, const char *dir);
 struct optim_config;
 struct lora_plan {
     size_t weights, master, moments; /* compute copies and scratch; gradients take as much as the master */
+    size_t host;                     /* of the moments: what is in host memory instead */
     int64_t n_train;                 /* elements */
 };
 int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
@@ -267,6 +280,7 @@ struct optim_config {
     double momentum, dampening; /* SGD; Muon: momentum */
     bool nesterov;              /* SGD, Muon */
     int64_t ns_steps;           /* Muon: Newton-Schulz iterations */
+    bool host_state, host_master; /* state arrays, and what model_open put there: the master, are in host memory */
     bool muon_original_lr;      /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
     const char *schedule;     /* constant | cosine | linear | wsd */
     int64_t warmup_steps, total_steps;
@@ -297,14 +311,18 @@ struct optim {
         void *gram_act;
         float *gram, *gram2;  /* (r, r), r the shorter side */
         size_t pack_bytes;
+        float *piece[2][3];   /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
     } s;
+    bool host_state, host_master;
+    void *host_block;         /* the state arrays where they are in host memory; owned */
+    size_t host_bytes;
     void *sum;                /* one f64 */
     void *block;              /* all of the above; owned */
     size_t block_bytes;
     int64_t step;             /* steps taken */
 };
-/* Device bytes of the state of this optimizer for a model of this shape. */
-size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c);
+/* Device bytes of the state of this optimizer for a model of this shape. *host: bytes in host memory; NULL ok. */
+size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
 /* c: which optimizer, and its momentum; the rest may change from step to step. All state is zero. */
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c);
 void optim_destroy(struct optim *o, struct model *m);

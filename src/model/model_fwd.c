@@ -217,15 +217,18 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     CHECK(a->n_layers == m->cfg.n_layers);
     a->n_rows = n;
     a->n_head = 0;
+    TRY(model__stream_start(m));
     TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
         const struct model_layer *y = &m->layers[l];
         const struct model_stage *s = &a->stages[l];
         const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
+        TRY(model__stream_layer(m, l));
         TRY(model__layer_stage(m, b, a, l));
         TRY(carry(d, x_next, x_mid));
         TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
                                                    b->no_adapter}));
+        TRY(model__stream_done(m, l));
     }
     return 0;
 }

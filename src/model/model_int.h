@@ -65,15 +65,22 @@ struct optim_run_args {
     int64_t step; /* 1-based */
 };
 /* Device bytes of the state for what m trains; m needs no memory of its own. */
-size_t optim__bytes(const struct model *m, const struct optim_config *c);
+size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
 int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-/* Claims the scratch of the largest runs; fields that no run needs stay NULL. */
-void optim__adamw8_layout(struct optim *o, struct arena *m);
+/* The same of arrays in host memory, piece by piece; the new master is left in the gradients. */
+int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+void optim__pieces_layout(struct optim *o, struct arena *m);
+/* Claims the scratch of the largest runs; fields that no run needs stay NULL. arrays: of the state. */
+void optim__adamw8_layout(struct optim *o, struct arena *m, struct arena *arrays);
 void optim__muon_layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *m);
 /* Ascending code book of the dynamic data type, signed for m, not negative for v. */
 void optim__dynamic_book(bool is_signed, float book[256]);
+
+/* Memory of the device, or of the host where m's flags have this one. */
+int model__alloc(struct model *m, int on_host, size_t bytes, void **out);
+void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NULL ok */
 
 /* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
@@ -129,7 +136,7 @@ enum { LORA_ROWS = 1024 };
 int model__lora_build(struct model_lora *l, struct model *m);
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
 int model__lora_attach(struct model *m, const struct lora_config *c); /* with its memory; master not filled */
-int model__lora_refresh(struct model *m); /* master -> compute copies */
+int model__lora_refresh(struct model *m, float *flat); /* master -> compute copies */
 void model__lora_free(struct model *m);
 /* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */
 struct lora_match;
@@ -148,6 +155,12 @@ struct lora_host {
 int model__lora_host_open(struct lora_host *h, const struct model *m);
 void model__lora_host_close(struct lora_host *h);
 void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n);
+
+/* ---- weights from host memory (model_stream.c); nothing where they are on the device ---- */
+int model__stream_start(struct model *m);            /* a forward begins */
+int model__stream_layer(struct model *m, int64_t l); /* layer l is read from here on */
+int model__stream_done(struct model *m, int64_t l);  /* and no more; after the last one the head is */
+void model__stream_free(struct model *m);
 
 /* ---- activations ---- */
 /* What one layer computes over T <= max_rows rows. */

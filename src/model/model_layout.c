@@ -124,8 +124,10 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
     model__params_free(&m);
-    const size_t n = weights.used + (size_t)(a->max_len * c->head_dim) * sizeof(float);
-    return a->flags & MODEL_TRAIN ? n + (size_t)model_config_params(c) * sizeof(float) : n;
+    size_t n = (size_t)(a->max_len * c->head_dim) * sizeof(float);
+    if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
+    if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_config_params(c) * sizeof(float);
+    return n;
 }
 
 const char *model__torch_dtype(enum dtype dt) {

@@ -347,6 +347,14 @@ out:
 
 /* ---- memory ---- */
 
+int model__alloc(struct model *m, int on_host, size_t bytes, void **out) {
+    return m->flags & on_host ? dev_host_alloc(m->dev, bytes, out) : dev_alloc(m->dev, bytes, out);
+}
+void model__release(struct model *m, int on_host, void *p, size_t bytes) {
+    if (m->flags & on_host) dev_host_free(m->dev, p, bytes);
+    else dev_free(m->dev, p, bytes);
+}
+
 static int alloc_rope(struct model *m, int64_t max_len) {
     const int64_t half = m->cfg.head_dim / 2;
     const size_t bytes = (size_t)(max_len * half * 2) * sizeof(float);
@@ -367,12 +375,12 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
     struct arena ar = {0};
     model__weights_layout(m, &ar);
     m->weights_bytes = ar.used;
-    TRY(dev_alloc(m->dev, m->weights_bytes, &m->weights));
+    TRY(model__alloc(m, MODEL_HOST_WEIGHTS, m->weights_bytes, &m->weights));
     ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
     model__weights_layout(m, &ar);
     if (a->flags & MODEL_TRAIN) {
         void *p = NULL;
-        TRY(dev_alloc(m->dev, (size_t)m->n_elems * sizeof(float), &p));
+        TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)m->n_elems * sizeof(float), &p));
         m->master = p;
     }
     return alloc_rope(m, a->max_len);
@@ -390,6 +398,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = dev;
     m->act = a->act;
+    m->flags = a->flags;
     TRYG(model_config_load(&m->cfg, a->dir), out);
     if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
     if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
@@ -433,20 +442,23 @@ int model_open_reward(struct model **out, struct dev *dev, const struct model_op
 void model_close(struct model *m) {
     if (!m) return;
     dev_free(m->dev, m->rope.data, (size_t)tensor_count(m->rope) * sizeof(float));
-    dev_free(m->dev, m->master, (size_t)m->n_train * sizeof(float));
+    model__release(m, MODEL_HOST_MASTER, m->master, (size_t)m->n_train * sizeof(float));
     model__lora_free(m);
-    dev_free(m->dev, m->weights, m->weights_bytes);
+    model__stream_free(m);
+    model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
     model__params_free(m);
     model_config_free(&m->cfg);
     free(m);
 }
 
-int model_refresh(struct model *m) {
-    CHECK(m->master != NULL);
-    if (m->lora) return model__lora_refresh(m);
+int model_refresh(struct model *m) { return model_refresh_from(m, m->master); }
+
+int model_refresh_from(struct model *m, float *flat) {
+    CHECK(flat != NULL && !m->stream);
+    if (m->lora) return model__lora_refresh(m, flat);
     for (int64_t i = 0; i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
-        const struct tensor src = model__flat(m->master, g);
+        const struct tensor src = model__flat(flat, g);
         if (g->k) TRY(dev_weight_pack(m->dev, g->mat, src));
         else TRY(dev_cast(m->dev, g->vec, src));
     }
@@ -460,7 +472,7 @@ int model__set_trained(struct model *m, const float *flat) {
 }
 
 int model_copy_weights(struct model *dst, const struct model *src) {
-    CHECK(!dst->lora && !src->lora); /* the reference of an adapter is the same model without it */
+    CHECK(!dst->lora && !src->lora && !dst->stream && !src->stream); /* the reference of an adapter is the same model without it */
     if (dst->n_elems != src->n_elems || dst->weights_bytes != src->weights_bytes || dst->act != src->act)
         FAIL(ERR_INVAL, "cannot copy weights between models of different shape or dtype");
     TRY(dev_copy(dst->dev, dst->weights, src->weights, src->weights_bytes));

@@ -128,8 +128,8 @@ int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct de
     if (rc == 0) {
         model__lora_layout(&l, &m, &a);
         use_params(&m, &l);
-        *p = (struct lora_plan){.weights = a.used, .master = (size_t)l.n_elems * sizeof(float), .moments = optim__bytes(&m, o),
-                                .n_train = l.n_elems};
+        *p = (struct lora_plan){.weights = a.used, .master = (size_t)l.n_elems * sizeof(float), .n_train = l.n_elems};
+        p->moments = optim__bytes(&m, o, &p->host);
     }
     lora_free_host(&l);
     model__params_free(&m);
@@ -160,7 +160,7 @@ static int attach(struct model *m, const struct lora_config *c) {
     a = (struct arena){.base = l->block, .cap = l->block_bytes};
     model__lora_layout(l, m, &a);
     TRY(dev_zero(m->dev, l->vec, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float)));
-    TRY(dev_alloc(m->dev, (size_t)l->n_elems * sizeof(float), &master));
+    TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)l->n_elems * sizeof(float), &master));
     m->master = master;
     use_params(m, l);
     return 0;
@@ -205,7 +205,7 @@ out:
 
 /* ---- master -> compute copies ---- */
 
-static int refresh_group(struct model *m, const struct lora_group *g) {
+static int refresh_group(struct model *m, const struct lora_group *g, float *flat) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
     const struct tensor a = tensor_2d(l->mat_a, DT_F32, g->width, g->k), b = tensor_2d(l->mat_b, DT_F32, g->n, g->width);
@@ -213,9 +213,9 @@ static int refresh_group(struct model *m, const struct lora_group *g) {
     TRY(dev_zero(m->dev, b.data, (size_t)tensor_count(b) * sizeof(float)));
     for (int64_t i = 0; i < g->n_parts; i++) {
         const struct lora_part *p = &g->part[i];
-        const struct add_block_args put_a = {.dst = a, .src = tensor_2d(m->master + p->a, DT_F32, r, g->k), .dst_row = i * r,
+        const struct add_block_args put_a = {.dst = a, .src = tensor_2d(flat + p->a, DT_F32, r, g->k), .dst_row = i * r,
                                              .rows = r, .cols = g->k, .scale = 1};
-        const struct add_block_args put_b = {.dst = b, .src = tensor_2d(m->master + p->b, DT_F32, p->n, r), .dst_row = p->row,
+        const struct add_block_args put_b = {.dst = b, .src = tensor_2d(flat + p->b, DT_F32, p->n, r), .dst_row = p->row,
                                              .dst_col = i * r, .rows = p->n, .cols = r, .scale = l->scale};
         TRY(dev_add_block(m->dev, &put_a));
         TRY(dev_add_block(m->dev, &put_b));
@@ -224,7 +224,7 @@ static int refresh_group(struct model *m, const struct lora_group *g) {
     return dev_weight_pack(m->dev, g->b, b);
 }
 
-int model__lora_refresh(struct model *m) {
-    for (int64_t i = 0; i < m->lora->n_groups; i++) TRY(refresh_group(m, &m->lora->groups[i]));
+int model__lora_refresh(struct model *m, float *flat) {
+    for (int64_t i = 0; i < m->lora->n_groups; i++) TRY(refresh_group(m, &m->lora->groups[i], flat));
     return 0;
 }

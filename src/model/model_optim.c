@@ -1,6 +1,7 @@
 /* model_optim.c - optimizers on the fp32 master, clipping by global norm, schedules.
  *
- * AdamW and SGD are here, model_optim_muon.c and model_optim_8bit.c have the others.
+ * AdamW and SGD are here, model_optim_muon.c and model_optim_8bit.c have the others,
+ * model_optim_offload.c has AdamW on what is in host memory.
  * One learning rate and one weight decay for all parameters, as verl's FSDP workers
  * have it.  The flat master is cut into runs, each with its rule and its place in
  * the state arrays.
@@ -114,28 +115,33 @@ static void make_runs(struct optim *o, const struct model *m, bool momentum) {
     }
 }
 
-static void layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *a) {
-    if (o->n_m) o->m = arena_take(a, (size_t)o->n_m * 4);
-    if (o->n_v) o->v = arena_take(a, (size_t)o->n_v * 4);
-    optim__adamw8_layout(o, a);
+/* a: the device's block; h: the host's, or measuring. */
+static void layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *a, struct arena *h) {
+    struct arena *const arrays = o->host_state ? h : a;
+    if (o->n_m) o->m = arena_take(arrays, (size_t)o->n_m * 4);
+    if (o->n_v) o->v = arena_take(arrays, (size_t)o->n_v * 4);
+    optim__adamw8_layout(o, a, arrays);
     optim__muon_layout(o, dev, act, a);
+    optim__pieces_layout(o, a);
     o->sum = arena_take(a, sizeof(double));
     o->block_bytes = a->used;
+    o->host_bytes = h->used;
 }
 
-size_t optim__bytes(const struct model *m, const struct optim_config *c) {
-    struct optim o = {.kind = c->kind};
-    struct arena a = {0};
+size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) {
+    struct optim o = {.kind = c->kind, .host_state = c->host_state, .host_master = c->host_master};
+    struct arena a = {0}, h = {0};
     make_runs(&o, m, c->momentum != 0);
-    layout(&o, m->dev, m->act, &a);
+    layout(&o, m->dev, m->act, &a, &h);
     free(o.runs);
+    if (host) *host = o.host_bytes;
     return o.block_bytes;
 }
 
-size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc) {
+size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc, size_t *host) {
     struct model m = {.cfg = *c, .dev = dev, .act = act};
     model__params_build(&m);
-    const size_t n = optim__bytes(&m, oc);
+    const size_t n = optim__bytes(&m, oc, host);
     model__params_free(&m);
     return n;
 }
@@ -150,21 +156,26 @@ static int fill_books(struct optim *o, struct dev *dev) {
 
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c) {
     int rc = 0;
-    struct arena a = {0};
+    struct arena a = {0}, h = {0};
     struct optim *o = xcalloc(1, sizeof *o);
-    CHECK(m->master != NULL);
+    CHECK(m->master != NULL && c->host_master == ((m->flags & MODEL_HOST_MASTER) != 0));
     const struct dev_ops *ops = m->dev->ops;
     const bool wants_8bit = c->kind == OPTIM_ADAMW8, wants_axpby = c->kind == OPTIM_SGD || c->kind == OPTIM_MUON;
     if ((wants_8bit && (!ops->quant8 || !ops->dequant8)) || (wants_axpby && !ops->axpby))
         FAILG(fail, ERR_UNSUPPORTED, "the optimizer %s is unsupported on the %s device; use AdamW, or trainer.device=cpu",
               optim_kind_name(c->kind), ops->name);
     o->kind = c->kind;
+    o->host_state = c->host_state;
+    o->host_master = c->host_master;
     make_runs(o, m, c->momentum != 0);
-    layout(o, m->dev, m->act, &a);
+    layout(o, m->dev, m->act, &a, &h);
     TRYG(dev_alloc(m->dev, o->block_bytes, &o->block), fail);
     TRYG(dev_zero(m->dev, o->block, o->block_bytes), fail);
+    TRYG(dev_host_alloc(m->dev, o->host_bytes, &o->host_block), fail);
+    if (o->host_bytes) TRYG(dev_zero(m->dev, o->host_block, o->host_bytes), fail);
     a = (struct arena){.base = o->block, .cap = o->block_bytes};
-    layout(o, m->dev, m->act, &a);
+    h = (struct arena){.base = o->host_block, .cap = o->host_bytes};
+    layout(o, m->dev, m->act, &a, &h);
     TRYG(fill_books(o, m->dev), fail);
     *out = o;
     return 0;
@@ -175,7 +186,8 @@ fail:
 
 void optim_destroy(struct optim *o, struct model *m) {
     if (!o) return;
-    if (o->block) dev_free(m->dev, o->block, o->block_bytes);
+    dev_free(m->dev, o->block, o->block_bytes);
+    dev_host_free(m->dev, o->host_block, o->host_bytes);
     free(o->runs);
     free(o);
 }
@@ -251,6 +263,18 @@ static int sgd_run(struct optim *o, const struct optim_run *r, const struct opti
     return dev_axpby(d, p, -lr, g, 1);
 }
 
+/* What is in host memory is taken from there: by AdamW in pieces, by the others as they go. A master that is
+ * there is left in the gradients as well, from which the compute copy is made at the device's speed. */
+static int step_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    switch (r->rule) {
+    case OPTIM_ADAMW: return o->host_state || o->host_master ? optim__adamw_pieces(o, r, a) : optim__adamw_run(o, r, a);
+    case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, r, a)); break;
+    case OPTIM_SGD: TRY(sgd_run(o, r, a)); break;
+    case OPTIM_MUON: TRY(optim__muon_run(o, r, a)); break;
+    }
+    return o->host_master ? dev_copy(a->m->dev, a->grads + r->offset, a->m->master + r->offset, (size_t)r->n * 4) : 0;
+}
+
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr,
                struct optim_result *r) {
     *r = (struct optim_result){0};
@@ -259,14 +283,7 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
     double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
     if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));
     const struct optim_run_args a = {.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
-    for (int64_t i = 0; i < o->n_runs; i++) {
-        switch (o->runs[i].rule) {
-        case OPTIM_ADAMW: TRY(optim__adamw_run(o, &o->runs[i], &a)); break;
-        case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, &o->runs[i], &a)); break;
-        case OPTIM_SGD: TRY(sgd_run(o, &o->runs[i], &a)); break;
-        case OPTIM_MUON: TRY(optim__muon_run(o, &o->runs[i], &a)); break;
-        }
-    }
+    for (int64_t i = 0; i < o->n_runs; i++) TRY(step_run(o, &o->runs[i], &a));
     o->step++;
-    return model_refresh(m);
+    return o->host_master ? model_refresh_from(m, grads) : model_refresh(m);
 }

@@ -37,16 +37,16 @@ void optim__dynamic_book(bool is_signed, float book[256]) {
     qsort(book, 256, sizeof *book, ascending);
 }
 
-void optim__adamw8_layout(struct optim *o, struct arena *a) {
+void optim__adamw8_layout(struct optim *o, struct arena *a, struct arena *arrays) {
     if (o->n_q == 0) return;
     int64_t longest = 0;
     for (int64_t i = 0; i < o->n_runs; i++)
         if (o->runs[i].rule == OPTIM_ADAMW8 && o->runs[i].n > longest) longest = o->runs[i].n;
     const size_t piece = (size_t)(longest < PIECE ? longest : PIECE) * 4;
-    o->m_code = arena_take(a, (size_t)o->n_q);
-    o->v_code = arena_take(a, (size_t)o->n_q);
-    o->m_scale = arena_take(a, (size_t)o->n_b * 4);
-    o->v_scale = arena_take(a, (size_t)o->n_b * 4);
+    o->m_code = arena_take(arrays, (size_t)o->n_q);
+    o->v_code = arena_take(arrays, (size_t)o->n_q);
+    o->m_scale = arena_take(arrays, (size_t)o->n_b * 4);
+    o->v_scale = arena_take(arrays, (size_t)o->n_b * 4);
     o->book = arena_take(a, 2 * 256 * 4);
     o->s.x = arena_take(a, piece);
     o->s.y = arena_take(a, piece);

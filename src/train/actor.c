@@ -31,6 +31,7 @@ size_t actor_block_bytes(const struct model_config *c, enum dtype act, const str
     struct arena m = {0};
     pack_layout(&p, &m);
     arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
+    if (a->stream) arena_take(&m, model_stream_bytes(c, a->dev, act));
     return m.used;
 }
 
@@ -50,6 +51,7 @@ int actor_create(struct actor **out, const struct actor_args *args) {
     struct arena m = {.base = block, .cap = a->block_bytes};
     pack_layout(&a->pack, &m);
     void *acts = arena_take(&m, model_acts_bytes(&args->model->cfg, args->model->act, args->max_rows, keep_of(args)));
+    if (args->stream) model_stream_bind(a->model, arena_take(&m, model_stream_bytes(&args->model->cfg, a->dev, args->model->act)));
     TRYG(model_acts_create(&a->acts, a->model, args->max_rows, keep_of(args), acts), fail);
     if (args->train) {
         void *g = NULL;
@@ -105,6 +107,8 @@ static int fill(struct actor *a, const struct actor_seq *seqs, const struct pack
 }
 
 /* ---- log-probs ---- */
+
+void actor_begin(struct actor *a) { model_stream_begin(a->model); }
 
 int actor_logp(struct actor *a, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
                struct actor_out out) {

@@ -21,10 +21,11 @@ struct actor_args {
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
     bool no_adapter;        /* the base model alone (the reference); not with train */
+    bool stream;            /* the model's weights rest in host memory (MODEL_HOST_WEIGHTS); not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     void *block;            /* actor_block_bytes of device memory to share with another phase; NULL: own */
 };
-/* Device bytes of activations and batch arrays (not of gradients and moments). */
+/* Device bytes of activations, batch arrays and weights on their way (not of gradients and moments). a->dev: with stream. */
 size_t actor_block_bytes(const struct model_config *c, enum dtype act, const struct actor_args *a);
 
 struct actor;
@@ -32,6 +33,8 @@ int actor_create(struct actor **out, const struct actor_args *a);
 void actor_destroy(struct actor *a); /* NULL ok */
 struct optim *actor_optim(struct actor *a);
 
+/* Before the first actor_logp after another phase has used the block. */
+void actor_begin(struct actor *a);
 /* logp, entropy, sum_pi_sq (each NULL or sum of targets) in sequence order, at this temperature. */
 struct actor_out {
     float *logp, *entropy, *sum_pi_sq;

@@ -136,7 +136,8 @@ static int open_data(struct ppo *p) {
 
 static int open_critic(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = MODEL_TRAIN, .max_len = l->max_len};
+    const int flags = MODEL_TRAIN | (p->k.critic.optim.host_master ? MODEL_HOST_MASTER : 0);
+    const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = flags, .max_len = l->max_len};
     const int rc = model_open_value(&p->value_model, &p->dev, &a, p->k.seed);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = p->k.critic.keep, .optim = &p->k.critic.optim,
@@ -154,9 +155,11 @@ static int open_reward_model(struct ppo *p) {
 
 static int open_models(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    const struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .flags = MODEL_INFER, .max_len = l->max_len};
+    struct model_open_args a = {.dir = p->k.model_dir, .act = p->k.act, .max_len = l->max_len};
     TRY(dev_reserve(&p->dev, &l->sizes));
+    a.flags = p->k.optim.host_master ? MODEL_HOST_MASTER : 0;
     TRY(train_open_model(&p->policy, &p->dev, &a, &p->k.lora, p->k.seed));
+    a.flags = p->k.ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER;
     if (l->ref > 0) TRY(model_open(&p->reference, &p->dev, &a));
     TRY(dev_alloc(&p->dev, l->block, &p->block));
     TRY(dev_zero(&p->dev, p->block, l->block)); /* the memory is really there, now rather than in mid-run */
@@ -172,7 +175,8 @@ static int open_models(struct ppo *p) {
     if (l->max_rows_ref == 0) return 0;
     /* with an adapter the reference is the policy without it: no second copy of the weights */
     const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true,
-                                 .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref, .block = p->block};
+                                 .stream = p->k.ref_offload, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref,
+                                 .block = p->block};
     return actor_create(&p->ref_actor, &f);
 }
 
@@ -225,6 +229,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&p->dev, &from, p->k.device, p->k.threads), out);
+    ppo_plan_offload(&p->k, &p->dev);
     TRYG(ppo_plan_make(&p->plan, &p->k, &m, v.json ? &v : NULL, &p->dev), out);
     TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
     log_info("%s", text.p);
@@ -352,6 +357,7 @@ int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
     int rc = ppo_config_read(&p.k, c);
     const struct resume none = {.step = -1};
     if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
+    if (rc == 0) ppo_plan_offload(&p.k, &p.dev);
     if (rc == 0) rc = load_configs(&p.k, &m, &v);
     if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, v.json ? &v : NULL, &p.dev);
     if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);

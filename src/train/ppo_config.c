@@ -265,6 +265,40 @@ static int read_clip(struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+/* Whether one of these switches of verl's engines is on; keys ends with NULL. */
+static int any_on(const struct conf *c, const char *const *keys, bool *out) {
+    *out = false;
+    for (; *keys; keys++) {
+        bool on = false;
+        if (conf_has(c, *keys)) TRY(conf_bool_opt(c, *keys, &on));
+        *out |= on;
+    }
+    return 0;
+}
+
+/* What rests in host memory: with param_offload the fp32 master, with optimizer_offload the optimizer's state and
+ * the master, which is a part of it here. The one weight buffer is read in every phase and stays. */
+static int read_offload(struct ppo_config *k, const struct conf *c) {
+    static const char *const params[] = {ARR "actor.fsdp_config.param_offload", ARR "actor.megatron.param_offload", NULL};
+    static const char *const state[] = {ARR "actor.fsdp_config.optimizer_offload", ARR "actor.fsdp_config.offload_policy",
+                                        ARR "actor.megatron.optimizer_offload", NULL};
+    static const char *const ref[] = {ARR "ref.fsdp_config.param_offload", ARR "ref.fsdp_config.offload_policy",
+                                      ARR "ref.megatron.param_offload", NULL};
+    static const char *const critic_params[] = {"critic.fsdp.param_offload", "critic.megatron.param_offload", NULL};
+    static const char *const critic_state[] = {"critic.fsdp.optimizer_offload", "critic.fsdp.offload_policy",
+                                               "critic.megatron.optimizer_offload", NULL};
+    struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
+    TRY(any_on(c, state, &o->host_state));
+    TRY(any_on(c, params, &o->host_master));
+    TRY(any_on(c, critic_state, &v->host_state));
+    TRY(any_on(c, critic_params, &v->host_master));
+    o->host_master |= o->host_state;
+    v->host_master |= v->host_state;
+    TRY(any_on(c, ref, &k->ref_offload));
+    k->ref_offload &= !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward); /* else there are no reference weights */
+    return 0;
+}
+
 static int read_optim(struct ppo_config *k, const struct conf *c) {
     TRY(train_read_optim(c, ARR "actor.optim", &k->optim, &k->warmup_ratio, &k->zero_indexed_step));
     TRY(conf_f64(c, ARR "actor.grad_clip", &k->optim.clip));
@@ -521,6 +555,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(read_correction(k, c));
     TRY(read_filter(k, c));
     TRY(read_critic(k, c));
+    TRY(read_offload(k, c)); /* after the optimizers and whether there is a reference */
     TRY(read_reward(k, c));
     TRY(read_reward_model(k, c));
     return read_trainer(k, c);

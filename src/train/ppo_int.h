@@ -94,6 +94,7 @@ struct ppo_config {
     double memory_fraction;
     int64_t memory_limit;         /* bytes; 0: all */
     struct actor_cut ref_cut, logp_cut, update_cut;
+    bool ref_offload;             /* the reference's weights rest in host memory */
     /* algorithm */
     const char *adv_estimator;
     const struct algo_adv_entry *adv;
@@ -145,6 +146,7 @@ void ppo_config_free(struct ppo_config *k);
 /* ---- memory ---- */
 struct ppo_plan {
     size_t weights, adapter, master, grads, moments, ref, critic, rm; /* bytes; critic: weights, master, gradients and moments */
+    size_t offload, host_limit;   /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, critic_pass;       /* share one block */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     struct dev_sizes sizes; /* of what the backend takes */
@@ -154,6 +156,8 @@ struct ppo_plan {
         max_rows_critic, max_seqs_critic, max_len;
     struct reward_model_args rm_args; /* its sizes */
 };
+/* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
+void ppo_plan_offload(struct ppo_config *k, const struct dev *dev);
 /* Sizes everything a run allocates; critic: NULL without one. */
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
                   const struct model_config *critic, struct dev *dev);

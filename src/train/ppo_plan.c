@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/log.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -26,10 +27,12 @@ static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int
 }
 
 /* Device bytes of a log-prob or update pass. */
-static size_t pass_bytes(const struct ppo_config *k, const struct model_config *m, struct actor_cut cut, bool train,
-                         int64_t batch, int64_t *rows, int64_t *seqs) {
-    cut_limits(cut, batch, k->max_prompt_length + k->max_response_length, rows, seqs);
-    const struct actor_args a = {.train = train, .keep = k->keep, .max_rows = *rows, .max_seqs = *seqs};
+static size_t pass_bytes(const struct ppo_config *k, const struct model_config *m, struct dev *dev, bool train, int64_t *rows,
+                         int64_t *seqs) {
+    const int64_t batch = k->train_batch_size * k->train.n;
+    cut_limits(train ? k->update_cut : k->ref_cut, batch, k->max_prompt_length + k->max_response_length, rows, seqs);
+    const struct actor_args a = {.dev = dev, .train = train, .keep = k->keep, .max_rows = *rows, .max_seqs = *seqs,
+                                 .stream = !train && k->ref_offload};
     return actor_block_bytes(m, k->act, &a);
 }
 
@@ -87,9 +90,12 @@ static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const st
     const struct ppo_critic_config *c = &k->critic;
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
     const int64_t batch = k->train_batch_size * k->train.n;
+    const size_t elems = pages((size_t)model_config_params(v) * 4);
     int64_t rows, seqs;
-    p->critic = pages(model_open_bytes(v, dev, &open)) + 2 * pages((size_t)model_config_params(v) * 4) +
-                pages(optim_bytes(v, dev, k->act, &c->optim));
+    size_t state;
+    p->critic = pages(model_open_bytes(v, dev, &open)) + elems + pages(optim_bytes(v, dev, k->act, &c->optim, &state));
+    p->critic += c->optim.host_master ? 0 : elems;
+    p->offload += state + (c->optim.host_master ? elems : 0);
     cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
     cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
@@ -117,6 +123,12 @@ static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, st
         cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
     }
     p->rm = pages(reward_model_bytes(&r->model, a));
+}
+
+/* Host memory that offload may take: the machine's, less an eighth for everything else. */
+static size_t host_limit(void) {
+    const long n = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
 /* What a run may take: the limit that was set, or nearly all that is there. */
@@ -187,15 +199,24 @@ static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const s
     p->n_pages = r.n_pages;
 }
 
+void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
+    struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
+    if (dev_has_host_memory(dev)) return;
+    if (o->host_master || v->host_master || k->ref_offload)
+        log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+    o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
+}
+
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
                   const struct model_config *critic, struct dev *dev) {
     const size_t elems = pages((size_t)model_config_params(m) * 4);
-    const int64_t batch = k->train_batch_size * k->train.n;
-    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .critic_config = critic};
+    size_t state;
+    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .critic_config = critic,
+                           .host_limit = host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     p->weights = pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
-    p->moments = pages(optim_bytes(m, dev, k->act, &k->optim));
+    p->moments = pages(optim_bytes(m, dev, k->act, &k->optim, &state));
     if (k->lora.on) {
         struct lora_plan l;
         TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
@@ -203,12 +224,23 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
         p->n_train = l.n_train;
         p->master = p->grads = pages(l.master);
         p->moments = pages(l.moments);
+        state = l.host;
+    }
+    p->offload = state;
+    if (k->optim.host_master) {
+        p->offload += p->master;
+        p->master = 0;
     }
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
-    if (reference && !k->lora.on) p->ref = p->weights;
-    p->update = pass_bytes(k, m, k->update_cut, true, batch, &p->max_rows_update, &p->max_seqs_update);
+    if (reference && !k->lora.on) {
+        const struct model_open_args frozen = {.act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER,
+                                               .max_len = p->max_len};
+        p->ref = pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
+        if (k->ref_offload) p->offload += p->weights - p->ref;
+    }
+    p->update = pass_bytes(k, m, dev, true, &p->max_rows_update, &p->max_seqs_update);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    if (reference) p->ref_pass = pass_bytes(k, m, k->ref_cut, false, batch, &p->max_rows_ref, &p->max_seqs_ref);
+    if (reference) p->ref_pass = pass_bytes(k, m, dev, false, &p->max_rows_ref, &p->max_seqs_ref);
     if (critic) plan_critic(p, k, critic, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = limit_of(k, dev);
@@ -235,11 +267,16 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
         k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
     if (p->adapter) row(b, "adapter", p->adapter, "compute copies and working space");
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->n_train);
-    row(b, "fp32 master", p->master, p->adapter ? note : "");
+    row(b, "fp32 master", p->master, k->optim.host_master ? "in host memory" : p->adapter ? note : "");
     row(b, "gradients", p->grads, "fp32");
-    snprintf(note, sizeof note, "%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "");
+    snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
+             k->optim.host_state    ? "; in host memory, here are buffers"
+             : k->optim.host_master ? "; with buffers of the master"
+                                    : "");
     row(b, "optimizer state", p->moments, note);
-    if (p->ref) row(b, "reference weights", p->ref, "");
+    if (p->ref)
+        row(b, "reference weights", p->ref,
+            k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
     if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
@@ -265,6 +302,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
+    if (p->offload) row(b, "offloaded: page-locked host memory", p->offload, "");
     return 0;
 }
 
@@ -273,7 +311,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
 /* Whether a run with this configuration instead would fit. */
 static bool fits(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic, struct dev *dev) {
     struct ppo_plan p;
-    return ppo_plan_make(&p, k, m, critic, dev) == 0 && p.total <= p.limit;
+    return ppo_plan_make(&p, k, m, critic, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
@@ -300,11 +338,41 @@ static const char *others_text(const struct dev *dev, char text[96]) {
     return text;
 }
 
+/* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
+static void try_offload(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic,
+                        struct dev *dev, struct ppo_config *c, const char **text) {
+#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
+#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+    const bool ref = !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward) && !k->ref_offload, state = !k->optim.host_state;
+    *text = NULL;
+    if (!dev_has_host_memory(dev)) return;
+    for (int i = 1; i < 4; i++) { /* the cheapest first */
+        const bool r = i & 1, s = i & 2;
+        if ((r && !ref) || (s && !state)) continue;
+        c->ref_offload = k->ref_offload || r;
+        c->optim.host_state = k->optim.host_state || s;
+        c->optim.host_master = k->optim.host_master || s;
+        if (fits(c, m, critic, dev)) {
+            *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
+            return;
+        }
+    }
+    c->ref_offload = k->ref_offload;
+    c->optim = k->optim;
+#undef REF_KEY
+#undef STATE_KEY
+}
+
+static const char *with_recompute(const struct ppo_config *k, const struct ppo_config *c) {
+    return c->keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "";
+}
+
 /* The nearest change that fits: first those that leave the result as it is. */
 static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     char others[96], need[160];
     struct ppo_config c = *k;
     struct actor_cut cut = k->update_cut;
+    const char *offload;
     const bool tokens = cut.max_seqs == 0;
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
              (double)p->limit / 0x1p30, others_text(dev, others));
@@ -317,11 +385,12 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
         if (fits(&c, m, p->critic_config, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.model.enable_gradient_checkpointing=True fits (the result is the same)", need);
     }
+    try_offload(k, m, p->critic_config, dev, &c, &offload);
+    if (offload) FAIL(ERR_NOMEM, "%s; %s%s fits (the result is the same)", need, offload, with_recompute(k, &c));
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
         if (fits(&c, m, p->critic_config, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s fits (the result is the same)", need,
-                 (long long)c.max_num_seqs,
-                 c.keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "");
+                 (long long)c.max_num_seqs, with_recompute(k, &c));
     if (fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
@@ -330,5 +399,9 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
 }
 
 int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    if (p->offload > p->host_limit)
+        FAIL(ERR_NOMEM, "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
+             "optimizer_offload off",
+             (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
     return p->total > p->limit ? refuse(p, k, m, dev) : 0;
 }

@@ -117,6 +117,7 @@ int ppo_old_log_probs(struct ppo *p, struct batch *b) {
 }
 
 int ppo_reference(struct ppo *p, struct batch *b) {
+    actor_begin(p->ref_actor);
     return logp_column(p, b, p->ref_actor, p->k.ref_cut, "ref_log_prob", false);
 }
 

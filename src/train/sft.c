@@ -130,6 +130,17 @@ static int read_optim(struct sft_config *k, const struct conf *c) {
     return conf_f64_opt(c, "optim.clip_grad", &k->optim.clip);
 }
 
+/* As in ppo: param_offload is the fp32 master's, the others the optimizer state's too. */
+static int read_offload(struct optim_config *o, const struct conf *c) {
+    bool policy = false;
+    TRY(conf_bool_opt(c, "engine.param_offload", &o->host_master));
+    TRY(conf_bool_opt(c, "engine.optimizer_offload", &o->host_state));
+    TRY(conf_bool_opt(c, "engine.offload_policy", &policy));
+    o->host_state |= policy;
+    o->host_master |= o->host_state;
+    return 0;
+}
+
 static int read_model(struct sft_config *k, const struct conf *c) {
     const char *path, *dtype = "bfloat16", *template = NULL;
     bool recompute = true;
@@ -181,6 +192,7 @@ static int config_read(struct sft_config *k, const struct conf *c) {
     TRY(read_data(k, c));
     TRY(read_model(k, c));
     TRY(read_optim(k, c));
+    TRY(read_offload(&k->optim, c));
     return read_trainer(k, c);
 }
 
@@ -392,7 +404,13 @@ static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
 static int open_model(struct sft *s) {
     const struct actor_cut cut = s->k.cut;
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
-    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .max_len = s->k.max_length};
+    struct optim_config *const o = &s->k.optim;
+    if (o->host_master && !dev_has_host_memory(&s->dev)) {
+        log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+        o->host_master = o->host_state = false;
+    }
+    const struct model_open_args m = {.dir = s->k.model_dir, .act = s->k.act, .flags = o->host_master ? MODEL_HOST_MASTER : 0,
+                                      .max_len = s->k.max_length};
     TRY(train_open_model(&s->model, &s->dev, &m, &s->k.lora, s->k.seed));
     const int64_t rows = cut.max_rows > longest ? cut.max_rows : longest;
     const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .optim = &s->k.optim,

@@ -94,7 +94,7 @@ int train_open_model(struct model **out, struct dev *dev, const struct model_ope
                      uint64_t seed) {
     struct model_open_args args = *a;
     struct model *m;
-    args.flags = l->on ? MODEL_INFER : MODEL_TRAIN;
+    args.flags = (l->on ? MODEL_INFER : MODEL_TRAIN) | (a->flags & MODEL_HOST_MASTER);
     args.quant = l->quant;
     TRY(model_open(&m, dev, &args));
     const int rc = l->on ? put_adapter(m, l, seed) : 0;

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum fault { NO_FAULT, LOST, HUNG, NAN_GRADIENT, NAN_FORWARD, NO_MEMORY, SHARED };
+enum fault { NO_FAULT, LOST, HUNG, NAN_GRADIENT, NAN_FORWARD, NO_MEMORY, SHARED, FAR }; /* FAR: no fault, host memory apart */
 static struct {
     enum fault kind;
     int after; /* steps that go well; of alloc: calls */
@@ -56,6 +56,9 @@ static int small_alloc(struct dev *d, size_t bytes, void **out) {
     return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out);
 }
 
+static int far_alloc(struct dev *d, size_t bytes, void **out) { return real->alloc(d, bytes, out); }
+static void far_free(struct dev *d, void *p, size_t bytes) { real->free(d, p, bytes); }
+
 int __real_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
 int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
 int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa) {
@@ -73,6 +76,10 @@ int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const 
     if (plan.kind == NAN_GRADIENT) table.matmul_dw = nan_matmul_dw;
     if (plan.kind == NAN_FORWARD) table.rmsnorm_fwd = nan_rmsnorm_fwd;
     if (plan.kind == NO_MEMORY) table.alloc = small_alloc;
+    if (plan.kind == FAR) {
+        table.host_alloc = far_alloc;
+        table.host_free = far_free;
+    }
     if (plan.kind == SHARED) {
         d->mem_total = 4 << 20;
         d->mem_others = (size_t)30 << 30;
@@ -95,9 +102,10 @@ static void write_rows(const char *path) {
     assert_int_equal(fclose(f), 0);
 }
 
-/* A GRPO run of four steps in a child with this fault. Its exit status; its stderr in *text (owned). */
+/* A GRPO run of four steps in a child with this fault, or its plan where name is "plan". extra: more keys, a space between
+ * them; NULL: none. Its exit status; what it says in *text (owned). */
 static int run(const char *name, enum fault kind, int after, const char *extra, char **text) {
-    char keys[4][256], *argv[24] = {"ppo"}, path[512];
+    char keys[4][256], *argv[32] = {"ppo"}, path[512], *more = xstrdup(extra ? extra : "trainer.test_freq=-1");
     int n = 0;
     const char *const fixed[] = {
         "algorithm.adv_estimator=grpo", "data.train_batch_size=4", "data.max_prompt_length=64", "data.max_response_length=12",
@@ -111,7 +119,7 @@ static int run(const char *name, enum fault kind, int after, const char *extra, 
     snprintf(keys[2], sizeof keys[2], "actor_rollout_ref.model.path=%s/m", scratch);
     snprintf(keys[3], sizeof keys[3], "trainer.default_local_dir=%s/%s", scratch, name);
     for (int i = 0; i < 4; i++) argv[++n] = keys[i];
-    argv[++n] = (char *)(uintptr_t)(extra ? extra : "trainer.test_freq=-1");
+    for (char *key = strtok(more, " "); key; key = strtok(NULL, " ")) argv[++n] = key;
     snprintf(path, sizeof path, "%s/stderr", scratch);
     fflush(NULL);
     const pid_t child = fork();
@@ -120,11 +128,14 @@ static int run(const char *name, enum fault kind, int after, const char *extra, 
         if (!freopen(path, "w", stderr)) _exit(99);
         plan.kind = kind;
         plan.after = after;
-        const int rc = cmd_ppo(n + 1, argv);
+        const bool planned = strcmp(name, "plan") == 0;
+        if (planned && !freopen(path, "a", stdout)) _exit(99);
+        const int rc = planned ? cmd_plan(n + 1, argv) : cmd_ppo(n + 1, argv);
         if (rc < 0) log_error("%s", err_msg());
         fflush(NULL);
         _exit(rc < 0 ? err_exit_status(rc) : rc);
     }
+    free(more);
     int status = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
     struct buf b = {0};
@@ -219,6 +230,45 @@ static void test_memory(void **state) {
     free(text);
 }
 
+/* Where only host memory helps, the refusal names the switches; with them the run fits its limit and ends in the
+ * bits of one with all memory. */
+static void offload_helps(const char *reference, const char *proposal, int64_t from) {
+    char *text = NULL, keys[512], small[768];
+    bool found = false;
+    snprintf(keys, sizeof keys, "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
+             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1 "
+             "actor_rollout_ref.model.enable_gradient_checkpointing=True");
+    for (int64_t mib = from; mib > 0 && !found; mib--) { /* down to the first limit at which this is the nearest change */
+        free(text);
+        snprintf(small, sizeof small, "%s trainer.device_memory_limit=%lldMiB", keys, (long long)mib);
+        const int status = run("plan", FAR, 0, small, &text);
+        found = status == 4 && strstr(text, proposal) != NULL;
+    }
+    if (!found) fail_msg("no limit makes the plan say '%s': %s", proposal, text);
+    assert_non_null(strstr(text, "the result is the same"));
+    free(text);
+    if (!has_step(reference, 4)) assert_int_equal(run(reference, FAR, 0, keys, &text), 0);
+    else text = NULL;
+    free(text);
+    const size_t n = strlen(small);
+    snprintf(small + n, sizeof small - n, " %.*s", (int)strcspn(proposal, " "), proposal);
+    const char *name = strstr(proposal, "optimizer_offload") ? "far_optimizer" : "far_reference";
+    const int status = run(name, FAR, 0, small, &text);
+    if (status != 0 || !strstr(text, "offloaded: page-locked host memory")) fail_msg("%s: exit %d: %s", proposal, status, text);
+    same_weights(reference, name, 4);
+    free(text);
+}
+static void test_offload(void **state) {
+    (void)state;
+    offload_helps("near", "actor_rollout_ref.ref.fsdp_config.param_offload=True fits", 120);
+    offload_helps("near", "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True fits", 120);
+    char *text;
+    assert_int_equal(run("noted", NO_FAULT, 0, "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True", &text), 0);
+    assert_non_null(strstr(text, "change nothing on this device"));
+    same_weights("whole", "noted", 4);
+    free(text);
+}
+
 static int setup(void **state) {
     char *text;
     (void)state;
@@ -241,6 +291,6 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_hung), cmocka_unit_test(test_nan),
-                                       cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_memory), cmocka_unit_test(test_offload)};
     return cmocka_run_group_tests_name("a device that fails", tests, setup, teardown);
 }

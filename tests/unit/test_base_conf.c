@@ -391,10 +391,11 @@ static char *notes_of(const struct conf *c) {
 static void test_notes(void **state) {
     (void)state;
     struct conf *c = NULL;
-    assert_int_equal(LOAD(&c, A "fsdp_config.param_offload=True", "data.use_shm=true", A "fsdp_config.optimizer_offload=True",
-                          "+my.key=1", "hydra.run.dir=x", "trainer.save_freq=3", "trainer.use_legacy_worker_impl=auto"), 0);
+    assert_int_equal(LOAD(&c, A "fsdp_config.reshard_after_forward=False", "data.use_shm=true",
+                          A "fsdp_config.forward_prefetch=True", "+my.key=1", "hydra.run.dir=x",
+                          "trainer.save_freq=3", "trainer.use_legacy_worker_impl=auto"), 0);
     char *n = notes_of(c);
-    const char *has[] = {"param_offload, actor_rollout_ref.actor.fsdp_config.optimizer_offload: ", "data.use_shm: ",
+    const char *has[] = {"reshard_after_forward, actor_rollout_ref.actor.fsdp_config.forward_prefetch: ", "data.use_shm: ",
                          "my.key: nothing reads this key", "hydra.run.dir=x", "trainer.use_v1"};
     for (size_t k = 0; k < sizeof has / sizeof has[0]; k++)
         if (!strstr(n, has[k])) fail_msg("no '%s' in\n%s", has[k], n);
