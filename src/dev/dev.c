@@ -132,9 +132,9 @@ static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_di
             FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op);         \
     } while (0)
 
-/* The call, with its span noted while a trace is on; a, b, c: what tells calls of one op apart. */
+/* The call, with its span noted while a trace is on or a profiler listens; a, b, c: what tells calls of one op apart. */
 #define TRACED(op, args, a, b, c) \
-    (d->trace == NULL ? d->ops->op args \
+    (d->trace == NULL && d->range == NULL ? d->ops->op args \
                                           : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
 
 /* ---- memory and order ---- */

@@ -332,6 +332,8 @@ struct dev {
     int64_t n_allocs;      /* calls of dev_alloc */
     size_t host_allocated; /* through dev_host_alloc, where that is not dev_alloc */
     struct dev_trace *trace; /* NULL: no trace is on */
+    void (*range)(const char *name); /* begins a named range of a profiler that listens (NVTX), NULL ends it; NULL: none does */
+    bool in_range;         /* the range of a phase is open */
 };
 
 /* ---- opening ---- */
@@ -354,7 +356,8 @@ void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
 
 /* ---- tracing: which call took how long, on the host and on the device ---- */
 void dev_trace_start(struct dev *d);
-/* What the run does from here on, until the next call: a track of its own in the trace. NULL: nothing. No trace is fine. */
+/* What the run does from here on, until the next call: a track of its own in the trace, a range of a profiler that
+ * listens. NULL: nothing. No trace is fine. */
 void dev_trace_phase(struct dev *d, const char *name);
 /* Ends it. path: Chrome's trace format, for Perfetto or chrome://tracing; NULL: none. table: the calls
  * that took the most device time, to this stream; NULL: none. */

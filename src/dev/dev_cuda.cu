@@ -388,6 +388,7 @@ extern "C" int verlc_cuda_open(struct dev *d, int index) {
     *d = dev{};
     d->ops = &ops;
     d->ctx = cd;
+    d->range = cuda_range_of();
     cd->c.index = index;
     const int rc = open_device(d, cd, index);
     if (rc < 0) {

@@ -106,6 +106,9 @@ bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points 
 int cuda_offload_settle(struct cuda *c); /* waits for the stream and for all transfers */
 void cuda_offload_close(struct cuda *c);
 
+/* What tells a profiler of ranges (dev_cuda_nvtx.cu): struct dev's range. NULL: none listens. */
+void (*cuda_range_of(void))(const char *name);
+
 /* ---- the backend's memory (dev_cuda_plan.cu): see dev_working_bytes and dev_reserve ---- */
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);
