@@ -79,6 +79,12 @@ def start(args, **kw):
     return subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV, **kw)
 
 
+def has_gpu(model):
+    """Whether `--device cuda` opens; trainer.device=cuda would go on without one."""
+    p = run("generate", "--model", model, "--device", "cuda", check=False, input='{"ids": [5, 9], "max_tokens": 1}\n')
+    return p.returncode == 0
+
+
 class Tests:
     """Named checks in order; the first failure does not hide the others."""
 
@@ -122,4 +128,4 @@ def series(run_dir, name):
     return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
 
 
-__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "run", "series", "start", "state", "signal", "json", "VERLC"]
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "has_gpu", "run", "series", "start", "state", "signal", "json", "VERLC"]

@@ -10,6 +10,7 @@
  * only in the device, the rows taken and the place of the buffers.
  *
  * VERLC_TEST_BACKENDS="cuda" (cpu/avx2, cuda ...) runs these beside ref alone.
+ * VERLC_TEST_SHORT=1 takes a few shapes of each op, for tools that make a GPU some hundred times slower.
  * VERLC_OPS_NO_SKIP=1 turns an op that a backend lacks from a printed skip into
  * a failure. */
 #ifndef VERLC_OPS_TEST_H
@@ -82,6 +83,11 @@ static inline void backends_open(struct backends *b, int n_threads) {
 }
 static inline void backends_close(struct backends *b) {
     for (int i = 0; i < b->n; i++) dev_close(&b->dev[i]);
+}
+/* How many of n cases to run: all, or the first few with VERLC_TEST_SHORT. */
+static inline int64_t cases_of(int64_t n, int64_t few) {
+    const char *s = getenv("VERLC_TEST_SHORT");
+    return s && strcmp(s, "0") != 0 && n > few ? few : n;
 }
 static inline bool skip_fails(void) {
     const char *s = getenv("VERLC_OPS_NO_SKIP");

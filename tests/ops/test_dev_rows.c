@@ -56,7 +56,7 @@ static void check_split(const char *backend, const struct op_def *op, const stru
 
 static bool check_rows(const struct op_def *op, int backend, enum dtype act) {
     static const int64_t step[] = {1, 5, 16, 31};
-    for (int64_t i = 0; i < op->n_shapes; i++) {
+    for (int64_t i = 0; i < cases_of(op->n_shapes, 1); i++) {
         struct run full;
         run_init(&full, op, &op->shapes[i], act, &two.dev[backend]);
         int rc = run_exec(&full, op);
@@ -64,9 +64,9 @@ static bool check_rows(const struct op_def *op, int backend, enum dtype act) {
             struct op_def fwd = *op;
             fwd.bwd = NULL;
             if (run_exec(&full, &fwd) == 0)
-                for (int64_t k = 0; k < COUNT(step); k++) check_split(two.name[backend], &fwd, &full, step[k], k);
+                for (int64_t k = 0; k < cases_of(COUNT(step), 2); k++) check_split(two.name[backend], &fwd, &full, step[k], k);
         } else if (rc == 0) {
-            for (int64_t k = 0; k < COUNT(step); k++) check_split(two.name[backend], op, &full, step[k], k);
+            for (int64_t k = 0; k < cases_of(COUNT(step), 2); k++) check_split(two.name[backend], op, &full, step[k], k);
         } else if (rc != ERR_UNSUPPORTED) {
             fail_msg("%s %s: %s", two.name[backend], op->name, err_msg());
         }
@@ -85,7 +85,7 @@ static void test_rows(void **state) {
 
 /* Every result of forward and backward, weight gradients too, with 1 thread and with 2. */
 static bool check_threads(const struct op_def *op, int backend, enum dtype act) {
-    for (int64_t i = 0; i < op->n_shapes; i++) {
+    for (int64_t i = 0; i < cases_of(op->n_shapes, 1); i++) {
         struct run a, b;
         run_init(&a, op, &op->shapes[i], act, &one.dev[backend]);
         run_init(&b, op, &op->shapes[i], act, &two.dev[backend]);
@@ -151,7 +151,7 @@ static void test_sampled_logp(void **state) {
     for (int b = 0; b < two.n; b++)
         for (int64_t k = 0; k < COUNT(act); k++) {
             int rc = 0;
-            for (int64_t i = 0; i < op.n_shapes && rc == 0; i++) {
+            for (int64_t i = 0; i < cases_of(op.n_shapes, 1) && rc == 0; i++) {
                 struct run r;
                 run_init(&r, &op, &op.shapes[i], act[k], &two.dev[b]);
                 rc = check_sampled(&r);
