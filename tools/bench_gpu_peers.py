@@ -1,16 +1,18 @@
 """`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
 where python3 has torch with CUDA and transformers, beside torch's from the same run.
 
-Rows: decode, train, logprob, step, start.  `decode` samples from random weights, no end
+Rows: decode, train, logprob, step, start, recipe2.  `decode` samples from random weights, no end
 token; `train` is forward, backward and AdamW over packed rows of 1024 tokens; `step` is
 the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real tokenizer,
 GSM8K, every response 1024 tokens), of which it takes the step time, the time from command
 to first step, the GPU's idle share, and the device's memory beside the plan.  Without
-SHARED_DATA the phases of that step are timed by `verlc bench step`.
+SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` is the second
+command (Qwen3-1.7B, 240 x 3): three steps, about four minutes on an H200; it runs where it is
+named or with --long.
 
-  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [--long] [--no-peers] [--compile]
+  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [recipe2] [--long] [--no-peers] [--compile]
 
---long: the second recipe too (minutes).  --compile: torch.compile beside eager (minutes).
+--long: recipe2 too.  --compile: torch.compile beside eager (minutes).
 A figure without a bar is there to be read.  The bars are those of an H200; on another GPU
 they are printed all the same.  Writes build/bench/gpu.json; exit status 1: a bar was missed."""
 
@@ -207,20 +209,27 @@ def idle_share(path):
     return 1 - busy / (max(x[1] for x in phases) - min(x[0] for x in phases))
 
 
-def run_recipe(name, arch, shape, bar, verl):
-    steps, run, data = 4, OUT / f"run_{arch}", OUT / "gsm8k"
+def phases_of(done):
+    return ", ".join(f"{k} {done[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
+
+
+def run_recipe(name, arch, shape, bar, verl, steps=4):
+    run, data = OUT / f"run_{arch}", OUT / "gsm8k"
     if not (data / "train.parquet").exists():
         call("data", "gsm8k", "--local_dataset_path", DATA / "gsm8k", "--local_save_dir", data)
     path = model(arch)
     subprocess.run(["rm", "-rf", run], check=True)
     t = time.time()
-    first, log = None, None
+    first, log, seen = None, None, 0
     with open(OUT / f"{name}.log", "w+") as err:
         p = subprocess.Popen([VERLC, "ppo", *recipe(arch, data, run, *shape, steps)], stdout=subprocess.DEVNULL, stderr=err)
         while p.poll() is None:
             log = log or next(iter(run.glob("**/*.jsonl")), None)
-            if first is None and log and log.read_text().count("\n") >= 1:
-                first = time.time() - t
+            for line in log.read_text().split("\n")[seen:-1] if log else []: # each step as it ends: a run that is cut short has said something
+                first = first or time.time() - t
+                seen += 1
+                step_done = json.loads(line)["data"]
+                say(f"  {name}, step {seen} of {steps}: {step_done['timing_s/step']:.2f} s ({phases_of(step_done)})")
             time.sleep(0.02)
         text = pathlib.Path(err.name).read_text()
     if p.returncode:
@@ -228,8 +237,7 @@ def run_recipe(name, arch, shape, bar, verl):
     log = next(iter(run.glob("**/*.jsonl")))
     done = [json.loads(x)["data"] for x in log.read_text().splitlines()]
     warm = min(done[1:-1], key=lambda x: x["timing_s/step"])  # the last one is traced
-    phases = ", ".join(f"{k} {warm[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
-    row(f"GRPO step, {name} ({phases})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
+    row(f"GRPO step, {name} ({phases_of(warm)})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
     say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
     row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None, lower=True,
         unit="s")
@@ -249,8 +257,13 @@ def step(torch, args):
         row("phases of a GRPO step, 16 x 5 x 1024", r["seconds"], bar=2.2, lower=True, unit="s")
         return
     run_recipe("recipe 1", "qwen2.5-0.5b", (16, 5, 16, 4), 2.2, 10.15)
-    if "--long" in args:
-        run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6)
+
+
+def recipe2(torch, args):
+    if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen3"):
+        say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): no recipe 2")
+        return
+    run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6, steps=3)
 
 
 def start(torch, args):
@@ -266,7 +279,10 @@ def start(torch, args):
 def main():
     args = sys.argv[1:]
     rows = {"decode": decode, "train": train, "logprob": logprob, "step": step, "start": start}
+    long = {"recipe2": recipe2}
     named = [a for a in args if not a.startswith("-")] or list(rows)
+    named += [a for a in long if "--long" in args and a not in named]
+    rows |= long
     if unknown := [a for a in named if a not in rows] + [a for a in args if a.startswith("-") and a not in
                                                          ("--long", "--no-peers", "--compile")]:
         sys.exit(f"unknown: {' '.join(unknown)}; rows: {' '.join(rows)}; options: --long --no-peers --compile")
