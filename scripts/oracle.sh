@@ -6,28 +6,38 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf data grpo model optim quant reward tables text track train.  GSM8K and the real tokenizers are read from
-# $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what needs them is skipped
-# without.  One line an oracle; whole output in build/oracle/NAME.log.
+# NAME: algo conf critic data graders grpo lora model optim quant reward tables text track train.  GSM8K and the real
+# tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what
+# needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python.
+# As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
+# build/oracle/NAME.log.  Exit status 0 when all passed.
 set -u
 cd "$(dirname "$0")/.."
 export VERLC=$PWD/build/release/verlc SHARED_DATA=${SHARED_DATA:-$PWD/../shared/data}
 # verl and datasets look at the network and at accelerators that are not needed here.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 CUDA_VISIBLE_DEVICES= TOKENIZERS_PARALLELISM=true TQDM_DISABLE=1 HF_HUB_DISABLE_PROGRESS_BARS=1
 export PYTHONDONTWRITEBYTECODE=1
-py=.venv-oracle/bin/python out=$PWD/build/oracle fix=tests/fixtures
+py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fixtures
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
-names=${*:-algo conf data grpo model optim quant reward tables text track train}
+names=${*:-algo text conf train grpo optim model lora quant critic reward graders data tables track} # the long ones first
+batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
+programs="verlc test_train_grpo test_train_val test_model_optim"
+cmake --build --preset release --target $programs >"$out/build.log" || { tail "$out/build.log"; exit 1; }
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
 fresh() { rm -rf "${out:?}/$1" && mkdir -p "$out/$1"; }
+# The figures of a test program on the files in $2 instead of the committed ones.
+program() { (cd build/release && set -o pipefail && VERLC_TRAIN_FIXTURES=$2 "./$1" 2>&1 | sed "/^\\[/d; s/;/,/"); }
 
 make_algo() { $py tools/oracle_algo.py --out "$1"; }
 make_conf() { $py tools/oracle_conf.py --binary ""; } # in place
+make_critic() { $py tools/oracle_critic.py "$1"; }
 make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py sets "$1"; }
+make_graders() { $py tools/oracle_graders.py --out "$1"; }
 make_grpo() { $py tools/oracle_grpo.py "$1"; }
+make_lora() { $py tools/oracle_lora.py make "$1"; } # on the base models in that directory
 make_model() { $py tools/oracle_model.py make "$1"; }
 make_optim() { $py tools/oracle_optim.py "$1"; }
 make_quant() { $py tools/oracle_quant.py "$1"; }
@@ -35,21 +45,35 @@ make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_train() { $py tools/oracle_train.py "$1"; }
 
-compare_algo() { fresh algo && make_algo "$out/algo" && same algo && $py tools/oracle_algo.py --verlc "$VERLC"; }
+compare_algo() {
+    fresh algo && make_algo "$out/algo" && same algo && $py tools/oracle_algo.py --verlc "$VERLC" --batches "$batches"
+}
 compare_conf() { $py tools/oracle_conf.py --check; }
+compare_critic() { fresh critic && make_critic "$out/critic" && same critic; }
 compare_data() {
     fresh data && cp -r $fix/data/tok_* "$out/data/" && make_data "$out/data" && same data || return 1
     [ -d "$SHARED_DATA/gsm8k" ] || { echo "verl's GSM8K rows: skipped, no $SHARED_DATA/gsm8k"; return 0; }
     fresh gsm8k && "$VERLC" data gsm8k --local_dataset_path "$SHARED_DATA/gsm8k" --local_save_dir "$out/gsm8k" &&
         $py tools/oracle_data.py compare "$SHARED_DATA/gsm8k" "$out/gsm8k"
 }
-compare_grpo() { # the program's ten steps beside torch's: the golden test on the same numbers
-    fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train &&
-        cmake --build --preset release --target test_train_grpo >/dev/null &&
-        (cd build/release && set -o pipefail && ./test_train_grpo 2>&1 | sed "/^\\[/d; s/;/,/")
+compare_graders() {
+    fresh graders && make_graders "$out/graders" && $py tools/oracle_diff.py "$out/graders" $fix/algo &&
+        $py tools/oracle_graders.py --verlc "$VERLC"
 }
-compare_model() { fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"; }
-compare_optim() { fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train; }
+compare_grpo() { # the program's ten steps beside torch's: the golden test on the same numbers
+    fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train && program test_train_grpo "$PWD/$fix/train"
+}
+compare_lora() {
+    fresh lora && for base in llama llama_bias qwen2 qwen3; do cp -r "$fix/model/$base" "$out/lora" || return 1; done
+    make_lora "$out/lora" && $py tools/oracle_diff.py "$out/lora" $fix/model && $py tools/oracle_lora.py check "$VERLC" "$out/lora_check"
+}
+compare_model() {
+    fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"
+}
+compare_optim() {
+    fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train && fresh optim_many &&
+        $py tools/oracle_optim.py --schedules "$batches" "$out/optim_many" && program test_model_optim "$out/optim_many"
+}
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
@@ -65,25 +89,59 @@ compare_text() {
     $py tools/oracle_text.py compare
 }
 compare_track() { $py tools/oracle_track.py; }
-compare_train() { fresh train && make_train "$out/train" && same train; }
+compare_train() {
+    fresh train && make_train "$out/train" && same train && fresh train_many &&
+        $py tools/oracle_train.py --batches "$batches" "$out/train_many" && program test_train_val "$out/train_many"
+}
 
-fixture_dir() { if [ "$1" = grpo ] || [ "$1" = optim ]; then echo $fix/train; else echo $fix/"$1"; fi; }
+fixture_dir() {
+    case $1 in
+    grpo | optim) echo $fix/train ;;
+    graders) echo $fix/algo ;;
+    lora) echo $fix/model ;;
+    *) echo "$fix/$1" ;;
+    esac
+}
 
-passed=0 failed=0 skipped=0
+# One oracle: its output as it comes, its line, its status in NAME.rc.
+one() {
+    local name=$1 log=$out/$1.log start=$SECONDS rc what cmd=(compare_"$1")
+    if [ $mode = fixtures ]; then cmd=(make_"$name" "$(fixture_dir "$name")"); fi
+    "${cmd[@]}" 2>"$log.stderr" | tee "$log" | sed -u "s/^/    $name: /"
+    rc=${PIPESTATUS[0]} what="passed"
+    local figures && figures=$(grep -vE '^ *$|^(wrote|ok)' "$log" | tail -1)
+    if [ "$rc" = 77 ]; then
+        what=skipped figures="needs Python 3.11"
+    elif [ "$rc" != 0 ]; then
+        what=FAILED
+        tail -5 "$log.stderr" | sed "s/^/    $name: /"
+    fi
+    echo "$rc" >"$out/$name.rc"
+    echo "$name: $what in $((SECONDS - start)) s; $figures"
+}
+
+chosen=()
 for name in $names; do
     if ! declare -F "compare_$name" >/dev/null; then echo "$name: no such oracle"; exit 2; fi
     if [ $mode = fixtures ] && ! declare -F "make_$name" >/dev/null; then continue; fi
-    log=$out/$name.log start=$SECONDS
-    if [ $mode = fixtures ]; then cmd=(make_"$name" "$(fixture_dir "$name")"); else cmd=(compare_"$name"); fi
-    "${cmd[@]}" 2>"$log.stderr" | tee "$log" | sed -u 's/^/    /'
-    rc=${PIPESTATUS[0]}
-    figures=$(grep -vE '^ *$|^(wrote|ok)' "$log" | tail -1)
-    case $rc in
-    0) passed=$((passed + 1)) what=passed ;;
-    77) skipped=$((skipped + 1)) what=skipped figures="needs Python 3.11" ;;
-    *) failed=$((failed + 1)) what=FAILED; tail -5 "$log.stderr" | sed 's/^/    /' ;;
-    esac
-    echo "$name: $what in $((SECONDS - start)) s; $figures"
+    chosen+=("$name")
+    rm -f "$out/$name.rc"
 done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ] && [ $passed -gt 0 ]
+set -m # a group of processes for each oracle, so that an interrupt ends them all
+trap 'for p in $(jobs -p); do kill -- "-$p" 2>/dev/null; done; exit 130' INT TERM
+if [ $mode = fixtures ]; then jobs=1; fi # they write into the same directories
+for name in "${chosen[@]}"; do
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    one "$name" &
+done
+wait
+passed=0 failed=() skipped=0
+for name in "${chosen[@]}"; do
+    case $(cat "$out/$name.rc" 2>/dev/null) in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *) failed+=("$name") ;;
+    esac
+done
+echo "$passed passed, ${#failed[@]} failed, $skipped skipped in $SECONDS s${failed[0]:+; failed: ${failed[*]}}"
+[ ${#failed[@]} = 0 ] && [ $passed -gt 0 ]

@@ -5,7 +5,7 @@ verl's learning rate schedules give.  Weights and gradients are formulas, which
 tests/golden/test_model_optim.c has too.  Needs torch >= 2.9, numpy, bitsandbytes and
 verl's files (run by `make oracle`).
 
-  python tools/oracle_optim.py [--verl DIR] [OUT_DIR]
+  python tools/oracle_optim.py [--verl DIR] [--schedules N] [OUT_DIR]
 """
 
 import argparse
@@ -14,6 +14,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import random
 
 import numpy as np
 import torch
@@ -117,33 +118,42 @@ def adamw8(books):
     return samples(params), sorted(big)
 
 
-def schedules(verl):
+SCHEDULES = [("constant", 0, 12, 0, 0.5), ("constant", 4, 12, 0, 0.5), ("cosine", 3, 20, 0.1, 0.5), ("cosine", 0, 20, 0.0, 0.5),
+             ("cosine", 5, 40, 0.2, 2.0), ("wsd", 4, 40, 0.1, 0.5), ("wsd", 0, 25, 0.0, 0.5)]
+
+
+def random_schedule(k):
+    """A warm-up that may be as long as the run or longer, runs of one step, any number of cycles."""
+    r = random.Random(f"schedule/{k}")
+    total = r.choice([1, 2, 5, 20, 60])
+    return (r.choice(["constant", "cosine", "wsd"]), r.choice([0, 1, r.randint(0, total), total, total + 3]), total,
+            r.choice([0.0, 0.1, round(r.random(), 3), 1.0]), r.choice([0.5, 0.25, 1.0, 2.5]), r.choice([0.0, 0.0, 0.3, 1.0]),
+            r.random() < 0.7)
+
+
+def schedules(verl, n_random):
     """verl's three schedules at every step of a run, by their own functions."""
     path = verl / "utils/torch_functional.py"
     source = path.read_text()
     space = {"math": math, "LambdaLR": torch.optim.lr_scheduler.LambdaLR, "Optimizer": torch.optim.Optimizer}
-    names = ["get_constant_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_wsd_schedule_with_warmup"]
+    names = {kind: f"get_{kind}_schedule_with_warmup" for kind in ("constant", "cosine", "wsd")}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name in names:
+        if isinstance(node, ast.FunctionDef) and node.name in names.values():
             exec(compile("from __future__ import annotations\n" + ast.get_source_segment(source, node), str(path), "exec"), space)
     cases = []
-    for kind, warmup, total, ratio, cycles in [("constant", 0, 12, 0, 0.5), ("constant", 4, 12, 0, 0.5), ("cosine", 3, 20, 0.1, 0.5),
-                                               ("cosine", 0, 20, 0.0, 0.5), ("cosine", 5, 40, 0.2, 2.0), ("wsd", 4, 40, 0.1, 0.5),
-                                               ("wsd", 0, 25, 0.0, 0.5)]:
+    runs = [s + (0.0, True) for s in SCHEDULES] + [random_schedule(k) for k in range(n_random)]
+    for kind, warmup, total, ratio, cycles, init, from_0 in runs:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-        if kind == "constant":
-            s = space[names[0]](optimizer, num_warmup_steps=warmup)
-        elif kind == "cosine":
-            s = space[names[1]](optimizer, num_warmup_steps=warmup, num_training_steps=total, min_lr_ratio=ratio, num_cycles=cycles)
-        else:
-            s = space[names[2]](optimizer, num_warmup_steps=warmup, num_training_steps=total, min_lr_ratio=ratio, num_cycles=cycles)
+        kw = {} if kind == "constant" else dict(num_training_steps=total, min_lr_ratio=ratio, num_cycles=cycles)
+        kw |= {"init_lr_ratio": init, "zero_indexed_step": from_0} if kind == "cosine" else {}
+        s = space[names[kind]](optimizer, num_warmup_steps=warmup, **kw)
         rates = []
         for _ in range(total + 3):
             rates.append(s.get_last_lr()[0])
             optimizer.step()
             s.step()
-        cases.append({"schedule": kind, "warmup": warmup, "total": total, "min_lr_ratio": ratio, "num_cycles": cycles, "lr": 0.5,
-                      "rates": rates})
+        cases.append({"schedule": kind, "warmup": warmup, "total": total, "min_lr_ratio": ratio, "num_cycles": cycles,
+                      "init_lr_ratio": init, "zero_indexed_step": from_0 or kind != "cosine", "lr": 0.5, "rates": rates})
     return cases
 
 
@@ -152,13 +162,14 @@ def main():
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--verl", default=None)
+    parser.add_argument("--schedules", type=int, default=0, help="random schedules beside the fixture's")
     parser.add_argument("out", nargs="?", default=ROOT / "tests/fixtures/train", type=pathlib.Path)
     args = parser.parse_args()
     verl = pathlib.Path(args.verl) if args.verl else pathlib.Path(importlib.util.find_spec("verl").submodule_search_locations[0])
     books = [bnb.create_dynamic_map(signed=s).numpy() for s in (True, False)]
     plain = torch.bfloat16
     out = {"config": CONFIG, "steps": STEPS, "stride": STRIDE, "lr": LR, "weight_decay": WD, "betas": BETAS, "eps": EPS,
-           "books": [[float(x) for x in b] for b in books], "schedules": schedules(verl), "cases": []}
+           "books": [[float(x) for x in b] for b in books], "schedules": schedules(verl, args.schedules), "cases": []}
 
     def case(name, keys, values, **more):
         out["cases"].append({"name": name, **keys, "values": values, **more})

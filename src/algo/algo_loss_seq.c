@@ -97,14 +97,21 @@ struct cov {
     double cov;
 };
 
-/* (A - mean A)(logp - mean logp) of every valid token; caller frees. */
-static struct cov *covariances(const struct algo_policy_args *a, int64_t *n) {
+/* (A - mean A)(logp - mean logp) of every valid token; caller frees.  eps is added to the number of
+ * tokens: verl's masked_mean has it, its plain mean in kl_cov has not. */
+static struct cov *covariances(const struct algo_policy_args *a, double eps, int64_t *n) {
     const struct algo_ragged *r = a->r;
-    const double mean_adv = algo_masked_mean(r, a->advantages), mean_logp = algo_masked_mean(r, a->logp);
     struct cov *c = xmalloc((size_t)(algo_n_valid(r) + 1) * sizeof *c);
+    double mean_adv = 0, mean_logp = 0;
     *n = 0;
-    ALGO__EACH_VALID(r, i, t)
-        c[(*n)++] = (struct cov){t, (a->advantages[t] - mean_adv) * (a->logp[t] - mean_logp)};
+    ALGO__EACH_VALID(r, i, t) {
+        mean_adv += a->advantages[t];
+        mean_logp += a->logp[t];
+        c[(*n)++].t = t;
+    }
+    mean_adv /= (double)*n + eps;
+    mean_logp /= (double)*n + eps;
+    for (int64_t k = 0; k < *n; k++) c[k].cov = (a->advantages[c[k].t] - mean_adv) * (a->logp[c[k].t] - mean_logp);
     return c;
 }
 
@@ -122,7 +129,7 @@ int algo__clip_cov(const struct algo_policy_args *a, struct algo__policy_out *o)
     if (!(cfg->clip_cov_ratio > 0)) FAIL(ERR_INVAL, "clip_cov needs policy_loss.clip_cov_ratio above 0");
     const struct algo_ragged *r = a->r;
     int64_t n, n_cand = 0;
-    struct cov *c = covariances(a, &n);
+    struct cov *c = covariances(a, ALGO__EPS, &n);
     for (int64_t k = 0; k < n; k++) {
         double ratio;
         const struct algo__clip s = clip_unbounded(a, c[k].t, &ratio);
@@ -158,7 +165,7 @@ int algo__kl_cov(const struct algo_policy_args *a, struct algo__policy_out *o) {
     if (!(cfg->kl_cov_ratio > 0 && cfg->kl_cov_ratio <= 1))
         FAIL(ERR_INVAL, "kl_cov needs policy_loss.kl_cov_ratio above 0 and at most 1");
     int64_t n;
-    struct cov *c = covariances(a, &n);
+    struct cov *c = covariances(a, 0, &n);
     qsort(c, (size_t)n, sizeof *c, by_cov_descending);
     int64_t n_top = (int64_t)((double)n * cfg->kl_cov_ratio);
     if (n_top < 1) n_top = 1;

@@ -77,7 +77,7 @@ static void variance_proxy(struct ppo *p, const struct batch *b) {
             if (!mask[t]) continue;
             const double x = 1 - 2 * exp(old->f64[t]) + pi2->f64[t], r = is ? is->f64[t] : 1;
             a += adv->f64[t];
-            w += x;
+            w += x * r * r / fmax(r * r, 1e-10); /* a token of weight 0 does not count */
             w_is += x * r * r / rows;
             rho += r;
             n++;

@@ -83,6 +83,7 @@ int train_read_optim(const struct conf *c, const char *section, struct optim_con
     TRY(conf_f64_opt(c, KEY("num_cycles"), &o->num_cycles));
     TRY(conf_bool_opt(c, KEY("zero_indexed_step"), zero_indexed_step));
     TRY(conf_str(c, KEY("lr_scheduler_type"), &o->schedule));
+    *zero_indexed_step |= strcmp(o->schedule, "cosine") != 0; /* in verl the cosine schedule alone has it */
     return read_override(c, KEY("override_optimizer_config"), o);
 #undef KEY
 }

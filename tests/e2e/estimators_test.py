@@ -21,6 +21,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": h[0] / 64, "a": h[1] / 100, "b": h[2] % 2 == 1}
 '''
 N = 4
+ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
 
 
@@ -131,6 +132,14 @@ def main():
         m = metrics(d)
         test("bypass mode: the drift of the policy is weighted and rejected", m["rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
              m["rollout_corr/rollout_is_max"] > 1.001, str({k: v for k, v in m.items() if "rollout_corr" in k}))
+
+        # the loss of a mini-batch is one, however it is cut; geo_mean has a divisor of its own
+        for loss in ("vanilla", "geo_mean", "gspo"):
+            keys = {ACTOR + "policy_loss.loss_mode": loss, ACTOR + "loss_agg_mode": "seq-mean-token-mean"}
+            cut = [metrics(step("grpo", f"{loss}-{n}", **keys, **{ACTOR + "ppo_micro_batch_size_per_gpu": n})) for n in (1, 4)]
+            a, b = ([m[k] for k in ("actor/grad_norm", "actor/pg_loss")] for m in cut)
+            test(f"{loss}: micro-batches change nothing", a[0] > 1e-4 and all(math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-7)
+                                                                             for x, y in zip(a, b)), f"{a} and {b}")
 
         def refused(name, *words, **keys):
             test.refused(name, run(*s.ppo("refused", **{**base, **keys}), check=False), 2, *words)

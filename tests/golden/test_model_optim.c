@@ -11,7 +11,10 @@ static double num(const json_t *o, const char *key) { return json_number_value(j
 
 static int setup(void **state) {
     (void)state;
-    return json_load(&want, FIXTURES "/train/optim.json", 0);
+    const char *dir = getenv("VERLC_TRAIN_FIXTURES"); /* the oracle's, with schedules by the thousand */
+    char path[512];
+    snprintf(path, sizeof path, "%s/optim.json", dir ? dir : FIXTURES "/train");
+    return json_load(&want, path, 1 << 28);
 }
 static int teardown(void **state) {
     (void)state;
@@ -158,16 +161,22 @@ static void schedules_match(void **state) {
     (void)state;
     json_t *k, *v;
     size_t i, step;
+    double worst = 0;
     json_array_foreach(json_object_get(want, "schedules"), i, k) {
         const struct optim_config c = {.lr = num(k, "lr"), .schedule = json_string_value(json_object_get(k, "schedule")),
                                        .warmup_steps = (int64_t)num(k, "warmup"), .total_steps = (int64_t)num(k, "total"),
-                                       .min_lr_ratio = num(k, "min_lr_ratio"), .num_cycles = num(k, "num_cycles")};
-        json_array_foreach(json_object_get(k, "rates"), step, v)
-            if (fabs(optim_lr(&c, (int64_t)step) - json_number_value(v)) > 1e-15)
-                fail_msg("%s, step %zu: %.17g, verl has %.17g", c.schedule, step, optim_lr(&c, (int64_t)step),
-                         json_number_value(v));
+                                       .min_lr_ratio = num(k, "min_lr_ratio"), .num_cycles = num(k, "num_cycles"),
+                                       .init_lr_ratio = num(k, "init_lr_ratio")};
+        const int64_t first = json_is_true(json_object_get(k, "zero_indexed_step")) ? 0 : 1;
+        json_array_foreach(json_object_get(k, "rates"), step, v) {
+            const double lr = optim_lr(&c, (int64_t)step + first), e = fabs(lr - json_number_value(v));
+            if (e > 1e-15) /* of a rate of 0.5, by cosines of two libraries */
+                fail_msg("%s %zu, step %zu: %.17g, verl has %.17g", c.schedule, i, step, lr, json_number_value(v));
+            worst = fmax(worst, e);
+        }
     }
-    assert_int_equal(i, 7);
+    assert_true(i >= 7);
+    print_message("schedules: %zu runs, largest difference %.1e\n", i, worst);
     const struct optim_config linear = {.lr = 2, .schedule = "linear", .warmup_steps = 2, .total_steps = 10, .min_lr_ratio = 0.25};
     const double at[] = {0, 1, 2, 2 - 1.5 / 8, 2 - 3.0 / 8};
     for (int t = 0; t < 5; t++) assert_true(fabs(optim_lr(&linear, t) - at[t]) < 1e-15);

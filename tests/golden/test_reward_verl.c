@@ -1,6 +1,6 @@
 /* test_reward_verl.c - the native graders against verl 0.9.1's on perturbed
- * answers (tools/oracle_algo.py): scores and extracted answers, string for string.
- * With an argument it reads that file instead, as written with --full. */
+ * answers (tools/oracle_graders.py): scores and extracted answers, string for string.
+ * With an argument it reads that file instead. */
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"

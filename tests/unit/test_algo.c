@@ -1,6 +1,5 @@
 /* test_algo.c - algo from first principles: the vectors of the verl inventory
- * (computed without verl), the global loss against its micro-batches, garbage
- * outside the mask, empty masks, gradients by finite differences, bad input. */
+ * (computed without verl), garbage outside the mask, empty masks, gradients by finite differences, bad input. */
 #include "algo/algo.h"
 #include "base/buf.h"
 #include "base/err.h"
@@ -209,35 +208,6 @@ static void appendix_rollout_correction(void **state) {
 
 static const char *const modes[] = {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm",
                                     "seq-mean-token-mean"};
-/* kl_cov and clip_cov rank the tokens of a call and are exempt (algo_loss_seq.c). */
-static const char *const splittable[] = {"vanilla", "gspo", "sapo", "gpg", "cispo", "dppo_tv", "dppo_kl", "dro", "geo_mean"};
-
-static void inv03_micro_batches_sum_to_the_loss(void **state) {
-    (void)state;
-    double adv[N], whole[N], part[N];
-    struct algo_policy_args p = policy_args(adv);
-    p.cfg.dro_beta = .3;
-    p.agg.batch_num_tokens = algo_n_valid(&batch);
-    p.agg.global_batch_size = B;
-    p.agg.batch_rows = B;
-    p.agg.width = T;
-    for (size_t l = 0; l < sizeof splittable / sizeof *splittable; l++)
-        for (size_t k = 0; k < sizeof modes / sizeof *modes; k++)
-            for (int64_t micro = 1; micro < B; micro++) {
-                p.agg.mode = algo_agg_find(modes[k]);
-                p.r = &batch;
-                const double all = policy(splittable[l], &p, whole, NULL);
-                double sum = 0;
-                for (int64_t i = 0; i < B; i += micro) {
-                    const struct algo_ragged r = {i + micro < B ? micro : B - i, off + i, mask};
-                    p.r = &r;
-                    sum += policy(splittable[l], &p, part, NULL);
-                }
-                assert_true(fabs(all - sum) < 1e-14);
-                for (int t = 0; t < N; t++) assert_true(part[t] == whole[t]);
-            }
-}
-
 static void garbage_outside_the_mask_does_not_leak(void **state) {
     (void)state;
     double adv[N], d[N], d2[N], old2[N], new2[N], adv2[N], w[N];
@@ -390,6 +360,23 @@ static void clip_cov_drops_what_it_says(void **state) {
     algo_metrics_free(&m);
 }
 
+/* Equal advantages: every covariance is 0, and the first int(.26 * 12) = 3 valid tokens pay the KL. */
+static void kl_cov_takes_the_first_of_equals(void **state) {
+    (void)state;
+    double adv[N], d[N], plain[N];
+    struct algo_policy_args p = policy_args(adv);
+    for (int t = 0; t < N; t++) adv[t] = 0.5;
+    p.cfg.kl_cov_ratio = .26;
+    p.cfg.ppo_kl_coef = 1;
+    policy("kl_cov", &p, d, NULL);
+    p.cfg.ppo_kl_coef = 0;
+    policy("kl_cov", &p, plain, NULL);
+    for (int t = 0, k = 0; t < N; t++) {
+        if (!mask[t]) continue;
+        assert_true((d[t] != plain[t]) == (k++ < 3));
+    }
+}
+
 /* ---- bad input ---- */
 
 static void refuses(const char *request, const char *says) {
@@ -485,12 +472,12 @@ int main(void) {
         cmocka_unit_test(appendix_policy_losses),
         cmocka_unit_test(appendix_kl_value_controller),
         cmocka_unit_test(appendix_rollout_correction),
-        cmocka_unit_test(inv03_micro_batches_sum_to_the_loss),
         cmocka_unit_test(garbage_outside_the_mask_does_not_leak),
         cmocka_unit_test(no_valid_token_is_loss_zero),
         cmocka_unit_test(derivatives_are_slopes),
         cmocka_unit_test(gae_skips_masked_values),
         cmocka_unit_test(clip_cov_drops_what_it_says),
+        cmocka_unit_test(kl_cov_takes_the_first_of_equals),
         cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(bad_corrections_are_refused),
         cmocka_unit_test(empty_batches_do_not_crash),
