@@ -169,13 +169,15 @@ def config_dir(verl):
 
 
 def remember_files():
-    """Parses each file's YAML and each interpolation once: most of Hydra's time for a command line."""
+    """Parses each file's YAML and each interpolation once, and by libyaml: most of Hydra's time for a command line."""
     parsed, load = {}, yaml.load
 
-    def once(stream, Loader):
+    def once(stream, Loader):  # OmegaConf's loader, which says what a scalar is, over the other scanner
         text = stream.read() if hasattr(stream, "read") else stream
         if text not in parsed:
-            parsed[text] = load(text, Loader=Loader)
+            class Fast(yaml.CSafeLoader):
+                yaml_implicit_resolvers, yaml_constructors = Loader.yaml_implicit_resolvers, Loader.yaml_constructors
+            parsed[text] = load(text, Loader=Fast)
         return copy.deepcopy(parsed[text])
 
     yaml.load = once
