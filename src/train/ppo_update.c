@@ -264,7 +264,8 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     uint8_t *mask = ppo_mask(mini);
     u->mask = mask;
     const struct algo_ragged whole = {.n = mini->n_rows, .off = u->off, .mask = mask};
-    u->agg = (struct algo_agg){.mode = p->k.agg_mode, .batch_num_tokens = algo_n_valid(&whole), .global_batch_size = mini->n_rows, .batch_rows = mini->n_rows,
+    u->agg = (struct algo_agg){.mode = p->k.agg_mode, .batch_num_tokens = algo_n_valid(&whole),
+                               .global_batch_size = mini->n_rows, .batch_rows = mini->n_rows,
                                .loss_scale_factor = p->k.loss_scale_factor, .width = p->k.max_response_length};
     double *work = xcalloc((size_t)n * 4, sizeof *work);
     u->logp = work;
