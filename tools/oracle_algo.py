@@ -281,7 +281,7 @@ def policy(name):
         b = Batch(r)
         options, info, mode = dict(r.choice(CLIPS)), global_info(r), r.choice(MODES)
         (old, lp), adv = b.log_probs(), b.advantages()
-        if r.random() < 0.05:  # the ratio is exactly 1 + high = c
+        if name not in ("gspo", "kl_cov") and r.random() < 0.05:  # the ratio is exactly 1 + high = c (a mean would round)
             lp, old = [[math.log(2.0)] * b.T for _ in range(b.B)], [[0.0] * b.T for _ in range(b.B)]
             options = dict(clip_ratio_low=0.5, clip_ratio_high=1.0, clip_ratio_c=2.0)
         if name == "geo_mean" and r.random() < 0.2:  # log-ratios on the bounds
@@ -362,7 +362,7 @@ def unique_top(b, lp, adv, ratio):
     a, x = torch.tensor(adv, dtype=torch.float64)[m], torch.tensor(lp, dtype=torch.float64)[m]
     cov = ((a - a.mean()) * (x - x.mean())).sort(descending=True).values
     k = max(1, int(len(cov) * ratio))
-    if k < len(cov) and cov[k - 1] - cov[k] <= 1e-9 * cov.abs().max():
+    if k < len(cov) and cov[k - 1] - cov[k] <= 1e-9 * a.abs().max() * x.abs().max():
         raise Tie
 
 
@@ -627,7 +627,9 @@ def errors(got, want):
 
 def metric_error(name, g, metrics):
     w = metrics[name]
-    if name.endswith("_std") and not name.endswith("_seq_std") and isinstance(g, float):
+    if name.endswith("_seq_std") and isinstance(g, float):  # of equal numbers: the rounding of their mean
+        return abs(g - w) / max(abs(w), abs(metrics[name.removesuffix("_std") + "_mean"]), 1e-6)
+    if name.endswith("_std") and isinstance(g, float):
         # sqrt(E[x^2] - E[x]^2): what rounding leaves is relative to E[x]^2
         size = max(w * w, metrics[name.removesuffix("_std") + "_mean"] ** 2, 1e-6)
         return abs(g * g - w * w) / size
