@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu learn-gpu oracle soak asan tsan lint fuzz clean help
+.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu bench-learn learn-gpu oracle soak asan tsan lint fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -26,6 +26,8 @@ bench: build oracle-venv ## figures of this machine beside torch's and transform
 	@scripts/bench.sh
 bench-gpu: ## figures of one GPU beside their bars, and torch's where python3 has it; after make CUDA=1
 	@scripts/bench_gpu.sh
+bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
+	@scripts/bench_learn.sh
 learn-gpu: ## a 124 M model learns word problems on one GPU, SFT and GRPO from random weights; after make CUDA=1
 	@scripts/learn_gpu.sh
 oracle: build oracle-venv ## compare with the real packages from PyPI; changes no file
