@@ -317,6 +317,20 @@ int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
     return x.dim[0] ? TRACED(matmul_fwd, (d, y, x, w, bias, add), x.dim[0], w.n, w.k) : 0;
 }
 
+int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias) {
+    TRY(want2("matmul_add", "x", x, ACT, ANY, ANY));
+    TRY(want_weight("matmul_add", w, set_of(x.dt), ANY, x.dim[1]));
+    TRY(want2("matmul_add", "y", y, F32, x.dim[0], w.n));
+    TRY(want_like("matmul_add", "from", from, F32, y));
+    if (bias.data) TRY(want1("matmul_add", "bias", bias, set_of(x.dt), w.n));
+    if (from.data == y.data) return dev_matmul_fwd(d, y, x, w, bias, true);
+    if (!d->ops->matmul_add) {
+        TRY(dev_copy(d, y.data, from.data, (size_t)tensor_count(y) * sizeof(float)));
+        return dev_matmul_fwd(d, y, x, w, bias, true);
+    }
+    return x.dim[0] ? TRACED(matmul_add, (d, y, from, x, w, bias), x.dim[0], w.n, w.k) : 0;
+}
+
 /* What qkv_fwd and qkv_bwd have in common. */
 static int check_qkv(const char *op, const struct qkv_args *a) {
     const int64_t n_heads = a->n_q_heads + 2 * a->n_kv_heads, dim = a->head_dim;
@@ -497,6 +511,22 @@ int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
     TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
     HAVE(rmsnorm_bwd);
     return tensor_count(x) ? TRACED(rmsnorm_bwd, (d, dx, dw, dy, x, w, rstd), x.dim[0], x.dim[1], 0) : 0;
+}
+
+int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                          struct tensor x, struct tensor w, struct tensor rstd) {
+    if (!d->ops->rmsnorm_bwd_round) {
+        TRY(dev_rmsnorm_bwd(d, dx, dw, dy, x, w, rstd));
+        return dev_cast(d, rounded, dx);
+    }
+    TRY(want2("rmsnorm_bwd", "x", x, F32, ANY, ANY));
+    TRY(want1("rmsnorm_bwd", "w", w, ACT, x.dim[1]));
+    TRY(want1("rmsnorm_bwd", "rstd", rstd, F32, x.dim[0]));
+    TRY(want_like("rmsnorm_bwd", "dy", dy, ACT, x));
+    TRY(want_like("rmsnorm_bwd", "dx", dx, F32, x));
+    TRY(want_like("rmsnorm_bwd", "rounded", rounded, ACT, x));
+    TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
+    return tensor_count(x) ? TRACED(rmsnorm_bwd_round, (d, dx, rounded, dw, dy, x, w, rstd), x.dim[0], x.dim[1], 0) : 0;
 }
 
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {

@@ -274,6 +274,8 @@ struct dev_ops {
                        struct tensor w, float eps);
     int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w,
                       struct tensor bias, bool add);
+    /* NULL: the wrapper copies, then adds */
+    int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
     int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
     int (*attn_fwd)(struct dev *d, const struct attn_args *a);
     int (*swiglu_fwd)(struct dev *d, struct tensor y, struct tensor gate_up);
@@ -287,6 +289,9 @@ struct dev_ops {
     int (*embed_bwd)(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
     int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
                        struct tensor x, struct tensor w, struct tensor rstd);
+    /* NULL: the wrapper calls rmsnorm_bwd, then cast */
+    int (*rmsnorm_bwd_round)(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                             struct tensor x, struct tensor w, struct tensor rstd);
     int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
     int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
                      struct tensor x);
@@ -410,6 +415,8 @@ int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct t
 /* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
 int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
                    struct tensor bias, bool add);
+/* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): the bits of a copy and dev_matmul_fwd with add. from may be y. */
+int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
 /* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
@@ -436,6 +443,9 @@ void dev_graph_free(struct dev *d, void *graph); /* NULL ok */
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 /* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids add in row order. */
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+/* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
+int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                          struct tensor x, struct tensor w, struct tensor rstd);
 /* dx (T, c) f32 +=; dw (c) f32 +=; dy (T, c) act or f32; x, w, rstd as in forward. */
 int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
                     struct tensor x, struct tensor w, struct tensor rstd);

@@ -270,6 +270,7 @@ static struct dev_ops make_ops(void) {
     o.gather_rows = cuda_gather_rows;
     o.rmsnorm_fwd = cuda_rmsnorm_fwd;
     o.matmul_fwd = cuda_matmul_fwd;
+    o.matmul_add = cuda_matmul_add;
     o.qkv_fwd = cuda_qkv_fwd;
     o.attn_fwd = cuda_attn_fwd;
     o.swiglu_fwd = cuda_swiglu_fwd;
@@ -286,6 +287,7 @@ static struct dev_ops make_ops(void) {
     o.scatter_rows_add = cuda_scatter_rows_add;
     o.embed_bwd = cuda_embed_bwd;
     o.rmsnorm_bwd = cuda_rmsnorm_bwd;
+    o.rmsnorm_bwd_round = cuda_rmsnorm_bwd_round;
     o.matmul_dx = cuda_matmul_dx;
     o.matmul_dw = cuda_matmul_dw;
     o.qkv_bwd = cuda_qkv_bwd;

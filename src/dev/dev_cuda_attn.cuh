@@ -191,8 +191,10 @@ static __device__ __forceinline__ float warp_sum(float v) { /* every lane gets t
 
 /* ---- host ---- */
 
-/* dev_cuda_attn_bwd_sm90.cu: dq, dk and dv, p.stat being there. *ran: false, it does not take this device or head size. */
-int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+/* dev_cuda_attn_bwd_sm90.cu: dq, dk and dv, p.stat being there. *ran: false, it does not take this device or shape.
+ * scratch: so many bytes, undefined contents. */
+size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p);
+int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, void *scratch, bool *ran);
 
 /* Whether the tensor cores' kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {

@@ -376,7 +376,7 @@ template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *
     bool ran;
     bwd_delta<<<(unsigned)((n + 31) / 32), 256, 0, c->stream>>>(p, n);
     CU_LAUNCHED();
-    TRY(cuda_attn_bwd_sm90(c, a, p, &ran));
+    TRY(cuda_attn_bwd_sm90(c, a, p, p.stat + n, &ran));
     if (ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + BWD_BLOCK - 1) / BWD_BLOCK);
     TRY(attn_launch(c, bwd_keys<SIZE>, false, a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, p));
@@ -403,7 +403,8 @@ int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, 
     TRY(attn_params("attn_bwd", a, &p));
     if (attn_on_tensor_cores(a) && (((uintptr_t)dout.data | (uintptr_t)dq.data | (uintptr_t)dk.data | (uintptr_t)dv.data) & 15))
         FAIL(ERR_INVAL, "dev op attn_bwd: dout, dq, dk and dv must be aligned to 16 bytes");
-    TRY(cuda_scratch(c, CUDA_SLOT_ATTN, (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2), &stat));
+    TRY(cuda_scratch(c, CUDA_SLOT_ATTN, (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2) + cuda_attn_bwd_sm90_bytes(c, a, p),
+                     &stat));
     p.stat = (float2 *)stat;
     p.dout = dout.data;
     p.dq = dq.data;

@@ -27,18 +27,29 @@ template <int D> struct shape {
     static constexpr int BLOCKS = D == 64 ? 3 : 2; /* of a multiprocessor */
 };
 
-/* Copies this thread's part of 64 rows of two tensors, `first` and on of those with row(i) >= 0; zeros for the others. */
-template <int D, class ROW>
-static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, const void *y, ROW row) {
-    constexpr int CHUNKS = D / 8;
+/* Copies this thread's part of 64 rows of two tensors: row r, of the first n, is number first + r * stride; zeros from n on.
+ * What depends on the tile alone is the same for all threads, so that a copy costs few instructions. */
+template <int D>
+static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, const void *y, int64_t first, int stride, int n) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS, COPIES = TILE / STEP;
+    static_assert(STEP % 8 == 0, "a thread's rows have one permutation");
+    const int r = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS;
+    const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_at(r, c % 8);
+    const int64_t from = (first + (int64_t)r * stride) * CHUNKS + c, step = (int64_t)stride * (STEP * CHUNKS); /* in 16 bytes */
+    const uint4 *px = (const uint4 *)x + from, *py = (const uint4 *)y + from;
+    if (n >= TILE) {
 #pragma unroll
-    for (int i = 0; i < TILE * CHUNKS / THREADS; i++) {
-        const int r = (int)threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), c = (int)threadIdx.x % CHUNKS;
-        const int at = row(r);
-        const int64_t from = at < 0 ? 0 : (int64_t)at * (D / 8) + c; /* in 16 bytes */
-        const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_at(r, c % 8);
-        cp_async16(dst, (const uint4 *)x + from, at >= 0);
-        cp_async16(dst + shape<D>::OPERAND, (const uint4 *)y + from, at >= 0);
+        for (int i = 0; i < COPIES; i++, px += step, py += step) {
+            cp_async16(dst + i * STEP * PANEL_ROW, px, true);
+            cp_async16(dst + i * STEP * PANEL_ROW + shape<D>::OPERAND, py, true);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < COPIES; i++, px += step, py += step) {
+            const bool take = r + i * STEP < n;
+            cp_async16(dst + i * STEP * PANEL_ROW, take ? px : (const uint4 *)x, take);
+            cp_async16(dst + i * STEP * PANEL_ROW + shape<D>::OPERAND, take ? py : (const uint4 *)y, take);
+        }
     }
 }
 
@@ -47,7 +58,7 @@ template <int D> static __device__ __forceinline__ void product_abt(float (&d)[8
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        wgmma_rows(d, panel_desc(a + at), panel_desc(b + at), k > 0);
+        wgmma_rows(d, panel_desc(a) + (at >> 4), panel_desc(b) + (at >> 4), k > 0);
     }
 }
 /* acc (64, D) += P . B, P 64 x 64 as fragments, B 64 rows. */
@@ -107,57 +118,67 @@ static __device__ __forceinline__ void keys_weights(uint32_t (&p)[4][4], uint32_
     }
 }
 
-/* acc * factor to the lane's two keys. */
+/* acc * factor to the lane's two keys of the n from row number `first` on; more: added to what is there. */
 template <int D>
-static __device__ __forceinline__ void store_keys(const struct cuda_attn &a, const struct seq_rows &s, int head, int key,
-                                                  const float (&acc)[D / 64][8][4], float factor, float *to) {
+static __device__ __forceinline__ void store_keys(float *to, int64_t first, int n, const float (&acc)[D / 64][8][4], float factor,
+                                                  bool more) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int k = key + lane_row() + 8 * i;
-        if (k >= s.n) continue;
-        float *row = to + (int64_t)key_row(a, s.seq, head, k) * D;
+        const int k = lane_row() + 8 * i;
+        if (k >= n) continue;
+        float *row = to + (first + k) * D;
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            *(float2 *)(row + pair_col(n)) = make_float2(__fmul_rn(acc[n / 8][n % 8][2 * i], factor),
-                                                         __fmul_rn(acc[n / 8][n % 8][2 * i + 1], factor));
+        for (int g = 0; g < D / 8; g++) {
+            float2 *at = (float2 *)(row + pair_col(g));
+            float2 v = make_float2(__fmul_rn(acc[g / 8][g % 8][2 * i], factor), __fmul_rn(acc[g / 8][g % 8][2 * i + 1], factor));
+            if (more) {
+                const float2 old = __ldcg(at); /* another multiprocessor wrote it */
+                v.x = __fadd_rn(old.x, v.x), v.y = __fadd_rn(old.y, v.y);
+            }
+            *at = v;
+        }
     }
 }
 
-/* Blocks by tile of keys, the first, which most rows see, before the others; then sequence, then kv head. */
-template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) keys_kernel(const struct cuda_attn a, int n_seqs) {
+/* Blocks by tile of keys, the first, which most rows see, before the others; then half, sequence, kv head. The walk over the
+ * rows that see a tile is cut in two halves, so that the longest block is not what the kernel takes; the second half adds its
+ * sums to the first's, whose block has a lower number and so has started before. half_done: a flag a tile of
+ * flags_of, 0 before. */
+template <int D>
+__global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) keys_kernel(const struct cuda_attn a, int n_seqs, int *half_done) {
     using sh = shape<D>;
     const int per_tile = n_seqs * a.n_kv_heads, rest = (int)blockIdx.x % per_tile, head = rest % a.n_kv_heads;
+    const int tile = (int)blockIdx.x / per_tile / 2, half = (int)blockIdx.x / per_tile % 2;
     const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
-    const int key = (int)blockIdx.x / per_tile * TILE;
+    const int key = tile * TILE;
     if (key >= s.n) return;
     const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
+    const int tiles = (end - key + TILE - 1) / TILE, steps = tiles * a.group, first = half ? steps - steps / 2 : 0;
+    int left = half ? steps / 2 : steps - steps / 2;
+    if (left == 0) return;
     const uint32_t smem = smem_addr(sm90_smem);
+    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[s.seq] + key;
     float dk[D / 64][8][4], dv[D / 64][8][4];
 #pragma unroll
     for (int n = 0; n < D / 64; n++) fill_zero(dk[n]), fill_zero(dv[n]);
     const auto queue = [&](int pos, int h, int stage) { /* q, dout, stat */
-        const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + h : -1; };
-        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.q, a.dout, row);
+        const int64_t row = (int64_t)(s.first + pos) * a.n_q_heads + h;
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.q, a.dout, row, a.n_q_heads, s.n - pos);
         if (threadIdx.x < TILE) {
-            const int at = row((int)threadIdx.x);
-            cp_async8(smem + sh::STAT + (uint32_t)(stage * TILE + (int)threadIdx.x) * 8, a.stat + (at < 0 ? 0 : at), at >= 0);
+            const bool take = pos + (int)threadIdx.x < s.n;
+            cp_async8(smem + sh::STAT + (uint32_t)(stage * TILE + (int)threadIdx.x) * 8,
+                      a.stat + (take ? row + (int64_t)threadIdx.x * a.n_q_heads : 0), take);
         }
         cp_commit();
     };
-    load_pair<D>(smem, a.k, a.v, [&](int r) { return key + r < s.n ? key_row(a, s.seq, head, key + r) : -1; });
-    int pos = key, h = head * a.group, stage = 0;
-    const int last = h + a.group - 1;
+    load_pair<D>(smem, a.k, a.v, key_first, 1, s.n - key);
+    int pos = key + first % tiles * TILE, h = head * a.group + first / tiles, stage = 0;
     queue(pos, h, 0);
 #pragma unroll 1
-    for (bool more = true; more; stage ^= 1) {
+    for (; left > 0; left--, stage ^= 1) {
         cp_wait<0>();
         wgmma_publish();
         __syncthreads();
-        const int now = pos;
-        pos += TILE;
-        if (pos >= end) pos = key, h++;
-        more = h <= last;
-        if (more) queue(pos, h, stage ^ 1);
         const uint32_t q = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), dout = q + sh::OPERAND;
         const float2 *stat = (const float2 *)(sm90_smem + sh::STAT) + stage * TILE;
         float t[8][4], dp[8][4];
@@ -167,6 +188,10 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ke
         product_abt<D>(t, smem, q);
         product_abt<D>(dp, smem + sh::OPERAND, dout);
         wgmma_commit();
+        const int now = pos; /* the next tiles are asked for while these products run */
+        pos += TILE;
+        if (pos >= end) pos = key, h++;
+        if (left > 1) queue(pos, h, stage ^ 1);
         wgmma_wait<0>();
         wgmma_hold(t), wgmma_hold(dp);
         if (!all_see(a, now, key)) mask<true>(a, t, now, key);
@@ -179,8 +204,19 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ke
         wgmma_wait<0>();
         hold<D>(dv), hold<D>(dk);
     }
-    store_keys<D>(a, s, head, key, dk, a.scale, a.dk);
-    store_keys<D>(a, s, head, key, dv, 1.0f, a.dv);
+    int *done = half_done + (s.first / TILE + s.seq + tile) * a.n_kv_heads + head; /* no two tiles of the batch have one */
+    if (half) {
+        if (threadIdx.x == 0)
+            while (*(volatile int *)done == 0) __nanosleep(64);
+        __syncthreads();
+        __threadfence();
+    }
+    store_keys<D>(a.dk, key_first, s.n - key, dk, a.scale, half);
+    store_keys<D>(a.dv, key_first, s.n - key, dv, 1.0f, half);
+    if (half) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *(volatile int *)done = 1;
 }
 
 /* ---- dq ---- */
@@ -195,10 +231,9 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
     const int from = first_key(a, pos) / TILE * TILE, end = min(s.n, pos + TILE);
     const uint32_t smem = smem_addr(sm90_smem);
     const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + head : -1; };
+    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[s.seq];
     const auto queue = [&](int key, int stage) { /* k, v */
-        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v, [&](int r) {
-            return key + r < s.n ? key_row(a, s.seq, head / a.group, key + r) : -1;
-        });
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v, key_first + key, 1, s.n - key);
         cp_commit();
     };
     float2 stat[2];
@@ -210,7 +245,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
     float dq[D / 64][8][4];
 #pragma unroll
     for (int n = 0; n < D / 64; n++) fill_zero(dq[n]);
-    load_pair<D>(smem, a.q, a.dout, row);
+    load_pair<D>(smem, a.q, a.dout, (int64_t)(s.first + pos) * a.n_q_heads + head, a.n_q_heads, s.n - pos);
     queue(from, 0);
     int stage = 0;
 #pragma unroll 1
@@ -218,7 +253,6 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
         cp_wait<0>();
         wgmma_publish();
         __syncthreads();
-        if (key + TILE < end) queue(key + TILE, stage ^ 1);
         const uint32_t k = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), v = k + sh::OPERAND;
         float p[8][4], ds[8][4];
         uint32_t x[4][4];
@@ -228,6 +262,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
         wgmma_commit();
         product_abt<D>(ds, smem + sh::OPERAND, v);
         wgmma_commit();
+        if (key + TILE < end) queue(key + TILE, stage ^ 1); /* while these products run */
         wgmma_wait<1>();
         wgmma_hold(p);
         if (!all_see(a, pos, key)) mask<false>(a, p, pos, key);
@@ -263,28 +298,44 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
 
 /* ---- the op ---- */
 
-static int launch(struct cuda *c, void (*kernel)(struct cuda_attn, int), int64_t n_seqs, int64_t heads, size_t smem,
-                  struct cuda_attn p) {
-    const int64_t blocks = n_seqs * heads * p.n_tiles;
+/* Queues kernel(p, n_seqs, rest) with `parts` blocks a tile, sequence and head. */
+template <class KERNEL, class... REST>
+static int launch(struct cuda *c, KERNEL kernel, int64_t n_seqs, int64_t heads, int64_t parts, size_t smem, struct cuda_attn p,
+                  REST... rest) {
+    const int64_t blocks = n_seqs * heads * p.n_tiles * parts;
     if (blocks == 0) return 0;
     if (blocks > INT32_MAX)
         FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
              (long long)n_seqs, p.n_tiles, (long long)heads);
     CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<(unsigned)blocks, THREADS, smem, c->stream>>>(p, (int)n_seqs);
+    kernel<<<(unsigned)blocks, THREADS, smem, c->stream>>>(p, (int)n_seqs, rest...);
     CU_LAUNCHED();
     return 0;
 }
 
-template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    TRY(launch(c, keys_kernel<D>, a->seqs.n, p.n_kv_heads, shape<D>::SMEM, p));
-    return launch(c, rows_kernel<D>, a->seqs.n, p.n_q_heads, shape<D>::SMEM, p);
+/* Bytes of the flags: a sequence of n rows has at most n / TILE + 1 tiles. */
+static size_t flags_of(const struct attn_args *a) {
+    return (size_t)((a->q.dim[0] / TILE + a->seqs.n + 1) * a->n_kv_heads) * sizeof(int);
 }
 
-int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
+template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, int *half_done) {
+    CU_TRY(cudaMemsetAsync(half_done, 0, flags_of(a), c->stream));
+    TRY(launch(c, keys_kernel<D>, a->seqs.n, p.n_kv_heads, 2, shape<D>::SMEM, p, half_done));
+    return launch(c, rows_kernel<D>, a->seqs.n, p.n_q_heads, 1, shape<D>::SMEM, p);
+}
+
+static bool takes(const struct cuda *c, const struct cuda_attn &p) {
     static const char built[] = VERLC_CUDA_ARCHS;
-    *ran = c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128);
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
+}
+
+size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    return takes(c, p) ? flags_of(a) : 0;
+}
+
+int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, void *scratch, bool *ran) {
+    *ran = takes(c, p);
     if (!*ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + TILE - 1) / TILE);
-    return p.dim == 64 ? run<64>(c, a, p) : run<128>(c, a, p);
+    return p.dim == 64 ? run<64>(c, a, p, (int *)scratch) : run<128>(c, a, p, (int *)scratch);
 }

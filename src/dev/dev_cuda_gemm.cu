@@ -151,11 +151,29 @@ static int run_parts(struct cuda *c, const struct cuda_gemm_args *a) {
     return ran ? 0 : gemm_parts(c, a);
 }
 
+/* out = from + product by the algorithm that was chosen for out +=, where there is one. */
+static int run_from(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
+    struct gemm_plan *p;
+    *ran = false;
+    if (!library_size(a) || a->bias || !library_out(a) || !aligned(a->a) || !aligned(a->b) || !aligned(a->from)) return 0;
+    TRY(gemm_plan_get(c, a, &p));
+    const struct gemm_pick *pick = &p->pick[gemm_bucket(a->m)];
+    return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
+}
+
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
     if (a->m == 0 || a->n == 0 || (a->k == 0 && a->op != CUDA_GEMM_FWD)) return 0;
     struct cuda_gemm_args full = *a;
     if (full.ld_out == 0) full.ld_out = out_width(a);
     if (full.part >= full.n) full.part = 0;
+    if (full.from) { /* pre: whole rows, of an exact product */
+        bool ran;
+        TRY(run_from(c, &full, &ran));
+        if (ran) return 0;
+        const size_t bytes = (size_t)(a->m * full.ld_out) * sizeof(float);
+        CU_TRY(cudaMemcpyAsync(full.out, full.from, bytes, cudaMemcpyDeviceToDevice, c->stream));
+        full.from = NULL;
+    }
     if (full.part) return run_parts(c, &full);
     return a->op == CUDA_GEMM_DW ? run_repeatable(c, &full) : run_exact(c, &full);
 }
@@ -203,7 +221,7 @@ int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     return cuda_cast(d, dst, tensor_2d(w.data, w.dt, w.n, w.k));
 }
 
-int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
+static struct cuda_gemm_args fwd_args(struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
     struct cuda_gemm_args a = {};
     a.op = CUDA_GEMM_FWD;
     a.m = x.dim[0];
@@ -216,6 +234,15 @@ int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weig
     a.out_dt = y.dt;
     a.add = add;
     a.bias = bias.data;
+    return a;
+}
+int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
+    const struct cuda_gemm_args a = fwd_args(y, x, w, bias, add);
+    return cuda_gemm(cuda_of(d), &a);
+}
+int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias) {
+    struct cuda_gemm_args a = fwd_args(y, x, w, bias, true);
+    a.from = from.data;
     return cuda_gemm(cuda_of(d), &a);
 }
 

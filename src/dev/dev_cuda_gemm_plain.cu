@@ -163,6 +163,7 @@ static __global__ void __launch_bounds__(32 * BAND_Y) band_kernel(float *part, c
     const int64_t row0 = (int64_t)blockIdx.y * BAND, end = row0 + BAND < m ? row0 + BAND : m;
     float sum[V] = {};
     if (col < n)
+#pragma unroll 8
         for (int64_t row = row0 + threadIdx.y; row < end; row += BAND_Y) {
             const row_vec<In, V> x = *(const row_vec<In, V> *)(dy + row * n + col);
             for (int i = 0; i < V; i++) sum[i] += load(x.v, i);
@@ -181,6 +182,7 @@ static __global__ void bands_kernel(float *db, const float *part, int64_t bands,
     const int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= n) return;
     float sum = 0;
+#pragma unroll 16
     for (int64_t b = 0; b < bands; b++) sum += part[b * n + col];
     db[col] += sum;
 }

@@ -181,8 +181,9 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
     TRY(set_rows(g, p, a->m, a->ld_out));
     if (p->bias)
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
-    const cublasStatus_t s = g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta, a->out, p->d,
-                                                   a->out, p->d, algo, g->work, GEMM_WORK_BYTES, c->stream);
+    const cublasStatus_t s = g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta,
+                                                   a->from ? a->from : a->out, p->d, a->out, p->d, algo, g->work,
+                                                   GEMM_WORK_BYTES, c->stream);
     *ran = s == CUBLAS_STATUS_SUCCESS;
     if (*ran || s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return 0;
     char name[128];

@@ -1,7 +1,8 @@
 /* dev_cuda_head.cu - the CUDA backend's LM head with log-softmax, and raw logits.
  *
  * Logits exist for a block of rows and some thousand entries of the vocabulary at a time:
- * 128 MiB of them in the forward, 300 in the backward, and half as much of their gradient.
+ * 128 MiB of them in the forward, 300 in the backward, and half as much of their gradient;
+ * on Hopper the backward has their gradient alone, 300 MiB of it (dev_cuda_head_sm90.cu).
  * Columns are the outer loop, so that the weight is read from memory once and from the cache
  * for the following rows.
  *
@@ -16,6 +17,8 @@ enum {
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
     /* Those of the backward, whose logits need no equal bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
     BWD_COLS = 9600,
+    /* The same without logits: twice as many entries of dz need less room than they did beside logits. */
+    DZ_COLS = 19200,
     /* Rows of a block. On an H200 fewer and larger launches gain more than logits that stay in the L2 cache:
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
     HEAD_ROWS = 8192,
@@ -218,28 +221,36 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
     return cuda_gemm(c, &g);
 }
 
+/* dz of a block by way of its logits. */
+static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, float *logits,
+                        int64_t row, int64_t rows, int64_t lo, int64_t cols, void *dz) {
+    TRY(gemm_logits(c, logits, cols, a->x, row, rows, a->w, lo, cols));
+    const struct dz_args z = {logits, dz, cols, lo, (const float *)a->inv_temp.data + row, (const float *)a->lse.data + row,
+                              (const float *)dlogp.data + row, dentropy.data ? (const float *)dentropy.data + row : NULL,
+                              dentropy.data ? (const float *)a->entropy.data + row : NULL, (const int32_t *)a->target.data + row};
+    if (a->x.dt == DT_BF16) dz_kernel<__nv_bfloat16><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
+    else dz_kernel<float><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
+    CU_LAUNCHED();
+    return 0;
+}
+
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                     struct tensor dw) {
     struct cuda *c = cuda_of(d);
-    const bool bf16 = a->x.dt == DT_BF16;
-    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n, widest = min64(BWD_COLS, vocab);
-    const size_t logits_bytes = ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;
+    const bool bf16 = a->x.dt == DT_BF16, fused = cuda_head_dz_takes(c, a, NULL);
+    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
+    const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
+    const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;
     const size_t dz_bytes = bf16 ? ((size_t)(block * widest) * 2 + 255) & ~(size_t)255 : 0;
     void *p;
     TRY(cuda_scratch(c, CUDA_SLOT_HEAD, logits_bytes + dz_bytes + (bf16 ? (size_t)(rows * a->w.k) * sizeof(float) : 0), &p));
     float *logits = (float *)p, *sum_dx = bf16 ? (float *)((char *)p + logits_bytes + dz_bytes) : (float *)dx.data;
     void *dz = bf16 ? (char *)p + logits_bytes : p;
-    for (int64_t lo = 0; lo < vocab; lo += BWD_COLS)
+    for (int64_t lo = 0; lo < vocab; lo += widest)
         for (int64_t row = 0; row < rows; row += block) {
-            const int64_t n = min64(block, rows - row), cols = min64(BWD_COLS, vocab - lo);
-            TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
-            const struct dz_args z = {logits, dz, cols, lo, (const float *)a->inv_temp.data + row, (const float *)a->lse.data + row,
-                                      (const float *)dlogp.data + row, dentropy.data ? (const float *)dentropy.data + row : NULL,
-                                      dentropy.data ? (const float *)a->entropy.data + row : NULL,
-                                      (const int32_t *)a->target.data + row};
-            if (bf16) dz_kernel<__nv_bfloat16><<<(unsigned)n, DZ_THREADS, 0, c->stream>>>(z);
-            else dz_kernel<float><<<(unsigned)n, DZ_THREADS, 0, c->stream>>>(z);
-            CU_LAUNCHED();
+            const int64_t n = min64(block, rows - row), cols = min64(widest, vocab - lo);
+            if (fused) TRY(cuda_head_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
+            else TRY(dz_of_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
             TRY(gemm_grads(c, a, dz, row, n, lo, cols, sum_dx, (float *)dw.data));
         }
     return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, a->w.k)) : 0;

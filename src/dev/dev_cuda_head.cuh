@@ -131,4 +131,12 @@ static __device__ __forceinline__ double head_lse(float max, double sum) { retur
 /* The log-prob of an entry from its z = raw * inv_temp, rounded to f32. */
 static __device__ __forceinline__ float head_logp(float z, double lse) { return (float)__dadd_rn((double)z, -lse); }
 
+/* ---- dev_cuda_head_sm90.cu: the gradient of the logits without the logits ---- */
+
+/* Whether it takes this device and this head; dz: where to. */
+bool cuda_head_dz_takes(const struct cuda *c, const struct lmhead_args *a, const void *dz);
+/* dz (rows, cols) bf16 of rows [row, row + rows) and entries [lo, lo + cols), cols a multiple of 8. */
+int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
+                 int64_t rows, int64_t lo, int64_t cols, void *dz);
+
 #endif

@@ -130,6 +130,7 @@ struct cuda_gemm_args {
     enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
     int64_t ld_out;        /* elements between rows of out; 0: its width */
     bool add;              /* out (f32) += */
+    const void *from;      /* add: what is added to, of out's shape; NULL: out itself */
     int64_t part;          /* FWD, out f32, nothing added: the bits are those of products of `part` columns (the last may have
                               fewer), one after the other; 0: of one product */
     const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
@@ -160,6 +161,8 @@ int cuda_dequant(struct dev *d, const struct dequant_args *a);
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
 int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
                      struct tensor rstd);
+int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                           struct tensor x, struct tensor w, struct tensor rstd);
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
                  struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
@@ -168,6 +171,7 @@ size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
 int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
 int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
 int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
 int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
 int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x);
 /* dev_cuda_head.cu, dev_cuda_sample.cu */

@@ -22,7 +22,9 @@ static void slot_sizes(struct cuda *c, const struct dev_sizes *s, size_t bytes[C
     bytes[CUDA_SLOT_HEAD] = (size_t)(logits * (4 + in)) + (size_t)(chunks * head_rows) * sizeof(head_sum) + (size_t)head_rows * 4 +
                             (s->train ? (size_t)(head_rows * s->hidden) * sizeof(float) : 0);
     bytes[CUDA_SLOT_HEAD2] = (size_t)s->decode * sizeof(struct sample_param);
-    bytes[CUDA_SLOT_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * sizeof(float2) : 0;
+    /* two numbers a row and head, and a flag for each tile of keys of each head */
+    const int64_t row_heads = s->rows * s->n_q_heads;
+    bytes[CUDA_SLOT_ATTN] = s->train ? (size_t)row_heads * (sizeof(float2) + 2 * sizeof(int)) : 0;
     const int64_t per_block = max64(s->hidden, 2 * s->head_dim) * 4;
     bytes[CUDA_SLOT_ROW] = (size_t)max64((int64_t)c->n_sm * 6 * per_block, max64(s->rows, SUM_BLOCKS * 8));
     /* of a row: sums of its chunks, twice, and four numbers of each group of entries */

@@ -88,6 +88,7 @@ int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct 
 
 struct norm_bwd {
     float *dx, *sums; /* sums: (blocks, n) */
+    bf16 *rounded;    /* of dx; optional */
     const void *dy, *w;
     bool dy_bf16, w_bf16;
     const float *x, *rstd;
@@ -102,7 +103,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
     const int64_t lo = blockIdx.x * a.per, hi = lo + a.per < a.rows ? lo + a.per : a.rows;
     for (int64_t t = lo; t < hi; t++) {
         const float rs = a.rstd[t];
-        float v[C][CHUNK], g[C][CHUNK], sum = 0;
+        float v[C][CHUNK], g[C][CHUNK], old[C][CHUNK], sum = 0; /* old: read before the barrier, so that nothing waits for it */
 #pragma unroll
         for (int k = 0; k < C; k++) {
             const int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * CHUNK;
@@ -114,6 +115,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
             load8<VEC>(v[k], a.x + t * a.n + c, left);
             load8_any<VEC>(g[k], a.dy, a.dy_bf16, t * a.n + c, left);
             load8_any<VEC>(w, a.w, a.w_bf16, c, left);
+            load8<VEC>(old[k], a.dx + t * a.n + c, left);
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 v[k][i] = __fmul_rn(v[k][i], rs);
@@ -127,13 +129,12 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
         for (int k = 0; k < C; k++) {
             const int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * CHUNK;
             const int left = c >= a.n ? 0 : a.n - c < CHUNK ? (int)(a.n - c) : CHUNK;
-            float *to = a.dx + t * a.n + c, old[CHUNK];
             if (left == 0) continue;
-            load8<VEC>(old, to, left);
 #pragma unroll
             for (int i = 0; i < CHUNK; i++)
-                old[i] = __fadd_rn(old[i], __fmul_rn(rs, __fmaf_rn(-v[k][i], mean, g[k][i])));
-            store8<VEC>(to, old, left);
+                old[k][i] = __fadd_rn(old[k][i], __fmul_rn(rs, __fmaf_rn(-v[k][i], mean, g[k][i])));
+            store8<VEC>(a.dx + t * a.n + c, old[k], left);
+            if (a.rounded) store8<VEC>(a.rounded + t * a.n + c, old[k], left);
         }
     }
 #pragma unroll
@@ -153,8 +154,8 @@ template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, const norm_bwd
     return 0;
 }
 
-int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                     struct tensor rstd) {
+int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                           struct tensor x, struct tensor w, struct tensor rstd) {
     struct cuda *c = cuda_of(d);
     const int64_t n = x.dim[1], rows = x.dim[0], widest = NORM_BWD_THREADS * NORM_BWD_CHUNKS * CHUNK;
     if (n > widest) FAIL(ERR_UNSUPPORTED, "cuda: RMSNorm over %lld columns: at most %lld", (long long)n, (long long)widest);
@@ -163,21 +164,27 @@ int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct t
     TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)(blocks * n) * sizeof(float), &sums));
     norm_bwd a;
     a.dx = (float *)dx.data, a.sums = (float *)sums;
+    a.rounded = rounded.dt == DT_BF16 ? (bf16 *)rounded.data : NULL;
     a.dy = dy.data, a.w = w.data;
     a.dy_bf16 = dy.dt == DT_BF16, a.w_bf16 = w.dt == DT_BF16;
     a.x = (const float *)x.data, a.rstd = (const float *)rstd.data;
     a.rows = rows, a.n = n, a.per = per;
-    if (n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x))
+    if (n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x))
         TRY(rmsnorm_bwd_launch<true>(c, &a, (unsigned)blocks));
     else TRY(rmsnorm_bwd_launch<false>(c, &a, (unsigned)blocks));
-    return add_parts(c, (float *)dw.data, a.sums, blocks, n, n);
+    TRY(add_parts(c, (float *)dw.data, a.sums, blocks, n, n));
+    return rounded.data && !a.rounded ? cuda_cast(d, rounded, dx) : 0;
+}
+int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                     struct tensor rstd) {
+    return cuda_rmsnorm_bwd_round(d, dx, tensor{}, dw, dy, x, w, rstd);
 }
 
 /* ---- qkv ----
  * A head is `lanes` lanes, a power of two; each has a chunk of the first half of the head and the
  * chunk opposite in the second half, so RoPE's pairs (i, i + D/2) meet in one thread. */
 
-enum { QKV_THREADS = 256, QKV_LANES = 32 };
+enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_MANY = 1024 }; /* QKV_MANY: rows from which a block need not be one row */
 
 template <typename T> struct qkv_job {
     int64_t n_q, n_k, dim, rows, per; /* per: rows of a block */
@@ -219,6 +226,15 @@ static __device__ __forceinline__ float head_rstd(const float x0[CHUNK], const f
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)dim), eps)));
 }
 
+static __device__ __forceinline__ void rotate(float x0[CHUNK], float x1[CHUNK], const float cs[2 * CHUNK]) {
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) {
+        const float c = cs[2 * e], s = cs[2 * e + 1], a = x0[e], b = x1[e];
+        x0[e] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+        x1[e] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+    }
+}
+
 /* One row a block. Every lane runs every round, since sums are over lanes; `on` guards memory. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_job<T> j) {
     const int64_t t = blockIdx.x, half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
@@ -255,18 +271,44 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
             }
         }
         if (!on) continue;
-        if (!is_v)
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++) {
-                const float c = cs[2 * e], s = cs[2 * e + 1], a = x0[e], b = x1[e];
-                x0[e] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-                x1[e] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
-            }
+        if (!is_v) rotate(x0, x1, cs);
         T *to = is_q ? j.q + (t * j.n_q + h) * j.dim
                      : (is_v ? j.v : j.k) + slot_elem(j, slot, is_v ? h - j.n_q - j.n_k : h - j.n_q);
         store8<VEC>(to + i, x0, n);
         store8<VEC>(to + i + half, x1, n);
     }
+}
+
+static __device__ __forceinline__ void rotate_back(float d0[CHUNK], float d1[CHUNK], const float cs[2 * CHUNK]) {
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) {
+        const float c = cs[2 * e], s = cs[2 * e + 1], a = d0[e], b = d1[e];
+        d0[e] = __fadd_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+        d1[e] = __fsub_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+    }
+}
+
+/* qkv_fwd_kernel without norms, for many rows: a thread has a lane's part of one head of one row. The same operations. */
+template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_kernel(const qkv_job<T> j) {
+    const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
+    const unsigned unit = blockIdx.x * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
+    if (t >= j.rows || i >= half) return;
+    const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
+    const bool is_q = h < j.n_q, is_v = h >= j.n_q + j.n_k;
+    const T *from = j.qkv + ((int64_t)t * heads + h) * j.dim + i;
+    int64_t p, slot;
+    float x0[CHUNK], x1[CHUNK], cs[2 * CHUNK];
+    row_place(j, t, &p, &slot);
+    load8<VEC>(x0, from, n);
+    load8<VEC>(x1, from + half, n);
+    if (!is_v) {
+        load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
+        rotate(x0, x1, cs);
+    }
+    T *to = is_q ? j.q + (t * j.n_q + h) * j.dim : (is_v ? j.v : j.k) + slot_elem(j, slot, is_v ? h - j.n_q - j.n_k : h - j.n_q);
+    store8<VEC>(to + i, x0, n);
+    store8<VEC>(to + i + half, x1, n);
 }
 
 /* Lane's two chunks of a head of dy -> of dqkv, in place; the norm's sums += dn * v. Formulas of rmsnorm_bwd. */
@@ -322,12 +364,7 @@ static __device__ __forceinline__ void heads_back(const qkv_job<T> &j, int64_t t
                 load8<VEC>(d1, from + half, n);
             }
         }
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++) { /* rotate back */
-            const float c = cs[2 * e], s = cs[2 * e + 1], a = d0[e], b = d1[e];
-            d0[e] = __fadd_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-            d1[e] = __fsub_rn(__fmul_rn(b, c), __fmul_rn(a, s));
-        }
+        rotate_back(d0, d1, cs);
         if (norm) norm_back<VEC>(j, norm, j.qkv + at, i, n, on, d0, d1, sum);
         if (!on) continue;
         store8<VEC>(j.dqkv + at, d0, n);
@@ -384,6 +421,35 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
     if (j.k_norm) store_sums(j, sh, sum_k, i, n, 1);
 }
 
+/* The same without norms, where nothing is summed: a thread has a lane's part of one head of one row. */
+template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_back_kernel(const qkv_job<T> j) {
+    const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
+    const unsigned unit = blockIdx.x * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
+    if (t >= j.rows || i >= half) return;
+    const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
+    int64_t p, slot;
+    float d0[CHUNK], d1[CHUNK], cs[2 * CHUNK];
+    row_place(j, t, &p, &slot);
+    if (h < j.n_q) {
+        const T *from = j.dq + (t * j.n_q + h) * j.dim + i;
+        load8<VEC>(d0, from, n);
+        load8<VEC>(d1, from + half, n);
+    } else {
+        const bool is_v = h >= j.n_q + j.n_k;
+        const float *from = (is_v ? j.dv : j.dk) + slot_elem(j, slot, h - j.n_q - (is_v ? j.n_k : 0)) + i;
+        load8<VEC>(d0, from, n);
+        load8<VEC>(d1, from + half, n);
+    }
+    if (h < j.n_q + j.n_k) {
+        load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
+        rotate_back(d0, d1, cs);
+    }
+    T *to = j.dqkv + (t * heads + h) * j.dim + i;
+    store8<VEC>(to, d0, n);
+    store8<VEC>(to + half, d1, n);
+}
+
 /* What forward and backward have in common; pages: of keys (forward) or of their gradients. */
 template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args *a, struct tensor pages) {
     const int64_t chunks = ceil_div(a->head_dim / 2, CHUNK);
@@ -403,13 +469,25 @@ template <typename T> static bool qkv_wide(const qkv_job<T> *j) {
     return j->dim % (2 * CHUNK) == 0 && aligned16(j->qkv) && aligned16(j->q_norm) && aligned16(j->k_norm) && aligned16(j->rope);
 }
 
+/* Lanes' parts of heads of all rows, which the kernels without norms number in 32 bits. */
+template <typename T> static int64_t qkv_units(const qkv_job<T> *j) { return j->rows * (j->n_q + 2 * j->n_k) * j->lanes; }
+static const int64_t QKV_MOST = (int64_t)UINT32_MAX - QKV_THREADS;
+
 template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_args *a) {
     qkv_job<T> j;
     TRY(qkv_job_of(&j, a, a->kv.k));
     j.q = (T *)a->q.data, j.k = (T *)a->kv.k.data, j.v = (T *)a->kv.v.data;
     const int threads = warps_for((j.n_q + 2 * j.n_k) * j.lanes, QKV_THREADS);
     const unsigned rows = (unsigned)j.rows;
-    if (qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v))
+    const bool wide = qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v);
+    if (!j.q_norm && !j.k_norm && j.rows >= QKV_MANY && qkv_units(&j) <= QKV_MOST) {
+        const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
+        if (wide) qkv_turn_kernel<T, true><<<grid, QKV_THREADS, 0, c->stream>>>(j);
+        else qkv_turn_kernel<T, false><<<grid, QKV_THREADS, 0, c->stream>>>(j);
+        CU_LAUNCHED();
+        return 0;
+    }
+    if (wide)
         CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
     else CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
     return 0;
@@ -426,15 +504,22 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     j.dq = (const T *)dq.data, j.dk = (const float *)dk.data, j.dv = (const float *)dv.data, j.dqkv = (T *)dqkv.data;
     const int64_t widest = j.n_q > j.n_k ? j.n_q : j.n_k;
     const int threads = warps_for(widest * j.lanes, QKV_THREADS);
-    const bool norms = j.q_norm || j.k_norm;
+    const bool norms = j.q_norm || j.k_norm, wide = qkv_wide(&j) && aligned16(j.dq) && aligned16(j.dk) && aligned16(j.dv) &&
+                                                    aligned16(j.dqkv);
+    if (!norms && qkv_units(&j) <= QKV_MOST) {
+        const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
+        if (wide) qkv_turn_back_kernel<T, true><<<grid, QKV_THREADS, 0, c->stream>>>(j);
+        else qkv_turn_back_kernel<T, false><<<grid, QKV_THREADS, 0, c->stream>>>(j);
+        CU_LAUNCHED();
+        return 0;
+    }
     if (norms) j.per = rows_per_block(c, j.rows);
     const int64_t blocks = ceil_div(j.rows, j.per);
     const size_t shared = norms ? (size_t)(threads / j.lanes) * (size_t)j.dim * sizeof(float) : 0; /* at most 16 KiB */
     void *sums = NULL;
     if (norms) TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
     j.sums = (float *)sums;
-    if (qkv_wide(&j) && aligned16(j.dq) && aligned16(j.dk) && aligned16(j.dv) && aligned16(j.dqkv))
-        qkv_bwd_kernel<T, true><<<(unsigned)blocks, threads, shared, c->stream>>>(j);
+    if (wide) qkv_bwd_kernel<T, true><<<(unsigned)blocks, threads, shared, c->stream>>>(j);
     else qkv_bwd_kernel<T, false><<<(unsigned)blocks, threads, shared, c->stream>>>(j);
     CU_LAUNCHED();
     if (j.q_norm) TRY(add_parts(c, (float *)dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));

@@ -34,43 +34,42 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     return 0;
 }
 
-/* dx as the matmuls read it. */
-static int round_dx(struct model *m, struct model_acts *a, int64_t n, struct tensor *out) {
-    *out = model__top(a->dx_act, n);
-    return m->act == DT_F32 ? 0 : dev_cast(m->dev, *out, model__top(a->dx, n));
+/* dx += the way back through a norm of x, and dx_act with it where someone will read that. */
+static int norm_backward(struct model *m, struct model_acts *a, const struct model_group *norm, struct tensor dxn, struct tensor x,
+                         struct tensor rstd, bool read, float *grads) {
+    const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, grads, norm);
+    if (m->act == DT_F32 || !read) return dev_rmsnorm_bwd(m->dev, dx, dw, dxn, x, norm->vec, rstd);
+    return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, x.dim[0]), dw, dxn, x, norm->vec, rstd);
 }
 
+/* dx and dx_act: of the layer's output, then of its input (of layer 0's nobody reads dx_act). */
 static int layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
                           float *grads) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor dx = model__top(a->dx, n), dxn = model__top(a->dxn, n);
+    const struct tensor dy = model__top(a->dx_act, n), dxn = model__top(a->dxn, n);
     const struct tensor dmlp = model__top(a->dmlp, n), dgate_up = model__top(a->dgate_up, n);
     const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
-    struct tensor dy;
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     /* x_next = x_mid + down(silu(gate) * up) */
-    TRY(round_dx(m, a, n, &dy));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, y->down_bias, dmlp, dy, model__top(s->mlp, n), grads}));
     TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, y->gate_up_bias, dxn, dgate_up, model__top(s->xn2, n), grads}));
-    TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, y->mlp_norm), dxn, model__top(s->x_mid, n), y->mlp_norm->vec,
-                        model__top(s->rstd2, n)));
+    TRY(norm_backward(m, a, y->mlp_norm, dxn, model__top(s->x_mid, n), model__top(s->rstd2, n), true, grads));
     /* x_mid = x + o(attn(norm(x))) */
-    TRY(round_dx(m, a, n, &dy));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, grads}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, grads, y->q_norm), model__vec_grad(m, grads, y->k_norm)));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), grads}));
-    return dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, y->attn_norm), dxn, model__top(a->x[l], n), y->attn_norm->vec,
-                           model__top(s->rstd1, n));
+    return norm_backward(m, a, y->attn_norm, dxn, model__top(a->x[l], n), model__top(s->rstd1, n), l > 0, grads);
 }
 
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, float *grads) {
+    if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         /* the last layer's stage is still there from the forward pass */
         if (a->keep == MODEL_KEEP_LAYER && i != m->cfg.n_layers - 1) TRY(model__layer_stage(m, b, a, i));

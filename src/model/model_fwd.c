@@ -180,11 +180,6 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
     };
 }
 
-/* dst = src, unless both are the one residual buffer of an inference pass. */
-static int carry(struct dev *d, struct tensor dst, struct tensor src) {
-    return dst.data == src.data ? 0 : dev_copy(d, dst.data, src.data, (size_t)tensor_count(src) * sizeof(float));
-}
-
 int model__layer_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
@@ -198,14 +193,13 @@ int model__layer_stage(struct model *m, const struct model_batch *b, struct mode
     model__attn_args(m, b, a, l, &qkv, &attn);
     /* attention: x_mid = x + o(attn(norm(x))) */
     TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
-    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), false, b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), .base = b->no_adapter}));
     TRY(dev_qkv_fwd(d, &qkv));
     TRY(dev_attn_fwd(d, &attn));
-    TRY(carry(d, x_mid, x));
-    TRY(model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x}));
     /* MLP, up to silu(gate) * up */
     TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
-    TRY(model__linear(m, &(struct linear_args){y->gate_up, gate_up, xn2, model__vec(y->gate_up_bias), false, b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->gate_up, gate_up, xn2, model__vec(y->gate_up_bias), .base = b->no_adapter}));
     return dev_swiglu_fwd(d, model__top(s->mlp, n), gate_up);
 }
 
@@ -225,9 +219,8 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
         const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
         TRY(model__stream_layer(m, l));
         TRY(model__layer_stage(m, b, a, l));
-        TRY(carry(d, x_next, x_mid));
         TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
-                                                   b->no_adapter}));
+                                                   b->no_adapter, x_mid}));
         TRY(model__stream_done(m, l));
     }
     return 0;

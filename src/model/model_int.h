@@ -87,11 +87,12 @@ void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype sr
 bool model__all_finite(const void *src, enum dtype dt, int64_t n);
 
 /* ---- linear layers (model_linear.c) ---- */
-/* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) += . */
+/* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) = from + that. */
 struct linear_args {
     const struct model_group *group;
     struct tensor y, x, bias;
     bool add, base;
+    struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
 /* dx (T, k) = the way back through it, adapters included; weights' (or adapters') gradients are added to grads. */
@@ -202,7 +203,7 @@ struct model_acts {
     } head;
     /* backward: gradients of the buffers of the same name */
     struct tensor dx;      /* (T, h) f32       of the residual stream, in place from layer to layer */
-    struct tensor dx_act;  /* (T, h) act       rounded for the matmuls; dx itself when act is f32 */
+    struct tensor dx_act;  /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
     struct tensor dxn;     /* (T, h) f32 */
     struct tensor dmlp;    /* (T, f) act */
     struct tensor dgate_up;/* (T, 2f) act */

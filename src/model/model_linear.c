@@ -29,7 +29,11 @@ static int linear_block(struct model *m, const struct linear_args *a, struct wei
 int model__linear(struct model *m, const struct linear_args *a) {
     struct weight w;
     TRY(model__weight(m, a->group, &w));
-    if (a->base || !a->group->lora) return dev_matmul_fwd(m->dev, a->y, a->x, w, a->bias, a->add);
+    if (a->base || !a->group->lora)
+        return a->add ? dev_matmul_add(m->dev, a->y, a->from, a->x, w, a->bias)
+                      : dev_matmul_fwd(m->dev, a->y, a->x, w, a->bias, false);
+    if (a->add && a->from.data != a->y.data)
+        TRY(dev_copy(m->dev, a->y.data, a->from.data, (size_t)tensor_count(a->y) * sizeof(float)));
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
         TRY(linear_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
     return 0;

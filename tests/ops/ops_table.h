@@ -103,6 +103,12 @@ static inline int rmsnorm_bwd(struct run *r) {
     TRY(dev_rmsnorm_bwd(r->d, dx, dw, up(r, &r->gout[0]), x, w, rstd));
     down_grad(r, 0, dx, TOL_SUM)->floor = 0.1; /* a row of one column has no gradient, only rounding */
     down_grad(r, 1, dw, TOL_SUM);
+    const struct tensor again = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    const struct tensor dw2 = up_acc(r, shape_1d(DT_F32, r->s->n), false);
+    const struct tensor rounded = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    TRY(dev_rmsnorm_bwd_round(r->d, again, rounded, dw2, up(r, &r->gout[0]), x, w, rstd));
+    down(r, "dx beside its rounding", again, true, TOL_SUM)->floor = 0.1;
+    down(r, "dx rounded", rounded, true, TOL_SUM)->floor = 0.1;
     return 0;
 }
 
@@ -121,6 +127,12 @@ static inline int matmul_fwd(struct run *r) {
     const struct tensor y = add ? up_acc(r, shape, true) : dev_new(r, shape, true);
     const struct tensor bias = r->s->flags & S_BIAS ? up(r, &r->in[2]) : TENSOR_NONE;
     TRY(up_weight(r, &r->in[1], &w));
+    if (add) { /* from another tensor, twice: a backend may know more the second time */
+        const struct tensor from = up_acc(r, shape, true), sum = dev_new(r, shape, true);
+        TRY(dev_matmul_add(r->d, sum, from, up(r, &r->in[0]), w, bias));
+        TRY(dev_matmul_add(r->d, sum, from, up(r, &r->in[0]), w, bias));
+        down(r, "from + y", sum, true, TOL_SUM);
+    }
     TRY(dev_matmul_fwd(r->d, y, up(r, &r->in[0]), w, bias, add));
     down(r, "y", y, true, TOL_SUM);
     return 0;

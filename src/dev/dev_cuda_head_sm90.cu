@@ -1,0 +1,267 @@
+/* dev_cuda_head_sm90.cu - the gradient of the logits on Hopper: dz = d loss / d logits as bf16, from x
+ * and the vocabulary's weight in one kernel, so that logits never lie in memory.
+ *
+ * A product of 128 x 256 a block, blocks in clusters of two that share the weight's tile: one warp asks
+ * for tiles of 64 of k by bulk copies, four stages deep; two warpgroups have 64 rows each.  The second
+ * starts a few tiles late, so that one takes exponentials while the other keeps the matrix units busy.
+ *
+ * Invariant: a row's results depend on that row, on its statistics and on the weight alone; sums are over k ascending. */
+#include "dev/dev_cuda_head.cuh"
+#include "dev/dev_cuda_tma.cuh"
+
+#include <string.h>
+
+extern __shared__ __align__(1024) char head_smem[];
+
+enum {
+    BM = 128, BN = 256, BK = 64, STAGES = 4, LAG = 3, /* LAG: tiles that the second warpgroup starts late */
+    GROUP = 128, THREADS = 3 * GROUP,
+    A_BYTES = BM * PANEL_ROW, B_BYTES = BN * PANEL_ROW, STAGE = A_BYTES + B_BYTES,
+    OUT = 64 * PANEL_ROW, /* 64 rows x 64 columns on their way out; two a warpgroup */
+    AT_OUT = STAGES * STAGE, AT_BARS = AT_OUT + 4 * OUT, SMEM = AT_BARS + 2 * STAGES * 8,
+    BAR_GROUP = 1, BAR_LAG = 3, /* named barriers: 1 + warpgroup, and this */
+};
+
+struct dz_row { /* of a lane's two rows */
+    float scale_log2, lse_log2; /* p = 2^(raw scale_log2 - lse_log2) */
+    float dlogp, factor;        /* factor: inv_temp */
+    float dentropy, entropy;
+    int64_t target;             /* column of dz, or outside */
+};
+
+struct dz_job {
+    int64_t rows, cols, lo; /* of dz; entry of the vocabulary of its first column */
+    int k_tiles, row_pairs, tiles;
+    const float *inv_temp, *lse, *dlogp, *dentropy, *entropy; /* the last two optional */
+    const int32_t *target;
+};
+
+/* Tiles of the cluster: rows vary fastest, so that x stays in the cache and the weight is read once. */
+struct dz_tile {
+    int row, col;
+};
+static __device__ __forceinline__ struct dz_tile tile_at(const struct dz_job &j, int tile, uint32_t rank) {
+    return {(tile % j.row_pairs * 2 + (int)rank) * BM, tile / j.row_pairs * BN};
+}
+
+static __device__ __forceinline__ struct dz_row read_row(const struct dz_job &j, int64_t row) {
+    struct dz_row r = {};
+    r.target = -1;
+    if (row >= j.rows) return r;
+    r.factor = j.inv_temp[row];
+    r.scale_log2 = r.factor * 1.4426950408889634f;
+    r.lse_log2 = j.lse[row] * 1.4426950408889634f;
+    r.dlogp = j.dlogp[row];
+    r.target = j.target[row] - j.lo;
+    if (j.dentropy) r.dentropy = j.dentropy[row], r.entropy = j.entropy[row];
+    return r;
+}
+
+/* One thread: all tiles of this block, and half of the weight's for both blocks of the cluster. */
+static __device__ __forceinline__ void produce(const struct dz_job &j, const CUtensorMap *x, const CUtensorMap *w, uint32_t smem,
+                                               uint32_t rank, int cluster, int clusters) {
+    uint32_t stage = 0, parity = 1;
+    for (int t = cluster; t < j.tiles; t += clusters) {
+        const struct dz_tile at = tile_at(j, t, rank);
+        for (int k = 0; k < j.k_tiles; k++) {
+            const uint32_t full = smem + AT_BARS + stage * 8, a = smem + stage * STAGE, b = a + A_BYTES + rank * (B_BYTES / 2);
+            bar_wait(full + STAGES * 8, parity);
+            bar_expect(full, STAGE);
+            tma_load(a, x, k * BK, at.row, full);
+            tma_load_all(b, w, k * BK, at.col + (int)rank * (BN / 2), full, 3);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+/* dz = inv_temp (dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + entropy)) of the lane's two rows, in place of the logits;
+ * a row without a gradient gets exact zeros, whatever its logits. */
+template <bool ENTROPY>
+static __device__ __forceinline__ void gradients(float (&z)[32][4], const struct dz_row (&r)[2], int64_t col) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float minus = -r[i].dlogp * r[i].factor, d_entropy = r[i].dentropy * r[i].factor;
+#pragma unroll
+        for (int n = 0; n < 32; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float log2_p = fmaf(z[n][2 * i + e], r[i].scale_log2, -r[i].lse_log2), p = exp2_approx(log2_p);
+                float g = minus;
+                if (ENTROPY && r[i].dentropy != 0) /* a zero times an infinite log-prob stays out */
+                    g -= d_entropy * (head_clamp(log2_p * 0.6931471805599453f) + r[i].entropy);
+                z[n][2 * i + e] = g * p;
+            }
+        const int64_t mine = r[i].target - col - (int64_t)(threadIdx.x % 4 * 2); /* 8 n + e where it is the lane's */
+        if (mine >= 0 && mine < BN && mine % 8 < 2)
+#pragma unroll
+            for (int n = 0; n < 32; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (mine == n * 8 + e) z[n][2 * i + e] = fmaf(r[i].dlogp, r[i].factor, z[n][2 * i + e]);
+        if (r[i].dlogp == 0 && r[i].dentropy == 0)
+#pragma unroll
+            for (int n = 0; n < 32; n++) z[n][2 * i] = z[n][2 * i + 1] = 0;
+    }
+}
+
+/* A warpgroup's 64 x 256 to dz, 64 columns at a time through two buffers. */
+static __device__ __forceinline__ void store(const float (&z)[32][4], const CUtensorMap *out, uint32_t smem, int group, int row,
+                                             int col, int64_t cols) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    const bool first = threadIdx.x % GROUP == 0;
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        if (col + q * 64 >= cols) break;
+        const uint32_t buffer = smem + AT_OUT + (uint32_t)((group * 2 + q % 2) * OUT);
+        if (first) tma_stores_read<1>();
+        group_sync(BAR_GROUP + group, GROUP);
+#pragma unroll
+        for (int h = 0; h < 4; h++) { /* 16 columns: matrices of rows 0-7, 8-15, twice */
+            const int n = q * 8 + h * 2;
+            const uint32_t v[4] = {pack_bf16(z[n][0], z[n][1]), pack_bf16(z[n][2], z[n][3]), pack_bf16(z[n + 1][0], z[n + 1][1]),
+                                   pack_bf16(z[n + 1][2], z[n + 1][3])};
+            stmatrix_x4(buffer + panel_at(warp * 16 + lane % 16, h * 2 + lane / 16), v);
+        }
+        wgmma_publish();
+        group_sync(BAR_GROUP + group, GROUP);
+        if (first) tma_store(out, col + q * 64, row, buffer);
+    }
+}
+
+/* A warpgroup: the tiles' products, their gradients, and out. */
+template <bool ENTROPY>
+static __device__ __forceinline__ void consume(const struct dz_job &j, const CUtensorMap *out, uint32_t smem, uint32_t rank,
+                                               int group, int cluster, int clusters) {
+    const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    uint32_t stage = 0, parity = 0;
+    if (group == 1 && cluster < j.tiles) group_sync(BAR_LAG, 2 * GROUP);
+    for (int t = cluster; t < j.tiles; t += clusters) {
+        const struct dz_tile at = tile_at(j, t, rank);
+        const int row = at.row + group * 64;
+        const struct dz_row r[2] = {read_row(j, row + mine), read_row(j, row + mine + 8)};
+        float z[32][4];
+        uint32_t before = 0;
+        wgmma_hold(z);
+        for (int k = 0; k < j.k_tiles; k++) {
+            const uint32_t full = smem + AT_BARS + stage * 8, tile = smem + stage * STAGE;
+            const uint64_t a = panel_desc(tile + (uint32_t)(group * 64 * PANEL_ROW)), b = panel_desc(tile + A_BYTES);
+            bar_wait(full, parity);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < BK / 16; i++) wgmma_rows_256(z, a + i * 2, b + i * 2, k > 0 || i > 0);
+            wgmma_commit();
+            if (k > 0) {
+                wgmma_wait<1>();
+                if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+            }
+            before = full;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+            if (group == 0 && t == cluster && k == (LAG < j.k_tiles ? LAG : j.k_tiles) - 1) group_arrive(BAR_LAG, 2 * GROUP);
+        }
+        wgmma_wait<0>();
+        wgmma_hold(z);
+        if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+        gradients<ENTROPY>(z, r, at.col);
+        store(z, out, smem, group, row, at.col, j.cols);
+    }
+    if (threadIdx.x % GROUP == 0) tma_stores_end();
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* which refuses the word, not only the thing */
+#define CLUSTER_OF_TWO
+#else
+#define CLUSTER_OF_TWO __cluster_dims__(2, 1, 1)
+#endif
+
+template <bool ENTROPY>
+__global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
+    dz_product_kernel(const struct dz_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                      const __grid_constant__ CUtensorMap out) {
+    const uint32_t smem = smem_addr(head_smem), rank = cluster_rank();
+    const int cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2, group = (int)threadIdx.x / GROUP;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            bar_init(smem + AT_BARS + s * 8, 1);
+            bar_init(smem + AT_BARS + (STAGES + s) * 8, 2 * 2 * 4); /* the warps of two warpgroups of both blocks */
+        }
+        bar_init_done();
+    }
+    __syncwarp();
+    cluster_sync();
+    if (group == 2) {
+        registers_down<40>();
+        if (threadIdx.x == 2 * GROUP) produce(j, &x, &w, smem, rank, cluster, clusters);
+        __syncwarp();
+    } else {
+        registers_up<232>();
+        consume<ENTROPY>(j, &out, smem, rank, group, cluster, clusters);
+    }
+    cluster_sync(); /* nobody leaves while the other block still arrives here */
+}
+
+bool cuda_head_dz_takes(const struct cuda *c, const struct lmhead_args *a, const void *dz) {
+    static const char built[] = VERLC_CUDA_ARCHS;
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && a->x.dt == DT_BF16 && a->w.k % 8 == 0 &&
+           a->w.n % 8 == 0 &&
+           (((uintptr_t)a->x.data | (uintptr_t)a->w.data | (uintptr_t)dz) & 15) == 0;
+}
+
+int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
+                 int64_t rows, int64_t lo, int64_t cols, void *dz) {
+    const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + row : NULL; };
+    CUtensorMap x, w, out;
+    TRY(cuda_tensor_map(&x, (const char *)a->x.data + (size_t)(row * a->w.k) * 2, rows, a->w.k, BM));
+    TRY(cuda_tensor_map(&w, (const char *)a->w.data + (size_t)(lo * a->w.k) * 2, cols, a->w.k, BN / 2));
+    TRY(cuda_tensor_map(&out, dz, rows, cols, 64));
+    struct dz_job j = {};
+    j.rows = rows, j.cols = cols, j.lo = lo;
+    j.k_tiles = (int)((a->w.k + BK - 1) / BK);
+    j.row_pairs = (int)((rows + 2 * BM - 1) / (2 * BM));
+    j.tiles = j.row_pairs * (int)((cols + BN - 1) / BN);
+    j.inv_temp = from(a->inv_temp), j.lse = from(a->lse), j.dlogp = from(dlogp);
+    j.dentropy = from(dentropy), j.entropy = dentropy.data ? from(a->entropy) : NULL;
+    j.target = (const int32_t *)a->target.data + row;
+    const auto kernel = dentropy.data ? dz_product_kernel<true> : dz_product_kernel<false>;
+    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
+    const unsigned blocks = (unsigned)(j.tiles * 2 < c->n_sm / 2 * 2 ? j.tiles * 2 : c->n_sm / 2 * 2);
+    kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w, out);
+    CU_LAUNCHED();
+    return 0;
+}
+
+/* ---- descriptions of matrices ---- */
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static int find_encode(encode_fn *out) {
+    static encode_fn found;
+    if (!found) {
+        cudaDriverEntryPointQueryResult result;
+        void *f = NULL;
+#if CUDART_VERSION >= 12050
+        CU_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
+#else
+        CU_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result));
+#endif
+        if (result != cudaDriverEntryPointSuccess || f == NULL) FAIL(ERR_DEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
+        found = (encode_fn)f;
+    }
+    *out = found;
+    return 0;
+}
+
+int cuda_tensor_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box) {
+    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)cols * 2};
+    const cuuint32_t tile[2] = {PANEL_ROW / 2, (cuuint32_t)box}, step[2] = {1, 1};
+    encode_fn encode = NULL;
+    TRY(find_encode(&encode));
+    const CUresult r = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, size, stride, tile, step,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        FAIL(ERR_DEVICE, "cuda: a matrix of %lld x %lld at %p cannot be described for bulk copies (error %d)", (long long)rows,
+             (long long)cols, data, (int)r);
+    return 0;
+}
