@@ -142,7 +142,7 @@ def data_case(space, k):
     metrics |= space["compute_variance_proxy_metrics"](data, norm)
     metrics |= space["log_seqlen_unbalance"](lens, [list(range(n))], "global_seqlen")
     return {"max_prompt_length": width_p, "max_response_length": width_r, "grad_norm": norm, "timing_s": timing, "rows": rows,
-            "metrics": {k: float(v) for k, v in metrics.items() if math.isfinite(float(v))}}
+            "metrics": {k: float(v) for k, v in sorted(metrics.items()) if math.isfinite(float(v))}}
 
 
 def many(what, n, make):
