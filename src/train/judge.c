@@ -21,6 +21,8 @@ struct judge {
     struct chat_template *chat;
     struct roll_decoder *decoder;
     struct roll_engine *engine;
+    void *block;          /* the decoder's */
+    size_t block_bytes;
     regex_t regex;
     bool has_regex;
     struct opinion *done; /* finished, in order */
@@ -117,7 +119,11 @@ static int open_all(struct judge *j) {
     TRY(tokenizer_open(&j->tok, j->a.dir));
     const int rc = chat_template_create(&j->chat, j->tok);
     if (rc < 0) return err_wrap(rc, "the judge's chat template");
-    const struct roll_decoder_args d = decoder_args(&j->a, j->model);
+    struct roll_decoder_args d = decoder_args(&j->a, j->model);
+    j->block_bytes = roll_decoder_bytes(&j->model->cfg, j->a.act, &d);
+    TRY(dev_alloc(j->a.dev, j->block_bytes, &j->block));
+    TRY(dev_zero(j->a.dev, j->block, j->block_bytes)); /* the memory is really there, now rather than in mid-run */
+    d.block = j->block;
     TRY(roll_decoder_open(&j->decoder, &d));
     const struct roll_model m = roll_decoder_model(j->decoder);
     const struct roll_config c = {.max_rows = j->a.max_rows, .max_seqs = j->a.max_seqs, .tok = j->tok, .done = on_answer,
@@ -145,6 +151,7 @@ void judge_destroy(struct judge *j) {
     if (j->engine) judge_drop(j);
     roll_destroy(j->engine);
     roll_decoder_close(j->decoder);
+    if (j->block) dev_free(j->a.dev, j->block, j->block_bytes);
     chat_template_destroy(j->chat);
     tokenizer_close(j->tok);
     model_close(j->model);

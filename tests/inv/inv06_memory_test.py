@@ -37,6 +37,31 @@ def peak_of(args):
         return p.wait(), p.stderr.read(), peak
 
 
+def second_models(s, test):
+    """A judge is in the plan; a refusal proposes what makes the critic or the judge smaller."""
+    big, one = s.dir / "big", {"trainer.total_training_steps": 1, "trainer.save_freq": -1, "trainer.threads": 1}
+    rm = "reward.reward_model."
+    judge = {**one, rm + "enable": True, rm + "model_path": big, rm + "prompt_template": "'{response} {question} 1'",
+             rm + "rollout.prompt_length": 256, rm + "rollout.response_length": 64, "reward.on_error": "drop_sample"}
+    args = s.ppo("run_judge", **judge)
+    plan = planned(run("plan", *args[1:]).stdout)
+    _, errors, peak = peak_of(args)
+    off = (peak - plan) / plan
+    print(f"        judge: plan {plan:.0f} MiB, peak {peak:.0f} MiB: {100 * off:+.1f} %")
+    test("judge: peak within 5 % of the plan", abs(off) <= 0.05, f"plan {plan:.0f} MiB, peak {peak:.0f} MiB {errors[-300:]}")
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "actor_rollout_ref.actor.use_kl_loss": False,
+              "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 1,
+              "data.train_batch_size": 64, "data.max_response_length": 192, "critic.forward_micro_batch_size_per_gpu": 1,
+              "actor_rollout_ref.rollout.max_num_seqs": 1}
+    cases = (("critic.ppo_micro_batch_size_per_gpu", {**critic, "critic.ppo_mini_batch_size": 64,
+                                                      "actor_rollout_ref.actor.ppo_mini_batch_size": 64}, 64),
+             (rm + "rollout.max_num_seqs", {**judge, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1}, 16))
+    for key, keys, most in cases:
+        total = [planned(run("plan", *s.ppo("x", **{**keys, key: n})[1:]).stdout) for n in (most, 1)]
+        p = run(*s.ppo("refused2", **{**keys, key: most, "trainer.device_memory_limit": f"{sum(total) / 2:.0f}MiB"}), check=False)
+        test.refused(f"the refusal proposes a smaller {key}", p, 4, f"{key}=", "fits")
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -71,6 +96,7 @@ def main():
         p = run("sft", f"model.path={s.dir / 'big'}", f"data.train_files={sft}", "data.val_files=[]", "data.train_batch_size=4",
                 "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1", "trainer.device_memory_limit=100MiB",
                 f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]", check=False)
+        second_models(s, test)
         test.refused("sft keeps to trainer.device_memory_limit", p, 4, "GiB")
     test.end()
 
