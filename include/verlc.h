@@ -41,6 +41,7 @@ enum verlc_role {
     VERLC_ACTOR,  /* the policy: generates and learns */
     VERLC_REF,    /* its start, frozen; there when a KL term uses it */
     VERLC_CRITIC, /* values; there with adv_estimator=gae or critic.enable */
+    VERLC_TEACHER, /* of distillation, frozen; there with distillation.enabled */
 };
 bool verlc_has(const struct verlc *v, enum verlc_role role);
 
@@ -83,7 +84,8 @@ int verlc_rollout(struct verlc *v, struct verlc_batch *b);
 /* Drops what has no score (reward.on_error), weighs sources; token_level_scores. */
 int verlc_reward(struct verlc *v, struct verlc_batch *b);
 /* VERLC_ACTOR: old_log_probs.  While the policy has not moved they are the rollout's, bit
- * for bit, and cost nothing.  VERLC_REF: ref_log_prob. */
+ * for bit, and cost nothing.  VERLC_REF: ref_log_prob.  VERLC_TEACHER: teacher_logprobs, of
+ * a ..._topk loss also teacher_ids. */
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b);
 /* The critic's: values. */
 int verlc_values(struct verlc *v, struct verlc_batch *b);
@@ -92,7 +94,7 @@ int verlc_advantage(struct verlc *v, struct verlc_batch *b);
 /* algorithm.pf_ppo: rows of b drawn again by their scores. */
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out);
 /* ppo_epochs over b in mini-batches.  VERLC_ACTOR reads old_log_probs and advantages, with
- * actor.use_kl_loss ref_log_prob, and does nothing before trainer.critic_warmup;
+ * actor.use_kl_loss ref_log_prob, with distillation teacher_logprobs, and does nothing before trainer.critic_warmup;
  * VERLC_CRITIC reads values and returns. */
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b);
 /* Ends the step: metrics and samples of b, validation, and a checkpoint when trainer.test_freq

@@ -6,7 +6,7 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf critic data graders grpo lora model optim quant reward tables text track train.  GSM8K and the real
+# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft tables text track train.  GSM8K and the real
 # tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what
 # needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python.
 # As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE=1
 py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fixtures
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
-names=${*:-algo text conf train grpo optim model lora quant critic reward graders data tables track} # the long ones first
+names=${*:-algo text conf train grpo optim model lora quant critic reward sft distill eval graders data tables track} # the long ones first
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"
@@ -36,6 +36,7 @@ make_conf() { $py tools/oracle_conf.py --binary ""; } # in place
 make_critic() { $py tools/oracle_critic.py "$1"; }
 make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py sets "$1"; }
 make_graders() { $py tools/oracle_graders.py --out "$1"; }
+make_distill() { $py tools/oracle_distill.py --out "$1"; }
 make_grpo() { $py tools/oracle_grpo.py "$1"; }
 make_lora() { $py tools/oracle_lora.py make "$1"; } # on the base models in that directory
 make_model() { $py tools/oracle_model.py make "$1"; }
@@ -46,7 +47,7 @@ make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_train() { $py tools/oracle_train.py "$1"; }
 
 compare_algo() {
-    fresh algo && make_algo "$out/algo" && same algo && $py tools/oracle_algo.py --verlc "$VERLC" --batches "$batches"
+    fresh algo && make_algo "$out/algo" && same algo algo.jsonl && $py tools/oracle_algo.py --verlc "$VERLC" --batches "$batches"
 }
 compare_conf() { $py tools/oracle_conf.py --check; }
 compare_critic() { fresh critic && make_critic "$out/critic" && same critic; }
@@ -56,6 +57,11 @@ compare_data() {
     fresh gsm8k && "$VERLC" data gsm8k --local_dataset_path "$SHARED_DATA/gsm8k" --local_save_dir "$out/gsm8k" &&
         $py tools/oracle_data.py compare "$SHARED_DATA/gsm8k" "$out/gsm8k"
 }
+compare_distill() {
+    fresh distill && make_distill "$out/distill" && $py tools/oracle_diff.py "$out/distill" $fix/algo &&
+        $py tools/oracle_distill.py --verlc "$VERLC"
+}
+compare_eval() { $py tools/oracle_eval.py "$VERLC"; }
 compare_graders() {
     fresh graders && make_graders "$out/graders" && $py tools/oracle_diff.py "$out/graders" $fix/algo &&
         $py tools/oracle_graders.py --verlc "$VERLC"
@@ -97,7 +103,7 @@ compare_train() {
 fixture_dir() {
     case $1 in
     grpo | optim) echo $fix/train ;;
-    graders) echo $fix/algo ;;
+    distill | graders) echo $fix/algo ;;
     lora) echo $fix/model ;;
     *) echo "$fix/$1" ;;
     esac

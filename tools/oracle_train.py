@@ -175,4 +175,5 @@ def main():
         print(f"wrote {a.out / name}: {len(value)} batches")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -473,6 +473,98 @@ static int op_actor_loss(struct request *q, json_t *out) {
     return 0;
 }
 
+/* A list of k numbers for each token: samples x tokens x k. *k 0: taken from the first token. */
+static int read_lists(struct request *q, const char *key, int64_t *k, double **out) {
+    const json_t *v;
+    TRY(need(q, key, NULL, &v));
+    *out = NULL;
+    for (int64_t i = 0; i < q->r.n; i++)
+        for (int64_t t = q->off[i]; t < q->off[i + 1]; t++) {
+            const json_t *list = json_array_get(json_array_get(v, (size_t)i), (size_t)(t - q->off[i]));
+            if (*k == 0) *k = (int64_t)json_array_size(list);
+            if (*k == 0 || (int64_t)json_array_size(list) != *k)
+                FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not a list of the same length as the others", q->where, key,
+                     (long long)i, (long long)(t - q->off[i]));
+            if (!*out) *out = own(q, (size_t)(q->off[q->r.n] * *k), sizeof **out);
+            for (int64_t e = 0; e < *k; e++) {
+                const json_t *x = json_array_get(list, (size_t)e);
+                if (!json_is_number(x))
+                    FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not numbers", q->where, key, (long long)i, (long long)(t - q->off[i]));
+                (*out)[t * *k + e] = json_number_value(x);
+            }
+        }
+    if (!*out) FAIL(ERR_FORMAT, "%s: \"%s\" is empty", q->where, key);
+    return 0;
+}
+static int read_list_ids(struct request *q, const char *key, int64_t *k, const int32_t **out) {
+    double *x;
+    TRY(read_lists(q, key, k, &x));
+    const int64_t n = q->off[q->r.n] * *k;
+    int32_t *id = own(q, (size_t)n, sizeof *id);
+    for (int64_t i = 0; i < n; i++) {
+        if (!(x[i] >= 0 && x[i] < 0x1p31) || x[i] != floor(x[i])) FAIL(ERR_FORMAT, "%s: \"%s\": %g is not a token id", q->where, key, x[i]);
+        id[i] = (int32_t)x[i];
+    }
+    *out = id;
+    return 0;
+}
+
+static int read_distill(struct request *q, struct algo_distill *d) {
+    const char *mode = "k3";
+    double ratio = NAN;
+    TRY(read_str(q, "loss_mode", &mode));
+    TRY(algo_distill_find(d, mode));
+    TRY(read_f64(q, "loss_max_clamp", &d->loss_max_clamp));
+    TRY(read_f64(q, "log_prob_min_clamp", &d->log_prob_min_clamp));
+    TRY(read_bool(q, "use_policy_gradient", &d->use_policy_gradient));
+    TRY(read_f64(q, "clip_ratio", &ratio));
+    if (isfinite(ratio)) d->policy.clip_ratio_low = d->policy.clip_ratio_high = ratio;
+    TRY(read_f64(q, "clip_ratio_low", &d->policy.clip_ratio_low));
+    return read_f64(q, "clip_ratio_high", &d->policy.clip_ratio_high);
+}
+
+static int op_distillation_loss(struct request *q, json_t *out) {
+    struct algo_distill d;
+    struct algo_distill_sums sums = {0};
+    TRY(read_mask(q, "response_mask"));
+    struct algo_distill_args a = {.r = &q->r, .d = &d};
+    if (q->flat) FAIL(ERR_FORMAT, "%s: distillation_loss reads samples x tokens", q->where);
+    TRY(read_distill(q, &d));
+    TRY(read_agg(q, "token-mean", &a.agg));
+    const bool pg = d.use_policy_gradient;
+    TRY(read_tokens(q, "log_prob", NULL, pg || !d.list, &a.logp));
+    TRY(read_tokens(q, "teacher_logprobs", NULL, !d.list, &a.teacher_logp));
+    TRY(read_tokens(q, "old_log_prob", NULL, pg, &a.old_logp));
+    TRY(read_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
+    const int64_t n = q->off[q->r.n];
+    double loss, *lists[2] = {0}, *dlogp = own(q, (size_t)n, sizeof *dlogp), *dlist = NULL;
+    if (d.list) {
+        TRY(read_lists(q, "teacher_topk_log_probs", &a.k, &lists[0]));
+        TRY(read_lists(q, "student_topk_log_probs", &a.k, &lists[1]));
+        TRY(read_list_ids(q, "teacher_topk_ids", &a.k, &a.list_id));
+        TRY(read_list_ids(q, "student_topk_ids", &a.k, &a.student_top));
+        a.list_teacher = lists[0];
+        a.list_logp = lists[1];
+        a.vocab = INT64_MAX;
+        TRY(read_i64(q, "vocab_size", &a.vocab));
+        dlist = own(q, (size_t)(n * a.k), sizeof *dlist);
+    }
+    TRY(algo_distill_loss(&a, 1, &loss, dlogp, dlist, &sums, &q->metrics));
+    algo_distill_metrics(&sums, &q->metrics);
+    TRY(put_loss(out, q, loss));
+    put_metrics(out, q);
+    if (!d.list || pg) put_tokens(out, "dlogp", q, dlogp);
+    if (!d.list || pg) return 0;
+    json_t *rows = json_array(); /* samples x tokens x k */
+    for (int64_t i = 0; i < q->r.n; i++) {
+        json_t *row = json_array();
+        for (int64_t t = q->off[i]; t < q->off[i + 1]; t++) json_array_append_new(row, row_json(dlist, t * a.k, (t + 1) * a.k));
+        json_array_append_new(rows, row);
+    }
+    json_object_set_new(out, "dlist", rows);
+    return 0;
+}
+
 static int op_kl(struct request *q, json_t *out) {
     const char *name = NULL;
     struct algo_kl_type type;
@@ -636,6 +728,7 @@ static const struct {
     {"kl_in_reward", op_kl_in_reward},
     {"pf_ppo_weights", op_pf_ppo_weights},
     {"actor_loss", op_actor_loss},
+    {"distillation_loss", op_distillation_loss},
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 

@@ -399,6 +399,11 @@ static int check_lmhead(const char *op, const struct lmhead_args *a) {
     TRY(want1(op, "inv_temp", a->inv_temp, F32, n));
     TRY(want1(op, "target", a->target, I32, n));
     if (a->lse.data) TRY(want1(op, "lse", a->lse, F32, n));
+    if (a->list_id.data) {
+        TRY(want2(op, "list_id", a->list_id, I32, n, ANY));
+        if (a->list_id.dim[1] > a->w.n) FAIL(ERR_INVAL, "dev op %s: a list of %lld entries of a vocabulary of %lld", op,
+                                             (long long)a->list_id.dim[1], (long long)a->w.n);
+    }
     return a->entropy.data ? want1(op, "entropy", a->entropy, F32, n) : 0;
 }
 
@@ -406,6 +411,14 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     TRY(check_lmhead("lmhead_fwd", a));
     TRY(want1("lmhead_fwd", "logp", a->logp, F32, a->x.dim[0]));
     if (a->sum_pi_sq.data) TRY(want1("lmhead_fwd", "sum_pi_sq", a->sum_pi_sq, F32, a->x.dim[0]));
+    if (a->list_id.data) TRY(want2("lmhead_fwd", "list_logp", a->list_logp, F32, a->x.dim[0], a->list_id.dim[1]));
+    if (a->top_id.data) {
+        TRY(want2("lmhead_fwd", "top_id", a->top_id, I32, a->x.dim[0], ANY));
+        TRY(want2("lmhead_fwd", "top_logp", a->top_logp, F32, a->x.dim[0], a->top_id.dim[1]));
+        if (a->top_id.dim[1] > a->w.n)
+            FAIL(ERR_INVAL, "dev op lmhead_fwd: the %lld most probable entries of a vocabulary of %lld", (long long)a->top_id.dim[1],
+                 (long long)a->w.n);
+    }
     HAVE(lmhead_fwd);
     return a->x.dim[0] ? TRACED(lmhead_fwd, (d, a), a->x.dim[0], a->w.n, a->w.k) : 0;
 }
@@ -590,6 +603,10 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
     if (dentropy.data) {
         TRY(want1("lmhead_bwd", "dentropy", dentropy, F32, n));
         TRY(want1("lmhead_bwd", "entropy", a->entropy, F32, n));
+    }
+    if (a->dlist.data) {
+        if (!a->list_id.data) FAIL(ERR_INVAL, "dev op lmhead_bwd: dlist without list_id");
+        TRY(want2("lmhead_bwd", "dlist", a->dlist, F32, n, a->list_id.dim[1]));
     }
     TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
     if (dw.data) TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));

@@ -131,6 +131,11 @@ struct lmhead_args {
     struct tensor entropy;   /* (R) f32, optional in forward: lse - sum p z */
     struct tensor lse;       /* (R) f32: needed by backward; optional in forward */
     struct tensor sum_pi_sq; /* (R) f32, optional: sum p^2 */
+    /* Several entries of a row (distillation), 1 <= K, P <= V; all optional. */
+    struct tensor top_id, top_logp;   /* (R, K) i32, f32; forward: the K most probable, largest first, equal ones by id; a
+                                         row whose logits are NaN gets ids in range and NaN. Both or none. */
+    struct tensor list_id, list_logp; /* (R, P) i32 in [0, V), distinct in a row, and f32: z[id] - lse */
+    struct tensor dlist;              /* (R, P) f32; backward, with list_id: d loss / d list_logp */
 };
 
 /* One row's sampling rule. Order: repetition penalty (a positive logit is divided

@@ -68,6 +68,62 @@ static int block_logits(struct cpu *c, const struct head_job *j) {
                            n0, n0 + j->len);
 }
 
+/* ---- several entries of a row ----
+ * top_id and top_logp hold the row's largest raw logits so far, largest first, list_logp the raw logits of the
+ * listed entries; finish_row makes log-probs of them. */
+
+struct head_lists {
+    int64_t n_top, n_list;
+    int32_t *top_id;
+    float *top;
+    const int32_t *list_id;
+    float *list;
+};
+static struct head_lists lists_of(const struct lmhead_args *a, int64_t row) {
+    struct head_lists l = {0};
+    if (a->top_id.data) {
+        l.n_top = a->top_id.dim[1];
+        l.top_id = (int32_t *)a->top_id.data + row * l.n_top;
+        l.top = (float *)a->top_logp.data + row * l.n_top;
+    }
+    if (a->list_id.data) {
+        l.n_list = a->list_id.dim[1];
+        l.list_id = (const int32_t *)a->list_id.data + row * l.n_list;
+        l.list = (float *)a->list_logp.data + row * l.n_list;
+    }
+    return l;
+}
+
+/* Entry id goes behind all that are as large; ids come in ascending order. */
+static void top_insert(const struct head_lists *l, int32_t id, float raw) {
+    int64_t at = l->n_top;
+    while (at > 0 && (l->top_id[at - 1] < 0 || raw > l->top[at - 1])) at--;
+    if (at == l->n_top) return;
+    memmove(l->top_id + at + 1, l->top_id + at, (size_t)(l->n_top - 1 - at) * sizeof *l->top_id);
+    memmove(l->top + at + 1, l->top + at, (size_t)(l->n_top - 1 - at) * sizeof *l->top);
+    l->top_id[at] = id;
+    l->top[at] = raw;
+}
+
+/* Entries [first, first + n) of a row. */
+static void lists_take(const struct cpu_kern *k, const struct head_lists *l, const float *raw, int64_t first, int64_t n) {
+    int32_t idx[DEV_VOCAB_CHUNK];
+    for (int64_t i = 0; i < l->n_list; i++)
+        if (l->list_id[i] >= first && l->list_id[i] < first + n) l->list[i] = raw[l->list_id[i] - first];
+    if (l->n_top == 0) return;
+    const float least = l->top_id[l->n_top - 1] < 0 ? -INFINITY : l->top[l->n_top - 1];
+    const int64_t found = k->at_least(idx, raw, n, least); /* NaN is not */
+    for (int64_t i = 0; i < found; i++) top_insert(l, (int32_t)first + idx[i], raw[idx[i]]);
+}
+
+static void lists_finish(const struct head_lists *l, const struct cpu_head_state *s, float inv_temp) {
+    for (int64_t i = 0; i < l->n_list; i++) l->list[i] = cpu_head_logp(s, l->list[i], inv_temp);
+    for (int64_t i = 0; i < l->n_top; i++) {
+        l->top[i] = l->top_id[i] < 0 ? NAN : cpu_head_logp(s, l->top[i], inv_temp);
+        if (l->top_id[i] < 0) l->top_id[i] = 0;
+    }
+}
+
 static void forward_part(void *arg, int64_t part, int thread) {
     const struct head_job *j = arg;
     (void)thread;
@@ -79,6 +135,10 @@ static void forward_part(void *arg, int64_t part, int thread) {
         cpu_head_merge(&j->state[row], &sum);
         const int64_t t = ((const int32_t *)j->a->target.data)[row] - j->chunk * DEV_VOCAB_CHUNK;
         if (t >= 0 && t < j->len) j->raw_target[row] = raw[t];
+        if (!j->a->top_id.data && !j->a->list_id.data) continue;
+        const struct head_lists l = lists_of(j->a, row);
+        for (int64_t q = 0; q < l.n_top && j->chunk == 0; q++) l.top_id[q] = -1;
+        lists_take(j->k, &l, raw, j->chunk * DEV_VOCAB_CHUNK, j->len);
     }
 }
 
@@ -91,6 +151,8 @@ static void finish_row(const struct head_job *j, int64_t i) {
     if (a->lse.data) ((float *)a->lse.data)[i] = (float)cpu_head_lse(s);
     if (a->entropy.data) ((float *)a->entropy.data)[i] = (float)(log(s->sum) - s->sum_t / s->sum);
     if (a->sum_pi_sq.data) ((float *)a->sum_pi_sq.data)[i] = (float)(s->sum_sq / (s->sum * s->sum));
+    const struct head_lists l = lists_of(a, i);
+    lists_finish(&l, s, inv_temp);
 }
 
 static struct tensor opt_rows(struct tensor t, int64_t lo, int64_t n) { return t.data ? tensor_rows(t, lo, n) : t; }
@@ -98,7 +160,8 @@ static struct tensor opt_rows(struct tensor t, int64_t lo, int64_t n) { return t
 /* Rows [lo, lo + n) of the arguments. */
 static struct lmhead_args rows_of(const struct lmhead_args *a, int64_t lo, int64_t n) {
     struct lmhead_args r = *a;
-    struct tensor *const all[] = {&r.x, &r.inv_temp, &r.target, &r.logp, &r.entropy, &r.lse, &r.sum_pi_sq};
+    struct tensor *const all[] = {&r.x, &r.inv_temp, &r.target, &r.logp, &r.entropy, &r.lse, &r.sum_pi_sq,
+                                   &r.top_id, &r.top_logp, &r.list_id, &r.list_logp, &r.dlist};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] = opt_rows(*all[i], lo, n);
     return r;
 }
@@ -117,6 +180,10 @@ static int forward_rows(struct dev *d, const struct lmhead_args *a) {
     memset(j.state, 0, state);
     for (int64_t i = 0; i < rows; i++) {
         const int32_t t = ((const int32_t *)a->target.data)[i];
+        CHECK(t >= 0 && t < a->w.n);
+    }
+    for (int64_t i = 0, n = a->list_id.data ? tensor_count(a->list_id) : 0; i < n; i++) {
+        const int32_t t = ((const int32_t *)a->list_id.data)[i];
         CHECK(t >= 0 && t < a->w.n);
     }
     for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
@@ -151,13 +218,22 @@ static void backward_part(void *arg, int64_t part, int thread) {
     (void)thread;
     for (int64_t i = part * PART_ROWS; i < min64((part + 1) * PART_ROWS, j->n_rows); i++) {
         const int64_t row = j->row0 + i, t = ((const int32_t *)a->target.data)[row] - j->chunk * DEV_VOCAB_CHUNK;
+        const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
+        const float *dlist = n_list ? (const float *)a->dlist.data + row * n_list : NULL;
+        double dsum = (double)j->dlogp[row];
+        for (int64_t q = 0; q < n_list; q++) dsum += (double)dlist[q];
         const struct cpu_head_dz g = {
             .inv_temp = ((const float *)a->inv_temp.data)[row],
             .lse = ((const float *)a->lse.data)[row],
             .dlogp = j->dlogp[row],
             .dentropy = j->dentropy ? j->dentropy[row] : 0,
             .entropy = j->dentropy ? ((const float *)a->entropy.data)[row] : 0,
+            .dsum = (float)dsum,
             .target = t >= 0 && t < j->len ? t : -1,
+            .list = n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
+            .dlist = dlist,
+            .n_list = n_list,
+            .first = j->chunk * DEV_VOCAB_CHUNK,
         };
         j->k->head_dz(j->dz + (size_t)(i * j->len) * dtype_size(a->x.dt), a->x.dt,
                       j->logits + i * DEV_VOCAB_CHUNK, j->len, &g);

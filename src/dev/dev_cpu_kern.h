@@ -48,10 +48,14 @@ struct cpu_head_sum {
 };
 
 /* One row's gradient of the logits:
- * dz_j = inv_temp (dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + entropy)). */
+ * dz_j = inv_temp (dlogp 1[j = target] + dlist_i 1[j = list_i] - dsum p_j - dentropy p_j (log p_j + entropy)). */
 struct cpu_head_dz {
     float inv_temp, lse, dlogp, dentropy, entropy;
+    float dsum;     /* dlogp + sum of dlist over the whole row */
     int64_t target; /* within this run of entries, or -1 */
+    const int32_t *list; /* (n_list) ids of the vocabulary, distinct */
+    const float *dlist;
+    int64_t n_list, first; /* first: id of this run's first entry */
 };
 
 /* One head of one row of qkv: optional RMSNorm, then RoPE by cos and sin (D/2 each). */

@@ -40,10 +40,10 @@ static void kern_head_sum(struct cpu_head_sum *out, const float *raw, int64_t n,
     else head_sum(out, raw, n, inv_temp, false);
 }
 
-/* The gradient without the target's own term, which head_grad adds to one vector. */
+/* The gradient without the own terms of target and list, which head_grad adds to single entries. */
 VEC_FN vec head_grad_at(vec raw, const struct cpu_head_dz *a) {
     const vec log_p = vsub(vmul(raw, vset1(a->inv_temp)), vset1(a->lse)), p = vexp(log_p);
-    vec g = vset1(-a->dlogp);
+    vec g = vset1(-a->dsum);
     if (a->dentropy != 0) /* a zero times an infinite log-prob stays out */
         g = vsub(g, vmul(vset1(a->dentropy), vadd(vmax(vset1(-104), log_p), vset1(a->entropy))));
     return vmul(vmul(p, g), vset1(a->inv_temp));
@@ -51,12 +51,14 @@ VEC_FN vec head_grad_at(vec raw, const struct cpu_head_dz *a) {
 VEC_FN void head_grad(void *dz, const float *raw, int64_t n, const struct cpu_head_dz *a, enum dtype dt) {
     for (int64_t i = 0; i < n; i += VEC)
         vstore_act_n(dz, dt, i, head_grad_at(vload_n(raw + i, LANES(n, i)), a), LANES(n, i));
-    if (a->target < 0) return;
-    const int64_t i = a->target / VEC * VEC;
-    float one[VEC] = {0};
-    one[a->target - i] = a->dlogp * a->inv_temp;
-    const vec g = vadd(head_grad_at(vload_n(raw + i, LANES(n, i)), a), vload(one));
-    vstore_act_n(dz, dt, i, g, LANES(n, i));
+    if (a->target >= 0)
+        vstore_act_n(dz, dt, a->target, vadd(head_grad_at(vload_n(raw + a->target, 1), a), vset1(a->dlogp * a->inv_temp)), 1);
+    for (int64_t k = 0; k < a->n_list; k++) {
+        const int64_t i = a->list[k] - a->first;
+        if (i < 0 || i >= n) continue;
+        const float own = i == a->target ? a->dlist[k] + a->dlogp : a->dlist[k];
+        vstore_act_n(dz, dt, i, vadd(head_grad_at(vload_n(raw + i, 1), a), vset1(own * a->inv_temp)), 1);
+    }
 }
 static void kern_head_dz(void *dz, enum dtype dt, const float *raw, int64_t n, const struct cpu_head_dz *a) {
     FOR_ACT(dt, head_grad, dz, raw, n, a);

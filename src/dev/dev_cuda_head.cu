@@ -23,6 +23,7 @@ enum {
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
     HEAD_ROWS = 8192,
     DZ_THREADS = 256,
+    DZ_LIST = 4, /* entries of a row's list that a thread holds */
 };
 static_assert(HEAD_GEMM_COLS % DEV_VOCAB_CHUNK == 0, "a chunk lies in one product");
 
@@ -60,6 +61,9 @@ struct sum_args {
     head_sum *sums;        /* (chunks of the vocabulary, stride) */
     int64_t stride;        /* rows of the call */
     float *raw_target;
+    const int32_t *list_id; /* (rows, n_list), or n_list 0 */
+    float *list;            /* raw logits of these */
+    int64_t n_list;
 };
 
 /* Block (x, y): row x, chunk y of the block's columns. */
@@ -73,6 +77,10 @@ __global__ static void __launch_bounds__(HEAD_THREADS) sum_kernel(struct sum_arg
     head_load(z, raw, n);
     head_scale(z, n, a.inv_temp[row]);
     const head_sum s = head_chunk_sum<MOMENTS>(z, &shared);
+    for (int64_t i = threadIdx.x; i < a.n_list; i += HEAD_THREADS) {
+        const int64_t t = a.list_id[row * a.n_list + i] - (a.lo + first);
+        if (t >= 0 && t < n) a.list[row * a.n_list + i] = raw[t];
+    }
     if (threadIdx.x != 0) return;
     a.sums[(a.lo + first) / DEV_VOCAB_CHUNK * a.stride + row] = s;
     const int64_t t = a.target[row] - (a.lo + first);
@@ -80,11 +88,88 @@ __global__ static void __launch_bounds__(HEAD_THREADS) sum_kernel(struct sum_arg
     else if (a.lo + first == 0) a.raw_target[row] = CUDART_NAN_F; /* until its chunk comes; for good if there is none */
 }
 
+/* ---- the most probable entries ----
+ * One block a row. The row's list so far, largest first, is in shared memory beside the entries of a piece of the
+ * logits that may enter it; both are sorted together and the first k stay. Most pieces after the first have few or
+ * none. An entry is a number that orders as (logit, lower id first); its id is the place in the vocabulary. */
+
+enum { TOP_THREADS = 256, TOP_PIECE = 1024, TOP_MAX = 1024, TOP_ROOM = TOP_MAX + TOP_PIECE };
+
+typedef unsigned long long top_key;
+/* Larger for larger logits, for equal ones (0 and -0 too) by lower id; 0: none, or NaN. */
+static __device__ __forceinline__ top_key top_key_of(float raw, int32_t id) {
+    if (isnan(raw)) return 0;
+    const unsigned bits = __float_as_uint(raw == 0 ? 0.0f : raw);
+    const unsigned ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (top_key)ordered << 32 | ~(unsigned)id;
+}
+static __device__ __forceinline__ float top_raw(top_key k) {
+    const unsigned ordered = (unsigned)(k >> 32);
+    return k == 0 ? CUDART_NAN_F : __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+static __device__ __forceinline__ int32_t top_id(top_key k) { return k == 0 ? 0 : (int32_t)~(unsigned)k; }
+
+/* Largest first; n, a power of two, of keys in shared memory. */
+static __device__ void top_sort(top_key *key, int n) {
+    for (int size = 2; size <= n; size *= 2)
+        for (int step = size / 2; step > 0; step /= 2) {
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < n / 2; i += TOP_THREADS) {
+                const int lo = i / step * step * 2 + i % step, hi = lo + step;
+                const bool down = (lo & size) == 0;
+                const top_key a = key[lo], b = key[hi];
+                if ((a < b) == down) key[lo] = b, key[hi] = a;
+            }
+        }
+    __syncthreads();
+}
+
+struct top_args {
+    const float *logits; /* (rows of the block, cols), of entries [lo, lo + cols) */
+    int64_t cols, lo;
+    int32_t *id;         /* (rows, k): the list so far; with lo 0 there is none */
+    float *raw;
+    int k;               /* at most TOP_MAX */
+};
+
+__global__ static void __launch_bounds__(TOP_THREADS) top_kernel(struct top_args a) {
+    __shared__ top_key key[TOP_ROOM];
+    __shared__ int found;
+    const int64_t row = blockIdx.x;
+    const float *raw = a.logits + row * a.cols;
+    for (int i = (int)threadIdx.x; i < a.k; i += TOP_THREADS)
+        key[i] = a.lo == 0 ? 0 : top_key_of(a.raw[row * a.k + i], a.id[row * a.k + i]);
+    for (int64_t first = 0; first < a.cols; first += TOP_PIECE) {
+        if (threadIdx.x == 0) found = 0;
+        __syncthreads();
+        const top_key least = key[a.k - 1];
+        for (int64_t j = first + (int64_t)threadIdx.x; j < first + TOP_PIECE && j < a.cols; j += TOP_THREADS) {
+            const top_key k = top_key_of(raw[j], (int32_t)(a.lo + j));
+            if (k > least) key[a.k + atomicAdd(&found, 1)] = k; /* in any order: keys differ, and they are sorted */
+        }
+        __syncthreads();
+        const int n = a.k + found; /* the same in every thread */
+        __syncthreads();
+        if (n == a.k) continue;
+        int room = 2;
+        while (room < n) room *= 2;
+        for (int i = n + (int)threadIdx.x; i < room; i += TOP_THREADS) key[i] = 0;
+        top_sort(key, room);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < a.k; i += TOP_THREADS) {
+        a.id[row * a.k + i] = top_id(key[i]);
+        a.raw[row * a.k + i] = top_raw(key[i]);
+    }
+}
+
 struct finish_args {
     const head_sum *sums; /* (chunks, rows) */
     const float *raw_target, *inv_temp;
     float *logp, *entropy, *lse, *sum_pi_sq;
     int64_t rows, chunks;
+    float *list, *top; /* (rows, n_list), (rows, n_top): raw logits to log-probs */
+    int64_t n_list, n_top;
 };
 
 __global__ static void finish_kernel(struct finish_args a) {
@@ -106,6 +191,8 @@ __global__ static void finish_kernel(struct finish_args a) {
     if (a.lse) a.lse[row] = (float)lse;
     if (a.entropy) a.entropy[row] = (float)(log(sum) - sum_t / sum);
     if (a.sum_pi_sq) a.sum_pi_sq[row] = (float)(sum_sq / (sum * sum));
+    for (int64_t i = row * a.n_list; i < (row + 1) * a.n_list; i++) a.list[i] = head_logp(__fmul_rn(a.list[i], a.inv_temp[row]), lse);
+    for (int64_t i = row * a.n_top; i < (row + 1) * a.n_top; i++) a.top[i] = head_logp(__fmul_rn(a.top[i], a.inv_temp[row]), lse);
 }
 
 int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
@@ -120,20 +207,31 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     float *logits = (float *)p;
     head_sum *sums = (head_sum *)((char *)p + logits_room);
     float *raw_target = (float *)((char *)p + logits_room + sums_bytes);
+    const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
+    if (n_top > TOP_MAX)
+        FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: the %lld most probable entries; on a GPU at most %d", (long long)n_top, (int)TOP_MAX);
+    int32_t *const top_id = (int32_t *)a->top_id.data;
+    float *const top = (float *)a->top_logp.data, *const list = (float *)a->list_logp.data;
     for (int64_t lo = 0; lo < vocab; lo += HEAD_GEMM_COLS)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(HEAD_GEMM_COLS, vocab - lo);
             TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
             const struct sum_args s = {logits, cols, lo, (const float *)a->inv_temp.data + row,
-                                       (const int32_t *)a->target.data + row, sums + row, rows, raw_target + row};
+                                       (const int32_t *)a->target.data + row, sums + row, rows, raw_target + row,
+                                       n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
+                                       n_list ? list + row * n_list : NULL, n_list};
             const dim3 grid((unsigned)n, (unsigned)head_chunks(cols));
             if (moments) sum_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             else sum_kernel<false><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             CU_LAUNCHED();
+            if (n_top == 0) continue;
+            const struct top_args t = {logits, cols, lo, top_id + row * n_top, top + row * n_top, (int)n_top};
+            top_kernel<<<(unsigned)n, TOP_THREADS, 0, c->stream>>>(t);
+            CU_LAUNCHED();
         }
     const struct finish_args f = {sums, raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data,
                                   (float *)a->entropy.data, (float *)a->lse.data, (float *)a->sum_pi_sq.data, rows,
-                                  head_chunks(vocab)};
+                                  head_chunks(vocab), list, top, n_list, n_top};
     finish_kernel<<<(unsigned)((rows + 63) / 64), 64, 0, c->stream>>>(f);
     CU_LAUNCHED();
     return 0;
@@ -147,16 +245,20 @@ struct dz_args {
     int64_t cols, lo;
     const float *inv_temp, *lse, *dlogp, *dentropy, *entropy; /* from the block's first row on; the last two optional */
     const int32_t *target;
+    const int32_t *list_id; /* (rows, n_list), or n_list 0 */
+    const float *dlist;
+    int64_t n_list;         /* at most DZ_LIST * DZ_THREADS */
 };
 
-struct dz_row { /* dz_j = inv_temp (dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + entropy)) */
+struct dz_row { /* dz_j = inv_temp (dlogp 1[j = target] - dsum p_j - dentropy p_j (log p_j + entropy)), before the list's own terms */
     float inv_temp, lse, dlogp, dentropy, entropy;
     int64_t target; /* column, or outside */
+    float dsum;     /* dlogp + the sum of the row's dlist */
 };
 
 static __device__ __forceinline__ float dz_at(float raw, int64_t j, const dz_row &r) {
     const float log_p = __fmul_rn(raw, r.inv_temp) - r.lse, p = expf(log_p);
-    float g = -r.dlogp;
+    float g = -r.dsum;
     if (r.dentropy != 0) g -= r.dentropy * (head_clamp(log_p) + r.entropy); /* a zero times an infinite log-prob stays out */
     g *= p;
     if (j == r.target) g += r.dlogp;
@@ -176,20 +278,44 @@ static __device__ __forceinline__ void dz_store(__nv_bfloat16 *to, const float (
 static __device__ __forceinline__ void dz_store1(float *to, float v) { *to = v; }
 static __device__ __forceinline__ void dz_store1(__nv_bfloat16 *to, float v) { *to = __float2bfloat16_rn(v); }
 
+/* dlogp + the sum of the row's dlist: by one warp in lane order, so that no other row shows. */
+static __device__ float dz_sum(const struct dz_args &a, int64_t row) {
+    __shared__ float sum;
+    if (a.n_list == 0) return a.dlogp[row];
+    if (threadIdx.x < 32) {
+        float s = 0;
+        for (int64_t i = threadIdx.x; i < a.n_list; i += 32) s = __fadd_rn(s, a.dlist[row * a.n_list + i]);
+        s = head_warp_sum(s);
+        if (threadIdx.x == 0) sum = __fadd_rn(a.dlogp[row], s);
+    }
+    __syncthreads();
+    return sum;
+}
+/* Whether any of the row's listed entries has a gradient; the same in every thread. */
+static __device__ bool dz_listed(const struct dz_args &a, int64_t row) {
+    int any = 0;
+    for (int64_t i = threadIdx.x; i < a.n_list; i += DZ_THREADS) any |= a.dlist[row * a.n_list + i] != 0;
+    return a.n_list > 0 && __syncthreads_or(any);
+}
+
 /* One block a row. A row without a gradient gets exact zeros, whatever its logits. */
 template <class ACT>
 __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a) {
     const int64_t row = blockIdx.x;
     const dz_row r = {a.inv_temp[row], a.lse[row], a.dlogp[row], a.dentropy ? a.dentropy[row] : 0, a.dentropy ? a.entropy[row] : 0,
-                      a.target[row] - a.lo};
-    const bool none = r.dlogp == 0 && r.dentropy == 0, wide = a.cols % 8 == 0; /* the buffers are aligned, so rows are too */
+                      a.target[row] - a.lo, dz_sum(a, row)};
+    const bool none = r.dlogp == 0 && r.dentropy == 0 && !dz_listed(a, row), wide = a.cols % 8 == 0; /* the buffers are aligned, so rows are too */
     const float *raw = a.logits + row * a.cols;
     ACT *dz = (ACT *)a.dz + row * a.cols;
-    if (!wide) {
-        for (int64_t j = threadIdx.x; j < a.cols; j += DZ_THREADS) dz_store1(dz + j, none ? 0.0f : dz_at(raw[j], j, r));
-        return;
+    float own[DZ_LIST]; /* of the list's entries: read before dz, which may be the logits, is written */
+#pragma unroll
+    for (int i = 0; i < DZ_LIST; i++) {
+        const int64_t q = threadIdx.x + (int64_t)i * DZ_THREADS, j = q < a.n_list ? a.list_id[row * a.n_list + q] - a.lo : -1;
+        own[i] = j >= 0 && j < a.cols ? dz_at(raw[j], j, r) + a.dlist[row * a.n_list + q] * r.inv_temp : 0;
     }
-    for (int64_t j = (int64_t)threadIdx.x * 8; j < a.cols; j += DZ_THREADS * 8) {
+    if (a.n_list) __syncthreads();
+    for (int64_t j = threadIdx.x; !wide && j < a.cols; j += DZ_THREADS) dz_store1(dz + j, none ? 0.0f : dz_at(raw[j], j, r));
+    for (int64_t j = (int64_t)threadIdx.x * 8; wide && j < a.cols; j += DZ_THREADS * 8) {
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (!none) {
             const float4 lo = *(const float4 *)(raw + j), hi = *(const float4 *)(raw + j + 4);
@@ -198,6 +324,13 @@ __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a)
             for (int i = 0; i < 8; i++) v[i] = dz_at(v[i], j + i, r);
         }
         dz_store(dz + j, v);
+    }
+    if (a.n_list == 0 || none) return;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < DZ_LIST; i++) {
+        const int64_t q = threadIdx.x + (int64_t)i * DZ_THREADS, j = q < a.n_list ? a.list_id[row * a.n_list + q] - a.lo : -1;
+        if (j >= 0 && j < a.cols) dz_store1(dz + j, own[i]);
     }
 }
 
@@ -224,10 +357,16 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
 /* dz of a block by way of its logits. */
 static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, float *logits,
                         int64_t row, int64_t rows, int64_t lo, int64_t cols, void *dz) {
+    const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
+    if (n_list > DZ_LIST * DZ_THREADS)
+        FAIL(ERR_UNSUPPORTED, "dev op lmhead_bwd: a list of %lld entries; on a GPU at most %d", (long long)n_list,
+             DZ_LIST * DZ_THREADS);
     TRY(gemm_logits(c, logits, cols, a->x, row, rows, a->w, lo, cols));
     const struct dz_args z = {logits, dz, cols, lo, (const float *)a->inv_temp.data + row, (const float *)a->lse.data + row,
                               (const float *)dlogp.data + row, dentropy.data ? (const float *)dentropy.data + row : NULL,
-                              dentropy.data ? (const float *)a->entropy.data + row : NULL, (const int32_t *)a->target.data + row};
+                              dentropy.data ? (const float *)a->entropy.data + row : NULL, (const int32_t *)a->target.data + row,
+                              n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
+                              n_list ? (const float *)a->dlist.data + row * n_list : NULL, n_list};
     if (a->x.dt == DT_BF16) dz_kernel<__nv_bfloat16><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
     else dz_kernel<float><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
     CU_LAUNCHED();
@@ -237,7 +376,7 @@ static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tens
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                     struct tensor dw) {
     struct cuda *c = cuda_of(d);
-    const bool bf16 = a->x.dt == DT_BF16, fused = cuda_head_dz_takes(c, a, NULL);
+    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_dz_takes(c, a, NULL);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
     const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;

@@ -58,11 +58,36 @@ int ref_logits(struct dev *d, struct tensor out, struct tensor x, struct weight 
 
 /* ---- LM head ---- */
 
+/* Raw logits of a row's listed entries among [lo, hi), at their places in out. */
+static void list_take(float *out, const int32_t *id, int64_t n, const float *raw, int64_t lo, int64_t hi) {
+    for (int64_t i = 0; i < n; i++)
+        if (id[i] >= lo && id[i] < hi) out[i] = raw[id[i] - lo];
+}
+
+/* The k largest of entries [0, lo + n) from those of [0, lo): an entry goes behind all that are as large, so
+ * equal ones stand by id. NaN is never larger. */
+static void top_take(int32_t *id, float *top, int64_t k, const float *raw, int64_t lo, int64_t n) {
+    for (int64_t j = 0; j < n; j++) {
+        int64_t at = k;
+        while (at > 0 && (id[at - 1] < 0 || raw[j] > top[at - 1])) at--;
+        if (at == k || isnan(raw[j])) continue;
+        for (int64_t i = k - 1; i > at; i--) id[i] = id[i - 1], top[i] = top[i - 1];
+        id[at] = (int32_t)(lo + j);
+        top[at] = raw[j];
+    }
+}
+
 int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     (void)d;
     float *raw = xmalloc(DEV_VOCAB_CHUNK * sizeof *raw);
+    const int64_t n_top = a->top_id.data ? a->top_id.dim[1] : 0, n_list = a->list_id.data ? a->list_id.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         const int64_t target = ref_index(a->target, r, a->w.n);
+        int32_t *top_id = n_top ? (int32_t *)a->top_id.data + r * n_top : NULL;
+        float *top = n_top ? ref_f32(a->top_logp) + r * n_top : NULL; /* raw logits until the row's end, as are the list's */
+        const int32_t *list_id = n_list ? (const int32_t *)a->list_id.data + r * n_list : NULL;
+        float *list = n_list ? ref_f32(a->list_logp) + r * n_list : NULL;
+        for (int64_t i = 0; i < n_top; i++) top_id[i] = -1;
         const float inv_temp = ref_f32(a->inv_temp)[r];
         struct stats s = STATS_EMPTY;
         float z_target = 0;
@@ -71,29 +96,41 @@ int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
             logits_chunk(raw, a->x, r, a->w, lo, hi);
             stats_add(&s, raw, hi - lo, inv_temp);
             if (target >= lo && target < hi) z_target = raw[target - lo] * inv_temp;
+            list_take(list, list_id, n_list, raw, lo, hi);
+            top_take(top_id, top, n_top, raw, lo, hi - lo);
         }
         const double lse = stats_lse(&s);
         ref_f32(a->logp)[r] = (float)(z_target - lse);
         if (a->lse.data) ref_f32(a->lse)[r] = (float)lse;
         if (a->entropy.data) ref_f32(a->entropy)[r] = (float)(lse - s.sum_z / s.sum);
         if (a->sum_pi_sq.data) ref_f32(a->sum_pi_sq)[r] = (float)(s.sum_sq / (s.sum * s.sum));
+        for (int64_t i = 0; i < n_list; i++) list[i] = (float)(list[i] * inv_temp - lse);
+        for (int64_t i = 0; i < n_top; i++) {
+            top[i] = top_id[i] < 0 ? NAN : (float)(top[i] * inv_temp - lse);
+            if (top_id[i] < 0) top_id[i] = 0;
+        }
     }
     free(raw);
     return 0;
 }
 
-/* dz_j = inv_temp * (dlogp * (1[j = target] - p_j) - dentropy * p_j * (log p_j + H)), then the two
- * matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a time. */
+/* dz_j = inv_temp * (dlogp * (1[j = target] - p_j) - dentropy * p_j * (log p_j + H)), a list entry's dlist as the
+ * target's dlogp; then the two matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a time. */
 int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
                    struct tensor dentropy, struct tensor dx, struct tensor dw) {
     (void)d;
     const struct weight w = a->w;
     float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz);
     double *dxr = xmalloc((size_t)w.k * sizeof *dxr);
+    const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         const int64_t target = ref_index(a->target, r, w.n);
         const float inv_temp = ref_f32(a->inv_temp)[r];
         const double lse = ref_f32(a->lse)[r], dl = ref_f32(dlogp)[r];
+        const int32_t *list_id = n_list ? (const int32_t *)a->list_id.data + r * n_list : NULL;
+        const float *dlist = n_list ? ref_f32(a->dlist) + r * n_list : NULL;
+        double all = dl;
+        for (int64_t i = 0; i < n_list; i++) all += dlist[i];
         const double dh = dentropy.data ? ref_f32(dentropy)[r] : 0;
         const double entropy = dentropy.data ? ref_f32(a->entropy)[r] : 0;
         for (int64_t k = 0; k < w.k; k++) dxr[k] = 0;
@@ -102,8 +139,10 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
             logits_chunk(dz, a->x, r, w, lo, hi);
             for (int64_t j = lo; j < hi; j++) {
                 const double log_p = dz[j - lo] * inv_temp - lse, p = exp(log_p);
-                dz[j - lo] = (float)(inv_temp * (dl * ((j == target) - p) - dh * p * (log_p + entropy)));
+                dz[j - lo] = (float)(inv_temp * ((j == target ? dl : 0) - all * p - dh * p * (log_p + entropy)));
             }
+            for (int64_t i = 0; i < n_list; i++)
+                if (list_id[i] >= lo && list_id[i] < hi) dz[list_id[i] - lo] += inv_temp * dlist[i];
             for (int64_t j = lo; j < hi; j++)
                 for (int64_t k = 0; k < w.k; k++) {
                     dxr[k] += (double)dz[j - lo] * ref_w(w, j, k);

@@ -209,7 +209,22 @@ struct model_logp_args {
     const int32_t *row, *target; /* host */
     const float *inv_temp;       /* (n) host */
     float *logp, *entropy, *sum_pi_sq;
+    struct model_list *list;     /* NULL: none */
 };
+/* Log-probs of several tokens of each row (distillation): of given ones, of the k most probable, or both.
+ * Device arrays for a block of rows come from model_list_layout; host arrays are the caller's, (n, k). */
+struct model_list {
+    int64_t k;                          /* at most the vocabulary */
+    struct tensor d_id, d_logp, d_top_id, d_top_logp;
+    const int32_t *id;                  /* distinct in a row; NULL: no given tokens */
+    float *logp;                        /* of these, at the row's temperature */
+    int32_t *top_id;                    /* largest first, equal ones by id; NULL: not wanted */
+    float *top_logp;
+    const float *dlogp;                 /* model_backward: d loss / d logp; NULL: none */
+};
+/* Claims the device arrays for activations of max_rows rows: measure, then bind (base/arena.h). */
+struct arena;
+void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a);
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
 
 /* Values of chosen rows of a model with a value head: value[i] (n) host, of the state after row

@@ -22,7 +22,12 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
         const struct tensor d_logp = model__top(a->head.dlogp, n);
         const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
         TRY(model__head_input(m, a, l, lo, n));
-        const struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
+        struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
+        if (l->list && l->list->dlogp) {
+            TRY(model__list_input(m, l->list, lo, n, &h));
+            h.dlist = h.list_logp;
+            TRY(dev_copy_in(d, h.dlist.data, l->list->dlogp + lo * l->list->k, (size_t)(n * l->list->k) * sizeof(float)));
+        }
         TRY(dev_copy_in(d, d_logp.data, dlogp + lo, bytes));
         if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy + lo, bytes));
         TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__flat(grads, m->g_head)));

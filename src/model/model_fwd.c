@@ -252,6 +252,10 @@ static int check_rows(const struct model *m, const struct model_acts *a, const s
             FAIL(ERR_INVAL, "log-prob %lld: token id %d is outside the vocabulary of %lld", (long long)i, l->target[i],
                  (long long)m->cfg.vocab);
     }
+    for (int64_t i = 0; l->list && l->list->id && i < l->n * l->list->k; i++)
+        if (l->list->id[i] < 0 || l->list->id[i] >= m->cfg.vocab)
+            FAIL(ERR_INVAL, "log-prob %lld: listed token id %d is outside the vocabulary of %lld", (long long)(i / l->list->k),
+                 l->list->id[i], (long long)m->cfg.vocab);
     return 0;
 }
 
@@ -276,6 +280,37 @@ struct lmhead_args model__head_args(const struct model *m, const struct model_ac
     };
 }
 
+void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a) {
+    const int64_t rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
+    *l = (struct model_list){.k = k};
+    l->d_id = take2(a, DT_I32, rows, k);
+    l->d_logp = take2(a, DT_F32, rows, k);
+    l->d_top_id = take2(a, DT_I32, rows, k);
+    l->d_top_logp = take2(a, DT_F32, rows, k);
+}
+
+int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h) {
+    if (list->id) {
+        h->list_id = model__top(list->d_id, n);
+        h->list_logp = model__top(list->d_logp, n);
+        TRY(dev_copy_in(m->dev, h->list_id.data, list->id + lo * list->k, (size_t)(n * list->k) * sizeof(int32_t)));
+    }
+    if (list->top_id) {
+        h->top_id = model__top(list->d_top_id, n);
+        h->top_logp = model__top(list->d_top_logp, n);
+    }
+    return 0;
+}
+
+/* Rows [lo, lo + n) of the lists' results to the host. */
+static int list_output(struct model *m, const struct model_list *list, int64_t lo, int64_t n, const struct lmhead_args *h) {
+    const size_t bytes = (size_t)(n * list->k) * 4;
+    if (list->id) TRY(dev_copy_out(m->dev, list->logp + lo * list->k, h->list_logp.data, bytes));
+    if (!list->top_id) return 0;
+    TRY(dev_copy_out(m->dev, list->top_id + lo * list->k, h->top_id.data, bytes));
+    return list->top_logp ? dev_copy_out(m->dev, list->top_logp + lo * list->k, h->top_logp.data, bytes) : 0;
+}
+
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l) {
     CHECK(!m->cfg.value);
     TRY(check_rows(m, a, l));
@@ -284,7 +319,9 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
         TRY(model__head_input(m, a, l, lo, n));
         struct lmhead_args h = model__head_args(m, a, lo, n, l->entropy != NULL);
         if (l->sum_pi_sq) h.sum_pi_sq = tensor_rows(a->head.sum_pi_sq, lo, n);
+        if (l->list) TRY(model__list_input(m, l->list, lo, n, &h));
         TRY(dev_lmhead_fwd(m->dev, &h));
+        if (l->list) TRY(list_output(m, l->list, lo, n, &h));
     }
     const size_t bytes = (size_t)l->n * sizeof(float);
     TRY(dev_copy_out(m->dev, l->logp, a->head.logp.data, bytes));

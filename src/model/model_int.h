@@ -236,6 +236,9 @@ int model__head_input(struct model *m, struct model_acts *a, const struct model_
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n,
                                     bool entropy);
 
+/* The lists of rows [lo, lo + n) as arguments of the head ops, given ids on the device. */
+int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h);
+
 /* The fp32 master of what is trained, from host memory (n_train), and the compute copy after it. */
 int model__set_trained(struct model *m, const float *flat);
 

@@ -17,6 +17,7 @@ struct actor {
     struct optim *optim;
     float *grads;
     struct pack pack;
+    struct model_list list; /* k 0: none */
     bool no_adapter;
     void *owned_block;
     size_t block_bytes;
@@ -29,7 +30,9 @@ static enum model_keep keep_of(const struct actor_args *a) { return a->train ? a
 size_t actor_block_bytes(const struct model_config *c, enum dtype act, const struct actor_args *a) {
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};
     struct arena m = {0};
+    struct model_list list;
     pack_layout(&p, &m);
+    if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
     arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
     if (a->stream) arena_take(&m, model_stream_bytes(c, a->dev, act));
     return m.used;
@@ -50,6 +53,7 @@ int actor_create(struct actor **out, const struct actor_args *args) {
     }
     struct arena m = {.base = block, .cap = a->block_bytes};
     pack_layout(&a->pack, &m);
+    if (args->list > 0) model_list_layout(&a->list, args->list, args->max_rows, &m);
     void *acts = arena_take(&m, model_acts_bytes(&args->model->cfg, args->model->act, args->max_rows, keep_of(args)));
     if (args->stream) model_stream_bind(a->model, arena_take(&m, model_stream_bytes(&args->model->cfg, a->dev, args->model->act)));
     TRYG(model_acts_create(&a->acts, a->model, args->max_rows, keep_of(args), acts), fail);
@@ -106,6 +110,19 @@ static int fill(struct actor *a, const struct actor_seq *seqs, const struct pack
     return 0;
 }
 
+/* The lists of the targets from `at` on; NULL where there are none. */
+static struct model_list *list_at(struct actor *a, const struct actor_list *s, int64_t at) {
+    const int64_t k = a->list.k;
+    if (!s) return NULL;
+    CHECK(k > 0);
+    a->list.id = s->id ? s->id + at * k : NULL;
+    a->list.logp = s->logp ? s->logp + at * k : NULL;
+    a->list.top_id = s->top_id ? s->top_id + at * k : NULL;
+    a->list.top_logp = s->top_logp ? s->top_logp + at * k : NULL;
+    a->list.dlogp = s->dlogp ? s->dlogp + at * k : NULL;
+    return &a->list;
+}
+
 /* ---- log-probs ---- */
 
 void actor_begin(struct actor *a) { model_stream_begin(a->model); }
@@ -121,6 +138,7 @@ int actor_logp(struct actor *a, const struct actor_seq *seqs, int64_t n, struct 
         TRY(fill(a, seqs, &m, temperature, &b, &l));
         l.entropy = out.entropy ? a->entropy : NULL;
         l.sum_pi_sq = out.sum_pi_sq ? a->sum_pi_sq : NULL;
+        l.list = list_at(a, out.list, at);
         if (m.n_targets > 0) {
             TRY(model_forward(a->model, &b, a->acts));
             TRY(model_logp(a->model, a->acts, &l));
@@ -154,6 +172,7 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
         TRY(pack_next(&a->pack, s->seqs, s->n, lo, s->cut, &m));
         TRY(fill(a, s->seqs, &m, s->temperature, &b, &l));
         l.entropy = s->entropy ? a->entropy : NULL;
+        l.list = list_at(a, s->list, at);
         r->n_micro++;
         r->n_rows += m.n_rows;
         if (m.n_targets == 0) continue;
@@ -164,7 +183,8 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
         TRY(s->loss(s->loss_arg, m.lo, m.hi, at, at + m.n_targets, a->logp, l.entropy, a->dlogp,
                     s->entropy_grad ? a->dentropy : NULL));
         at += m.n_targets;
-        if (!all_finite(a->dlogp, m.n_targets) || (s->entropy_grad && !all_finite(a->dentropy, m.n_targets))) {
+        if (!all_finite(a->dlogp, m.n_targets) || (s->entropy_grad && !all_finite(a->dentropy, m.n_targets)) ||
+            (l.list && l.list->dlogp && !all_finite(l.list->dlogp, m.n_targets * l.list->k))) {
             r->optim.grad_norm = NAN;
             snprintf(r->optim.bad_tensor, sizeof r->optim.bad_tensor, "the loss (d loss / d log-prob)");
             return 0;

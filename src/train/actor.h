@@ -23,6 +23,7 @@ struct actor_args {
     bool no_adapter;        /* the base model alone (the reference); not with train */
     bool stream;            /* the model's weights rest in host memory (MODEL_HOST_WEIGHTS); not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
+    int64_t list;           /* tokens of a row's list (struct actor_list); 0: none */
     void *block;            /* actor_block_bytes of device memory to share with another phase; NULL: own */
 };
 /* Device bytes of activations, batch arrays and weights on their way (not of gradients and moments). a->dev: with stream. */
@@ -35,9 +36,19 @@ struct optim *actor_optim(struct actor *a);
 
 /* Before the first actor_logp after another phase has used the block. */
 void actor_begin(struct actor *a);
+
+/* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the actor. */
+struct actor_list {
+    const int32_t *id;   /* distinct tokens of a target; NULL: none given */
+    float *logp;         /* of these */
+    int32_t *top_id;     /* the k most probable, largest first; NULL: not wanted */
+    float *top_logp;     /* NULL: not wanted */
+    float *dlogp;        /* of a step: d loss / d logp, filled by its loss for its range; NULL: none */
+};
 /* logp, entropy, sum_pi_sq (each NULL or sum of targets) in sequence order, at this temperature. */
 struct actor_out {
     float *logp, *entropy, *sum_pi_sq;
+    const struct actor_list *list; /* NULL: none */
 };
 int actor_logp(struct actor *a, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
                struct actor_out out);
@@ -54,6 +65,7 @@ struct actor_step_args {
     float temperature;
     bool entropy;       /* the loss reads entropy */
     bool entropy_grad;  /* and gives dentropy */
+    const struct actor_list *list; /* filled before loss reads it; NULL: none */
     actor_loss_fn *loss;
     void *loss_arg;
     const struct optim_config *optim;

@@ -27,6 +27,7 @@ static int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *
     TRY(verlc_reward(v, b));
     TRY(verlc_log_probs(v, VERLC_ACTOR, b));
     if (verlc_has(v, VERLC_REF)) TRY(verlc_log_probs(v, VERLC_REF, b));
+    if (verlc_has(v, VERLC_TEACHER)) TRY(verlc_log_probs(v, VERLC_TEACHER, b));
     if (verlc_has(v, VERLC_CRITIC)) TRY(verlc_values(v, b));
     TRY(verlc_advantage(v, b));
     if (v->p.k.use_pf_ppo) {
@@ -168,10 +169,12 @@ static int open_models(struct ppo *p) {
                                         .max_burst = roll_device_burst(&p->dev), .block = p->block};
     TRY(roll_decoder_open(&p->decoder, &r));
     const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim,
+                                 .list = ppo_distill_k(&p->k),
                                  .max_rows = l->max_rows_update, .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
     if (l->critic > 0) TRY(open_critic(p));
     if (l->rm > 0) TRY(open_reward_model(p));
+    if (l->teacher > 0) TRY(ppo_open_teacher(p));
     if (l->max_rows_ref == 0) return 0;
     /* with an adapter the reference is the policy without it: no second copy of the weights */
     const struct actor_args f = {.dev = &p->dev, .model = p->k.lora.on ? p->policy : p->reference, .no_adapter = true,
@@ -193,24 +196,50 @@ static int open_track(struct ppo *p, int64_t resume_step) {
     return 0;
 }
 
-/* config.json of the policy and, where there is one, of the critic, whose json is NULL otherwise. */
-static int load_configs(const struct ppo_config *k, struct model_config *policy, struct model_config *critic) {
-    TRY(model_config_load(policy, k->model_dir));
-    if (!k->critic.enable) return 0;
-    const int rc = model_config_load(critic, k->critic.model_dir);
+/* The shapes of a run's models; json is NULL of those that it does not have. */
+struct configs {
+    struct model_config policy, critic, teacher;
+};
+static void configs_free(struct configs *c) {
+    model_config_free(&c->policy);
+    model_config_free(&c->critic);
+    model_config_free(&c->teacher);
+}
+static struct ppo_others others_of(const struct configs *c) {
+    return (struct ppo_others){.critic = c->critic.json ? &c->critic : NULL, .teacher = c->teacher.json ? &c->teacher : NULL};
+}
+
+static int load_critic_config(const struct ppo_config *k, struct configs *c) {
+    const int rc = model_config_load(&c->critic, k->critic.model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
-    model_config_make_value(critic);
-    if (critic->vocab < policy->vocab)
+    model_config_make_value(&c->critic);
+    if (c->critic.vocab < c->policy.vocab)
         FAIL(ERR_INPUT, "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's "
-             "tokens, so it must have the same tokenizer", k->critic.model_dir, (long long)critic->vocab, (long long)policy->vocab);
+             "tokens, so it must have the same tokenizer", k->critic.model_dir, (long long)c->critic.vocab, (long long)c->policy.vocab);
     return 0;
+}
+
+static int load_teacher_config(const struct ppo_config *k, struct configs *c) {
+    const int rc = model_config_load(&c->teacher, k->distill.teacher_dir);
+    if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
+    const int64_t least = c->teacher.vocab < c->policy.vocab ? c->teacher.vocab : c->policy.vocab;
+    if (ppo_distill_k(k) > least)
+        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk, (long long)least);
+    return 0;
+}
+
+static int load_configs(const struct ppo_config *k, struct configs *c) {
+    TRY(model_config_load(&c->policy, k->model_dir));
+    if (k->critic.enable) TRY(load_critic_config(k, c));
+    return k->distill.enable ? load_teacher_config(k, c) : 0;
 }
 
 /* The run's stages are phases of a trace. */
 static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
 
 static int open_all(struct ppo *p, const struct conf *c) {
-    struct model_config m = {0}, v = {0};
+    struct configs shapes = {0};
+    const struct model_config *m = &shapes.policy;
     struct buf text = {0};
     struct resume from = {.step = -1};
     int rc = 0;
@@ -225,15 +254,15 @@ static int open_all(struct ppo *p, const struct conf *c) {
     stage_begin(p->stages, "start");
     TRYG(algo_user_check(p->k.my_adv), out);
     TRYG(algo_user_check(p->k.my_loss), out);
-    TRYG(load_configs(&p->k, &m, &v), out);
+    TRYG(load_configs(&p->k, &shapes), out);
     const struct resume_args a = {.mode = p->k.resume_mode, .path = p->k.resume_from, .root = p->k.default_local_dir};
     TRYG(resume_find(&from, &a), out);
     TRYG(resume_open_device(&p->dev, &from, p->k.device, p->k.threads), out);
     ppo_plan_offload(&p->k, &p->dev);
-    TRYG(ppo_plan_make(&p->plan, &p->k, &m, v.json ? &v : NULL, &p->dev), out);
-    TRYG(ppo_plan_print(&p->plan, &p->k, &m, &text), out);
+    TRYG(ppo_plan_make(&p->plan, &p->k, m, others_of(&shapes), &p->dev), out);
+    TRYG(ppo_plan_print(&p->plan, &p->k, m, &text), out);
     log_info("%s", text.p);
-    TRYG(ppo_plan_check(&p->plan, &p->k, &m, &p->dev), out);
+    TRYG(ppo_plan_check(&p->plan, &p->k, m, &p->dev), out);
     TRYG(open_data(p), out);
     TRYG(reward_create(&p->reward, &p->k.reward), out);
     TRYG(open_models(p), out);
@@ -245,8 +274,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     stages_follow(p->stages, phase, &p->dev);
 out:
     stage_end(p->stages);
-    model_config_free(&m);
-    model_config_free(&v);
+    configs_free(&shapes);
     buf_free(&text);
     resume_free(&from);
     return rc;
@@ -256,11 +284,13 @@ static void close_all(struct ppo *p) {
     track_close(p->track);
     roll_decoder_close(p->decoder);
     actor_destroy(p->ref_actor);
+    actor_destroy(p->teacher_actor);
     actor_destroy(p->actor);
     critic_destroy(p->critic);
     reward_model_destroy(p->rm);
     model_close(p->value_model);
     model_close(p->reference);
+    model_close(p->teacher);
     model_close(p->policy);
     if (p->block) dev_free(&p->dev, p->block, p->plan.block);
     reward_destroy(p->reward);
@@ -353,20 +383,20 @@ int ppo_run_close(struct verlc *v) {
 
 int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
     struct ppo p = {0};
-    struct model_config m = {0}, v = {0};
+    struct configs shapes = {0};
+    const struct model_config *m = &shapes.policy;
     int rc = ppo_config_read(&p.k, c);
     const struct resume none = {.step = -1};
     if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
     if (rc == 0) ppo_plan_offload(&p.k, &p.dev);
-    if (rc == 0) rc = load_configs(&p.k, &m, &v);
-    if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, &m, v.json ? &v : NULL, &p.dev);
-    if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, &m, out);
+    if (rc == 0) rc = load_configs(&p.k, &shapes);
+    if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, m, others_of(&shapes), &p.dev);
+    if (rc == 0) rc = ppo_plan_print(&p.plan, &p.k, m, out);
     if (rc == 0) {
-        *fits = ppo_plan_check(&p.plan, &p.k, &m, &p.dev) == 0;
+        *fits = ppo_plan_check(&p.plan, &p.k, m, &p.dev) == 0;
         if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
     }
-    model_config_free(&m);
-    model_config_free(&v);
+    configs_free(&shapes);
     dev_close(&p.dev);
     ppo_config_free(&p.k);
     return rc;

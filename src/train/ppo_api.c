@@ -104,7 +104,13 @@ int64_t verlc_step(const struct verlc *v) { return v->p.step; }
 
 bool verlc_has(const struct verlc *v, enum verlc_role role) {
     if (v->rc < 0) return false;
-    return role == VERLC_ACTOR ? v->p.actor != NULL : role == VERLC_REF ? v->p.ref_actor != NULL : v->p.critic != NULL;
+    switch (role) {
+    case VERLC_ACTOR: return v->p.actor != NULL;
+    case VERLC_REF: return v->p.ref_actor != NULL;
+    case VERLC_CRITIC: return v->p.critic != NULL;
+    case VERLC_TEACHER: return v->p.teacher_actor != NULL;
+    }
+    return false;
 }
 
 /* ---- batches ---- */
@@ -191,7 +197,13 @@ int verlc_reward(struct verlc *v, struct verlc_batch *b) {
 static int log_probs(struct ppo *p, enum verlc_role role, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_log_probs"));
     if (role == VERLC_ACTOR) return ppo_old_log_probs(p, &b->b);
-    if (role != VERLC_REF) FAIL(ERR_INVAL, "verlc_log_probs: a critic has none; the roles are VERLC_ACTOR and VERLC_REF");
+    if (role == VERLC_TEACHER) {
+        if (!p->teacher_actor) FAIL(ERR_INVAL, "verlc_log_probs: there is no teacher; it comes with distillation.enabled=True");
+        stage_begin(p->stages, "teacher");
+        return ppo_teacher(p, &b->b);
+    }
+    if (role != VERLC_REF)
+        FAIL(ERR_INVAL, "verlc_log_probs: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER");
     if (!p->ref_actor)
         FAIL(ERR_INVAL, "verlc_log_probs: there is no reference; it comes with actor_rollout_ref.actor.use_kl_loss=True or "
              "algorithm.use_kl_in_reward=True");
@@ -259,10 +271,11 @@ static int update(struct ppo *p, enum verlc_role role, struct verlc_batch *b) {
         stage_begin(p->stages, "update_critic");
         return ppo_update_critic(p, &b->b);
     }
-    if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "verlc_update: the reference is frozen");
+    if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "verlc_update: the reference and the teacher are frozen");
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
     if (p->k.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (p->k.distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
     if (p->step < p->k.critic.actor_from) return 0;
     stage_begin(p->stages, "update_actor");
     return ppo_update(p, &b->b);

@@ -388,6 +388,57 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     return read_critic_updates(v, c);
 }
 
+static int read_distill_loss(struct ppo_distill_config *v, const struct conf *c) {
+#define LOSS "distillation.distillation_loss."
+    const char *s;
+    double ratio;
+    TRY(conf_str(c, LOSS "loss_mode", &s));
+    const int rc = algo_distill_find(&v->loss, s);
+    if (rc < 0) return err_wrap(rc, LOSS "loss_mode");
+    if (v->loss.list && conf_is_null(c, LOSS "topk")) FAIL(ERR_INVAL, LOSS "topk is not set; loss_mode=%s needs it", s);
+    if (v->loss.list) TRY(conf_i64(c, LOSS "topk", &v->topk));
+    if (v->loss.list && v->topk < 1) FAIL(ERR_INVAL, LOSS "topk=%lld: at least one token", (long long)v->topk);
+    TRY(conf_bool(c, LOSS "use_task_rewards", &v->use_task_rewards));
+    TRY(conf_f64(c, LOSS "distillation_loss_coef", &v->coef));
+    if (!v->use_task_rewards && conf_is_set(c, LOSS "distillation_loss_coef") && v->coef != 1)
+        log_note(LOSS "distillation_loss_coef=%g has no effect: without task rewards the loss is the distillation's alone, as in verl", v->coef);
+    TRY(conf_f64_opt(c, LOSS "loss_max_clamp", &v->loss.loss_max_clamp));
+    TRY(conf_f64_opt(c, LOSS "log_prob_min_clamp", &v->loss.log_prob_min_clamp));
+    TRY(conf_bool(c, LOSS "use_policy_gradient", &v->loss.use_policy_gradient));
+    TRY(conf_str(c, LOSS "policy_loss_mode", &s));
+    if (strcmp(s, "vanilla") != 0) FAIL(ERR_INVAL, LOSS "policy_loss_mode=%s: vanilla is the one there is, as in verl", s);
+    TRY(conf_f64(c, LOSS "clip_ratio", &ratio));
+    v->loss.policy.clip_ratio_low = v->loss.policy.clip_ratio_high = ratio;
+    TRY(conf_f64_opt(c, LOSS "clip_ratio_low", &v->loss.policy.clip_ratio_low));
+    TRY(conf_f64_opt(c, LOSS "clip_ratio_high", &v->loss.policy.clip_ratio_high));
+    if (!v->loss.use_policy_gradient && v->loss.kl.name && (strcmp(v->loss.name, "k1") == 0 || strcmp(v->loss.name, "kl") == 0))
+        FAIL(ERR_INVAL, LOSS "loss_mode=%s without use_policy_gradient: the gradient of log p - log q by the student's weights does not "
+             "contain the teacher; set use_policy_gradient=True, or take k2, k3 or forward_kl_topk", v->loss.name);
+    if (v->loss.use_policy_gradient && v->loss.list)
+        log_warn(LOSS "loss_mode=%s with use_policy_gradient=True: only the sampled token's probability is moved; without it the whole "
+                 "list is", v->loss.name);
+    return 0;
+#undef LOSS
+}
+
+/* On-policy distillation from one frozen teacher. */
+static int read_distill(struct ppo_config *k, const struct conf *c) {
+    struct ppo_distill_config *v = &k->distill;
+#define TEACHER "distillation.teacher_models.teacher_model."
+    const char *path;
+    TRY(conf_bool(c, "distillation.enabled", &v->enable));
+    if (!v->enable) return 0;
+    if (conf_is_null(c, TEACHER "model_path"))
+        FAIL(ERR_INVAL, TEACHER "model_path is not set: distillation.enabled=True needs a teacher with the student's tokenizer");
+    TRY(conf_str(c, TEACHER "model_path", &path));
+    const int rc = train_model_dir(path, &v->teacher_dir);
+    if (rc < 0) return err_wrap(rc, TEACHER "model_path");
+    TRY(conf_i64(c, TEACHER "inference.max_num_batched_tokens", &v->cut.max_rows));
+    if (v->cut.max_rows < 1) FAIL(ERR_INVAL, TEACHER "inference.max_num_batched_tokens=%lld: at least 1", (long long)v->cut.max_rows);
+    return read_distill_loss(v, c);
+#undef TEACHER
+}
+
 /* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg (spec 2.12). */
 static int read_overlong(struct ppo_config *k, const struct conf *c) {
     bool enable = false;
@@ -398,6 +449,9 @@ static int read_overlong(struct ppo_config *k, const struct conf *c) {
     TRY(conf_bool_opt(c, BUFFER "enable", &enable));
     if (!enable) return 0;
     TRY(conf_i64(c, BUFFER "len", &k->reward.overlong_len));
+    if (k->reward.overlong_len <= 0)
+        FAIL(ERR_INVAL, BUFFER "len=%lld: the tokens over which the penalty grows; set it above 0, or " BUFFER "enable=False",
+             (long long)k->reward.overlong_len);
     TRY(conf_f64(c, BUFFER "penalty_factor", &k->reward.overlong_penalty_factor));
     return conf_bool_opt(c, BUFFER "log", &k->reward.overlong_log);
 #undef BUFFER
@@ -556,6 +610,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(read_filter(k, c));
     TRY(read_critic(k, c));
     TRY(read_offload(k, c)); /* after the optimizers and whether there is a reference */
+    TRY(read_distill(k, c));
     TRY(read_reward(k, c));
     TRY(read_reward_model(k, c));
     return read_trainer(k, c);
@@ -569,6 +624,7 @@ void ppo_config_free(struct ppo_config *k) {
     free(k->critic.model_dir);
     free(k->rm.model_dir);
     model_config_free(&k->rm.model);
+    free(k->distill.teacher_dir);
     free(k->model_dir);
     train_lora_free(&k->lora);
     *k = (struct ppo_config){0};

@@ -54,6 +54,17 @@ struct ppo_rm_config {
     int64_t max_length;           /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
 };
 
+/* distillation.*: a teacher's distribution on the student's own samples. */
+struct ppo_distill_config {
+    bool enable;
+    char *teacher_dir;            /* owned */
+    struct algo_distill loss;
+    int64_t topk;                 /* tokens of a list; read by the ..._topk losses */
+    bool use_task_rewards;        /* beside the policy loss, weighted by coef; else alone */
+    double coef;
+    struct actor_cut cut;         /* of the teacher's passes */
+};
+
 /* algorithm.filter_groups: DAPO's dynamic sampling. */
 struct ppo_filter_config {
     bool enable;
@@ -125,6 +136,7 @@ struct ppo_config {
     double warmup_ratio;
     bool zero_indexed_step;       /* the schedule's first step is 0 (verl 0.9.1), else 1 */
     struct ppo_critic_config critic;
+    struct ppo_distill_config distill;
     /* reward */
     struct reward_args reward;
     enum reward_policy on_error;
@@ -144,23 +156,28 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c);
 void ppo_config_free(struct ppo_config *k);
 
 /* ---- memory ---- */
+/* The shapes of the models beside the policy; borrowed, NULL where a run has none. */
+struct ppo_others {
+    const struct model_config *critic, *teacher;
+};
 struct ppo_plan {
-    size_t weights, adapter, master, grads, moments, ref, critic, rm; /* bytes; critic: weights, master, gradients and moments */
+    /* bytes; critic: weights, master, gradients and moments */
+    size_t weights, adapter, master, grads, moments, ref, teacher, critic, rm;
     size_t offload, host_limit;   /* bytes in host memory beside the device's, and how many may be */
-    size_t rollout, update, ref_pass, critic_pass;       /* share one block */
+    size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     struct dev_sizes sizes; /* of what the backend takes */
-    const struct model_config *critic_config; /* borrowed; NULL without a critic */
+    struct ppo_others others;
     int64_t n_train; /* elements of the adapter */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
-        max_rows_critic, max_seqs_critic, max_len;
+        max_rows_critic, max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */
 };
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void ppo_plan_offload(struct ppo_config *k, const struct dev *dev);
-/* Sizes everything a run allocates; critic: NULL without one. */
+/* Sizes everything a run allocates. */
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
-                  const struct model_config *critic, struct dev *dev);
+                  struct ppo_others others, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev);
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *out);
@@ -172,7 +189,9 @@ struct ppo {
     struct dev dev;
     struct model *policy, *reference;      /* reference: NULL when no KL is used, and with an adapter */
     struct model *value_model;             /* NULL without a critic */
+    struct model *teacher;                 /* NULL without distillation */
     struct actor *actor, *ref_actor;       /* ref_actor: NULL when no KL is used */
+    struct actor *teacher_actor;           /* NULL without distillation */
     struct critic *critic;
     void *block;                           /* shared by rollout, update and reference passes */
     struct roll_decoder *decoder;
@@ -247,6 +266,9 @@ int ppo_token_scores(struct batch *b);
 int ppo_old_log_probs(struct ppo *p, struct batch *b);
 /* Adds ref_log_prob (f64 ragged). */
 int ppo_reference(struct ppo *p, struct batch *b);
+/* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
+ * first, with their teacher_ids (i32). */
+int ppo_teacher(struct ppo *p, struct batch *b);
 /* Adds values (f64 ragged). */
 int ppo_values(struct ppo *p, struct batch *b);
 /* Adds token_level_rewards, response_mask (i32), advantages, returns,
@@ -256,6 +278,21 @@ int ppo_advantage(struct ppo *p, struct batch *b);
 int ppo_pf_resample(struct ppo *p, const struct batch *b, struct batch *out);
 int ppo_update(struct ppo *p, struct batch *b);
 int ppo_update_critic(struct ppo *p, struct batch *b);
+
+/* ---- distillation's part of an update ---- */
+struct ppo_distill {
+    int64_t k;                    /* 0: an estimator, no lists */
+    const float *teacher;         /* of the mini-batch's tokens, k or 1 for each; borrowed */
+    struct actor_list list;       /* of the mini-batch; arrays other than id are owned */
+    struct algo_distill_sums sums; /* of the step */
+};
+int ppo_open_teacher(struct ppo *p);
+int64_t ppo_distill_k(const struct ppo_config *k);
+void ppo_distill_begin(struct ppo_distill *d, const struct ppo *p, const struct batch *mini);
+void ppo_distill_end(struct ppo_distill *d);
+/* A micro-batch: adds to dlogp (indexed as policy's arrays), fills d->list.dlogp of its tokens. */
+int ppo_distill_loss(struct ppo_distill *d, const struct ppo *p, const struct algo_policy_args *policy, double *dlogp,
+                     struct algo_metrics *m);
 
 /* ---- shared by the stages ---- */
 /* A new f64 column shaped like another one, zeros. *out is valid until the next column is added. */

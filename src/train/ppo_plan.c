@@ -32,7 +32,7 @@ static size_t pass_bytes(const struct ppo_config *k, const struct model_config *
     const int64_t batch = k->train_batch_size * k->train.n;
     cut_limits(train ? k->update_cut : k->ref_cut, batch, k->max_prompt_length + k->max_response_length, rows, seqs);
     const struct actor_args a = {.dev = dev, .train = train, .keep = k->keep, .max_rows = *rows, .max_seqs = *seqs,
-                                 .stream = !train && k->ref_offload};
+                                 .stream = !train && k->ref_offload, .list = train ? ppo_distill_k(k) : 0};
     return actor_block_bytes(m, k->act, &a);
 }
 
@@ -73,7 +73,7 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
 }
 
 static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
-    enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40 };
+    enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40, LIST = 32 };
     char *path = file_join(k->tokenizer_dir, "tokenizer.json");
     const int64_t file = file_size(path);
     free(path);
@@ -82,7 +82,8 @@ static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
            + (file > 0 ? (size_t)file * 4 : 0)                /* tokenizer, and its file while it is read */
            + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files)
            + (size_t)tokens * TOKEN                           /* a batch's columns, twice in the update */
-           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic) * ROW; /* packed arrays */
+           + (size_t)(tokens * ppo_distill_k(k)) * LIST       /* the teacher's lists and the student's */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
@@ -131,6 +132,15 @@ static size_t host_limit(void) {
     return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
+static void plan_teacher(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    p->teacher = pages(model_open_bytes(t, dev, &open));
+    cut_limits(k->distill.cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher);
+    const struct actor_args a = {.dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher,
+                                 .list = ppo_distill_k(k)};
+    p->teacher_pass = actor_block_bytes(t, k->act, &a);
+}
+
 /* What a run may take: the limit that was set, or nearly all that is there. */
 static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
     const size_t there = (size_t)((double)dev->mem_total * 0.95);
@@ -139,10 +149,12 @@ static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
 }
 
 /* The largest of the passes that share the block with the rollout. */
-static size_t passes_bytes(const struct ppo_plan *p) { return max_size(max_size(p->update, p->ref_pass), p->critic_pass); }
+static size_t passes_bytes(const struct ppo_plan *p) {
+    return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
+}
 
 static size_t fixed_bytes(const struct ppo_plan *p) {
-    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->critic + p->rm + p->working +
+    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->teacher + p->critic + p->rm + p->working +
            p->system + p->host;
 }
 
@@ -153,6 +165,7 @@ static void widen(struct dev_sizes *s, const struct model_config *c) {
     if (c->ffn > s->ffn) s->ffn = c->ffn;
     if (!c->value && c->vocab > s->vocab) s->vocab = c->vocab;
     if (qkv > s->qkv) s->qkv = qkv;
+    if (c->vocab > s->vocab) s->vocab = c->vocab;
     if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {
         s->n_q_heads = c->n_q_heads;
         s->head_dim = c->head_dim;
@@ -169,11 +182,13 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
+    if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
     p->sizes = (struct dev_sizes){
         .act = k->act, .rows = rows > p->max_rows_roll ? rows : p->max_rows_roll, .decode = p->max_seqs + DECODE_UNIT,
         .hidden = m->hidden, .ffn = m->ffn, .qkv = (m->n_q_heads + 2 * m->n_kv_heads) * m->head_dim, .vocab = m->vocab,
         .n_q_heads = m->n_q_heads, .head_dim = m->head_dim, .train = true};
-    if (p->critic_config) widen(&p->sizes, p->critic_config);
+    if (p->others.critic) widen(&p->sizes, p->others.critic);
+    if (p->others.teacher) widen(&p->sizes, p->others.teacher);
     if (k->rm.enable) widen(&p->sizes, &k->rm.model);
     if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
     p->system = system_bytes(dev);
@@ -208,10 +223,10 @@ void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
 }
 
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
-                  const struct model_config *critic, struct dev *dev) {
+                  struct ppo_others others, struct dev *dev) {
     const size_t elems = pages((size_t)model_config_params(m) * 4);
     size_t state;
-    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .critic_config = critic,
+    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .others = others,
                            .host_limit = host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     p->weights = pages(model_open_bytes(m, dev, &open));
@@ -241,7 +256,8 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->update = pass_bytes(k, m, dev, true, &p->max_rows_update, &p->max_seqs_update);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, dev, false, &p->max_rows_ref, &p->max_seqs_ref);
-    if (critic) plan_critic(p, k, critic, dev);
+    if (others.critic) plan_critic(p, k, others.critic, dev);
+    if (others.teacher) plan_teacher(p, k, others.teacher, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = limit_of(k, dev);
     p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
@@ -277,6 +293,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->ref)
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
+    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
     if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
@@ -289,6 +306,8 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
              (long long)p->max_seqs);
     row(b, "  rollout: keys, values, head", p->rollout, note);
     row(b, "  reference log-probs", p->ref_pass, "");
+    snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
+    if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
     row(b, "  update: activations", p->update, note);
@@ -309,14 +328,14 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
 /* ---- refusals ---- */
 
 /* Whether a run with this configuration instead would fit. */
-static bool fits(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic, struct dev *dev) {
+static bool fits(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev) {
     struct ppo_plan p;
-    return ppo_plan_make(&p, k, m, critic, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
+    return ppo_plan_make(&p, k, m, others, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic,
-                        struct dev *dev, struct actor_cut *cut) {
+static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
+                        struct actor_cut *cut) {
     struct ppo_config c = *k;
     const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
@@ -325,7 +344,7 @@ static bool smaller_cut(const struct ppo_config *k, const struct model_config *m
         if (*limit < least) *limit = least;
         c.update_cut = *cut;
         if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
-        if (fits(&c, m, critic, dev)) return true;
+        if (fits(&c, m, others, dev)) return true;
     }
     return false;
 }
@@ -394,7 +413,7 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     const bool tokens = cut.max_seqs == 0;
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
              (double)p->limit / 0x1p30, others_text(dev, others));
-    if (smaller_cut(k, m, p->critic_config, dev, &cut))
+    if (smaller_cut(k, m, p->others, dev, &cut))
         FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
              tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
              (long long)(tokens ? cut.max_rows : cut.max_seqs));
@@ -414,13 +433,13 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     }
     if (k->keep == MODEL_KEEP_ALL) {
         c.keep = MODEL_KEEP_LAYER;
-        if (fits(&c, m, p->critic_config, dev))
+        if (fits(&c, m, p->others, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.model.enable_gradient_checkpointing=True fits (the result is the same)", need);
     }
     try_offload(k, m, p->critic_config, dev, &c, &offload);
     if (offload) FAIL(ERR_NOMEM, "%s; %s%s fits (the result is the same)", need, offload, with_recompute(k, &c));
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
-        if (fits(&c, m, p->critic_config, dev))
+        if (fits(&c, m, p->others, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s fits (the result is the same)", need,
                  (long long)c.max_num_seqs, with_recompute(k, &c));
     if (fixed_bytes(p) >= p->limit)

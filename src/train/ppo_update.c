@@ -131,6 +131,7 @@ struct update {
     double *logp, *entropy, *dlogp, *dentropy;
     struct algo_agg agg;
     struct algo_metrics sums;       /* over micro-batches */
+    struct ppo_distill distill;
     int64_t n_micro;
     double entropy_sum;
     int64_t done, total;
@@ -169,7 +170,13 @@ static int update_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1
     a.policy.cfg.step = (uint64_t)u->p->step;
     double loss, entropy_loss;
     struct algo_metrics m = {0};
-    TRY(algo_actor_loss(&a, &loss, u->dlogp, u->dentropy, &m));
+    const struct ppo_distill_config *d = &k->distill;
+    if (!d->enable || d->use_task_rewards || d->loss.use_policy_gradient) /* as verl: in the last case for its metrics alone */
+        TRY(algo_actor_loss(&a, &loss, u->dlogp, u->dentropy, &m));
+    if (d->enable) {
+        for (int64_t t = t0; !d->use_task_rewards && t < t1; t++) u->dlogp[t] = u->dentropy[t] = 0;
+        TRY(ppo_distill_loss(&u->distill, u->p, &a.policy, u->dlogp, &m));
+    }
     TRY(algo_agg_loss(&r, &u->agg, u->entropy, &entropy_loss, NULL));
     u->entropy_sum += entropy_loss;
     for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = (float)u->dlogp[t];
@@ -273,14 +280,17 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     u->dlogp = work + 2 * n;
     u->dentropy = work + 3 * n;
     int rc = ppo_sequences(mini, &seqs);
+    if (p->k.distill.enable) ppo_distill_begin(&u->distill, p, mini);
     if (rc == 0) {
         const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = p->k.update_cut,
+                                          .list = u->distill.k > 0 ? &u->distill.list : NULL,
                                           .temperature = (float)p->k.train.temperature, .entropy = true,
                                           .entropy_grad = p->k.entropy_coeff != 0, .loss = update_loss,
                                           .loss_arg = u, .optim = &p->k.optim, .lr = lr};
         rc = actor_step(p->actor, &a, r);
         free(seqs);
     }
+    ppo_distill_end(&u->distill);
     free(mask);
     free(work);
     return rc;
@@ -325,6 +335,12 @@ int ppo_update(struct ppo *p, struct batch *b) {
     for (int64_t i = 0; i < u.sums.n; i++) {
         const double v = u.sums.v[i].value;
         metrics_set(&p->metrics, summed(u.sums.v[i].name) ? v : v / (double)u.n_micro, "%s", u.sums.v[i].name);
+    }
+    if (p->k.distill.enable) {
+        struct algo_metrics m = {0};
+        algo_distill_metrics(&u.distill.sums, &m);
+        for (int64_t i = 0; i < m.n; i++) metrics_set(&p->metrics, m.v[i].value, "%s", m.v[i].name);
+        algo_metrics_free(&m);
     }
     if (n_steps > 0) {
         metrics_set(&p->metrics, u.entropy_sum / (double)n_steps, "actor/entropy");

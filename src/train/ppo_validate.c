@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "base/map.h"
 
 #include <math.h>
@@ -152,23 +153,40 @@ static bool variable(const struct val_row *r, const char *name, double *v) {
     return isfinite(*v);
 }
 
+/* An answer as a text that is the same for answers that Python calls equal (1, 1.0 and True are); NULL: none.
+ * Caller frees. */
+static char *vote_of(const json_t *pred) {
+    if (!pred || json_is_null(pred)) return NULL;
+    if (json_is_string(pred)) return xasprintf("s%s", json_string_value(pred));
+    if (json_is_boolean(pred)) return xstrdup(json_is_true(pred) ? "n1" : "n0");
+    if (json_is_integer(pred)) return xasprintf("n%lld", (long long)json_integer_value(pred));
+    if (json_is_real(pred)) {
+        const double x = json_real_value(pred);
+        return fabs(x) < 0x1p63 && x == floor(x) ? xasprintf("n%lld", (long long)x) : xasprintf("n%.17g", x);
+    }
+    struct buf text = {0};
+    if (json_dump_line(&text, pred) < 0) return NULL;
+    return buf_take(&text);
+}
+
 /* Samples that lack the variable are left out, as verl leaves out None; the vote
  * needs an answer of every sample. */
 static void group_metrics(struct accum *a, const struct val_row *rows, const int64_t *idx, int64_t n, const char *name) {
     double *x = xmalloc((size_t)n * sizeof *x);
-    const char **pred = xmalloc((size_t)n * sizeof *pred);
+    char **pred = xmalloc((size_t)n * sizeof *pred);
     bool have_pred = true;
     int64_t k = 0;
     for (int64_t i = 0; i < n; i++) {
         if (variable(&rows[idx[i]], name, &x[k])) k++;
-        pred[i] = json_string_value(json_object_get(rows[idx[i]].extra, "pred"));
+        pred[i] = vote_of(json_object_get(rows[idx[i]].extra, "pred"));
         have_pred &= pred[i] != NULL;
     }
     if (k > 0) {
         char prefix[256];
         snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", rows[idx[0]].data_source, name);
-        prompt_metrics(a, prefix, x, have_pred && k == n ? pred : NULL, k);
+        prompt_metrics(a, prefix, x, have_pred && k == n ? (const char *const *)pred : NULL, k);
     }
+    for (int64_t i = 0; i < n; i++) free(pred[i]);
     free(x);
     free(pred);
 }

@@ -149,7 +149,7 @@ def helper():
 
 
 def algo():
-    lines, seen = jsonl("algo/algo.jsonl"), {}
+    lines, seen = jsonl("algo/algo.jsonl") + jsonl("algo/distill.jsonl"), {}
     for line in lines:
         line.pop("expect")
         line.pop("tol", None)

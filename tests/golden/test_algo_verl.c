@@ -66,17 +66,20 @@ static void compare(const json_t *got, const json_t *want, double tol, double si
 }
 
 static int one_case(void *arg, char *line, size_t n, int64_t no) {
-    (void)arg;
+    const char *file = arg;
     char where[128];
     json_t *request, *answer = NULL;
-    snprintf(where, sizeof where, "algo.jsonl:%lld", (long long)no);
+    snprintf(where, sizeof where, "%s:%lld", file, (long long)no);
     TRY(json_parse(&request, line, n, where));
     const char *op = json_string_value(json_object_get(request, "op"));
     const char *name = json_string_value(json_object_get(request, "estimator"));
     if (!name) name = json_string_value(json_object_get(request, "loss_mode"));
-    snprintf(where, sizeof where, "algo.jsonl:%lld %s %s", (long long)no, op, name ? name : "");
+    snprintf(where, sizeof where, "%s:%lld %s %s", file, (long long)no, op, name ? name : "");
     json_t *expect = json_incref(json_object_get(request, "expect"));
     n_differences += json_object_get(request, "difference") != NULL;
+    double tol = TOLERANCE;
+    TRY(json_f64_opt(request, "tol", &tol, where)); /* where verl computes in fp32 */
+    json_object_del(request, "tol");
     json_object_del(request, "difference");
     json_object_del(request, "expect"); /* what is left is what the tool would be sent */
     const int rc = algo_json(request, where, &answer);
@@ -84,7 +87,7 @@ static int one_case(void *arg, char *line, size_t n, int64_t no) {
         if (rc >= 0) fail_msg("%s: answered, where verl raises", where);
     } else {
         if (rc < 0) fail_msg("%s: %s", where, err_msg());
-        compare(answer, expect, TOLERANCE, 1, where, "answer");
+        compare(answer, expect, tol, 1, where, "answer");
     }
     json_decref(expect);
     json_decref(request);
@@ -95,9 +98,14 @@ static int one_case(void *arg, char *line, size_t n, int64_t no) {
 
 static void verl_agrees(void **state) {
     (void)state;
-    if (file_each_line(FIXTURES "/algo/algo.jsonl", one_case, NULL) < 0) fail_msg("%s", err_msg());
+    static char *const files[] = {"algo.jsonl", "distill.jsonl"};
+    for (int i = 0; i < 2; i++) {
+        char path[512];
+        snprintf(path, sizeof path, FIXTURES "/algo/%s", files[i]);
+        if (file_each_line(path, one_case, files[i]) < 0) fail_msg("%s", err_msg());
+    }
     print_message("%d batches, %d numbers; on %d an intended difference acts\n", n_cases, n_numbers, n_differences);
-    assert_true(n_cases >= 200 && n_differences >= 10);
+    assert_true(n_cases >= 239 && n_differences >= 10);
 }
 
 int main(void) {

@@ -321,6 +321,19 @@ static inline void lmhead_setup(struct run *r) {
     add_gout(r, "dlogp", shape_1d(DT_F32, r->rows), true);
     if (r->s->flags & S_ENTROPY) add_gout(r, "dentropy", shape_1d(DT_F32, r->rows), true);
 }
+/* The same with lists; window: their length. */
+static inline void lists_setup(struct run *r) {
+    const int64_t n = r->s->window, vocab = r->s->n;
+    struct rng g = {.seed = 13, .stream = RNG_TEST};
+    lmhead_setup(r);
+    struct slot *s = slot_new(r->in, &r->n_in, "list_id", shape_2d(DT_I32, r->rows, n), true);
+    s->i = xcalloc((size_t)(r->rows * n), sizeof *s->i);
+    for (int64_t row = 0; row < r->rows; row++) { /* distinct: a prime above the vocabulary apart; every other row lists its target */
+        const int64_t start = row % 2 ? (int64_t)rng_below(&g, (uint64_t)vocab) : r->in[3].i[row];
+        for (int64_t i = 0; i < n; i++) s->i[row * n + i] = (int32_t)((start + i * 104729) % vocab);
+    }
+    add_gout(r, "dlist", shape_2d(DT_F32, r->rows, n), true);
+}
 static inline int lmhead_args(struct run *r, struct lmhead_args *a) {
     const struct tensor shape = shape_1d(DT_F32, r->rows);
     *a = (struct lmhead_args){.x = up(r, &r->in[0]), .inv_temp = up(r, &r->in[2]),
@@ -331,6 +344,13 @@ static inline int lmhead_args(struct run *r, struct lmhead_args *a) {
         a->sum_pi_sq = dev_new(r, shape, true);
     }
     TRY(up_weight(r, &r->in[1], &a->w));
+    if (r->n_in > 4) {
+        const struct tensor ids = shape_2d(DT_I32, r->rows, r->s->window), logps = shape_2d(DT_F32, r->rows, r->s->window);
+        a->list_id = up(r, &r->in[4]);
+        a->list_logp = dev_new(r, logps, true);
+        a->top_id = dev_new(r, ids, true);
+        a->top_logp = dev_new(r, logps, true);
+    }
     return dev_lmhead_fwd(r->d, a);
 }
 static inline int lmhead_fwd(struct run *r) {
@@ -342,12 +362,23 @@ static inline int lmhead_fwd(struct run *r) {
     if (a.sum_pi_sq.data) down(r, "sum_pi_sq", a.sum_pi_sq, true, TOL_SUM);
     return 0;
 }
+/* The results with a gradient first, in the order of gout. */
+static inline int lists_fwd(struct run *r) {
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    down(r, "logp", a.logp, true, TOL_SUM);
+    if (a.entropy.data) down(r, "entropy", a.entropy, true, TOL_SUM);
+    down(r, "list_logp", a.list_logp, true, TOL_SUM);
+    down(r, "top_logp", a.top_logp, true, TOL_SUM);
+    return 0;
+}
 static inline int lmhead_bwd(struct run *r) {
     struct lmhead_args a;
     TRY(lmhead_args(r, &a));
     const struct tensor dx = dev_new(r, slot_shape(&r->in[0]), true);
     const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
     const struct tensor dh = a.entropy.data ? up(r, &r->gout[1]) : TENSOR_NONE;
+    if (a.list_id.data) a.dlist = up(r, &r->gout[r->n_gout - 1]);
     TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw));
     down_grad(r, 0, dx, TOL_INNER);
     down_grad(r, 1, dw, TOL_INNER);
@@ -418,6 +449,13 @@ static const struct op_shape shapes_head[] = { /* n: vocabulary, k: hidden */
     {.rows = 1030, .n = 24, .k = 16, .flags = S_ENTROPY}, /* more than a backend may take at a time */
 };
 
+static const struct op_shape shapes_lists[] = { /* window: entries of a list */
+    {.rows = 1, .n = 2, .k = 16, .window = 2, .flags = S_ENTROPY}, {.rows = 7, .n = 300, .k = 33, .window = 1},
+    {.rows = 33, .n = 1000, .k = 64, .window = 32, .flags = S_ENTROPY}, {.rows = 9, .n = 24, .k = 16, .window = 24},
+    {.rows = 17, .n = 4097, .k = 17, .window = 300, .flags = S_ENTROPY}, {.rows = 5, .n = 8192 + 300, .k = 32, .window = 129},
+    {.rows = 3, .n = 20000, .k = 16, .window = 1024}, {.rows = 1030, .n = 24, .k = 16, .window = 5, .flags = S_ENTROPY},
+};
+
 #define SHAPES(list) .shapes = (list), .n_shapes = COUNT(list)
 static const struct op_def ops_table[] = {
     {"cast", cast_setup, cast_fwd, NULL, SHAPES(shapes_rows), true},
@@ -430,6 +468,7 @@ static const struct op_def ops_table[] = {
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},
+    {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(shapes_lists), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
 };
 #define N_OPS COUNT(ops_table)

@@ -22,6 +22,8 @@ static const struct op_shape small_attn[] = {
 static const struct op_shape small_head[] = {
     {.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY}, {.rows = 5, .n = 300, .k = 16},
     {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY}};
+static const struct op_shape small_lists[] = {
+    {.rows = 3, .n = 11, .k = 8, .window = 4, .flags = S_ENTROPY}, {.rows = 2, .n = 300, .k = 16, .window = 7}};
 
 static const struct op_def grad_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(small_table), true},
@@ -32,6 +34,7 @@ static const struct op_def grad_table[] = {
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(small_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(small_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},
+    {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
 };
 
 /* Loss with input `in` moved by eps * dir. move (count) receives the move that f32 kept; size gets

@@ -19,7 +19,7 @@ static void slice_init(struct run *r, const struct run *full, int64_t lo, int64_
             if (!s->per_row) continue;
             const int64_t row = slot_count(s) / s->dim[0];
             if (s->f) s->f += lo * row;
-            if (s->i) s->i += lo;
+            if (s->i) s->i += lo * row;
             s->dim[0] = n;
         }
 }
@@ -144,6 +144,62 @@ static int check_sampled(struct run *r) {
     return 0;
 }
 
+/* The most probable entries: largest first, equal ones by id, none missing (against all raw logits), and their
+ * log-probs the bits of a list of the same ids. */
+static int check_top(struct run *r) {
+    struct lmhead_args a;
+    TRY(lmhead_args(r, &a));
+    const int64_t k = r->s->window, vocab = r->s->n;
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, vocab), true);
+    int32_t *id = xmalloc((size_t)(r->rows * k) * sizeof *id);
+    TRY(dev_logits(r->d, z, a.x, a.w));
+    float *raw = down_values(r, z), *top = down_values(r, a.top_logp);
+    TRY(dev_copy_out(r->d, id, a.top_id.data, (size_t)(r->rows * k) * sizeof *id));
+    a.list_id = a.top_id;
+    a.top_id = a.top_logp = TENSOR_NONE;
+    TRY(dev_lmhead_fwd(r->d, &a));
+    float *listed = down_values(r, a.list_logp);
+    assert_true(first_diff(top, listed, r->rows * k) < 0);
+    int32_t *first = xmalloc((size_t)r->rows * sizeof *first);
+    for (int64_t row = 0; row < r->rows; row++) first[row] = id[row * k];
+    TRY(dev_copy_in(r->d, a.target.data, first, (size_t)r->rows * sizeof *first));
+    TRY(dev_lmhead_fwd(r->d, &a));
+    float *alone = down_values(r, a.logp); /* as targets the bits are the same */
+    for (int64_t row = 0; row < r->rows; row++) assert_memory_equal(&alone[row], &listed[row * k], sizeof *alone);
+    free(first);
+    free(alone);
+    for (int64_t row = 0; row < r->rows; row++) {
+        const float *x = raw + row * vocab;
+        const int32_t *ids = id + row * k;
+        int64_t above = 0; /* entries that rank before the last of the list */
+        for (int64_t i = 1; i < k; i++)
+            assert_true(x[ids[i - 1]] > x[ids[i]] || (x[ids[i - 1]] == x[ids[i]] && ids[i - 1] < ids[i]));
+        for (int64_t j = 0; j < vocab; j++) above += x[j] > x[ids[k - 1]] || (x[j] == x[ids[k - 1]] && j < ids[k - 1]);
+        assert_int_equal(above, k - 1);
+    }
+    free(raw);
+    free(top);
+    free(listed);
+    free(id);
+    return 0;
+}
+
+static void test_top(void **state) {
+    (void)state;
+    static const enum dtype act[] = {DT_F32, DT_BF16}; /* bf16 logits of few hidden units: equal ones are common */
+    static const struct op_def op = {"lmhead lists", lists_setup, lists_fwd, NULL, SHAPES(shapes_lists), true};
+    for (int b = 0; b < two.n; b++)
+        for (int64_t k = 0; k < COUNT(act); k++)
+            for (int64_t i = 0; i < op.n_shapes; i++) {
+                struct run r;
+                run_init(&r, &op, &op.shapes[i], act[k], &two.dev[b]);
+                const int rc = check_top(&r);
+                run_free(&r);
+                if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "the most probable entries");
+                else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
+            }
+}
+
 static void test_sampled_logp(void **state) {
     (void)state;
     static const enum dtype act[] = {DT_F32, DT_BF16};
@@ -222,7 +278,7 @@ static void test_sampled_company(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[2 * N_OPS + 2];
+    struct CMUnitTest tests[2 * N_OPS + 3];
     static char names[2 * N_OPS][40];
     backends_open(&two, 2);
     backends_open(&one, 1);
@@ -233,6 +289,7 @@ int main(void) {
     }
     tests[2 * N_OPS] = (struct CMUnitTest){"inv01_sampled_logp", test_sampled_logp, NULL, NULL, NULL};
     tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_company", test_sampled_company, NULL, NULL, NULL};
+    tests[2 * N_OPS + 2] = (struct CMUnitTest){"the most probable entries", test_top, NULL, NULL, NULL};
     const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);
     backends_close(&two);
     backends_close(&one);
