@@ -47,7 +47,7 @@ def distill(s, name, teacher="sft/global_step_120/actor", **keys):
 
 
 def learns(s, test):
-    steps = 120
+    steps = 200
     p = run(*distill(s, "learn", **{"trainer.total_training_steps": steps, "actor_rollout_ref.rollout.n": 4}))
     reward, loss, overlap = (series(s.dir / "learn", n) for n in ("critic/score/mean", "distillation/loss", "distillation/overlap_ratio"))
     first, last = sum(reward[:5]) / 5, sum(reward[-5:]) / 5
