@@ -94,6 +94,10 @@ compare_text() {
     [ -d "$SHARED_DATA/tokenizers" ] || { echo "real tokenizers: skipped, no $SHARED_DATA/tokenizers"; return 0; }
     $py tools/oracle_text.py compare
 }
+compare_sft() {
+    [ -d "$SHARED_DATA/tokenizers/qwen2_5" ] || { echo "no $SHARED_DATA/tokenizers/qwen2_5"; return 77; }
+    $py tools/oracle_sft.py "$VERLC" "$SHARED_DATA/tokenizers/qwen2_5"
+}
 compare_track() { $py tools/oracle_track.py; }
 compare_train() {
     fresh train && make_train "$out/train" && same train && fresh train_many &&

@@ -1,7 +1,8 @@
-"""SFT by verl's rules, end to end: conversations with tools, a missing system turn, empty answers and a turn that ends in
-an assistant's or a user's, through the real tokenizer and chat template of Qwen2.5.  `verlc sft` trains a tiny model
-with learning rate 0, so that each step's loss is that of one conversation; torch computes the same from the ids and the
-loss mask of verl's own MultiTurnSFTDataset.  A token more or less in the mask would show.
+"""SFT by verl's rules, end to end: conversations with and without a system turn, with empty answers, marks of the template
+in their text, two answers in a row and a user's last word, through the real tokenizer and chat template of Qwen2.5.
+`verlc sft` trains a tiny model with learning rate 0, so that each step's loss is that of one conversation; torch computes
+the same from the ids and the loss mask of verl's own MultiTurnSFTDataset. Both sides are sorted, since the sampler
+shuffles. A token more or less in a mask would show.
 
   python tools/oracle_sft.py VERLC TOKENIZER_DIR     (verl 0.9.1, torch, transformers; TOKENIZER_DIR holds the files, .xz or not)
 """
@@ -38,7 +39,7 @@ def write_rows(rows, stem):
 def verlc_losses(verlc, model, data, out, batch, steps):
     subprocess.run([verlc, "sft", f"data.train_files={data}", f"data.train_batch_size={batch}", "data.max_length=2048",
                     "data.max_token_len_per_gpu=4096", "data.truncation=error", f"model.path={model}", "engine.dtype=float32", "optim.lr=0",
-                    f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", "trainer.test_freq=-1", "+data.shuffle=False",
+                    f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", "trainer.test_freq=-1",
                     f"trainer.default_local_dir={out}", "trainer.logger=[file]"], check=True, stderr=subprocess.DEVNULL)
     lines = (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()
     return [d["data"]["train/loss"] for d in map(json.loads, lines) if "train/loss" in d["data"]]
@@ -75,11 +76,11 @@ def main(verlc, source):
         for kind in ("parquet", "jsonl"):
             got = verlc_losses(verlc, tmp / "model", tmp / f"chats.{kind}", tmp / kind, 1, n)
             packed = verlc_losses(verlc, tmp / "model", tmp / f"chats.{kind}", tmp / f"{kind}_all", n, 1)
-            pairs = list(zip(got + packed, one + [whole], strict=True))
+            pairs = list(zip(sorted(got) + packed, sorted(one) + [whole], strict=True))
             worst = max([worst] + [abs(a - b) / b for a, b in pairs])
             for i, (a, b) in enumerate(pairs):
                 if abs(a - b) > 1e-5 * b:
-                    print(f"DIFFERS {kind}, conversation {i}: loss {a}, by verl's mask {b}")
+                    print(f"DIFFERS {kind}, number {i}: loss {a}, by verl's mask {b}")
     print(f"{n} conversations of Qwen2.5, one by one and packed, parquet and JSONL: largest relative difference of the loss {worst:.1e}")
     return worst > 1e-5
 

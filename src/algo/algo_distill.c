@@ -146,7 +146,8 @@ void algo_distill_metrics(const struct algo_distill_sums *s, struct algo_metrics
 /* ---- the loss ---- */
 
 /* A loss for each valid token before loss_max_clamp, and its derivative: by logp, or by the list (r's range of dlist). */
-static void token_losses(const struct algo_distill_args *a, double *mat, double *dlogp, double *dlist, struct algo_distill_sums *s) {
+static void token_losses(const struct algo_distill_args *a, double *mat, double *dlogp, double *dlist,
+                         struct algo_distill_sums *s) {
     s->list = a->d->list != 0;
     ALGO__EACH_VALID(a->r, i, t) {
         if (s->list) {

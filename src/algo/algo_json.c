@@ -489,7 +489,8 @@ static int read_lists(struct request *q, const char *key, int64_t *k, double **o
             for (int64_t e = 0; e < *k; e++) {
                 const json_t *x = json_array_get(list, (size_t)e);
                 if (!json_is_number(x))
-                    FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not numbers", q->where, key, (long long)i, (long long)(t - q->off[i]));
+                    FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not numbers", q->where, key, (long long)i,
+                         (long long)(t - q->off[i]));
                 (*out)[t * *k + e] = json_number_value(x);
             }
         }
@@ -502,7 +503,8 @@ static int read_list_ids(struct request *q, const char *key, int64_t *k, const i
     const int64_t n = q->off[q->r.n] * *k;
     int32_t *id = own(q, (size_t)n, sizeof *id);
     for (int64_t i = 0; i < n; i++) {
-        if (!(x[i] >= 0 && x[i] < 0x1p31) || x[i] != floor(x[i])) FAIL(ERR_FORMAT, "%s: \"%s\": %g is not a token id", q->where, key, x[i]);
+        if (!(x[i] >= 0 && x[i] < 0x1p31) || x[i] != floor(x[i]))
+            FAIL(ERR_FORMAT, "%s: \"%s\": %g is not a token id", q->where, key, x[i]);
         id[i] = (int32_t)x[i];
     }
     *out = id;

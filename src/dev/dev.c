@@ -416,8 +416,8 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
         TRY(want2("lmhead_fwd", "top_id", a->top_id, I32, a->x.dim[0], ANY));
         TRY(want2("lmhead_fwd", "top_logp", a->top_logp, F32, a->x.dim[0], a->top_id.dim[1]));
         if (a->top_id.dim[1] > a->w.n)
-            FAIL(ERR_INVAL, "dev op lmhead_fwd: the %lld most probable entries of a vocabulary of %lld", (long long)a->top_id.dim[1],
-                 (long long)a->w.n);
+            FAIL(ERR_INVAL, "dev op lmhead_fwd: the %lld most probable entries of a vocabulary of %lld",
+                 (long long)a->top_id.dim[1], (long long)a->w.n);
     }
     HAVE(lmhead_fwd);
     return a->x.dim[0] ? TRACED(lmhead_fwd, (d, a), a->x.dim[0], a->w.n, a->w.k) : 0;

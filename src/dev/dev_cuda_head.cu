@@ -191,8 +191,10 @@ __global__ static void finish_kernel(struct finish_args a) {
     if (a.lse) a.lse[row] = (float)lse;
     if (a.entropy) a.entropy[row] = (float)(log(sum) - sum_t / sum);
     if (a.sum_pi_sq) a.sum_pi_sq[row] = (float)(sum_sq / (sum * sum));
-    for (int64_t i = row * a.n_list; i < (row + 1) * a.n_list; i++) a.list[i] = head_logp(__fmul_rn(a.list[i], a.inv_temp[row]), lse);
-    for (int64_t i = row * a.n_top; i < (row + 1) * a.n_top; i++) a.top[i] = head_logp(__fmul_rn(a.top[i], a.inv_temp[row]), lse);
+    for (int64_t i = row * a.n_list; i < (row + 1) * a.n_list; i++)
+        a.list[i] = head_logp(__fmul_rn(a.list[i], a.inv_temp[row]), lse);
+    for (int64_t i = row * a.n_top; i < (row + 1) * a.n_top; i++)
+        a.top[i] = head_logp(__fmul_rn(a.top[i], a.inv_temp[row]), lse);
 }
 
 int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
@@ -209,7 +211,8 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     float *raw_target = (float *)((char *)p + logits_room + sums_bytes);
     const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
     if (n_top > TOP_MAX)
-        FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: the %lld most probable entries; on a GPU at most %d", (long long)n_top, (int)TOP_MAX);
+        FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: the %lld most probable entries; on a GPU at most %d", (long long)n_top,
+             (int)TOP_MAX);
     int32_t *const top_id = (int32_t *)a->top_id.data;
     float *const top = (float *)a->top_logp.data, *const list = (float *)a->list_logp.data;
     for (int64_t lo = 0; lo < vocab; lo += HEAD_GEMM_COLS)
@@ -250,7 +253,8 @@ struct dz_args {
     int64_t n_list;         /* at most DZ_LIST * DZ_THREADS */
 };
 
-struct dz_row { /* dz_j = inv_temp (dlogp 1[j = target] - dsum p_j - dentropy p_j (log p_j + entropy)), before the list's own terms */
+/* dz_j = inv_temp (dlogp 1[j = target] - dsum p_j - dentropy p_j (log p_j + entropy)), before the list's own terms */
+struct dz_row {
     float inv_temp, lse, dlogp, dentropy, entropy;
     int64_t target; /* column, or outside */
     float dsum;     /* dlogp + the sum of the row's dlist */
@@ -304,7 +308,8 @@ __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a)
     const int64_t row = blockIdx.x;
     const dz_row r = {a.inv_temp[row], a.lse[row], a.dlogp[row], a.dentropy ? a.dentropy[row] : 0, a.dentropy ? a.entropy[row] : 0,
                       a.target[row] - a.lo, dz_sum(a, row)};
-    const bool none = r.dlogp == 0 && r.dentropy == 0 && !dz_listed(a, row), wide = a.cols % 8 == 0; /* the buffers are aligned, so rows are too */
+    const bool none = r.dlogp == 0 && r.dentropy == 0 && !dz_listed(a, row);
+    const bool wide = a.cols % 8 == 0; /* the buffers are aligned, so rows are too */
     const float *raw = a.logits + row * a.cols;
     ACT *dz = (ACT *)a.dz + row * a.cols;
     float own[DZ_LIST]; /* of the list's entries: read before dz, which may be the logits, is written */

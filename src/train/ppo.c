@@ -215,7 +215,8 @@ static int load_critic_config(const struct ppo_config *k, struct configs *c) {
     model_config_make_value(&c->critic);
     if (c->critic.vocab < c->policy.vocab)
         FAIL(ERR_INPUT, "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's "
-             "tokens, so it must have the same tokenizer", k->critic.model_dir, (long long)c->critic.vocab, (long long)c->policy.vocab);
+             "tokens, so it must have the same tokenizer", k->critic.model_dir, (long long)c->critic.vocab,
+             (long long)c->policy.vocab);
     return 0;
 }
 
@@ -224,7 +225,8 @@ static int load_teacher_config(const struct ppo_config *k, struct configs *c) {
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
     const int64_t least = c->teacher.vocab < c->policy.vocab ? c->teacher.vocab : c->policy.vocab;
     if (ppo_distill_k(k) > least)
-        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk, (long long)least);
+        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens",
+             (long long)k->distill.topk, (long long)least);
     return 0;
 }
 

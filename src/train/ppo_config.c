@@ -401,7 +401,8 @@ static int read_distill_loss(struct ppo_distill_config *v, const struct conf *c)
     TRY(conf_bool(c, LOSS "use_task_rewards", &v->use_task_rewards));
     TRY(conf_f64(c, LOSS "distillation_loss_coef", &v->coef));
     if (!v->use_task_rewards && conf_is_set(c, LOSS "distillation_loss_coef") && v->coef != 1)
-        log_note(LOSS "distillation_loss_coef=%g has no effect: without task rewards the loss is the distillation's alone, as in verl", v->coef);
+        log_note(LOSS "distillation_loss_coef=%g has no effect: without task rewards the loss is the distillation's alone, as in "
+                 "verl", v->coef);
     TRY(conf_f64_opt(c, LOSS "loss_max_clamp", &v->loss.loss_max_clamp));
     TRY(conf_f64_opt(c, LOSS "log_prob_min_clamp", &v->loss.log_prob_min_clamp));
     TRY(conf_bool(c, LOSS "use_policy_gradient", &v->loss.use_policy_gradient));
@@ -412,11 +413,11 @@ static int read_distill_loss(struct ppo_distill_config *v, const struct conf *c)
     TRY(conf_f64_opt(c, LOSS "clip_ratio_low", &v->loss.policy.clip_ratio_low));
     TRY(conf_f64_opt(c, LOSS "clip_ratio_high", &v->loss.policy.clip_ratio_high));
     if (!v->loss.use_policy_gradient && v->loss.kl.name && (strcmp(v->loss.name, "k1") == 0 || strcmp(v->loss.name, "kl") == 0))
-        FAIL(ERR_INVAL, LOSS "loss_mode=%s without use_policy_gradient: the gradient of log p - log q by the student's weights does not "
-             "contain the teacher; set use_policy_gradient=True, or take k2, k3 or forward_kl_topk", v->loss.name);
+        FAIL(ERR_INVAL, LOSS "loss_mode=%s without use_policy_gradient: the gradient of log p - log q by the student's weights "
+             "does not contain the teacher; set use_policy_gradient=True, or take k2, k3 or forward_kl_topk", v->loss.name);
     if (v->loss.use_policy_gradient && v->loss.list)
-        log_warn(LOSS "loss_mode=%s with use_policy_gradient=True: only the sampled token's probability is moved; without it the whole "
-                 "list is", v->loss.name);
+        log_warn(LOSS "loss_mode=%s with use_policy_gradient=True: only the sampled token's probability is moved; without it the "
+                 "whole list is", v->loss.name);
     return 0;
 #undef LOSS
 }
@@ -434,7 +435,8 @@ static int read_distill(struct ppo_config *k, const struct conf *c) {
     const int rc = train_model_dir(path, &v->teacher_dir);
     if (rc < 0) return err_wrap(rc, TEACHER "model_path");
     TRY(conf_i64(c, TEACHER "inference.max_num_batched_tokens", &v->cut.max_rows));
-    if (v->cut.max_rows < 1) FAIL(ERR_INVAL, TEACHER "inference.max_num_batched_tokens=%lld: at least 1", (long long)v->cut.max_rows);
+    if (v->cut.max_rows < 1)
+        FAIL(ERR_INVAL, TEACHER "inference.max_num_batched_tokens=%lld: at least 1", (long long)v->cut.max_rows);
     return read_distill_loss(v, c);
 #undef TEACHER
 }

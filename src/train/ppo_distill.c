@@ -22,8 +22,8 @@ static int same_tokens(const struct tokenizer *teacher, const struct tokenizer *
     for (int64_t id = 0; id < (n > own ? n : own); id++) {
         const char *a = tokenizer_token(teacher, (int32_t)id), *b = tokenizer_token(student, (int32_t)id);
         if ((a && b) ? strcmp(a, b) == 0 : a == b) continue;
-        FAIL(ERR_INPUT, "another tokenizer than the student's: token %lld is \"%s\" there and \"%s\" here; a teacher must read the student's "
-             "tokens", (long long)id, a ? a : "", b ? b : "");
+        FAIL(ERR_INPUT, "another tokenizer than the student's: token %lld is \"%s\" there and \"%s\" here; a teacher must read the "
+             "student's tokens", (long long)id, a ? a : "", b ? b : "");
     }
     return 0;
 }
@@ -38,12 +38,13 @@ static int check_tokenizer(const struct ppo *p) {
 
 int ppo_open_teacher(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    const struct model_open_args a = {.dir = p->k.distill.teacher_dir, .act = p->k.act, .flags = MODEL_INFER, .max_len = l->max_len};
+    const struct model_open_args a = {.dir = p->k.distill.teacher_dir, .act = p->k.act, .flags = MODEL_INFER,
+                                      .max_len = l->max_len};
     TRY(check_tokenizer(p));
     const int rc = model_open(&p->teacher, &p->dev, &a);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
-    const struct actor_args t = {.dev = &p->dev, .model = p->teacher, .max_rows = l->max_rows_teacher, .max_seqs = l->max_seqs_teacher,
-                                 .list = ppo_distill_k(&p->k), .block = p->block};
+    const struct actor_args t = {.dev = &p->dev, .model = p->teacher, .max_rows = l->max_rows_teacher,
+                                 .max_seqs = l->max_seqs_teacher, .list = ppo_distill_k(&p->k), .block = p->block};
     return actor_create(&p->teacher_actor, &t);
 }
 
@@ -61,7 +62,8 @@ static int list_column(struct batch *b, const char *name, enum batch_type type, 
 
 static int check_finite(const float *x, int64_t n, int64_t per_token) {
     for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) FAIL(ERR_NUMERIC, "teacher_logprobs: not finite at token %lld of the batch", (long long)(i / per_token));
+        if (!isfinite(x[i]))
+            FAIL(ERR_NUMERIC, "teacher_logprobs: not finite at token %lld of the batch", (long long)(i / per_token));
     return 0;
 }
 
@@ -128,7 +130,8 @@ int ppo_distill_loss(struct ppo_distill *d, const struct ppo *p, const struct al
     for (int64_t i = 0; i <= r->n; i++) off[i] = r->off[i] - t0;
     const struct algo_ragged own = {.n = r->n, .off = off, .mask = r->mask + t0};
     double *teacher = widen(d->teacher + t0 * (k > 0 ? k : 1), n * (k > 0 ? k : 1)), *student = NULL, *dlist = NULL, loss;
-    struct algo_distill_args a = {.r = &own, .d = &c->loss, .agg = policy->agg, .logp = policy->logp + t0, .old_logp = policy->old_logp + t0,
+    struct algo_distill_args a = {.r = &own, .d = &c->loss, .agg = policy->agg, .logp = policy->logp + t0,
+                                  .old_logp = policy->old_logp + t0,
                                   .is_weights = policy->is_weights ? policy->is_weights + t0 : NULL, .teacher_logp = teacher};
     if (k > 0) {
         a.k = k;

@@ -328,7 +328,8 @@ static inline void lists_setup(struct run *r) {
     lmhead_setup(r);
     struct slot *s = slot_new(r->in, &r->n_in, "list_id", shape_2d(DT_I32, r->rows, n), true);
     s->i = xcalloc((size_t)(r->rows * n), sizeof *s->i);
-    for (int64_t row = 0; row < r->rows; row++) { /* distinct: a prime above the vocabulary apart; every other row lists its target */
+    /* distinct: a prime above the vocabulary apart; every other row lists its target */
+    for (int64_t row = 0; row < r->rows; row++) {
         const int64_t start = row % 2 ? (int64_t)rng_below(&g, (uint64_t)vocab) : r->in[3].i[row];
         for (int64_t i = 0; i < n; i++) s->i[row * n + i] = (int32_t)((start + i * 104729) % vocab);
     }
