@@ -320,10 +320,12 @@ static void company_check(struct rig *r, const char *what) {
     const struct actor_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
     OK(actor_create(&a, &args));
     const struct actor_cut cut = {.max_seqs = N_SAMPLES};
-    OK(actor_logp(a, p->seqs, p->n, cut, TEMPERATURE, (struct actor_out){all, all + SIZE, all + 2 * SIZE}));
+    OK(actor_logp(a, p->seqs, p->n, cut, TEMPERATURE,
+                  (struct actor_out){.logp = all, .entropy = all + SIZE, .sum_pi_sq = all + 2 * SIZE}));
     int64_t at = 0;
     for (int64_t i = 0; i < p->n; i++) {
-        OK(actor_logp(a, &p->seqs[i], 1, cut, TEMPERATURE, (struct actor_out){one, one + SIZE, one + 2 * SIZE}));
+        OK(actor_logp(a, &p->seqs[i], 1, cut, TEMPERATURE,
+                      (struct actor_out){.logp = one, .entropy = one + SIZE, .sum_pi_sq = one + 2 * SIZE}));
         const int64_t n = actor_seq_targets(&p->seqs[i]);
         for (int k = 0; k < 3; k++)
             if (memcmp(all + k * SIZE + at, one + k * SIZE, (size_t)n * 4) != 0)
