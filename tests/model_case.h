@@ -127,6 +127,7 @@ static inline void case_golden(struct model_case *c, const char *name) {
     c->ids = case_data(c->golden, "ids", DT_I32, &c->n_rows);
     c->q_start = case_data(c->golden, "q_start", DT_I32, &n);
     c->n_seqs = n - 1;
+    c->l = (struct model_logp_args){0};
     c->l.row = case_data(c->golden, "row", DT_I32, &c->l.n);
     c->l.target = case_data(c->golden, "target", DT_I32, NULL);
     c->l.inv_temp = case_data(c->golden, "inv_temp", DT_F32, NULL);

@@ -4,21 +4,79 @@ verl lacks (reverse_kl_topk, jsd_topk) come from torch's distributions over the 
 
 Each line is a request of `verlc algo` plus "expect"; verl's list losses are computed in float32 and carry a "tol".
 With --verlc BIN nothing is written: the program answers every case, and ten times as many, and each number is compared.
-Run: python tools/oracle_distill.py [--verl DIR] [--out DIR | --verlc BIN]; needs what oracle_algo.py needs.
+Run: python tools/oracle_distill.py [--verl DIR] [--out DIR | --verlc BIN]; needs torch, omegaconf and verl 0.9.1.
 """
+import argparse
+import json
+import math
+import random
+import subprocess
 import sys
 import types
+from pathlib import Path
 
-import oracle_algo as oa
+import oracle_verl
 import torch
-from oracle_algo import ARGS, LINES, MODES, RNG, Batch, emit, num, tidy
 
-import verl.trainer.distillation.fsdp.losses as fsdp_losses
-import verl.trainer.distillation.losses as losses
-from verl.workers.config import DistillationLossConfig
+a = argparse.ArgumentParser(description=__doc__)
+a.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
+a.add_argument("--verlc", help="compare this program's answers instead of writing the fixture")
+a.add_argument("--out", default=Path(__file__).parent.parent / "tests/fixtures/algo", type=Path)
+ARGS = a.parse_args()
+oracle_verl.load(ARGS.verl)
+
+import verl.trainer.distillation.fsdp.losses as fsdp_losses  # noqa: E402
+import verl.trainer.distillation.losses as losses  # noqa: E402
+from verl.workers.config import ActorConfig, DistillationLossConfig, PolicyLossConfig  # noqa: E402
 
 losses.no_padding_2_padding = lambda x, data: x  # every tensor here is padded already
 torch.set_default_dtype(torch.float64)
+RNG = random.Random(20261121)
+LINES = []
+MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+
+
+def num(lo, hi):
+    return round(RNG.uniform(lo, hi), 3)
+
+
+def tidy(x):
+    return 0.0 if x == 0 else float(f"{x:.12g}")
+
+
+class Batch:
+    """B rows of at most T tokens with masks that have holes; null stands in JSON where the mask is 0."""
+
+    def __init__(self, empty=False):
+        self.B, self.T = RNG.randint(2, 6), RNG.randint(2, 6)
+        lens = [RNG.randint(1, self.T) for _ in range(self.B)]
+        keep = RNG.randrange(self.B)
+        lens[keep] = self.T  # verl's width is that of the longest row
+        self.mask = [[int(t < n and not (t < n - 1 and RNG.random() < 0.15)) for t in range(self.T)] for n in lens]
+        if empty:
+            self.mask[(keep + 1) % self.B] = [0] * self.T
+        self.width = [self.T if i == keep or RNG.random() < 0.5 else n for i, n in enumerate(lens)]
+
+    def m(self):
+        return torch.tensor(self.mask)
+
+    def full(self, lo, hi):
+        return torch.tensor([[num(lo, hi) for _ in range(self.T)] for _ in range(self.B)])
+
+    def rows(self, x, garbage=False):
+        x = x.tolist() if torch.is_tensor(x) else x
+        return [[None if garbage and not self.mask[i][t] else x[i][t] for t in range(self.width[i])] for i in range(self.B)]
+
+    def expect(self, x):
+        return [[tidy(v) for v in row] for row in self.rows(x)]
+
+
+def global_info(b, k):
+    info = dict(dp_size=1, batch_num_tokens=sum(map(sum, b.mask)), global_batch_size=b.B)
+    if k % 2:
+        info = dict(dp_size=RNG.choice([1, 2]), batch_num_tokens=RNG.randint(20, 40), global_batch_size=RNG.randint(8, 16))
+    return dict(info, loss_scale_factor=RNG.randint(2, 20)) if k % 4 == 1 else info
+
 
 ESTIMATORS = ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 LIST_TOL = 2e-6  # verl's kl_divergence is float32: its rounding of terms as large as the clamp
@@ -53,7 +111,7 @@ class Case:
             self.options["log_prob_min_clamp"] = num(-4, -1)
         if self.pg:
             self.options.update(clip_ratio_low=num(0.1, 0.3), clip_ratio_high=num(0.1, 0.4))
-        self.info = oa.global_info(b, k) or dict(dp_size=1, batch_num_tokens=sum(map(sum, b.mask)), global_batch_size=b.B)
+        self.info = global_info(b, k)
         self.old = b.full(-3, 0)
         self.logp = (self.old + b.full(-0.6, 0.6)).round(decimals=3)
         self.weights = b.full(0.2, 2) if self.pg and k % 2 else None
@@ -89,7 +147,7 @@ class Case:
     def verl_loss(self, output, config):
         data = dict(response_mask=self.b.m(), old_log_probs=self.old, rollout_is_weights=self.weights, **self.info)
         data["teacher_logprobs"] = self.teacher if self.mode in ESTIMATORS else None
-        actor = oa.actor_config({"loss_agg_mode": self.agg}, {}, {})
+        actor = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, policy_loss=PolicyLossConfig(), loss_agg_mode=self.agg)
         if "loss_scale_factor" in self.info:
             object.__setattr__(actor, "loss_scale_factor", self.info["loss_scale_factor"])
         loss, metrics = losses.distillation_loss(actor, types.SimpleNamespace(distillation_loss=config), output, data)
@@ -103,7 +161,7 @@ class Case:
             g = leaf.grad.gather(-1, self.ids)
             assert leaf.grad.abs().sum() - g.abs().sum() < 1e-9  # nothing outside the list
             expect["dlist"] = [[[tidy(x) for x in g[i, t].tolist()] for t in range(b.width[i])] for i in range(b.B)]
-        emit(self.request, expect, tol)
+        LINES.append(dict(self.request, expect=expect, **({"tol": tol} if tol else {})))
 
     def config(self, **more):
         given = dict(topk=getattr(self, "K", None), loss_max_clamp=None, log_prob_min_clamp=None, **more)
@@ -175,8 +233,45 @@ def cases(per_mode):
             own_case(mode, k, None if kind == "equal" else kind)
 
 
-if __name__ == "__main__":
+def differences(got, want, tol, path):
+    """(text, error) of every number beyond tol, relative to the number or 1."""
+    if isinstance(want, dict):
+        for n, w in want.items():
+            yield from differences(got.get(n) if isinstance(got, dict) else None, w, tol, f"{path}.{n}")
+    elif isinstance(want, list):
+        if not isinstance(got, list) or len(got) != len(want):
+            yield f"{path}: {got!r} where verl has {len(want)} values", math.inf
+            return
+        for n, w in enumerate(want):
+            yield from differences(got[n], w, tol, f"{path}[{n}]")
+    else:
+        e = abs(got - want) / max(1.0, abs(want)) if isinstance(got, (int, float)) else math.inf
+        yield (f"{path}: {got!r} where verl has {want!r}" if not e <= tol else None), e
+
+
+def compare(program):
+    text = "".join(json.dumps({n: v for n, v in line.items() if n not in ("expect", "tol")}) + "\n" for line in LINES)
+    done = subprocess.run([program, "algo"], input=text, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(LINES), f"{len(LINES)} requests, {len(answers)} answers"
+    found = [x for got, line in zip(answers, LINES)
+             for x in differences(got, line["expect"], line.get("tol", 1e-10), line["config"]["loss_mode"])]
+    bad = [t for t, _ in found if t]
+    for t in bad[:5]:
+        print("DIFFERS " + t)
+    print(f"{len(LINES)} batches, {len(found)} numbers, {len(bad)} differences; largest relative error {max(e for _, e in found):.1e}")
+    return 1 if bad else 0
+
+
+def main():
     cases(60 if ARGS.verlc else 3)
     if ARGS.verlc:
-        sys.exit(oa.compare(ARGS.verlc, LINES, []))
-    oa.write(ARGS.out / "distill.jsonl", LINES)
+        return compare(ARGS.verlc)
+    ARGS.out.mkdir(parents=True, exist_ok=True)
+    (ARGS.out / "distill.jsonl").write_text("".join(json.dumps(x, separators=(",", ":")) + "\n" for x in LINES))
+    print(f"{len(LINES)} batches")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -376,7 +376,7 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 }
 
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
-static void try_offload(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic,
+static void try_offload(const struct ppo_config *k, const struct model_config *m, struct ppo_others others,
                         struct dev *dev, struct ppo_config *c, const char **text) {
 #define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
@@ -389,7 +389,7 @@ static void try_offload(const struct ppo_config *k, const struct model_config *m
         c->ref_offload = k->ref_offload || r;
         c->optim.host_state = k->optim.host_state || s;
         c->optim.host_master = k->optim.host_master || s;
-        if (fits(c, m, critic, dev)) {
+        if (fits(c, m, others, dev)) {
             *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
             return;
         }
@@ -436,7 +436,7 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
         if (fits(&c, m, p->others, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.model.enable_gradient_checkpointing=True fits (the result is the same)", need);
     }
-    try_offload(k, m, p->critic_config, dev, &c, &offload);
+    try_offload(k, m, p->others, dev, &c, &offload);
     if (offload) FAIL(ERR_NOMEM, "%s; %s%s fits (the result is the same)", need, offload, with_recompute(k, &c));
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
         if (fits(&c, m, p->others, dev))
