@@ -350,19 +350,19 @@ static bool smaller_cut(const struct ppo_config *k, const struct model_config *m
 }
 
 /* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct model_config *m, const struct model_config *critic,
+static bool smaller_critic_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others,
                                struct dev *dev, struct actor_cut *cut) {
     struct ppo_config c = *k;
     struct actor_cut *values = &c.critic.values_cut;
     const int64_t least = cut->max_seqs > 0 ? 1 : k->max_prompt_length + k->max_response_length;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
-    while (critic && *limit > least) {
+    while (others.critic && *limit > least) {
         *limit = *limit > 16 ? *limit / 2 : *limit - 1;
         if (*limit < least) *limit = least;
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
-        if (fits(&c, m, critic, dev)) return true;
+        if (fits(&c, m, others, dev)) return true;
     }
     return false;
 }
@@ -418,7 +418,7 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
              tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
              (long long)(tokens ? cut.max_rows : cut.max_seqs));
     cut = k->critic.update_cut;
-    if (smaller_critic_cut(k, m, p->critic_config, dev, &cut)) {
+    if (smaller_critic_cut(k, m, p->others, dev, &cut)) {
         const bool rows = cut.max_seqs == 0;
         FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
@@ -426,7 +426,7 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     }
     if (p->rm_args.judge.prompt_template) {
         for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
-            if (fits(&c, m, p->critic_config, dev))
+            if (fits(&c, m, p->others, dev))
                 FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
                      (long long)c.rm.judge.max_seqs);
         c = *k;
