@@ -1,0 +1,107 @@
+"""SFT as a user runs it: conversations of several turns from JSONL and Parquet, the loss on
+the assistant's words alone, batches cut in any way, every schedule.  That its loss falls, that
+LoRA and resume work and which checkpoint stays are in learn_test, lora_test, signals_test and
+early_stop_test; `make oracle` compares its masks with verl's."""
+
+import math
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import Scratch, Tests, run, series, state  # noqa: E402
+
+STEPS = 6
+
+
+def chats(last=None):
+    """Two turns each, some longer than others; `last`: words of the user's that nobody answers."""
+    rows = []
+    for i in range(24):
+        a, b = i % 7, i % 5 + 1
+        turns = [("user", f"What is {a} + {b}?"), ("assistant", f"It is {a + b}." + " Yes." * (i % 4)),
+                 ("user", "And one more?"), ("assistant", str(a + b + 1))] + ([("user", last)] if last else [])
+        rows.append({"messages": [{"role": r, "content": c} for r, c in turns]})
+    return rows
+
+
+def sft(s, run_dir, **keys):
+    args = {"model.path": s.dir / "model", "data.train_files": s.dir / "chats.jsonl", "data.val_files": s.dir / "chats.jsonl",
+            "data.train_batch_size": 4, "data.max_length": 256, "data.max_token_len_per_gpu": 1024, "engine.dtype": "float32",
+            "optim.lr": 1e-3, "trainer.total_training_steps": STEPS, "trainer.test_freq": STEPS, "trainer.save_freq": STEPS,
+            "trainer.logger": "[console,file]", "trainer.default_local_dir": s.dir / run_dir}
+    args.update({k.replace("__", "."): v for k, v in keys.items()})
+    return run("sft", *[f"{k}={v}" for k, v in args.items()])
+
+
+def near(a, b, bound):
+    return len(a) == len(b) and all(abs(x - y) <= bound * max(abs(x), abs(y)) for x, y in zip(a, b))
+
+
+def check_formats(s, test):
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        print("skipped: parquet (pyarrow is not installed)")
+        return
+    pq.write_table(pa.Table.from_pylist(chats()), s.dir / "chats.parquet")
+    sft(s, "parquet", data__train_files=s.dir / "chats.parquet", data__val_files=s.dir / "chats.parquet")
+    test("parquet and JSONL: the same bits", state(s.dir / "parquet", STEPS) == state(s.dir / "whole", STEPS))
+
+
+def check_mask(s, test):
+    """The loss is the assistant's words alone: unanswered words of the user's change nothing in it, however many."""
+    s.write("short.jsonl", chats("Thanks."))
+    s.write("long.jsonl", chats("Thank you very much, that is all that I wanted to know about these two numbers."))
+    at = {}
+    for name in ("chats", "short", "long"):
+        sft(s, f"mask-{name}", data__train_files=s.dir / f"{name}.jsonl", data__val_files=s.dir / f"{name}.jsonl",
+            trainer__total_training_steps=1, trainer__test_freq=1)
+        at[name] = [series(s.dir / f"mask-{name}", m)[0] for m in ("train/loss", "train/grad_norm", "val/loss", "train/global_tokens")]
+    test("what the user says last has no loss and no gradient", near(at["chats"][:3], at["short"][:3], 1e-6) and
+         near(at["chats"][:3], at["long"][:3], 1e-6) and at["chats"][3] < at["short"][3] < at["long"][3], at)
+
+
+def check_batches(s, test):
+    want = series(s.dir / "whole", "train/loss")
+    for name, keys in {"one conversation at a time": {"data__use_dynamic_bsz": False, "data__micro_batch_size_per_gpu": 1},
+                       "packed to 256 tokens": {"data__max_token_len_per_gpu": 256}}.items():
+        sft(s, name.replace(" ", "-"), **keys)
+        got = series(s.dir / name.replace(" ", "-"), "train/loss")
+        test(f"{name}: the same losses", near(got, want, 1e-5), (got, want))
+
+
+def rates(kind, warmup, peak=1e-3, low=0.1):
+    """The learning rates of the steps by the schedule's formula (verl's, torch's LambdaLR)."""
+    out = []
+    for step in range(STEPS):
+        if step < warmup:
+            out.append(peak * step / warmup)
+        elif kind == "constant":
+            out.append(peak)
+        else:
+            at = (step - warmup) / (STEPS - warmup)
+            out.append(peak * (low + (1 - low) * (0.5 * (1 + math.cos(math.pi * at)))))
+    return out
+
+
+def check_schedules(s, test):
+    for kind in ("constant", "cosine"):
+        sft(s, kind, optim__lr_scheduler_type=kind, optim__lr_warmup_steps=2, optim__min_lr_ratio=0.1)
+        got = series(s.dir / kind, "train/lr")
+        test(f"{kind}: warm-up over 2 steps, then its curve", near(got, rates(kind, 2), 1e-6), (got, rates(kind, 2)))
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        s.write("chats.jsonl", chats())
+        sft(s, "whole")
+        check_formats(s, test)
+        check_mask(s, test)
+        check_batches(s, test)
+        check_schedules(s, test)
+    test.end()
+
+
+main()
