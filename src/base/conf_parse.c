@@ -223,32 +223,11 @@ static int parse_quoted(struct parser *s, struct conf_node **out) {
 /* ---- values ---- */
 static int parse_element(struct parser *s, struct conf_node **out);
 
-static int parse_list(struct parser *s, struct conf_node **out) {
-    struct conf_node *list = conf__node_new(CONF_LIST);
-    int rc = 0;
-    s->p++;
-    skip_ws(s);
-    if (s->p < s->end && *s->p == ']') goto close;
-    for (;;) {
-        struct conf_node *v = NULL;
-        TRYG(parse_element(s, &v), fail);
-        conf__node_put(list, NULL, v);
-        skip_ws(s);
-        if (s->p < s->end && *s->p == ']') break;
-        if (s->p >= s->end || *s->p != ',') {
-            rc = unexpected(s, "',' or ']'");
-            goto fail;
-        }
-        s->p++;
-        skip_ws(s);
-    }
-close:
-    s->p++;
-    *out = list;
+static int parse_item(struct parser *s, struct conf_node *list) {
+    struct conf_node *v = NULL;
+    TRY(parse_element(s, &v));
+    conf__node_put(list, NULL, v);
     return 0;
-fail:
-    conf__node_free(list);
-    return rc;
 }
 
 static int parse_pair(struct parser *s, struct conf_node *dict) {
@@ -275,18 +254,20 @@ done:
     return rc;
 }
 
-static int parse_dict(struct parser *s, struct conf_node **out) {
-    struct conf_node *dict = conf__node_new(CONF_DICT);
+/* From the opening character, at s->p, over items with commas between them to the closing one. */
+static int parse_items(struct parser *s, bool dict, struct conf_node **out) {
+    const char close = dict ? '}' : ']';
+    struct conf_node *node = conf__node_new(dict ? CONF_DICT : CONF_LIST);
     int rc = 0;
     s->p++;
     skip_ws(s);
-    if (s->p < s->end && *s->p == '}') goto close;
+    if (s->p < s->end && *s->p == close) goto close;
     for (;;) {
-        TRYG(parse_pair(s, dict), fail);
+        TRYG(dict ? parse_pair(s, node) : parse_item(s, node), fail);
         skip_ws(s);
-        if (s->p < s->end && *s->p == '}') break;
+        if (s->p < s->end && *s->p == close) break;
         if (s->p >= s->end || *s->p != ',') {
-            rc = unexpected(s, "',' or '}'");
+            rc = unexpected(s, dict ? "',' or '}'" : "',' or ']'");
             goto fail;
         }
         s->p++;
@@ -294,10 +275,10 @@ static int parse_dict(struct parser *s, struct conf_node **out) {
     }
 close:
     s->p++;
-    *out = dict;
+    *out = node;
     return 0;
 fail:
-    conf__node_free(dict);
+    conf__node_free(node);
     return rc;
 }
 
@@ -307,8 +288,8 @@ static int parse_element(struct parser *s, struct conf_node **out) {
     const char c = s->p < s->end ? *s->p : '\0';
     int rc;
     s->depth++;
-    if (c == '[') rc = parse_list(s, out);
-    else if (c == '{') rc = parse_dict(s, out);
+    if (c == '[') rc = parse_items(s, false, out);
+    else if (c == '{') rc = parse_items(s, true, out);
     else if (c == '"' || c == '\'') rc = parse_quoted(s, out);
     else rc = parse_word(s, out, &typed, false);
     s->depth--;
