@@ -201,13 +201,21 @@ static bool is_default(const struct conf *c, const char *path) {
     return conf__node_equal(v, d);
 }
 
+/* Whether the user's value needs no note: the key is used, or keeps its default, or asks for what is done anyway
+ * (rollout.name=verlc). */
+static bool is_plain(const struct conf *c, const char *path, const struct conf_key *row) {
+    const struct conf_node *v = conf__node_at(c->tree, path);
+    return row->status == CONF_USED || (row->status == CONF_REJECTED && is_default(c, path)) ||
+           (v && v->kind == CONF_STR && strcmp(v->s, "verlc") == 0);
+}
+
 /* All keys set by the user that share a note, in one line. */
 static void note_row(const struct conf *c, const struct conf_key *row, int64_t from) {
     struct buf b = {0};
     for (int64_t k = from; k < c->set.n; k++) {
         const char *path = c->set.entries[k].key;
         const struct conf_key *r = conf__table_owner(&c->table, path);
-        if (!r || r->status != row->status || strcmp(r->text, row->text) != 0) continue;
+        if (!r || r->status != row->status || strcmp(r->text, row->text) != 0 || is_plain(c, path, r)) continue;
         buf_addf(&b, "%s%s", b.n ? ", " : "", path);
     }
     if (row->status == CONF_MOVED) log_note("%s: an older name of %s, which takes its value", b.p, row->text);
@@ -219,8 +227,9 @@ static void note_row(const struct conf *c, const struct conf_key *row, int64_t f
 /* Whether an earlier key of the user's has the same note. */
 static bool noted_before(const struct conf *c, const struct conf_key *row, int64_t before) {
     for (int64_t k = 0; k < before; k++) {
-        const struct conf_key *r = conf__table_owner(&c->table, c->set.entries[k].key);
-        if (r && r->status == row->status && strcmp(r->text, row->text) == 0) return true;
+        const char *path = c->set.entries[k].key;
+        const struct conf_key *r = conf__table_owner(&c->table, path);
+        if (r && r->status == row->status && strcmp(r->text, row->text) == 0 && !is_plain(c, path, r)) return true;
     }
     return false;
 }
@@ -234,8 +243,7 @@ void conf_notes(const struct conf *c) {
             const char *near = conf__table_near(&c->table, path);
             log_note("%s: nothing reads this key%s%s%s (%s)", path, near ? "; the nearest that is read is " : "",
                      near ? near : "", "", conf__origin(c, path));
-        } else if (row && row->status != CONF_USED && !(row->status == CONF_REJECTED && is_default(c, path)) &&
-                   !noted_before(c, row, k)) {
+        } else if (row && !is_plain(c, path, row) && !noted_before(c, row, k)) {
             note_row(c, row, k);
         }
     }

@@ -402,6 +402,17 @@ static void test_notes(void **state) {
     assert_null(strstr(n, "save_freq"));
     free(n);
     conf_free(c);
+    /* the one engine, asked for by its name, needs no note */
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.rollout.name=verlc"), 0);
+    n = notes_of(c);
+    assert_string_equal(n, "");
+    free(n);
+    conf_free(c);
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.rollout.name=sglang"), 0);
+    n = notes_of(c);
+    assert_non_null(strstr(n, "rollout.name: generation runs in verlc's own engine"));
+    free(n);
+    conf_free(c);
 }
 
 /* ---- verl's rules ---- */
