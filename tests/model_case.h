@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "worst.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -182,8 +183,31 @@ static inline double case_nmse(const float *got, const float *want, int64_t n) {
 static inline double case_worst(const float *got, const float *want, int64_t n) {
     double worst = 0;
     for (int64_t i = 0; i < n; i++) {
-        const double e = fabs((double)got[i] - (double)want[i]) / fmax(1, fabs((double)want[i]));
-        if (!(e <= worst)) worst = e; /* NaN counts */
+        worst = worse_of(worst, fabs((double)got[i] - (double)want[i]) / fmax(1, fabs((double)want[i])));
+    }
+    return worst;
+}
+/* Largest error of the tensors' gradients in g beside golden's grad.NAME, relative to the largest entry of each; *nmse: the
+ * worst case_nmse of a tensor. */
+static inline double case_gradient_error(const struct st_file *golden, const struct model_param *params, int64_t n_params,
+                                         const float *g, double *nmse) {
+    double worst = 0;
+    *nmse = 0;
+    for (int64_t i = 0; i < n_params; i++) {
+        const struct model_param *p = &params[i];
+        char key[128];
+        int64_t n;
+        snprintf(key, sizeof key, "grad.%s", p->name);
+        const float *want = case_data(golden, key, DT_F32, &n);
+        assert_int_equal(n, p->rows * p->cols);
+        double size = 0, diff = 0;
+        for (int64_t k = 0; k < n; k++) {
+            size = fmax(size, fabs((double)want[k]));
+            diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)want[k]));
+        }
+        assert_true(size > 0);
+        worst = worse_of(worst, diff / size);
+        *nmse = worse_of(*nmse, case_nmse(g + p->offset, want, n));
     }
     return worst;
 }

@@ -163,7 +163,6 @@ static void widen(struct dev_sizes *s, const struct model_config *c) {
     const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
     if (c->hidden > s->hidden) s->hidden = c->hidden;
     if (c->ffn > s->ffn) s->ffn = c->ffn;
-    if (!c->value && c->vocab > s->vocab) s->vocab = c->vocab;
     if (qkv > s->qkv) s->qkv = qkv;
     if (c->vocab > s->vocab) s->vocab = c->vocab;
     if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {

@@ -68,9 +68,9 @@ static void check_case(const char *name, const char *backend, enum model_keep ke
         double size = 0, diff = 0; /* relative to the tensor's largest entry */
         for (int64_t k = 0; k < n; k++) {
             size = fmax(size, fabs((double)ref[k]));
-            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)ref[k]));
+            diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)ref[k]));
         }
-        e_grad = fmax(e_grad, diff / size);
+        e_grad = worse_of(e_grad, diff / size);
         if (!(e <= worst)) {
             worst = e;
             where = p->name;
@@ -177,7 +177,7 @@ static void check_adamw(const char *backend) {
         assert_true(fabs(lr - want) <= 1e-15); /* both in double */
         OK(optim_step(opt, c.m, g, &o, lr, &r));
         memcpy(&want, &norms[i], sizeof want);
-        e_norm = fmax(e_norm, fabs(r.grad_norm - want) / want);
+        e_norm = worse_of(e_norm, fabs(r.grad_norm - want) / want);
         memcpy(&want, &losses[i], sizeof want);
         e_loss = fmax(e_loss, fabs(loss - want) / fmax(1, fabs(want)));
     }
@@ -189,7 +189,7 @@ static void check_adamw(const char *backend) {
         const struct model_param *p = &c.m->params[i];
         int64_t n;
         const float *want = case_data(golden, p->name, DT_F32, &n);
-        worst = fmax(worst, case_nmse(w + p->offset, want, n));
+        worst = worse_of(worst, case_nmse(w + p->offset, want, n));
     }
     print_message("adamw %s, %d steps: loss %.1e, grad norm %.1e, weights nmse %.1e\n", backend, STEPS, e_loss, e_norm, worst);
     assert_true(e_loss <= MAX_REL && e_norm <= MAX_REL && worst <= MAX_NMSE);

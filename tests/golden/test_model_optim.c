@@ -93,7 +93,7 @@ static double worst_of(const struct trained *t, const json_t *k) {
         const json_t *v = json_object_get(json_object_get(k, "values"), x->name);
         assert_int_equal(json_array_size(v), (x->rows * x->cols + stride - 1) / stride);
         for (size_t s = 0; s < json_array_size(v); s++)
-            worst = fmax(worst, fabs(t->w[x->offset + (int64_t)s * stride] - json_number_value(json_array_get(v, s))));
+            worst = worse_of(worst, fabs(t->w[x->offset + (int64_t)s * stride] - json_number_value(json_array_get(v, s))));
     }
     return worst;
 }
@@ -172,7 +172,7 @@ static void schedules_match(void **state) {
             const double lr = optim_lr(&c, (int64_t)step + first), e = fabs(lr - json_number_value(v));
             if (e > 1e-15) /* of a rate of 0.5, by cosines of two libraries */
                 fail_msg("%s %zu, step %zu: %.17g, verl has %.17g", c.schedule, i, step, lr, json_number_value(v));
-            worst = fmax(worst, e);
+            worst = worse_of(worst, e);
         }
     }
     assert_true(i >= 7);

@@ -35,28 +35,6 @@ static void forward(struct model_case *c, struct model_batch *b, struct model_ac
     OK(model_logp(c->m, *a, &c->l));
 }
 
-/* Largest error of the adapter's gradients, relative to the largest entry of each. */
-static double gradient_error(const struct model_case *c, const float *g, double *nmse) {
-    double worst = 0;
-    *nmse = 0;
-    for (int64_t i = 0; i < c->m->n_train_params; i++) {
-        const struct model_param *p = &c->m->train_params[i];
-        char key[128];
-        int64_t n;
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        const float *want = case_data(c->golden, key, DT_F32, &n);
-        assert_int_equal(n, p->rows * p->cols);
-        double size = 0, diff = 0;
-        for (int64_t k = 0; k < n; k++) {
-            size = fmax(size, fabs((double)want[k]));
-            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)want[k]));
-        }
-        worst = fmax(worst, diff / size);
-        *nmse = fmax(*nmse, case_nmse(g + p->offset, want, n));
-    }
-    return worst;
-}
-
 static void check_case(size_t i, const char *backend, enum model_keep keep) {
     struct model_case c;
     struct model_batch b;
@@ -71,7 +49,7 @@ static void check_case(size_t i, const char *backend, enum model_keep keep) {
     OK(dev_zero(&c.dev, g_dev, bytes));
     OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, g_dev));
     OK(dev_copy_out(&c.dev, g, g_dev, bytes));
-    const double e_grad = gradient_error(&c, g, &nmse);
+    const double e_grad = case_gradient_error(c.golden, c.m->train_params, c.m->n_train_params, g, &nmse);
     print_message("%-12s %-3s: logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", CASES[i].name, backend, e_logp, e_ent,
                   e_grad, nmse);
     assert_true(e_logp <= MAX_REL && e_ent <= MAX_REL);
@@ -142,7 +120,7 @@ static void merged_weights(void **state) {
             snprintf(key, sizeof key, "merged.%s", c.m->params[k].name);
             if (!st_find(c.golden, key)) continue; /* the fixture holds the last layer */
             const float *want = case_data(c.golden, key, DT_F32, NULL), *got = case_data(f, c.m->params[k].name, DT_F32, &n);
-            worst = fmax(worst, case_worst(got, want, n));
+            worst = worse_of(worst, case_worst(got, want, n));
             n_seen++;
         }
         print_message("%-12s merged: %.1e in %lld tensors\n", CASES[i].name, worst, (long long)n_seen);

@@ -44,27 +44,6 @@ static void rig_close(struct rig *r) {
     dev_close(&r->dev);
 }
 
-/* Largest error of the gradients, relative to the largest entry of each tensor. */
-static double gradient_error(const struct rig *r, const float *g) {
-    double worst = 0;
-    for (int64_t i = 0; i < r->m->n_params; i++) {
-        const struct model_param *p = &r->m->params[i];
-        char key[128];
-        int64_t n;
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        const float *want = case_data(r->want, key, DT_F32, &n);
-        assert_int_equal(n, p->rows * p->cols);
-        double size = 0, diff = 0;
-        for (int64_t k = 0; k < n; k++) {
-            size = fmax(size, fabs((double)want[k]));
-            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)want[k]));
-        }
-        assert_true(size > 0);
-        worst = fmax(worst, diff / size);
-    }
-    return worst;
-}
-
 static void check(const char *arch, const char *backend, enum model_keep keep) {
     struct rig r;
     struct model_batch b;
@@ -81,7 +60,8 @@ static void check(const char *arch, const char *backend, enum model_keep keep) {
     OK(dev_zero(&r.dev, g_dev, bytes));
     OK(model_value_backward(r.m, &b, a, r.row, r.n, case_data(r.want, "weight", DT_F32, NULL), g_dev));
     OK(dev_copy_out(&r.dev, g, g_dev, bytes));
-    const double e_grad = gradient_error(&r, g);
+    double nmse;
+    const double e_grad = case_gradient_error(r.want, r.m->params, r.m->n_params, g, &nmse);
     print_message("%-8s %-4s: scores %.1e, gradients %.1e\n", arch, backend, e_score, e_grad);
     assert_true(e_score <= MAX_REL && e_grad <= MAX_REL);
     dev_free(&r.dev, g_dev, bytes);

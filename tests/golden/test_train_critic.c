@@ -104,7 +104,7 @@ static void check(const char *arch, const char *backend, const char *dir, enum m
     memcpy(&want_loss, case_data(r.want, "loss", DT_F64, NULL), sizeof want_loss);
     const double e_loss = fabs(r.loss - want_loss) / want_loss;
     want = case_data(r.want, "dvalue", DT_F32, NULL);
-    for (int64_t t = 0; t < r.n_targets; t++) e_dvalue = fmax(e_dvalue, fabs(r.dvpreds[t] - (double)want[t]));
+    for (int64_t t = 0; t < r.n_targets; t++) e_dvalue = worse_of(e_dvalue, fabs(r.dvpreds[t] - (double)want[t]));
     float *g = xmalloc((size_t)r.m->n_elems * 4);
     OK(dev_copy_out(&r.dev, g, critic_grads(r.critic), (size_t)r.m->n_elems * 4));
     for (int64_t i = 0; i < r.m->n_params; i++) {
@@ -116,10 +116,10 @@ static void check(const char *arch, const char *backend, const char *dir, enum m
         double size = 0, diff = 0; /* relative to the tensor's largest entry */
         for (int64_t k = 0; k < n; k++) {
             size = fmax(size, fabs((double)want[k]));
-            diff = fmax(diff, fabs((double)g[p->offset + k] - (double)want[k]));
+            diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)want[k]));
         }
         assert_true(size > 0);
-        e_grad = fmax(e_grad, diff / size);
+        e_grad = worse_of(e_grad, diff / size);
     }
     free(g);
     print_message("%-8s %-3s%s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", arch, backend,

@@ -153,7 +153,7 @@ static void check_logp(struct rig *r, const struct batch *b, const char *column,
     const float *want = (const float *)case_data(r->want, name, DT_F32, NULL) + r->at_response;
     assert_non_null(c);
     for (int64_t t = 0; t < c->off[b->n_rows]; t++) {
-        r->worst_logp = fmax(r->worst_logp, off(c->f64[t], (double)want[t]));
+        r->worst_logp = worse_of(r->worst_logp, off(c->f64[t], (double)want[t]));
         assert_true(isfinite(c->f64[t]));
     }
 }
@@ -189,13 +189,13 @@ static void check_metrics(struct rig *r, int64_t step, bool whole) {
     } losses[] = {{"actor/pg_loss", "pg_loss", false}, {"actor/kl_loss", "kl_loss", false}, {"actor/entropy", "entropy", true}};
     for (int i = 0; i < 3; i++) {
         const double e = off(metric(r, losses[i].metric), wanted(r, losses[i].name, step, losses[i].mean));
-        r->worst_loss = fmax(r->worst_loss, e);
+        r->worst_loss = worse_of(r->worst_loss, e);
         if (!(e <= 1e-6 * (double)updates(r))) /* a metric sums so many losses */
             fail_msg("step %lld: %s %.9g, torch %.9g", (long long)step, losses[i].metric, metric(r, losses[i].metric),
                      wanted(r, losses[i].name, step, losses[i].mean));
     }
     const double norm = wanted(r, "grad_norm", step, true), e = fabs(metric(r, "actor/grad_norm") - norm) / norm;
-    r->worst_norm = fmax(r->worst_norm, e);
+    r->worst_norm = worse_of(r->worst_norm, e);
     if (!(e <= 1e-5)) fail_msg("step %lld: grad norm %.9g, torch %.9g", (long long)step, metric(r, "actor/grad_norm"), norm);
     const double *lr = case_data(r->want, "lr", DT_F64, NULL);
     assert_true(fabs(metric(r, "actor/lr") - lr[step]) <= 1e-15);
@@ -232,14 +232,14 @@ static void check_weights(const struct rig *r, const char *prefix, struct weight
             w += (double)want[k] * (double)want[k];
         }
         double *worst = strstr(q->name, "k_proj.bias") ? &o->key_bias : &o->tensor;
-        *worst = fmax(*worst, e / w);
+        *worst = worse_of(*worst, e / w);
         err += e;
         size += w;
         found++;
     }
     free(master);
     assert_true(found >= 3);
-    o->all = fmax(o->all, err / size);
+    o->all = worse_of(o->all, err / size);
 }
 
 static void steps_like_torch(void **state) {

@@ -5,6 +5,7 @@
  * The exceptions are verl's, and the test demands that they are exceptions still: clip_cov
  * and kl_cov rank the tokens of the call, bypass_mode can normalise its weights over it. */
 #include "algo/algo.h"
+#include "worst.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/rng.h"
@@ -134,8 +135,8 @@ static double difference(const struct data *a, const struct data *b, const int *
     for (int i = 0; i < ROWS; i++)
         for (int64_t t = 0; t < LEN[order[i]]; t++) {
             const int64_t ta = a->off[order[i]] + t, tb = b->off[i] + t;
-            worst = fmax(worst, fabs(a->dlogp[ta] - b->dlogp[tb]) / size);
-            worst = fmax(worst, fabs(a->dentropy[ta] - b->dentropy[tb]) / size);
+            worst = worse_of(worst, fabs(a->dlogp[ta] - b->dlogp[tb]) / size);
+            worst = worse_of(worst, fabs(a->dentropy[ta] - b->dentropy[tb]) / size);
         }
     for (int i = 0; i < ROWS; i++) /* padding gets no gradient */
         for (int64_t t = b->off[i] + LEN[order[i]]; t < b->off[i + 1]; t++) assert_true(b->dlogp[t] == 0 && b->dentropy[t] == 0);
@@ -155,17 +156,17 @@ static void properties(const struct rig *r, const struct data *base, double *cut
     EACH(k, rows) {
         other = *base;
         run(r, &other, rows[k]);
-        *cut = fmax(*cut, difference(&whole, &other, AS_IT_IS));
+        *cut = worse_of(*cut, difference(&whole, &other, AS_IT_IS));
     }
     EACH(k, ORDERS) {
         arrange(&other, base, ORDERS[k], 0);
         run(r, &other, ROWS);
-        *order = fmax(*order, difference(&whole, &other, ORDERS[k]));
+        *order = worse_of(*order, difference(&whole, &other, ORDERS[k]));
     }
     for (int64_t n = 1; n <= PAD; n++) {
         arrange(&other, base, AS_IT_IS, n);
         run(r, &other, ROWS);
-        *pad = fmax(*pad, difference(&whole, &other, AS_IT_IS));
+        *pad = worse_of(*pad, difference(&whole, &other, AS_IT_IS));
     }
 }
 
@@ -187,7 +188,7 @@ static void inv03_every_loss_and_mode(void **state) {
             if (order > TOLERANCE) fail_msg("%s, %s: the order of rows changes the result by %.1e", what, MODES[m], order);
             if (of_the_call ? cut < 1e-6 : cut > TOLERANCE)
                 fail_msg("%s, %s: micro-batches change the result by %.1e", what, MODES[m], cut);
-            worst = fmax(worst, fmax(order, of_the_call ? 0 : cut));
+            worst = worse_of(worst, fmax(order, of_the_call ? 0 : cut));
         }
         print_message("%-24s %.1e%s\n", loss ? loss : "value loss", worst, of_the_call ? " (not over micro-batches)" : "");
     }

@@ -297,9 +297,9 @@ static void inv03_micro_batches(void **state) {
                     const struct model_param *q = &r.m->params[p];
                     const double e = sqrt(case_nmse(g + q->offset, all + q->offset, q->rows * q->cols));
                     if (e > worst) where = q->name;
-                    worst = fmax(worst, e);
+                    worst = worse_of(worst, e);
                 }
-                whole = fmax(whole, sqrt(case_nmse(g, all, r.m->n_elems)));
+                whole = worse_of(whole, sqrt(case_nmse(g, all, r.m->n_elems)));
                 free(g);
             }
             print_message("%-12s %s: micro-batches of 1 and 3 against all: %.1e relative, %.1e in %s\n", CASES[i],

@@ -137,7 +137,7 @@ static void inv03_micro_batches(void **state) {
             EACH(c, cuts) {
                 float *g = gradient(r, cuts[c].cut, &n_micro);
                 assert_int_equal(n_micro, cuts[c].n_micro);
-                worst = fmax(worst, sqrt(case_nmse(g, all, r->c.m->n_elems)));
+                worst = worse_of(worst, sqrt(case_nmse(g, all, r->c.m->n_elems)));
                 worst_loss = fmax(worst_loss, fabs(r->loss - loss) / fmax(1, fabs(loss)));
                 free(g);
             }

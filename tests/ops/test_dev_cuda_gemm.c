@@ -5,6 +5,7 @@
  * test_dev_ops and test_dev_rows ask the same of small awkward shapes on every backend; here
  * the sizes are those at which the library changes its algorithm.  Without a GPU: a printed skip. */
 #include "ops/ops_test.h"
+#include "worst.h"
 
 static struct dev cuda, ref;
 
@@ -105,7 +106,7 @@ static double against_ref(const struct fwd_case *s, const struct host_operands *
             a[j] = value(got, s->out, r * s->n + j);
             b[j] = value(want, s->out, j);
         }
-        worst = fmax(worst, nmse(a, b, s->n, 0));
+        worst = worse_of(worst, nmse(a, b, s->n, 0));
     }
     free(a);
     free(b);
