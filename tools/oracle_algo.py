@@ -1,5 +1,6 @@
 """`verlc algo` beside verl 0.9.1's own functions: advantages, policy losses with their
-gradients by autograd, aggregation, KL, value loss, rollout correction, PF-PPO's weights.
+gradients by autograd, aggregation, KL, value loss, rollout correction, PF-PPO's weights,
+the micro-batches of dynamic batching.
 
 Each function below has batches that are a pure function of (function, number): ragged
 masks with holes, empty responses, groups of one, groups without variance, log-probs from
@@ -587,6 +588,32 @@ for _name in ["pow", "max_min", "max_random"]:
     FUNCTIONS[f"pf_ppo_weights {_name}"] = pf_ppo(_name)
 
 
+# ---- micro-batches of dynamic batching ----
+
+
+@function("rearrange_micro_batches")
+def micro_batches(r):
+    n = r.randint(60, 120) if r.random() < 0.05 else r.choice([1, 2, 3, 5, 8, 12, 20, 33])
+    kind = r.choice(["plain", "plain", "equal", "few sizes", "halves", "skewed", "zeros"])
+    high = r.choice([4, 100, 4096])
+    draw = {"plain": lambda: r.randint(1, high), "equal": lambda: high, "few sizes": lambda: r.choice([1, high // 2, high]),
+            "halves": lambda: high // 2 + r.randint(0, 2), "skewed": lambda: 1 + int(high * r.random() ** 4),
+            "zeros": lambda: r.choice([0, 0, r.randint(1, high)])}[kind]
+    lens = [draw() for _ in range(n)]
+    if not any(lens):
+        lens[0] = 1  # verl divides by the number of micro-batches, 0 of them here
+    q = dict(op="rearrange_micro_batches", seqlen=lens, max_token_len=max(lens) * r.choice([1, 1, 2, 3, 10]) + r.randint(0, high))
+
+    def verl():
+        mask = torch.zeros(n, max(lens), dtype=torch.int64)
+        for i, length in enumerate(lens):
+            mask[i, :length] = 1
+        batch = {"input_ids": mask, "attention_mask": mask}
+        return dict(micro_batches=balancing.rearrange_micro_batches(batch, q["max_token_len"])[1])
+
+    return q, verl
+
+
 # ---- comparing ----
 
 
@@ -616,11 +643,16 @@ def flat(x):
 GRADIENTS = ("dlogp", "dentropy", "dvpreds", "dloss_mat")
 
 
+def shape(x):
+    return [shape(e) for e in x] if isinstance(x, list) else None
+
+
 def errors(got, want):
     """{name: relative error} of every array and metric of `want`; inf where the shapes differ."""
     if want.get("error"):
         return {"error": 0.0 if "error" in got else math.inf}
-    found = {k: relative(flat(got.get(k)), flat(w)) for k, w in want.items() if k != "metrics"}
+    found = {k: relative(flat(got.get(k)), flat(w)) if shape(got.get(k)) == shape(w) else math.inf
+             for k, w in want.items() if k != "metrics"}
     w = want.get("metrics", {})
     return found | {k: metric_error(k, got.get("metrics", {}).get(k), w) for k in w}
 
@@ -732,7 +764,7 @@ def sample(path):
 
 
 def main():
-    global ca, rch, config, config_actor
+    global ca, rch, config, config_actor, balancing
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
     p.add_argument("--verlc", help="compare this program's answers instead of writing the fixture")
@@ -744,7 +776,10 @@ def main():
     from verl.trainer import config
     from verl.trainer.ppo import core_algos as ca
     from verl.trainer.ppo import rollout_corr_helper as rch
+    from verl.utils import seqlen_balancing as balancing
     from verl.workers.config import actor as config_actor
+
+    balancing.tu.index_select_tensor_dict = lambda batch, rows: rows  # which rows is what is compared
 
     torch.set_num_threads(1)
     if a.verlc:

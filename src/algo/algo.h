@@ -277,6 +277,12 @@ struct algo_value_args {
 int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds,
                     struct algo_metrics *m);
 
+/* ---- micro-batches of dynamic batching (verl.utils.seqlen_balancing.rearrange_micro_batches) ----
+ * Rows of len[i] tokens each, dealt out by Karmarkar-Karp so that the micro-batches have about the same work and none
+ * more than max_tokens. row (n): their numbers, one micro-batch after the other; end (n): where each of the n_micro ends
+ * in row. ERR_INVAL: a row that alone is longer. */
+int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_t *row, int64_t *end, int64_t *n_micro);
+
 /* ---- a user's own estimator or loss: a function of a C or Python file (docs/extending.md) ---- */
 struct algo_user;
 struct algo_user_args {

@@ -696,6 +696,34 @@ static int op_pf_ppo_weights(struct request *q, json_t *out) {
     return 0;
 }
 
+static int read_lengths(const struct request *q, const json_t *v, int64_t *len) {
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *e = json_array_get(v, i);
+        if (!json_is_integer(e)) FAIL(ERR_FORMAT, "%s: \"seqlen\" element %zu is not a whole number", q->where, i);
+        len[i] = json_integer_value(e);
+    }
+    return 0;
+}
+
+static int op_rearrange_micro_batches(struct request *q, json_t *out) {
+    const json_t *v;
+    int64_t max_tokens = 0, n_micro;
+    TRY(need(q, "seqlen", NULL, &v));
+    TRY(read_i64(q, "max_token_len", &max_tokens));
+    const size_t n = json_array_size(v);
+    int64_t *len = own(q, n, sizeof *len), *row = own(q, n, sizeof *row), *end = own(q, n, sizeof *end);
+    TRY(read_lengths(q, v, len));
+    TRY(algo_micro_batches(len, (int64_t)n, max_tokens, row, end, &n_micro));
+    json_t *all = json_array();
+    for (int64_t m = 0, i = 0; m < n_micro; m++) {
+        json_t *rows = json_array();
+        for (; i < end[m]; i++) json_array_append_new(rows, json_integer(row[i]));
+        json_array_append_new(all, rows);
+    }
+    json_object_set_new(out, "micro_batches", all);
+    return 0;
+}
+
 static int op_kl_in_reward(struct request *q, json_t *out) {
     struct algo_kl_ctrl c;
     struct algo_kl_type type;
@@ -731,6 +759,7 @@ static const struct {
     {"pf_ppo_weights", op_pf_ppo_weights},
     {"actor_loss", op_actor_loss},
     {"distillation_loss", op_distillation_loss},
+    {"rearrange_micro_batches", op_rearrange_micro_batches},
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 

@@ -1,10 +1,12 @@
 /* pack.c - see pack.h. */
 #include "train/pack.h"
 
+#include "algo/algo.h"
 #include "base/buf.h"
 #include "base/err.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int64_t actor_seq_targets(const struct actor_seq *s) {
     if (!s->mask) return s->n > s->first ? s->n - s->first : 0;
@@ -42,13 +44,29 @@ void pack_free_host(struct pack *p) {
     free(p->zeros);
 }
 
+int pack_balance(struct actor_cut *cut, const int64_t *len, int64_t *order, int64_t n) {
+    if (cut->max_rows <= 0 || n == 0) return 0;
+    int64_t *row = xmalloc((size_t)n * 2 * sizeof *row), *was = row + n, *end = xmalloc((size_t)n * sizeof *end);
+    int64_t most = cut->max_rows, n_micro;
+    for (int64_t i = 0; i < n; i++) most = len[i] > most ? len[i] : most;
+    const int rc = algo_micro_batches(len, n, most, row, end, &n_micro);
+    memcpy(was, order, (size_t)n * sizeof *was);
+    for (int64_t i = 0; i < n && rc == 0; i++) order[i] = was[row[i]];
+    free(row);
+    if (rc == 0) cut->ends = end;
+    else free(end);
+    return rc;
+}
+
 int pack_next(const struct pack *p, const struct actor_seq *seqs, int64_t n, int64_t lo, struct actor_cut cut,
               struct pack_micro *m) {
     *m = (struct pack_micro){.lo = lo, .hi = lo};
+    for (; cut.ends && *cut.ends <= lo; cut.ends++) {
+    }
     while (m->hi < n) {
         const struct actor_seq *s = &seqs[m->hi];
-        const bool full = (cut.max_seqs > 0 && m->hi - lo >= cut.max_seqs) ||
-                          (cut.max_rows > 0 && m->n_rows + s->n > cut.max_rows) || m->n_rows + s->n > p->max_rows ||
+        const bool over = cut.ends ? m->hi == *cut.ends : cut.max_rows > 0 && m->n_rows + s->n > cut.max_rows;
+        const bool full = over || (cut.max_seqs > 0 && m->hi - lo >= cut.max_seqs) || m->n_rows + s->n > p->max_rows ||
                           m->hi - lo >= p->max_seqs;
         if (full && m->hi > lo) break;
         if (s->n > p->max_rows)

@@ -25,7 +25,12 @@ int64_t actor_seq_targets(const struct actor_seq *s);
 struct actor_cut {
     int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
     int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
+    int64_t *ends;    /* where each micro-batch ends (pack_balance); NULL: as many sequences as the limit takes */
 };
+/* Under max_rows: puts order[n] so that micro-batches of balanced work follow one another, as verl's
+ * rearrange_micro_batches, and sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over the limit
+ * raises it. Under max_seqs order stays. ends is the caller's to free. */
+int pack_balance(struct actor_cut *cut, const int64_t *len, int64_t *order, int64_t n);
 
 /* Arrays of one micro-batch of at most max_rows rows and max_seqs sequences. */
 struct pack {

@@ -71,7 +71,8 @@ static int value_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1,
 }
 
 /* One optimizer step over the rows of mini. */
-static int update_mini(struct ppo *p, struct batch *mini, struct update *u, double lr, struct optim_result *r) {
+static int update_mini(struct ppo *p, struct batch *mini, struct actor_cut cut, struct update *u, double lr,
+                       struct optim_result *r) {
     const struct ppo_critic_config *k = &p->k.critic;
     struct batch_col *responses;
     struct actor_seq *seqs;
@@ -90,7 +91,7 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
                                .loss_scale_factor = k->loss_scale_factor, .width = p->k.max_response_length};
     int rc = ppo_sequences(mini, &seqs);
     if (rc == 0) {
-        const struct critic_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = k->update_cut, .loss = value_loss,
+        const struct critic_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = cut, .loss = value_loss,
                                            .loss_arg = u, .optim = &k->optim, .lr = lr};
         rc = critic_step(p->critic, &a, r);
         free(seqs);
@@ -113,9 +114,10 @@ int ppo_update_critic(struct ppo *p, struct batch *b) {
         ppo_epoch_order(p, k->shuffle, k->seed, b->n_rows, epoch, order);
         for (int64_t lo = 0; lo < b->n_rows && rc == 0 && !bad; lo += size) {
             struct batch mini;
+            struct actor_cut cut = k->update_cut;
             struct optim_result r;
-            TRYG(batch_select(&mini, b, order + lo, b->n_rows - lo < size ? b->n_rows - lo : size), out);
-            rc = update_mini(p, &mini, &u, lr, &r);
+            TRYG(ppo_mini_batch(&mini, &cut, b, order + lo, b->n_rows - lo < size ? b->n_rows - lo : size), out);
+            rc = update_mini(p, &mini, cut, &u, lr, &r);
             if (rc == 0 && !isfinite(r.grad_norm)) {
                 bad = true;
                 rc = ppo_bad_gradient(p, &mini, &r);
@@ -123,6 +125,7 @@ int ppo_update_critic(struct ppo *p, struct batch *b) {
                 norm_sum += r.grad_norm;
                 n_steps++;
             }
+            free(cut.ends);
             batch_free(&mini);
         }
     }

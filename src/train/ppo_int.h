@@ -301,6 +301,9 @@ int ppo_add_f64(struct batch *b, const char *name, const char *like, double **ou
 uint8_t *ppo_mask(const struct batch *b);
 /* Rows in the order of an epoch of updates. */
 void ppo_epoch_order(const struct ppo *p, bool shuffle, uint64_t seed, int64_t n, int64_t epoch, int64_t *order);
+/* The rows order[n] of b; with a limit on tokens in the order of micro-batches of balanced work, which cut says from then on
+ * (pack_balance). The caller frees mini and cut->ends. */
+int ppo_mini_batch(struct batch *mini, struct actor_cut *cut, const struct batch *b, int64_t *order, int64_t n);
 /* Sums metrics over micro-batches. */
 void ppo_add_metrics(struct algo_metrics *sum, const struct algo_metrics *m);
 /* A mini-batch whose gradient is not finite: its batch is saved, the step counted.

@@ -258,7 +258,8 @@ int ppo_bad_gradient(struct ppo *p, const struct batch *mini, const struct optim
 }
 
 /* One optimizer step over the rows of mini. */
-static int update_mini(struct ppo *p, struct batch *mini, struct update *u, double lr, struct actor_step_result *r) {
+static int update_mini(struct ppo *p, struct batch *mini, struct actor_cut cut, struct update *u, double lr,
+                       struct actor_step_result *r) {
     struct batch_col *responses;
     struct actor_seq *seqs;
     TRY(batch_get(mini, "responses", BATCH_I32, &responses));
@@ -282,7 +283,7 @@ static int update_mini(struct ppo *p, struct batch *mini, struct update *u, doub
     int rc = ppo_sequences(mini, &seqs);
     if (p->k.distill.enable) ppo_distill_begin(&u->distill, p, mini);
     if (rc == 0) {
-        const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = p->k.update_cut,
+        const struct actor_step_args a = {.seqs = seqs, .n = mini->n_rows, .cut = cut,
                                           .list = u->distill.k > 0 ? &u->distill.list : NULL,
                                           .temperature = (float)p->k.train.temperature, .entropy = true,
                                           .entropy_grad = p->k.entropy_coeff != 0, .loss = update_loss,
@@ -303,6 +304,16 @@ void ppo_epoch_order(const struct ppo *p, bool shuffle, uint64_t seed, int64_t n
     rng_shuffle(&r, order, n);
 }
 
+int ppo_mini_batch(struct batch *mini, struct actor_cut *cut, const struct batch *b, int64_t *order, int64_t n) {
+    const struct batch_col *prompts = batch_find(b, "prompts"), *responses = batch_find(b, "responses");
+    int64_t *len = xmalloc((size_t)n * sizeof *len);
+    for (int64_t i = 0; i < n; i++) len[i] = batch_len(prompts, order[i]) + batch_len(responses, order[i]);
+    int rc = pack_balance(cut, len, order, n);
+    free(len);
+    if (rc == 0 && (rc = batch_select(mini, b, order, n)) < 0) free(cut->ends);
+    return rc;
+}
+
 int ppo_update(struct ppo *p, struct batch *b) {
     const int64_t size = p->k.ppo_mini_batch_size * p->k.train.n;
     /* the schedule begins with the first update, after trainer.critic_warmup */
@@ -319,9 +330,10 @@ int ppo_update(struct ppo *p, struct batch *b) {
         for (int64_t lo = 0; lo < b->n_rows && rc == 0 && !bad; lo += size) {
             const int64_t n = b->n_rows - lo < size ? b->n_rows - lo : size;
             struct batch mini;
+            struct actor_cut cut = p->k.update_cut;
             struct actor_step_result r;
-            TRYG(batch_select(&mini, b, order + lo, n), out);
-            rc = update_mini(p, &mini, &u, lr, &r);
+            TRYG(ppo_mini_batch(&mini, &cut, b, order + lo, n), out);
+            rc = update_mini(p, &mini, cut, &u, lr, &r);
             if (rc == 0 && !isfinite(r.optim.grad_norm)) {
                 bad = true;
                 rc = ppo_bad_gradient(p, &mini, &r.optim);
@@ -329,6 +341,7 @@ int ppo_update(struct ppo *p, struct batch *b) {
                 norm_sum += r.optim.grad_norm;
                 n_steps++;
             }
+            free(cut.ends);
             batch_free(&mini);
         }
     }

@@ -253,18 +253,14 @@ static int save_bad_batch(const struct sft *s, const int64_t *rows, int64_t n) {
     return rc;
 }
 
-static int sft_step(struct sft *s) {
-    const int64_t *rows;
-    int64_t n;
-    int got = data_sampler_next(&s->sampler, &rows, &n);
-    if (got == 0) got = data_sampler_next(&s->sampler, &rows, &n);
-    TRY(got);
+/* One optimizer step over n rows. */
+static int train_rows(struct sft *s, const int64_t *rows, int64_t n, struct actor_cut cut) {
     const double start = clock_now(), lr = optim_lr(&s->k.optim, s->step - (s->k.zero_indexed_step ? 1 : 0));
     struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
     const int64_t targets = fill_seqs(s->train, rows, n, seqs);
     struct sft_loss l = {.s = s, .scale = targets ? 1.0 / (double)targets : 0, .total = n};
     struct actor_step_result r;
-    const struct actor_step_args a = {.seqs = seqs, .n = n, .cut = s->k.cut, .temperature = 1, .loss = loss_fn, .loss_arg = &l,
+    const struct actor_step_args a = {.seqs = seqs, .n = n, .cut = cut, .temperature = 1, .loss = loss_fn, .loss_arg = &l,
                                       .optim = &s->k.optim, .lr = lr};
     stage_begin(s->stages, "train");
     const int rc = actor_step(s->actor, &a, &r);
@@ -291,6 +287,22 @@ static int sft_step(struct sft *s) {
         FAIL(ERR_NUMERIC, "step %lld: %s is not finite, %lld times in a row (trainer.max_bad_steps)", (long long)s->step,
              r.optim.bad_tensor[0] ? r.optim.bad_tensor : "the gradient norm", (long long)s->bad_steps);
     return 0;
+}
+
+static int sft_step(struct sft *s) {
+    const int64_t *next;
+    int64_t n;
+    struct actor_cut cut = s->k.cut;
+    int got = data_sampler_next(&s->sampler, &next, &n);
+    if (got == 0) got = data_sampler_next(&s->sampler, &next, &n);
+    TRY(got);
+    int64_t *rows = xmalloc((size_t)n * 2 * sizeof *rows), *len = rows + n;
+    for (int64_t i = 0; i < n; i++) len[i] = s->train->samples[rows[i] = next[i]].n;
+    int rc = pack_balance(&cut, len, rows, n);
+    if (rc == 0) rc = train_rows(s, rows, n, cut);
+    free(cut.ends);
+    free(rows);
+    return rc;
 }
 
 static int validate(struct sft *s) {

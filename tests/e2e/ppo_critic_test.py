@@ -74,11 +74,24 @@ def resumes(s, test):
     test("a critic that was saved starts another run", len(series(s.dir / "from_it", "critic/vf_loss")) == 1)
 
 
+def balanced(s, test):
+    """The cut of dynamic batching, and with it the order of the rows of a mini-batch, changes gradients by rounding alone."""
+    norms = []
+    for name, tokens in (("by_samples", 0), ("by_64", 64), ("by_300", 300)):
+        dynamic = {"ppo_max_token_len_per_gpu": tokens or 1, "use_dynamic_bsz": tokens > 0}
+        keys = {**gae(s), **{ACTOR + k: v for k, v in dynamic.items()}, **{"critic." + k: v for k, v in dynamic.items()}}
+        run(*s.ppo(name, **keys, **{"trainer.total_training_steps": 1, "trainer.save_freq": -1}))
+        norms.append([series(s.dir / name, f"{m}/grad_norm")[0] for m in ("actor", "critic")])
+    off = max(abs(a - b) / a for other in norms[1:] for a, b in zip(norms[0], other))
+    test("balanced micro-batches have the gradients of others", norms[0] != norms[1] and off < 1e-5, f"{norms}")
+
+
 def main():
     test = Tests()
     with Scratch() as s:
         (s.dir / "digits.py").write_text(REWARD)
         learns(s, test)
+        balanced(s, test)
         resumes(s, test)
     test.end()
 

@@ -113,10 +113,12 @@ static int64_t valid(const struct rig *r) {
 static void inv03_micro_batches(void **state) {
     (void)state;
     static const char *const backends[] = {"ref", "cpu", "cuda"};
+    static int64_t ends[] = {2, 5, 6, N};
     static const struct {
         struct actor_cut cut;
         int64_t n_micro;
-    } cuts[] = {{{.max_seqs = 1}, 11}, {{.max_seqs = 3}, 4}, {{.max_rows = 100}, 5}, {{.max_rows = 1}, 11}, {{.max_rows = 800}, 1}};
+    } cuts[] = {{{.max_rows = 200, .ends = ends}, 4},
+                {{.max_seqs = 1}, 11}, {{.max_seqs = 3}, 4}, {{.max_rows = 100}, 5}, {{.max_rows = 1}, 11}, {{.max_rows = 800}, 1}};
     struct rig *r = xcalloc(1, sizeof *r);
     EACH(b, backends) {
         if (!case_has(backends[b])) continue;
@@ -152,7 +154,40 @@ static void inv03_micro_batches(void **state) {
     free(r);
 }
 
+/* The micro-batches that pack_balance names are those that pack_next takes, in whatever order the rows came. */
+static void balanced_micro_batches(void **state) {
+    (void)state;
+    const struct pack p = {.max_rows = N * MAX_LEN, .max_seqs = N};
+    struct actor_seq seqs[N];
+    int64_t order[N], len[N], total = 0;
+    uint64_t seen = 0;
+    struct actor_cut cut = {.max_rows = 60}; /* below the longest row, which raises it to 70 */
+    for (int64_t i = 0; i < N; i++) {
+        order[i] = N - 1 - i;
+        len[i] = PROMPT[order[i]] + RESPONSE[order[i]];
+        total += len[i];
+    }
+    OK(pack_balance(&cut, len, order, N));
+    for (int64_t i = 0; i < N; i++) {
+        seqs[i] = (struct actor_seq){.n = PROMPT[order[i]] + RESPONSE[order[i]]};
+        seen |= UINT64_C(1) << order[i];
+    }
+    assert_true(seen == (UINT64_C(1) << N) - 1);
+    int64_t n_micro = 0;
+    struct pack_micro m;
+    for (int64_t lo = 0; lo < N; lo = m.hi, n_micro++) {
+        OK(pack_next(&p, seqs, N, lo, cut, &m));
+        assert_int_equal(m.hi, cut.ends[n_micro]);
+        assert_true(m.n_rows <= 70);
+    }
+    assert_int_equal(n_micro, (total + 69) / 70); /* these lengths can be packed so */
+    free(cut.ends);
+    struct actor_cut samples = {.max_seqs = 3};
+    OK(pack_balance(&samples, len, order, N));
+    assert_null(samples.ends);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(balanced_micro_batches)};
     return cmocka_run_group_tests_name("micro-batches", tests, NULL, NULL);
 }
