@@ -284,17 +284,30 @@ out:
     return rc;
 }
 
+/* Whether the adapter is a critic's, which makes a token classifier of its base. */
+static int is_critics(const char *adapter, bool *yes) {
+    struct lora_config l;
+    *yes = false;
+    if (!adapter) return 0;
+    TRY(lora_config_load(&l, adapter));
+    *yes = l.saves_head;
+    lora_config_free(&l);
+    return 0;
+}
+
 /* A checkpoint's fp32 master is more exact than its model files; it is used where fp32 is wanted. */
 static int export_into(const char *dir, const struct export_source *s, int dt, int64_t shard_mb) {
     int rc = 0;
     struct dev dev = {0};
     struct model *m = NULL;
+    bool critic;
     const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
     char *tok = file_join(s->model_dir, "tokenizer.json");
     TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
     const struct model_open_args a = {.dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER,
                                       .max_len = 1};
-    TRYG(model_open(&m, &dev, &a), out);
+    TRYG(is_critics(s->adapter_dir, &critic), out);
+    TRYG(critic ? model_open_value(&m, &dev, &a, 0) : model_open(&m, &dev, &a), out);
     if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
     if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
     TRYG(model_export(m, dir, dt, file_exists(tok) ? s->model_dir : NULL, (size_t)shard_mb * 1000000), out);

@@ -104,6 +104,8 @@ struct linear_bwd_args {
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
 /* Where the gradient of a vector goes: its range of grads, or scratch that nobody reads where it is frozen. */
 struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g);
+/* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
+struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g);
 
 /* ---- LoRA ---- */
 enum { LORA_MAX_PARTS = 3 };
@@ -124,6 +126,7 @@ struct model_lora {
     int64_t n_groups;
     struct model_param *params; /* peft's names without "base_model.model."; group: of the base model */
     int64_t n_params, n_elems;
+    int64_t n_sides;            /* of the params: A and B in turn; then a value model's head, weight and bias */
     void *block;                /* compute copies and scratch, on the device; owned */
     size_t block_bytes;
     /* scratch; rows at a time: LORA_ROWS */
@@ -138,17 +141,20 @@ int model__lora_build(struct model_lora *l, struct model *m);
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
 int model__lora_attach(struct model *m, const struct lora_config *c); /* with its memory; master not filled */
 int model__lora_refresh(struct model *m, float *flat); /* master -> compute copies */
+int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
 void model__lora_free(struct model *m);
 /* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */
 struct lora_match;
 int model__lora_match_create(struct lora_match **out, const struct lora_config *l);
 bool model__lora_match(struct lora_match *t, const char *module);
+/* A value model's head may be listed among the targets: it takes no adapter, as it is trained in full. */
+void model__lora_match_head(struct lora_match *t);
 /* ERR_INVAL when nothing, or not every listed name, has matched; names the modules of m. */
 int model__lora_match_check(const struct lora_match *t, const struct model *m);
 void model__lora_match_free(struct lora_match *t);
 /* adapter_config.json of m's adapter. */
 json_t *model__lora_json(const struct model *m);
-/* The adapter on the host, for merging: w, elements [at, at + n) of parameter p, += scale B A. */
+/* The adapter on the host, for merging: w, elements [at, at + n) of parameter p, += scale B A; a head's are replaced. */
 struct lora_host {
     const struct model *m;
     float *flat; /* the adapter's master; NULL: no adapter, nothing is added */

@@ -90,3 +90,10 @@ struct tensor model__vec_grad(const struct model *m, float *grads, const struct 
     if (!g || !m->lora) return model__flat(grads, g);
     return tensor_1d(m->lora->vec, DT_F32, g->n);
 }
+
+struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {
+    const struct model_lora *l = m->lora;
+    if (!g || !l) return model__flat(flat, g);
+    const struct model_param *p = &l->params[l->n_sides + (g == m->g_head_bias)];
+    return g->k ? tensor_2d(flat + p->offset, DT_F32, g->n, g->k) : tensor_1d(flat + p->offset, DT_F32, g->n);
+}

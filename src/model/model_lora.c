@@ -31,6 +31,13 @@ static void add_param(struct model_lora *l, const char *module, const char *side
     l->n_elems += rows * cols;
 }
 
+static void add_head(struct model_lora *l, const struct model *m, const struct model_group *g) {
+    struct model_param *p = &l->params[l->n_params++];
+    *p = m->params[g->first_param];
+    p->offset = l->n_elems;
+    l->n_elems += p->rows * p->cols;
+}
+
 /* The adapters of one group, if any of its modules has one. */
 static void build_group(struct model_lora *l, struct model *m, struct model_group *mg, struct lora_match *match) {
     struct lora_group g = {.n = mg->n, .k = mg->k};
@@ -65,11 +72,17 @@ int model__lora_build(struct model_lora *l, struct model *m) {
     l->scale = (float)(l->cfg.alpha / (l->cfg.rslora ? sqrt((double)l->cfg.rank) : (double)l->cfg.rank));
     TRY(model__lora_match_create(&match, &l->cfg));
     l->groups = xcalloc(n, sizeof *l->groups);
-    l->params = xcalloc(n * LORA_MAX_PARTS * 2, sizeof *l->params);
+    l->params = xcalloc(n * LORA_MAX_PARTS * 2 + 2, sizeof *l->params);
     for (int64_t i = 0; i < m->cfg.n_layers; i++) {
         struct model_group *g[MODEL_LINEARS];
         model__linears(m, i, g);
         for (int k = 0; k < MODEL_LINEARS; k++) build_group(l, m, g[k], match);
+    }
+    l->n_sides = l->n_params;
+    if (m->cfg.value) {
+        model__lora_match_head(match);
+        add_head(l, m, m->g_head);
+        if (m->g_head_bias) add_head(l, m, m->g_head_bias);
     }
     rc = model__lora_match_check(match, m);
     model__lora_match_free(match);
@@ -188,11 +201,30 @@ static float uniform(uint64_t seed, uint32_t tensor, int64_t i) {
     return ((float)(u[i % 4] >> 8) + 0.5f) * 0x1p-23f - 1.0f;
 }
 
+int model__lora_head_start(struct model *m, float *flat) {
+    for (int64_t i = m->lora->n_sides; i < m->lora->n_params; i++) {
+        const struct model_param *p = &m->lora->params[i];
+        const struct model_group *g = &m->groups[p->group];
+        const int64_t n = p->rows * p->cols;
+        const struct tensor as = tensor_2d(m->lora->z, m->act, p->rows, p->cols); /* (1024, 16) at least, a row is shorter */
+        CHECK(n <= LORA_ROWS * WIDTH_ALIGN);
+        if (g->k) TRY(dev_weight_unpack(m->dev, as, g->mat));
+        else TRY(dev_copy(m->dev, as.data, g->vec.data, (size_t)n * dtype_size(m->act)));
+        void *host = xmalloc((size_t)n * dtype_size(m->act));
+        const int rc = dev_copy_out(m->dev, host, as.data, (size_t)n * dtype_size(m->act));
+        if (rc == 0) model__convert(flat + p->offset, DT_F32, host, m->act, n);
+        free(host);
+        TRY(rc);
+    }
+    return 0;
+}
+
 int model_lora_create(struct model *m, const struct lora_config *c, uint64_t seed) {
     int rc = 0;
     TRY(model__lora_attach(m, c));
     float *flat = xcalloc((size_t)m->n_train, sizeof *flat);
-    for (int64_t i = 0; i < m->n_train_params; i += 2) { /* A, B, A, B, ... */
+    TRYG(model__lora_head_start(m, flat), out);
+    for (int64_t i = 0; i < m->lora->n_sides; i += 2) { /* A, B, A, B, ... */
         const struct model_param *p = &m->train_params[i];
         const float bound = (float)(1 / sqrt((double)p->cols)); /* Kaiming with a = sqrt(5) */
         for (int64_t k = 0; k < p->rows * p->cols; k++) flat[p->offset + k] = bound * uniform(seed, (uint32_t)i, k);
@@ -226,5 +258,7 @@ static int refresh_group(struct model *m, const struct lora_group *g, float *fla
 
 int model__lora_refresh(struct model *m, float *flat) {
     for (int64_t i = 0; i < m->lora->n_groups; i++) TRY(refresh_group(m, &m->lora->groups[i], flat));
-    return 0;
+    if (!m->cfg.value) return 0;
+    TRY(dev_weight_pack(m->dev, m->g_head->mat, model__head_flat(m, flat, m->g_head)));
+    return m->g_head_bias ? dev_cast(m->dev, m->g_head_bias->vec, model__head_flat(m, flat, m->g_head_bias)) : 0;
 }

@@ -144,6 +144,11 @@ static int unknown_name(const char *name, const struct model *m) {
     return rc;
 }
 
+void model__lora_match_head(struct lora_match *t) {
+    rule_fits(&t->targets, "score");
+    rule_fits(&t->exclude, "score");
+}
+
 int model__lora_match_check(const struct lora_match *t, const struct model *m) {
     for (size_t i = 0; t->targets.names && i < json_array_size(t->targets.names); i++)
         if (!t->targets.hit[i]) return unknown_name(json_string_value(json_array_get(t->targets.names, i)), m);
@@ -165,7 +170,7 @@ int model__lora_match_check(const struct lora_match *t, const struct model *m) {
 /* Fields under which peft does something else with the same tensors, as does each *_config but eva's, which is
  * about the start alone: they must be absent, null, false, 0 or empty. */
 static const char *const OTHER[] = {
-    "use_dora", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "layer_replication",
+    "use_dora", "layers_to_transform", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "layer_replication",
     "lora_bias", "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_qalora", "use_bdlora",
 };
 
@@ -186,6 +191,22 @@ static bool init_is_plain(const json_t *v) {
     const char *s = json_string_value(v);
     if (!v || json_is_boolean(v) || json_is_null(v)) return true;
     return s && (strcmp(s, "gaussian") == 0 || strcmp(s, "orthogonal") == 0 || strcmp(s, "eva") == 0);
+}
+
+/* modules_to_save: the head of a token classifier, under one of the two names that peft lists for it. */
+static int read_saved(const json_t *o, const char *path, bool *head) {
+    const json_t *v = json_object_get(o, "modules_to_save");
+    if (is_empty(v)) return 0;
+    bool other = !json_is_array(v);
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const char *s = json_string_value(json_array_get(v, i));
+        *head |= s && strcmp(s, "score") == 0;
+        other |= !s || (strcmp(s, "score") != 0 && strcmp(s, "classifier") != 0);
+    }
+    if (other || !*head)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported modules_to_save; beside an adapter a critic's score head alone is trained; merge it "
+             "with peft instead", path);
+    return 0;
 }
 
 static int check_kind(const json_t *o, const char *path) {
@@ -211,6 +232,7 @@ static int check_kind(const json_t *o, const char *path) {
 static int read_fields(struct lora_config *l, const json_t *o, const char *path) {
     const char *base = NULL;
     TRY(check_kind(o, path));
+    TRY(read_saved(o, path, &l->saves_head));
     TRY(json_i64(o, "r", &l->rank, path));
     if (l->rank < 1) FAIL(ERR_FORMAT, "%s: r=%lld, must be at least 1", path, (long long)l->rank);
     l->alpha = (double)l->rank;
@@ -270,8 +292,10 @@ json_t *model__lora_json(const struct model *m) {
     const char *s = json_string_value(l->targets);
     json_t *targets = s && strcasecmp(s, "all-linear") == 0 ? all_linear(m) : json_deep_copy(l->targets);
     json_t *alpha = l->alpha == (double)(int64_t)l->alpha ? json_integer((json_int_t)l->alpha) : json_real(l->alpha);
-    return json_pack("{s:s?, s:s, s:s, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}",
-                     "base_model_name_or_path", l->base, "peft_type", "LORA", "task_type", "CAUSAL_LM",
+    json_t *saved = m->cfg.value ? json_pack("[s, s]", "classifier", "score") : json_null();
+    return json_pack("{s:s?, s:s, s:s, s:o, s:I, s:o, s:b, s:f, s:s, s:b, s:b, s:b, s:o, s:O?}",
+                     "base_model_name_or_path", l->base, "peft_type", "LORA",
+                     "task_type", m->cfg.value ? "TOKEN_CLS" : "CAUSAL_LM", "modules_to_save", saved,
                      "r", (json_int_t)l->rank, "lora_alpha", alpha, "use_rslora", (int)l->rslora, "lora_dropout", 0.0,
                      "bias", "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
                      "target_modules", targets, "exclude_modules", l->exclude);

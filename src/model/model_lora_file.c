@@ -67,7 +67,7 @@ static int find_tensor(const struct st_tensor **out, const struct st_file *f, co
     snprintf(name, sizeof name, PREFIX "%s", p->name);
     const struct st_tensor *t = st_find(f, name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", path, name);
-    if (t->nd != 2 || t->dim[0] != p->rows || t->dim[1] != p->cols)
+    if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
         FAIL(ERR_FORMAT, "%s: tensor %s has shape (%lld, %lld), this model and adapter_config.json ask for (%lld, %lld); is it "
              "an adapter of another model?", path, name, (long long)(t->nd > 0 ? t->dim[0] : 0),
              (long long)(t->nd > 1 ? t->dim[1] : 0), (long long)p->rows, (long long)p->cols);
@@ -93,9 +93,11 @@ static int check_unused(const struct model *m, const struct st_file *f, const ch
 static int fill_master(struct model *m, const struct st_file *f, const char *path) {
     int rc = 0;
     float *flat = xmalloc((size_t)m->n_train * sizeof *flat);
+    TRYG(model__lora_head_start(m, flat), out);
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
         const struct st_tensor *t = NULL;
+        if (i >= m->lora->n_sides && !m->lora->cfg.saves_head) break; /* an adapter without a head */
         TRYG(find_tensor(&t, f, p, path), out);
         model__convert(flat + p->offset, DT_F32, t->data, t->dt, p->rows * p->cols);
     }
@@ -114,6 +116,9 @@ int model_lora_load(struct model *m, const char *dir) {
     TRYG(lora_config_load(&c, dir), free_paths);
     if (!file_exists(path) && file_exists(pickle))
         FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled adapter; save it as safetensors first", pickle);
+    if (c.saves_head && !m->cfg.value)
+        FAILG(out, ERR_UNSUPPORTED, "adapter %s is a critic's, with a score head (modules_to_save): unsupported on a model without",
+              dir);
     TRYG(st_open(&f, path), out);
     rc = model__lora_attach(m, &c);
     if (rc < 0) {
@@ -155,7 +160,7 @@ static int write_tensors(const struct model *m, const char *path) {
         const struct model_param *p = &m->train_params[i];
         s[i] = (struct slice){.m = m, .p = p};
         snprintf(s[i].name, sizeof s[i].name, PREFIX "%s", p->name);
-        t[i] = (struct st_write_tensor){.name = s[i].name, .dt = DT_F32, .nd = 2, .dim = {p->rows, p->cols}, .read = read_slice,
+        t[i] = (struct st_write_tensor){.name = s[i].name, .dt = DT_F32, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_slice,
                                         .arg = &s[i]};
     }
     const int rc = st_write(path, t, m->n_train_params, meta);
@@ -203,6 +208,9 @@ int model__lora_host_open(struct lora_host *h, const struct model *m) {
 void model__lora_host_close(struct lora_host *h) { free(h->flat); }
 
 void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n) {
+    const struct model_lora *l = h->m->lora;
+    for (int64_t i = l ? l->n_sides : 0; l && i < l->n_params; i++)
+        if (strcmp(l->params[i].name, p->name) == 0) memcpy(w, h->flat + l->params[i].offset + at, (size_t)n * sizeof *w);
     const struct lora_part *t = h->flat && p->nd == 2 ? part_of(h->m, p - h->m->params) : NULL;
     if (!t) return;
     const int64_t r = h->m->lora->cfg.rank, k = p->cols;

@@ -137,10 +137,10 @@ static int open_data(struct ppo *p) {
 
 static int open_critic(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    const int flags = MODEL_TRAIN | (p->k.critic.optim.host_master ? MODEL_HOST_MASTER : 0);
+    const int flags = p->k.critic.optim.host_master ? MODEL_HOST_MASTER : 0;
     const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = flags, .max_len = l->max_len};
-    const int rc = model_open_value(&p->value_model, &p->dev, &a, p->k.seed);
-    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    const int rc = train_open_critic(&p->value_model, &p->dev, &a, &p->k.critic.lora, p->k.seed);
+    if (rc < 0) return err_wrap(rc, "critic.model");
     const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = p->k.critic.keep, .optim = &p->k.critic.optim,
                                   .max_rows = l->max_rows_critic, .max_seqs = l->max_seqs_critic, .block = p->block};
     return critic_create(&p->critic, &c);

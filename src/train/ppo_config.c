@@ -383,6 +383,7 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     TRY(conf_str(c, "critic.model.path", &path));
     const int rc = train_model_dir(path, &v->model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
+    TRY(train_read_lora(c, "critic.model", path, &v->lora));
     TRY(conf_bool(c, "critic.model.enable_gradient_checkpointing", &recompute));
     v->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
     return read_critic_updates(v, c);
@@ -624,6 +625,7 @@ void ppo_config_free(struct ppo_config *k) {
     algo_user_close(k->my_adv);
     algo_user_close(k->my_loss);
     free(k->critic.model_dir);
+    train_lora_free(&k->critic.lora);
     free(k->rm.model_dir);
     model_config_free(&k->rm.model);
     free(k->distill.teacher_dir);

@@ -32,6 +32,7 @@ struct ppo_sampling {
 struct ppo_critic_config {
     bool enable;                  /* gae, unless critic.enable says otherwise */
     char *model_dir;              /* owned */
+    struct train_lora lora;
     enum model_keep keep;
     struct actor_cut update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
@@ -168,7 +169,7 @@ struct ppo_plan {
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     struct dev_sizes sizes; /* of what the backend takes */
     struct ppo_others others;
-    int64_t n_train; /* elements of the adapter */
+    int64_t n_train, n_train_critic; /* elements of an adapter, of the critic's with its head; 0: none */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
         max_rows_critic, max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */

@@ -87,15 +87,24 @@ static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
-static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = k->train_batch_size * k->train.n;
-    const size_t elems = pages((size_t)model_config_params(v) * 4);
+    size_t elems = pages((size_t)model_config_params(v) * 4), state;
     int64_t rows, seqs;
-    size_t state;
-    p->critic = pages(model_open_bytes(v, dev, &open)) + elems + pages(optim_bytes(v, dev, k->act, &c->optim, &state));
-    p->critic += c->optim.host_master ? 0 : elems;
+    p->critic = pages(model_open_bytes(v, dev, &open));
+    if (c->lora.on) {
+        struct lora_plan l;
+        TRY(model_lora_plan(&l, v, dev, k->act, &c->lora.cfg, &c->optim));
+        p->critic += pages(l.weights) + pages(l.moments);
+        p->n_train_critic = l.n_train;
+        elems = pages(l.master);
+        state = l.host;
+    } else {
+        p->critic += pages(optim_bytes(v, dev, k->act, &c->optim, &state));
+    }
+    p->critic += elems + (c->optim.host_master ? 0 : elems); /* gradients, master */
     p->offload += state + (c->optim.host_master ? elems : 0);
     cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
     cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
@@ -103,6 +112,7 @@ static void plan_critic(struct ppo_plan *p, const struct ppo_config *k, const st
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
     const struct critic_args a = {.keep = c->keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
     p->critic_pass = critic_block_bytes(v, k->act, &a);
+    return 0;
 }
 
 /* The reward model scores beside generation, so what it needs is its own. */
@@ -255,7 +265,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->update = pass_bytes(k, m, dev, true, &p->max_rows_update, &p->max_seqs_update);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = pass_bytes(k, m, dev, false, &p->max_rows_ref, &p->max_seqs_ref);
-    if (others.critic) plan_critic(p, k, others.critic, dev);
+    if (others.critic) TRY(plan_critic(p, k, others.critic, dev));
     if (others.teacher) plan_teacher(p, k, others.teacher, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = limit_of(k, dev);
@@ -293,7 +303,9 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
     if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
-    if (p->critic) row(b, "critic", p->critic, "weights, fp32 master, gradients, optimizer state");
+    snprintf(note, sizeof note, "frozen weights; of an adapter and the head, %lld parameters, the rest",
+             (long long)p->n_train_critic);
+    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
             snprintf(note, sizeof note, "a judge: weights, keys and values of %lld opinions", (long long)p->rm_args.judge.max_seqs);

@@ -90,15 +90,25 @@ static int put_adapter(struct model *m, const struct train_lora *l, uint64_t see
     return 0;
 }
 
-int train_open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
-                     uint64_t seed) {
+static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l, bool critic,
+                      uint64_t seed) {
     struct model_open_args args = *a;
     struct model *m;
     args.flags = (l->on ? MODEL_INFER : MODEL_TRAIN) | (a->flags & MODEL_HOST_MASTER);
     args.quant = l->quant;
-    TRY(model_open(&m, dev, &args));
+    TRY(critic ? model_open_value(&m, dev, &args, seed) : model_open(&m, dev, &args));
     const int rc = l->on ? put_adapter(m, l, seed) : 0;
     if (rc < 0) model_close(m);
     else *out = m;
     return rc;
+}
+
+int train_open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
+                     uint64_t seed) {
+    return open_model(out, dev, a, l, false, seed);
+}
+
+int train_open_critic(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
+                      uint64_t seed) {
+    return open_model(out, dev, a, l, true, seed);
 }

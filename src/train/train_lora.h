@@ -13,12 +13,15 @@ struct train_lora {
     enum quant_kind quant;   /* of the frozen base */
 };
 /* Reads SECTION.lora_rank, lora_alpha, target_modules, exclude_modules, lora_adapter_path, quantization ("model",
- * "actor_rollout_ref.model"). model_path: the user's name of the base model. */
+ * "actor_rollout_ref.model", "critic.model"). model_path: the user's name of the base model. */
 int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l);
 void train_lora_free(struct train_lora *l);
 
-/* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER). */
+/* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER).
+ * seed: of a new adapter and of a critic's new head. */
 int train_open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
                      uint64_t seed);
+int train_open_critic(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
+                      uint64_t seed);
 
 #endif

@@ -4,6 +4,7 @@ both models, and a run that was cut in two ends in the bits of an unbroken one -
 the KL penalty in the reward under an adaptive weight, and PF-PPO's resampling."""
 
 import json
+import math
 import pathlib
 import sys
 
@@ -86,12 +87,47 @@ def balanced(s, test):
     test("balanced micro-batches have the gradients of others", norms[0] != norms[1] and off < 1e-5, f"{norms}")
 
 
+def adapters(s, test):
+    """LoRA for the critic: its base is frozen, its head trained; a run cut in two ends in the bits of an unbroken one."""
+    keys = {**gae(s), "critic.model.lora_rank": 4, "critic.model.lora_alpha": 8, "trainer.total_training_steps": 2,
+            "trainer.save_freq": 1}
+    p = run(*s.ppo("lora", **keys))
+    test("the plan counts the adapter and the head", "frozen weights; of an adapter and the head" in p.stdout + p.stderr)
+    run(*s.ppo("lora_parts", **{**keys, "trainer.total_training_steps": 1}))
+    run(*s.ppo("lora_parts", **keys))
+    both = ("actor", "critic")
+    whole, parts = state(s.dir / "lora", 2, both), state(s.dir / "lora_parts", 2, both)
+    test("a critic's adapter, cut in two and resumed: the same bits", whole == parts, str([f for f in whole if whole[f] != parts[f]]))
+    first, critic = state(s.dir / "lora", 1, both), s.dir / "lora/global_step_2/critic"
+    test("adapter and head have moved", whole["critic/adapter_model.safetensors"] != first["critic/adapter_model.safetensors"])
+    config = json.loads((critic / "adapter_config.json").read_text())
+    test("critic/ is an adapter for peft's token classifier", config["task_type"] == "TOKEN_CLS" and
+         config["modules_to_save"] == ["classifier", "score"] and not (critic / "model.safetensors").exists(), str(config))
+    run("model", "merge", "--adapter", critic, "--out", s.dir / "merged_critic")
+    config = json.loads((s.dir / "merged_critic/config.json").read_text())
+    test("merged it is a token classifier", config["architectures"] == ["Qwen2ForTokenClassification"], str(config))
+
+    def values(name, **more):  # of the same samples: the policy is the same at the first step
+        run(*s.ppo(name, **{**gae(s), "trainer.total_training_steps": 1, "trainer.save_freq": -1, **more}))
+        return series(s.dir / name, "critic/values/mean")[0]
+
+    started = values("from_adapter", **{"critic.model.lora_adapter_path": critic})
+    merged = values("from_merged", **{"critic.model.path": s.dir / "merged_critic"})
+    test("a run starts from the adapter, or from the merged critic", abs(started - merged) < 1e-3 * abs(merged), f"{started}, {merged}")
+    test("QLoRA for the critic", math.isfinite(values("qlora", **{"critic.model.lora_rank": 4, "critic.model.quantization": "nf4"})))
+    p = run(*s.ppo("bad", **{**gae(s), "critic.model.quantization": "nf4"}), check=False)
+    test.refused("a quantised critic without an adapter", p, 2, "set critic.model.lora_rank")
+    p = run(*s.ppo("bad", **{**keys, "critic.model.target_modules": "[wq]"}), check=False)
+    test.refused("a critic's target that is not there", p, 2, "no linear module is called 'wq'")
+
+
 def main():
     test = Tests()
     with Scratch() as s:
         (s.dir / "digits.py").write_text(REWARD)
         learns(s, test)
         balanced(s, test)
+        adapters(s, test)
         resumes(s, test)
     test.end()
 

@@ -1,7 +1,7 @@
 /* test_train_critic.c - the critic against Hugging Face's ForTokenClassification and
  * torch: values, the clipped value loss, every gradient, on every backend and under
  * every cut into micro-batches; what a directory without a head becomes; what is
- * exported.  The fixtures come from tools/oracle_critic.py. */
+ * exported; an adapter with its head against peft.  The fixtures come from tools/oracle_critic.py. */
 #include "model_case.h"
 
 #include "algo/algo.h"
@@ -39,13 +39,8 @@ static void put_head(struct rig *r) {
     OK(model_refresh(r->m));
 }
 
-static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, enum model_keep keep) {
-    *r = (struct rig){0};
-    char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
-    OK(st_open(&r->want, path));
-    case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
-    if (!dir) put_head(r);
+/* The critic of r->m on the golden sequences. */
+static void rig_critic(struct rig *r, enum model_keep keep) {
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
                   *q_start = case_data(r->want, "q_start", DT_I32, NULL);
     for (int64_t i = 0; i < r->n_seqs; i++) {
@@ -57,8 +52,31 @@ static void rig_open(struct rig *r, const char *arch, const char *backend, const
     const struct critic_args a = {.dev = &r->dev, .model = r->m, .keep = keep,
                                   .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
     OK(critic_create(&r->critic, &a));
+}
+
+static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, enum model_keep keep) {
+    *r = (struct rig){0};
+    char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
+    OK(st_open(&r->want, path));
+    case_dev(&r->dev, backend, 2);
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
+    if (!dir) put_head(r);
+    rig_critic(r, keep);
     free(path);
     free(base);
+}
+
+/* A frozen base, with the golden adapter on it unless it is NULL. */
+static void rig_open_frozen(struct rig *r, const char *base, const char *adapter, const char *backend) {
+    *r = (struct rig){0};
+    char *path = xasprintf("%s/critic/%s/golden.safetensors", FIXTURES, adapter ? adapter : "lora_llama"),
+         *dir = xasprintf("%s/critic/%s", FIXTURES, adapter ? adapter : "");
+    OK(st_open(&r->want, path));
+    case_dev(&r->dev, backend, 2);
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE}, 7));
+    if (adapter) OK(model_lora_load(r->m, dir));
+    free(path);
+    free(dir);
 }
 
 static void rig_close(struct rig *r) {
@@ -86,32 +104,31 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
     return 0;
 }
 
-static void check(const char *arch, const char *backend, const char *dir, enum model_keep keep, struct actor_cut cut) {
-    struct rig r;
+/* Values, loss and gradients beside the golden ones; closes r. */
+static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
     int64_t n;
-    rig_open(&r, arch, backend, dir, keep);
-    float *values = xcalloc((size_t)r.n_targets, 4);
-    OK(critic_values(r.critic, r.seqs, r.n_seqs, cut, values));
-    const float *want = case_data(r.want, "values", DT_F32, &n);
-    assert_int_equal(n, r.n_targets);
+    float *values = xcalloc((size_t)r->n_targets, 4);
+    OK(critic_values(r->critic, r->seqs, r->n_seqs, cut, values));
+    const float *want = case_data(r->want, "values", DT_F32, &n);
+    assert_int_equal(n, r->n_targets);
     const double e_value = case_worst(values, want, n);
     free(values);
 
     struct optim_result o;
-    const struct critic_step_args s = {.seqs = r.seqs, .n = r.n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = &r};
-    OK(critic_backward(r.critic, &s, &o));
+    const struct critic_step_args s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = r};
+    OK(critic_backward(r->critic, &s, &o));
     double want_loss, e_dvalue = 0, e_grad = 0;
-    memcpy(&want_loss, case_data(r.want, "loss", DT_F64, NULL), sizeof want_loss);
-    const double e_loss = fabs(r.loss - want_loss) / want_loss;
-    want = case_data(r.want, "dvalue", DT_F32, NULL);
-    for (int64_t t = 0; t < r.n_targets; t++) e_dvalue = worse_of(e_dvalue, fabs(r.dvpreds[t] - (double)want[t]));
-    float *g = xmalloc((size_t)r.m->n_elems * 4);
-    OK(dev_copy_out(&r.dev, g, critic_grads(r.critic), (size_t)r.m->n_elems * 4));
-    for (int64_t i = 0; i < r.m->n_params; i++) {
-        const struct model_param *p = &r.m->params[i];
+    memcpy(&want_loss, case_data(r->want, "loss", DT_F64, NULL), sizeof want_loss);
+    const double e_loss = fabs(r->loss - want_loss) / want_loss;
+    want = case_data(r->want, "dvalue", DT_F32, NULL);
+    for (int64_t t = 0; t < r->n_targets; t++) e_dvalue = worse_of(e_dvalue, fabs(r->dvpreds[t] - (double)want[t]));
+    float *g = xmalloc((size_t)r->m->n_train * 4);
+    OK(dev_copy_out(&r->dev, g, critic_grads(r->critic), (size_t)r->m->n_train * 4));
+    for (int64_t i = 0; i < r->m->n_train_params; i++) {
+        const struct model_param *p = &r->m->train_params[i];
         char key[128];
         snprintf(key, sizeof key, "grad.%s", p->name);
-        want = case_data(r.want, key, DT_F32, &n);
+        want = case_data(r->want, key, DT_F32, &n);
         assert_int_equal(n, p->rows * p->cols);
         double size = 0, diff = 0; /* relative to the tensor's largest entry */
         for (int64_t k = 0; k < n; k++) {
@@ -122,10 +139,16 @@ static void check(const char *arch, const char *backend, const char *dir, enum m
         e_grad = worse_of(e_grad, diff / size);
     }
     free(g);
-    print_message("%-8s %-3s%s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", arch, backend,
-                  dir ? " from its directory" : "", e_value, e_loss, e_dvalue, e_grad);
+    print_message("%-10s %-3s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", what, r->dev.ops->name, e_value,
+                  e_loss, e_dvalue, e_grad);
     assert_true(e_value <= MAX_REL && e_loss <= MAX_REL && e_dvalue <= MAX_REL && e_grad <= MAX_REL);
-    rig_close(&r);
+    rig_close(r);
+}
+
+static void check(const char *arch, const char *backend, const char *dir, enum model_keep keep, struct actor_cut cut) {
+    struct rig r;
+    rig_open(&r, arch, backend, dir, keep);
+    check_rig(&r, dir ? "its files" : arch, cut);
 }
 
 static void like_transformers(void **state) {
@@ -223,8 +246,113 @@ static void from_a_causal_model(void **state) {
     case_drop_dir(dir);
 }
 
+/* ---- an adapter, and the head that is trained beside it ---- */
+
+#define QWEN2_CRITIC FIXTURES "/critic/qwen2"
+
+static void like_peft(void **state) {
+    (void)state;
+    char *llama = case_path("llama", ""); /* a causal model: its new head is replaced by the adapter's */
+    EACH(b, BACKENDS) for (int k = 0; k < 4; k++) {
+        struct rig r;
+        const bool one = k & 1, all = k < 2;
+        rig_open_frozen(&r, all ? QWEN2_CRITIC : llama, all ? "lora_qwen2" : "lora_llama", BACKENDS[b]);
+        assert_int_equal(r.m->n_train_params, (all ? 28 : 6) + 2);
+        rig_critic(&r, one ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL);
+        check_rig(&r, all ? "lora_qwen2" : "lora_llama", (struct actor_cut){.max_seqs = one ? 1 : MAX_SEQS});
+    }
+    free(llama);
+}
+
+static float *trained_of(struct rig *r) {
+    float *w = xmalloc((size_t)r->m->n_train * 4);
+    OK(dev_copy_out(&r->dev, w, r->m->master, (size_t)r->m->n_train * 4));
+    return w;
+}
+
+/* What is exported is read back to the same bits; merged it is a token classifier with the same values and the trained
+ * head; a policy does not take it. */
+static void adapter_directories(void **state) {
+    (void)state;
+    struct rig r, back;
+    float values[MAX_TARGETS], again[MAX_TARGETS];
+    const struct actor_cut all = {.max_seqs = MAX_SEQS};
+    char *tmp = case_temp_dir(), *dir = file_join(tmp, "adapter"), *merged = file_join(tmp, "merged");
+    rig_open_frozen(&r, QWEN2_CRITIC, "lora_qwen2", "cpu");
+    rig_critic(&r, MODEL_KEEP_LAYER);
+    OK(critic_values(r.critic, r.seqs, r.n_seqs, all, values));
+    OK(model_lora_export(r.m, dir));
+    OK(file_mkdirs(merged));
+    OK(model_export(r.m, merged, DT_F32, NULL, 0));
+    rig_open_frozen(&back, QWEN2_CRITIC, NULL, "cpu");
+    OK(model_lora_load(back.m, dir));
+    assert_int_equal(back.m->n_train, r.m->n_train);
+    float *w = trained_of(&r), *v = trained_of(&back);
+    assert_memory_equal(w, v, (size_t)r.m->n_train * 4);
+    rig_critic(&back, MODEL_KEEP_LAYER);
+    OK(critic_values(back.critic, back.seqs, back.n_seqs, all, again));
+    assert_memory_equal(values, again, (size_t)r.n_targets * 4);
+    rig_close(&back);
+    free(v);
+    rig_open(&back, "qwen2", "cpu", merged, MODEL_KEEP_LAYER); /* the golden sequences are the same */
+    OK(critic_values(back.critic, back.seqs, back.n_seqs, all, again));
+    assert_true(case_worst(again, values, r.n_targets) <= MAX_REL);
+    v = master_of(&back);
+    assert_memory_equal(v + back.m->g_head->offset, w + r.m->train_params[28].offset, (size_t)back.m->cfg.hidden * 4);
+    free(v);
+    free(w);
+    rig_close(&back);
+
+    struct model *policy;
+    char *causal = case_path("qwen2", "");
+    OK(model_open(&policy, &r.dev, &(struct model_open_args){causal, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE}));
+    assert_int_equal(model_lora_load(policy, dir), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err_msg(), "is a critic's, with a score head"));
+    model_close(policy);
+    free(causal);
+    rig_close(&r);
+    case_drop_dir(tmp);
+    free(dir);
+    free(merged);
+}
+
+/* A new adapter changes no bit of the values, and one without a head leaves the head that there is. */
+static void heads_that_stay(void **state) {
+    (void)state;
+    struct rig r;
+    float values[MAX_TARGETS], again[MAX_TARGETS];
+    const struct actor_cut all = {.max_seqs = MAX_SEQS};
+    EACH(b, BACKENDS) {
+        char *base = case_path("llama", ""), *adapter = case_path("lora_llama", "");
+        rig_open(&r, "llama", BACKENDS[b], base, MODEL_KEEP_LAYER);
+        OK(critic_values(r.critic, r.seqs, r.n_seqs, all, values));
+        float *w = master_of(&r), *head = w + r.m->g_head->offset;
+        rig_close(&r);
+        rig_open_frozen(&r, base, NULL, BACKENDS[b]);
+        struct lora_config l = {.rank = 2, .alpha = 4, .targets = json_string("all-linear")};
+        OK(model_lora_create(r.m, &l, 5));
+        lora_config_free(&l);
+        rig_critic(&r, MODEL_KEEP_LAYER);
+        OK(critic_values(r.critic, r.seqs, r.n_seqs, all, again));
+        assert_memory_equal(values, again, (size_t)r.n_targets * 4);
+        rig_close(&r);
+        rig_open_frozen(&r, base, NULL, BACKENDS[b]);
+        OK(model_lora_load(r.m, adapter)); /* of a causal model */
+        float *v = trained_of(&r);
+        const struct model_param *p = &r.m->train_params[r.m->n_train_params - 2];
+        assert_string_equal(p->name, "score.weight");
+        assert_memory_equal(v + p->offset, head, (size_t)p->cols * 4);
+        rig_close(&r);
+        free(v);
+        free(w);
+        free(base);
+        free(adapter);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(like_transformers), cmocka_unit_test(alone_or_together),
-                                       cmocka_unit_test(from_a_causal_model)};
+                                       cmocka_unit_test(from_a_causal_model), cmocka_unit_test(like_peft),
+                                       cmocka_unit_test(adapter_directories), cmocka_unit_test(heads_that_stay)};
     return cmocka_run_group_tests_name("critic", tests, NULL, NULL);
 }
