@@ -1,15 +1,19 @@
 /* dev_cuda_head.cu - the CUDA backend's LM head with log-softmax, and raw logits.
  *
- * Logits exist for a block of rows and some thousand entries of the vocabulary at a time:
- * 128 MiB of them in the forward, 300 in the backward, and half as much of their gradient;
- * on Hopper the backward has their gradient alone, 300 MiB of it (dev_cuda_head_sm90.cu).
- * Columns are the outer loop, so that the weight is read from memory once and from the cache
- * for the following rows.
+ * On Hopper the forward's statistics and the gradient of the logits are made where the logits
+ * are multiplied (dev_cuda_head_sm90.cu), and what lies in memory is 16 bytes for each 256 logits, and
+ * 300 MiB of that gradient.  Elsewhere, for f32 and for lists, logits exist for a block of rows
+ * and some thousand entries of the vocabulary at a time: 128 MiB of them in the forward, 300 in the
+ * backward, and half as much of their gradient.  Columns are the outer loop, so that the weight is
+ * read from memory once and from the cache for the following rows.
  *
  * Invariant: logits come from products of one shape (n, k) a range of the vocabulary,
- * in `logits` and `lmhead_fwd` alike, and a row's bits do not depend on m (cuda_gemm); the
- * number of rows in a block does not show in any row's result. */
+ * in `logits` and `lmhead_fwd` alike, or from a kernel that was seen to give their bits, and a row's
+ * bits do not depend on m (cuda_gemm); the number of rows in a block does not show in any row's result. */
+#include "dev/dev_cuda_gemm.cuh"
 #include "dev/dev_cuda_head.cuh"
+
+#include "base/log.h"
 
 enum {
     /* Columns of the products that define the logits' bits, a multiple of DEV_VOCAB_CHUNK. `logits` makes one
@@ -197,44 +201,193 @@ __global__ static void finish_kernel(struct finish_args a) {
         a.top[i] = head_logp(__fmul_rn(a.top[i], a.inv_temp[row]), lse);
 }
 
-int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
-    struct cuda *c = cuda_of(d);
-    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
-    const bool moments = a->entropy.data || a->sum_pi_sq.data;
-    const size_t logits_bytes = (size_t)(block * min64(HEAD_GEMM_COLS, vocab)) * sizeof(float);
-    const size_t logits_room = (logits_bytes + 255) & ~(size_t)255;
-    const size_t sums_bytes = (size_t)(head_chunks(vocab) * rows) * sizeof(head_sum);
+/* The sums of the chunks of a row from those of its tiles, as head_chunk_sum adds them. Block: some rows, chunk y. */
+template <bool MOMENTS>
+__global__ static void __launch_bounds__(HEAD_THREADS)
+    chunk_kernel(head_sum *sums, int64_t stride, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
+    const int64_t row = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x, first = (int64_t)blockIdx.y * HEAD_TILES;
+    if (row >= rows) return;
+    head_sum v[HEAD_TILES];
+    float max = -CUDART_INF_F;
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) {
+        const float4 none = make_float4(-CUDART_INF_F, 0, 0, 0);
+        const float4 t = first + i < n_tiles ? *(const float4 *)&tiles[(first + i) * rows + row] : none;
+        v[i] = {t.x, t.y, t.z, t.w};
+        max = fmaxf(max, t.x);
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) v[i] = head_tile_part<MOMENTS>(v[i], max);
+#pragma unroll
+    for (int step = 1; step < HEAD_TILES; step *= 2)
+#pragma unroll
+        for (int i = 0; i < HEAD_TILES; i += 2 * step) v[i] = head_plus<MOMENTS>(v[i], v[i + step]);
+    *(float4 *)&sums[blockIdx.y * stride + row] = make_float4(max, v[0].sum, v[0].sum_t, v[0].sum_sq);
+}
+
+/* Of a call: statistics of the chunks (chunks, rows), the targets' raw logits (rows), and room for what they are made of. */
+struct head_work {
+    head_sum *sums;
+    float *raw_target;
+    void *room;
+};
+
+/* What `room` holds: logits of a block of rows, or statistics of its tiles. */
+static size_t work_bytes(const struct lmhead_args *a) {
+    const int64_t block = min64(a->x.dim[0], HEAD_ROWS), vocab = a->w.n;
+    const size_t logits = (size_t)(block * min64(HEAD_GEMM_COLS, vocab)) * sizeof(float);
+    const size_t tiles = (size_t)(head_tiles(vocab) * block) * sizeof(head_sum);
+    return ((logits > tiles ? logits : tiles) + 255) & ~(size_t)255;
+}
+/* Scratch for a call's work, and `more` bytes before it. */
+static int work_take(struct cuda *c, const struct lmhead_args *a, size_t more, struct head_work *w, char **before) {
+    const size_t room = work_bytes(a), sums = (size_t)(head_chunks(a->w.n) * a->x.dim[0]) * sizeof(head_sum);
     void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_HEAD, logits_room + sums_bytes + (size_t)rows * sizeof(float), &p));
-    float *logits = (float *)p;
-    head_sum *sums = (head_sum *)((char *)p + logits_room);
-    float *raw_target = (float *)((char *)p + logits_room + sums_bytes);
+    TRY(cuda_scratch(c, CUDA_SLOT_HEAD, more + room + sums + (size_t)a->x.dim[0] * sizeof(float), &p));
+    *before = (char *)p;
+    w->room = (char *)p + more;
+    w->sums = (head_sum *)((char *)w->room + room);
+    w->raw_target = (float *)((char *)w->room + room + sums);
+    return 0;
+}
+static bool wants_moments(const struct lmhead_args *a) { return a->entropy.data || a->sum_pi_sq.data; }
+
+/* Statistics, lists and the most probable entries by way of the logits. */
+static int sums_of_logits(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
+    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
     if (n_top > TOP_MAX)
         FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: the %lld most probable entries; on a GPU at most %d", (long long)n_top,
              (int)TOP_MAX);
-    int32_t *const top_id = (int32_t *)a->top_id.data;
-    float *const top = (float *)a->top_logp.data, *const list = (float *)a->list_logp.data;
+    float *const logits = (float *)w->room;
     for (int64_t lo = 0; lo < vocab; lo += HEAD_GEMM_COLS)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(HEAD_GEMM_COLS, vocab - lo);
             TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
             const struct sum_args s = {logits, cols, lo, (const float *)a->inv_temp.data + row,
-                                       (const int32_t *)a->target.data + row, sums + row, rows, raw_target + row,
+                                       (const int32_t *)a->target.data + row, w->sums + row, rows, w->raw_target + row,
                                        n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
-                                       n_list ? list + row * n_list : NULL, n_list};
+                                       n_list ? (float *)a->list_logp.data + row * n_list : NULL, n_list};
             const dim3 grid((unsigned)n, (unsigned)head_chunks(cols));
-            if (moments) sum_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
+            if (wants_moments(a)) sum_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             else sum_kernel<false><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             CU_LAUNCHED();
             if (n_top == 0) continue;
-            const struct top_args t = {logits, cols, lo, top_id + row * n_top, top + row * n_top, (int)n_top};
+            const struct top_args t = {logits, cols, lo, (int32_t *)a->top_id.data + row * n_top,
+                                       (float *)a->top_logp.data + row * n_top, (int)n_top};
             top_kernel<<<(unsigned)n, TOP_THREADS, 0, c->stream>>>(t);
             CU_LAUNCHED();
         }
-    const struct finish_args f = {sums, raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data,
+    return 0;
+}
+
+/* Statistics by the product's own kernel. */
+static int sums_in_product(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
+    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
+    head_sum *const tiles = (head_sum *)w->room;
+    for (int64_t row = 0; row < rows; row += block) {
+        const int64_t n = min64(block, rows - row);
+        const dim3 grid((unsigned)((n + HEAD_THREADS - 1) / HEAD_THREADS), (unsigned)head_chunks(vocab));
+        TRY(cuda_head_tiles(c, a, row, n, wants_moments(a), tiles, w->raw_target + row));
+        const auto kernel = wants_moments(a) ? chunk_kernel<true> : chunk_kernel<false>;
+        kernel<<<grid, HEAD_THREADS, 0, c->stream>>>(w->sums + row, rows, tiles, head_tiles(vocab), n);
+        CU_LAUNCHED();
+    }
+    return 0;
+}
+
+/* ---- whether both give the same bits: tried once for each shape of head, on values whose sums cancel ---- */
+
+enum { SEEN_ROWS = 300 /* two pairs of blocks' rows, the last not whole */ };
+
+static __global__ void seen_rows_kernel(float *inv_temp, int32_t *target, int64_t rows, int64_t vocab) {
+    const int64_t row = threadIdx.x;
+    if (row >= rows) return;
+    inv_temp[row] = row % 2 ? 1.0f : 0.7f;
+    target[row] = (int32_t)(row * 7919 % vocab);
+}
+
+/* Entries of the head that is tried: as many as both kinds of products of `logits` have. */
+static int64_t seen_vocab(int64_t vocab) { return vocab < HEAD_GEMM_COLS ? vocab : HEAD_GEMM_COLS + vocab % HEAD_GEMM_COLS; }
+static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
+static size_t seen_sums(int64_t vocab) {
+    return (size_t)(head_chunks(vocab) * SEEN_ROWS) * sizeof(head_sum) + SEEN_ROWS * sizeof(float);
+}
+
+size_t cuda_head_try_bytes(int64_t k, int64_t vocab) {
+    const int64_t n = seen_vocab(vocab);
+    const size_t inputs = padded((size_t)(SEEN_ROWS * k) * 2) + padded((size_t)(n * k) * 2) + 3 * padded(SEEN_ROWS * 4);
+    struct lmhead_args a = {};
+    a.x.dim[0] = SEEN_ROWS, a.w.n = n;
+    return inputs + padded(seen_sums(n)) + work_bytes(&a) + seen_sums(n);
+}
+
+/* *same: whether all statistics of rows and of a head of these sizes agree. */
+static int compare_sums(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
+    struct lmhead_args a = {};
+    struct head_work w;
+    char *p;
+    const size_t x = padded((size_t)(SEEN_ROWS * k) * 2), weight = padded((size_t)(vocab * k) * 2), row = padded(SEEN_ROWS * 4);
+    const size_t sums = seen_sums(vocab);
+    int differ = 1;
+    a.x = tensor_2d(NULL, DT_BF16, SEEN_ROWS, k);
+    a.w.dt = DT_BF16, a.w.n = vocab, a.w.k = k;
+    TRY(work_take(c, &a, x + weight + 3 * row + padded(sums), &w, &p));
+    a.x.data = p, a.w.data = p + x;
+    a.inv_temp = tensor_1d(p + x + weight, DT_F32, SEEN_ROWS);
+    a.target = tensor_1d(p + x + weight + row, DT_I32, SEEN_ROWS);
+    a.entropy = a.inv_temp; /* moments are asked for; it is not written here */
+    int *const flag = (int *)(p + x + weight + 2 * row);
+    char *const want = p + x + weight + 3 * row;
+    TRY(gemm_fill(c, a.x.data, DT_BF16, SEEN_ROWS, k, 1, 1, 1));
+    TRY(gemm_fill(c, a.w.data, DT_BF16, vocab, k, 2, -1, 1));
+    seen_rows_kernel<<<1, 512, 0, c->stream>>>((float *)a.inv_temp.data, (int32_t *)a.target.data, SEEN_ROWS, vocab);
+    CU_LAUNCHED();
+    CU_TRY(cudaMemsetAsync(flag, 0, sizeof *flag, c->stream));
+    TRY(sums_of_logits(c, &a, &w));
+    CU_TRY(cudaMemcpyAsync(want, w.sums, sums, cudaMemcpyDeviceToDevice, c->stream));
+    CU_TRY(cudaMemsetAsync(w.sums, 0xff, sums, c->stream)); /* what is not written must not stay */
+    TRY(sums_in_product(c, &a, &w));
+    TRY(gemm_compare(c, want, w.sums, sums, flag));
+    CU_TRY(cudaMemcpyAsync(&differ, flag, sizeof differ, cudaMemcpyDeviceToHost, c->stream));
+    CU_TRY(cudaStreamSynchronize(c->stream));
+    *same = !differ;
+    return 0;
+}
+
+/* Whether this head's statistics come from the product's own kernel. */
+static int in_product(struct cuda *c, const struct lmhead_args *a, bool *yes) {
+    const int64_t vocab = seen_vocab(a->w.n);
+    *yes = false;
+    if (a->list_id.data || a->top_id.data || !cuda_head_product_takes(c, a)) return 0;
+    for (int i = 0; i < c->n_heads; i++)
+        if (c->head[i].k == a->w.k && c->head[i].vocab == vocab) {
+            *yes = c->head[i].same;
+            return 0;
+        }
+    if (c->n_heads == CUDA_MAX_HEADS) return 0;
+    TRY(compare_sums(c, a->w.k, vocab, yes));
+    if (*yes) log_debug("cuda: a head (n %lld, k %lld): statistics are made in the product", (long long)a->w.n, (long long)a->w.k);
+    else log_warn("cuda: a head (n %lld, k %lld): our kernel's logits do not have the library's bits; the library's are stored",
+                  (long long)a->w.n, (long long)a->w.k);
+    c->head[c->n_heads].k = a->w.k, c->head[c->n_heads].vocab = vocab, c->head[c->n_heads].same = *yes;
+    c->n_heads++;
+    return 0;
+}
+
+int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+    struct cuda *c = cuda_of(d);
+    const int64_t rows = a->x.dim[0];
+    const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
+    struct head_work w;
+    char *before;
+    bool own;
+    TRY(in_product(c, a, &own));
+    TRY(work_take(c, a, 0, &w, &before));
+    TRY(own ? sums_in_product(c, a, &w) : sums_of_logits(c, a, &w));
+    const struct finish_args f = {w.sums, w.raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data,
                                   (float *)a->entropy.data, (float *)a->lse.data, (float *)a->sum_pi_sq.data, rows,
-                                  head_chunks(vocab), list, top, n_list, n_top};
+                                  head_chunks(a->w.n), (float *)a->list_logp.data, (float *)a->top_logp.data, n_list, n_top};
     finish_kernel<<<(unsigned)((rows + 63) / 64), 64, 0, c->stream>>>(f);
     CU_LAUNCHED();
     return 0;
@@ -381,7 +534,7 @@ static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tens
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                     struct tensor dw) {
     struct cuda *c = cuda_of(d);
-    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_dz_takes(c, a, NULL);
+    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_product_takes(c, a);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
     const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;

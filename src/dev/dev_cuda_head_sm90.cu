@@ -1,11 +1,12 @@
-/* dev_cuda_head_sm90.cu - the gradient of the logits on Hopper: dz = d loss / d logits as bf16, from x
- * and the vocabulary's weight in one kernel, so that logits never lie in memory.
+/* dev_cuda_head_sm90.cu - the LM head's logits on Hopper, as one kernel with what is made of them, so that they
+ * never lie in memory: the statistics of the log-softmax by tile (forward), or dz = d loss / d logits as bf16.
  *
  * A product of 128 x 256 a block, blocks in clusters of two that share the weight's tile: one warp asks
  * for tiles of 64 of k by bulk copies, four stages deep; two warpgroups have 64 rows each.  The second
  * starts a few tiles late, so that one takes exponentials while the other keeps the matrix units busy.
  *
- * Invariant: a row's results depend on that row, on its statistics and on the weight alone; sums are over k ascending. */
+ * Invariant: a row's results depend on that row, on its statistics and on the weight alone; sums are over k ascending.
+ * dev_cuda_head.cu uses the statistics only where their bits are seen to be those of logits by cuda_gemm. */
 #include "dev/dev_cuda_head.cuh"
 #include "dev/dev_cuda_tma.cuh"
 
@@ -22,48 +23,27 @@ enum {
     BAR_GROUP = 1, BAR_LAG = 3, /* named barriers: 1 + warpgroup, and this */
 };
 
-struct dz_row { /* of a lane's two rows */
-    float scale_log2, lse_log2; /* p = 2^(raw scale_log2 - lse_log2) */
-    float dlogp, factor;        /* factor: inv_temp */
-    float dentropy, entropy;
-    int64_t target;             /* column of dz, or outside */
-};
-
-struct dz_job {
-    int64_t rows, cols, lo; /* of dz; entry of the vocabulary of its first column */
+/* A walk over the tiles of logits of some rows and columns. */
+struct product {
+    int64_t rows, cols;
     int k_tiles, row_pairs, tiles;
-    const float *inv_temp, *lse, *dlogp, *dentropy, *entropy; /* the last two optional */
-    const int32_t *target;
 };
 
 /* Tiles of the cluster: rows vary fastest, so that x stays in the cache and the weight is read once. */
-struct dz_tile {
+struct tile_place {
     int row, col;
 };
-static __device__ __forceinline__ struct dz_tile tile_at(const struct dz_job &j, int tile, uint32_t rank) {
-    return {(tile % j.row_pairs * 2 + (int)rank) * BM, tile / j.row_pairs * BN};
-}
-
-static __device__ __forceinline__ struct dz_row read_row(const struct dz_job &j, int64_t row) {
-    struct dz_row r = {};
-    r.target = -1;
-    if (row >= j.rows) return r;
-    r.factor = j.inv_temp[row];
-    r.scale_log2 = r.factor * 1.4426950408889634f;
-    r.lse_log2 = j.lse[row] * 1.4426950408889634f;
-    r.dlogp = j.dlogp[row];
-    r.target = j.target[row] - j.lo;
-    if (j.dentropy) r.dentropy = j.dentropy[row], r.entropy = j.entropy[row];
-    return r;
+static __device__ __forceinline__ struct tile_place tile_at(const struct product &p, int tile, uint32_t rank) {
+    return {(tile % p.row_pairs * 2 + (int)rank) * BM, tile / p.row_pairs * BN};
 }
 
 /* One thread: all tiles of this block, and half of the weight's for both blocks of the cluster. */
-static __device__ __forceinline__ void produce(const struct dz_job &j, const CUtensorMap *x, const CUtensorMap *w, uint32_t smem,
+static __device__ __forceinline__ void produce(const struct product &p, const CUtensorMap *x, const CUtensorMap *w, uint32_t smem,
                                                uint32_t rank, int cluster, int clusters) {
     uint32_t stage = 0, parity = 1;
-    for (int t = cluster; t < j.tiles; t += clusters) {
-        const struct dz_tile at = tile_at(j, t, rank);
-        for (int k = 0; k < j.k_tiles; k++) {
+    for (int t = cluster; t < p.tiles; t += clusters) {
+        const struct tile_place at = tile_at(p, t, rank);
+        for (int k = 0; k < p.k_tiles; k++) {
             const uint32_t full = smem + AT_BARS + stage * 8, a = smem + stage * STAGE, b = a + A_BYTES + rank * (B_BYTES / 2);
             bar_wait(full + STAGES * 8, parity);
             bar_expect(full, STAGE);
@@ -72,6 +52,153 @@ static __device__ __forceinline__ void produce(const struct dz_job &j, const CUt
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
+}
+
+/* A warpgroup: the tiles' products, and what `work` makes of each. */
+template <class WORK>
+static __device__ __forceinline__ void consume(const struct product &p, WORK work, uint32_t smem, uint32_t rank, int group,
+                                               int cluster, int clusters) {
+    const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    uint32_t stage = 0, parity = 0;
+    if (group == 1 && cluster < p.tiles) group_sync(BAR_LAG, 2 * GROUP);
+    for (int t = cluster; t < p.tiles; t += clusters) {
+        const struct tile_place at = tile_at(p, t, rank);
+        const int row = at.row + group * 64;
+        float z[32][4];
+        uint32_t before = 0;
+        work.begin(row + mine); /* the lane's rows: this one and the eighth after it */
+        wgmma_hold(z);
+        for (int k = 0; k < p.k_tiles; k++) {
+            const uint32_t full = smem + AT_BARS + stage * 8, tile = smem + stage * STAGE;
+            const uint64_t a = panel_desc(tile + (uint32_t)(group * 64 * PANEL_ROW)), b = panel_desc(tile + A_BYTES);
+            bar_wait(full, parity);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < BK / 16; i++) wgmma_rows_256(z, a + i * 2, b + i * 2, k > 0 || i > 0);
+            wgmma_commit();
+            if (k > 0) {
+                wgmma_wait<1>();
+                if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+            }
+            before = full;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+            if (group == 0 && t == cluster && k == (LAG < p.k_tiles ? LAG : p.k_tiles) - 1) group_arrive(BAR_LAG, 2 * GROUP);
+        }
+        wgmma_wait<0>();
+        wgmma_hold(z);
+        if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+        work.end(z, smem, group, row, at.col);
+    }
+    work.done();
+}
+
+/* ---- statistics ---- */
+
+struct sum_job {
+    struct product p;
+    const float *inv_temp; /* these and below: from the first row on */
+    const int32_t *target;
+    head_sum *tiles;       /* (tiles of the vocabulary, rows) */
+    float *raw_target;
+};
+
+/* The statistics of a lane's two rows, as head_chunk_sum has them. */
+template <bool MOMENTS> struct sum_work {
+    const struct sum_job &j;
+    int64_t row;
+    float by[2];
+    int target[2];
+
+    __device__ __forceinline__ void begin(int64_t first) {
+        row = first;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const bool have = row + 8 * i < j.p.rows;
+            by[i] = have ? j.inv_temp[row + 8 * i] : 0;
+            target[i] = have ? j.target[row + 8 * i] : -1;
+        }
+    }
+    /* The target's raw logit where it is the lane's; NaN, from the first tile, for a target that no tile has. */
+    __device__ __forceinline__ void keep_target(const float (&z)[32][4], int i, int col) const {
+        const int quad = (int)threadIdx.x % 4, mine = target[i] - col - quad * 2; /* 8 n + e where it is the lane's */
+        float *to = j.raw_target + row + 8 * i;
+        if (mine >= 0 && mine < BN && mine % 8 < 2 && target[i] < j.p.cols) {
+            float raw = 0;
+#pragma unroll
+            for (int n = 0; n < 32; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (mine == n * 8 + e) raw = z[n][2 * i + e];
+            *to = raw;
+        }
+        if (col == 0 && quad == 0 && row + 8 * i < j.p.rows && (target[i] < 0 || target[i] >= j.p.cols)) *to = CUDART_NAN_F;
+    }
+    __device__ __forceinline__ void end(float (&z)[32][4], uint32_t, int, int, int col) const {
+        const int first = col + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            keep_target(z, i, col);
+#pragma unroll
+            for (int n = 0; n < 32; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) z[n][2 * i + e] = __fmul_rn(z[n][2 * i + e], by[i]);
+            if (col + BN > j.p.cols)
+#pragma unroll
+                for (int n = 0; n < 32; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (first + n * 8 + e >= j.p.cols) z[n][2 * i + e] = -CUDART_INF_F;
+            float m[4] = {-CUDART_INF_F, -CUDART_INF_F, -CUDART_INF_F, -CUDART_INF_F};
+#pragma unroll
+            for (int n = 0; n < 32; n++) m[n % 4] = fmaxf(m[n % 4], fmaxf(z[n][2 * i], z[n][2 * i + 1]));
+            float max = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            const float base = head_base(max);
+            head_chains chains[4] = {};
+#pragma unroll
+            for (int n = 0; n < 32; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) head_add<MOMENTS>(chains[n % 4], e, z[n][2 * i + e], base);
+            head_sum s = head_plus<MOMENTS>(head_plus<MOMENTS>(head_ends(chains[0], max), head_ends(chains[1], max)),
+                                            head_plus<MOMENTS>(head_ends(chains[2], max), head_ends(chains[3], max)));
+            s = head_plus_lane<MOMENTS>(s, 1);
+            s = head_plus_lane<MOMENTS>(s, 2);
+            if (threadIdx.x % 4 == 0 && row + 8 * i < j.p.rows)
+                *(float4 *)&j.tiles[col / HEAD_TILE * j.p.rows + row + 8 * i] = make_float4(s.max, s.sum, s.sum_t, s.sum_sq);
+        }
+    }
+    __device__ __forceinline__ void done() const {}
+};
+static_assert((int)BN == (int)HEAD_TILE, "a block's columns are a tile of the statistics");
+
+/* ---- gradients ---- */
+
+struct dz_row { /* of a lane's two rows */
+    float scale_log2, lse_log2; /* p = 2^(raw scale_log2 - lse_log2) */
+    float dlogp, factor;        /* factor: inv_temp */
+    float dentropy, entropy;
+    int64_t target;             /* column of dz, or outside */
+};
+
+struct dz_job {
+    struct product p;
+    int64_t lo; /* entry of the vocabulary of the first column */
+    const float *inv_temp, *lse, *dlogp, *dentropy, *entropy; /* the last two optional */
+    const int32_t *target;
+};
+
+static __device__ __forceinline__ struct dz_row read_row(const struct dz_job &j, int64_t row) {
+    struct dz_row r = {};
+    r.target = -1;
+    if (row >= j.p.rows) return r;
+    r.factor = j.inv_temp[row];
+    r.scale_log2 = r.factor * 1.4426950408889634f;
+    r.lse_log2 = j.lse[row] * 1.4426950408889634f;
+    r.dlogp = j.dlogp[row];
+    r.target = j.target[row] - j.lo;
+    if (j.dentropy) r.dentropy = j.dentropy[row], r.entropy = j.entropy[row];
+    return r;
 }
 
 /* dz = inv_temp (dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + entropy)) of the lane's two rows, in place of the logits;
@@ -128,44 +255,22 @@ static __device__ __forceinline__ void store(const float (&z)[32][4], const CUte
     }
 }
 
-/* A warpgroup: the tiles' products, their gradients, and out. */
-template <bool ENTROPY>
-static __device__ __forceinline__ void consume(const struct dz_job &j, const CUtensorMap *out, uint32_t smem, uint32_t rank,
-                                               int group, int cluster, int clusters) {
-    const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
-    uint32_t stage = 0, parity = 0;
-    if (group == 1 && cluster < j.tiles) group_sync(BAR_LAG, 2 * GROUP);
-    for (int t = cluster; t < j.tiles; t += clusters) {
-        const struct dz_tile at = tile_at(j, t, rank);
-        const int row = at.row + group * 64;
-        const struct dz_row r[2] = {read_row(j, row + mine), read_row(j, row + mine + 8)};
-        float z[32][4];
-        uint32_t before = 0;
-        wgmma_hold(z);
-        for (int k = 0; k < j.k_tiles; k++) {
-            const uint32_t full = smem + AT_BARS + stage * 8, tile = smem + stage * STAGE;
-            const uint64_t a = panel_desc(tile + (uint32_t)(group * 64 * PANEL_ROW)), b = panel_desc(tile + A_BYTES);
-            bar_wait(full, parity);
-            wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < BK / 16; i++) wgmma_rows_256(z, a + i * 2, b + i * 2, k > 0 || i > 0);
-            wgmma_commit();
-            if (k > 0) {
-                wgmma_wait<1>();
-                if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
-            }
-            before = full;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-            if (group == 0 && t == cluster && k == (LAG < j.k_tiles ? LAG : j.k_tiles) - 1) group_arrive(BAR_LAG, 2 * GROUP);
-        }
-        wgmma_wait<0>();
-        wgmma_hold(z);
-        if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
-        gradients<ENTROPY>(z, r, at.col);
-        store(z, out, smem, group, row, at.col, j.cols);
+template <bool ENTROPY> struct dz_work {
+    const struct dz_job &j;
+    const CUtensorMap *out;
+    struct dz_row r[2];
+
+    __device__ __forceinline__ void begin(int64_t row) { r[0] = read_row(j, row), r[1] = read_row(j, row + 8); }
+    __device__ __forceinline__ void end(float (&z)[32][4], uint32_t smem, int group, int row, int col) const {
+        gradients<ENTROPY>(z, r, col);
+        store(z, out, smem, group, row, col, j.p.cols);
     }
-    if (threadIdx.x % GROUP == 0) tma_stores_end();
-}
+    __device__ __forceinline__ void done() const {
+        if (threadIdx.x % GROUP == 0) tma_stores_end();
+    }
+};
+
+/* ---- kernels ---- */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* which refuses the word, not only the thing */
 #define CLUSTER_OF_TWO
@@ -173,10 +278,9 @@ static __device__ __forceinline__ void consume(const struct dz_job &j, const CUt
 #define CLUSTER_OF_TWO __cluster_dims__(2, 1, 1)
 #endif
 
-template <bool ENTROPY>
-__global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
-    dz_product_kernel(const struct dz_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                      const __grid_constant__ CUtensorMap out) {
+template <class WORK>
+static __device__ __forceinline__ void product_block(const struct product &p, const CUtensorMap *x, const CUtensorMap *w,
+                                                     WORK work) {
     const uint32_t smem = smem_addr(head_smem), rank = cluster_rank();
     const int cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2, group = (int)threadIdx.x / GROUP;
     if (threadIdx.x == 0) {
@@ -190,40 +294,87 @@ __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
     cluster_sync();
     if (group == 2) {
         registers_down<40>();
-        if (threadIdx.x == 2 * GROUP) produce(j, &x, &w, smem, rank, cluster, clusters);
+        if (threadIdx.x == 2 * GROUP) produce(p, x, w, smem, rank, cluster, clusters);
         __syncwarp();
     } else {
         registers_up<232>();
-        consume<ENTROPY>(j, &out, smem, rank, group, cluster, clusters);
+        consume(p, work, smem, rank, group, cluster, clusters);
     }
     cluster_sync(); /* nobody leaves while the other block still arrives here */
 }
 
-bool cuda_head_dz_takes(const struct cuda *c, const struct lmhead_args *a, const void *dz) {
+template <bool MOMENTS>
+__global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
+    sum_product_kernel(const struct sum_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
+    product_block(j.p, &x, &w, sum_work<MOMENTS>{j});
+}
+template <bool ENTROPY>
+__global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
+    dz_product_kernel(const struct dz_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                      const __grid_constant__ CUtensorMap out) {
+    product_block(j.p, &x, &w, dz_work<ENTROPY>{j, &out});
+}
+
+/* ---- the host's side ---- */
+
+bool cuda_head_product_takes(const struct cuda *c, const struct lmhead_args *a) {
     static const char built[] = VERLC_CUDA_ARCHS;
     return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && a->x.dt == DT_BF16 && a->w.k % 8 == 0 &&
-           a->w.n % 8 == 0 &&
-           (((uintptr_t)a->x.data | (uintptr_t)a->w.data | (uintptr_t)dz) & 15) == 0;
+           a->w.n % 8 == 0 && (((uintptr_t)a->x.data | (uintptr_t)a->w.data) & 15) == 0;
+}
+
+static struct product product_of(int64_t rows, int64_t cols, int64_t k) {
+    struct product p = {};
+    p.rows = rows, p.cols = cols;
+    p.k_tiles = (int)((k + BK - 1) / BK);
+    p.row_pairs = (int)((rows + 2 * BM - 1) / (2 * BM));
+    p.tiles = p.row_pairs * (int)((cols + BN - 1) / BN);
+    return p;
+}
+
+/* Blocks for these tiles, by pairs; the kernel is allowed its shared memory. */
+static int prepare(const struct cuda *c, const void *kernel, const struct product &p, unsigned *blocks) {
+    CU_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
+    *blocks = (unsigned)(p.tiles * 2 < c->n_sm / 2 * 2 ? p.tiles * 2 : c->n_sm / 2 * 2);
+    return 0;
+}
+
+/* The operands: rows from `row` on of x, rows from `lo` on of the weight. */
+static int operands(const struct lmhead_args *a, int64_t row, int64_t rows, int64_t lo, int64_t cols, CUtensorMap *x,
+                    CUtensorMap *w) {
+    TRY(cuda_tensor_map(x, (const char *)a->x.data + (size_t)(row * a->w.k) * 2, rows, a->w.k, BM));
+    return cuda_tensor_map(w, (const char *)a->w.data + (size_t)(lo * a->w.k) * 2, cols, a->w.k, BN / 2);
+}
+
+int cuda_head_tiles(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_sum *tiles,
+                    float *raw_target) {
+    CUtensorMap x, w;
+    unsigned blocks = 0;
+    TRY(operands(a, row, rows, 0, a->w.n, &x, &w));
+    const struct sum_job j = {product_of(rows, a->w.n, a->w.k), (const float *)a->inv_temp.data + row,
+                              (const int32_t *)a->target.data + row, tiles, raw_target};
+    const auto kernel = moments ? sum_product_kernel<true> : sum_product_kernel<false>;
+    TRY(prepare(c, (const void *)kernel, j.p, &blocks));
+    kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w);
+    CU_LAUNCHED();
+    return 0;
 }
 
 int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
                  int64_t rows, int64_t lo, int64_t cols, void *dz) {
     const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + row : NULL; };
     CUtensorMap x, w, out;
-    TRY(cuda_tensor_map(&x, (const char *)a->x.data + (size_t)(row * a->w.k) * 2, rows, a->w.k, BM));
-    TRY(cuda_tensor_map(&w, (const char *)a->w.data + (size_t)(lo * a->w.k) * 2, cols, a->w.k, BN / 2));
+    unsigned blocks = 0;
+    TRY(operands(a, row, rows, lo, cols, &x, &w));
     TRY(cuda_tensor_map(&out, dz, rows, cols, 64));
     struct dz_job j = {};
-    j.rows = rows, j.cols = cols, j.lo = lo;
-    j.k_tiles = (int)((a->w.k + BK - 1) / BK);
-    j.row_pairs = (int)((rows + 2 * BM - 1) / (2 * BM));
-    j.tiles = j.row_pairs * (int)((cols + BN - 1) / BN);
+    j.p = product_of(rows, cols, a->w.k);
+    j.lo = lo;
     j.inv_temp = from(a->inv_temp), j.lse = from(a->lse), j.dlogp = from(dlogp);
     j.dentropy = from(dentropy), j.entropy = dentropy.data ? from(a->entropy) : NULL;
     j.target = (const int32_t *)a->target.data + row;
     const auto kernel = dentropy.data ? dz_product_kernel<true> : dz_product_kernel<false>;
-    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
-    const unsigned blocks = (unsigned)(j.tiles * 2 < c->n_sm / 2 * 2 ? j.tiles * 2 : c->n_sm / 2 * 2);
+    TRY(prepare(c, (const void *)kernel, j.p, &blocks));
     kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w, out);
     CU_LAUNCHED();
     return 0;

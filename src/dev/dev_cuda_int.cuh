@@ -23,6 +23,8 @@
 enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE,
                  CUDA_SLOT_TUNE, CUDA_N_SLOTS };
 
+enum { CUDA_MAX_HEADS = 64 };
+
 struct cuda_offload; /* host memory and its transfers: dev_cuda_offload.cu */
 struct cuda_gemm; /* plans and handles of the matrix products: dev_cuda_gemm.cu */
 
@@ -42,6 +44,8 @@ struct cuda {
     int64_t n_holds;      /* calls of it */
     size_t used_at_open;  /* bytes of the device in use when this context was ready, by anyone, without held */
     struct cuda_offload *offload; /* NULL: none was asked for */
+    struct { int64_t k, vocab; bool same; } head[CUDA_MAX_HEADS]; /* shapes of heads that dev_cuda_head.cu has tried */
+    int n_heads;
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
 
@@ -150,6 +154,7 @@ int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int cuda_adamw(struct dev *d, const struct adamw_args *a);
+int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
 /* dev_cuda_optim.cu */
 int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 int cuda_quant8(struct dev *d, const struct quant8_args *a);

@@ -19,8 +19,11 @@ static void slot_sizes(struct cuda *c, const struct dev_sizes *s, size_t bytes[C
     for (int i = 0; i < CUDA_N_SLOTS; i++) bytes[i] = 0;
     /* sums that go through f32, and column sums of a bias's gradient */
     bytes[CUDA_SLOT_GEMM] = (size_t)max64(min64(s->rows, TWO_PASS), gemm_ceil_div(s->rows, BAND)) * (size_t)widest * sizeof(float);
-    bytes[CUDA_SLOT_HEAD] = (size_t)(logits * (4 + in)) + (size_t)(chunks * head_rows) * sizeof(head_sum) + (size_t)head_rows * 4 +
-                            (s->train ? (size_t)(head_rows * s->hidden) * sizeof(float) : 0);
+    const size_t head_room = (size_t)max64(logits * (4 + in), head_tiles(s->vocab) * head_rows * (int64_t)sizeof(head_sum));
+    const size_t head = head_room + (size_t)(chunks * head_rows) * sizeof(head_sum) + (size_t)head_rows * 4 +
+                        (s->train ? (size_t)(head_rows * s->hidden) * sizeof(float) : 0);
+    const size_t tried = s->act == DT_BF16 ? cuda_head_try_bytes(s->hidden, s->vocab) : 0;
+    bytes[CUDA_SLOT_HEAD] = head > tried ? head : tried;
     bytes[CUDA_SLOT_HEAD2] = (size_t)s->decode * sizeof(struct sample_param);
     /* two numbers a row and head, and a flag for each tile of keys of each head */
     const int64_t row_heads = s->rows * s->n_q_heads;
