@@ -196,6 +196,10 @@ static __device__ __forceinline__ float warp_sum(float v) { /* every lane gets t
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p);
 int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, void *scratch, bool *ran);
 
+/* dev_cuda_attn_rows_sm90.cu: the forward of packed rows whose keys lie in one page. *ran: false, it does not take this
+ * device, shape or batch. */
+int cuda_attn_rows_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+
 /* Whether the tensor cores' kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {
     return a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0;

@@ -19,40 +19,10 @@
  * A tile that a row does not see multiplies by 2^0 = 1 and adds zeros, so it may be skipped
  * or not.  (That can turn a sum of -0 into +0; the result adds +0, which settles it.)
  * All steps outside of mma are written as intrinsics that the compiler does not fuse. */
-#include "dev/dev_cuda_attn.cuh"
+#include "dev/dev_cuda_attn_row.cuh"
+#include "dev/dev_cuda_attn_warp.cuh"
 
 extern __shared__ __align__(128) char attn_smem[];
-
-/* ---- the arithmetic of a row ---- */
-
-/* New running maximum (scaled) of a row whose largest seen score of this tile is `top`; *shrink is what the sums so far
- * are multiplied by. Returns what p is relative to: the maximum, or 0 while no key has been seen. */
-static __device__ __forceinline__ float row_rescale(float *m, float top, float scale_log2, float *shrink) {
-    const float now = fmaxf(*m, __fmul_rn(top, scale_log2)), base = now == -INFINITY ? 0.0f : now;
-    *shrink = exp2_approx(__fsub_rn(*m, base));
-    *m = now;
-    return base;
-}
-static __device__ __forceinline__ float row_p(float s, float scale_log2, float base) {
-    return exp2_approx(__fmaf_rn(s, scale_log2, -base));
-}
-/* One lane's part of a quarter of the tile, and its running sum. */
-static __device__ __forceinline__ float row_quarter(float p0, float p1, float p2, float p3) {
-    return __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3));
-}
-static __device__ __forceinline__ float row_sum(float l, float shrink, float quarter) { return __fmaf_rn(l, shrink, quarter); }
-static __device__ __forceinline__ float quad_sum(float v) {
-    v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 1));
-    return __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 2));
-}
-static __device__ __forceinline__ float quad_max(float v) {
-    v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, 1));
-    return fmaxf(v, __shfl_xor_sync(WARP_ALL, v, 2));
-}
-static __device__ __forceinline__ uint32_t row_out(float x, float y, float inv) {
-    return pack_bf16(__fadd_rn(__fmul_rn(x, inv), 0.0f), __fadd_rn(__fmul_rn(y, inv), 0.0f));
-}
-static __device__ __forceinline__ float row_lse(float m, float l) { return __fmul_rn(__fadd_rn(m, log2_approx(l)), LN_2); }
 
 /* ---- what both kernels load ---- */
 
@@ -179,7 +149,7 @@ template <int SIZE, int NT, int STAGES, int T> struct key_walk {
     }
 };
 
-/* ---- many rows: 16 of them a warp ---- */
+/* ---- many rows: 16 of them a warp; training's on Hopper are dev_cuda_attn_rows_sm90.cu's ---- */
 
 template <int SIZE> struct rows_shape {
     static constexpr int WARPS = SIZE <= 64 ? 8 : 4, ROWS = 16 * WARPS;
@@ -190,37 +160,11 @@ template <int SIZE> struct rows_shape {
     static constexpr int SMEM = KEYS + (Q_IN_SMEM ? ROWS * tile_stride(SIZE) : 0);
 };
 
-/* State of a lane's two rows. */
-template <int SIZE> struct row_pair {
-    float m[2], l[2][4], acc[SIZE / 8][4];
-};
-
 /* One tile whose scores are s: all 64 keys by one warp. */
 template <int SIZE>
 static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
-    float shrink[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float top = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
-        const float base = row_rescale(&x.m[i], quad_max(top), scale_log2, &shrink[i]);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            s[n][2 * i] = row_p(s[n][2 * i], scale_log2, base);
-            s[n][2 * i + 1] = row_p(s[n][2 * i + 1], scale_log2, base);
-        }
-#pragma unroll
-        for (int w = 0; w < 4; w++)
-            x.l[i][w] = row_sum(x.l[i][w], shrink[i], row_quarter(s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i],
-                                                                  s[2 * w + 1][2 * i + 1]));
-    }
-#pragma unroll
-    for (int n = 0; n < SIZE / 8; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) x.acc[n][j] = __fmul_rn(x.acc[n][j], shrink[j / 2]);
     uint32_t p[4][4];
-    pack_fragments<DEV_KEY_TILE>(p, s);
+    rows_weights<SIZE>(x, p, s, scale_log2);
     mma_pb<SIZE, SIZE, DEV_KEY_TILE>(x.acc, p, v);
 }
 
@@ -238,38 +182,6 @@ static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint3
             mma_bf16(s[2 * n], q[k], y[0], y[1]);
             mma_bf16(s[2 * n + 1], q[k], y[2], y[3]);
         }
-}
-
-/* Scores of keys that these two rows, at positions p, do not see become -inf; n tiles of 8 keys from key j. */
-template <int N>
-static __device__ __forceinline__ void hide(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
-    const int from[2] = {first_key(a, p[0]), first_key(a, p[1])};
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int key = j + n * 8 + (int)threadIdx.x % 4 * 2 + e % 2;
-            if (key > p[e / 2] || key < from[e / 2]) s[n][e] = -INFINITY;
-        }
-}
-
-template <int SIZE>
-static __device__ __forceinline__ void rows_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r,
-                                                  struct row_pair<SIZE> &x) {
-    const int t = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int w = 0; w < 4; w++) x.l[i][w] = quad_sum(x.l[i][w]);
-        const float l = __fadd_rn(__fadd_rn(x.l[i][0], x.l[i][1]), __fadd_rn(x.l[i][2], x.l[i][3])), inv = __frcp_rn(l);
-        if (r + 8 * i >= s.packed) continue;
-        const int64_t at = packed_index(a, s, head, r + 8 * i);
-        uint16_t *out = (uint16_t *)a.out + at * a.dim;
-#pragma unroll
-        for (int n = 0; n < SIZE / 8; n++)
-            if (n * 8 < a.dim) *(uint32_t *)(out + n * 8 + 2 * t) = row_out(x.acc[n][2 * i], x.acc[n][2 * i + 1], inv);
-        if (a.lse && t == 0) a.lse[at] = row_lse(x.m[i], l);
-    }
 }
 
 /* The block's packed rows [first, last] as a tile, zeros beyond. */
@@ -558,6 +470,9 @@ template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *
         TRY(few_fit<SIZE>(c, a, p));
         if (only_few) return 0;
     }
+    bool ran;
+    TRY(cuda_attn_rows_sm90(c, a, p, &ran));
+    if (ran) return 0;
     p.n_tiles = attn_tiles(a, rows_shape<SIZE>::ROWS);
     return attn_launch(c, fwd_rows<SIZE>, true, a->seqs.n, 1, rows_shape<SIZE>::WARPS * 32, rows_shape<SIZE>::SMEM, p);
 }

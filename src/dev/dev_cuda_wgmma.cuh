@@ -75,6 +75,15 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, 
                  ", %32, %33, p, 1, 1, 0, 0;}" : WGMMA_D(d) : "l"(a), "l"(b), "r"(add));
 #endif
 }
+#define WGMMA_NEW8(d, i) "=f"(d[i][0]), "=f"(d[i][1]), "=f"(d[i][2]), "=f"(d[i][3]), "=f"(d[i + 1][0]), "=f"(d[i + 1][1]), \
+                         "=f"(d[i + 1][2]), "=f"(d[i + 1][3])
+/* The same into registers that nobody has written: d = A . B^T. Nothing needs to define them while products are under way. */
+static __device__ __forceinline__ void wgmma_rows_new(float (&d)[8][4], uint64_t a, uint64_t b) {
+#if WGMMA_HERE
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGS ", %32, %33, 0, 1, 1, 0, 0;"
+                 : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 2), WGMMA_NEW8(d, 4), WGMMA_NEW8(d, 6) : "l"(a), "l"(b));
+#endif
+}
 /* d (64, 64) += A . B: A (64, 16) in registers, B 16 rows of a panel, by columns. */
 static __device__ __forceinline__ void wgmma_cols(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
 #if WGMMA_HERE
