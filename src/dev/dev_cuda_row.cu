@@ -11,7 +11,7 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- sums of blocks ---- */
 
-enum { SUM_COLS = 32, SUM_WAYS = 16 };
+enum { SUM_COLS = 32, SUM_WAYS = 32 };
 
 /* out[c] += sum over n of part[i * stride + c], c in [0, cols): SUM_WAYS sums of every SUM_WAYS-th, then theirs. */
 static __global__ void add_parts_kernel(float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
@@ -19,7 +19,7 @@ static __global__ void add_parts_kernel(float *out, const float *part, int64_t n
     const int64_t c = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x;
     float s = 0;
     if (c < cols)
-#pragma unroll 4
+#pragma unroll 8
         for (int64_t i = threadIdx.y; i < n; i += SUM_WAYS) s = __fadd_rn(s, part[i * stride + c]);
     sh[threadIdx.y][threadIdx.x] = s;
     __syncthreads();

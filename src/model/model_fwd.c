@@ -73,7 +73,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     const int64_t rows = a->max_rows, h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     a->dx = take2(m, DT_F32, rows, h);
     a->dx_act = act == DT_F32 ? a->dx : take2(m, act, rows, h);
-    a->dxn = take2(m, DT_F32, rows, h);
+    a->dxn = take2(m, act, rows, h);
     a->dmlp = take2(m, act, rows, c->ffn);
     a->dgate_up = take2(m, act, rows, 2 * c->ffn);
     a->datt = take2(m, act, rows, q);
