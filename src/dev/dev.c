@@ -623,14 +623,27 @@ int dev_sumsq(struct dev *d, struct tensor out, struct tensor x) {
     return tensor_count(x) ? TRACED(sumsq, (d, out, x), tensor_count(x), 0, 0) : dev_zero(d, out.data, sizeof(double));
 }
 
-int dev_adamw(struct dev *d, const struct adamw_args *a) {
+static int check_adamw(const struct adamw_args *a) {
     TRY(want1("adamw", "p", a->p, F32, ANY));
     TRY(want_like("adamw", "m", a->m, F32, a->p));
     TRY(want_like("adamw", "v", a->v, F32, a->p));
     TRY(want_like("adamw", "g", a->g, F32, a->p));
     if (a->step < 1) FAIL(ERR_INVAL, "dev op adamw: step %lld, the first is 1", (long long)a->step);
+    return 0;
+}
+int dev_adamw(struct dev *d, const struct adamw_args *a) {
+    TRY(check_adamw(a));
     HAVE(adamw);
     return a->p.dim[0] ? TRACED(adamw, (d, a), a->p.dim[0], 0, 0) : 0;
+}
+int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded) {
+    TRY(check_adamw(a));
+    TRY(want_like("adamw_round", "rounded", rounded, ACT, a->p));
+    HAVE(adamw);
+    if (a->p.dim[0] == 0) return 0;
+    if (d->ops->adamw_round) return TRACED(adamw_round, (d, a, rounded), a->p.dim[0], 0, 0);
+    TRY(dev_adamw(d, a));
+    return dev_cast(d, rounded, a->p);
 }
 
 int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {

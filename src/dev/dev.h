@@ -267,6 +267,7 @@ struct dev_ops {
     int (*lane_wait)(struct dev *d, int lane);
 
     /* weights */
+    bool plain_weights; /* a weight is its matrix, row-major, and nothing else: neighbours may be written as one array */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
     int (*weight_pack)(struct dev *d, struct weight w, struct tensor src);
     int (*weight_unpack)(struct dev *d, struct tensor dst, struct weight w);
@@ -324,6 +325,8 @@ struct dev_ops {
     /* optimizer */
     int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
     int (*adamw)(struct dev *d, const struct adamw_args *a);
+    /* NULL: the wrapper calls adamw, then cast */
+    int (*adamw_round)(struct dev *d, const struct adamw_args *a, struct tensor rounded);
     int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
     int (*quant8)(struct dev *d, const struct quant8_args *a);
     int (*dequant8)(struct dev *d, const struct quant8_args *a);
@@ -480,6 +483,8 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
 /* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
 int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);
 int dev_adamw(struct dev *d, const struct adamw_args *a);
+/* The same, and rounded (n) act = the new p. */
+int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
 /* y (any shape) f32 = a * x + b * y, two products and their sum rounded one by one. b == 0: y is not read. */
 int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 /* x -> code, scale. Each x / scale takes the code of the nearest entry of the book, the lower one

@@ -262,6 +262,7 @@ static struct dev_ops make_ops(void) {
     o.fetch = cuda_fetch;
     o.evict = cuda_evict;
     o.lane_wait = cuda_lane_wait;
+    o.plain_weights = true;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;
     o.weight_unpack = cuda_weight_unpack;
@@ -296,6 +297,7 @@ static struct dev_ops make_ops(void) {
     o.lmhead_bwd = cuda_lmhead_bwd;
     o.sumsq = cuda_sumsq;
     o.adamw = cuda_adamw;
+    o.adamw_round = cuda_adamw_round;
     o.axpby = cuda_axpby;
     o.quant8 = cuda_quant8;
     o.dequant8 = cuda_dequant8;

@@ -342,6 +342,14 @@ int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x) {
 
 /* ---- AdamW: Loshchilov & Hutter (2019), in torch.optim.AdamW's order of f32 operations ---- */
 
+static __device__ __forceinline__ void store4(float *to, const float (&v)[4]) {
+    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+}
+static __device__ __forceinline__ void store4(bf16 *to, const float (&v)[4]) {
+    alignas(8) const __nv_bfloat162 b[2] = {__floats2bfloat162_rn(v[0], v[1]), __floats2bfloat162_rn(v[2], v[3])};
+    *(uint2 *)to = *(const uint2 *)b;
+}
+
 struct adamw_scalars {
     float scale, keep, one_b1, b2, one_b2, eps, step_size, root_bias2;
 };
@@ -355,8 +363,9 @@ static __device__ __forceinline__ void adamw_one(float &p, float &m, float &v, f
     p = __fsub_rn(__fmul_rn(p, a.keep), __fdiv_rn(__fmul_rn(a.step_size, m), root));
 }
 
-template <bool VEC>
-static __global__ void __launch_bounds__(THREADS) adamw_kernel(float *p, float *m, float *v, const float *g, int64_t n,
+/* rounded: of p; NULL: not wanted. */
+template <bool VEC, typename T>
+static __global__ void __launch_bounds__(THREADS) adamw_kernel(float *p, float *m, float *v, const float *g, T *rounded, int64_t n,
                                                                adamw_scalars a) {
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
     if (i >= n) return;
@@ -368,15 +377,21 @@ static __global__ void __launch_bounds__(THREADS) adamw_kernel(float *p, float *
         adamw_one(p4.z, m4.z, v4.z, g4.z, a);
         adamw_one(p4.w, m4.w, v4.w, g4.w, a);
         *(float4 *)(p + i) = p4;
+        if (rounded) {
+            const float to[4] = {p4.x, p4.y, p4.z, p4.w};
+            store4(rounded + i, to);
+        }
         *(float4 *)(m + i) = m4;
         *(float4 *)(v + i) = v4;
     } else {
-        for (int64_t k = i; k < i + 4 && k < n; k++) adamw_one(p[k], m[k], v[k], g[k], a);
+        for (int64_t k = i; k < i + 4 && k < n; k++) {
+            adamw_one(p[k], m[k], v[k], g[k], a);
+            if (rounded) store8<false>(rounded + k, p + k, 1);
+        }
     }
 }
 
-int cuda_adamw(struct dev *d, const struct adamw_args *a) {
-    struct cuda *c = cuda_of(d);
+template <typename T> static int adamw_any(struct cuda *c, const struct adamw_args *a, T *rounded) {
     const double t = (double)a->step; /* scalars are formed in double and rounded once */
     adamw_scalars s;
     s.scale = a->grad_scale;
@@ -391,9 +406,14 @@ int cuda_adamw(struct dev *d, const struct adamw_args *a) {
     const float *g = (const float *)a->g.data;
     const int64_t n = tensor_count(a->p);
     const unsigned blocks = (unsigned)ceil_div(n, THREADS * 4);
-    if (aligned16(p) && aligned16(m) && aligned16(v) && aligned16(g))
-        adamw_kernel<true><<<blocks, THREADS, 0, c->stream>>>(p, m, v, g, n, s);
-    else adamw_kernel<false><<<blocks, THREADS, 0, c->stream>>>(p, m, v, g, n, s);
+    if (aligned16(p) && aligned16(m) && aligned16(v) && aligned16(g) && aligned16(rounded))
+        adamw_kernel<true><<<blocks, THREADS, 0, c->stream>>>(p, m, v, g, rounded, n, s);
+    else adamw_kernel<false><<<blocks, THREADS, 0, c->stream>>>(p, m, v, g, rounded, n, s);
     CU_LAUNCHED();
     return 0;
+}
+int cuda_adamw(struct dev *d, const struct adamw_args *a) { return adamw_any<float>(cuda_of(d), a, NULL); }
+int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded) {
+    return rounded.dt == DT_BF16 ? adamw_any<bf16>(cuda_of(d), a, (bf16 *)rounded.data)
+                                 : adamw_any<float>(cuda_of(d), a, (float *)rounded.data);
 }

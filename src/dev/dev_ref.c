@@ -219,6 +219,7 @@ static const struct dev_ops ref_ops = {
     .copy_out = ref_copy,
     .copy = ref_copy,
     .zero = ref_zero,
+    .plain_weights = true,
     .weight_bytes = ref_weight_bytes,
     .weight_pack = ref_weight_pack,
     .weight_unpack = ref_weight_unpack,

@@ -110,6 +110,7 @@ struct model {
     struct tensor final_norm;
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
     void *weights;               /* the one block behind all groups */
+    struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one */
     int flags;                   /* model_load_flags it was opened with */
     struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
     size_t weights_bytes;

@@ -11,6 +11,8 @@ void model__params_build(struct model *m);
 void model__params_free(struct model *m);
 /* Claims the compute copy of every group: measure, then bind. */
 void model__weights_layout(struct model *m, struct arena *a);
+/* Fills m->flat; after the layout was bound. */
+void model__find_flat(struct model *m);
 
 static inline struct tensor model__vec(const struct model_group *g) {
     return g ? g->vec : TENSOR_NONE;
@@ -66,10 +68,9 @@ struct optim_run_args {
 };
 /* Device bytes of the state for what m trains; m needs no memory of its own. */
 size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
-int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-/* The same of arrays in host memory, piece by piece; the new master is left in the gradients. */
+/* AdamW of arrays in host memory, piece by piece; the new master is left in the gradients. */
 int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 void optim__pieces_layout(struct optim *o, struct arena *m);
 /* Claims the scratch of the largest runs; fields that no run needs stay NULL. arrays: of the state. */
@@ -210,7 +211,7 @@ struct model_acts {
     /* backward: gradients of the buffers of the same name */
     struct tensor dx;      /* (T, h) f32       of the residual stream, in place from layer to layer */
     struct tensor dx_act;  /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
-    struct tensor dxn;     /* (T, h) f32 */
+    struct tensor dxn;     /* (T, h) act       of a norm's output */
     struct tensor dmlp;    /* (T, f) act */
     struct tensor dgate_up;/* (T, 2f) act */
     struct tensor datt;    /* (T, Hq D) act */

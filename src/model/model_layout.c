@@ -117,6 +117,18 @@ void model__weights_layout(struct model *m, struct arena *a) {
     if (m->quant) model__quant_layout(m, a);
 }
 
+void model__find_flat(struct model *m) {
+    const char *const base = m->weights;
+    m->flat = TENSOR_NONE;
+    if (m->quant || !m->dev->ops->plain_weights) return;
+    for (int64_t i = 0; i < m->n_groups; i++) {
+        const struct model_group *g = &m->groups[i];
+        const char *const at = g->k ? g->mat.data : g->vec.data;
+        if (at != base + (size_t)g->offset * dtype_size(m->act)) return; /* padding before it */
+    }
+    m->flat = tensor_1d(m->weights, m->act, m->n_elems);
+}
+
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a) {
     struct model m = {.cfg = *c, .dev = dev, .act = a->act};
     struct arena weights = {0};

@@ -378,6 +378,7 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
     TRY(model__alloc(m, MODEL_HOST_WEIGHTS, m->weights_bytes, &m->weights));
     ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
     model__weights_layout(m, &ar);
+    model__find_flat(m);
     if (a->flags & MODEL_TRAIN) {
         void *p = NULL;
         TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)m->n_elems * sizeof(float), &p));
@@ -456,6 +457,7 @@ int model_refresh(struct model *m) { return model_refresh_from(m, m->master); }
 int model_refresh_from(struct model *m, float *flat) {
     CHECK(flat != NULL && !m->stream);
     if (m->lora) return model__lora_refresh(m, flat);
+    if (m->flat.data) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
     for (int64_t i = 0; i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
         const struct tensor src = model__flat(flat, g);

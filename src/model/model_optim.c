@@ -230,7 +230,8 @@ static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char na
     return 0;
 }
 
-int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+/* rounded: the run's compute copy, or absent. */
+static int adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
     const struct adamw_args x = {
         .p = tensor_1d(a->m->master + r->offset, DT_F32, r->n),
         .m = tensor_1d(o->m + r->m_at, DT_F32, r->n),
@@ -244,7 +245,7 @@ int optim__adamw_run(struct optim *o, const struct optim_run *r, const struct op
         .grad_scale = a->scale,
         .step = a->step,
     };
-    return dev_adamw(a->m->dev, &x);
+    return rounded.data ? dev_adamw_round(a->m->dev, &x, rounded) : dev_adamw(a->m->dev, &x);
 }
 
 /* torch.optim.SGD: g += wd p; b = mu b + (1 - dampening) g, in the first step b = g; p -= lr b,
@@ -267,7 +268,7 @@ static int sgd_run(struct optim *o, const struct optim_run *r, const struct opti
  * there is left in the gradients as well, from which the compute copy is made at the device's speed. */
 static int step_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
     switch (r->rule) {
-    case OPTIM_ADAMW: return o->host_state || o->host_master ? optim__adamw_pieces(o, r, a) : optim__adamw_run(o, r, a);
+    case OPTIM_ADAMW: return o->host_state || o->host_master ? optim__adamw_pieces(o, r, a) : adamw_run(o, r, a, TENSOR_NONE);
     case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, r, a)); break;
     case OPTIM_SGD: TRY(sgd_run(o, r, a)); break;
     case OPTIM_MUON: TRY(optim__muon_run(o, r, a)); break;
@@ -283,6 +284,12 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
     double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
     if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));
     const struct optim_run_args a = {.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
+    const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->host_state && !o->host_master;
+    if (whole && !m->lora && m->flat.data) { /* weights are written where they are made */
+        TRY(adamw_run(o, &o->runs[0], &a, m->flat));
+        o->step++;
+        return 0;
+    }
     for (int64_t i = 0; i < o->n_runs; i++) TRY(step_run(o, &o->runs[i], &a));
     o->step++;
     return o->host_master ? model_refresh_from(m, grads) : model_refresh(m);

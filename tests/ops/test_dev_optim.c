@@ -51,7 +51,26 @@ static void test_sumsq(void **state) {
     }
 }
 
-/* Two steps; p, m, v after them in out (3, n). */
+/* One more step, which leaves p rounded as well: what it leaves is p, rounded once. */
+static void adamw_rounded(struct run *r, const struct adamw_args *a, enum dtype dt, int64_t off) {
+    const int64_t n = a->p.dim[0];
+    const size_t size = dtype_size(dt);
+    const struct tensor rounded = tensor_1d((char *)run_block(r, (size_t)(n + off) * size) + (size_t)off * size, dt, n);
+    float *p = xmalloc((size_t)n * 4);
+    char *got = xmalloc((size_t)n * size);
+    int rc = dev_adamw_round(r->d, a, rounded);
+    if (rc == 0) rc = dev_copy_out(r->d, p, a->p.data, (size_t)n * 4);
+    if (rc == 0) rc = dev_copy_out(r->d, got, rounded.data, (size_t)n * size);
+    if (rc < 0) fail_msg("%s: %s", r->d->describe, err_msg());
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t half = f32_to_bf16(p[i]);
+        assert_memory_equal(got + (size_t)i * size, dt == DT_BF16 ? (const void *)&half : (const void *)&p[i], size);
+    }
+    free(p);
+    free(got);
+}
+
+/* Four steps; p, m, v after them in out (3, n). */
 static void adamw_on(struct dev *d, float *const in[4], int64_t n, int64_t off, float *out) {
     struct run r = {.d = d};
     struct adamw_args a = {.p = place(&r, in[0], n, off), .m = place(&r, in[1], n, off), .v = place(&r, in[2], n, off),
@@ -59,6 +78,9 @@ static void adamw_on(struct dev *d, float *const in[4], int64_t n, int64_t off, 
                            .weight_decay = 0.1, .grad_scale = 0.7f};
     for (a.step = 1; a.step <= 2; a.step++)
         if (dev_adamw(d, &a) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    adamw_rounded(&r, &a, DT_BF16, off);
+    a.step++;
+    adamw_rounded(&r, &a, DT_F32, off);
     const struct tensor *t[] = {&a.p, &a.m, &a.v};
     for (int k = 0; k < 3; k++)
         if (dev_copy_out(d, out + k * n, t[k]->data, (size_t)n * 4) < 0) fail_msg("%s: %s", d->describe, err_msg());
