@@ -3,6 +3,11 @@ autograd and metrics of every loss mode, both ways of training on it, all clamps
 verl lacks (reverse_kl_topk, jsd_topk) come from torch's distributions over the list and the rest of the vocabulary.
 
 Each line is a request of `verlc algo` plus "expect"; verl's list losses are computed in float32 and carry a "tol".
+distill_MODE.safetensors beside it is a whole model: the gradient of every parameter of a tiny student (tests/fixtures/model/
+qwen2) under a tiny teacher (llama), in fp32, by transformers and verl's loss.  Its tensors: ids, q_start, first (i32) of
+packed sequences and where the responses begin; mask (u8) of their tokens; top_id (i32), teacher (f32), the teacher's list or
+its log-prob of the token; loss (f64); grad.NAME (f32).
+
 With --verlc BIN nothing is written: the program answers every case, and ten times as many, and each number is compared.
 Run: python tools/oracle_distill.py [--verl DIR] [--out DIR | --verlc BIN]; needs torch, omegaconf and verl 0.9.1.
 """
@@ -17,6 +22,8 @@ from pathlib import Path
 
 import oracle_verl
 import torch
+from oracle_model import load as load_model
+from safetensors.torch import save_file
 
 a = argparse.ArgumentParser(description=__doc__)
 a.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
@@ -233,6 +240,49 @@ def cases(per_mode):
             own_case(mode, k, None if kind == "equal" else kind)
 
 
+# ---- a whole model ----
+
+LENS, FIRST, TOPK, TEMPERATURE = (23, 70, 12), (10, 31, 8), 7, 0.8  # test_train_distill.c has the last two
+
+
+def response_logits(model, seqs):
+    """The row before each response token, all in one."""
+    return torch.cat([model(input_ids=s[None]).logits[0, f - 1:n - 1] for s, f, n in zip(seqs, FIRST, LENS)])
+
+
+def model_case(mode):
+    torch.set_default_dtype(torch.float32)
+    models = Path(__file__).parent.parent / "tests/fixtures/model"
+    student, teacher = (load_model(str(models / name)) for name in ("qwen2", "llama"))
+    gen = torch.Generator().manual_seed(7)
+    seqs = [torch.randint(3, 100, (n,), generator=gen) for n in LENS]
+    tokens = torch.cat([s[f:] for s, f in zip(seqs, FIRST)])
+    mask = (torch.rand(len(tokens), generator=gen) > 0.1).to(torch.int64)
+    lp = response_logits(student, seqs).div(TEMPERATURE)
+    with torch.no_grad():
+        lt = response_logits(teacher, seqs).log_softmax(-1)
+    logp = lp.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    c = types.SimpleNamespace(mode=mode, agg="token-mean", info=dict(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=3),
+                              b=types.SimpleNamespace(m=lambda: mask[None]), old=None, weights=None)
+    config = DistillationLossConfig(loss_mode=mode, topk=TOPK, use_policy_gradient=False, loss_max_clamp=None, log_prob_min_clamp=None)
+    output, given = {"log_probs": logp[None]}, {}
+    if mode in ESTIMATORS:
+        given["teacher"] = lt.gather(-1, tokens[:, None])[:, 0]
+        c.teacher = given["teacher"][None, :, None]
+    else:
+        given["teacher"], ids = lt.topk(TOPK, dim=-1)
+        given["top_id"] = ids.int()
+        output |= fsdp_losses.compute_forward_kl_topk(lp[None], Nested(given["teacher"][None]), Nested(ids[None]),
+                                                      types.SimpleNamespace(distillation_loss=config), "thd")
+    loss, _ = Case.verl_loss(c, output, config)
+    loss.backward()
+    print(f"{mode}: loss {loss:.4f} over {int(mask.sum())} tokens")
+    out = {"ids": torch.cat(seqs).int(), "q_start": torch.tensor([0, *torch.tensor(LENS).cumsum(0)]).int(),
+           "first": torch.tensor(FIRST).int(), "mask": mask.to(torch.uint8), "loss": loss.detach().double()[None], **given}
+    out |= {f"grad.{k}": p.grad for k, p in student.named_parameters()}
+    return {k: x.contiguous() for k, x in out.items()}
+
+
 def differences(got, want, tol, path):
     """(text, error) of every number beyond tol, relative to the number or 1."""
     if isinstance(want, dict):
@@ -270,6 +320,8 @@ def main():
     ARGS.out.mkdir(parents=True, exist_ok=True)
     (ARGS.out / "distill.jsonl").write_text("".join(json.dumps(x, separators=(",", ":")) + "\n" for x in LINES))
     print(f"{len(LINES)} batches")
+    for mode in ("forward_kl_topk", "k3"):
+        save_file(model_case(mode), ARGS.out / f"distill_{mode}.safetensors")
     return 0
 
 

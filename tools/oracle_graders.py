@@ -1,6 +1,7 @@
 """Makes tests/fixtures/algo/reward.jsonl: answers bent in every way that verl 0.9.1's
 graders of GSM8K and MATH are sensitive to, with the scores that these graders give.
-With --verlc BIN nothing is written: the program grades thousands of such strings.
+With --verlc BIN nothing is written: the program grades thousands of such strings, and a thousand batches of them under
+DAPO's reward manager with its penalty on long answers, beside verl's own DAPORewardManager.
 Run: python tools/oracle_graders.py [--verl DIR] [--out DIR | --verlc BIN]. Deterministic.
 """
 import argparse
@@ -10,6 +11,7 @@ import json
 import random
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import oracle_verl
@@ -86,6 +88,73 @@ def compare(program, lines):
     return 1 if bad else 0
 
 
+class Characters:
+    """A tokenizer whose ids are code points: only the numbers of tokens matter here."""
+
+    eos_token = "\0"
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids.tolist()))
+
+
+class Rows(list):
+    def __init__(self, items, batch):
+        super().__init__(items)
+        self.batch = batch
+
+
+def dapo_batch(rng, lines):
+    """(requests, rewards, extras): random answers, lengths at and around the buffer's ends, a config."""
+    import torch
+    from verl.workers.reward_manager.dapo import DAPORewardManager
+
+    width = max(len(x["text"]) for x in lines) + 1
+    limit, masks = rng.randint(1, width), []
+    buffer = types.SimpleNamespace(enable=rng.random() < 0.9, len=rng.randint(1, limit), penalty_factor=rng.choice([1.0, 0.5, 2, 0.0, -1.0]),
+                                   log=rng.random() < 0.5)
+    responses = torch.zeros(len(lines), width, dtype=torch.int64)
+    for i, x in enumerate(lines):
+        responses[i, :len(x["text"])] = torch.tensor([ord(c) for c in x["text"]])
+        masks.append(torch.tensor([1] + [1] * len(x["text"]) + [0] * (width - len(x["text"]))))  # a prompt of one token
+    source = {"gsm8k": "openai/gsm8k", "math": "math_dapo"}
+    items = [types.SimpleNamespace(batch=dict(prompts=torch.tensor([7]), responses=responses[i], attention_mask=masks[i]),
+                                   non_tensor_batch=dict(reward_model=dict(ground_truth=x["gold"]), data_source=source[x["kind"]],
+                                                         extra_info={})) for i, x in enumerate(lines)]
+    manager = DAPORewardManager(Characters(), 0, max_resp_len=limit, overlong_buffer_cfg=buffer)
+    requests = [dict(op="reward", data_source=source[x["kind"]], solution_str=x["text"], ground_truth=x["gold"],
+                     response_length=len(x["text"]), reward_kwargs=dict(max_resp_len=limit, overlong_buffer_cfg=vars(buffer)))
+                for x in lines]
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = manager(Rows(items, dict(responses=responses)), return_dict=True)
+    assert all(found["reward_tensor"][i].count_nonzero() <= 1 for i in range(len(lines)))
+    return requests, found["reward_tensor"].sum(-1).tolist(), found["reward_extra_info"]
+
+
+def compare_dapo(program, lines, n_batches=1000):
+    rng, requests, rewards, penalties = random.Random(5), [], [], []
+    lines = [x for x in lines if x["text"]]  # verl puts the reward of an empty answer on the last padding
+    for _ in range(n_batches):
+        kind = rng.choice(["gsm8k", "math"])  # verl's lists of extras are of one source
+        q, r, extra = dapo_batch(rng, rng.choices([x for x in lines if x["kind"] == kind], k=rng.randint(1, 6)))
+        requests, rewards = requests + q, rewards + r
+        penalties += [float(x) for x in extra["overlong_reward"]] or [None] * len(q)
+    text = "".join(json.dumps(x) + "\n" for x in requests)
+    done = subprocess.run([program, "algo"], input=text, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    bad, worst, n_penal = 0, 0.0, 0
+    for q, answer, reward, penalty in zip(requests, map(json.loads, done.stdout.splitlines()), rewards, penalties, strict=True):
+        error = abs(answer["score"] - reward) / max(1, abs(reward))  # verl computes the penalty, and adds it, in float32
+        if penalty is not None:
+            error = max(error, abs(answer["overlong_reward"] - penalty) / max(1, abs(penalty)), float(answer["overlong"] != (penalty < 0)))
+            n_penal += penalty < 0
+        if "overlong_reward" in answer and penalty is None or error > 1e-6:
+            bad += 1
+            print(f"DIFFERS {answer} where verl has {reward}, {penalty} in {json.dumps(q)[-200:]}")
+        worst = max(worst, error)
+    print(f"DAPORewardManager: {n_batches} batches, {len(requests)} rewards, {n_penal} logged penalties, {bad} differences; "
+          f"largest {worst:.1e}")
+    return 1 if bad or not n_penal else 0
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
@@ -94,7 +163,8 @@ def main():
     a = p.parse_args()
     oracle_verl.load(a.verl)
     if a.verlc:
-        sys.exit(compare(a.verlc, reward_lines(2000, 3000)))
+        lines = reward_lines(2000, 3000)
+        sys.exit(compare(a.verlc, lines) or compare_dapo(a.verlc, lines))
     a.out.mkdir(parents=True, exist_ok=True)
     (a.out / "reward.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in reward_lines(250, 350)))
 

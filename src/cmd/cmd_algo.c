@@ -29,6 +29,21 @@ static json_t *error_answer(const char *message) {
     return a;
 }
 
+/* The dapo manager's penalty on a long answer: "reward_kwargs" as verl's key of that name, and "response_length". */
+static int read_overlong(const json_t *q, const char *where, struct reward_args *a, int64_t *response_length) {
+    const json_t *kwargs = json_object_get(q, "reward_kwargs"), *cfg = json_object_get(kwargs, "overlong_buffer_cfg");
+    bool enable = false;
+    TRY(json_bool_opt(cfg, "enable", &enable, where));
+    if (!enable) return 0;
+    TRY(json_i64(q, "response_length", response_length, where));
+    TRY(json_i64(kwargs, "max_resp_len", &a->max_resp_len, where));
+    TRY(json_i64(cfg, "len", &a->overlong_len, where));
+    TRY(json_f64(cfg, "penalty_factor", &a->overlong_penalty_factor, where));
+    TRY(json_bool_opt(cfg, "log", &a->overlong_log, where));
+    if (a->overlong_len <= 0) FAIL(ERR_INVAL, "%s: overlong_buffer_cfg.len must be above 0", where);
+    return reward_check_overlong(a);
+}
+
 /* {"op":"reward"}: {"score", and the keys of reward_extra_info}; anything but a
  * score is an error with its status. */
 static int op_reward(struct reward *reward, const json_t *q, const char *where, json_t **answer) {
@@ -43,7 +58,10 @@ static int op_reward(struct reward *reward, const json_t *q, const char *where, 
         FAIL(ERR_INVAL, "%s: method '%s' is unknown; use strict or flexible", where, method);
     r.method = strcmp(method, "strict") == 0 ? REWARD_STRICT : REWARD_FLEXIBLE;
     struct reward_result result;
+    struct reward_args overlong = {0};
+    TRY(read_overlong(q, where, &overlong, &r.response_len));
     TRY(reward_score(reward, &r, &result));
+    reward_penalise_overlong(&overlong, r.response_len, &result);
     if (result.status == REWARD_SCORE) {
         *answer = json_object();
         json_object_set_new(*answer, "score", json_real(result.score));
@@ -112,7 +130,8 @@ int cmd_algo(int argc, char **argv) {
                  "  kl_controller       type, kl_coef, target_kl, horizon, current_kl, n_steps\n"
                  "  kl_in_reward        token_level_scores, old_log_probs, ref_log_prob, response_mask, kl_ctrl\n"
                  "  pf_ppo_weights      scores, reweight_method, weight_pow\n"
-                 "  reward              data_source, solution_str, ground_truth, extra_info, method\n"
+                 "  reward              data_source, solution_str, ground_truth, extra_info, method, reward_kwargs\n"
+                 "  rearrange_micro_batches  seqlen, max_token_len\n"
                  "A request that cannot be answered gets {\"error\": ...}.",
         .opts = opts, .n_opts = sizeof opts / sizeof opts[0],
     };

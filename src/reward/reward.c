@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "helper/helper.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,10 +122,16 @@ static struct reward_result grade(const struct reward_request *q) {
 
 /* ---- the overlong penalty (verl's DAPORewardManager) ---- */
 
-static void penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r) {
+int reward_check_overlong(const struct reward_args *a) {
+    if (a->overlong_len <= 0 || a->max_resp_len >= a->overlong_len) return 0;
+    FAIL(ERR_INVAL, "reward_kwargs.max_resp_len (%lld) must be at least overlong_buffer_cfg.len (%lld)", (long long)a->max_resp_len,
+         (long long)a->overlong_len);
+}
+
+void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r) {
     if (a->overlong_len <= 0 || r->status != REWARD_SCORE) return;
     const int64_t over = response_len - (a->max_resp_len - a->overlong_len);
-    const double penalty = over > 0 ? -(double)over / (double)a->overlong_len * a->overlong_penalty_factor : 0;
+    const double penalty = fmin(-(double)over / (double)a->overlong_len * a->overlong_penalty_factor, 0);
     r->score += penalty;
     if (!a->overlong_log) return;
     json_object_set_new(r->extra, "overlong_reward", json_real(penalty));
@@ -182,7 +189,7 @@ static int take_call(struct reward *r, double wait_s, int64_t *ticket, struct fl
     *ticket = h.ticket;
     *f = r->flight[h.ticket - r->first_ticket];
     *out = from_helper(&h);
-    penalise_overlong(&r->args, f->response_len, out);
+    reward_penalise_overlong(&r->args, f->response_len, out);
     helper_result_free(&h);
     if (helper_pool_pending(r->pool) == 0) r->n_flight = 0; /* tickets start over at the next call */
     return 1;
@@ -221,9 +228,7 @@ done:
 }
 
 int reward_create(struct reward **out, const struct reward_args *args) {
-    if (args->overlong_len > 0 && args->max_resp_len < args->overlong_len)
-        FAIL(ERR_INVAL, "reward_kwargs.max_resp_len (%lld) must be at least overlong_buffer_cfg.len (%lld)",
-             (long long)args->max_resp_len, (long long)args->overlong_len);
+    TRY(reward_check_overlong(args));
     struct reward *r = xcalloc(1, sizeof *r);
     r->args = *args;
     r->args.path = r->args.name = NULL;
@@ -250,7 +255,7 @@ void reward_destroy(struct reward *r) {
 int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out) {
     if (!r->pool) {
         *out = grade(q);
-        penalise_overlong(&r->args, q->response_len, out);
+        reward_penalise_overlong(&r->args, q->response_len, out);
         return 0;
     }
     int64_t mine, ticket;

@@ -72,6 +72,10 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
 int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out);
 int64_t reward_pending(const struct reward *r);
 
+/* The overlong penalty of a (the fields above) on a score; anything else stays. */
+int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the lengths do not fit */
+void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r);
+
 /* ---- native graders (verl/utils/reward_score) ---- */
 /* The extracted answer (caller frees), NULL when there is none. */
 char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
