@@ -7,7 +7,7 @@ the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real
 GSM8K, every response 1024 tokens), of which it takes the step time, the time from command
 to first step, the GPU's idle share, and the device's memory beside the plan.  Without
 SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` is the second
-command (Qwen3-1.7B, 240 x 3): three steps, about four minutes on an H200; it runs where it is
+command (Qwen3-1.7B, 240 x 3): two steps, about three minutes on an H200; it runs where it is
 named or with --long.
 
   python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [recipe2] [--long] [--no-peers] [--compile]
@@ -236,7 +236,7 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
         sys.exit(f"{name}: {text[-2000:]}")
     log = next(iter(run.glob("**/*.jsonl")))
     done = [json.loads(x)["data"] for x in log.read_text().splitlines()]
-    warm = min(done[1:-1], key=lambda x: x["timing_s/step"])  # the last one is traced
+    warm = min(done[1:-1] or done[1:], key=lambda x: x["timing_s/step"])  # the last one is traced
     row(f"GRPO step, {name} ({phases_of(warm)})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
     say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
     row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None, lower=True,
@@ -263,7 +263,7 @@ def recipe2(torch, args):
     if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen3"):
         say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): no recipe 2")
         return
-    run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6, steps=3)
+    run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6, steps=2)
 
 
 def start(torch, args):
