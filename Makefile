@@ -28,7 +28,7 @@ bench-gpu: ## figures of one GPU beside their bars, and torch's where python3 ha
 	@scripts/bench_gpu.sh
 bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
 	@scripts/bench_learn.sh
-learn-gpu: ## a 124 M model learns word problems on one GPU, SFT and GRPO from random weights; after make CUDA=1
+learn-gpu: ## a 123 M model learns word problems on one GPU, SFT and GRPO from random weights; after make CUDA=1
 	@scripts/learn_gpu.sh
 oracle: build oracle-venv ## compare with the real packages from PyPI; changes no file
 	@scripts/oracle.sh
