@@ -171,7 +171,7 @@ def train(torch, args):
         peer = torch_train(torch, model(arch), recompute) if torch else None
         if torch and "--compile" in args and not recompute:
             say(f"torch.compile, {arch}: {torch_train(torch, model(arch), compiled=True):.4g} tok/s")
-        r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3, *(["--recompute"] * recompute))
+        r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3, *(["--recompute", "layer"] * recompute))
         row(f"training {arch}{', recompute' * recompute}", r["tokens"] / (r["seconds"] + r["optimizer_seconds"]), peer, bar)
 
 

@@ -22,7 +22,7 @@
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \
-    X(plan, "memory and time plan of a ppo run, before it starts")                        \
+    X(plan, "memory plan of a ppo run, before it starts; --gpu 141GB: on such a GPU")                        \
     X(bench, "numbers for this machine")                                                  \
     X(selftest, "compare a device with the plain C definition of every op")
 

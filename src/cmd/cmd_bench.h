@@ -3,6 +3,7 @@
 #define VERLC_CMD_BENCH_H
 
 #include "dev/dev.h"
+#include "model/model.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                    \
@@ -21,5 +22,8 @@ BENCH_MAP(X)
 int bench_read_ceiling(struct dev *d, int n_threads, double *best, double *median);
 /* The median of v (n > 0), which is sorted by it. */
 double bench_median(double *v, int64_t n);
+/* Of --recompute: what backward computes again. ERR_INVAL. */
+int bench_keep(const char *recompute, struct model_keep *out);
+#define BENCH_RECOMPUTE "none|mlp|layer", "what backward computes again: nothing, every layer's MLP, every layer"
 
 #endif

@@ -18,7 +18,8 @@
 struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
     int64_t batch, n, prompt, len, steps, threads;
-    bool recompute;
+    const char *recompute;
+    struct model_keep keep;
     const char *trace_file;
     struct dev dev;
     struct model *m;
@@ -36,12 +37,13 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b->threads, "N", "threads (all)"},
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
-        {"--recompute", CMD_FLAG, &b->recompute, NULL, "recompute layers in backward (train)"},
+        {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
     };
     const struct cmd_spec spec = {.usage = usage, .about = about, .opts = opts, .n_opts = sizeof opts / sizeof *opts};
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
+    TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
     if (b->n < 1 || b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
     if (b->batch < 1 || b->len < 2 || b->prompt < 1 || b->steps < 1) FAIL(ERR_INVAL, "counts must be at least 1 (--len 2)");
     return 0;
@@ -83,7 +85,7 @@ static int run_actor(struct model_bench *b, bool train) {
     int rc = 0;
     TRY(open_model(b, train ? MODEL_TRAIN : MODEL_INFER, b->len));
     const struct actor_args args = {.dev = &b->dev, .model = b->m, .train = train,
-                                    .keep = b->recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL,
+                                    .keep = b->keep,
                                     .max_rows = b->batch * b->len, .max_seqs = b->batch};
     TRYG(actor_create(&a, &args), out);
     TRYG(make_seqs(b, &seqs, &ids), out);

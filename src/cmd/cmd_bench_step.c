@@ -22,7 +22,9 @@
 struct step_bench {
     const char *model, *dtype, *device;
     int64_t batch, n, prompt, len, micro, steps, threads;
-    bool keep_all, offload;
+    const char *recompute;
+    struct model_keep keep;
+    bool offload;
     struct optim_config optim;
     struct dev dev;
     struct model *policy, *reference;
@@ -77,7 +79,6 @@ static int step_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, 
 
 static int open_all(struct step_bench *b) {
     const int64_t total = b->prompt + b->len;
-    const enum model_keep keep = b->keep_all ? MODEL_KEEP_ALL : MODEL_KEEP_LAYER;
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
     const bool far = b->offload && dev_has_host_memory(&b->dev);
     struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .max_len = total};
@@ -92,7 +93,7 @@ static int open_all(struct step_bench *b) {
     struct roll_decoder_args r = {.model = b->policy, .n_pages = b->batch * ((total + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN),
                                   .max_rows = b->max_rows, .max_seqs = b->batch, .max_len = total,
                                   .max_burst = roll_device_burst(&b->dev)};
-    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = keep, .optim = &b->optim,
+    struct actor_args t = {.dev = &b->dev, .model = b->policy, .train = true, .keep = b->keep, .optim = &b->optim,
                            .max_rows = b->micro * total, .max_seqs = b->micro};
     struct actor_args f = {.dev = &b->dev, .model = b->reference, .stream = far, .max_rows = 2 * b->micro * total,
                            .max_seqs = 2 * b->micro};
@@ -165,6 +166,7 @@ static int measure(struct step_bench *b) {
 
 int bench_step(int argc, char **argv) {
     struct step_bench b = {.dtype = "bf16", .batch = 8, .n = 4, .prompt = 64, .len = 64, .micro = 4, .steps = 2,
+                           .recompute = "layer",
                            .optim = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
                                      .schedule = "constant"}};
     const struct cmd_opt opts[] = {
@@ -176,7 +178,7 @@ int bench_step(int argc, char **argv) {
         {"--len", CMD_I64, &b.len, "N", "new tokens of each sample"},
         {"--micro", CMD_I64, &b.micro, "N", "samples of a micro-batch of the update; the reference takes twice as many"},
         {"--steps", CMD_I64, &b.steps, "N", "measured steps; the best counts"},
-        {"--keep-all", CMD_FLAG, &b.keep_all, NULL, "keep all activations; else layers are recomputed"},
+        {"--recompute", CMD_STR, &b.recompute, BENCH_RECOMPUTE " (layer)"},
         {"--offload", CMD_FLAG, &b.offload, NULL, "optimizer state, fp32 master and reference weights rest in host memory"},
         {"--device", CMD_STR, &b.device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b.threads, "N", "threads (all)"},
@@ -189,6 +191,7 @@ int bench_step(int argc, char **argv) {
     if (!b.model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     if (b.batch < 1 || b.n < 1 || b.batch % b.n || b.prompt < 1 || b.len < 2 || b.micro < 1 || b.steps < 1)
         FAIL(ERR_INVAL, "counts must be at least 1 (--len 2), and --n must divide --batch");
+    TRY(bench_keep(b.recompute, &b.keep));
     rc = open_all(&b);
     if (rc == 0) rc = measure(&b);
     close_all(&b);

@@ -66,18 +66,31 @@ int cmd_sft(int argc, char **argv) {
     return ended(rc);
 }
 
+/* --gpu SIZE or --gpu=SIZE in front of the keys. Returns how many arguments it took. */
+static int plan_gpu(int argc, char **argv, int64_t *gpu) {
+    const bool apart = argc > 1 && strcmp(argv[1], "--gpu") == 0, joined = argc > 1 && strncmp(argv[1], "--gpu=", 6) == 0;
+    if (!apart && !joined) return 0;
+    if (apart && argc < 3) FAIL(ERR_INVAL, "--gpu: expected its memory, as in --gpu 141GB");
+    TRY(train_read_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
+    if (*gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
+    return apart ? 2 : 1;
+}
+
 int cmd_plan(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
     bool fits = false;
-    int rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
+    int64_t gpu = 0;
+    const int taken = plan_gpu(argc, argv, &gpu);
+    TRY(taken);
+    int rc = conf_load(&c, "ppo_trainer", argc - 1 - taken, argv + 1 + taken);
     if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
         conf_free(c);
         return rc < 0 ? rc : 0;
     }
     if (rc == 0) rc = conf_check(c);
     if (rc == 0) rc = conf_validate_ppo(c);
-    if (rc == 0) rc = train_plan_ppo(c, &text, &fits);
+    if (rc == 0) rc = train_plan_ppo(c, gpu, &text, &fits);
     if (rc == 0) fputs(text.p, stdout);
     buf_free(&text);
     conf_free(c);

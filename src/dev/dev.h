@@ -362,6 +362,9 @@ int dev_open_cuda(struct dev *d, int index);
 /* Whether dev_open_cuda has a library, a driver and a GPU to work with; else why not, in one line.
  * Opens no device; the thread's error message is changed. */
 bool dev_cuda_present(char *why, size_t size);
+/* A GPU with `mem` bytes to plan for, be there one or not: it answers what the sizes of a run are (those of an H100 or
+ * H200 where they depend on the GPU), and does nothing else. */
+void dev_open_cuda_planned(struct dev *d, size_t mem);
 /* By name: "cpu", "ref", "cuda" (the first GPU), "cuda:N", or "auto" (or NULL): the first GPU if there
  * is one that works, else the CPU, and one log line says which and why. isa: of the CPU, as above. */
 int dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "dev/dev_cuda_abi.h"
+#include "dev/dev_cuda_sizes.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -108,6 +109,34 @@ int dev_open_cuda(struct dev *d, int index) {
     if (index < 0 || index >= count)
         FAIL(ERR_DEVICE, "cuda: there is no GPU %d: this process sees %d, numbered from 0", index, count);
     return lib.open(d, index);
+}
+
+/* ---- a GPU that is not there ---- */
+
+static size_t planned_weight(struct dev *d, enum dtype dt, int64_t n, int64_t k) {
+    (void)d;
+    return (size_t)(n * k) * dtype_size(dt);
+}
+static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
+    static const struct cuda_shape h100 = {.n_sm = 132, .l2_bytes = (size_t)50 << 20}; /* it moves the sum by tens of MiB */
+    (void)d;
+    return cuda_sizes_sum(&h100, s);
+}
+static int planned_host_alloc(struct dev *d, size_t bytes, void **out) {
+    (void)d, (void)bytes, (void)out;
+    FAIL(ERR_DEVICE, "cuda: this device is for planning alone");
+}
+static int planned_graph(struct dev *d) {
+    (void)d;
+    FAIL(ERR_DEVICE, "cuda: this device is for planning alone");
+}
+
+void dev_open_cuda_planned(struct dev *d, size_t mem) {
+    /* of the calls below a plan makes the first three; that the others are there says what a GPU can do */
+    static const struct dev_ops ops = {.name = "cuda", .weight_bytes = planned_weight, .working_bytes = planned_working,
+                                       .host_alloc = planned_host_alloc, .graph_begin = planned_graph};
+    *d = (struct dev){.ops = &ops, .mem_total = mem};
+    snprintf(d->describe, sizeof d->describe, "cuda: a GPU of %.0f GiB, not there", (double)mem / 0x1p30);
 }
 
 bool dev_cuda_present(char *why, size_t size) {

@@ -14,15 +14,6 @@
 
 enum { TWO_PASS_ROWS = 1024 }; /* bounds the scratch of the sums; no row's bits depend on it */
 
-static const int64_t bucket_top[GEMM_N_BUCKETS] = {1,   8,    16,   32,   64,   80,   96,    128,   192,  256,
-                                                   512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
-int64_t gemm_bucket_top(int bucket) { return bucket_top[bucket]; }
-int gemm_bucket(int64_t m) {
-    int b = 0;
-    while (b < GEMM_N_BUCKETS - 1 && m > bucket_top[b]) b++;
-    return b;
-}
-
 /* ---- paths ---- */
 
 static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }

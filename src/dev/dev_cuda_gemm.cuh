@@ -14,10 +14,8 @@
 #include "dev/dev_cuda_lib.cuh"
 
 enum {
-    GEMM_N_BUCKETS = 19, /* classes of m, see gemm_bucket_top */
     GEMM_MAX_ALGOS = 16, /* that the library names at a time */
-    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, /* of our kernels for few rows: most rows, kinds */
-    GEMM_WORK_BYTES = 32 << 20
+    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8 /* of our kernels for few rows: most rows, kinds */
 };
 
 enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_TWO_PASS, GEMM_PARTS };
@@ -57,8 +55,6 @@ static inline int64_t gemm_in_width(enum cuda_gemm_op op, int64_t n, int64_t k) 
 static inline int64_t gemm_out_width(enum cuda_gemm_op op, int64_t n, int64_t k) { return op == CUDA_GEMM_FWD ? n : k; }
 static inline int64_t gemm_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
-int gemm_bucket(int64_t m);
-int64_t gemm_bucket_top(int bucket);
 
 /* ---- dev_cuda_gemm_plan.cu ---- */
 

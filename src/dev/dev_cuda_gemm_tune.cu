@@ -29,8 +29,6 @@ enum {
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
-static const size_t TRIAL_BYTES = (size_t)256 << 20; /* of rows; the weight comes on top */
-static const size_t PARTS_BYTES = (size_t)2 << 30;   /* the same of a product in parts: logits of 1025 rows and more fit */
 static const float EARLY_MS = 2e-3f; /* what a kernel of ours saves beside a library's by its early start (cuda_launch) */
 static const double TIMING_SECONDS = 0.05;
 static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
@@ -76,14 +74,6 @@ static size_t flush_bytes(const struct cuda *c) {
     return cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index) == cudaSuccess ? (size_t)l2 * 2 : 0;
 }
 
-/* Of a trial with this weight whose rows fill TRIAL_BYTES, and of one in parts: the logits of `decode` rows. And padding. */
-size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight, int64_t head, int64_t per_row, int64_t decode) {
-    const size_t rows = (size_t)gemm_bucket_top(gemm_bucket(decode)) * (size_t)per_row;
-    const size_t parts = rows < PARTS_BYTES ? rows : PARTS_BYTES;
-    const size_t whole = TRIAL_BYTES + (size_t)weight, logits = parts + (size_t)head;
-    return flush_bytes(c) + (whole > logits ? whole : logits) + ((size_t)2 << 20);
-}
-
 /* Cuts 256-aligned pieces off block; with NULL only counts. */
 static void *piece(void *block, size_t *at, size_t bytes) {
     void *p = block ? (char *)block + *at : NULL;
@@ -115,7 +105,7 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
  * ERR_NOMEM: the GPU has no room for it now. */
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
     const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)out_width(p) * (8 + dtype_size(p->out_dt));
-    const int64_t most = (int64_t)((p->part ? PARTS_BYTES : TRIAL_BYTES) / per_row);
+    const int64_t most = (int64_t)((p->part ? GEMM_PARTS_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     memset(t, 0, sizeof *t);
     a->op = p->op;

@@ -15,13 +15,10 @@
 
 #include "base/err.h"
 #include "dev/dev.h"
+#include "dev/dev_cuda_sizes.h"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-
-/* Scratch that grows and stays; one slot is used by one op at a time (the stream orders them). */
-enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN, CUDA_SLOT_ROW, CUDA_SLOT_SAMPLE, CUDA_SLOT_DECODE,
-                 CUDA_SLOT_TUNE, CUDA_N_SLOTS };
 
 enum { CUDA_MAX_HEADS = 64 };
 
@@ -116,9 +113,6 @@ void (*cuda_range_of(void))(const char *name);
 /* ---- the backend's memory (dev_cuda_plan.cu): see dev_working_bytes and dev_reserve ---- */
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);
-/* To choose algorithms: weight, head: bytes of the largest layer's matrix and of the head; per_row: of a row of logits and
- * what stands beside it. */
-size_t cuda_gemm_tune_bytes(struct cuda *c, int64_t weight, int64_t head, int64_t per_row, int64_t decode);
 
 /* ---- matrix products (dev_cuda_gemm.cu); all row-major, sums in f32 ---- */
 enum cuda_gemm_op {

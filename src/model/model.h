@@ -181,19 +181,28 @@ struct model_batch {     /* T packed rows; arrays on the device */
     bool no_adapter;     /* the base model alone: the reference of an adapter's training */
 };
 
-enum model_keep {
-    MODEL_KEEP_NONE,    /* inference: layers share buffers */
-    MODEL_KEEP_LAYER,   /* keep each layer's input; backward recomputes the layer */
-    MODEL_KEEP_ALL,     /* keep what backward reads */
+/* What a training forward keeps of its layers until backward. The rest is computed again there by the same code, so
+ * that no bit depends on it. Layers in their order: the first `all` keep everything that backward reads, the next
+ * `attention` everything but the MLP's wide buffers, the others their input alone. Counts above the number of layers
+ * mean all of them. The last layer's buffers are still there when backward begins, and need no place of their own. */
+struct model_keep {
+    bool train;             /* false: inference, layers share all buffers */
+    int64_t all, attention;
 };
+#define MODEL_KEEP_NONE ((struct model_keep){0})
+#define MODEL_KEEP_LAYER ((struct model_keep){.train = true})
+#define MODEL_KEEP_ATTENTION ((struct model_keep){.train = true, .attention = INT64_MAX})
+#define MODEL_KEEP_ALL ((struct model_keep){.train = true, .all = INT64_MAX})
 /* Buffers of one forward (and backward) of at most max_rows rows. */
 struct model_acts;
 /* Bytes for these limits; model_acts_create takes that much from the device. */
-size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows,
-                        enum model_keep keep);
+size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep);
+/* The most that fits `extra` bytes above those of MODEL_KEEP_LAYER: first the attention of as many layers as it can be
+ * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them. */
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra);
 /* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
 int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows,
-                      enum model_keep keep, void *block);
+                      struct model_keep keep, void *block);
 void model_acts_destroy(struct model_acts *a);
 
 /* Runs the decoder. The residual stream after the last layer stays in `a`. */
@@ -233,7 +242,7 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
 
 /* ---- backward ---- */
-/* After model_forward (KEEP_LAYER or KEEP_ALL) and model_logp over the same
+/* After model_forward (keep.train) and model_logp over the same
  * rows: adds d loss / d parameters to grads (n_train) f32 on the device, given
  * dlogp (n) and dentropy (n, may be NULL; needs l->entropy), host. */
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,

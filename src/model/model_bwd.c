@@ -76,8 +76,9 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, float *grads) {
     if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
-        /* the last layer's stage is still there from the forward pass */
-        if (a->keep == MODEL_KEEP_LAYER && i != m->cfg.n_layers - 1) TRY(model__layer_stage(m, b, a, i));
+        const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
+        if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
+        if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
         TRY(layer_backward(m, b, a, i, grads));
     }
     a->n_head = 0; /* the stages are spent */
@@ -87,7 +88,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
                    const float *dlogp, const float *dentropy, float *grads) {
-    CHECK(a->keep != MODEL_KEEP_NONE && b->kv == NULL);         /* there is something to go back through */
+    CHECK(a->keep.train && b->kv == NULL);                      /* there is something to go back through */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n);         /* the forward was of this batch */
     CHECK(dentropy == NULL || a->head_entropy);
     TRY(head_backward(m, a, l, dlogp, dentropy, grads));

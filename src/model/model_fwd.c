@@ -29,8 +29,9 @@ static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_
     return t;
 }
 
-static void stage_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act,
-                         int64_t rows, bool train) {
+/* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). */
+static void attention_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act,
+                             int64_t rows, bool train) {
     const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     s->xn1 = take2(m, act, rows, h);
     s->qkv = take2(m, act, rows, q + 2 * kv);
@@ -38,14 +39,17 @@ static void stage_layout(struct model_stage *s, struct arena *m, const struct mo
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
     s->att = take2(m, act, rows, q);
-    s->xn2 = take2(m, act, rows, h);
-    s->gate_up = take2(m, act, rows, 2 * c->ffn);
-    s->mlp = take2(m, act, rows, c->ffn);
     if (!train) return;
     s->x_mid = take2(m, DT_F32, rows, h);
     s->rstd1 = take1(m, DT_F32, rows);
-    s->rstd2 = take1(m, DT_F32, rows);
     s->lse = take2(m, DT_F32, rows, c->n_q_heads);
+}
+static void mlp_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                       bool train) {
+    s->xn2 = take2(m, act, rows, c->hidden);
+    s->gate_up = take2(m, act, rows, 2 * c->ffn);
+    s->mlp = take2(m, act, rows, c->ffn);
+    if (train) s->rstd2 = take1(m, DT_F32, rows);
 }
 
 static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act,
@@ -85,22 +89,32 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
 
 /* Measures, then binds: see arena.h.  Needs x and stages allocated. */
 static void acts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
-    const bool train = a->keep != MODEL_KEEP_NONE;
+    const bool train = a->keep.train;
+    struct model_stage shared = {0};
     for (int64_t l = 0; l <= c->n_layers; l++)
         a->x[l] = l == 0 || train ? take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
+    attention_layout(&shared, m, c, act, a->max_rows, train);
+    mlp_layout(&shared, m, c, act, a->max_rows, train);
+    if (!train) shared.x_mid = a->x[0];
     for (int64_t l = 0; l < c->n_layers; l++) {
-        if (l == 0 || a->keep == MODEL_KEEP_ALL) stage_layout(&a->stages[l], m, c, act, a->max_rows, train);
-        else a->stages[l] = a->stages[0];
-        if (!train) a->stages[l].x_mid = a->x[0];
+        a->stages[l] = shared;
+        if (l < a->keep.all + a->keep.attention) attention_layout(&a->stages[l], m, c, act, a->max_rows, train);
+        if (l < a->keep.all) mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
     }
     head_layout(a, m, c, act, train);
     if (train) backward_layout(a, m, c, act);
 }
 
-static struct model_acts *acts_new(const struct model_config *c, int64_t max_rows, enum model_keep keep) {
+static struct model_keep bounded(struct model_keep k, int64_t layers) {
+    if (k.all > layers) k.all = layers;
+    if (k.attention > layers - k.all) k.attention = layers - k.all;
+    return k;
+}
+
+static struct model_acts *acts_new(const struct model_config *c, int64_t max_rows, struct model_keep keep) {
     struct model_acts *a = xcalloc(1, sizeof *a);
     CHECK(max_rows > 0);
-    a->keep = keep;
+    a->keep = bounded(keep, c->n_layers - 1); /* the last layer has the shared buffers to itself */
     a->max_rows = max_rows;
     a->n_layers = c->n_layers;
     a->head_rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
@@ -109,7 +123,7 @@ static struct model_acts *acts_new(const struct model_config *c, int64_t max_row
     return a;
 }
 
-size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, enum model_keep keep) {
+size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep) {
     struct model_acts *a = acts_new(c, max_rows, keep);
     struct arena m = {0};
     acts_layout(a, &m, c, act);
@@ -117,7 +131,23 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
     return m.used;
 }
 
-int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, enum model_keep keep,
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra) {
+    const size_t limit = model_acts_bytes(c, act, max_rows, MODEL_KEEP_LAYER) + extra;
+    const int64_t layers = c->n_layers - 1;
+    struct model_keep k = MODEL_KEEP_LAYER, more = k;
+    while (more.attention++ < layers) {
+        if (model_acts_bytes(c, act, max_rows, more) > limit) break;
+        k = more;
+    }
+    for (more = k; more.attention-- > 0;) {
+        more.all++;
+        if (model_acts_bytes(c, act, max_rows, more) > limit) break;
+        k = more;
+    }
+    return k;
+}
+
+int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep,
                       void *block) {
     struct model_acts *a = acts_new(&m->cfg, max_rows, keep);
     a->dev = m->dev;
@@ -180,24 +210,28 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
     };
 }
 
-int model__layer_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n);
-    const struct tensor xn1 = model__top(s->xn1, n), xn2 = model__top(s->xn2, n);
-    const struct tensor gate_up = model__top(s->gate_up, n);
+    const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n), xn1 = model__top(s->xn1, n);
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    /* attention: x_mid = x + o(attn(norm(x))) */
     TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
     TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), .base = b->no_adapter}));
     TRY(dev_qkv_fwd(d, &qkv));
     TRY(dev_attn_fwd(d, &attn));
-    TRY(model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x}));
-    /* MLP, up to silu(gate) * up */
+    return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x});
+}
+
+int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), gate_up = model__top(s->gate_up, n);
     TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
     TRY(model__linear(m, &(struct linear_args){y->gate_up, gate_up, xn2, model__vec(y->gate_up_bias), .base = b->no_adapter}));
     return dev_swiglu_fwd(d, model__top(s->mlp, n), gate_up);
@@ -218,7 +252,8 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
         const struct model_stage *s = &a->stages[l];
         const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
         TRY(model__stream_layer(m, l));
-        TRY(model__layer_stage(m, b, a, l));
+        TRY(model__attention_stage(m, b, a, l));
+        TRY(model__mlp_stage(m, b, a, l));
         TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
                                                    b->no_adapter, x_mid}));
         TRY(model__stream_done(m, l));

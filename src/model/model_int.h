@@ -174,7 +174,7 @@ void model__stream_free(struct model *m);
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
     struct tensor xn1;     /* (T, h) act       attention's normalised input */
-    struct tensor rstd1;   /* (T) f32          its 1/rms; absent with KEEP_NONE, as are rstd2 and lse */
+    struct tensor rstd1;   /* (T) f32          its 1/rms; absent unless keep.train, as are rstd2 and lse */
     struct tensor qkv;     /* (T, (Hq+2Hk) D) act */
     struct tensor q;       /* (T, Hq D) act    rotated queries */
     struct kv kv;          /* (1, Hk, max_rows, D) act */
@@ -189,13 +189,13 @@ struct model_stage {
 
 struct model_acts {
     struct dev *dev;
-    enum model_keep keep;
+    struct model_keep keep; /* counts within n_layers - 1 */
     int64_t max_rows, n_layers, head_rows;
     void *owned;           /* NULL when the caller gave the block */
     size_t bytes;
     struct tensor *x;      /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
-                              and leaving the last; one and the same buffer with KEEP_NONE */
-    struct model_stage *stages; /* (n_layers); one and the same buffers unless KEEP_ALL */
+                              and leaving the last; one and the same buffer unless keep.train */
+    struct model_stage *stages; /* (n_layers); what keep says layer by layer is its own, the rest one and the same buffers */
     /* the head, R <= head_rows rows at a time */
     struct {
         struct tensor x;      /* (R, h) f32 gathered rows */
@@ -227,9 +227,10 @@ struct model_acts {
 static inline struct tensor model__top(struct tensor t, int64_t n) {
     return t.nd == 0 ? t : tensor_rows(t, 0, n);
 }
-/* Fills stage l from acts->x[l], up to the MLP's inner product; acts->x[l + 1] is x_mid plus its
- * down projection.  Used by the forward pass and by the recompute of backward. */
-int model__layer_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* Fills stage l from acts->x[l]: x_mid = x + o(attn(norm(x))), then the MLP from x_mid up to silu(gate) * up;
+ * acts->x[l + 1] is x_mid plus its down projection.  Used by the forward pass and by the recompute of backward. */
+int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);

@@ -58,7 +58,7 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
 
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row,
                          int64_t n, const float *dvalue, float *grads) {
-    CHECK(m->cfg.value && a->keep != MODEL_KEEP_NONE && b->kv == NULL);
+    CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
     CHECK(a->n_rows == b->n_rows && a->n_head == n); /* the forward was of this batch */
     TRY(head_backward(m, a, row, n, dvalue, grads));
     return model__body_backward(m, b, a, grads);

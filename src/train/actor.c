@@ -25,7 +25,7 @@ struct actor {
     float *inv_temp, *logp, *entropy, *sum_pi_sq, *dlogp, *dentropy;
 };
 
-static enum model_keep keep_of(const struct actor_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
+static struct model_keep keep_of(const struct actor_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
 
 size_t actor_block_bytes(const struct model_config *c, enum dtype act, const struct actor_args *a) {
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};

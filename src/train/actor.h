@@ -17,7 +17,7 @@ struct actor_args {
     struct dev *dev;
     struct model *model;    /* borrowed */
     bool train;             /* gradients and optimizer state; else log-probs only */
-    enum model_keep keep;   /* KEEP_LAYER or KEEP_ALL when train */
+    struct model_keep keep;   /* what a training pass keeps; read when train */
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
     bool no_adapter;        /* the base model alone (the reference); not with train */

@@ -34,7 +34,7 @@ int critic_create(struct critic **out, const struct critic_args *args) {
     void *block = args->block, *g = NULL;
     struct model *model = args->model;
     struct critic *c = xcalloc(1, sizeof *c);
-    CHECK(model->cfg.value && model->master != NULL && args->keep != MODEL_KEEP_NONE);
+    CHECK(model->cfg.value && model->master != NULL && args->keep.train);
     c->model = model;
     c->pack = (struct pack){.dev = args->dev, .max_rows = args->max_rows, .max_seqs = args->max_seqs};
     c->block_bytes = critic_block_bytes(&model->cfg, model->act, args);

@@ -14,7 +14,7 @@
 struct critic_args {
     struct dev *dev;
     struct model *model;   /* with a value head and an fp32 master; borrowed */
-    enum model_keep keep;  /* KEEP_LAYER or KEEP_ALL */
+    struct model_keep keep;  /* keep.train */
     const struct optim_config *optim; /* which optimizer; NULL: AdamW */
     int64_t max_rows;      /* rows of the largest micro-batch, of values or of the update */
     int64_t max_seqs;

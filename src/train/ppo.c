@@ -141,7 +141,7 @@ static int open_critic(struct ppo *p) {
     const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = flags, .max_len = l->max_len};
     const int rc = train_open_critic(&p->value_model, &p->dev, &a, &p->k.critic.lora, p->k.seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
-    const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = p->k.critic.keep, .optim = &p->k.critic.optim,
+    const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = l->critic_keep, .optim = &p->k.critic.optim,
                                   .max_rows = l->max_rows_critic, .max_seqs = l->max_seqs_critic, .block = p->block};
     return critic_create(&p->critic, &c);
 }
@@ -168,7 +168,7 @@ static int open_models(struct ppo *p) {
                                         .max_seqs = l->max_seqs, .max_len = l->max_len,
                                         .max_burst = roll_device_burst(&p->dev), .block = p->block};
     TRY(roll_decoder_open(&p->decoder, &r));
-    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = p->k.keep, .optim = &p->k.optim,
+    const struct actor_args t = {.dev = &p->dev, .model = p->policy, .train = true, .keep = l->keep, .optim = &p->k.optim,
                                  .list = ppo_distill_k(&p->k),
                                  .max_rows = l->max_rows_update, .max_seqs = l->max_seqs_update, .block = p->block};
     TRY(actor_create(&p->actor, &t));
@@ -383,13 +383,14 @@ int ppo_run_close(struct verlc *v) {
     return rc;
 }
 
-int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits) {
+int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
     struct ppo p = {0};
     struct configs shapes = {0};
     const struct model_config *m = &shapes.policy;
     int rc = ppo_config_read(&p.k, c);
     const struct resume none = {.step = -1};
-    if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
+    if (gpu > 0) dev_open_cuda_planned(&p.dev, (size_t)gpu);
+    else if (rc == 0) rc = resume_open_device(&p.dev, &none, p.k.device, p.k.threads);
     if (rc == 0) ppo_plan_offload(&p.k, &p.dev);
     if (rc == 0) rc = load_configs(&p.k, &shapes);
     if (rc == 0) rc = ppo_plan_make(&p.plan, &p.k, m, others_of(&shapes), &p.dev);

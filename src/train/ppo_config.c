@@ -52,7 +52,6 @@ static int read_dtype(const struct conf *c, const char *key, enum dtype *dt) {
 
 static int read_model(struct ppo_config *k, const struct conf *c) {
     const char *path, *template = NULL;
-    bool recompute;
     enum dtype rollout;
     TRY(conf_str(c, ARR "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
@@ -69,9 +68,7 @@ static int read_model(struct ppo_config *k, const struct conf *c) {
         log_note("rollout.dtype and actor.fsdp_config.dtype differ; generation and training share one set of weights, in %s",
                  dtype_name(k->act));
     }
-    TRY(conf_bool(c, ARR "model.enable_gradient_checkpointing", &recompute));
-    k->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
-    return 0;
+    return train_read_recompute(c, ARR "model.enable_gradient_checkpointing", &k->recompute);
 }
 
 static int read_cut(const struct conf *c, const char *dynamic, const char *tokens, const char *micro, const char *old_micro,
@@ -363,7 +360,6 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     struct ppo_critic_config *v = &k->critic;
     const bool needed = (k->adv->needs & ALGO_NEEDS_VALUES) != 0;
     const char *path;
-    bool recompute;
     v->enable = needed;
     TRY(conf_bool_opt(c, "critic.enable", &v->enable));
     TRY(conf_i64(c, "trainer.critic_warmup", &v->actor_from));
@@ -384,8 +380,7 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     const int rc = train_model_dir(path, &v->model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     TRY(train_read_lora(c, "critic.model", path, &v->lora));
-    TRY(conf_bool(c, "critic.model.enable_gradient_checkpointing", &recompute));
-    v->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
+    TRY(train_read_recompute(c, "critic.model.enable_gradient_checkpointing", &v->recompute));
     return read_critic_updates(v, c);
 }
 

@@ -15,6 +15,7 @@
 #include "train/stage.h"
 #include "train/train.h"
 #include "train/train_lora.h"
+#include "train/train_recompute.h"
 #include "train/train_sampler.h"
 #include "train/train_stop.h"
 
@@ -33,7 +34,7 @@ struct ppo_critic_config {
     bool enable;                  /* gae, unless critic.enable says otherwise */
     char *model_dir;              /* owned */
     struct train_lora lora;
-    enum model_keep keep;
+    enum train_recompute recompute;
     struct actor_cut update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, cliprange;
@@ -96,7 +97,7 @@ struct ppo_config {
     const char *tokenizer_dir;
     struct train_lora lora;
     enum dtype act;
-    enum model_keep keep;
+    enum train_recompute recompute;
     int threads;
     const char *device;
     /* rollout */
@@ -169,6 +170,7 @@ struct ppo_plan {
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     struct dev_sizes sizes; /* of what the backend takes */
     struct ppo_others others;
+    struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
     int64_t n_train, n_train_critic; /* elements of an adapter, of the critic's with its head; 0: none */
     int64_t n_pages, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref,
         max_rows_critic, max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;

@@ -1,6 +1,7 @@
 /* ppo_plan.c - the memory of a run before it starts: every block it will take,
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
 #include "train/ppo_int.h"
+#include "train/train_memory.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -12,8 +13,7 @@
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-/* A block of device memory comes in pages of 2 MiB. */
-static size_t pages(size_t bytes) { return (bytes + ((size_t)2 << 20) - 1) & ~(((size_t)2 << 20) - 1); }
+static size_t pages(size_t bytes) { return train_pages(bytes); }
 
 /* Rows of the largest micro-batch under a cut, and its samples. */
 static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
@@ -26,28 +26,28 @@ static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int
     }
 }
 
-/* Device bytes of a log-prob or update pass. */
-static size_t pass_bytes(const struct ppo_config *k, const struct model_config *m, struct dev *dev, bool train, int64_t *rows,
-                         int64_t *seqs) {
-    const int64_t batch = k->train_batch_size * k->train.n;
-    cut_limits(train ? k->update_cut : k->ref_cut, batch, k->max_prompt_length + k->max_response_length, rows, seqs);
-    const struct actor_args a = {.dev = dev, .train = train, .keep = k->keep, .max_rows = *rows, .max_seqs = *seqs,
-                                 .stream = !train && k->ref_offload, .list = train ? ppo_distill_k(k) : 0};
+/* Device bytes of the reference's pass. */
+static size_t ref_bytes(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    cut_limits(k->ref_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_ref, &p->max_seqs_ref);
+    const struct actor_args a = {.dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
     return actor_block_bytes(m, k->act, &a);
+}
+
+/* The same of an update that keeps so much. */
+static size_t update_bytes(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
+                           struct model_keep keep) {
+    const struct actor_args a = {.train = true, .keep = keep, .max_rows = p->max_rows_update, .max_seqs = p->max_seqs_update,
+                                 .list = ppo_distill_k(k)};
+    return actor_block_bytes(m, k->act, &a);
+}
+static size_t critic_bytes(const struct ppo_plan *p, const struct ppo_config *k, struct model_keep keep) {
+    const struct critic_args a = {.keep = keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
+    return critic_block_bytes(p->others.critic, k->act, &a);
 }
 
 /* ---- outside the device's blocks ----
  * Nothing here is laid out beforehand, so these are estimates: constants of the
  * code where there are some, else measured (scripts/measure_plan.sh). */
-
-enum { SYSTEM_MIB = 64 }; /* at most this was measured on an H200: a model of 24 layers, a few recorded steps */
-
-/* Whether the host's memory and the device's are not the same. */
-static bool on_gpu(const struct dev *dev) { return strcmp(dev->ops->name, "cuda") == 0; }
-
-/* What the driver of a GPU takes beside all blocks: the code of our kernels and of the library's that run, and
- * the recorded decoding steps (what the context takes was gone before the device said what it has). */
-static size_t system_bytes(const struct dev *dev) { return on_gpu(dev) ? (size_t)SYSTEM_MIB << 20 : 0; }
 
 /* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
  * of logits and their gradient, sums over rows, each thread's tiles. */
@@ -110,8 +110,8 @@ static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const str
     cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
-    const struct critic_args a = {.keep = c->keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
-    p->critic_pass = critic_block_bytes(v, k->act, &a);
+    p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
+    p->critic_pass = critic_bytes(p, k, p->critic_keep);
     return 0;
 }
 
@@ -151,13 +151,6 @@ static void plan_teacher(struct ppo_plan *p, const struct ppo_config *k, const s
     p->teacher_pass = actor_block_bytes(t, k->act, &a);
 }
 
-/* What a run may take: the limit that was set, or nearly all that is there. */
-static size_t limit_of(const struct ppo_config *k, const struct dev *dev) {
-    const size_t there = (size_t)((double)dev->mem_total * 0.95);
-    const bool beyond = on_gpu(dev) && (size_t)k->memory_limit > there; /* of a CPU one may plan for another machine */
-    return k->memory_limit > 0 && !beyond ? (size_t)k->memory_limit : there;
-}
-
 /* The largest of the passes that share the block with the rollout. */
 static size_t passes_bytes(const struct ppo_plan *p) {
     return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
@@ -166,6 +159,12 @@ static size_t passes_bytes(const struct ppo_plan *p) {
 static size_t fixed_bytes(const struct ppo_plan *p) {
     return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->teacher + p->critic + p->rm + p->working +
            p->system + p->host;
+}
+
+/* The largest block that the limit leaves room for. */
+static size_t block_room(const struct ppo_plan *p) {
+    const size_t fixed = fixed_bytes(p), page = pages(1);
+    return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
 }
 
 /* The ops serve another model beside the policy. */
@@ -200,16 +199,14 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->others.teacher) widen(&p->sizes, p->others.teacher);
     if (k->rm.enable) widen(&p->sizes, &k->rm.model);
     if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
-    p->system = system_bytes(dev);
-    p->working = on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
+    p->system = train_system_bytes(dev);
+    p->working = train_on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
 static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    const size_t fixed = fixed_bytes(p);
-    const size_t share = (size_t)((double)p->limit * k->memory_fraction);
-    const size_t budget = max_size(passes_bytes(p),
-                                   p->limit > fixed ? (share < p->limit - fixed ? share : p->limit - fixed) : 0);
+    const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     const int64_t per_seq = (p->max_len + ROLL_PAGE_LEN - 1) / ROLL_PAGE_LEN;
     struct roll_decoder_args r = {.n_pages = p->max_seqs * per_seq, .max_rows = p->max_rows_roll, .max_seqs = p->max_seqs,
                                   .max_len = p->max_len, .max_burst = roll_device_burst(dev)};
@@ -221,6 +218,22 @@ static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const s
         p->rollout = roll_decoder_bytes(m, k->act, &r);
     }
     p->n_pages = r.n_pages;
+}
+
+/* Where the plan is to choose: the updates keep of their activations what has room beside everything else. On a GPU that
+ * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
+ * so that it is what the block holds in any case. */
+static void plan_keep(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const size_t room = train_on_gpu(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    const struct model_config *v = p->others.critic;
+    if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
+        p->update = update_bytes(p, k, m, p->keep);
+    }
+    if (v && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
+        p->critic_pass = critic_bytes(p, k, p->critic_keep);
+    }
 }
 
 void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
@@ -262,15 +275,19 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
         p->ref = pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
         if (k->ref_offload) p->offload += p->weights - p->ref;
     }
-    p->update = pass_bytes(k, m, dev, true, &p->max_rows_update, &p->max_seqs_update);
+    cut_limits(k->update_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_update, &p->max_seqs_update);
+    p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
+    p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    if (reference) p->ref_pass = pass_bytes(k, m, dev, false, &p->max_rows_ref, &p->max_seqs_ref);
+    if (reference) p->ref_pass = ref_bytes(p, k, m, dev);
     if (others.critic) TRY(plan_critic(p, k, others.critic, dev));
     if (others.teacher) plan_teacher(p, k, others.teacher, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
-    p->limit = limit_of(k, dev);
-    p->host = on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    p->host = train_on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
     plan_working(p, k, m, dev);
+    plan_rollout(p, k, m, dev);
+    plan_keep(p, k, m, dev);
     plan_rollout(p, k, m, dev);
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = fixed_bytes(p) + pages(p->block);
@@ -283,8 +300,21 @@ static void row(struct buf *b, const char *what, size_t bytes, const char *note)
              note);
 }
 
+/* Why the update recomputes what it does. */
+static void recompute_line(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+    const size_t all = update_bytes(p, k, m, MODEL_KEEP_ALL);
+    const bool partly = p->update < all, on_host = p->host > 0;
+    if (k->recompute != RECOMPUTE_AUTO)
+        buf_addf(b, "  recompute: as %s says\n", conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" :
+                                                                                            "trainer.recompute");
+    else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
+    else
+        buf_addf(b, "  recompute: all activations of an update are %.2f GiB; kept is what fits %s\n", (double)all / 0x1p30,
+                 on_host ? "the block at the size that other phases give it" : "the limit");
+}
+
 int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
-    char note[128];
+    char note[160], kept[96];
     buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
              (long long)k->max_prompt_length, (long long)k->max_response_length);
@@ -320,11 +350,11 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
     if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
-             k->keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
+             train_keep_text(p->keep, m, kept, sizeof kept));
     row(b, "  update: activations", p->update, note);
     if (p->critic) {
         snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
-                 k->critic.keep == MODEL_KEEP_LAYER ? "layers recomputed" : "all activations kept");
+                 train_keep_text(p->critic_keep, p->others.critic, kept, sizeof kept));
         row(b, "  critic: values and update", p->critic_pass, note);
     }
     row(b, "working space", p->working, "of the matrix products, the head, the threads");
@@ -332,6 +362,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
+    recompute_line(p, k, m, b);
     if (p->offload) row(b, "offloaded: page-locked host memory", p->offload, "");
     return 0;
 }
@@ -411,8 +442,19 @@ static void try_offload(const struct ppo_config *k, const struct model_config *m
 #undef STATE_KEY
 }
 
-static const char *with_recompute(const struct ppo_config *k, const struct ppo_config *c) {
-    return c->keep != k->keep ? " with actor_rollout_ref.model.enable_gradient_checkpointing=True" : "";
+static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
+
+/* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
+static const char *let_recompute(struct ppo_config *c) {
+    const bool actor = keeps_more(c->recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
+    if (!actor && !critic) return NULL;
+    c->recompute = c->critic.recompute = RECOMPUTE_AUTO;
+    if (!conf_is_null(c->conf, "trainer.recompute")) return "trainer.recompute=auto";
+#define ACTOR_KEY "actor_rollout_ref.model.enable_gradient_checkpointing=True"
+#define CRITIC_KEY "critic.model.enable_gradient_checkpointing=True"
+    return !critic ? ACTOR_KEY : actor ? ACTOR_KEY " with " CRITIC_KEY : CRITIC_KEY;
+#undef ACTOR_KEY
+#undef CRITIC_KEY
 }
 
 /* The nearest change that fits: first those that leave the result as it is. */
@@ -442,17 +484,16 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
                      (long long)c.rm.judge.max_seqs);
         c = *k;
     }
-    if (k->keep == MODEL_KEEP_ALL) {
-        c.keep = MODEL_KEEP_LAYER;
-        if (fits(&c, m, p->others, dev))
-            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.model.enable_gradient_checkpointing=True fits (the result is the same)", need);
-    }
+    const char *recompute = let_recompute(&c); /* stays so in all that follows */
+    if (recompute && fits(&c, m, p->others, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
+    const char *with = recompute ? " with " : "";
+    if (!recompute) recompute = "";
     try_offload(k, m, p->others, dev, &c, &offload);
-    if (offload) FAIL(ERR_NOMEM, "%s; %s%s fits (the result is the same)", need, offload, with_recompute(k, &c));
-    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2) /* recompute stays on */
+    if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
+    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
         if (fits(&c, m, p->others, dev))
-            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s fits (the result is the same)", need,
-                 (long long)c.max_num_seqs, with_recompute(k, &c));
+            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
+                 (long long)c.max_num_seqs, with, recompute);
     if (fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,

@@ -12,7 +12,9 @@
 #include "train/resume.h"
 #include "train/train.h"
 #include "train/train_lora.h"
+#include "train/train_memory.h"
 #include "train/train_optim.h"
+#include "train/train_recompute.h"
 #include "train/train_sampler.h"
 #include "train/train_stop.h"
 
@@ -39,7 +41,7 @@ struct sft_config {
     double deadline_s;
     struct actor_cut cut;
     enum dtype act;
-    enum model_keep keep;
+    enum train_recompute recompute;
     struct train_lora lora;
     struct optim_config optim;
     double warmup_ratio;
@@ -143,7 +145,6 @@ static int read_offload(struct optim_config *o, const struct conf *c) {
 
 static int read_model(struct sft_config *k, const struct conf *c) {
     const char *path, *dtype = "bfloat16", *template = NULL;
-    bool recompute = true;
     TRY(conf_str(c, "model.path", &path));
     TRY(train_model_dir(path, &k->model_dir));
     TRY(train_read_lora(c, "model", path, &k->lora));
@@ -153,8 +154,7 @@ static int read_model(struct sft_config *k, const struct conf *c) {
     k->chat_kwargs = json_deep_copy(k->train.chat_kwargs);
     if (template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(template));
     k->train.chat_kwargs = k->chat_kwargs;
-    TRY(conf_bool(c, "model.enable_gradient_checkpointing", &recompute));
-    k->keep = recompute ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL;
+    TRY(train_read_recompute(c, "model.enable_gradient_checkpointing", &k->recompute));
     TRY(conf_str_opt(c, "engine.dtype", &dtype));
     if (strcmp(dtype, "bfloat16") != 0 && strcmp(dtype, "float32") != 0 && strcmp(dtype, "fp32") != 0)
         FAIL(ERR_INVAL, "engine.dtype=%s: the compute dtypes are bfloat16 and float32", dtype);
@@ -413,6 +413,39 @@ static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
     return longest;
 }
 
+/* Chooses a->keep, takes what the ops need, and refuses what does not fit: the model is there, gradients, optimizer and
+ * activations are to come. Where the plan may choose, a GPU's free memory is used, and of a CPU no more than it must be. */
+static int plan_activations(struct sft *s, struct actor_args *a) {
+    const struct sft_config *k = &s->k;
+    const struct model_config *c = &s->model->cfg;
+    const struct dev_sizes sizes = {.act = k->act, .rows = a->max_rows, .decode = 1, .hidden = c->hidden, .ffn = c->ffn,
+                                    .qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim, .vocab = c->vocab,
+                                    .n_q_heads = c->n_q_heads, .head_dim = c->head_dim, .train = true};
+    struct lora_plan l = {0};
+    size_t host;
+    char text[96];
+    if (k->lora.on) TRY(model_lora_plan(&l, c, &s->dev, k->act, &k->lora.cfg, &k->optim));
+    else l.moments = optim_bytes(c, &s->dev, k->act, &k->optim, &host);
+    const size_t limit = train_memory_limit(&s->dev, k->memory_limit);
+    const size_t fixed = s->dev.allocated + train_pages((size_t)s->model->n_train * 4) + train_pages(l.moments) +
+                         dev_working_bytes(&s->dev, &sizes) + train_system_bytes(&s->dev);
+    a->keep = train_keep(k->recompute, c, k->act, a->max_rows, 0);
+    const size_t least = fixed + train_pages(actor_block_bytes(c, k->act, a));
+    if (train_on_gpu(&s->dev) && k->recompute == RECOMPUTE_AUTO && least < limit)
+        a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, limit - least);
+    log_info("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
+             (double)actor_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
+    if (least > limit) {
+        struct actor_args again = *a;
+        again.keep = MODEL_KEEP_LAYER;
+        const bool helps = fixed + train_pages(actor_block_bytes(c, k->act, &again)) <= limit;
+        FAIL(ERR_NOMEM, "the run needs %.2f GiB, the limit is %.2f GiB; %s", (double)least / 0x1p30, (double)limit / 0x1p30,
+             helps ? "model.enable_gradient_checkpointing=True, without a trainer.recompute, fits (the result is the same)"
+                   : "lower data.max_length, or the micro-batch (data.max_token_len_per_gpu, data.micro_batch_size_per_gpu)");
+    }
+    return dev_reserve(&s->dev, &sizes);
+}
+
 static int open_model(struct sft *s) {
     const struct actor_cut cut = s->k.cut;
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
@@ -425,9 +458,10 @@ static int open_model(struct sft *s) {
                                       .max_len = s->k.max_length};
     TRY(train_open_model(&s->model, &s->dev, &m, &s->k.lora, s->k.seed));
     const int64_t rows = cut.max_rows > longest ? cut.max_rows : longest;
-    const struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .keep = s->k.keep, .optim = &s->k.optim,
-                                 .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : rows,
-                                 .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
+    struct actor_args a = {.dev = &s->dev, .model = s->model, .train = true, .optim = &s->k.optim,
+                           .max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : rows,
+                           .max_seqs = cut.max_seqs > 0 ? cut.max_seqs : s->k.train_batch_size};
+    TRY(plan_activations(s, &a));
     return actor_create(&s->actor, &a);
 }
 

@@ -12,9 +12,10 @@
  * SIGINT or SIGTERM with the state saved (stage_stop_signal says which). */
 int train_ppo(const struct conf *c);
 int train_sft(const struct conf *c);
-/* The memory plan of a ppo run as a table, appended to out; *fits says whether this
- * machine has that much. Reads config.json of the model, no weights. */
-int train_plan_ppo(const struct conf *c, struct buf *out, bool *fits);
+/* The memory plan of a ppo run as a table, appended to out; *fits says whether the device has that
+ * much: trainer.device, or with gpu > 0 a GPU with so many bytes, be there one or not.
+ * Reads config.json of the model, no weights. */
+int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);
 
 /* verl's main_eval: the scores of the responses in data.path, one JSON object, appended to out. */
 int train_eval(const struct conf *c, struct buf *out);

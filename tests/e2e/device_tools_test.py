@@ -41,7 +41,15 @@ def main():
         p = run("bench", "step", "--model", s.dir / "model", "--device", "cpu", "--batch", 4, "--n", 2, "--prompt", 8, "--len", 8,
                 "--micro", 2, "--steps", 1)
         r = json.loads(p.stdout.splitlines()[-1])
+        peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
+        for how in ("none", "mlp"):
+            p = run("bench", "train", "--model", s.dir / "model", "--device", "cpu", "--batch", 2, "--len", 16, "--steps", 1,
+                    "--recompute", how)
+            peaks.append(json.loads(p.stdout.splitlines()[-1])["peak_bytes"])
+        test("bench train keeps less where it recomputes", peaks[0] > peaks[1], peaks)
+        p = run("bench", "train", "--model", s.dir / "model", "--recompute", "some", check=False)
+        test.refused("bench: an unknown --recompute is refused", p, 2, "none, mlp or layer")
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
     p = run("selftest", "--device", "cpu", check=False, timeout=800)
     lines = p.stdout.splitlines()

@@ -36,7 +36,7 @@ static void pack_case(struct model_case *c, struct model_batch *b) {
     case_pack(&c->dev, b, s, 2);
 }
 
-static void check_case(const char *name, const char *backend, enum model_keep keep) {
+static void check_case(const char *name, const char *backend, struct model_keep keep) {
     struct model_case c;
     struct model_batch b;
     struct model_acts *a;

@@ -27,7 +27,7 @@ static void open_adapted(struct model_case *c, size_t i, const char *backend, co
     free(own);
 }
 
-static void forward(struct model_case *c, struct model_batch *b, struct model_acts **a, enum model_keep keep) {
+static void forward(struct model_case *c, struct model_batch *b, struct model_acts **a, struct model_keep keep) {
     const struct case_seq s[2] = {case_seq_at(c, 0), case_seq_at(c, 1)};
     case_pack(&c->dev, b, s, 2);
     OK(model_acts_create(a, c->m, c->n_rows, keep, NULL));
@@ -35,7 +35,7 @@ static void forward(struct model_case *c, struct model_batch *b, struct model_ac
     OK(model_logp(c->m, *a, &c->l));
 }
 
-static void check_case(size_t i, const char *backend, enum model_keep keep) {
+static void check_case(size_t i, const char *backend, struct model_keep keep) {
     struct model_case c;
     struct model_batch b;
     struct model_acts *a;

@@ -91,7 +91,7 @@ static void put_adapter(struct model *m) {
 }
 
 /* Log-probs, then the adapter's gradients; caller frees. */
-static float *both_ways(struct model_case *c, enum model_keep keep, size_t *bytes) {
+static float *both_ways(struct model_case *c, struct model_keep keep, size_t *bytes) {
     struct model_batch b;
     struct model_acts *a;
     const struct case_seq s[2] = {case_seq_at(c, 0), case_seq_at(c, 1)};
@@ -119,7 +119,7 @@ static void open_case(struct model_case *c, const char *backend, const char *dir
     case_golden(c, "qwen2");
 }
 
-static void adapter_check(const char *backend, size_t kind, enum model_keep keep) {
+static void adapter_check(const char *backend, size_t kind, struct model_keep keep) {
     char *base = case_path("qwen2", ""), *dir = case_temp_dir();
     struct model_case c, plain;
     size_t bytes, same;

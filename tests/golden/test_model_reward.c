@@ -44,7 +44,7 @@ static void rig_close(struct rig *r) {
     dev_close(&r->dev);
 }
 
-static void check(const char *arch, const char *backend, enum model_keep keep) {
+static void check(const char *arch, const char *backend, struct model_keep keep) {
     struct rig r;
     struct model_batch b;
     struct model_acts *a;

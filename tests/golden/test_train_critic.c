@@ -40,7 +40,7 @@ static void put_head(struct rig *r) {
 }
 
 /* The critic of r->m on the golden sequences. */
-static void rig_critic(struct rig *r, enum model_keep keep) {
+static void rig_critic(struct rig *r, struct model_keep keep) {
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
                   *q_start = case_data(r->want, "q_start", DT_I32, NULL);
     for (int64_t i = 0; i < r->n_seqs; i++) {
@@ -54,7 +54,7 @@ static void rig_critic(struct rig *r, enum model_keep keep) {
     OK(critic_create(&r->critic, &a));
 }
 
-static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, enum model_keep keep) {
+static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, struct model_keep keep) {
     *r = (struct rig){0};
     char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
     OK(st_open(&r->want, path));
@@ -145,7 +145,7 @@ static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
     rig_close(r);
 }
 
-static void check(const char *arch, const char *backend, const char *dir, enum model_keep keep, struct actor_cut cut) {
+static void check(const char *arch, const char *backend, const char *dir, struct model_keep keep, struct actor_cut cut) {
     struct rig r;
     rig_open(&r, arch, backend, dir, keep);
     check_rig(&r, dir ? "its files" : arch, cut);

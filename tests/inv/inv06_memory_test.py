@@ -62,6 +62,51 @@ def second_models(s, test):
         test.refused(f"the refusal proposes a smaller {key}", p, 4, f"{key}=", "fits")
 
 
+def recompute_choices(s, test):
+    """What the updates recompute is chosen by the limit of a GPU (of one that is not there) or by the keys."""
+    keys = {"actor_rollout_ref.model.path": s.dir / "big", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+            "data.max_prompt_length": 2048, "data.max_response_length": 2048, "actor_rollout_ref.rollout.max_num_seqs": 1,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1}
+
+    def plan(check=True, **more):
+        return run("plan", "--gpu", "40GB", *s.ppo("x", **keys, **more)[1:], check=check)
+
+    whole = {how: planned(plan(trainer__recompute=how).stdout) for how in ("none", "mlp", "layer")}
+    test("a GPU's plan: the less is recomputed, the more memory", whole["layer"] < whole["mlp"] < whole["none"], whole)
+    auto = plan()
+    test("where all fits, nothing is recomputed", planned(auto.stdout) == whole["none"] and "all activations kept" in auto.stdout)
+    layer = (whole["none"] - whole["layer"]) / 7  # of the 8 layers the last one is never recomputed
+    for low, high in (("layer", "mlp"), ("mlp", "none")):
+        limit = (whole[low] + whole[high]) / 2
+        some = plan(trainer__device_memory_limit=f"{limit:.0f}MiB")
+        test(f"between {low} and {high}: as much is kept as fits the limit", limit - layer < planned(some.stdout) <= limit + 1 and
+             "kept is what fits the limit" in some.stdout, some.stdout[-500:])
+    limit = f"{(whole['layer'] + whole['none']) / 2:.0f}MiB"
+    for key, value, change in (("trainer.recompute", "none", "trainer.recompute=auto"),
+                               ("actor_rollout_ref.model.enable_gradient_checkpointing", False, "enable_gradient_checkpointing=True")):
+        p = plan(check=False, trainer__device_memory_limit=limit, **{key: value})
+        test(f"{key}={value} above the limit: the nearest change is {change}", p.returncode == 4 and f"{change} fits" in p.stdout,
+             p.stdout[-300:])
+    for bad in (("--gpu",), ("--gpu", "much"), ("--gpu=0",)):
+        p = run("plan", *bad, check=False)
+        test(f"plan {' '.join(bad)}: one line", p.returncode == 2 and "--gpu" in p.stderr and p.stderr.count("\n") == 1, p.stderr)
+
+
+def recompute_on_cpu(s, test):
+    """On a CPU auto takes the room that the block has anyway; no choice changes a bit."""
+    keys = {"actor_rollout_ref__model__path": s.dir / "big", "trainer__total_training_steps": 1, "trainer__threads": 1,
+            "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1, "data__max_response_length": 32}
+    weights, total, text = {}, {}, {}
+    for how in ("auto", "none", "mlp", "layer"):
+        p = run(*s.ppo(f"recompute_{how}", **keys, trainer__recompute=how))
+        weights[how] = (s.dir / f"recompute_{how}/global_step_1/actor/model.safetensors").read_bytes()
+        total[how], text[how] = planned(p.stderr), p.stderr
+    test("recompute none, mlp, layer, auto: one result", len(set(weights.values())) == 1)
+    test("auto on a CPU plans no more than layer", total["auto"] == total["layer"] <= total["none"], total)
+    test("and keeps what the block has room for", "layers recomputed\n" not in text["auto"] and "layers recomputed\n" in text["layer"],
+         text["auto"][:1500])
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -97,6 +142,8 @@ def main():
                 "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1", "trainer.device_memory_limit=100MiB",
                 f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]", check=False)
         second_models(s, test)
+        recompute_choices(s, test)
+        recompute_on_cpu(s, test)
         test.refused("sft keeps to trainer.device_memory_limit", p, 4, "GiB")
     test.end()
 

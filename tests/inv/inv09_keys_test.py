@@ -13,8 +13,10 @@ from verlc_test import Tests  # noqa: E402
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
 ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
 # What a program is made of. conf_rules.c checks batch sizes for both.
-PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "train/train_sampler.c", "cmd/cmd_train.c", "base/conf_rules.c"],
-            "sft": ["train/sft*.c", "train/train_stop.c", "train/train_sampler.c", "cmd/cmd_train.c", "base/conf_rules.c"],
+PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "train/train_sampler.c", "train/train_recompute.c",
+                    "cmd/cmd_train.c", "base/conf_rules.c"],
+            "sft": ["train/sft*.c", "train/train_stop.c", "train/train_sampler.c", "train/train_recompute.c",
+                    "cmd/cmd_train.c", "base/conf_rules.c"],
             "evaluation": ["train/eval.c"], "generation": ["train/generate.c"]}
 # A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
 SECTION_READERS = {"train_read_optim": "train/train_optim.c", "train_read_lora": "train/train_lora.c"}

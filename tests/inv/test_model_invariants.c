@@ -23,16 +23,19 @@ struct rig {
     struct rng rng;
 };
 
-static void rig_open(struct rig *r, const char *name, const char *backend, enum dtype act, int threads, int flags) {
+static void rig_open_dir(struct rig *r, const char *dir, const char *backend, enum dtype act, int threads, int flags) {
     *r = (struct rig){.rng = {.seed = 5, .stream = RNG_TEST}};
     case_dev(&r->dev, backend, threads);
-    char *dir = case_path(name, "");
     OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN, QUANT_NONE}));
-    free(dir);
     for (int i = 0; i < N_SEQS; i++) {
         r->inv_temp[i] = 0.5f + (float)rng_unit(&r->rng);
         for (int64_t t = 0; t < LENS[i]; t++) r->ids[i][t] = (int32_t)rng_below(&r->rng, (uint64_t)r->m->cfg.vocab);
     }
+}
+static void rig_open(struct rig *r, const char *name, const char *backend, enum dtype act, int threads, int flags) {
+    char *dir = case_path(name, "");
+    rig_open_dir(r, dir, backend, act, threads, flags);
+    free(dir);
 }
 static void rig_close(struct rig *r) {
     model_close(r->m);
@@ -77,7 +80,7 @@ static void pack(struct rig *r, struct model_batch *b, const int *which, int n) 
 }
 
 /* One packed forward of sequences which[0 .. n) with buffers for max_rows. */
-static void packed(struct rig *r, struct result *out, const int *which, int n, enum model_keep keep, int64_t max_rows) {
+static void packed(struct rig *r, struct result *out, const int *which, int n, struct model_keep keep, int64_t max_rows) {
     struct model_batch b;
     struct model_acts *a;
     struct targets *t = xcalloc(1, sizeof *t);
@@ -95,7 +98,7 @@ static void packed(struct rig *r, struct result *out, const int *which, int n, e
     case_unpack(&r->dev, &b);
     free(t);
 }
-static void all_packed(struct rig *r, struct result *out, enum model_keep keep) {
+static void all_packed(struct rig *r, struct result *out, struct model_keep keep) {
     static const int order[N_SEQS] = {0, 1, 2, 3, 4, 5};
     int64_t rows = 0;
     for (int i = 0; i < N_SEQS; i++) rows += LENS[i];
@@ -220,7 +223,7 @@ static void inv02_company_does_not_matter(void **state) {
         struct rig r;
         rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 1, MODEL_INFER);
         all_packed(&r, want, MODEL_KEEP_ALL);
-        static const enum model_keep keeps[] = {MODEL_KEEP_NONE, MODEL_KEEP_LAYER};
+        const struct model_keep keeps[] = {MODEL_KEEP_NONE, MODEL_KEEP_LAYER};
         EACH(k, keeps) {
             memset(got, 0, sizeof *got);
             all_packed(&r, got, keeps[k]);
@@ -247,7 +250,7 @@ static void inv02_company_does_not_matter(void **state) {
 
 /* ---- gradients ---- */
 
-static float *gradient(struct rig *r, int micro, enum model_keep keep) {
+static float *gradient(struct rig *r, int micro, struct model_keep keep) {
     const size_t bytes = (size_t)r->m->n_elems * sizeof(float);
     float *g = case_alloc(&r->dev, bytes), *out = xmalloc(bytes);
     struct targets *t = xcalloc(1, sizeof *t);
@@ -313,6 +316,85 @@ static void inv03_micro_batches(void **state) {
     }
 }
 
+/* A golden case's shape with so many layers, in random weights. Caller frees the path and removes *top, which holds it. */
+static char *deep_model(const char *name, int64_t layers, char **top) {
+    char *path = case_path(name, "config.json");
+    json_t *config = json_load_file(path, 0, NULL);
+    assert_non_null(config);
+    json_object_set_new(config, "num_hidden_layers", json_integer(layers));
+    json_object_del(config, "layer_types");
+    *top = case_temp_dir();
+    char *dir = file_join(*top, "model");
+    OK(model_init_dir(config, dir, 7, DT_F32));
+    json_decref(config);
+    free(path);
+    return dir;
+}
+
+enum { DEEP = 6 };
+/* Nothing recomputed, the MLP or all of some layers, everything: the gradients' bits are the same. */
+static void any_keep_gives_the_same_bits(void **state) {
+    (void)state;
+    static const int64_t counts[][2] = {{0, 0}, {0, 1}, {0, 3}, {0, DEEP - 1}, {1, 0}, {2, 2}, {1, DEEP - 2}, {DEEP - 1, 0},
+                                        {0, 99}};
+    static const char *const shapes[] = {"qwen2", "qwen3"};
+    EACH(i, shapes) {
+        char *top, *dir = deep_model(shapes[i], DEEP, &top);
+        EACH(s, SETUPS) {
+            if (!case_has(SETUPS[s].backend)) continue;
+            struct rig r;
+            rig_open_dir(&r, dir, SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
+            float *want = gradient(&r, 4, MODEL_KEEP_ALL);
+            double size = 0;
+            for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)want[k]);
+            assert_true(size > 1); /* something was computed */
+            EACH(k, counts) {
+                float *got = gradient(&r, 4, (struct model_keep){true, counts[k][0], counts[k][1]});
+                if (memcmp(got, want, (size_t)r.m->n_elems * sizeof(float)) != 0)
+                    fail_msg("%s %s: %lld layers kept, of %lld the attention: other bits", shapes[i], SETUPS[s].backend,
+                             (long long)counts[k][0], (long long)counts[k][1]);
+                free(got);
+            }
+            free(want);
+            rig_close(&r);
+        }
+        case_drop_dir(top);
+        free(dir);
+    }
+}
+
+/* The most that fits: never over the room, nothing more would go in, from nothing to all of the layers. */
+static void keep_fits_its_room(void **state) {
+    (void)state;
+    enum { ROWS = 100, STEPS = 40 };
+    char *top, *dir = deep_model("qwen3", DEEP, &top);
+    struct model_config c;
+    OK(model_config_load(&c, dir));
+    const size_t least = model_acts_bytes(&c, DT_BF16, ROWS, MODEL_KEEP_LAYER);
+    const size_t most = model_acts_bytes(&c, DT_BF16, ROWS, MODEL_KEEP_ALL);
+    const size_t attention = model_acts_bytes(&c, DT_BF16, ROWS, MODEL_KEEP_ATTENTION);
+    assert_true(least < attention && attention < most);
+    int64_t before = 0, all = 0, mixed = 0;
+    for (size_t i = 0; i <= STEPS; i++) {
+        const size_t extra = (most - least) * i / STEPS;
+        const struct model_keep k = model_keep_fit(&c, DT_BF16, ROWS, extra);
+        const struct model_keep one_more = {true, k.all, k.attention + 1}, better = {true, k.all + 1, k.attention - 1};
+        const int64_t layers = k.all + k.attention;
+        assert_true(k.train && k.all >= 0 && k.attention >= 0 && layers < DEEP && layers >= before);
+        assert_true(model_acts_bytes(&c, DT_BF16, ROWS, k) <= least + extra);
+        if (layers < DEEP - 1) assert_true(model_acts_bytes(&c, DT_BF16, ROWS, one_more) > least + extra);
+        if (k.attention > 0) assert_true(model_acts_bytes(&c, DT_BF16, ROWS, better) > least + extra);
+        mixed += k.all > 0 && k.attention > 0;
+        before = layers;
+        all = k.all;
+    }
+    assert_true(all == DEEP - 1 && mixed > 0);
+    assert_int_equal(model_keep_fit(&c, DT_BF16, ROWS, 0).attention, 0);
+    model_config_free(&c);
+    case_drop_dir(top);
+    free(dir);
+}
+
 static void recompute_gives_the_same_bits(void **state) {
     (void)state;
     EACH(s, SETUPS) EACH(i, CASES) {
@@ -336,6 +418,8 @@ int main(void) {
         cmocka_unit_test(inv02_company_does_not_matter),
         cmocka_unit_test(inv03_micro_batches),
         cmocka_unit_test(recompute_gives_the_same_bits),
+        cmocka_unit_test(any_keep_gives_the_same_bits),
+        cmocka_unit_test(keep_fits_its_room),
     };
     return cmocka_run_group_tests_name("model invariants", tests, NULL, NULL);
 }
