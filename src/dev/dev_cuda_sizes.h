@@ -23,7 +23,7 @@ enum {
 #define GEMM_PARTS_BYTES ((size_t)2 << 30) /* as TRIAL_BYTES, of a product in parts: logits of 1025 rows and more fit */
 
 /* What the sizes depend on of the GPU itself. head_try: bytes in which its two ways to the head's statistics are compared
- * at start; where nobody can ask (0) the slot's other users, a thousand rows of any run, are more. */
+ * at start; 0 where nobody can ask: from about a thousand rows on the slot is larger in any case. */
 struct cuda_shape {
     int64_t n_sm;
     size_t l2_bytes, head_try;
