@@ -27,6 +27,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "dev/dev.h"
+#include "normals.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -183,12 +184,13 @@ static inline struct slot *slot_new(struct slot *list, int *n, const char *name,
 }
 /* Normal values times scale plus mean, rounded to the dtype; seeded by the name. */
 static inline void slot_fill(struct slot *s, float scale, float mean) {
-    struct rng g = {.seed = 7, .stream = RNG_TEST};
-    for (const char *c = s->name; *c; c++) g.seed = g.seed * 131 + (uint64_t)*c;
+    uint64_t seed = 7;
+    for (const char *c = s->name; *c; c++) seed = seed * 131 + (uint64_t)*c;
     const int64_t n = slot_count(s);
+    const float *drawn = normals(seed, n);
     s->f = xcalloc((size_t)n, sizeof *s->f);
     for (int64_t i = 0; i < n; i++) {
-        const float v = rng_normal(&g) * scale + mean;
+        const float v = drawn[i] * scale + mean;
         s->f[i] = s->dt == DT_BF16 ? bf16_to_f32(f32_to_bf16(v)) : v;
     }
 }

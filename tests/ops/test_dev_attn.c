@@ -34,10 +34,10 @@ struct scene {
     struct kv packed, paged;   /* on the device, while all_rows runs */
 };
 
-static float *normals(int64_t n, uint64_t seed) {
-    struct rng g = {.seed = seed, .stream = RNG_TEST};
+static float *wide_normals(int64_t n, uint64_t seed) {
+    const float *drawn = normals(seed, n);
     float *f = xcalloc((size_t)n, sizeof *f);
-    for (int64_t i = 0; i < n; i++) f[i] = rng_normal(&g) * 1.5f;
+    for (int64_t i = 0; i < n; i++) f[i] = drawn[i] * 1.5f;
     return f;
 }
 
@@ -55,9 +55,9 @@ static void scene_init(struct scene *s, const struct geometry *g, enum dtype act
         for (int64_t p = 0; p * PAGE < seq_len[i]; p++) s->pages[i][p] = (int32_t)order[next++];
     free(order);
     const int64_t rows = s->start[N_SEQS];
-    s->q = normals(rows * g->hq * g->dim, 1);
-    s->k = normals(rows * g->hk * g->dim, 2);
-    s->v = normals(rows * g->hk * g->dim, 3);
+    s->q = wide_normals(rows * g->hq * g->dim, 1);
+    s->k = wide_normals(rows * g->hk * g->dim, 2);
+    s->v = wide_normals(rows * g->hk * g->dim, 3);
 }
 static void scene_free(struct scene *s) {
     free(s->q);

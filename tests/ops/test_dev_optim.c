@@ -5,7 +5,7 @@
 static struct backends backends;
 static const int64_t LENGTHS[] = {1, 3, 4, 31, 1000, 1024, 8191, 70001, 2200003};
 
-static float *normals(int64_t n, uint64_t seed, float scale, bool positive) {
+static float *scaled_normals(int64_t n, uint64_t seed, float scale, bool positive) {
     struct rng g = {.seed = seed, .stream = RNG_TEST};
     float *f = xmalloc((size_t)n * sizeof *f);
     for (int64_t i = 0; i < n; i++) {
@@ -33,7 +33,7 @@ static double sumsq_of(struct dev *d, const float *f, int64_t n, int64_t off) {
 static void test_sumsq(void **state) {
     (void)state;
     for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
-        float *f = normals(LENGTHS[i], 3, 2, false);
+        float *f = scaled_normals(LENGTHS[i], 3, 2, false);
         const double want = sumsq_of(&backends.dev[0], f, LENGTHS[i], 0);
         for (int b = 1; b < backends.n; b++)
             for (int64_t off = 0; off < 2; off++) {
@@ -90,7 +90,8 @@ static void test_adamw(void **state) {
     (void)state;
     for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
         const int64_t n = LENGTHS[i];
-        float *in[4] = {normals(n, 4, 1, false), normals(n, 5, 0.1f, false), normals(n, 6, 0.1f, true), normals(n, 7, 1, false)};
+        float *in[4] = {scaled_normals(n, 4, 1, false), scaled_normals(n, 5, 0.1f, false), scaled_normals(n, 6, 0.1f, true),
+                        scaled_normals(n, 7, 1, false)};
         float *want = xmalloc((size_t)n * 12), *got = xmalloc((size_t)n * 12);
         adamw_on(&backends.dev[0], in, n, 0, want);
         for (int b = 1; b < backends.n; b++)
@@ -134,7 +135,7 @@ static void test_combinations_and_codes(void **state) {
     for (int i = 0; i < 256; i++) book[i] = (float)(i - 127) * (float)abs(i - 127) / (128.0f * 128.0f);
     for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
         const int64_t n = LENGTHS[i], all = 3 * n + (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
-        float *x = normals(n, 8, 1, false), *y = normals(n, 9, 1, false);
+        float *x = scaled_normals(n, 8, 1, false), *y = scaled_normals(n, 9, 1, false);
         float *want = xmalloc((size_t)all * 4), *got = xmalloc((size_t)all * 4);
         uint8_t *want_codes = xmalloc((size_t)n), *codes = xmalloc((size_t)n);
         flat_on(&backends.dev[0], x, y, book, n, 0, want, want_codes);
