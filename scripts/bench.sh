@@ -13,7 +13,8 @@ if [ -f "$data/tokenizers/qwen2_5/tokenizer.json.xz" ] && [ -f "$data/gsm8k/trai
     mkdir -p $tok
     for f in "$data"/tokenizers/qwen2_5/*.xz; do xz -dc "$f" >"$tok/$(basename "$f" .xz)"; done
     echo "tokenizer Qwen2.5: $("$VERLC" tokenize --model $tok --bench "$data/gsm8k/train.jsonl" |
-        awk '/^open/ { o = $2 } /^encode/ { e = ($0 ~ /tokens\/s/ && $8 + 0 > e) ? $8 : e } /^decode/ { d = $8 } END { printf "opens in %s s, encodes %s and decodes %s M tokens/s", o, e, d }')"
+        awk '/^open/ { o = $2 } /^encode/ { e = ($0 ~ /tokens\/s/ && $8 + 0 > e) ? $8 : e } /^decode/ { d = $8 }
+            END { printf "opens in %s s, encodes %s and decodes %s M tokens/s", o, e, d }')"
 else
     echo "tokenizer: skipped, no $data/tokenizers/qwen2_5 and $data/gsm8k"
 fi

@@ -15,7 +15,8 @@ echo "== 1/4 a tiny model and its data"
 "$verlc" model init --preset tiny --out "$out/model" --seed "$seed"
 "$verlc" data arith --out "$out/data" --n-train 4096 --n-test 200 --seed "$seed" --level 1 --sft-marked 0.4
 
-echo "== 2/4 supervised warm-up (only four in ten of its answers end with the required line of four hashes and the number: GRPO shall find out)"
+echo "== 2/4 supervised warm-up (only four in ten of its answers end with the required line of four hashes and the number:" \
+    "GRPO shall find out)"
 "$verlc" sft \
     model.path="$out/model" engine.dtype=float32 model.enable_gradient_checkpointing=False \
     data.train_files="$out/data/sft_train.jsonl" data.val_files="$out/data/sft_test.jsonl" \

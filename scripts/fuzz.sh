@@ -22,7 +22,8 @@ done
 echo "$engine, $seconds s a target; built with $compiler"
 if ! grep -qs "^CMAKE_C_COMPILER:[A-Z]*=.*/$compiler$" $out/CMakeCache.txt; then rm -f $out/CMakeCache.txt; fi
 mkdir -p $out
-{ cmake --preset fuzz -DCMAKE_C_COMPILER="$compiler" && cmake --build --preset fuzz; } >$out/build.log 2>&1 || { tail -30 $out/build.log; exit 1; }
+{ cmake --preset fuzz -DCMAKE_C_COMPILER="$compiler" && cmake --build --preset fuzz; } >$out/build.log 2>&1 ||
+    { tail -30 $out/build.log; exit 1; }
 python3 tests/fuzz/corpus.py $out/fuzz_corpus || exit 1
 
 run_target() { # its last line says how it went
@@ -40,7 +41,8 @@ run_target() { # its last line says how it went
         echo "$name: FAILED; kept as $(grep -oE "$out/crash/[^ ]+" "$log" | tail -1); the report is $log"
         return 1
     }
-    awk -v name="$name" '/^stat::number_of_executed_units/ { n = $2 } /cov: / { for (i = 1; i < NF; i++) if ($i == "cov:") c = $(i + 1) }
+    awk -v name="$name" '/^stat::number_of_executed_units/ { n = $2 }
+        /cov: / { for (i = 1; i < NF; i++) if ($i == "cov:") c = $(i + 1) }
         END { printf "%s: %d inputs, %d edges covered, no crash\n", name, n, c }' "$log"
 }
 passed=0 failed=0

@@ -17,7 +17,8 @@ seed=${LEARN_SEED:-1} steps=${LEARN_STEPS:-300} sft_steps=${LEARN_SFT_STEPS:-100
 seeds=${LEARN_SEEDS:-2 3} torch_seeds=${LEARN_TORCH_SEEDS:-1 2} short=${LEARN_SHORT_STEPS:-80} torch_gpu=${LEARN_TORCH_GPU:-0}
 python=${PYTHON:-python3} picture=${LEARN_PICTURE:-docs/learn_gpu.png} start=$(date +%s)
 prompts=${LEARN_PROMPTS:-64} samples=8 new=64 lr=${LEARN_LR:-1e-5} kl=0.001 test_every=10
-[ -d "$data/gsm8k" ] && [ -d "$data/tokenizers/qwen2_5" ] || { echo "no $data/gsm8k and tokenizers/qwen2_5: set SHARED_DATA" >&2; exit 1; }
+[ -d "$data/gsm8k" ] && [ -d "$data/tokenizers/qwen2_5" ] ||
+    { echo "no $data/gsm8k and tokenizers/qwen2_5: set SHARED_DATA" >&2; exit 1; }
 rm -rf "$out"
 mkdir -p "$out/tokenizer"
 
@@ -30,7 +31,8 @@ cat >"$out/arch.json" <<'JSON'
  "hidden_act": "silu", "initializer_range": 0.02, "bos_token_id": 151643, "eos_token_id": 151645,
  "torch_dtype": "bfloat16"}
 JSON
-"$verlc" model init --arch "${LEARN_ARCH:-$out/arch.json}" --out "$out/model" --tokenizer "$out/tokenizer" --seed "$seed" --dtype fp32
+"$verlc" model init --arch "${LEARN_ARCH:-$out/arch.json}" --out "$out/model" --tokenizer "$out/tokenizer" --seed "$seed" \
+    --dtype fp32
 "$verlc" data arith --out "$out/data" --n-train 16384 --n-sft "${LEARN_SFT_ROWS:-48000}" --n-test 500 --seed "$seed" --level 3 \
     --sft-marked 0.5 # half of the answers end without the line that the reward reads: GRPO shall find out
 "$verlc" data gsm8k --local_dataset_path "$data/gsm8k" --local_save_dir "$out/gsm8k"
@@ -58,7 +60,8 @@ ppo() { # MODEL NAME SEED VAL_FILES RESPONSE_LENGTH KEYS...
     local model=$1 name=$2 seed=$3 val=$4 length=$5
     shift 5
     "$verlc" ppo algorithm.adv_estimator=grpo data.train_files="$out/data/train.parquet" data.val_files="$val" data.shuffle=False \
-        data.train_batch_size="$prompts" data.max_prompt_length=256 data.max_response_length="$length" data.filter_overlong_prompts=True \
+        data.train_batch_size="$prompts" data.max_prompt_length=256 data.max_response_length="$length" \
+        data.filter_overlong_prompts=True \
         actor_rollout_ref.model.path="$model" actor_rollout_ref.model.enable_gradient_checkpointing=False \
         actor_rollout_ref.actor.optim.lr="$lr" actor_rollout_ref.actor.ppo_mini_batch_size="$prompts" \
         actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768 \

@@ -15,12 +15,14 @@ set -u
 cd "$(dirname "$0")/.."
 export VERLC=$PWD/build/release/verlc SHARED_DATA=${SHARED_DATA:-$PWD/../shared/data}
 # verl and datasets look at the network and at accelerators that are not needed here.
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 CUDA_VISIBLE_DEVICES= TOKENIZERS_PARALLELISM=true TQDM_DISABLE=1 HF_HUB_DISABLE_PROGRESS_BARS=1
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 CUDA_VISIBLE_DEVICES= TOKENIZERS_PARALLELISM=true TQDM_DISABLE=1
+export HF_HUB_DISABLE_PROGRESS_BARS=1
 export PYTHONDONTWRITEBYTECODE=1
 py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fixtures
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
-names=${*:-algo text conf train grpo optim model lora quant critic reward sft distill eval graders data tables track} # the long ones first
+# the long ones first
+names=${*:-algo text conf train grpo optim model lora quant critic reward sft distill eval graders data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"
@@ -67,11 +69,13 @@ compare_graders() {
         $py tools/oracle_graders.py --verlc "$VERLC"
 }
 compare_grpo() { # the program's ten steps beside torch's: the golden test on the same numbers
-    fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train && program test_train_grpo "$PWD/$fix/train"
+    fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train &&
+        program test_train_grpo "$PWD/$fix/train"
 }
 compare_lora() {
     fresh lora && for base in llama llama_bias qwen2 qwen3; do cp -r "$fix/model/$base" "$out/lora" || return 1; done
-    make_lora "$out/lora" && $py tools/oracle_diff.py "$out/lora" $fix/model && $py tools/oracle_lora.py check "$VERLC" "$out/lora_check"
+    make_lora "$out/lora" && $py tools/oracle_diff.py "$out/lora" $fix/model &&
+        $py tools/oracle_lora.py check "$VERLC" "$out/lora_check"
 }
 compare_model() {
     fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"

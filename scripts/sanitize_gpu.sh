@@ -12,7 +12,8 @@ one() { # TOOL TEST
     local log=$out/$1.$2 start=$SECONDS
     (cd "$build" && timeout "$limit" compute-sanitizer --tool "$1" --error-exitcode 99 --print-limit 5 "./$2") >"$log" 2>&1
     local rc=$?
-    echo "$1 $2: $([ $rc = 0 ] && echo clean || echo "exit $rc") after $((SECONDS - start)) s; $(grep -a 'SUMMARY' "$log" | tail -1)"
+    echo "$1 $2: $([ $rc = 0 ] && echo clean || echo "exit $rc") after $((SECONDS - start)) s;" \
+        "$(grep -a 'SUMMARY' "$log" | tail -1)"
     [ $rc = 0 ] || grep -aE '=========|FAILED|error' "$log" | head -25
     return $rc
 }

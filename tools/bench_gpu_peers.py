@@ -171,7 +171,8 @@ def train(torch, args):
         peer = torch_train(torch, model(arch), recompute) if torch else None
         if torch and "--compile" in args and not recompute:
             say(f"torch.compile, {arch}: {torch_train(torch, model(arch), compiled=True):.4g} tok/s")
-        r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3, *(["--recompute", "layer"] * recompute))
+        r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3,
+                  *(["--recompute", "layer"] * recompute))
         row(f"training {arch}{', recompute' * recompute}", r["tokens"] / (r["seconds"] + r["optimizer_seconds"]), peer, bar)
 
 
@@ -191,7 +192,8 @@ def recipe(arch, data, run, batch, n, mini, micro, steps):
         f"{a}ppo_mini_batch_size={mini}", f"{a}ppo_micro_batch_size_per_gpu={micro}", f"{a}use_kl_loss=True",
         f"{a}kl_loss_coef=0.001", f"{a}kl_loss_type=low_var_kl", "actor_rollout_ref.model.enable_gradient_checkpointing=True",
         f"{r}name=vllm", f"{r}n={n}", f"{r}ignore_eos=True", f"{r}log_prob_micro_batch_size_per_gpu={2 * micro}",
-        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={2 * micro}", f"{r}max_num_seqs=1024", f"{r}gpu_memory_utilization=0.7",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={2 * micro}", f"{r}max_num_seqs=1024",
+        f"{r}gpu_memory_utilization=0.7",
         f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
         "trainer.n_gpus_per_node=1", f"trainer.default_local_dir={run}", "trainer.logger=[file]", "trainer.device=cuda",
         "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]"]
@@ -225,7 +227,8 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
         p = subprocess.Popen([VERLC, "ppo", *recipe(arch, data, run, *shape, steps)], stdout=subprocess.DEVNULL, stderr=err)
         while p.poll() is None:
             log = log or next(iter(run.glob("**/*.jsonl")), None)
-            for line in log.read_text().split("\n")[seen:-1] if log else []: # each step as it ends: a run that is cut short has said something
+            for line in log.read_text().split("\n")[seen:-1] if log else []:
+                # each step as it ends: a run that is cut short has said something
                 first = first or time.time() - t
                 seen += 1
                 step_done = json.loads(line)["data"]
@@ -239,8 +242,8 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
     warm = min(done[1:-1] or done[1:], key=lambda x: x["timing_s/step"])  # the last one is traced
     row(f"GRPO step, {name} ({phases_of(warm)})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
     say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
-    row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None, lower=True,
-        unit="s")
+    row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None,
+        lower=True, unit="s")
     row(f"{name}: GPU idle in a step", 100 * idle_share(run / f"trace_step_{steps}.json"), bar=3, lower=True, unit="%")
     plan = re.search(r"^ *total +([0-9.]+) ([MG])iB", text, re.M)
     planned = float(plan[1]) / (1 if plan[2] == "G" else 1024)

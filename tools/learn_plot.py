@@ -88,8 +88,8 @@ def distances(ours, theirs):
         return statistics.mean(abs(a[s] - b[s]) for s in set(a) & set(b) - {0})
 
     for index, what in ((2, "reward, mean of 5 steps"), (3, "accuracy")):
-        pairs = {"two seeds of verlc": list(itertools.combinations(ours, 2)), "two of torch": list(itertools.combinations(theirs, 2)),
-                 "one of each": list(itertools.product(ours, theirs))}
+        pairs = {"two seeds of verlc": list(itertools.combinations(ours, 2)),
+                 "two of torch": list(itertools.combinations(theirs, 2)), "one of each": list(itertools.product(ours, theirs))}
         print(f"mean distance of {what}: " +
               ", ".join(f"{name} {statistics.mean(apart(a, b, index) for a, b in p):.4f}" for name, p in pairs.items() if p))
 

@@ -136,7 +136,8 @@ def train(loop, log):
 def recorded(db, step, pad):
     """The samples of a step of a verlc run as sample() gives them, prompts padded on the left, and their scores."""
     lists = lambda blob: torch.frombuffer(bytearray(blob), dtype=torch.int32).long()  # noqa: E731
-    found = db.execute("SELECT uid, sample, prompt_ids, ids, score FROM samples WHERE step = ? AND validation = 0 ORDER BY uid, sample",
+    found = db.execute("SELECT uid, sample, prompt_ids, ids, score FROM samples WHERE step = ? AND validation = 0 "
+                       "ORDER BY uid, sample",
                        (step,)).fetchall()
     groups = len({r[0] for r in found})
     prompts, responses = [lists(r[2]) for r in found], [lists(r[3]) for r in found]
@@ -179,7 +180,8 @@ def weights_differ(loop, path):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("model"), p.add_argument("train"), p.add_argument("test"), p.add_argument("out")
-    for name, value in (("steps", 60), ("seed", 1), ("prompts", 64), ("samples", 8), ("new", 64), ("micro", 128), ("test-every", 10)):
+    for name, value in (("steps", 60), ("seed", 1), ("prompts", 64), ("samples", 8), ("new", 64), ("micro", 128),
+                        ("test-every", 10)):
         p.add_argument(f"--{name}", type=int, default=value)
     p.add_argument("--lr", type=float, default=2e-5)
     p.add_argument("--kl", type=float, default=0.001)

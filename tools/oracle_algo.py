@@ -381,7 +381,8 @@ def actor(r):
     info, mode, kl = global_info(r), r.choice(MODES), r.choice(["low_var_kl", "k1", "k3+", "abs", "k2", "kl+"])
     c = dict(entropy_coeff=num(r, 0, 0.1), kl_loss_coef=num(r, 0, 0.1), kl_loss_type=kl, global_batch_info=info)
     q = dict(op="actor_loss", loss_agg_mode=mode, old_log_prob=b.rows(old, True), log_prob=b.rows(lp, True),
-             advantages=b.rows(adv, True), entropy=b.rows(entropy, True), ref_log_prob=b.rows(ref, True), response_mask=b.rows(b.mask), config=c)
+             advantages=b.rows(adv, True), entropy=b.rows(entropy, True), ref_log_prob=b.rows(ref, True),
+             response_mask=b.rows(b.mask), config=c)
 
     def verl():
         x, e = grad(lp), grad(entropy)
@@ -522,7 +523,8 @@ def rollout(level, option):
         spec = dict(rollout_is=level, rollout_is_threshold=r.choice([1.3, 2.0, "0.3_3.0", "1.5", "0.9_1.1"]),
                     rollout_is_batch_normalize=r.random() < 0.5, rollout_rs=option)
         if option:
-            bounds = ["0.7_1.3,0.05"] if "," in option else ["0.8_1.4", "0.5_2.0", 1.25] if option.endswith("k1") else [0.12, 1.0, 1e-3]
+            bounds = ["0.7_1.3,0.05"] if "," in option else ["0.8_1.4", "0.5_2.0",
+                                                             1.25] if option.endswith("k1") else [0.12, 1.0, 1e-3]
             spec["rollout_rs_threshold"] = r.choice(bounds)
         q = dict(op="rollout_correction", old_log_prob=b.rows(old, True), rollout_log_prob=b.rows(other, True),
                  response_mask=b.rows(b.mask), **spec)

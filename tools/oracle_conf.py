@@ -109,12 +109,15 @@ CASES += [("line " + " ".join(a), s, a) for s, a in [
     (P, ["actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=8"]), (P, ["+trainer.total_training_steps=9"]),
     (P, ["trainer=3x"]), (P, ["data.train_files=['/a.parquet','/b c.parquet']"]), (P, ["data.train_files=[\"a,b\",c]"]),
     (P, ["trainer.experiment_name='x=1,y'"]), (P, ["trainer.experiment_name=${trainer.project_name}-v1"]),
-    (P, ["trainer.experiment_name="]), (P, ["data.seed=7", "data.seed=null"]), (P, ["actor_rollout_ref.actor.ppo_mini_batch_size=64"]),
+    (P, ["trainer.experiment_name="]), (P, ["data.seed=7", "data.seed=null"]),
+    (P, ["actor_rollout_ref.actor.ppo_mini_batch_size=64"]),
     (P, ["actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=999"]),
     (P, ["data.max_prompt_length=100", "data.max_response_length=200"]), (P, ["model_engine=dp"]),
     (P, ["actor@actor_rollout_ref.actor=dp_actor"]), (P, ["optim@actor_rollout_ref.actor.optim=nope"]), (P, ["nope@nope=x"]),
-    (P, ["trainer.total_epochs"]), (P, ["=1"]), (P, ["a..b=1"]), (P, ["1a=2"]), (P, ["+a.0b=1"]), (P, ["+++a=1"]), (P, ["+a-b.$c=1"]),
-    (P, ["+a b=1"]), (P, ["+a[0]=1"]), (P, ["+a.=1"]), (P, ["global_profiler.global_tool_config.nsys.worker_nsight_options.capture-range=x"]),
+    (P, ["trainer.total_epochs"]), (P, ["=1"]), (P, ["a..b=1"]), (P, ["1a=2"]), (P, ["+a.0b=1"]), (P, ["+++a=1"]),
+    (P, ["+a-b.$c=1"]),
+    (P, ["+a b=1"]), (P, ["+a[0]=1"]), (P, ["+a.=1"]),
+    (P, ["global_profiler.global_tool_config.nsys.worker_nsight_options.capture-range=x"]),
     ("ppo_megatron_trainer", ["actor_rollout_ref.actor.megatron.param_offload=true"]),
     ("sft_trainer_engine", ["optim.lr=1e-4", "trainer.save_freq=after_each_epoch"]), ("sft_trainer_engine", ["engine=fsdp"]),
     ("evaluation", ["data.path=/x.parquet"]), ("evaluation", ["data.nope=/x.parquet"]),
@@ -147,7 +150,8 @@ def leaves(v, path=""):
     if isinstance(v, dict) and v:
         out = {}
         for k, x in v.items():
-            k = {True: "true", False: "false", None: "null"}.get(k, str(k)) if not isinstance(k, (int, float)) or isinstance(k, bool) else str(k)
+            number = isinstance(k, (int, float)) and not isinstance(k, bool)
+            k = str(k) if number else {True: "true", False: "false", None: "null"}.get(k, str(k))
             out.update(leaves(x, f"{path}.{k}" if path else k))
         return out
     return {path: leaf(v)}
@@ -278,7 +282,8 @@ def main():
     for f, v in out.items():
         if f == "hydra.json":
             parts = [f'{{"env": {json.dumps(ENV)},', ' "base": {']
-            parts += [",\n".join(f'  "{s}": ' + json.dumps(b, ensure_ascii=False, separators=(",", ":")) for s, b in base.items()) + "},"]
+            parts += [",\n".join(f'  "{s}": ' + json.dumps(b, ensure_ascii=False, separators=(",", ":")) for s,
+                                 b in base.items()) + "},"]
             parts += [' "cases": [', ",\n".join("  " + json.dumps(c, ensure_ascii=False) for c in cases) + "]}\n"]
             text = "\n".join(parts)
         else:

@@ -82,7 +82,8 @@ def compare(raw_dir, verlc_dir):
 
 def fixtures(out_dir):
     os.makedirs(out_dir, exist_ok=True)
-    rows = [verl_row({"question": f"What is {i} + {i}? \u00e9\u65e5", "answer": f"It is.\n#### 1,{i:03d}"}, i, "train") for i in range(5)]
+    rows = [verl_row({"question": f"What is {i} + {i}? \u00e9\u65e5", "answer": f"It is.\n#### 1,{i:03d}"}, i, "train")
+            for i in range(5)]
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, os.path.join(out_dir, "verl.parquet"), row_group_size=2)
     odd = {
@@ -178,7 +179,8 @@ def sets(out_dir):
         limit = sorted(len(x) for x in ids)[2]
         with tempfile.TemporaryDirectory() as tmp:
             config = OmegaConf.create(
-                {"max_prompt_length": limit, "filter_overlong_prompts": True, "filter_overlong_prompts_workers": None, "cache_dir": tmp}
+                {"max_prompt_length": limit, "filter_overlong_prompts": True, "filter_overlong_prompts_workers": None,
+                 "cache_dir": tmp}
             )
             kept = [r["index"] for r in (rl_class([rl_path], tokenizer, config)[i] for i in range(3))]
         result[name] = {

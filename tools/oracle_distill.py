@@ -154,7 +154,8 @@ class Case:
     def verl_loss(self, output, config):
         data = dict(response_mask=self.b.m(), old_log_probs=self.old, rollout_is_weights=self.weights, **self.info)
         data["teacher_logprobs"] = self.teacher if self.mode in ESTIMATORS else None
-        actor = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, policy_loss=PolicyLossConfig(), loss_agg_mode=self.agg)
+        actor = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, policy_loss=PolicyLossConfig(),
+                            loss_agg_mode=self.agg)
         if "loss_scale_factor" in self.info:
             object.__setattr__(actor, "loss_scale_factor", self.info["loss_scale_factor"])
         loss, metrics = losses.distillation_loss(actor, types.SimpleNamespace(distillation_loss=config), output, data)
@@ -262,9 +263,11 @@ def model_case(mode):
     with torch.no_grad():
         lt = response_logits(teacher, seqs).log_softmax(-1)
     logp = lp.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-    c = types.SimpleNamespace(mode=mode, agg="token-mean", info=dict(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=3),
+    c = types.SimpleNamespace(mode=mode, agg="token-mean",
+                              info=dict(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=3),
                               b=types.SimpleNamespace(m=lambda: mask[None]), old=None, weights=None)
-    config = DistillationLossConfig(loss_mode=mode, topk=TOPK, use_policy_gradient=False, loss_max_clamp=None, log_prob_min_clamp=None)
+    config = DistillationLossConfig(loss_mode=mode, topk=TOPK, use_policy_gradient=False, loss_max_clamp=None,
+                                    log_prob_min_clamp=None)
     output, given = {"log_probs": logp[None]}, {}
     if mode in ESTIMATORS:
         given["teacher"] = lt.gather(-1, tokens[:, None])[:, 0]
@@ -309,7 +312,8 @@ def compare(program):
     bad = [t for t, _ in found if t]
     for t in bad[:5]:
         print("DIFFERS " + t)
-    print(f"{len(LINES)} batches, {len(found)} numbers, {len(bad)} differences; largest relative error {max(e for _, e in found):.1e}")
+    print(f"{len(LINES)} batches, {len(found)} numbers, {len(bad)} differences; "
+          f"largest relative error {max(e for _, e in found):.1e}")
     return 1 if bad else 0
 
 

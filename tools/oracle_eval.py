@@ -33,7 +33,8 @@ def random_set(rng, source):
     rows, n_same = [], int(rng.integers(1, 10))
     for u in range(int(rng.integers(1, 5))):
         for _ in range(n_same if rng.random() < 0.7 else int(rng.integers(1, 10))):
-            of = {"acc": bool(rng.integers(0, 2)), "pred": votes(), "length": int(rng.integers(1, 99)), "overlong": bool(rng.random() < 0.1)}
+            of = {"acc": bool(rng.integers(0, 2)), "pred": votes(), "length": int(rng.integers(1, 99)),
+                  "overlong": bool(rng.random() < 0.1)}
             rows.append((source, f"{source} {u}", float(np.round(rng.normal(), 3)), {n: of[n] for n in names}))
     return rows
 
@@ -47,10 +48,12 @@ def compare_eval(space, program, n_sets=200):
     with tempfile.TemporaryDirectory() as tmp:
         tmp = pathlib.Path(tmp)
         (tmp / "scorer.py").write_text(SCORER)
-        lines = [{"prompt": [{"role": "user", "content": "?"}], "data_source": source, "reward_model": {"ground_truth": ""}, "responses": texts}
+        lines = [{"prompt": [{"role": "user", "content": "?"}], "data_source": source, "reward_model": {"ground_truth": ""},
+                  "responses": texts}
                  for (source, _), texts in prompts.items()]
         (tmp / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        done = subprocess.run([program, "eval", f"data.path={tmp / 'rows.jsonl'}", f"custom_reward_function.path={tmp / 'scorer.py'}"],
+        done = subprocess.run([program, "eval", f"data.path={tmp / 'rows.jsonl'}",
+                               f"custom_reward_function.path={tmp / 'scorer.py'}"],
                               stdout=subprocess.PIPE, text=True, check=True)
     got, n, bad, worst = json.loads(done.stdout), 0, [], 0.0
     for rows in sets:
@@ -78,7 +81,8 @@ def transformers_greedy(model_dir, conversations, n_tokens):
     end = {end} if isinstance(end, int) else set(end or [])
     texts = []
     for messages in conversations:
-        ids = tok(tok.apply_chat_template(messages, add_generation_prompt=True, tokenize=False), add_special_tokens=False)["input_ids"]
+        ids = tok(tok.apply_chat_template(messages, add_generation_prompt=True, tokenize=False),
+                  add_special_tokens=False)["input_ids"]
         n, sure = len(ids), True
         while len(ids) < n + n_tokens and not (len(ids) > n and ids[-1] in end):
             with torch.no_grad():
@@ -103,7 +107,8 @@ def compare_generate(program, n_tokens=24):
         given = pq.read_table(tmp / "data/train.parquet")
         want, bad = transformers_greedy(tmp / "model", given.column("prompt").to_pylist(), n_tokens), 0
         for n, temperature in ((1, 0), (3, 1)):
-            run("generate", f"data.path={tmp / 'data/train.parquet'}", f"data.output_path={tmp / 'out.parquet'}", f"data.n_samples={n}",
+            run("generate", f"data.path={tmp / 'data/train.parquet'}", f"data.output_path={tmp / 'out.parquet'}",
+                f"data.n_samples={n}",
                 f"model.path={tmp / 'model'}", f"rollout.temperature={temperature}", f"rollout.response_length={n_tokens}",
                 "rollout.prompt_length=64", "rollout.dtype=float32")
             got = pq.read_table(tmp / "out.parquet")
@@ -114,8 +119,8 @@ def compare_generate(program, n_tokens=24):
             if temperature == 0:
                 compared = [(g[0], w) for g, w in zip(texts, want) if w is not None]
                 bad += sum(g != w for g, w in compared)
-    print(f"generate: {len(given)} rows, {len(compared)} greedy texts beside transformers', {len(set(w for _, w in compared))} of them distinct, "
-          f"{bad} differences")
+    print(f"generate: {len(given)} rows, {len(compared)} greedy texts beside transformers', "
+          f"{len(set(w for _, w in compared))} of them distinct, {bad} differences")
     return 1 if bad or len(compared) < len(given) / 2 else 0
 
 

@@ -26,26 +26,32 @@ def gsm8k_strings(n):
         shown = RNG.choice([gold, f"{int(gold):,}", "$" + gold, gold + ".", gold + ".0", gold + ",", gold + "%", "- " + gold,
                             "٣", str(int(gold) + 1), "", ".", ",", gold + " apples", "−" + gold, "0" + gold])
         mark = RNG.choice(["#### ", "#### ", "#### ", "####", "### ", "##### ", "####  ", "####\n", "#### #### ", "The answer is "])
-        text = RNG.choice(["", "So 3 * 4 = 12.\n", "日本語 12 \n", "x" * RNG.choice([280, 290, 296, 300, 310]), "é" * 295, "😀" * 298 + "\n",
-                           "#### 7\n", "#### " + gold + "\n then ", "12, 13. 14 "])
-        tail = RNG.choice(["", "", ".", "\n", " and so on", "\n#### 5", "\n####", "z" * RNG.choice([280, 290, 299, 300]), "ü" * 297, " .", " ,"])
+        text = RNG.choice(["", "So 3 * 4 = 12.\n", "日本語 12 \n", "x" * RNG.choice([280, 290, 296, 300, 310]), "é" * 295,
+                           "😀" * 298 + "\n", "#### 7\n", "#### " + gold + "\n then ", "12, 13. 14 "])
+        tail = RNG.choice(["", "", ".", "\n", " and so on", "\n#### 5", "\n####", "z" * RNG.choice([280, 290, 299, 300]), "ü" * 297,
+                           " .", " ,"])
         yield text + mark + shown + tail, gold
 
 
-MATH_PIECES = [r"\frac{1}{2}", r"\frac12", r"\frac1{72}", r"\dfrac{3}{4}", r"\tfrac 1 2", "0.5", ".5", "1/2", "-3/4", "a/b", r"\sqrt3", r"\sqrt{3}",
-               r"x=5", "k = 7", "long=7", r"10\%", r"45^\circ", r"45^{\circ}", r"12\text{ cm}", r"\left(1,2\right)", r"\$5", "1,000",
+MATH_PIECES = [r"\frac{1}{2}", r"\frac12", r"\frac1{72}", r"\dfrac{3}{4}", r"\tfrac 1 2", "0.5", ".5", "1/2", "-3/4", "a/b",
+               r"\sqrt3", r"\sqrt{3}",
+               r"x=5", "k = 7", "long=7", r"10\%", r"45^\circ", r"45^{\circ}", r"12\text{ cm}", r"\left(1,2\right)", r"\$5",
+               "1,000",
                r"\text{A}", "x^2+1", r"\!3", r"\\frac{1}{2}", "{.5}", " .5", r"\frac{a}{b}", "1/2/3", r"\frac1", "007/2", "日本", "½",
-               r"\sqrt", r"3\text{ m}\text{ s}", "", "a=b=c", r"\frac", r"12\mbox{ dollars}", "a cat", "an 5", "5 students", "$5$", "$x=3$ and",
-               r"\boxed{7}", r"\overline{AB}", r"\textbf{9}", r"3,\text{and} 4", "12 ways", "{,}", r"1{,}000", '"7"', r"\frac ab", "fracab",
-               "sqrt2", "1,2,3", r"\ldots", "1 000", "10^{\circ}", "7 \\dots", "²", "٣", "１２", "\u2003 5", "5\u00a0"]
+               r"\sqrt", r"3\text{ m}\text{ s}", "", "a=b=c", r"\frac", r"12\mbox{ dollars}", "a cat", "an 5", "5 students", "$5$",
+               "$x=3$ and",
+               r"\boxed{7}", r"\overline{AB}", r"\textbf{9}", r"3,\text{and} 4", "12 ways", "{,}", r"1{,}000", '"7"', r"\frac ab",
+               "fracab", "sqrt2", "1,2,3", r"\ldots", "1 000", "10^{\circ}", "7 \\dots", "²", "٣", "１２", "\u2003 5", "5\u00a0"]
 
 
 def math_strings(n):
     for k in range(n):
         gold = RNG.choice(MATH_PIECES)
         shown = RNG.choice([gold, RNG.choice(MATH_PIECES)])
-        yield RNG.choice(["The answer is $\\boxed{%s}$.", "\\boxed{%s} so \\boxed{%s}", "\\boxed %s$ end", "\\fbox{%s}", "no box %s",
-                          "\\boxed{%s", "\\boxed{{%s}}", "Answer: %s", "answer :\u2003%s\nmore", "Answer: 1\nANSWER:  %s ", "an\u017fwer: %s", "Answer:\n\n%s", "Answer:", "\\boxed{a} Answer: \n",
+        yield RNG.choice(["The answer is $\\boxed{%s}$.", "\\boxed{%s} so \\boxed{%s}", "\\boxed %s$ end", "\\fbox{%s}",
+                          "no box %s",
+                          "\\boxed{%s", "\\boxed{{%s}}", "Answer: %s", "answer :\u2003%s\nmore", "Answer: 1\nANSWER:  %s ",
+                          "an\u017fwer: %s", "Answer:\n\n%s", "Answer:", "\\boxed{a} Answer: \n",
                           "x" * 290 + "Answer: %s", "y" * 250 + "\\boxed{%s}"]).replace("%s", shown), gold
 
 
@@ -110,8 +116,8 @@ def dapo_batch(rng, lines):
 
     width = max(len(x["text"]) for x in lines) + 1
     limit, masks = rng.randint(1, width), []
-    buffer = types.SimpleNamespace(enable=rng.random() < 0.9, len=rng.randint(1, limit), penalty_factor=rng.choice([1.0, 0.5, 2, 0.0, -1.0]),
-                                   log=rng.random() < 0.5)
+    buffer = types.SimpleNamespace(enable=rng.random() < 0.9, len=rng.randint(1, limit),
+                                   penalty_factor=rng.choice([1.0, 0.5, 2, 0.0, -1.0]), log=rng.random() < 0.5)
     responses = torch.zeros(len(lines), width, dtype=torch.int64)
     for i, x in enumerate(lines):
         responses[i, :len(x["text"])] = torch.tensor([ord(c) for c in x["text"]])
@@ -144,7 +150,8 @@ def compare_dapo(program, lines, n_batches=1000):
     for q, answer, reward, penalty in zip(requests, map(json.loads, done.stdout.splitlines()), rewards, penalties, strict=True):
         error = abs(answer["score"] - reward) / max(1, abs(reward))  # verl computes the penalty, and adds it, in float32
         if penalty is not None:
-            error = max(error, abs(answer["overlong_reward"] - penalty) / max(1, abs(penalty)), float(answer["overlong"] != (penalty < 0)))
+            error = max(error, abs(answer["overlong_reward"] - penalty) / max(1, abs(penalty)),
+                        float(answer["overlong"] != (penalty < 0)))
             n_penal += penalty < 0
         if "overlong_reward" in answer and penalty is None or error > 1e-6:
             bad += 1

@@ -67,7 +67,8 @@ def make_case(name, base, kwargs, out):
     }
     golden |= {f"grad.{plain(k)}": p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
     merged = model.merge_and_unload().state_dict()
-    golden |= {f"merged.{k}": v.contiguous() for k, v in merged.items() if k != "lm_head.weight" and f"layers.{model.config.num_hidden_layers - 1}." in k}
+    golden |= {f"merged.{k}": v.contiguous() for k, v in merged.items() if k != "lm_head.weight" and
+               f"layers.{model.config.num_hidden_layers - 1}." in k}
     save_file(golden, f"{out}/golden.safetensors")
 
 
@@ -100,9 +101,10 @@ def train(verlc, d):
     """A few SFT steps of an adapter on the tiny model; the checkpoint's adapter directory."""
     run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
     run(verlc, "data", "arith", "--out", f"{d}/data", "--n-train", "64", "--n-test", "16", "--format", "jsonl")
-    run(verlc, "sft", f"data.train_files={d}/data/sft_train.jsonl", f"data.val_files={d}/data/sft_test.jsonl", "data.train_batch_size=16",
-        "data.micro_batch_size_per_gpu=8", f"model.path={d}/tiny", "model.lora_rank=6", "model.lora_alpha=12", "engine.dtype=float32",
-        "optim.lr=1e-2", "trainer.total_training_steps=4", "trainer.save_freq=4", "trainer.test_freq=-1",
+    run(verlc, "sft", f"data.train_files={d}/data/sft_train.jsonl", f"data.val_files={d}/data/sft_test.jsonl",
+        "data.train_batch_size=16",
+        "data.micro_batch_size_per_gpu=8", f"model.path={d}/tiny", "model.lora_rank=6", "model.lora_alpha=12",
+        "engine.dtype=float32", "optim.lr=1e-2", "trainer.total_training_steps=4", "trainer.save_freq=4", "trainer.test_freq=-1",
         "trainer.logger=[file]", f"trainer.default_local_dir={d}/run")
     return f"{d}/tiny", f"{d}/run/global_step_4/actor"
 
@@ -113,7 +115,8 @@ def check(verlc, work):
     failed = 0
     here = os.path.dirname(os.path.abspath(__file__))
     with tempfile.TemporaryDirectory(dir=work) as d:
-        cases = [(f"{here}/../tests/fixtures/model/{base}", f"{here}/../tests/fixtures/model/{name}") for name, (base, _) in CASES.items()]
+        cases = [(f"{here}/../tests/fixtures/model/{base}", f"{here}/../tests/fixtures/model/{name}") for name,
+                 (base, _) in CASES.items()]
         for base, adapter in [*cases, train(verlc, d)]:
             model = PeftModel.from_pretrained(load(base), adapter).eval()
             a = worst_score(model, (verlc, "score", "--model", base, "--adapter", adapter), gen)
@@ -124,7 +127,8 @@ def check(verlc, work):
             b = worst_score(model, (verlc, "score", "--model", out), gen)
             ok = max(a, b) <= 1e-5 and m <= 1e-6
             failed += not ok
-            print(f"{os.path.basename(adapter):11s} log-prob difference with adapter {a:.1e}, merged {b:.1e}; weights {m:.1e} {'ok' if ok else 'FAILED'}")
+            print(f"{os.path.basename(adapter):11s} log-prob difference with adapter {a:.1e}, merged {b:.1e}; "
+                  f"weights {m:.1e} {'ok' if ok else 'FAILED'}")
     return failed
 
 

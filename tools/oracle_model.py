@@ -202,7 +202,8 @@ def compare_scores(verlc, path, gen):
     vocab = model.config.vocab_size
     seqs = [torch.randint(0, vocab, (n,), generator=gen) for n in (5, 17)]
     lines = [json.dumps({"ids": s.tolist(), "response_start": 1}) for s in seqs]
-    out = [json.loads(x) for x in run(verlc, "score", "--model", path, "--dtype", "fp32", stdin="\n".join(lines) + "\n").splitlines()]
+    out = [json.loads(x) for x in run(verlc, "score", "--model", path, "--dtype", "fp32",
+                                      stdin="\n".join(lines) + "\n").splitlines()]
     worst = 0.0
     for s, o in zip(seqs, out, strict=True):
         with torch.no_grad():
@@ -232,7 +233,8 @@ def check(verlc, work):
             worst = max(compare_scores(verlc, f"{d}/{x}", gen) for x in ("init", "f32"))
             ok = same and worst <= 1e-5
             failed += not ok
-            print(f"{name:13s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} {'ok' if ok else 'FAILED'}")
+            print(f"{name:13s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} "
+                  f"{'ok' if ok else 'FAILED'}")
     with tempfile.TemporaryDirectory(dir=work) as d:
         run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
         AutoTokenizer.from_pretrained(f"{d}/tiny")

@@ -44,7 +44,8 @@ def weight(name, n):
 def gradient(name, n, step):
     """The gradient of parameter `name` (n elements) in a step."""
     i = np.arange(n, dtype=np.float64)
-    return (np.sin(0.37 * i + 0.013 * i * i + 1.7 * step + len(name)) * np.where(np.arange(n) % 5 == 0, 1.0, 1e-3)).astype(np.float32)
+    return (np.sin(0.37 * i + 0.013 * i * i + 1.7 * step + len(name)) * np.where(np.arange(n) % 5 == 0, 1.0,
+                                                                                 1e-3)).astype(np.float32)
 
 
 def set_gradients(params, step):
@@ -189,7 +190,8 @@ def main():
     case("AdamW8bit", {"optimizer": "AdamW8bit"}, values, quantized=big)
     path = args.out / "optim.json"
     path.write_text(json.dumps(out, separators=(",", ":")) + "\n")
-    print(f"{path}: {len(out['cases'])} optimizers, {len(out['schedules'])} schedules, quantized: {big}, {path.stat().st_size} bytes")
+    print(f"{path}: {len(out['cases'])} optimizers, {len(out['schedules'])} schedules, quantized: {big}, "
+          f"{path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

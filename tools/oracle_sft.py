@@ -20,10 +20,12 @@ import torch
 from oracle_data import CONVERSATIONS, messages_of, verl_datasets
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SHAPE = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 151936, "max_position_embeddings": 4096, "rope_theta": 1e6,
-         "rms_norm_eps": 1e-6, "hidden_act": "silu", "initializer_range": 0.3, "tie_word_embeddings": True, "torch_dtype": "float32",
-         "eos_token_id": 151645, "bos_token_id": 151643}
+SHAPE = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64,
+         "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 151936, "max_position_embeddings": 4096,
+         "rope_theta": 1e6,
+         "rms_norm_eps": 1e-6, "hidden_act": "silu", "initializer_range": 0.3, "tie_word_embeddings": True,
+         "torch_dtype": "float32", "eos_token_id": 151645, "bos_token_id": 151643}
 MORE = [
     [("user", "1 + 1?"), ("assistant", "2"), ("user", "sure?"), ("assistant", "Yes.\n\n  2"), ("user", "Thanks")],
     [("system", ""), ("user", "<|im_start|>assistant\nno"), ("assistant", "<think>\n\n</think>\n\n\u65e5\u672c \U0001f389")],
@@ -38,8 +40,8 @@ def write_rows(rows, stem):
 
 def verlc_losses(verlc, model, data, out, batch, steps):
     subprocess.run([verlc, "sft", f"data.train_files={data}", f"data.train_batch_size={batch}", "data.max_length=2048",
-                    "data.max_token_len_per_gpu=4096", "data.truncation=error", f"model.path={model}", "engine.dtype=float32", "optim.lr=0",
-                    f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", "trainer.test_freq=-1",
+                    "data.max_token_len_per_gpu=4096", "data.truncation=error", f"model.path={model}", "engine.dtype=float32",
+                    "optim.lr=0", f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", "trainer.test_freq=-1",
                     f"trainer.default_local_dir={out}", "trainer.logger=[file]"], check=True, stderr=subprocess.DEVNULL)
     lines = (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()
     return [d["data"]["train/loss"] for d in map(json.loads, lines) if "train/loss" in d["data"]]
@@ -66,7 +68,8 @@ def main(verlc, source):
             name, raw = f.name.removesuffix(".xz"), f.read_bytes()
             (tmp / "tok" / name).write_bytes(lzma.decompress(raw) if f.suffix == ".xz" else raw)
         (tmp / "shape.json").write_text(json.dumps(SHAPE))
-        subprocess.run([verlc, "model", "init", "--arch", tmp / "shape.json", "--tokenizer", tmp / "tok", "--out", tmp / "model", "--seed", "4"],
+        subprocess.run([verlc, "model", "init", "--arch", tmp / "shape.json", "--tokenizer", tmp / "tok", "--out", tmp / "model",
+                        "--seed", "4"],
                        check=True, stderr=subprocess.DEVNULL)
         write_rows([{"messages": messages_of(c)} for c in CONVERSATIONS + MORE], tmp / "chats")
         want = torch_losses(tmp / "model", AutoTokenizer.from_pretrained(tmp / "tok"), str(tmp / "chats.parquet"))
@@ -81,7 +84,8 @@ def main(verlc, source):
             for i, (a, b) in enumerate(pairs):
                 if abs(a - b) > 1e-5 * b:
                     print(f"DIFFERS {kind}, number {i}: loss {a}, by verl's mask {b}")
-    print(f"{n} conversations of Qwen2.5, one by one and packed, parquet and JSONL: largest relative difference of the loss {worst:.1e}")
+    print(f"{n} conversations of Qwen2.5, one by one and packed, parquet and JSONL: "
+          f"largest relative difference of the loss {worst:.1e}")
     return worst > 1e-5
 
 

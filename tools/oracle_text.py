@@ -372,7 +372,8 @@ def variants():
     yield "llama3", "byte", b(pre_tokenizer=sequence(split(QWEN.replace("p{N}|", "p{N}{1,3}|")), BYTES), ignore_merges=True,
                               post_processor=sequence(level, template(["<s>"]), key="processors"))
     yield "nemo", "byte", b(pre_tokenizer=sequence(split(NEMO), BYTES), post_processor=template(["<s>"], ["</s>"]))
-    yield "coder", "byte", b(pre_tokenizer=sequence(*[split(p) for p in CODER], {"type": "Digits", "individual_digits": True}, BYTES))
+    yield "coder", "byte", b(pre_tokenizer=sequence(*[split(p) for p in CODER], {"type": "Digits", "individual_digits": True},
+                                                    BYTES))
     yield "digits", "byte", b(pre_tokenizer=sequence({"type": "Digits", "individual_digits": False}, GPT2))
     for i, behavior in enumerate(("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")):
         yield "split_" + behavior, "byte", b(pre_tokenizer=sequence(split("\\d|\\s", behavior, i % 2 == 1), BYTES))
@@ -385,7 +386,8 @@ def variants():
                             post_processor={"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]})
     yield "delimiter", "byte", b(pre_tokenizer=sequence({"type": "CharDelimiterSplit", "delimiter": "e"}, BYTES))
     yield "nfkc_lower", "byte", b(pre_tokenizer=GPT2, normalizer=norms({"type": "NFKC"}, {"type": "Lowercase"}))
-    yield "nfd_strip", "byte", b(pre_tokenizer=GPT2, normalizer=norms({"type": "NFD"}, {"type": "Strip", "strip_left": True, "strip_right": False}))
+    yield "nfd_strip", "byte", b(pre_tokenizer=GPT2,
+                                 normalizer=norms({"type": "NFD"}, {"type": "Strip", "strip_left": True, "strip_right": False}))
     yield "nfkd_replace", "byte", b(pre_tokenizer=GPT2, normalizer=norms(
         {"type": "NFKD"}, {"type": "Strip", "strip_left": True, "strip_right": True}, replace("\\s{2,}|\\p{Mn}", "_", "Regex")))
     yield "added", "byte", b(pre_tokenizer=GPT2, normalizer={"type": "Lowercase"}, added_tokens=flags,
@@ -420,7 +422,8 @@ def write_jsonl(out, name, rows):
 def variant_rows(models):
     from tokenizers import Tokenizer
     plain = ["", " ", "Anna has 12 apples and buys 30 more.", "  How many  apples? <s>Word Words <tool>  x <Left>  y",
-             "a\u0301ppl\u00e9 APPLE apple HOW MANY \n\n\n\n <right>  <tool>x</s>", "'S 'll don't WE'VE \u017f <right>  <tool> y  <Left>   <tool>"]
+             "a\u0301ppl\u00e9 APPLE apple HOW MANY \n\n\n\n <right>  <tool>x</s>",
+             "'S 'll don't WE'VE \u017f <right>  <tool> y  <Left>   <tool>"]
     hostile = [t for t in hostile_lines(4000, 11) if len(t) < 40]
     rows = []
     for k, (name, model, sections) in enumerate(variants()):
@@ -547,7 +550,8 @@ CHAT_TEMPLATE = """{%- set ns = namespace(n=0, last='') %}
     {%- endif %}
     {%- set ns.n = ns.n + 1 %}
     {{- bos_token if loop.first else '' }}<|{{ m['role'] }}|>
-{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}{{ eos_token }}{% endgeneration %}\
+{% else %}{{ m.content }}{% endif %}
 
     {%- if m.thinking is defined %}[{{ m.reasoning_content }}]{% endif %}
 {% endfor %}

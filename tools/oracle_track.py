@@ -38,7 +38,8 @@ def check_values(test, name, run_dir):
     want = recorded(run_dir)
     wrong = [k for k, v in want.items() if k not in got or not (got[k] == f32(v) if v is not None else not math.isfinite(got[k]))]
     print(f"{name}: {len(want)} values of {len({k[0] for k in want})} metrics")
-    test(f"{name}: TensorBoard reads every value, equal in fp32", want and not wrong and set(got) == set(want), str((wrong or set(got) ^ set(want)))[:400])
+    test(f"{name}: TensorBoard reads every value, equal in fp32", want and not wrong and set(got) == set(want),
+         str((wrong or set(got) ^ set(want)))[:400])
 
 
 def check_live(s, test):
@@ -57,9 +58,11 @@ def check_live(s, test):
             db.close()
         except sqlite3.OperationalError as e:
             test("no reader is refused", "no such table" in str(e), str(e))  # the first instant
-    test("run.db is read while it is written", p.returncode == 0 and len(set(seen)) > 2 and seen == sorted(seen), str(sorted(set(seen))))
+    test("run.db is read while it is written", p.returncode == 0 and len(set(seen)) > 2 and seen == sorted(seen),
+         str(sorted(set(seen))))
     db = sqlite3.connect(path)
-    test("a reader sees a step whole or not at all", counts <= set(db.execute("select step, count(*) from metrics group by step")), str(sorted(counts)))
+    test("a reader sees a step whole or not at all", counts <= set(db.execute("select step, count(*) from metrics group by step")),
+         str(sorted(counts)))
     want = recorded(s.dir / "live")
     got = {(name, step): v for step, name, v in db.execute("select step, name, value from metrics")}
     test("run.db has the values of the JSONL file", got == {k: None if v is None else float(v) for k, v in want.items()})
@@ -81,7 +84,8 @@ def main():
         check_values(test, "resumed", s.dir / "tb")
         files = sorted((s.dir / "tb/tensorboard").iterdir())
         records = [e for f in files for e in EventFileLoader(str(f)).Load()]
-        test("every record of both files is read", len(files) == 2 and len(records) == (1 + 4) + (2 + 3), f"{len(files)} files, {len(records)} records")
+        test("every record of both files is read", len(files) == 2 and len(records) == (1 + 4) + (2 + 3),
+             f"{len(files)} files, {len(records)} records")
         check_live(s, test)
     test.end()
 

@@ -70,12 +70,14 @@ def val_case(space, name, rows):
 def val_cases(space):
     rng = np.random.default_rng(5)
     for n in (1, 2, 3, 5, 8):
-        yield val_case(space, f"{n} a prompt", [("openai/gsm8k", u, float(rng.integers(0, 2)), {}) for u in range(4) for _ in range(n)])
+        yield val_case(space, f"{n} a prompt", [("openai/gsm8k", u, float(rng.integers(0, 2)), {}) for u in range(4)
+                                                for _ in range(n)])
     rows = []
     for u in range(3):
         for _ in range(5):
             pred = str(rng.integers(0, 3))
-            rows.append(("math_dapo", u, float(rng.normal()), {"acc": bool(pred == "1"), "pred": pred, "score": float(rng.normal())}))
+            rows.append(("math_dapo", u, float(rng.normal()),
+                         {"acc": bool(pred == "1"), "pred": pred, "score": float(rng.normal())}))
     yield val_case(space, "acc and pred, ties in the vote", rows)
     rows = [("a", u, float(rng.normal()), {"note": "text", "length": int(rng.integers(1, 9))}) for u in range(2) for _ in range(2)]
     rows += [("b/c", u, float(rng.normal()), {"acc": float(rng.integers(0, 2))}) for u in range(10, 13) for _ in range(8)]
@@ -124,7 +126,8 @@ def data_case(space, k):
         mask[i, :length] = torch.tensor(row["response_mask"])
         for c in columns:
             lo, hi = names.get(c, (-scale, scale))
-            row[c] = [r.choice([0.0, 0.5, r.uniform(0, 2)] if c == "rollout_is_weights" else [r.uniform(lo, hi)]) for _ in range(length)]
+            row[c] = [r.choice([0.0, 0.5, r.uniform(0, 2)] if c == "rollout_is_weights" else [r.uniform(lo, hi)])
+                      for _ in range(length)]
             t[c][i, :length] = torch.tensor(row[c], dtype=torch.float64)
         rows.append(row)
     batch = {**t, "prompts": torch.zeros(n, width_p), "responses": torch.zeros(n, width_r), "attention_mask": attention,

@@ -76,7 +76,8 @@ class Shape:
         except (TypeError, ValueError) as error:
             raise HelperError(f"{NAME} returned {what} that is not an array of numbers: {error}", "FORMAT") from error
         if x.shape != self.real.shape:
-            raise HelperError(f"{NAME} returned {what} of shape {x.shape}, and the batch is {self.real.shape}: samples x tokens", "FORMAT")
+            raise HelperError(f"{NAME} returned {what} of shape {x.shape}, and the batch is {self.real.shape}: samples x tokens",
+                              "FORMAT")
         return base64.b64encode(x[self.real].astype("<f8").tobytes()).decode()
 
 

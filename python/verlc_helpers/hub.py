@@ -127,7 +127,8 @@ def handle(request):
     if snapshot:
         return {"dir": snapshot}
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        raise HelperError(f"HF_HUB_OFFLINE is set and {repo} is not in the local cache; unset it or give --local_dataset_path", "INPUT")
+        raise HelperError(f"HF_HUB_OFFLINE is set and {repo} is not in the local cache; unset it or give --local_dataset_path",
+                          "INPUT")
     root = os.path.expanduser(os.path.join("~/.cache/verl/hub", repo))
     files = list_files(repo, config)
     if not files:

@@ -33,7 +33,8 @@ def main():
         test("phases follow each other", all(a[2] <= b[1] + 1 for a, b in zip(t["phases"], t["phases"][1:])), t["phases"])
         update = next(x for x in t["phases"] if x[0] == "update_actor")
         adamw = [x for x in t["host"] if x[0].startswith("adamw")]
-        test("the optimizer's calls lie in the update", adamw and all(update[1] - 1 <= x[1] and x[2] <= update[2] + 1 for x in adamw), adamw)
+        test("the optimizer's calls lie in the update", adamw and
+             all(update[1] - 1 <= x[1] and x[2] <= update[2] + 1 for x in adamw), adamw)
         test("each call of the host is one of the device", len(t["host"]) == len(t["device"]) > 100, len(t["host"]))
         run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))
         files = sorted(f.name for f in (s.dir / "verl").glob("trace_step_*"))
@@ -53,7 +54,8 @@ def main():
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
     p = run("selftest", "--device", "cpu", check=False, timeout=800)
     lines = p.stdout.splitlines()
-    test("selftest finds no difference on the CPU", p.returncode == 0 and " 0 different, 0 not on this device" in lines[-1], p.stdout[-2000:])
+    test("selftest finds no difference on the CPU", p.returncode == 0 and " 0 different, 0 not on this device" in lines[-1],
+         p.stdout[-2000:])
     test("selftest compares rollout and training", sum("rollout = training" in x and " ok " in x for x in lines) == 12, p.stdout)
     test.end()
 

@@ -21,22 +21,24 @@ STUDENT = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, 
 
 
 def make_models(s):
-    chat = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]} for a, b in SUMS]
+    chat = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]} for a,
+            b in SUMS]
     rows = [{"data_source": "sums", "prompt": c["messages"][:1], "ability": "math", "extra_info": {"index": i},
              "reward_model": {"style": "rule", "ground_truth": c["messages"][1]["content"]}} for i, c in enumerate(chat)]
     s.write("sums.jsonl", rows)
     (s.dir / "exact.py").write_text(EXACT)
     run("sft", f"data.train_files={s.write('chat.jsonl', chat)}", "data.train_batch_size=25", "data.max_length=64",
         "data.max_token_len_per_gpu=2048", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e-3",
-        "trainer.total_training_steps=120", "trainer.test_freq=-1", "trainer.save_freq=120", f"trainer.default_local_dir={s.dir / 'sft'}",
-        "trainer.logger=[console]")
+        "trainer.total_training_steps=120", "trainer.test_freq=-1", "trainer.save_freq=120",
+        f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[console]")
     config = {**json.loads((s.dir / "model/config.json").read_text()), **STUDENT}
     (s.dir / "student.json").write_text(json.dumps(config))
     run("model", "init", "--arch", s.dir / "student.json", "--tokenizer", s.dir / "model", "--out", s.dir / "student", "--seed", 3)
 
 
 def distill(s, name, teacher="sft/global_step_120/actor", **keys):
-    args = {"actor_rollout_ref.model.path": s.dir / "student", "data.train_files": s.dir / "sums.jsonl", "data.val_files": s.dir / "sums.jsonl",
+    args = {"actor_rollout_ref.model.path": s.dir / "student", "data.train_files": s.dir / "sums.jsonl",
+            "data.val_files": s.dir / "sums.jsonl",
             "reward.custom_reward_function.path": s.dir / "exact.py", "reward.num_workers": 1, "data.train_batch_size": 12,
             "data.max_prompt_length": 32, "data.max_response_length": 6, "actor_rollout_ref.actor.ppo_mini_batch_size": 12,
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 12, "actor_rollout_ref.actor.use_kl_loss": False,
@@ -49,7 +51,8 @@ def distill(s, name, teacher="sft/global_step_120/actor", **keys):
 def learns(s, test):
     steps = 200
     p = run(*distill(s, "learn", **{"trainer.total_training_steps": steps, "actor_rollout_ref.rollout.n": 4}))
-    reward, loss, overlap = (series(s.dir / "learn", n) for n in ("critic/score/mean", "distillation/loss", "distillation/overlap_ratio"))
+    reward, loss, overlap = (series(s.dir / "learn", n)
+                             for n in ("critic/score/mean", "distillation/loss", "distillation/overlap_ratio"))
     first, last = sum(reward[:5]) / 5, sum(reward[-5:]) / 5
     print(f"forward_kl_topk: mean reward {first:.3f} -> {last:.3f} in {steps} steps; loss {loss[0]:.3f} -> {loss[-1]:.4f}")
     test("a student of random weights is right by chance at most", first < 0.2, f"{first}")
@@ -68,8 +71,8 @@ def every_loss(s, test):
         "distillation/overlap_ratio", "distillation/overlap_token_advantage"]
     estimators = common + ["distillation/abs_loss"]
     clip = ["distillation/pg_clipfrac", "distillation/ppo_kl", "distillation/pg_clipfrac_lower"]
-    modes = [("reverse_kl_topk", {}, lists), ("jsd_topk", {LOSS + "topk": 512}, lists), ("k3", {LOSS + "use_task_rewards": True}, estimators),
-             ("k1", {LOSS + "use_policy_gradient": True}, estimators + clip),
+    modes = [("reverse_kl_topk", {}, lists), ("jsd_topk", {LOSS + "topk": 512}, lists),
+             ("k3", {LOSS + "use_task_rewards": True}, estimators), ("k1", {LOSS + "use_policy_gradient": True}, estimators + clip),
              ("forward_kl_topk", {LOSS + "use_task_rewards": True, LOSS + "distillation_loss_coef": 0.5, LOSS + "loss_max_clamp": 5,
                                   LOSS + "log_prob_min_clamp": -12}, lists)]
     for mode, more, names in modes:
@@ -81,7 +84,8 @@ def every_loss(s, test):
             low, high = min(values["distillation/teacher_mass_min"]), max(values["distillation/teacher_mass_max"])
             test(f"{mode}: the teacher's mass is a probability", 0 < low <= high < 1 + 1e-5, f"{low}, {high}")
         shutil.rmtree(s.dir / mode)
-    run(*distill(s, "self", teacher="student", **{LOSS + "loss_mode": "reverse_kl_topk", LOSS + "topk": 512, "trainer.total_training_steps": 1}))
+    run(*distill(s, "self", teacher="student", **{LOSS + "loss_mode": "reverse_kl_topk", LOSS + "topk": 512,
+                                                  "trainer.total_training_steps": 1}))
     test("a student that is its own teacher has nothing to learn", abs(series(s.dir / "self", "distillation/loss")[0]) < 1e-6 and
          series(s.dir / "self", "distillation/overlap_ratio") == [1.0] and series(s.dir / "self", "actor/grad_norm")[0] < 1e-4,
          str(series(s.dir / "self", "actor/grad_norm")))
@@ -117,7 +121,8 @@ def refusals(s, test):
     token = next(t for t, i in vocab.items() if i == 300)
     vocab = json.loads(text)
     vocab["model"]["vocab"] = {("zz" + t if t == token else t): i for t, i in vocab["model"]["vocab"].items()}
-    vocab["model"]["merges"] = [m for m in vocab["model"]["merges"] if "".join(m if isinstance(m, list) else m.split(" ")) != token and token not in m]
+    vocab["model"]["merges"] = [m for m in vocab["model"]["merges"]
+                                if "".join(m if isinstance(m, list) else m.split(" ")) != token and token not in m]
     (other / "tokenizer.json").write_text(json.dumps(vocab))
     refused("a teacher with another tokenizer", 3, ["tokenizer", "token 300"], **{TEACHER: other})
 

@@ -34,8 +34,10 @@ STOP = {"trainer__early_stopping__enable": True, "trainer__early_stopping__patie
 
 def check_sft(s, test):
     p = sft(s, "stop", **STOP)
-    test("sft: ends after two validations that are not better", p.returncode == 0 and "stopped early after step 3" in p.stderr, p.stderr[-500:])
-    test("sft: the best checkpoint stays besides the newest", saved(s.dir / "stop") == ["global_step_1", "global_step_3"], saved(s.dir / "stop"))
+    test("sft: ends after two validations that are not better", p.returncode == 0 and "stopped early after step 3" in p.stderr,
+         p.stderr[-500:])
+    test("sft: the best checkpoint stays besides the newest", saved(s.dir / "stop") == ["global_step_1", "global_step_3"],
+         saved(s.dir / "stop"))
     b = best(s.dir / "stop")
     test("sft: and is named, in a file and in the closing line", b["step"] == 1 and b["checkpoint"] == "global_step_1" and
          b["metric"] == "val/loss" and b["mode"] == "min" and "best: val/loss" in p.stderr and "global_step_1/actor" in p.stderr, b)
@@ -50,15 +52,18 @@ def check_sft(s, test):
     losses = {r["step"]: r["data"]["val/loss"] for r in map(json.loads, (s.dir / "on/metrics.jsonl").read_text().splitlines())
               if "val/loss" in r["data"]}
     b = best(s.dir / "on")
-    test("sft: without save_freq the best is saved all the same, and it is the lowest", losses and b["value"] == min(losses.values()) and
+    test("sft: without save_freq the best is saved all the same, and it is the lowest", losses and
+         b["value"] == min(losses.values()) and
          losses[b["step"]] == b["value"] and f"global_step_{b['step']}" in saved(s.dir / "on"), (b, losses))
     goal = sorted(losses.values(), reverse=True)[5]
     want = min(k for k, v in losses.items() if v <= goal)
     p = sft(s, "goal", **{**STOP, "trainer__early_stopping__patience": 12}, trainer__early_stopping__stopping_threshold=goal)
     test("sft: ends with the first validation that reaches stopping_threshold, which is the best", p.returncode == 0 and
-         f"stopped early after step {want}: val/loss has reached" in p.stderr and best(s.dir / "goal")["step"] == want, p.stderr[-500:])
+         f"stopped early after step {want}: val/loss has reached" in p.stderr and best(s.dir / "goal")["step"] == want,
+         p.stderr[-500:])
     p = sft(s, "goal", **{**STOP, "trainer__early_stopping__patience": 12}, trainer__early_stopping__stopping_threshold=goal)
-    test("sft: started again it stays ended there", p.returncode == 0 and f"stopped early after step {want}" in p.stderr, p.stderr[-300:])
+    test("sft: started again it stays ended there", p.returncode == 0 and f"stopped early after step {want}" in p.stderr,
+         p.stderr[-300:])
     p = sft(s, "x", trainer__early_stopping__enable=True, trainer__test_freq=-1)
     test.refused("sft: no validation to look at", p, 2, "early_stopping.enable", "trainer.test_freq")
     p = sft(s, "x", **STOP, trainer__early_stopping__metric="val/lose")
@@ -71,7 +76,8 @@ def check_ppo(s, test):
     test.refused("ppo: the metric must be named", p, 2, "trainer.early_stopping.metric")
     keys["trainer__early_stopping__metric"] = "val-core/openai/gsm8k/acc/mean@1"
     p = run(*s.ppo("ppo", **keys), check=False)
-    test("ppo: stops, keeps and names the best", p.returncode == 0 and saved(s.dir / "ppo") == ["global_step_1", "global_step_3"] and
+    test("ppo: stops, keeps and names the best", p.returncode == 0 and
+         saved(s.dir / "ppo") == ["global_step_1", "global_step_3"] and
          best(s.dir / "ppo")["step"] == 1 and best(s.dir / "ppo")["mode"] == "max", p.stderr[-500:])
 
 
@@ -80,7 +86,8 @@ def check_optimizers(s, test):
         keys = {"optim__optimizer": name, "optim__override_optimizer_config": more, "optim__lr_scheduler_type": "wsd",
                 "optim__lr_warmup_steps": 2, "trainer__test_freq": -1}
         p = sft(s, f"{name}", trainer__total_training_steps=4, **keys)
-        lines = [json.loads(x)["data"] for x in (s.dir / name / "metrics.jsonl").read_text().splitlines()] if p.returncode == 0 else []
+        lines = [json.loads(x)["data"]
+                 for x in (s.dir / name / "metrics.jsonl").read_text().splitlines()] if p.returncode == 0 else []
         test(f"{name}: the loss falls", len(lines) == 4 and lines[-1]["train/loss"] < lines[0]["train/loss"], p.stderr[-300:])
         sft(s, f"{name}2", trainer__total_training_steps=4, trainer__max_ckpt_to_keep=4, **keys)
         for step in (3, 4):

@@ -70,7 +70,8 @@ def main():
     with Scratch() as s:
         (s.dir / "score.py").write_text(REWARD)
         base = {"reward.custom_reward_function.path": s.dir / "score.py", "reward.num_workers": 1, "actor_rollout_ref.rollout.n": N,
-                "actor_rollout_ref.actor.use_kl_loss": False, "trainer.total_training_steps": 1, "data.val_files": s.dir / "train.jsonl"}
+                "actor_rollout_ref.actor.use_kl_loss": False, "trainer.total_training_steps": 1,
+                "data.val_files": s.dir / "train.jsonl"}
 
         def step(estimator, name=None, **keys):
             d = name or estimator
@@ -82,7 +83,8 @@ def main():
             test(f"{name}: advantages from these scores", off < 1e-5, f"off by {off}")
         for name in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
             m = metrics(step(name))
-            test(f"{name}: advantages whitened over the batch", abs(m["critic/advantages/mean"]) < 1e-6 < m["critic/advantages/max"], str(m))
+            test(f"{name}: advantages whitened over the batch",
+                 abs(m["critic/advantages/mean"]) < 1e-6 < m["critic/advantages/max"], str(m))
 
         d = step("remax", **{"trainer.val_before_train": True})
         greedy = dict(samples(d, "uid, score", validation=1, step=0))
@@ -97,8 +99,10 @@ def main():
             m = metrics(d)
             test(f"{name}: a baseline between the scores, from the old pass", between and m["timing_s/old_log_prob"] > 0 and
                  m["training/rollout_probs_diff_max"] == 0)
-            proxy = [m[f"variance_proxy/{k}"] for k in ("proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise", "expected_w")]
-            test(f"{name}: variance_proxy", all(v > 0 for v in proxy) and math.isclose(proxy[0], m["actor/grad_norm"] ** 2), str(proxy))
+            proxy = [m[f"variance_proxy/{k}"] for k in ("proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise",
+                                                        "expected_w")]
+            test(f"{name}: variance_proxy", all(v > 0 for v in proxy) and math.isclose(proxy[0], m["actor/grad_norm"] ** 2),
+                 str(proxy))
 
         two = {"+algorithm.gdpo_reward_keys": "[a,b]", "+algorithm.gdpo_reward_weights": "[1.0,0.5]"}
         d = step("gdpo", **two)
@@ -130,7 +134,8 @@ def main():
                                               CORRECTION + "loss_type": "reinforce", CORRECTION + "rollout_rs": "seq_mean_k1",
                                               CORRECTION + "rollout_rs_threshold": "0.99_1.01"})
         m = metrics(d)
-        test("bypass mode: the drift of the policy is weighted and rejected", m["rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
+        test("bypass mode: the drift of the policy is weighted and rejected",
+             m["rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
              m["rollout_corr/rollout_is_max"] > 1.001, str({k: v for k, v in m.items() if "rollout_corr" in k}))
 
         # the loss of a mini-batch is one, however it is cut; geo_mean has a divisor of its own
@@ -144,13 +149,15 @@ def main():
         def refused(name, *words, **keys):
             test.refused(name, run(*s.ppo("refused", **{**base, **keys}), check=False), 2, *words)
 
-        refused("gae without a critic's model", "critic.model.path", algorithm__adv_estimator="gae", critic__ppo_micro_batch_size_per_gpu=4)
+        refused("gae without a critic's model", "critic.model.path", algorithm__adv_estimator="gae",
+                critic__ppo_micro_batch_size_per_gpu=4)
         refused("gae with critic.enable=False", "critic.enable=False", algorithm__adv_estimator="gae", critic__enable=False)
         refused("a warm-up without a critic", "trainer.critic_warmup=5", "grpo", trainer__critic_warmup=5)
         refused("gdpo without its rewards", "algorithm.gdpo_reward_keys", algorithm__adv_estimator="gdpo")
         refused("PF-PPO with grpo", "algorithm.use_pf_ppo", "grpo", algorithm__use_pf_ppo=True)
         refused("an unknown rejection", "rollout_rs", "seq_mean_k1", **{CORRECTION + "rollout_rs": "seq_k1"})
-        p = run(*s.ppo("refused", **{**base, "algorithm.adv_estimator": "gdpo", "+algorithm.gdpo_reward_keys": "[a,c]"}), check=False)
+        p = run(*s.ppo("refused", **{**base, "algorithm.adv_estimator": "gdpo", "+algorithm.gdpo_reward_keys": "[a,c]"}),
+                check=False)
         test.refused("gdpo with a reward that the scorer does not give", p, 3, '"c"')
     test.end()
 

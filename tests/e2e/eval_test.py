@@ -16,7 +16,8 @@ def rows_of(path):
 
 def generate(s, out, **keys):
     args = {"model.path": s.dir / "model", "data.path": s.dir / "test.jsonl", "data.output_path": s.dir / out, "data.n_samples": 3,
-            "rollout.prompt_length": 64, "rollout.response_length": 12, "rollout.top_p": 1.0, "rollout.top_k": -1, "trainer.seed": 5}
+            "rollout.prompt_length": 64, "rollout.response_length": 12, "rollout.top_p": 1.0, "rollout.top_k": -1,
+            "trainer.seed": 5}
     args.update({k.replace("__", "."): v for k, v in keys.items()})
     return run("generate", *[f"{k}={v}" for k, v in args.items()], check=False)
 
@@ -26,7 +27,8 @@ def check_generate(s, test):
     source = rows_of(s.dir / "test.jsonl")
     rows = rows_of(s.dir / "out/a.jsonl") if p.returncode == 0 else []
     test("generate: every row with three responses beside its columns", p.returncode == 0 and len(rows) == len(source) and all(
-        len(r["responses"]) == 3 and {k: v for k, v in r.items() if k != "responses"} == q for r, q in zip(rows, source)), p.stderr[-400:])
+        len(r["responses"]) == 3 and {k: v for k, v in r.items() if k != "responses"} == q for r, q in zip(rows, source)),
+         p.stderr[-400:])
     texts = [t for r in rows for t in r["responses"]]
     test("generate: samples differ", len(set(texts)) > len(texts) // 2)
     generate(s, "b.jsonl", data__batch_size=3, rollout__max_num_seqs=2)
@@ -39,11 +41,13 @@ def check_generate(s, test):
     import pyarrow.parquet as pq
     greedy = [r["responses"][0] for r in pq.read_table(s.dir / "greedy.parquet").to_pylist()]
     test("generate: greedy, parquet, float32: what the JSONL form gives", greedy == [json.loads(x)["text"] for x in lines])
-    test.refused("generate: a prompt over the limit", generate(s, "x.jsonl", rollout__prompt_length=4), 3, "row 1", "rollout.prompt_length=4")
+    test.refused("generate: a prompt over the limit", generate(s, "x.jsonl", rollout__prompt_length=4), 3, "row 1",
+                 "rollout.prompt_length=4")
     test.refused("generate: an output of unknown kind", generate(s, "x.csv"), 2, "data.output_path", ".parquet or .jsonl")
     test.refused("generate: no such column", generate(s, "x.jsonl", data__prompt_key="question"), 3, "question")
     p = generate(s, "x.jsonl", rollout__tempurature=1)
-    test("generate: a key with a slip is refused with the nearest name", p.returncode == 2 and "temperature" in p.stderr, p.stderr[-300:])
+    test("generate: a key with a slip is refused with the nearest name", p.returncode == 2 and "temperature" in p.stderr,
+         p.stderr[-300:])
 
 
 def evaluate(s, rows, *more):
@@ -59,8 +63,10 @@ def check_eval(s, test):
             row(m, "1", "Answer: 1", "Answer: 2")]
     p = evaluate(s, rows)
     got = json.loads(p.stdout) if p.returncode == 0 else {}
-    test("eval: the mean over prompts of means, by source", got.get(f"test_score/{g}") == 0.5 and got.get(f"test_score/{m}") == 0, p.stdout + p.stderr)
-    test("eval: validation statistics beside it", got.get(f"val-core/{g}/acc/mean@2", got.get(f"val-core/{g}/reward/mean@2")) == 0.5 and
+    test("eval: the mean over prompts of means, by source", got.get(f"test_score/{g}") == 0.5 and got.get(f"test_score/{m}") == 0,
+         p.stdout + p.stderr)
+    test("eval: validation statistics beside it", got.get(f"val-core/{g}/acc/mean@2",
+                                                          got.get(f"val-core/{g}/reward/mean@2")) == 0.5 and
          any(k.startswith(f"val-core/{m}/acc/maj@2") for k in got), sorted(got))
     test("eval: stdout is one line", len(p.stdout.splitlines()) == 1)
     own = s.dir / "own.py"

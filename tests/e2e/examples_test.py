@@ -18,7 +18,8 @@ ACTOR = "actor_rollout_ref.actor."
 
 def example(name, args, **kw):
     """The example with the keys of a `verlc ppo` line."""
-    return subprocess.run([BUILD / "examples" / name, *map(str, args[1:])], capture_output=True, text=True, timeout=600, env=ENV, **kw)
+    return subprocess.run([BUILD / "examples" / name, *map(str, args[1:])], capture_output=True, text=True, timeout=600, env=ENV,
+                          **kw)
 
 
 def short(test):
@@ -44,7 +45,8 @@ def same_bits(s, test):
     test("grpo.c: its metrics", all(series(s.dir / "grpo_c", n) == series(s.dir / "grpo_ppo", n) for n in names))
     example("grpo", without(s.ppo("grpo_half", trainer__total_training_steps=3), *own))
     run(*s.ppo("grpo_half"))
-    test("verlc ppo goes on from grpo.c's checkpoint to the same bits", state(s.dir / "grpo_half", 6) == state(s.dir / "grpo_ppo", 6))
+    test("verlc ppo goes on from grpo.c's checkpoint to the same bits",
+         state(s.dir / "grpo_half", 6) == state(s.dir / "grpo_ppo", 6))
     interrupted(s, test, own)
     gae = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 4,
            ACTOR + "use_kl_loss": False, "trainer.total_training_steps": 3, "trainer.critic_warmup": 2}
@@ -74,7 +76,8 @@ def best_of_n(s, test):
     (s.dir / "digits.py").write_text(DIGITS_REWARD)
     steps = 30
     keys = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 16,
-            "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 4, ACTOR + "ppo_mini_batch_size": 16, ACTOR + "optim.lr": 3e-3,
+            "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 4, ACTOR + "ppo_mini_batch_size": 16,
+            ACTOR + "optim.lr": 3e-3,
             ACTOR + "ppo_micro_batch_size_per_gpu": 16, "trainer.total_training_steps": steps, "trainer.save_freq": -1}
     p = example("best_of_n", without(s.ppo("best", **keys), "algorithm.adv_estimator", ACTOR + "use_kl_loss"))
     test("best_of_n.c runs", p.returncode == 0, p.stderr[-500:])
@@ -96,13 +99,15 @@ int main(int argc, char **argv) {
 STEP = "while (verlc_begin_step(v)) { verlc_rollout(v, b); %s verlc_end_step(v, b); }"
 MISTAKES = [
     ("a stage out of order", STEP % "verlc_advantage(v, b);", 2, ["verlc_advantage", "token_level_scores", "verlc_reward"]),
-    ("a reference that is not there", STEP % "verlc_reward(v, b); verlc_log_probs(v, VERLC_REF, b);", 2, ["no reference", "use_kl_loss"]),
+    ("a reference that is not there", STEP % "verlc_reward(v, b); verlc_log_probs(v, VERLC_REF, b);", 2,
+     ["no reference", "use_kl_loss"]),
     ("a critic that is not there", STEP % "verlc_values(v, b);", 2, ["no critic", "adv_estimator=gae"]),
     ("an update without advantages", STEP % "verlc_log_probs(v, VERLC_ACTOR, b); verlc_update(v, VERLC_ACTOR, b);", 2,
      ["no column advantages", "verlc_advantage"]),
     ("a stage outside a step", "verlc_rollout(v, b);", 2, ["verlc_rollout", "verlc_begin_step"]),
     ("a step that was not ended", "verlc_begin_step(v); verlc_begin_step(v);", 2, ["verlc_end_step"]),
-    ("a column of no batch", "struct verlc_column c; verlc_begin_step(v); verlc_column(v, b, \"socre\", &c);", 2, ["no column socre"]),
+    ("a column of no batch", "struct verlc_column c; verlc_begin_step(v); verlc_column(v, b, \"socre\", &c);", 2,
+     ["no column socre"]),
     ("a row of no batch", "verlc_begin_step(v); verlc_rollout(v, b); verlc_select(v, b, (int64_t[]){99}, 1, b);", 2, ["row 99"]),
     ("a checkpoint of nothing", "verlc_save(v);", 2, ["no step was done"]),
 ]
@@ -114,7 +119,8 @@ SAVES = """if (verlc_begin_step(v)) {
 def build(s, name, body):
     """The program, built as docs/extending.md says."""
     (s.dir / f"{name}.c").write_text(PROGRAM % body)
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", BUILD / "verlc.pc"], capture_output=True, text=True, check=True).stdout.split()
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", BUILD / "verlc.pc"], capture_output=True, text=True,
+                           check=True).stdout.split()
     subprocess.run(["cc", s.dir / f"{name}.c", "-o", s.dir / name, *flags], check=True)
     return s.dir / name
 

@@ -33,8 +33,8 @@ def algo(args, *requests, status=0):
     return [json.loads(line) for line in p.stdout.splitlines()], p
 
 
-BATCH = {"token_level_rewards": [[0, 0, 1], [0.25], [0, 0.5], [0, 0, 0, 2]], "response_mask": [[1, 1, 1], [1], [1, 1], [1, 1, 0, 1]],
-         "uid": ["a", "a", "b", "b"]}
+BATCH = {"token_level_rewards": [[0, 0, 1], [0.25], [0, 0.5], [0, 0, 0, 2]],
+         "response_mask": [[1, 1, 1], [1], [1, 1], [1, 1, 0, 1]], "uid": ["a", "a", "b", "b"]}
 POLICY = {"op": "policy_loss", "log_prob": [[-1.0, -2.0, -0.3], [-0.7]], "old_log_prob": [[-1.4, -1.9, -0.8], [-0.1]],
           "advantages": [[1.0, 0.5, 0.7], [-0.3]], "response_mask": [[1, 0, 1], [1]], "loss_agg_mode": "seq-mean-token-mean"}
 
@@ -63,7 +63,8 @@ def one_line(s, test):
     (own, cispo), _ = algo(["--loss", c], {**POLICY, "loss_mode": c}, {**POLICY, "loss_mode": "cispo", "config": wide})
     test("C loss: CISPO's numbers", near(own["loss"], cispo["loss"]) and near(own["dlogp"], cispo["dlogp"]), f"{own} {cispo}")
     (own, weighted, ppo), _ = algo(["--loss", py], {**POLICY, "loss_mode": py},
-                                   {**POLICY, "loss_mode": py, "rollout_is_weights": [[2, 2, 2], [2]]}, {**POLICY, "loss_mode": "vanilla"})
+                                   {**POLICY, "loss_mode": py, "rollout_is_weights": [[2, 2, 2], [2]]},
+                                   {**POLICY, "loss_mode": "vanilla"})
     test("Python loss: PPO's numbers", near(own["loss"], ppo["loss"]) and near(own["dlogp"], ppo["dlogp"]), f"{own} {ppo}")
     test("importance weights are in weight", near(weighted["dlogp"][0], [2 * x for x in ppo["dlogp"][0]]), weighted)
     (answer,), _ = algo([], {**POLICY, "loss_mode": c})
@@ -83,15 +84,16 @@ def runs(s, test):
          ["held.so", "shorter.so", "verlc_algo.h"], list((s.dir / "c/custom").iterdir()))
     run(*s.ppo("c_micro", **{**keys, **two, ACTOR + "ppo_micro_batch_size_per_gpu": 1}))
     a, b = (series(s.dir / d, "actor/pg_loss") for d in ("c", "c_micro"))
-    test("C: the loss does not depend on micro-batches", all(math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6) for x, y in zip(a, b)), f"{a} {b}")
+    test("C: the loss does not depend on micro-batches", all(math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6) for x, y in zip(a, b)),
+         f"{a} {b}")
     run(*s.ppo("py", **{ADV: f"{s.dir}/my_adv.py:centred", LOSS: f"{s.dir}/my_loss.py:clipped", **two}))
     run(*s.ppo("built_in", **{ADV: "grpo", "algorithm.norm_adv_by_std_in_grpo": False, ACTOR + "clip_ratio_c": 1e6, **two}))
     names = ("actor/pg_loss", "actor/grad_norm", "critic/advantages/max")
     a, b = ([series(s.dir / d, n) for n in names] for d in ("py", "built_in"))
     test("Python: the run of the built-in formulas", all(math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-7) for p, q in zip(a, b)
                                                          for x, y in zip(p, q)) and len(a[0]) == 2, f"{a} {b}")
-    (s.dir / "td.py").write_text("def td(token_level_rewards, values, response_mask):\n    return (token_level_rewards - values) * response_mask, "
-                                 "token_level_rewards\n")
+    (s.dir / "td.py").write_text("def td(token_level_rewards, values, response_mask):\n"
+                                 "    return (token_level_rewards - values) * response_mask, token_level_rewards\n")
     critic = {"critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 4, ADV: f"{s.dir}/td.py:td", **two}
     run(*s.ppo("td", **critic))
     test("Python: naming values asks for a critic", len(series(s.dir / "td", "critic/vf_loss")) == 2)
@@ -100,7 +102,8 @@ def runs(s, test):
 
 
 def program(s, test):
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", BUILD / "verlc.pc"], capture_output=True, text=True, check=True).stdout.split()
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", BUILD / "verlc.pc"], capture_output=True, text=True,
+                           check=True).stdout.split()
     subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", s.dir / "positive.c", "-o", s.dir / "positive", *flags], check=True)
     keys = {ACTOR + "use_kl_loss": False, "trainer.total_training_steps": 2, "trainer.save_freq": 2}
     args = [str(a) for a in s.ppo("positive_run", **keys)[1:] if not a.startswith(ADV)]
@@ -118,13 +121,15 @@ BAD_C = [  # name, kind, file, words, status
      ["no function 'f'", "verlc_loss_fn"], 3),
     ("a call to nothing", "--adv", HEAD + "int f(const struct verlc_adv *a, double *x, double *y) { return g(); }\n",
      ["does not compile", "implicit declaration", "g"], 3),
-    ("a symbol that is nowhere", "--adv", HEAD + "int g(void);\nint f(const struct verlc_adv *a, double *x, double *y) { return g(); }\n",
+    ("a symbol that is nowhere", "--adv",
+     HEAD + "int g(void);\nint f(const struct verlc_adv *a, double *x, double *y) { return g(); }\n",
      ["cannot be loaded", "undefined symbol"], 3),
     ("NaN", "--adv", HEAD + "int f(const struct verlc_adv *a, double *x, double *y) { x[5] = NAN; return 0; }\n",
      ["the advantage of sample 2 token 0 is not a finite number"], 5),
     ("a refusal", "--adv", HEAD + "int f(const struct verlc_adv *a, double *x, double *y) { return 7; }\n", ["gave 7"], 3),
     ("a wrong derivative", "--loss", HEAD + "int f(const struct verlc_loss *a, double *l, double *d) {\n"
-     "    for (int64_t t = 0; t < a->off[a->n]; t++) l[t] = -a->logp[t] * a->advantages[t], d[t] = -a->weight[t] * a->advantages[t];\n"
+     "    for (int64_t t = 0; t < a->off[a->n]; t++) l[t] = -a->logp[t] * a->advantages[t], "
+     "d[t] = -a->weight[t] * a->advantages[t];\n"
      "    d[6] *= 1.01;\n    return 0;\n}\n", ["dlogp of sample 2 token 1 is", "finite differences"], 3),
     ("a derivative without its weight", "--loss", HEAD + "int f(const struct verlc_loss *a, double *l, double *d) {\n"
      "    for (int64_t t = 0; t < a->off[a->n]; t++) l[t] = -a->logp[t] * a->advantages[t], d[t] = -a->advantages[t];\n"
@@ -141,8 +146,10 @@ BAD_PY = [
     ("a wrong length", "--adv", "def f(response_mask):\n    return response_mask[:, :-1]\n", ["shape (4, 5)", "(4, 6)"], 3),
     ("no numbers", "--adv", "def f(response_mask):\n    return 'many'\n", ["not an array of numbers"], 3),
     ("one value of two", "--loss", "def f(log_prob):\n    return log_prob\n", ["must return loss and dlog_prob"], 3),
-    ("NaN", "--loss", "def f(log_prob):\n    return log_prob * float('nan'), log_prob\n", ["the loss of sample 0 token 0 is not a finite number"], 5),
-    ("a wrong derivative", "--loss", "def f(log_prob, weight):\n    return log_prob ** 2, weight * log_prob\n", ["dlogp of sample 0 token 0"], 3),
+    ("NaN", "--loss", "def f(log_prob):\n    return log_prob * float('nan'), log_prob\n",
+     ["the loss of sample 0 token 0 is not a finite number"], 5),
+    ("a wrong derivative", "--loss", "def f(log_prob, weight):\n    return log_prob ** 2, weight * log_prob\n",
+     ["dlogp of sample 0 token 0"], 3),
     ("death", "--adv", "import os\n\n\ndef f(response_mask):\n    os._exit(3)\n", ["exit code 3"], 1),
 ]
 SPECS = [("a file that is not there", "--adv", "nowhere.c:f", 3, ["nowhere.c does not exist"]),
@@ -162,24 +169,29 @@ def bad(s, test):
     test.refused("no compiler", p, 3, "C compiler", "install")
     for name, keys, status, words in [
             ("parameters of a built-in", {"+algorithm.adv_kwargs": "{a:1}"}, 2, ["algorithm.adv_kwargs", "grpo"]),
-            ("a parameter that is no number", {ADV: f"{s.dir}/my_adv.c:shorter", "+algorithm.adv_kwargs": "{pace:fast}"}, 2, ["pace", "number"]),
-            ("a parameter that Python has not", {ADV: f"{s.dir}/my_adv.py:centred", "+algorithm.adv_kwargs": "{sclae:1}"}, 3, ["sclae"]),
-            ("bypass_mode beside a loss of one's own", {LOSS: f"{s.dir}/my_loss.c:held", "algorithm.rollout_correction.bypass_mode": True}, 2,
-             ["bypass_mode"])]:
+            ("a parameter that is no number", {ADV: f"{s.dir}/my_adv.c:shorter", "+algorithm.adv_kwargs": "{pace:fast}"}, 2,
+             ["pace", "number"]),
+            ("a parameter that Python has not", {ADV: f"{s.dir}/my_adv.py:centred", "+algorithm.adv_kwargs": "{sclae:1}"}, 3,
+             ["sclae"]),
+            ("bypass_mode beside a loss of one's own",
+             {LOSS: f"{s.dir}/my_loss.c:held", "algorithm.rollout_correction.bypass_mode": True}, 2, ["bypass_mode"])]:
         test.refused(name, run(*s.ppo("bad", **keys), check=False), status, *words)
-    (s.dir / "slow.py").write_text("import time\n\n\ndef f(response_mask):\n    if len(response_mask) == 8:\n        time.sleep(1000)\n    return response_mask\n")
+    (s.dir / "slow.py").write_text("import time\n\n\ndef f(response_mask):\n    if len(response_mask) == 8:\n"
+                                   "        time.sleep(1000)\n    return response_mask\n")
     p = run(*s.ppo("slow", **{ADV: f"{s.dir}/slow.py:f", "+algorithm.custom_timeout": 2}), check=False)
     test.refused("Python that hangs in a step", p, 6, "algorithm.adv_estimator", "slow.py:f", "2 s")
     (s.dir / "hangs.c").write_text(HEAD + "int f(const struct verlc_adv *a, double *x, double *y) {\n"
                                    "    volatile int n = 8;\n    while (a->n == n) {}\n    return 0;\n}\n")
     p = run(*s.ppo("hangs", **{ADV: f"{s.dir}/hangs.c:f", "trainer.deadline": 10}), check=False)
-    test("C that hangs in a step: the watchdog names the stage", p.returncode == 6 and "adv" in p.stderr.splitlines()[-1], p.stderr[-400:])
-    (s.dir / "dies.py").write_text("import os\nimport pathlib\n\nMARK = pathlib.Path(__file__).with_name('died')\n\n\ndef f(response_mask):\n"
-                                   "    if len(response_mask) == 8 and not MARK.exists():\n        MARK.touch()\n        os._exit(9)\n"
+    test("C that hangs in a step: the watchdog names the stage", p.returncode == 6 and "adv" in p.stderr.splitlines()[-1],
+         p.stderr[-400:])
+    (s.dir / "dies.py").write_text("import os\nimport pathlib\n\nMARK = pathlib.Path(__file__).with_name('died')\n\n\n"
+                                   "def f(response_mask):\n    if len(response_mask) == 8 and not MARK.exists():\n"
+                                   "        MARK.touch()\n        os._exit(9)\n"
                                    "    return response_mask\n")
     p = run(*s.ppo("dies", **{ADV: f"{s.dir}/dies.py:f", "trainer.total_training_steps": 2}))
-    test("Python that dies once is started again", p.stderr.count("asked once more") == 1 and len(series(s.dir / "dies", "actor/lr")) == 2,
-         p.stderr[-500:])
+    test("Python that dies once is started again", p.stderr.count("asked once more") == 1 and
+         len(series(s.dir / "dies", "actor/lr")) == 2, p.stderr[-500:])
 
 
 def main():

@@ -29,7 +29,8 @@ def groups(run_dir, step):
     """[(uid, scores)] of a step, in order."""
     db = sqlite3.connect(pathlib.Path(run_dir) / "run.db")
     out = []
-    for uid, sample, score in db.execute("SELECT uid, sample, score FROM samples WHERE step = ? AND validation = 0 ORDER BY id", (step,)):
+    for uid, sample, score in db.execute("SELECT uid, sample, score FROM samples WHERE step = ? AND validation = 0 ORDER BY id",
+                                         (step,)):
         if sample == 0:
             out.append((uid, []))
         out[-1][1].append(score)
@@ -53,15 +54,18 @@ def main():
         first = groups(s.dir / "filtered", 1)
         tried = [uid for uid, _ in every].index(useful[3][0]) + 1
         test("some groups are of no use", 10 < len(useful) < 54, f"{len(useful)} of 64 are")
-        test("the first useful prompts of the data are kept, with the samples they always have", first == useful[:4], f"{first}, {useful[:4]}")
-        test("train/num_gen_batches counts what was tried", series(s.dir / "filtered", "train/num_gen_batches")[0] == -(-tried // 4))
+        test("the first useful prompts of the data are kept, with the samples they always have", first == useful[:4],
+             f"{first}, {useful[:4]}")
+        test("train/num_gen_batches counts what was tried",
+             series(s.dir / "filtered", "train/num_gen_batches")[0] == -(-tried // 4))
         test("and the rest are counted as evicted",
              series(s.dir / "filtered", "training/filter_groups/evicted_samples")[0] == tried - 4, f"{tried} tried")
         test("every step has a whole batch that teaches", series(s.dir / "filtered", "train/zero_variance_groups") == [0] * 4 and
              all(len(groups(s.dir / "filtered", k)) == 4 for k in range(1, 5)))
 
         want = state(s.dir / "filtered", 4)
-        run(*s.ppo("slow", **{**on, "reward.custom_reward_function.name": "slow", "reward.num_workers": 4}), env={"VERLC_THREADS": "2"})
+        run(*s.ppo("slow", **{**on, "reward.custom_reward_function.name": "slow", "reward.num_workers": 4}),
+            env={"VERLC_THREADS": "2"})
         test("a slow scorer with four workers: the same bits", state(s.dir / "slow", 4) == want)
         run(*s.ppo("parts", **{**on, "trainer.total_training_steps": 2}))
         run(*s.ppo("parts", **on))
@@ -86,7 +90,8 @@ def main():
         over = "reward.reward_kwargs.overlong_buffer_cfg."
         run(*s.ppo("overlong", **{**on, "reward.custom_reward_function.name": "same", "algorithm.filter_groups.enable": False,
                                   "reward.reward_manager.name": "dapo", "+" + over + "enable": True, "+" + over + "len": 8,
-                                  "+" + over + "penalty_factor": 2.0, "data.max_response_length": 16, "trainer.total_training_steps": 1}))
+                                  "+" + over + "penalty_factor": 2.0, "data.max_response_length": 16,
+                                  "trainer.total_training_steps": 1}))
         low = series(s.dir / "overlong", "critic/score/min")[0]
         test("an answer that fills the overlong buffer loses penalty_factor", low == 0.5 - 2.0 and
              series(s.dir / "overlong", "response_length/max") == [16], str(low))

@@ -18,7 +18,8 @@ def keys(s, device, **more):
     return {"trainer.device": device, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "data.train_batch_size": 8,
             "data.max_response_length": 12, "actor_rollout_ref.rollout.n": 4, ACTOR + "ppo_mini_batch_size": 4,
             ACTOR + "ppo_micro_batch_size_per_gpu": 8, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
-            "reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "trainer.force_old_log_prob": True, **more}
+            "reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "trainer.force_old_log_prob": True,
+            **more}
 
 
 def start(s, pool, name, device, **more):
@@ -38,7 +39,8 @@ def compare(s, test, pool, what, names, **more):
             u.result()
         for d, name in dirs.items():
             diff = series(s.dir / name, "training/rollout_probs_diff_max")
-            test(f"{what} on {d}: rollout and training log-probs are equal in every step", len(diff) == STEPS and max(diff) == 0, str(diff))
+            test(f"{what} on {d}: rollout and training log-probs are equal in every step", len(diff) == STEPS and max(diff) == 0,
+                 str(diff))
         for n in names:
             a, b = (series(s.dir / dirs[d], n) for d in ("cpu", "cuda"))
             print(f"        {n}: cpu {' '.join(f'{x:.6g}' for x in a)} | cuda {' '.join(f'{x:.6g}' for x in b)}")
@@ -59,7 +61,8 @@ def runs(s, test, pool):
     looks = [compare(s, test, pool, "GRPO", common + ["actor/kl_loss"]),
              compare(s, test, pool, "LoRA GRPO", common + ["actor/kl_loss"],
                      **{MODEL + "lora_rank": 8, MODEL + "lora_alpha": 16, ACTOR + "optim.lr": 1e-3}),
-             compare(s, test, pool, "PPO", common + ["critic/vf_loss", "critic/values/mean", "critic/grad_norm", "critic/vf_explained_var"],
+             compare(s, test, pool, "PPO", common + ["critic/vf_loss", "critic/values/mean", "critic/grad_norm",
+                                                     "critic/vf_explained_var"],
                      **critic(s))]
     for kind, lr in (("AdamW8bit", 1e-4), ("SGD", 1e-1), ("Muon", 1e-4)):
         looks.append(compare(s, test, pool, f"GRPO with {kind}", ["critic/rewards/mean", "actor/grad_norm", "actor/kl_loss"],

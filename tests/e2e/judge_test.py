@@ -25,7 +25,8 @@ def judge(s):
     rng = random.Random(4)
     rows = [{"messages": [{"role": "user", "content": TEMPLATE.format(question=f"{a} + {b}?", response=rng.choice("abcxyz019") * 3,
                                                                       ground_truth=a + b)},
-                          {"role": "assistant", "content": f"of 9 I give {rng.randrange(10)}"}]} for a in range(12) for b in range(12)]
+                          {"role": "assistant", "content": f"of 9 I give {rng.randrange(10)}"}]} for a in range(12)
+            for b in range(12)]
     run("sft", f"data.train_files={s.write('judge.jsonl', rows)}", "data.train_batch_size=24", "data.max_length=128",
         "data.max_token_len_per_gpu=2048", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=3e-3",
         "trainer.total_training_steps=60", "trainer.test_freq=-1", "trainer.save_freq=60", "trainer.logger=[file]",
@@ -37,7 +38,8 @@ def judge(s):
 def keys(d, **more):
     return {RM + "enable": True, RM + "model_path": d, RM + "prompt_template": f"'{TEMPLATE}'", RM + "rollout.response_length": 24,
             RM + "rollout.prompt_length": 256, RM + "rollout.temperature": 0, "actor_rollout_ref.actor.use_kl_loss": False,
-            "reward.num_workers": 1, "trainer.total_training_steps": 2, "trainer.save_freq": -1, "actor_rollout_ref.rollout.n": 4, **more}
+            "reward.num_workers": 1, "trainer.total_training_steps": 2, "trainer.save_freq": -1, "actor_rollout_ref.rollout.n": 4,
+            **more}
 
 
 def samples(d):
@@ -49,22 +51,26 @@ def opinions(s, test, d):
                               "trainer.validation_data_dir": s.dir / "dump_val"})))
     got = samples(s.dir / "dump_one")
     test("every score is the last number of the judge's answer",
-         len(got) == 32 and all(float(re.findall(r"[-+]?[0-9]+(?:\.[0-9]+)?", x["judgement"])[-1]) == x["score"] for x in got), str(got[:1]))
+         len(got) == 32 and all(float(re.findall(r"[-+]?[0-9]+(?:\.[0-9]+)?", x["judgement"])[-1]) == x["score"] for x in got),
+         str(got[:1]))
     first = got[:8]
     asks = []
     for x in first:
         question = re.search(r"What is \d \+ \d\?", x["input"]).group()
         text = TEMPLATE.format(question=question, response=x["output"], ground_truth=x["gts"])
         asks.append(json.dumps({"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 24}) + "\n")
-    said = [json.loads(x)["text"] for x in run("generate", "--model", d, "--dtype", "fp32", input="".join(asks)).stdout.splitlines()]
+    said = [json.loads(x)["text"] for x in run("generate", "--model", d, "--dtype", "fp32",
+                                               input="".join(asks)).stdout.splitlines()]
     test("the judge says what generate says", said == [x["judgement"] for x in first], f"{said} {[x['judgement'] for x in first]}")
     run(*s.ppo("few", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_few", RM + "rollout.max_num_seqs": 1,
                                    RM + "rollout.max_num_batched_tokens": 16})))
     test("one opinion at a time: the same", [x["score"] for x in samples(s.dir / "dump_few")] == [x["score"] for x in got])
     (s.dir / "both.py").write_text(COMBINED)
-    run(*s.ppo("both", **keys(d, **{"reward.custom_reward_function.path": s.dir / "both.py", "trainer.rollout_data_dir": s.dir / "dump_both"})))
+    run(*s.ppo("both", **keys(d, **{"reward.custom_reward_function.path": s.dir / "both.py",
+                                    "trainer.rollout_data_dir": s.dir / "dump_both"})))
     both = samples(s.dir / "dump_both")[:16]
-    test("a Python scorer has score and answer", [(x["score"], x["said"]) for x in both] == [(10 * x["score"], x["judgement"]) for x in got[:16]])
+    test("a Python scorer has score and answer", [(x["score"], x["said"])
+                                                  for x in both] == [(10 * x["score"], x["judgement"]) for x in got[:16]])
     val = samples(s.dir / "dump_val")
     test("validation goes through it", len(val) >= 8 and all(x["judgement"] for x in val), str(val[:1]))
 
@@ -76,7 +82,8 @@ def refusals(s, test, d):
     test.refused("a template without the response", bad(prompt_template="'rate {question}'"), 2, "{response}")
     test.refused("a broken expression", bad(score_regex="'(a'"), 2, "score_regex")
     p = bad(score_regex="zzz")
-    test("no number: said, and no score is invented", p.returncode != 0 and "no match of reward.reward_model.score_regex" in p.stderr, p.stderr[-300:])
+    test("no number: said, and no score is invented", p.returncode != 0 and
+         "no match of reward.reward_model.score_regex" in p.stderr, p.stderr[-300:])
     p = bad(**{"rollout.prompt_length": 8})
     test("a prompt that is too long: said", p.returncode != 0 and "rollout.prompt_length is 8" in p.stderr, p.stderr[-300:])
 

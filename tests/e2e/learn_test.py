@@ -16,7 +16,8 @@ def grpo(s, test):
     (s.dir / "digits.py").write_text(DIGITS_REWARD)
     keys = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 8,
             "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,
             "actor_rollout_ref.actor.optim.lr": 3e-3, "trainer.total_training_steps": STEPS, "trainer.save_freq": -1}
     run(*s.ppo("grpo", **keys))
     reward, kl, norm = (series(s.dir / "grpo", n) for n in ("critic/rewards/mean", "actor/kl_loss", "actor/grad_norm"))
@@ -39,8 +40,8 @@ def sft(s, test):
     train, val = s.write("sft.jsonl", rows), s.write("sft_val.jsonl", rows[::7])
     run("sft", f"data.train_files={train}", f"data.val_files={val}", "data.train_batch_size=20", "data.max_length=64",
         "data.max_token_len_per_gpu=2048", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=2e-3",
-        "trainer.total_training_steps=40", "trainer.test_freq=10", "trainer.save_freq=40", f"trainer.default_local_dir={s.dir / 'sft'}",
-        "trainer.logger=[console,file]")
+        "trainer.total_training_steps=40", "trainer.test_freq=10", "trainer.save_freq=40",
+        f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[console,file]")
     loss, val_loss = series(s.dir / "sft", "train/loss"), series(s.dir / "sft", "val/loss")
     print(f"sft: loss {loss[0]:.3f} -> {loss[-1]:.3f}, validation {val_loss[0]:.3f} -> {val_loss[-1]:.3f}")
     test("SFT lowers the loss", loss[-1] < loss[0] / 2, f"{loss[0]} -> {loss[-1]}")
@@ -48,8 +49,8 @@ def sft(s, test):
     p = run("generate", "--model", s.dir / "sft/global_step_40/actor", "--dtype", "fp32",
             input=json.dumps({"messages": [{"role": "user", "content": "2 plus 3?"}], "temperature": 0, "max_tokens": 8}) + "\n")
     answer = json.loads(p.stdout)
-    test("the trained model answers in the taught form and ends", answer["finish_reason"] == "stop" and answer["text"].strip().isdigit(),
-         str(answer))
+    test("the trained model answers in the taught form and ends", answer["finish_reason"] == "stop" and
+         answer["text"].strip().isdigit(), str(answer))
 
 
 def main():

@@ -27,7 +27,8 @@ def tensors(path):
 
 
 def base(s):
-    """model/ becomes a model that answers in random letters and digits: the embedding of a random one, frozen, could say nothing."""
+    """model/ becomes a model that answers in random letters and digits: the embedding of a random one, frozen, could
+    say nothing."""
     rng = random.Random(3)
     rows = [{"messages": [{"role": "user", "content": f"What is {a} + {b}?"},
                           {"role": "assistant", "content": "".join(rng.choice("abcdefgh0123") for _ in range(8))}]}
@@ -44,14 +45,16 @@ def grpo_keys(s):
     (s.dir / "digits.py").write_text(DIGITS_REWARD)
     return {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.train_batch_size": 8,
             "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 64,
             "actor_rollout_ref.actor.optim.lr": 1e-2, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS,
             MODEL + "lora_rank": 8, MODEL + "lora_alpha": 16, "trainer.force_old_log_prob": True}
 
 
 def learn(s, test):
     p = run(*s.ppo("grpo", **grpo_keys(s)))
-    reward, kl, diff = (series(s.dir / "grpo", n) for n in ("critic/rewards/mean", "actor/kl_loss", "training/rollout_probs_diff_max"))
+    reward, kl, diff = (series(s.dir / "grpo", n) for n in ("critic/rewards/mean", "actor/kl_loss",
+                                                            "training/rollout_probs_diff_max"))
     first, last = sum(reward[:3]) / 3, sum(reward[-3:]) / 3
     print(f"LoRA-GRPO: mean reward {first:.3f} -> {last:.3f} in {STEPS} steps; kl {kl[0]:.4f} -> {kl[-1]:.4f}")
     test("LoRA-GRPO raises the mean reward", last > 0.7 and last > first + 0.3, f"{first} -> {last}")
@@ -59,7 +62,8 @@ def learn(s, test):
     test("the reference is the base without the adapter", kl[0] < 1e-6 < kl[-1], f"{kl[0]} -> {kl[-1]}")
     test("the plan shows the adapter and no reference weights", "adapter" in p.stderr and "reference weights" not in p.stderr)
     actor = s.dir / f"grpo/global_step_{STEPS}/actor"
-    test("a checkpoint holds the adapter, no model", not (actor / "model.safetensors").exists() and (actor / "tokenizer.json").exists())
+    test("a checkpoint holds the adapter, no model", not (actor / "model.safetensors").exists() and
+         (actor / "tokenizer.json").exists())
     return actor
 
 
@@ -75,7 +79,8 @@ def score(*args):
 def files(s, test, actor):
     base = s.dir / "model"
     config = json.loads((actor / "adapter_config.json").read_text())
-    test("adapter_config.json names the base and the modules", config["base_model_name_or_path"] == str(base.resolve()) and config["r"] == 8 and
+    test("adapter_config.json names the base and the modules", config["base_model_name_or_path"] == str(base.resolve()) and
+         config["r"] == 8 and
          config["lora_alpha"] == 16 and sorted(config["target_modules"]) == sorted(
              ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]), str(config))
     shapes = tensors(actor / "adapter_model.safetensors")
@@ -91,7 +96,8 @@ def files(s, test, actor):
     ask = json.dumps({"messages": [{"role": "user", "content": "What is 2 + 3?"}], "temperature": 0, "max_tokens": 8}) + "\n"
     texts = [json.loads(run("generate", *a, "--dtype", "fp32", input=ask).stdout)["text"]
              for a in (("--model", base, "--adapter", actor), ("--model", s.dir / "merged"))]
-    test("generate: adapter and merged weights answer alike, in digits", texts[0] == texts[1] and sum(c.isdigit() for c in texts[0]) >= 6, str(texts))
+    test("generate: adapter and merged weights answer alike, in digits", texts[0] == texts[1] and
+         sum(c.isdigit() for c in texts[0]) >= 6, str(texts))
 
 
 def resume(s, test):
@@ -99,7 +105,8 @@ def resume(s, test):
             MODEL + "exclude_modules": "[layers.0.mlp.down_proj]"}
     run(*s.ppo("whole", **keys))
     want = state(s.dir / "whole", 6)
-    test("exclude_modules takes a module out", len(tensors(s.dir / "whole/global_step_6/actor/adapter_model.safetensors")) == 2 * 11)
+    test("exclude_modules takes a module out", len(tensors(s.dir / "whole/global_step_6/actor/adapter_model.safetensors")) ==
+         2 * 11)
     p = start(s.ppo("broken", **keys))
     while p.poll() is None and not (s.dir / "broken/global_step_2").exists():
         pass
@@ -128,7 +135,8 @@ def quantised(s, test):
     test("the plan counts the codes", mib[0] <= mib[1] < mib[2], f"{mib} MiB")
     p = run(*s.ppo("bad", **{MODEL + "quantization": "nf4"}), check=False)
     test.refused("a quantised model without an adapter", p, 2, "quantization=nf4", "lora_rank")
-    test.refused("an unknown quantisation", run(*s.ppo("bad", **{MODEL + "quantization": "fp4"}), check=False), 2, "quantization", "nf4")
+    test.refused("an unknown quantisation", run(*s.ppo("bad", **{MODEL + "quantization": "fp4"}), check=False), 2, "quantization",
+                 "nf4")
 
 
 def sft(s, test):
@@ -136,8 +144,8 @@ def sft(s, test):
             for a in range(10) for b in range(10)]
     train = s.write("sft.jsonl", rows)
     args = ["sft", f"data.train_files={train}", "data.train_batch_size=20", "data.max_length=64", "data.max_token_len_per_gpu=2048",
-            f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e-2", "trainer.total_training_steps=30", "trainer.test_freq=-1",
-            "trainer.save_freq=15", "trainer.logger=[file]"]
+            f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e-2", "trainer.total_training_steps=30",
+            "trainer.test_freq=-1", "trainer.save_freq=15", "trainer.logger=[file]"]
     run(*args, "model.lora_rank=8", "model.target_modules='.*(self_attn|mlp).*'", f"trainer.default_local_dir={s.dir / 'sft'}")
     loss = series(s.dir / "sft", "train/loss")
     print(f"LoRA-SFT: loss {loss[0]:.3f} -> {loss[-1]:.3f}")
@@ -164,8 +172,8 @@ def refusals(s, test, actor):
     test.refused("no such adapter", ppo(lora_adapter_path=s.dir / "nowhere"), 3, "adapter_config.json")
     run("model", "init", "--preset", "tiny", "--out", s.dir / "other", "--seed", "2")
     ask = json.dumps({"ids": [1, 2, 3], "response_start": 1}) + "\n"
-    test.refused("an adapter of another base", run("score", "--model", s.dir / "other", "--adapter", actor, input=ask, check=False), 3,
-                 "another base model", str(s.dir / "model"))
+    test.refused("an adapter of another base", run("score", "--model", s.dir / "other", "--adapter", actor, input=ask, check=False),
+                 3, "another base model", str(s.dir / "model"))
 
 
 def main():

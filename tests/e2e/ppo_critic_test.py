@@ -32,7 +32,8 @@ def learns(s, test):
             "critic.ppo_mini_batch_size": 16, "critic.ppo_micro_batch_size_per_gpu": 16, "trainer.critic_warmup": 4,
             "trainer.total_training_steps": steps, "trainer.save_freq": -1}
     run(*s.ppo("learn", **keys))
-    reward, explained, loss = (series(s.dir / "learn", n) for n in ("critic/rewards/mean", "critic/vf_explained_var", "critic/vf_loss"))
+    reward, explained, loss = (series(s.dir / "learn", n)
+                               for n in ("critic/rewards/mean", "critic/vf_explained_var", "critic/vf_loss"))
     first, last = sum(reward[:3]) / 3, sum(reward[-3:]) / 3
     print(f"ppo: mean reward {first:.3f} -> {last:.3f} in {steps} steps; explained variance {explained[0]:.2f} -> "
           f"{max(explained):.2f}; value loss {loss[0]:.3f} -> {loss[-1]:.4f}")
@@ -42,8 +43,8 @@ def learns(s, test):
     test("the value loss falls", loss[-1] < loss[0] / 4, f"{loss[0]} -> {loss[-1]}")
     warm = series(s.dir / "learn", "actor/lr")
     test("the policy waits for trainer.critic_warmup", len(warm) == steps - 3 and len(loss) == steps, f"{len(warm)} updates")
-    for name in ("critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm", "critic/lr", "critic/values/mean", "timing_s/values",
-                 "timing_s/update_critic", "timing_per_token_ms/update_critic"):
+    for name in ("critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm", "critic/lr", "critic/values/mean",
+                 "timing_s/values", "timing_s/update_critic", "timing_per_token_ms/update_critic"):
         test(f"one {name} a step", len(series(s.dir / "learn", name)) == steps)
 
 
@@ -71,7 +72,8 @@ def resumes(s, test):
     run(*s.ppo("grpo", **{"trainer.total_training_steps": 1}))
     p = run(*s.ppo("grpo", **gae(s)), check=False)
     test.refused("a checkpoint without a critic is not gone on from with one", p, 3, "global_step_1 has no critic")
-    run(*s.ppo("from_it", **{**gae(s), "critic.model.path": s.dir / "whole/global_step_4/critic", "trainer.total_training_steps": 1}))
+    run(*s.ppo("from_it", **{**gae(s), "critic.model.path": s.dir / "whole/global_step_4/critic",
+                             "trainer.total_training_steps": 1}))
     test("a critic that was saved starts another run", len(series(s.dir / "from_it", "critic/vf_loss")) == 1)
 
 
@@ -97,7 +99,8 @@ def adapters(s, test):
     run(*s.ppo("lora_parts", **keys))
     both = ("actor", "critic")
     whole, parts = state(s.dir / "lora", 2, both), state(s.dir / "lora_parts", 2, both)
-    test("a critic's adapter, cut in two and resumed: the same bits", whole == parts, str([f for f in whole if whole[f] != parts[f]]))
+    test("a critic's adapter, cut in two and resumed: the same bits", whole == parts,
+         str([f for f in whole if whole[f] != parts[f]]))
     first, critic = state(s.dir / "lora", 1, both), s.dir / "lora/global_step_2/critic"
     test("adapter and head have moved", whole["critic/adapter_model.safetensors"] != first["critic/adapter_model.safetensors"])
     config = json.loads((critic / "adapter_config.json").read_text())
@@ -113,8 +116,10 @@ def adapters(s, test):
 
     started = values("from_adapter", **{"critic.model.lora_adapter_path": critic})
     merged = values("from_merged", **{"critic.model.path": s.dir / "merged_critic"})
-    test("a run starts from the adapter, or from the merged critic", abs(started - merged) < 1e-3 * abs(merged), f"{started}, {merged}")
-    test("QLoRA for the critic", math.isfinite(values("qlora", **{"critic.model.lora_rank": 4, "critic.model.quantization": "nf4"})))
+    test("a run starts from the adapter, or from the merged critic", abs(started - merged) < 1e-3 * abs(merged),
+         f"{started}, {merged}")
+    test("QLoRA for the critic", math.isfinite(values("qlora",
+                                                      **{"critic.model.lora_rank": 4, "critic.model.quantization": "nf4"})))
     p = run(*s.ppo("bad", **{**gae(s), "critic.model.quantization": "nf4"}), check=False)
     test.refused("a quantised critic without an adapter", p, 2, "set critic.model.lora_rank")
     p = run(*s.ppo("bad", **{**keys, "critic.model.target_modules": "[wq]"}), check=False)

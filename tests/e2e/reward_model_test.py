@@ -1,4 +1,5 @@
-"""A reward model beside the policy, end to end on tiny models: the policy learns what it rewards, another tokenizer is rendered for again or refused, a Python scorer can use it,
+"""A reward model beside the policy, end to end on tiny models: the policy learns what it rewards, another tokenizer is
+rendered for again or refused, a Python scorer can use it,
 dynamic sampling and validation go through it, and what is wrong is said."""
 
 import json
@@ -22,7 +23,8 @@ def tensors(path):
     raw = path.read_bytes()
     n = int.from_bytes(raw[:8], "little")
     head = json.loads(raw[8:8 + n])
-    return {k: (v["shape"], raw[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]]) for k, v in head.items() if k != "__metadata__"}
+    return {k: (v["shape"], raw[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]]) for k, v in head.items()
+            if k != "__metadata__"}
 
 
 def save(path, parts):
@@ -50,7 +52,8 @@ def reward_dir(s, name, seed=5):
 
 
 def keys(rm, **more):
-    return {RM + "enable": True, RM + "model_path": rm, "actor_rollout_ref.actor.use_kl_loss": False, "reward.num_workers": 1, **more}
+    return {RM + "enable": True, RM + "model_path": rm, "actor_rollout_ref.actor.use_kl_loss": False, "reward.num_workers": 1,
+            **more}
 
 
 def samples(s, name):
@@ -87,8 +90,10 @@ def cuts(s, test, rm):
     run(*s.ppo("both", **keys(rm, **common, **{"reward.custom_reward_function.path": s.dir / "both.py",
                                                "trainer.rollout_data_dir": s.dir / "dump_both"})))
     both = [x["score"] for x in samples(s, "dump_both")]
-    test("a Python scorer has the score in extra_info", all(abs(100 - a - b) < 1e-9 for a, b in zip(scores[0][:16], both[:16], strict=True)))
-    run(*s.ppo("filter", **keys(rm, **common, **{"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "score"})))
+    test("a Python scorer has the score in extra_info",
+         all(abs(100 - a - b) < 1e-9 for a, b in zip(scores[0][:16], both[:16], strict=True)))
+    run(*s.ppo("filter", **keys(rm, **common, **{"algorithm.filter_groups.enable": True,
+                                                 "algorithm.filter_groups.metric": "score"})))
     test("dynamic sampling judges by it", len(series(s.dir / "filter", "train/num_gen_batches")) == 2)
 
 

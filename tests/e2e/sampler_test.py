@@ -34,10 +34,12 @@ def main():
             p = run(*s.ppo(name, **base, **keys, reward__source_weights="{own/easy: 0.5}"), check=False)
             test(f"{name}: a run", p.returncode == 0, p.stderr[-400:])
             seen = [x for step in range(1, 5) for x in taken(step)] if p.returncode == 0 else []
-            test(f"{name}: every step has four prompts of two samples", len(seen) == 32 and all(len({x["input"] for x in taken(k)}) <= 4 for k in range(1, 5)))
+            test(f"{name}: every step has four prompts of two samples", len(seen) == 32 and
+                 all(len({x["input"] for x in taken(k)}) <= 4 for k in range(1, 5)))
             want = {"openai/gsm8k": 1.0, "own/never": 1.0, "own/easy": 0.5}
             metrics = [json.loads(x)["data"] for x in (s.dir / name / "metrics.jsonl").read_text().splitlines()]
-            test(f"{name}: rewards are weighed by source", all(set(want.values()) >= {m["critic/score/max"], m["critic/score/min"]} for m in metrics)
+            test(f"{name}: rewards are weighed by source",
+                 all(set(want.values()) >= {m["critic/score/max"], m["critic/score/min"]} for m in metrics)
                  and any(m["critic/score/min"] == 0.5 for m in metrics), [m["critic/score/min"] for m in metrics])
             asked = [[next(r for r in rows if r["prompt"][0]["content"] in x["input"]) for x in taken(k)] for k in range(1, 5)]
             flat = [r for step in asked for r in step]
@@ -54,7 +56,8 @@ def main():
             (s.dir / name / "latest_checkpointed_iteration.txt").write_text("2")
             run(*s.ppo(name, **base, **keys, reward__source_weights="{own/easy: 0.5}"))
             run(*s.ppo(name + "2", **base, **keys, reward__source_weights="{own/easy: 0.5}"))
-            test(f"{name}: resumed after step 2 to the bits of an unbroken run", state(s.dir / name, 4) == state(s.dir / (name + "2"), 4) and
+            test(f"{name}: resumed after step 2 to the bits of an unbroken run",
+                 state(s.dir / name, 4) == state(s.dir / (name + "2"), 4) and
                  state(s.dir / name, 2) == before)
         p = run(*s.ppo("curriculum", **base, **orders["sequential"]), check=False)
         test.refused("another order is refused on resume", p, 3, "data.sampler.name=curriculum")

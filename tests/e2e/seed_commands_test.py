@@ -104,7 +104,8 @@ def shell(s, name, command, response, *more):
     d.mkdir()
     env = {**ENV, "VERLC": str(pathlib.Path(VERLC).resolve()), "DATA": str(s.dir / "data"), "MODEL": str(s.dir / "model"),
            "RUN": str(d / "run"), "RESPONSE": str(response)}
-    return subprocess.run(["bash", "-c", command.strip() + " " + " ".join(more)], capture_output=True, text=True, env=env, cwd=d, timeout=800)
+    return subprocess.run(["bash", "-c", command.strip() + " " + " ".join(more)], capture_output=True, text=True, env=env, cwd=d,
+                          timeout=800)
 
 
 def reward_of_line(line):
@@ -158,7 +159,8 @@ def main():
         t = check_lines(test, "first command", p, 2)
         test("first command: one optimizer step a step, on policy", bool(t) and float(t[0]["actor/ppo_kl"]) == 0 and
              float(t[0]["actor/pg_clipfrac"]) == 0)
-        test("first command: what stands in for vllm is said in one line", sum(line.startswith("note: actor_rollout_ref.rollout.name") and
+        test("first command: what stands in for vllm is said in one line",
+             sum(line.startswith("note: actor_rollout_ref.rollout.name") and
              "verlc's own engine" in line for line in p.stderr.splitlines()) == 1, p.stderr[:1500])
         test("first command: where mlflow's numbers are is said", "mlflow" in p.stderr and "run.db" in p.stderr, p.stderr[:1500])
         test("first command: the last step is saved", (s.dir / "first/run/global_step_2/manifest.json").exists())
@@ -173,15 +175,17 @@ def main():
         check_dump(test, "second command's rollout dump", s.dir / "dump2/1.jsonl", 1024 * 3, 1)
         test("second command: saves nothing, writes to verl's default place",
              [f.relative_to(s.dir / "second").as_posix() for f in (s.dir / "second").rglob("run.db")] ==
-             ["checkpoints/verl_grpo_example_gsm8k/qwen3_1_7b_function_rm/run.db"] and not list((s.dir / "second").rglob("global_step_*")),
-             str([str(f) for f in (s.dir / "second").rglob("*")][:8]))
+             ["checkpoints/verl_grpo_example_gsm8k/qwen3_1_7b_function_rm/run.db"] and
+             not list((s.dir / "second").rglob("global_step_*")), str([str(f) for f in (s.dir / "second").rglob("*")][:8]))
         for name, command in (("first", FIRST), ("second", SECOND)):
             p = shell(s, name + "-cfg", command, 1024, "--cfg job")
-            test(f"{name} command: --cfg job prints the configuration and stops", p.returncode == 0 and "adv_estimator: grpo" in p.stdout and
+            test(f"{name} command: --cfg job prints the configuration and stops", p.returncode == 0 and
+                 "adv_estimator: grpo" in p.stdout and
                  not list((s.dir / (name + "-cfg")).iterdir()), p.stderr[-300:])
-            p = subprocess.run(["bash", "-c", command.strip().replace("$VERLC ppo", "$VERLC plan")], capture_output=True, text=True, timeout=60,
-                               env={**ENV, "VERLC": str(pathlib.Path(VERLC).resolve()), "DATA": "/no", "MODEL": str(s.dir / "model"),
-                                    "RUN": "/no", "RESPONSE": "1024"})
+            p = subprocess.run(["bash", "-c", command.strip().replace("$VERLC ppo", "$VERLC plan")], capture_output=True, text=True,
+                               timeout=60,
+                               env={**ENV, "VERLC": str(pathlib.Path(VERLC).resolve()), "DATA": "/no",
+                                    "MODEL": str(s.dir / "model"), "RUN": "/no", "RESPONSE": "1024"})
             test(f"{name} command: verlc plan takes it as well", p.returncode == 0 and "memory plan" in p.stdout, p.stderr[-300:])
     test.end()
 

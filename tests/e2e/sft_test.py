@@ -57,7 +57,8 @@ def check_mask(s, test):
     for name in ("chats", "short", "long"):
         sft(s, f"mask-{name}", data__train_files=s.dir / f"{name}.jsonl", data__val_files=s.dir / f"{name}.jsonl",
             trainer__total_training_steps=1, trainer__test_freq=1)
-        at[name] = [series(s.dir / f"mask-{name}", m)[0] for m in ("train/loss", "train/grad_norm", "val/loss", "train/global_tokens")]
+        at[name] = [series(s.dir / f"mask-{name}", m)[0]
+                    for m in ("train/loss", "train/grad_norm", "val/loss", "train/global_tokens")]
     test("what the user says last has no loss and no gradient", near(at["chats"][:3], at["short"][:3], 1e-6) and
          near(at["chats"][:3], at["long"][:3], 1e-6) and at["chats"][3] < at["short"][3] < at["long"][3], at)
 

@@ -94,7 +94,8 @@ def check_models(s, refused):
         n = struct.unpack("<Q", raw[:8])[0]
         t = json.loads(raw[8:8 + n])[name]
         at = 8 + n + t["data_offsets"][0]
-        raw[at:at + (4 if t["dtype"] == "F32" else 2)] = struct.pack("<I", bits << 16) if t["dtype"] == "F32" else struct.pack("<H", bits)
+        raw[at:at + (4 if t["dtype"] == "F32" else 2)] = struct.pack("<I",
+                                                                     bits << 16) if t["dtype"] == "F32" else struct.pack("<H", bits)
         (m / weights).write_bytes(raw)
         refused(f"{kind} in the weights", DATA, name, "NaN or Inf", **{path: m})
 
@@ -215,7 +216,8 @@ def check_tools(s, test):
     tool("generate: stop that is no string", DATA, '{"prompt": "a", "stop": [1]}\n', "stdin:1", "stop")
     tool("generate: no model", DATA, '', "no-model", args=("generate", "--model", s.dir / "no-model"))
     tool("generate: an unknown option", USAGE, '', "--modle", "--model", args=("generate", "--modle", "x"))
-    tool("generate: a dtype that does not exist", USAGE, '', "--dtype", args=("generate", "--model", s.dir / "model", "--dtype", "fp7"))
+    tool("generate: a dtype that does not exist", USAGE, '', "--dtype",
+         args=("generate", "--model", s.dir / "model", "--dtype", "fp7"))
 
 
 def check_merge(s, test):
@@ -225,14 +227,18 @@ def check_merge(s, test):
 
     run("model", "export", "--model", s.dir / "model", "--out", s.dir / "shards", "--max-shard-mb", "1")
     p = merge(s.dir / "shards")
-    same = p.returncode == 0 and (s.dir / "merged/model.safetensors").read_bytes() == (s.dir / "model/model.safetensors").read_bytes()
-    test("merge: shards become one file, byte for byte", same and len(list((s.dir / "shards").glob("model-*.safetensors"))) > 1, p.stderr)
+    merged, model = (s.dir / d / "model.safetensors" for d in ("merged", "model"))
+    same = p.returncode == 0 and merged.read_bytes() == model.read_bytes()
+    test("merge: shards become one file, byte for byte", same and len(list((s.dir / "shards").glob("model-*.safetensors"))) > 1,
+         p.stderr)
     shutil.rmtree(s.dir / "merged")
-    for name in ("model_world_size_2_rank_0.pt", "actor/model_world_size_1_rank_0.pt", "dist_ckpt/__0_0.distcp", "pytorch_model-00001-of-00002.bin"):
+    for name in ("model_world_size_2_rank_0.pt", "actor/model_world_size_1_rank_0.pt", "dist_ckpt/__0_0.distcp",
+                 "pytorch_model-00001-of-00002.bin"):
         source = s.dir / "pickled" / name
         source.parent.mkdir(parents=True)
         source.write_bytes(b"")
-        test.refused(f"merge: {name}", merge(s.dir / "pickled"), DATA, str(source), "unsupported pickled", "model.safetensors.index.json")
+        test.refused(f"merge: {name}", merge(s.dir / "pickled"), DATA, str(source), "unsupported pickled",
+                     "model.safetensors.index.json")
         shutil.rmtree(s.dir / "pickled")
     next((s.dir / "shards").glob("model-00002*")).unlink()
     test.refused("merge: a shard is missing", merge(s.dir / "shards"), DATA, "model-00002")

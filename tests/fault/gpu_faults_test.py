@@ -65,7 +65,8 @@ def held(s, test, hog, want):
 def taken(s, test, hog, want):
     """Memory that goes between the plan and its allocation."""
     run(*s.ppo("taken", **{**KEYS, "trainer.total_training_steps": 2}))
-    p = subprocess.Popen([VERLC, *map(str, s.ppo("taken", **KEYS))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV)
+    p = subprocess.Popen([VERLC, *map(str, s.ppo("taken", **KEYS))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                         env=ENV)
     text = ""
     for line in p.stderr:
         text += line
@@ -84,8 +85,8 @@ def taken(s, test, hog, want):
 
 
 def beside(s, test, want):
-    runs = [subprocess.Popen([VERLC, *map(str, s.ppo(f"beside{i}", **KEYS))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             env=ENV) for i in range(2)]
+    runs = [subprocess.Popen([VERLC, *map(str, s.ppo(f"beside{i}", **KEYS))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                             text=True, env=ENV) for i in range(2)]
     texts = [p.communicate(timeout=300)[1] for p in runs]
     test("two runs on one GPU both end", all(p.returncode == 0 for p in runs), texts[0][-300:] + texts[1][-300:])
     test("each in the bits of a run alone", all(state(s.dir / f"beside{i}", 4) == want for i in range(2)))

@@ -51,7 +51,8 @@ def check_output(s, test):
     p = run(*s.ppo("dumping", trainer__rollout_data_dir=s.dir / "dump", trainer__total_training_steps=2,
                    **{"reward.custom_reward_function.path": away, "reward.num_workers": 1}), check=False)
     test("rollout_data_dir lost in mid-run: one warning, the run goes on", p.returncode == 0 and
-         p.stderr.count("were not written") == 1 and saved(s.dir / "dumping") == ["global_step_1", "global_step_2"], p.stderr[-400:])
+         p.stderr.count("were not written") == 1 and saved(s.dir / "dumping") == ["global_step_1", "global_step_2"],
+         p.stderr[-400:])
 
     # Two steps are saved, then no file may grow past half of the weights: every save fails.
     run(*s.ppo("full", trainer__total_training_steps=2))
@@ -61,7 +62,8 @@ def check_output(s, test):
     p = subprocess.run(["bash", "-c", f"ulimit -f {limit}; exec {words}"], capture_output=True, text=True, env=ENV, timeout=120)
     test.refused("file size limit during a save", p, RESOURCES, "checkpoint of step 3 was not saved", "File too large", "step 2")
     test("file size limit: older checkpoints are untouched", checkpoints(s.dir / "full") == before)
-    test("file size limit: nothing half-written", saved(s.dir / "full") == ["global_step_1", "global_step_2"], str(saved(s.dir / "full")))
+    test("file size limit: nothing half-written", saved(s.dir / "full") == ["global_step_1", "global_step_2"],
+         str(saved(s.dir / "full")))
     run(*s.ppo("full"))
     run(*s.ppo("whole"))
     test("after a full disk: resumed to the bits of an unbroken run", state(s.dir / "full", 6) == state(s.dir / "whole", 6))
@@ -81,14 +83,16 @@ def check_tmpfs(s, test):
         print("skipped: a small file system (no right to mount)")
         return
     test.refused("disk full during a save", p, RESOURCES, "was not saved", "No space left", "older checkpoints are untouched")
-    test("disk full: two whole checkpoints and nothing half-written", p.stdout.count("whole") == 2 and ".tmp" not in p.stdout, p.stdout[-400:])
+    test("disk full: two whole checkpoints and nothing half-written", p.stdout.count("whole") == 2 and ".tmp" not in p.stdout,
+         p.stdout[-400:])
 
 
 # ---- numbers ----
 
 def reward_file(s, name, body):
     path = s.dir / f"{name}.py"
-    path.write_text("import os, time, math\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):\n" +
+    path.write_text("import os, time, math\n\n"
+                    "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):\n" +
                     "".join(f"    {line}\n" for line in body.splitlines()))
     return path
 
@@ -104,13 +108,15 @@ def check_numbers(s, test):
     test("loss not finite: each step is reported", p.stderr.count("nothing was changed") == 2, p.stderr[-400:])
     lines = [json.loads(x) for x in (d / "bad_batches/1.jsonl").read_text().splitlines()]
     test("loss not finite: the batch is saved with all that its update read",
-         lines and all(len(x["response_ids"]) == len(x["old_log_probs"]) == len(x["advantages"]) and x["prompt_ids"] for x in lines))
+         lines and all(len(x["response_ids"]) == len(x["old_log_probs"]) == len(x["advantages"]) and x["prompt_ids"]
+                       for x in lines))
     weights = (d / "global_step_1/actor/model.safetensors").read_bytes()
     test("loss not finite: the last good state is saved, the weights as they began",
          saved(d) == ["global_step_1"] and weights == (s.dir / "model/model.safetensors").read_bytes(), str(saved(d)))
     keys["trainer.max_bad_steps"] = 100
     p = run(*s.ppo("huge2", trainer__total_training_steps=3, **keys), check=False)
-    test("loss not finite: below the limit the run goes on", p.returncode == 0 and p.stdout.count("actor/skipped_steps:1") == 3, p.stderr[-400:])
+    test("loss not finite: below the limit the run goes on", p.returncode == 0 and p.stdout.count("actor/skipped_steps:1") == 3,
+         p.stderr[-400:])
 
     # Finite in the loss, too large in the backward pass: a tensor of the model is named.
     path = reward_file(s, "large", "return 1e40 if len(solution_str) % 2 else -1e40")
@@ -125,17 +131,18 @@ def check_numbers(s, test):
     test.refused("weights thrown to infinity", p, NUMERICAL)
     for name in saved(s.dir / "thrown"):
         run("model", "info", "--model", s.dir / "thrown" / name / "actor")
-    test("weights thrown to infinity: no such state is published", all((s.dir / "thrown" / n / "manifest.json").exists() for n in saved(s.dir / "thrown")))
+    test("weights thrown to infinity: no such state is published",
+         all((s.dir / "thrown" / n / "manifest.json").exists() for n in saved(s.dir / "thrown")))
 
 
     rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * (i + 1)}]} for i in range(8)]
     s.write("sft.jsonl", rows)
     p = run("sft", f"data.train_files={s.dir / 'sft.jsonl'}", "data.train_batch_size=4", "data.max_length=64",
             "data.max_token_len_per_gpu=512", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e38",
-            "trainer.total_training_steps=20", "trainer.save_freq=1", f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[console]",
-            check=False)
-    test.refused("SFT with weights thrown away: the tensor is named, nothing of it is saved", p, NUMERICAL, "was not saved", "tensor model.",
-                 "NaN or Inf")
+            "trainer.total_training_steps=20", "trainer.save_freq=1", f"trainer.default_local_dir={s.dir / 'sft'}",
+            "trainer.logger=[console]", check=False)
+    test.refused("SFT with weights thrown away: the tensor is named, nothing of it is saved", p, NUMERICAL, "was not saved",
+                 "tensor model.", "NaN or Inf")
     test("SFT with weights thrown away: no checkpoint of them", saved(s.dir / "sft") == [], str(saved(s.dir / "sft")))
 
 
@@ -219,18 +226,22 @@ def check_rewards(s, test):
                 test.refused(label, p, OTHER, "none of the")
                 continue
             rows = [json.loads(x) for x in dump.read_text().splitlines()]
-            test(f"{label}: only scored samples are trained on, none as 0", 0 < len(rows) < 8 and all(r["score"] == 1.0 for r in rows) and
+            test(f"{label}: only scored samples are trained on, none as 0", 0 < len(rows) < 8 and
+                 all(r["score"] == 1.0 for r in rows) and
                  (policy != "drop_group" or len(rows) % 2 == 0), str([r["score"] for r in rows]))
-            test(f"{label}: the failures are counted", f"reward/num_errors:{p.stderr.split('reward: ')[1].split(' of ')[0]}" in p.stdout, p.stdout[-300:])
+            test(f"{label}: the failures are counted",
+                 f"reward/num_errors:{p.stderr.split('reward: ')[1].split(' of ')[0]}" in p.stdout, p.stdout[-300:])
             test(f"{label}: in time", time.time() - began < 60)
     p = run(*s.ppo("r", **{"reward.custom_reward_function.path": s.dir / "gone.py"}), check=False)
     test.refused("reward file missing", p, DATA, "gone.py")
     (s.dir / "syntax.py").write_text("def compute_score(:\n")
     p = run(*s.ppo("r", **{"reward.custom_reward_function.path": s.dir / "syntax.py"}), check=False)
-    test("reward file with a syntax error", p.returncode in (OTHER, DATA) and "syntax.py" in p.stderr, f"{p.returncode} {p.stderr[-400:]}")
+    test("reward file with a syntax error", p.returncode in (OTHER, DATA) and "syntax.py" in p.stderr,
+         f"{p.returncode} {p.stderr[-400:]}")
     (s.dir / "named.py").write_text("x = 1\n")
     p = run(*s.ppo("r", **{"reward.custom_reward_function.path": s.dir / "named.py"}), check=False)
-    test("reward file without the function", p.returncode in (OTHER, DATA) and "compute_score" in p.stderr, f"{p.returncode} {p.stderr[-400:]}")
+    test("reward file without the function", p.returncode in (OTHER, DATA) and "compute_score" in p.stderr,
+         f"{p.returncode} {p.stderr[-400:]}")
     rows = [dict(s.row(i), data_source="nobody/knows") for i in range(8)]
     s.write("unknown.jsonl", rows)
     p = run(*s.ppo("r", data__train_files=s.dir / "unknown.jsonl"), check=False)
@@ -243,7 +254,7 @@ def check_rewards(s, test):
 def check_helpers(s, test):
     m = pathlib.Path(shutil.copytree(s.dir / "model", s.dir / "endless"))
     config = json.loads((m / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+    config["chat_template"] = "".join(f"{{% for {i} in range(99999) %}}" for i in "ijk") + "{% endfor %}" * 3
     (m / "tokenizer_config.json").write_text(json.dumps(config))
     began = time.time()
     p = run(*s.ppo("endless-run", **{"actor_rollout_ref.model.path": m}), check=False, timeout=200)
@@ -251,21 +262,23 @@ def check_helpers(s, test):
          p.stderr.count("error: ") == 1, f"exit {p.returncode} after {time.time() - began:.0f} s: {p.stderr[-400:]}")
     path = reward_file(s, "stuck", "time.sleep(1000)")
     began = time.time()
-    p = run(*s.ppo("stuck", trainer__deadline=2, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}), check=False, timeout=100)
+    p = run(*s.ppo("stuck", trainer__deadline=2, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}),
+            check=False, timeout=100)
     test.refused("a stage without progress: the watchdog ends the run and names it", p, DEADLINE, "stage 'gen'", "trainer.deadline")
     test("a stage without progress: within its deadline", time.time() - began < 60)
     p = run(*s.ppo("no-python"), check=False, env={"VERLC_PYTHON": "/no/such/python"})
-    test("no Python for the templates: says what to do", p.returncode == OTHER and p.stderr.count("error: ") == 1 and "/no/such/python" in p.stderr,
-         f"{p.returncode} {p.stderr[-300:]}")
+    test("no Python for the templates: says what to do", p.returncode == OTHER and p.stderr.count("error: ") == 1 and
+         "/no/such/python" in p.stderr, f"{p.returncode} {p.stderr[-300:]}")
     p = run(*s.ppo("dead-python"), check=False, env={"VERLC_PYTHON": "/bin/false"})
-    test("a helper that dies at its start: reported", p.returncode == OTHER and p.stderr.count("error: ") == 1 and "chat_template" in p.stderr,
-         f"{p.returncode} {p.stderr[-300:]}")
+    test("a helper that dies at its start: reported", p.returncode == OTHER and p.stderr.count("error: ") == 1 and
+         "chat_template" in p.stderr, f"{p.returncode} {p.stderr[-300:]}")
 
 
 def check_trackers(s, test):
     """A tracker that cannot write is dropped; the run goes on."""
     p = run(*s.ppo("tracked", trainer__total_training_steps=2), check=False, env={"VERL_FILE_LOGGER_PATH": "/dev/full"})
-    test("a tracker on a full disk is dropped, the run goes on", p.returncode == 0 and p.stderr.count("tracker file stopped") == 1 and
+    test("a tracker on a full disk is dropped, the run goes on", p.returncode == 0 and
+         p.stderr.count("tracker file stopped") == 1 and
          saved(s.dir / "tracked") == ["global_step_1", "global_step_2"], p.stderr[-400:])
     db = sqlite3.connect(s.dir / "tracked/run.db")
     test("the other trackers have every step", db.execute("select count(distinct step) from metrics").fetchone()[0] == 2)

@@ -50,7 +50,8 @@ def check_moments(s, test):
         sig = (signal.SIGINT, signal.SIGTERM)[i % 2]
         d = s.dir / "stopped"
         shutil.rmtree(d, ignore_errors=True)
-        p = subprocess.Popen([VERLC, *map(str, s.ppo("stopped", **keys))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        p = subprocess.Popen([VERLC, *map(str, s.ppo("stopped", **keys))], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True, env=ENV)
         time.sleep(whole * (i + 3) / 18)
         p.send_signal(sig)
         out, err = p.communicate(timeout=120)
@@ -61,8 +62,8 @@ def check_moments(s, test):
         done = sum(line.startswith("step:") and not line.startswith("step:0 ") for line in out.splitlines())
         stopped_at[done] = stopped_at.get(done, 0) + 1
         test(f"{name} after {done} steps: exit {status}, one line, no step lost",
-             p.returncode == status and err.count("error: ") == 1 and f"stopped by {name}" in err and steps == ([done] if done else []),
-             f"exit {p.returncode}, steps {steps}, {err[-500:]}")
+             p.returncode == status and err.count("error: ") == 1 and f"stopped by {name}" in err and
+             steps == ([done] if done else []), f"exit {p.returncode}, steps {steps}, {err[-500:]}")
         run(*s.ppo("stopped", **{**keys, "trainer.save_freq": STEPS}))
         test(f"{name} after {done} steps: resumed to the same bits", state(d, STEPS) == want)
     test("signals met a run that was under way", sum(stopped_at.values()) >= 3, str(stopped_at))
@@ -98,7 +99,8 @@ def check_phases(s, test):
     slow.write_text(body.replace("WAIT", "60"))
     began = time.time()
     code, err = at_call(s.ppo("twice", **keys), calls, 1, signal.SIGTERM, signal.SIGTERM)
-    test("a second signal ends at once", code == -signal.SIGTERM and time.time() - began < 50, f"{code} after {time.time() - began:.1f} s: {err[-300:]}")
+    test("a second signal ends at once", code == -signal.SIGTERM and time.time() - began < 50,
+         f"{code} after {time.time() - began:.1f} s: {err[-300:]}")
 
 
 def check_retention(s, test):
@@ -125,7 +127,8 @@ def check_resume(s, test, want):
     run(*s.ppo("again"))
     p = run(*s.ppo("again", trainer__resume_mode="disable", trainer__total_training_steps=2))
     test("resume_mode=disable starts over", "resumed" not in p.stderr and "step:1 " in p.stdout)
-    test("a step that exists is replaced by a whole one", saved(d) == [1, 2, 3, 4, 5, 6] and not list(d.glob("*.tmp")), str(saved(d)))
+    test("a step that exists is replaced by a whole one", saved(d) == [1, 2, 3, 4, 5, 6] and not list(d.glob("*.tmp")),
+         str(saved(d)))
     p = run(*s.ppo("again"))
     test("auto goes on from the step saved last, not from a higher one of the run before", "global_step_2" in p.stderr and
          "step:3 " in p.stdout and state(d, 6) == want, p.stderr[-300:])
@@ -138,19 +141,23 @@ def check_resume(s, test, want):
 
 
 def check_sft(s, test):
-    rows = [{"messages": [{"role": "user", "content": f"{i} + 1"}, {"role": "assistant", "content": str(i + 1)}]} for i in range(16)]
+    rows = [{"messages": [{"role": "user", "content": f"{i} + 1"}, {"role": "assistant", "content": str(i + 1)}]}
+            for i in range(16)]
     s.write("sft.jsonl", rows)
 
     def args(name, **keys):
-        a = {"data.train_files": s.dir / "sft.jsonl", "data.train_batch_size": 4, "data.max_length": 64, "data.micro_batch_size_per_gpu": 4,
+        a = {"data.train_files": s.dir / "sft.jsonl", "data.train_batch_size": 4, "data.max_length": 64,
+             "data.micro_batch_size_per_gpu": 4,
              "data.use_dynamic_bsz": False, "model.path": s.dir / "model", "trainer.total_training_steps": 200, "optim.lr": 1e-4,
-             "trainer.default_local_dir": s.dir / name, "trainer.logger": "[console]", "trainer.save_freq": -1, "trainer.test_freq": -1}
+             "trainer.default_local_dir": s.dir / name, "trainer.logger": "[console]", "trainer.save_freq": -1,
+             "trainer.test_freq": -1}
         a.update(keys)
         return ["sft"] + [f"{k}={v}" for k, v in a.items()]
     run(*args("sft-whole", **{"trainer.save_freq": 200}))
     code, err = interrupted(args("sft"), signal.SIGINT, lambda line: line.startswith("step:20 "))
     steps = saved(s.dir / "sft")
-    test("SIGINT in SFT: exit 130, one checkpoint", code == 130 and len(steps) == 1 and steps[0] >= 20, f"{code} {steps} {err[-300:]}")
+    test("SIGINT in SFT: exit 130, one checkpoint", code == 130 and len(steps) == 1 and steps[0] >= 20,
+         f"{code} {steps} {err[-300:]}")
     run(*args("sft", **{"trainer.save_freq": 200}))
     test("SFT resumed to the same bits", state(s.dir / "sft", 200) == state(s.dir / "sft-whole", 200))
 

@@ -88,7 +88,8 @@ def model():
     for dtype, size in (("F32", 4), ("BF16", 2), ("F16", 2), ("I32", 4), ("I64", 8), ("U8", 1)):
         yield b"\1" + safetensors({"w": {"dtype": dtype, "shape": [3], "data_offsets": [0, 3 * size]}}, bytes(3 * size))
     yield b"\1" + safetensors({"__metadata__": {"format": "pt"}, "a": t, "b": dict(t, data_offsets=[16, 32])}, bytes(32))
-    yield b"\1" + safetensors({"scalar": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "empty": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}, bytes(4))
+    yield b"\1" + safetensors({"scalar": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
+                               "empty": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}, bytes(4))
     yield b"\1" + safetensors(b"{}      ", b"")
     for path in sorted((FIXTURES / "model").rglob("config*.json")):
         yield b"\0" + path.read_bytes()
@@ -103,18 +104,22 @@ def data():
         yield compact(row) + b"\n"
         yield json.dumps([row, row]).encode()
     yield b"".join(compact(r) + b"\n" for r in rows[:4]) + b"\n\r\n" + compact(rows[4])
-    for state in ({"epoch": 0, "index": 0}, {"epoch": 1, "index": 2, "n_rows": 5, "batch_size": 2, "seed": 0, "shuffle": False, "drop_last": False}):
+    for state in ({"epoch": 0, "index": 0}, {"epoch": 1, "index": 2, "n_rows": 5, "batch_size": 2, "seed": 0, "shuffle": False,
+                                             "drop_last": False}):
         yield compact(state)
 
 
 def sft():
     say = lambda role, content: {"role": role, "content": content}
-    turns = [say("system", "Be brief."), say("user", "2 + 2?"), say("assistant", "4\n#### 4"), say("user", "é日🎉"), say("assistant", "")]
+    turns = [say("system", "Be brief."), say("user", "2 + 2?"), say("assistant", "4\n#### 4"), say("user", "é日🎉"),
+             say("assistant", "")]
     for kind in range(32):
         rows = {
-            0: [{"messages": turns}, {"messages": turns[1:3], "enable_thinking": True, "tools": [{"type": "function", "function": {"name": "f"}}]}],
+            0: [{"messages": turns}, {"messages": turns[1:3], "enable_thinking": True,
+                                      "tools": [{"type": "function", "function": {"name": "f"}}]}],
             1: [{"prompt": "How many?", "response": "3"}, {"prompt": [turns[1]], "response": ""}],
-        }.get(kind % 4, [{"prompt": turns[1:2], "data_source": "x", "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 1}}])
+        }.get(kind % 4, [{"prompt": turns[1:2], "data_source": "x", "reward_model": {"style": "rule", "ground_truth": "4"},
+                          "extra_info": {"index": 1}}])
         yield bytes([kind]) + b"".join(compact(r) + b"\n" for r in rows)
 
 
@@ -128,7 +133,8 @@ def ckpt():
     braces = "dc7048f8f8747f561349cde127705c16"  # XXH3-128 of "{}", what the target puts into both files
     yield manifest({"actor/config.json": entry(2, braces), "trainer.json": entry(2, braces)})
     yield manifest({})
-    yield b"\1" + compact({"global_step": 7, "isa": "avx2", "data": {"epoch": 0, "index": 4}, "kl_ctrl": 0.001, "bad_steps": 0, "total_tokens": 99})
+    yield b"\1" + compact({"global_step": 7, "isa": "avx2", "data": {"epoch": 0, "index": 4}, "kl_ctrl": 0.001, "bad_steps": 0,
+                           "total_tokens": 99})
     for tracker in (b"7", b"007\n", b"-1", b"99999999999999999999", b""):
         yield b"\2" + tracker
 

@@ -37,7 +37,8 @@ def requests():
 def generate(model, dtype, asked, order, *options):
     """Samples by request, as the program printed them but for the line number."""
     lines = "".join(json.dumps(asked[i]) + "\n" for i in order)
-    got = [json.loads(x) for x in run("generate", "--model", model, "--dtype", dtype, *options, input=lines).stdout.split("\n") if x]
+    got = [json.loads(x) for x in run("generate", "--model", model, "--dtype", dtype, *options, input=lines).stdout.split("\n")
+           if x]
     out = {i: {} for i in order}
     for g in got:
         request = order[g.pop("index")]
@@ -58,7 +59,8 @@ def main():
             test(f"{dtype}: every sample is there", all(len(want[i]) == asked[i]["n"] for i in order) and tokens > 200)
             test(f"{dtype}: equal requests, equal samples", want[8] == want[9])
             spread = next(i for i in order if asked[i]["n"] == 5 and asked[i]["temperature"] > 0.5 and asked[i]["max_tokens"] > 1)
-            test(f"{dtype}: samples of a request differ", len({json.dumps(json.loads(x)["ids"]) for x in want[spread].values()}) > 1)
+            test(f"{dtype}: samples of a request differ",
+                 len({json.dumps(json.loads(x)["ids"]) for x in want[spread].values()}) > 1)
             for max_seqs, threads in ((1, 1), (3, 2), (7, 1), (256, 2)):
                 rng.shuffle(order)
                 got = generate(model, dtype, asked, order, "--max-seqs", max_seqs, "--threads", threads)

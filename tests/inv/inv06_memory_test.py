@@ -50,7 +50,8 @@ def second_models(s, test):
     print(f"        judge: plan {plan:.0f} MiB, peak {peak:.0f} MiB: {100 * off:+.1f} %")
     test("judge: peak within 5 % of the plan", abs(off) <= 0.05, f"plan {plan:.0f} MiB, peak {peak:.0f} MiB {errors[-300:]}")
     critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "actor_rollout_ref.actor.use_kl_loss": False,
-              "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 1,
+              "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+              "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 1,
               "data.train_batch_size": 64, "data.max_response_length": 192, "critic.forward_micro_batch_size_per_gpu": 1,
               "actor_rollout_ref.rollout.max_num_seqs": 1}
     cases = (("critic.ppo_micro_batch_size_per_gpu", {**critic, "critic.ppo_mini_batch_size": 64,
@@ -83,7 +84,8 @@ def recompute_choices(s, test):
              "kept is what fits the limit" in some.stdout, some.stdout[-500:])
     limit = f"{(whole['layer'] + whole['none']) / 2:.0f}MiB"
     for key, value, change in (("trainer.recompute", "none", "trainer.recompute=auto"),
-                               ("actor_rollout_ref.model.enable_gradient_checkpointing", False, "enable_gradient_checkpointing=True")):
+                               ("actor_rollout_ref.model.enable_gradient_checkpointing", False,
+                                "enable_gradient_checkpointing=True")):
         p = plan(check=False, trainer__device_memory_limit=limit, **{key: value})
         test(f"{key}={value} above the limit: the nearest change is {change}", p.returncode == 4 and f"{change} fits" in p.stdout,
              p.stdout[-300:])
@@ -103,8 +105,8 @@ def recompute_on_cpu(s, test):
         total[how], text[how] = planned(p.stderr), p.stderr
     test("recompute none, mlp, layer, auto: one result", len(set(weights.values())) == 1)
     test("auto on a CPU plans no more than layer", total["auto"] == total["layer"] <= total["none"], total)
-    test("and keeps what the block has room for", "layers recomputed\n" not in text["auto"] and "layers recomputed\n" in text["layer"],
-         text["auto"][:1500])
+    test("and keeps what the block has room for", "layers recomputed\n" not in text["auto"] and
+         "layers recomputed\n" in text["layer"], text["auto"][:1500])
 
 
 def main():
@@ -137,9 +139,11 @@ def main():
         p = run(*s.ppo("refused", **limit), check=False)
         test.refused("a plan above the limit is refused", p, 4, "GiB")
         test("before anything is loaded", not list((s.dir / "refused").glob("**/*.safetensors")))
-        sft = s.write("sft.jsonl", [{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}] * 8)
+        sft = s.write("sft.jsonl", [{"messages": [{"role": "user", "content": "1 + 1?"},
+                                                  {"role": "assistant", "content": "2"}]}] * 8)
         p = run("sft", f"model.path={s.dir / 'big'}", f"data.train_files={sft}", "data.val_files=[]", "data.train_batch_size=4",
-                "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1", "trainer.device_memory_limit=100MiB",
+                "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1",
+                "trainer.device_memory_limit=100MiB",
                 f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]", check=False)
         second_models(s, test)
         recompute_choices(s, test)

@@ -95,7 +95,8 @@ def main():
                    and not any(k.startswith(p + ".") or p.startswith(k + ".") for p in everything)]
         test(f"{program}: the {len(keys)} dotted names it reads are in the table", not missing, ", ".join(missing))
         names = strings(f for g in globs if "conf_rules" not in g for f in sorted(SRC.glob(g)))  # rules also check noted keys
-        wrong = [k for k in keys & names if any(rows[s].get(k, ("", ""))[1] in ("NOTED", "MOVED") for s in loaded if s.startswith(program))]
+        wrong = [k for k in keys & names if any(rows[s].get(k, ("", ""))[1] in ("NOTED", "MOVED") for s in loaded
+                                                if s.startswith(program))]
         test(f"{program}: it reads no key that the table calls noted or moved", not wrong, ", ".join(wrong))
     test.end()
 

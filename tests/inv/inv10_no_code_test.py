@@ -69,7 +69,8 @@ def main():
          not re.search(r"(?<!Sandboxed)\bEnvironment\(|\bTemplate\(", template))
     sources = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".c", ".h", ".cu"))
     found = {(str(p.relative_to(ROOT / "src")), call) for p in sources for call in c_finds(p.read_text())}
-    test(f"{len(sources)} C files start no program but the helpers, hdfs and a compiler", len(sources) > 100 and found <= C_ALLOWED, found - C_ALLOWED)
+    test(f"{len(sources)} C files start no program but the helpers, hdfs and a compiler", len(sources) > 100 and found <= C_ALLOWED,
+         found - C_ALLOWED)
     test.end()
 
 
