@@ -443,7 +443,9 @@ int dev_decode_next(struct dev *d, const struct decode_args *a);
 
 /* Records the calls between begin and end instead of running them, to run them many times at the
  * cost of one. They must have run once before at the same shapes, and none may wait or read host
- * memory; none writes a weight. dev_has_graphs tells whether the backend can. */
+ * memory; none writes a weight. Attention of one row a sequence may read ahead of the calls before it what is there
+ * when a run begins - attn_seqs, and all keys and values but those of its own rows - so the calls of a recording
+ * that write them (dev_decode_next) come after it. dev_has_graphs tells whether the backend can. */
 bool dev_has_graphs(const struct dev *d);
 int dev_graph_begin(struct dev *d);
 int dev_graph_end(struct dev *d, void **graph); /* also ends a recording that failed: *graph is NULL then */

@@ -200,6 +200,9 @@ int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_at
  * device, shape or batch. */
 int cuda_attn_rows_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 
+/* dev_cuda_attn_few_sm90.cu: a decoding step's forward. *ran: false, it does not take this device, shape or batch. */
+int cuda_attn_few_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran);
+
 /* Whether the tensor cores' kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {
     return a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0;

@@ -1,14 +1,15 @@
 /* dev_cuda_attn_fwd.cu - causal attention on the GPU: training's packed rows, prefill in
  * chunks and paged decoding with one arithmetic of a row.
  *
- * Tensor cores (bf16), two kernels: fwd_rows has 16 packed rows a warp and each warp
+ * Tensor cores (bf16), two kernels here: fwd_rows has 16 packed rows a warp and each warp
  * walks all keys alone; fwd_few, for decoding, has the (at most 16) packed rows of one
  * sequence in a block whose warps split the keys of one or two tiles among them for the
- * scores and the columns of the result for P.V.  fwd_plain is for f32 and odd sizes.
+ * scores and the columns of the result for P.V.  On Hopper dev_cuda_attn_few_sm90.cu takes
+ * most of decoding.  fwd_plain is for f32 and odd sizes.
  * Nothing is split over tiles of keys, and there is no reduction between blocks.
  *
  * Invariant: an element of a row's result goes through the same chain of operations in
- * both kernels, whoever the row's neighbours are:
+ * all of these, whoever the row's neighbours are:
  *   s       mma over D in ascending blocks of 16; scores that are not seen become -inf
  *   m       max(m, max s * c), exact in any order
  *   p       2^(s c - m), one fma and one ex2; rounded to bf16 for P.V, not for the sum
@@ -482,6 +483,9 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     struct cuda_attn p;
     TRY(attn_params("attn_fwd", a, &p));
     if (attn_on_tensor_cores(a)) {
+        bool ran;
+        TRY(cuda_attn_few_sm90(c, a, p, &ran));
+        if (ran) return 0;
         if (p.dim <= 32) return fwd_size<32>(c, a, p);
         if (p.dim <= 64) return fwd_size<64>(c, a, p);
         if (p.dim <= 96) return fwd_size<96>(c, a, p);

@@ -60,7 +60,8 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
  * In recorded work on sm_90 and later a kernel launched by cuda_launch may start while the one before it
  * still runs (programmatic dependent launch), so that its own start costs nothing.  Such a kernel calls
  * cuda_next_may_start() at once and, in every thread, cuda_wait_before() ahead of its first access to memory
- * that is not a weight.  Weights may be read earlier: no recorded work writes one.
+ * that is not a weight.  Weights may be read earlier: no recorded work writes one; so may what dev_graph_begin says
+ * of attention.
  * (The wait ends when the kernel before has ended, which itself has waited: so everything before is done.) */
 static __device__ __forceinline__ void cuda_next_may_start(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900

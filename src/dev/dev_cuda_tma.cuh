@@ -33,6 +33,18 @@ static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes) 
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 #endif
 }
+/* One arrival. */
+static __device__ __forceinline__ void bar_arrive(uint32_t bar) {
+#if WGMMA_HERE
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+/* One arrival when all of this thread's cp_async so far have ended. */
+static __device__ __forceinline__ void bar_arrive_after_copies(uint32_t bar) {
+#if WGMMA_HERE
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
 /* One arrival at the barrier in the same place of block `rank` of the cluster. It orders nothing between the blocks but reads by
  * products that have ended: release.cluster would wait for all of this thread's stores, at a thousand cycles a time. */
 static __device__ __forceinline__ void bar_arrive_at(uint32_t bar, uint32_t rank) {
