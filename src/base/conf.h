@@ -70,6 +70,8 @@ int conf_check(const struct conf *c);
 /* conf_check, then verl's validate_config for this program: batch sizes that
  * divide, micro-batch sizes set once, names that exist. */
 int conf_validate_ppo(const struct conf *c);
+/* The part of it that is about a critic, for an estimator whose need of one this module cannot know: a user's own. */
+int conf_validate_critic(const struct conf *c);
 /* Key, type, default, status and meaning of every key under prefix (NULL: all). */
 int conf_help(FILE *f, const char *schema, const char *prefix);
 

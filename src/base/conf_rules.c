@@ -78,12 +78,20 @@ static int check_updates(const struct conf *c, const char *section, const struct
     return micro_gpu ? divides(what, share, key, micro_gpu) : 0;
 }
 
-static int check_actor(const struct conf *c, struct batches *b) {
+/* A section's updates: "actor_rollout_ref.actor", "critic". */
+static int read_batches(const struct conf *c, const char *section, struct batches *b) {
+    char key[128];
     TRY(conf_i64(c, "data.train_batch_size", &b->train));
     TRY(conf_i64(c, ROLLOUT ".n", &b->n));
-    TRY(conf_i64(c, ACTOR ".ppo_mini_batch_size", &b->mini));
-    TRY(conf_bool(c, ACTOR ".use_dynamic_bsz", &b->dynamic));
-    TRY(count_devices(c, &b->n_gpus));
+    snprintf(key, sizeof key, "%s.ppo_mini_batch_size", section);
+    TRY(conf_i64(c, key, &b->mini));
+    snprintf(key, sizeof key, "%s.use_dynamic_bsz", section);
+    TRY(conf_bool(c, key, &b->dynamic));
+    return count_devices(c, &b->n_gpus);
+}
+
+static int check_actor(const struct conf *c, struct batches *b) {
+    TRY(read_batches(c, ACTOR, b));
     int64_t samples;
     if (__builtin_mul_overflow(b->train, b->n, &samples))
         FAIL(ERR_INVAL, "data.train_batch_size * " ROLLOUT ".n does not fit in 64 bits");
@@ -139,6 +147,12 @@ static int check_algorithm(const struct conf *c, bool *reference, bool *critic) 
     return 0;
 }
 
+int conf_validate_critic(const struct conf *c) {
+    struct batches b = {0};
+    TRY(read_batches(c, "critic", &b));
+    return check_updates(c, "critic", &b);
+}
+
 int conf_validate_ppo(const struct conf *c) {
     struct batches b = {0};
     bool reference = false, critic = false, ref_dynamic, old_dynamic;
@@ -151,10 +165,5 @@ int conf_validate_ppo(const struct conf *c) {
     if (!b.dynamic && !old_dynamic) TRY(set_once(c, ROLLOUT, "log_prob_micro_batch_size"));
     TRY(check_rollout(c));
     TRY(check_schedule(c));
-    if (critic) {
-        TRY(conf_i64(c, "critic.ppo_mini_batch_size", &b.mini));
-        TRY(conf_bool(c, "critic.use_dynamic_bsz", &b.dynamic));
-        TRY(check_updates(c, "critic", &b));
-    }
-    return 0;
+    return critic ? conf_validate_critic(c) : 0;
 }

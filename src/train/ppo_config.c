@@ -379,6 +379,7 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     TRY(conf_str(c, "critic.model.path", &path));
     const int rc = train_model_dir(path, &v->model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
+    if (k->my_adv) TRY(conf_validate_critic(c));
     TRY(train_read_lora(c, "critic.model", path, &v->lora));
     TRY(train_read_recompute(c, "critic.model.enable_gradient_checkpointing", &v->recompute));
     return read_critic_updates(v, c);
