@@ -1,4 +1,5 @@
 /* main.c - picks the command, prints its error, exits. The only place with exit. */
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "cmd/cmd.h"
@@ -55,7 +56,7 @@ int main(int argc, char **argv) {
     }
     int best = 0;
     for (int i = 1; i < N_COMMANDS; i++)
-        if (cmd_distance(argv[1], commands[i].name) < cmd_distance(argv[1], commands[best].name)) best = i;
+        if (str_distance(argv[1], commands[i].name) < str_distance(argv[1], commands[best].name)) best = i;
     log_error("unknown command '%s'; did you mean '%s'? 'verlc --help' lists them", argv[1], commands[best].name);
     return err_exit_status(ERR_INVAL);
 }

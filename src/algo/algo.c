@@ -128,6 +128,15 @@ static double row_sum_factor(int64_t n_valid) {
 }
 static double row_mean_factor(int64_t n_valid) { return 1 / ((double)n_valid + ALGO__EPS); }
 
+int algo__unknown(const char *kind, const char *name, struct buf *known) {
+    char *near = str_near(known->p, name);
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s '%s' is unknown; %s%s%s %s", kind, name, near ? "did you mean " : "",
+                           near ? near : "", near ? "? There are" : "use one of", known->p);
+    free(near);
+    buf_free(known);
+    return rc;
+}
+
 static const struct algo_agg_mode agg_modes[] = {
     {"token-mean", true, row_sum_factor, true, false},
     {"token-sum", true, row_sum_factor, false, false},
@@ -143,8 +152,7 @@ const struct algo_agg_mode *algo_agg_find(const char *name) {
         if (strcmp(name, agg_modes[i].name) == 0) return buf_free(&known), &agg_modes[i];
         buf_addf(&known, "%s%s", i ? ", " : "", agg_modes[i].name);
     }
-    err_set(ERR_INVAL, __FILE__, __LINE__, "loss_agg_mode '%s' is unknown; use one of %s", name, known.p);
-    buf_free(&known);
+    algo__unknown("loss_agg_mode", name, &known);
     return NULL;
 }
 

@@ -287,8 +287,7 @@ const struct algo_adv_entry *algo_adv_find(const char *name) {
         if (strcmp(name, estimators[i].name) == 0) return buf_free(&known), &estimators[i];
         buf_addf(&known, "%s%s", i ? ", " : "", estimators[i].name);
     }
-    err_set(ERR_INVAL, __FILE__, __LINE__, "adv_estimator '%s' is unknown; use one of %s", name, known.p);
-    buf_free(&known);
+    algo__unknown("adv_estimator", name, &known);
     return NULL;
 }
 

@@ -30,6 +30,9 @@ double algo__row_sum(const struct algo_ragged *r, int64_t i, const double *x);  
 double algo__row_mean(const struct algo_ragged *r, int64_t i, const double *x); /* verl_F.masked_mean */
 int64_t algo__max_row(const struct algo_ragged *r); /* longest row, masked tokens counted */
 
+/* ERR_INVAL: an unknown name of this kind; known: "a, b, c". Frees known. */
+int algo__unknown(const char *kind, const char *name, struct buf *known);
+
 /* A zeroed array that the offsets of r can index; free() it. */
 double *algo__tokens(const struct algo_ragged *r);
 

@@ -788,9 +788,8 @@ int algo_json_mine(const json_t *request, const char *where, const struct algo_m
     if (i == N_OPS) {
         struct buf known = {0};
         for (int k = 0; k < N_OPS; k++) buf_addf(&known, "%s, ", ops[k].name);
-        err_set(ERR_INVAL, __FILE__, __LINE__, "%s: op '%s' is unknown; use one of %sreward", where, op, known.p);
-        buf_free(&known);
-        return ERR_INVAL;
+        buf_adds(&known, "reward");
+        return err_wrap(algo__unknown("op", op, &known), "%s", where);
     }
     json_t *out = json_object();
     const int rc = ops[i].run(&q, out);

@@ -199,8 +199,7 @@ const struct algo_policy_entry *algo_policy_find(const char *name) {
         if (strcmp(name, losses[i].name) == 0) return buf_free(&known), &losses[i];
         buf_addf(&known, "%s%s", i ? ", " : "", losses[i].name);
     }
-    err_set(ERR_INVAL, __FILE__, __LINE__, "loss_mode '%s' is unknown; use one of %s", name, known.p);
-    buf_free(&known);
+    algo__unknown("loss_mode", name, &known);
     return NULL;
 }
 

@@ -91,3 +91,45 @@ char *buf_take(struct buf *b) {
     *b = (struct buf){.max = b->max};
     return p;
 }
+
+/* ---- did you mean ---- */
+
+enum { MAX_NAME = 127 };
+
+int str_distance(const char *a, const char *b) {
+    int row[MAX_NAME + 1];
+    const int n = (int)strnlen(b, MAX_NAME), m = (int)strnlen(a, MAX_NAME);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; i <= m; i++) {
+        int diag = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            const int up = row[j], sub = diag + (a[i - 1] != b[j - 1]);
+            int best = sub < up + 1 ? sub : up + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+            diag = up;
+        }
+    }
+    return row[n];
+}
+
+char *str_near(const char *list, const char *s) {
+    static const char between[] = " ,|'";
+    char *best = NULL;
+    int least = 2 + (int)strlen(s) / 4; /* edits that a slip may take */
+    for (const char *p = list + strspn(list, between); *p; p += strspn(p, between)) {
+        const size_t n = strcspn(p, between);
+        char *name = xstrndup(p, n);
+        const int d = str_distance(s, name);
+        p += n;
+        if (d < least) {
+            least = d;
+            free(best);
+            best = name;
+        } else {
+            free(name);
+        }
+    }
+    return best;
+}

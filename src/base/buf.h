@@ -28,6 +28,10 @@ void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
+/* Levenshtein distance of the first 127 bytes, for "did you mean". */
+int str_distance(const char *a, const char *b);
+/* The name in a list ("a, b, c" or "'a'|'b'") that is nearest to s, a new string; NULL: none is near. */
+char *str_near(const char *list, const char *s);
 char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Grows *p (elements of `size` bytes) so that `need` fit; doubles. */

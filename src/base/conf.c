@@ -234,6 +234,17 @@ static bool noted_before(const struct conf *c, const struct conf_key *row, int64
     return false;
 }
 
+const char *conf_first_set(const struct conf *c, const char *prefix, const char *except, int64_t *n) {
+    const char *first = NULL;
+    *n = 0;
+    for (int64_t k = 0; k < c->set.n; k++) {
+        const char *path = c->set.entries[k].key;
+        if (strncmp(path, prefix, strlen(prefix)) != 0 || strcmp(path, except) == 0) continue;
+        if ((*n)++ == 0) first = path;
+    }
+    return first;
+}
+
 void conf_notes(const struct conf *c) {
     for (int64_t k = 0; k < c->n_ignored; k++) log_note("%s", c->ignored[k]);
     for (int64_t k = 0; k < c->set.n; k++) {

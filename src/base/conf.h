@@ -63,6 +63,8 @@ bool conf_is_set(const struct conf *c, const char *key);  /* by the user: file o
 /* The resolved tree as YAML, in verl's key order; ??? stays. Loading it again as
  * --config-name gives the same tree. ERR_INTERNAL. */
 int conf_yaml(const struct conf *c, struct buf *b);
+/* The first key under prefix ("critic.") that the user set, other than except; NULL: none. *n: how many. */
+const char *conf_first_set(const struct conf *c, const char *prefix, const char *except, int64_t *n);
 /* Prints what the keys that the user set and that are not simply used mean here (log_note). */
 void conf_notes(const struct conf *c);
 /* ERR_INVAL for the first rejected key with another value than its default, with the reason. */

@@ -320,8 +320,12 @@ static int forward(struct conf *c, const struct conf_node *resolved, struct conf
 static int wrong_type(const struct conf *c, const struct conf_key *row, const struct conf_node *v) {
     struct buf b = {0};
     conf__node_show(v, &b);
-    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s (%s)", row->path, b.p, row->type,
-                           conf__origin(c, row->path));
+    char *name = xstrndup(b.p + (*b.p == '\''), strcspn(b.p + (*b.p == '\''), "'"));
+    char *near = strchr(row->type, '\'') ? str_near(row->type, name) : NULL; /* a type that is a list of names */
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s%s%s%s (%s)", row->path, b.p, row->type,
+                           near ? "; did you mean " : "", near ? near : "", near ? "?" : "", conf__origin(c, row->path));
+    free(near);
+    free(name);
     buf_free(&b);
     return rc;
 }

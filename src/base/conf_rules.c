@@ -138,7 +138,9 @@ static int check_algorithm(const struct conf *c, bool *reference, bool *critic) 
     TRY(conf_bool(c, "algorithm.use_kl_in_reward", &in_reward));
     TRY(conf_bool(c, ACTOR ".use_kl_loss", &in_loss));
     TRY(conf_str(c, "algorithm.adv_estimator", &estimator));
-    if (in_reward && in_loss) log_note("You have both enabled in-reward kl and kl loss.");
+    if (in_reward && in_loss)
+        log_warn("You have both enabled in-reward kl and kl loss: the same penalty counts twice, in the rewards with "
+                 "algorithm.kl_ctrl.kl_coef and in the loss with " ACTOR ".kl_loss_coef; one of them is usual");
     if (!conf_is_null(c, "data.val_batch_size"))
         log_note("data.val_batch_size: verl hands the validation data over whole; here it bounds a batch");
     *reference = in_reward || in_loss;

@@ -95,27 +95,6 @@ bool conf__table_is_group(const struct conf_table *t, const char *path) {
 
 /* ---- the nearest key ---- */
 
-#define MAX_KEY 128
-
-/* Levenshtein distance of the first MAX_KEY bytes. */
-static int distance(const char *a, const char *b) {
-    int row[MAX_KEY + 1];
-    const int n = (int)strnlen(b, MAX_KEY), m = (int)strnlen(a, MAX_KEY);
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; i <= m; i++) {
-        int diag = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            const int up = row[j], sub = diag + (a[i - 1] != b[j - 1]);
-            int best = sub < up + 1 ? sub : up + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            row[j] = best;
-            diag = up;
-        }
-    }
-    return row[n];
-}
-
 static const char *leaf_of(const char *path) {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
@@ -124,11 +103,11 @@ static const char *leaf_of(const char *path) {
 const char *conf__table_near(const struct conf_table *t, const char *path) {
     const size_t n = strlen(path);
     const char *best = NULL;
-    int best_cost = 4 + 4 * (int)(n < MAX_KEY ? n : MAX_KEY) / 3; /* in quarters of an edit */
+    int best_cost = 4 + 4 * (int)(n < 128 ? n : 128) / 3; /* in quarters of an edit */
     for (int64_t k = 0; k < t->n; k++) {
         const char *row = t->rows[k]->path;
         const size_t m = strlen(row);
-        int cost = 4 * distance(path, row);
+        int cost = 4 * str_distance(path, row);
         if (m > n && row[m - n - 1] == '.' && strcmp(row + m - n, path) == 0) cost = 1; /* a forgotten prefix */
         else if (strcmp(leaf_of(path), leaf_of(row)) == 0) cost = cost / 4; /* the right word in the wrong place */
         if (t->rows[k]->def == NULL) cost++;

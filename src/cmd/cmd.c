@@ -1,6 +1,7 @@
 /* cmd.c - the option parser of the JSONL tools: names, types, --help from one table. */
 #include "cmd/cmd.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 
 #include <errno.h>
@@ -8,24 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-int cmd_distance(const char *a, const char *b) {
-    int row[128];
-    const int n = (int)strlen(b) < 127 ? (int)strlen(b) : 127;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; *a; a++, i++) {
-        int diag = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            const int up = row[j], sub = diag + (*a != b[j - 1]);
-            int best = sub < up + 1 ? sub : up + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            row[j] = best;
-            diag = up;
-        }
-    }
-    return row[n];
-}
 
 static void print_help(const struct cmd_spec *s) {
     printf("usage: %s\n", s->usage);
@@ -67,7 +50,7 @@ static int unknown(const struct cmd_spec *s, const char *name) {
     const char *best = NULL;
     int d = 4; /* further than this is no suggestion */
     for (int i = 0; i < s->n_opts; i++) {
-        const int e = cmd_distance(name, s->opts[i].name);
+        const int e = str_distance(name, s->opts[i].name);
         if (e < d) {
             d = e;
             best = s->opts[i].name;

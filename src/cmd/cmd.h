@@ -58,7 +58,4 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
 /* Of the option --device of the commands that compute. */
 #define CMD_DEVICE_HELP "auto, cpu, cuda, cuda:N or ref (auto: a GPU if there is one)"
 
-/* Levenshtein distance, for "did you mean". */
-int cmd_distance(const char *a, const char *b);
-
 #endif

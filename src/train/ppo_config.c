@@ -94,6 +94,9 @@ static int read_rollout(struct ppo_config *k, const struct conf *c) {
     TRY(conf_f64_opt(c, ARR "rollout.min_p", &t->min_p));
     TRY(conf_f64_opt(c, ARR "rollout.repetition_penalty", &t->repetition_penalty));
     TRY(conf_bool(c, ARR "rollout.ignore_eos", &t->ignore_eos));
+    if (t->n == 1 && !k->my_adv && (k->adv->needs & ALGO_NEEDS_GROUP))
+        log_warn(ARR "rollout.n=1: algorithm.adv_estimator=%s compares the samples of one prompt, and here each is alone: its "
+                 "advantage is its score without a baseline, or 0; set " ARR "rollout.n to 2 or more", k->adv_estimator);
     if (t->temperature <= 0)
         FAIL(ERR_INVAL, ARR "rollout.temperature=%g: training samples need a temperature above 0 (greedy is for validation: "
              "rollout.val_kwargs.temperature)", t->temperature);
@@ -355,6 +358,18 @@ static int read_critic_updates(struct ppo_critic_config *v, const struct conf *c
     return 0;
 }
 
+/* Keys of a critic that there is not. */
+static int note_no_critic(const struct ppo_config *k, const struct conf *c) {
+    int64_t n;
+    const char *key = conf_first_set(c, "critic.", "critic.enable", &n);
+    char others[32] = "";
+    if (n > 1) snprintf(others, sizeof others, " and %lld more", (long long)n - 1);
+    if (key)
+        log_note("%s%s: no effect, as algorithm.adv_estimator=%s has no critic; gae has one, and critic.enable=True trains one "
+                 "beside any", key, others, k->adv_estimator);
+    return 0;
+}
+
 /* Whether there is a critic is verl's need_critic: critic.enable, or by default the estimator. */
 static int read_critic(struct ppo_config *k, const struct conf *c) {
     struct ppo_critic_config *v = &k->critic;
@@ -369,7 +384,7 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     if (!v->enable && v->actor_from > 1)
         FAIL(ERR_INVAL, "trainer.critic_warmup=%lld trains a critic alone for that long, and algorithm.adv_estimator=%s has none",
              (long long)v->actor_from, k->adv_estimator);
-    if (!v->enable) return 0;
+    if (!v->enable) return note_no_critic(k, c);
     if (!needed)
         log_note("critic.enable=True: the critic is trained, and algorithm.adv_estimator=%s does not read its values",
                  k->adv_estimator);

@@ -394,7 +394,7 @@ static void bad_requests_are_refused(void **state) {
     refuses("{\"o\":1}", "\"op\"");
     refuses("[]", "\"op\"");
     refuses("{\"op\":\"advantage\",\"estimator\":\"grp\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}",
-            "use one of gae, grpo");
+            "did you mean grpo? There are gae, grpo");
     refuses("{\"op\":\"advantage\",\"estimator\":\"grpo\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}", "uid");
     refuses("{\"op\":\"advantage\",\"estimator\":\"gae\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]]}", "values");
     refuses("{\"op\":\"advantage\",\"estimator\":\"gae\",\"response_mask\":[[1]],\"token_level_rewards\":[[1]],\"values\":[[1]]}",
