@@ -154,11 +154,12 @@ def main():
         refused("an unknown estimator", "did you mean grpo?", algorithm__adv_estimator="grp0")
         refused("an unknown loss", "did you mean gspo?", actor_rollout_ref__actor__policy_loss__loss_mode="gsp0")
         refused("an unknown mode", "did you mean token-mean?", actor_rollout_ref__actor__loss_agg_mode="tokenmean")
-        p = run(*s.ppo("said", **{**base, "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 1, "critic.optim.lr": 1e-4,
-                                  "algorithm.use_kl_in_reward": True, ACTOR + "use_kl_loss": True,
+        p = run(*s.ppo("said", **{**base, "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 1,
+                                  "critic.optim.lr": 1e-4, "algorithm.use_kl_in_reward": True, ACTOR + "use_kl_loss": True,
                                   ACTOR + "ppo_micro_batch_size_per_gpu": 2,
                                   "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 4}))
-        for words in ("rollout.n=1: algorithm.adv_estimator=grpo compares the samples of one prompt", "the same penalty counts twice",
+        for words in ("rollout.n=1: algorithm.adv_estimator=grpo compares the samples of one prompt",
+                      "the same penalty counts twice",
                       "critic.optim.lr: no effect, as algorithm.adv_estimator=grpo has no critic"):
             test(f"said: {words}", words in p.stderr, p.stderr[-1500:])
         refused("gae with critic.enable=False", "critic.enable=False", algorithm__adv_estimator="gae", critic__enable=False)

@@ -98,7 +98,8 @@ def runs(s, test):
     run(*s.ppo("td", **critic))
     test("Python: naming values asks for a critic", len(series(s.dir / "td", "critic/vf_loss")) == 2)
     p = run(*s.ppo("td3", **{**critic, "critic.ppo_micro_batch_size_per_gpu": 3}), check=False)
-    test.refused("Python: the critic's keys are checked", p, 2, "critic.ppo_mini_batch_size", "must be divisible by critic.ppo_micro")
+    test.refused("Python: the critic's keys are checked", p, 2, "critic.ppo_mini_batch_size",
+                 "must be divisible by critic.ppo_micro")
     p = run(*s.ppo("no_critic", **{ADV: f"{s.dir}/td.py:td", **two}), check=False)
     test.refused("Python: values without a critic's model", p, 2, "critic.model.path", "td.py:td")
 

@@ -112,7 +112,7 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
     return 0;
 }
 
-static void check(const char *mode, const char *backend, enum model_keep keep, struct actor_cut cut) {
+static void check(const char *mode, const char *backend, struct model_keep keep, struct actor_cut cut) {
     struct rig r;
     struct batch b;
     struct actor *student;
