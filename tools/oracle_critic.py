@@ -37,16 +37,25 @@ LORA = {  # peft 0.21 takes "all-linear" for a token classifier with its head, w
 }
 
 
-def critic(arch):
-    """The body of the fixture with a random head, as transformers builds it."""
-    config = AutoConfig.from_pretrained(os.path.join(MODELS, arch), num_labels=1, classifier_dropout=0.0)
-    torch.manual_seed(11)
-    model = AutoModelForTokenClassification.from_config(config, attn_implementation="eager").float().eval()
+def with_head(auto, arch, seed, bias, **config):
+    """The body of the fixture with a random head of one label, as transformers' class builds it."""
+    config = AutoConfig.from_pretrained(os.path.join(MODELS, arch), num_labels=1, **config)
+    torch.manual_seed(seed)
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
     weights = {k: v for k, v in load_file(os.path.join(MODELS, arch, "model.safetensors")).items() if k != "lm_head.weight"}
     weights["score.weight"] = 0.3 * torch.randn(1, config.hidden_size)
-    weights["score.bias"] = 0.1 * torch.randn(1)
+    if bias:
+        weights["score.bias"] = 0.1 * torch.randn(1)
     model.load_state_dict(weights)
     return model
+
+
+def critic(arch):
+    return with_head(AutoModelForTokenClassification, arch, 11, True, classifier_dropout=0.0)
+
+
+def packed(seqs):
+    return {"ids": torch.cat(seqs).int(), "q_start": torch.tensor([0, *torch.tensor([len(s) for s in seqs]).cumsum(0)]).int()}
 
 
 def clipped_value_loss(v, old, returns, mask):
@@ -68,9 +77,8 @@ def golden(arch, model):
     loss.backward()
     clipped = ((v.double() - old).abs() > CLIP).double().mean()
     print(f"{arch}: values {v.min():.3f} to {v.max():.3f}, loss {loss:.4f}, {clipped:.2f} of the values outside the clip")
-    out = {"ids": torch.cat(seqs).int(), "q_start": torch.tensor([0, *torch.tensor(LENS).cumsum(0)]).int(),
-           "first": torch.tensor(FIRST).int(), "values": v.detach(), "old": old, "returns": returns, "mask": mask.to(torch.uint8),
-           "loss": loss.detach()[None], "dvalue": v.grad}
+    out = {**packed(seqs), "first": torch.tensor(FIRST).int(), "values": v.detach(), "old": old, "returns": returns,
+           "mask": mask.to(torch.uint8), "loss": loss.detach()[None], "dvalue": v.grad}
     out |= {f"grad.{plain(k)}": p.grad for k, p in model.named_parameters() if p.grad is not None}
     return {k: x.contiguous() for k, x in out.items()}
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 import torch
-from oracle_model import head, load, logits_of, sequences, targets, LENS, TEMPERATURE
+from oracle_model import golden_pass, load
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -52,19 +52,7 @@ def make_case(name, base, kwargs, out):
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
     json.dump(config, open(f"{out}/adapter_config.json", "w"), indent=1, sort_keys=True)
-    seqs = sequences(gen)
-    row, target = targets(seqs)
-    dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
-    logits = logits_of(model, seqs)
-    logp, entropy = head(logits, row, target)
-    (dlogp @ logp + dentropy @ entropy).backward()
-    golden = {
-        "ids": torch.cat(seqs).int(),
-        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
-        "logits": torch.cat(logits).detach(), "row": row, "target": target,
-        "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
-        "dlogp": dlogp, "dentropy": dentropy,
-    }
+    _, golden = golden_pass(model, gen)
     golden |= {f"grad.{plain(k)}": p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
     merged = model.merge_and_unload().state_dict()
     golden |= {f"merged.{k}": v.contiguous() for k, v in merged.items() if k != "lm_head.weight" and

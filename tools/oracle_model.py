@@ -106,6 +106,24 @@ def head(logits, row, target):
     return logp.gather(1, target.long()[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
+def golden_pass(model, gen):
+    """A backward pass of random weights of log-probs and entropies, which leaves the gradients in the model: the sequences,
+    and the pass as tensors of golden.safetensors."""
+    seqs = sequences(gen)
+    row, target = targets(seqs)
+    dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
+    logits = logits_of(model, seqs)
+    logp, entropy = head(logits, row, target)
+    (dlogp @ logp + dentropy @ entropy).backward()
+    return seqs, {
+        "ids": torch.cat(seqs).int(),
+        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
+        "logits": torch.cat(logits).detach(), "row": row, "target": target,
+        "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
+        "dlogp": dlogp, "dentropy": dentropy,
+    }
+
+
 def make_case(name, config, out):
     os.makedirs(out, exist_ok=True)
     write_json(f"{out}/config.json", config)
@@ -115,22 +133,10 @@ def make_case(name, config, out):
     skip = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {k: v.contiguous() for k, v in model.state_dict().items() if k not in skip}
     save_file(state, f"{out}/model.safetensors", metadata={"format": "pt"})
-    seqs = sequences(gen)
-    row, target = targets(seqs)
-    dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
-    logits = logits_of(model, seqs)
-    logp, entropy = head(logits, row, target)
-    (dlogp @ logp + dentropy @ entropy).backward()
-    golden = {
-        "ids": torch.cat(seqs).int(),
-        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
-        "logits": torch.cat(logits).detach(), "row": row, "target": target,
-        "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
-        "dlogp": dlogp, "dentropy": dentropy,
-    }
+    seqs, golden = golden_pass(model, gen)
     golden |= {f"grad.{k}": p.grad for k, p in model.named_parameters() if k not in skip}
     save_file(golden, f"{out}/golden.safetensors")
-    return model, seqs, row, target, dlogp, dentropy
+    return model, seqs, *(golden[k] for k in ("row", "target", "dlogp", "dentropy"))
 
 
 def make_adamw(out, model, seqs, row, target, dlogp, dentropy):

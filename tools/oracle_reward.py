@@ -18,24 +18,19 @@ import shutil
 import sys
 
 import torch
-from oracle_critic import ARCHS, MODELS
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from oracle_critic import ARCHS, packed, with_head
+from safetensors.torch import save_file
+from transformers import AutoModelForSequenceClassification
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENS, PADS, PAD = (23, 70, 9, 31), (0, 3, 1, 0), 5
 
 
 def golden(arch):
-    config = AutoConfig.from_pretrained(os.path.join(MODELS, arch), num_labels=1, pad_token_id=PAD)
-    torch.manual_seed(12)
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").float().eval()
-    weights = {k: v for k, v in load_file(os.path.join(MODELS, arch, "model.safetensors")).items() if k != "lm_head.weight"}
-    weights["score.weight"] = 0.3 * torch.randn(1, config.hidden_size)
-    model.load_state_dict(weights)
+    model = with_head(AutoModelForSequenceClassification, arch, 12, False, pad_token_id=PAD)
     model.get_input_embeddings().padding_idx = None  # else torch leaves the pad token out of the embedding's gradient
     gen = torch.Generator().manual_seed(6)
-    seqs = [torch.randint(PAD + 1, config.vocab_size, (n,), generator=gen) for n in LENS]
+    seqs = [torch.randint(PAD + 1, model.config.vocab_size, (n,), generator=gen) for n in LENS]
     for s, n in zip(seqs, PADS):
         s[len(s) - n :] = PAD
     seqs[3][10] = PAD
@@ -43,8 +38,7 @@ def golden(arch):
     weight = torch.randn(len(LENS), generator=gen)
     (score * weight).sum().backward()
     print(f"{arch}: scores {', '.join(f'{x:.3f}' for x in score.tolist())}")
-    out = {"ids": torch.cat(seqs).int(), "q_start": torch.tensor([0, *torch.tensor(LENS).cumsum(0)]).int(),
-           "pad": torch.tensor([PAD]).int(), "score": score.detach(), "weight": weight}
+    out = {**packed(seqs), "pad": torch.tensor([PAD]).int(), "score": score.detach(), "weight": weight}
     out |= {f"grad.{k}": p.grad for k, p in model.named_parameters()}
     return model, {k: x.contiguous() for k, x in out.items()}
 

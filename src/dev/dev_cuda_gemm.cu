@@ -212,43 +212,35 @@ int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     return cuda_cast(d, dst, tensor_2d(w.data, w.dt, w.n, w.k));
 }
 
-static struct cuda_gemm_args fwd_args(struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
+/* out = in times w one way or the other: FWD or DX. */
+static struct cuda_gemm_args weight_args(enum cuda_gemm_op op, struct tensor out, struct tensor in, struct weight w, bool add) {
     struct cuda_gemm_args a = {};
-    a.op = CUDA_GEMM_FWD;
-    a.m = x.dim[0];
+    a.op = op;
+    a.m = in.dim[0];
     a.n = w.n;
     a.k = w.k;
-    a.a = x.data;
+    a.a = in.data;
     a.b = w.data;
-    a.out = y.data;
-    a.in = x.dt;
-    a.out_dt = y.dt;
+    a.out = out.data;
+    a.in = in.dt;
+    a.out_dt = out.dt;
     a.add = add;
-    a.bias = bias.data;
     return a;
 }
 int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
-    const struct cuda_gemm_args a = fwd_args(y, x, w, bias, add);
+    struct cuda_gemm_args a = weight_args(CUDA_GEMM_FWD, y, x, w, add);
+    a.bias = bias.data;
     return cuda_gemm(cuda_of(d), &a);
 }
 int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias) {
-    struct cuda_gemm_args a = fwd_args(y, x, w, bias, true);
+    struct cuda_gemm_args a = weight_args(CUDA_GEMM_FWD, y, x, w, true);
+    a.bias = bias.data;
     a.from = from.data;
     return cuda_gemm(cuda_of(d), &a);
 }
 
 int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
-    struct cuda_gemm_args a = {};
-    a.op = CUDA_GEMM_DX;
-    a.m = dy.dim[0];
-    a.n = w.n;
-    a.k = w.k;
-    a.a = dy.data;
-    a.b = w.data;
-    a.out = dx.data;
-    a.in = dy.dt;
-    a.out_dt = dx.dt;
-    a.add = add;
+    const struct cuda_gemm_args a = weight_args(CUDA_GEMM_DX, dx, dy, w, add);
     return cuda_gemm(cuda_of(d), &a);
 }
 

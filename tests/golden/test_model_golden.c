@@ -56,28 +56,10 @@ static void check_case(const char *name, const char *backend, struct model_keep 
     OK(dev_zero(&c.dev, g_dev, (size_t)c.m->n_elems * 4));
     OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, g_dev));
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
-    double worst = 0, e_grad = 0;
-    const char *where = "";
-    for (int64_t i = 0; i < c.m->n_params; i++) {
-        const struct model_param *p = &c.m->params[i];
-        char key[128];
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        const float *ref = case_data(c.golden, key, DT_F32, &n);
-        assert_int_equal(n, p->rows * p->cols);
-        const double e = case_nmse(g + p->offset, ref, n);
-        double size = 0, diff = 0; /* relative to the tensor's largest entry */
-        for (int64_t k = 0; k < n; k++) {
-            size = fmax(size, fabs((double)ref[k]));
-            diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)ref[k]));
-        }
-        e_grad = worse_of(e_grad, diff / size);
-        if (!(e <= worst)) {
-            worst = e;
-            where = p->name;
-        }
-    }
-    print_message("%-12s %-3s: logits %.1e (nmse %.1e), logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e in %s)\n", name, backend,
-                  e_logits, n_logits, e_logp, e_ent, e_grad, worst, where);
+    double worst;
+    const double e_grad = case_gradient_error(c.golden, c.m->params, c.m->n_params, g, &worst);
+    print_message("%-12s %-3s: logits %.1e (nmse %.1e), logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", name, backend,
+                  e_logits, n_logits, e_logp, e_ent, e_grad, worst);
     assert_true(e_logits <= MAX_REL && n_logits <= MAX_NMSE);
     assert_true(e_logp <= MAX_REL && e_ent <= MAX_REL);
     assert_true(e_grad <= MAX_REL && worst <= MAX_NMSE);

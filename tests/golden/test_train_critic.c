@@ -117,27 +117,14 @@ static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
     struct optim_result o;
     const struct critic_step_args s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = r};
     OK(critic_backward(r->critic, &s, &o));
-    double want_loss, e_dvalue = 0, e_grad = 0;
+    double want_loss, nmse, e_dvalue = 0;
     memcpy(&want_loss, case_data(r->want, "loss", DT_F64, NULL), sizeof want_loss);
     const double e_loss = fabs(r->loss - want_loss) / want_loss;
     want = case_data(r->want, "dvalue", DT_F32, NULL);
     for (int64_t t = 0; t < r->n_targets; t++) e_dvalue = worse_of(e_dvalue, fabs(r->dvpreds[t] - (double)want[t]));
     float *g = xmalloc((size_t)r->m->n_train * 4);
     OK(dev_copy_out(&r->dev, g, critic_grads(r->critic), (size_t)r->m->n_train * 4));
-    for (int64_t i = 0; i < r->m->n_train_params; i++) {
-        const struct model_param *p = &r->m->train_params[i];
-        char key[128];
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        want = case_data(r->want, key, DT_F32, &n);
-        assert_int_equal(n, p->rows * p->cols);
-        double size = 0, diff = 0; /* relative to the tensor's largest entry */
-        for (int64_t k = 0; k < n; k++) {
-            size = fmax(size, fabs((double)want[k]));
-            diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)want[k]));
-        }
-        assert_true(size > 0);
-        e_grad = worse_of(e_grad, diff / size);
-    }
+    const double e_grad = case_gradient_error(r->want, r->m->train_params, r->m->n_train_params, g, &nmse);
     free(g);
     print_message("%-10s %-3s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", what, r->dev.ops->name, e_value,
                   e_loss, e_dvalue, e_grad);
