@@ -95,10 +95,26 @@ struct job {
     char *include;
 };
 
+/* What kept the compiler from writing, or NULL. On a full disk its own words may be missing as well, and what it wrote
+ * is gone: room for as much as a small object is tried. */
+static const char *disk_error(const struct job *j, const char *output) {
+    static const int errors[] = {ENOSPC, EDQUOT, EROFS, EFBIG};
+    static const char probe[64 << 10];
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (strstr(output, strerror(errors[i]))) return strerror(errors[i]);
+    return file_write_atomic(j->tmp, probe, sizeof probe) < 0 ? strerror(ENOSPC) : NULL;
+}
+
 static int report(const struct job *j, const char *compiler) {
     const struct algo_user *u = j->u;
     struct buf text = {0};
     if (file_read(&text, j->log, 1 << 20) < 0) buf_adds(&text, "");
+    const char *disk = disk_error(j, text.p ? text.p : "");
+    if (disk) {
+        buf_free(&text);
+        FAIL(ERR_IO, "%s: %s could not be compiled into %s: %s; make room there, or set trainer.default_local_dir to another disk",
+             u->key, u->path, j->include, disk);
+    }
     char *line = algo__first_error(text.p ? text.p : "");
     if (strncmp(line, "verlc:", 6) == 0) /* the line around the file: NAME is not there or of another type */
         err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s has no function '%s' of the type %s (verlc_algo.h): %s", u->key, u->path,

@@ -87,6 +87,34 @@ def check_tmpfs(s, test):
          p.stdout[-400:])
 
 
+def custom_function(s, test):
+    """A user's C function is compiled into the run's directory: where that cannot be written, or is full at whatever
+    moment, one line says so."""
+    source = s.dir / "mine.c"
+    source.write_text('#include "verlc_algo.h"\nint f(const struct verlc_adv *a, double *x, double *y) {\n'
+                      "    for (long i = 0; i < a->off[a->n]; i++) x[i] = y[i] = 1;\n    return 0;\n}\n")
+    adv = {"algorithm.adv_estimator": f"{source}:f", "actor_rollout_ref.rollout.temperature": 0}  # the next fault
+    (s.dir / "file").write_text("")
+    for where in (s.dir / "file/run", pathlib.Path("/proc/run")):
+        p = run(*s.ppo("x", **{**adv, "trainer.default_local_dir": where}), check=False)
+        test.refused(f"a C function, and {where.parent.name}/run cannot be made", p, RESOURCES, "algorithm.adv_estimator",
+                     str(where))
+    at, full = s.dir / "narrow", 0
+    at.mkdir()
+    words = subprocess.list2cmdline([VERLC, *map(str, s.ppo("narrow/run", **adv))])
+    for kib in range(4, 200, 4):
+        script = f"mount -t tmpfs -o size={kib}k none {at} || exit 77; exec {words}"
+        p = subprocess.run(["unshare", "-m", "bash", "-c", script], capture_output=True, text=True, env=ENV, timeout=60)
+        if p.returncode == 77 or "unshare" in p.stderr:
+            print("skipped: a small file system (no right to mount)")
+            return
+        if "temperature" in p.stderr:  # it was compiled
+            break
+        full += 1
+        test.refused(f"a C function on a disk of {kib} KiB", p, RESOURCES, "algorithm.adv_estimator", "No space left")
+    test("with more room it compiles", full > 1 and "temperature" in p.stderr, p.stderr)
+
+
 # ---- numbers ----
 
 def reward_file(s, name, body):
@@ -287,7 +315,8 @@ def check_trackers(s, test):
 def main():
     test = Tests()
     with Scratch() as s:
-        for check in (check_output, check_numbers, check_checkpoints, check_rewards, check_helpers, check_trackers):
+        for check in (check_output, custom_function, check_numbers, check_checkpoints, check_rewards, check_helpers,
+                      check_trackers):
             if len(sys.argv) < 2 or check.__name__ in sys.argv[1:] + ["check_output"]:
                 check(s, test)
     test.end()
