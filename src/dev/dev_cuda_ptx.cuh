@@ -63,6 +63,12 @@ static __device__ __forceinline__ float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* 1 / x to 1 ulp; 0 at inf. */
+static __device__ __forceinline__ float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* log2(x) to a relative 2^-22. */
 static __device__ __forceinline__ float log2_approx(float x) {
     float y;

@@ -39,7 +39,7 @@ static int64_t rows_per_block(const struct cuda *c, int64_t rows) { return ceil_
 
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
-enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4 };
+enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4, NORM_BWD_BLOCKS = 8 };
 
 template <typename T, bool VEC>
 static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n,
@@ -144,12 +144,19 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
     }
 }
 
-template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, const norm_bwd *a, unsigned blocks) {
+/* As many blocks as run at a time, at most NORM_BWD_BLOCKS a multiprocessor; *blocks: how many they are. */
+template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, int64_t *blocks) {
     const int64_t chunks = ceil_div(a->n, CHUNK);
     const int threads = warps_for(chunks, NORM_BWD_THREADS);
-    if (chunks <= threads) rmsnorm_bwd_kernel<1, VEC><<<blocks, threads, 0, c->stream>>>(*a);
-    else if (chunks <= 2 * threads) rmsnorm_bwd_kernel<2, VEC><<<blocks, threads, 0, c->stream>>>(*a);
-    else rmsnorm_bwd_kernel<NORM_BWD_CHUNKS, VEC><<<blocks, threads, 0, c->stream>>>(*a);
+    const auto kernel = chunks <= threads       ? rmsnorm_bwd_kernel<1, VEC>
+                        : chunks <= 2 * threads ? rmsnorm_bwd_kernel<2, VEC>
+                                                : rmsnorm_bwd_kernel<NORM_BWD_CHUNKS, VEC>;
+    int fit = 1;
+    CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, threads, 0));
+    if (fit > NORM_BWD_BLOCKS) fit = NORM_BWD_BLOCKS;
+    a->per = ceil_div(a->rows, (int64_t)c->n_sm * (fit < 1 ? 1 : fit));
+    *blocks = ceil_div(a->rows, a->per);
+    kernel<<<(unsigned)*blocks, threads, 0, c->stream>>>(*a);
     CU_LAUNCHED();
     return 0;
 }
@@ -159,19 +166,20 @@ int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounde
     struct cuda *c = cuda_of(d);
     const int64_t n = x.dim[1], rows = x.dim[0], widest = NORM_BWD_THREADS * NORM_BWD_CHUNKS * CHUNK;
     if (n > widest) FAIL(ERR_UNSUPPORTED, "cuda: RMSNorm over %lld columns: at most %lld", (long long)n, (long long)widest);
-    const int64_t per = rows_per_block(c, rows), blocks = ceil_div(rows, per);
+    const int64_t most = (int64_t)c->n_sm * NORM_BWD_BLOCKS;
+    int64_t blocks = 0;
     void *sums;
-    TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)(blocks * n) * sizeof(float), &sums));
+    TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)((rows < most ? rows : most) * n) * sizeof(float), &sums));
     norm_bwd a;
     a.dx = (float *)dx.data, a.sums = (float *)sums;
     a.rounded = rounded.dt == DT_BF16 ? (bf16 *)rounded.data : NULL;
     a.dy = dy.data, a.w = w.data;
     a.dy_bf16 = dy.dt == DT_BF16, a.w_bf16 = w.dt == DT_BF16;
     a.x = (const float *)x.data, a.rstd = (const float *)rstd.data;
-    a.rows = rows, a.n = n, a.per = per;
+    a.rows = rows, a.n = n;
     if (n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x))
-        TRY(rmsnorm_bwd_launch<true>(c, &a, (unsigned)blocks));
-    else TRY(rmsnorm_bwd_launch<false>(c, &a, (unsigned)blocks));
+        TRY(rmsnorm_bwd_launch<true>(c, &a, &blocks));
+    else TRY(rmsnorm_bwd_launch<false>(c, &a, &blocks));
     TRY(add_parts(c, (float *)dw.data, a.sums, blocks, n, n));
     return rounded.data && !a.rounded ? cuda_cast(d, rounded, dx) : 0;
 }

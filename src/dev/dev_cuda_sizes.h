@@ -71,7 +71,7 @@ static inline void cuda_slot_bytes(const struct cuda_shape *gpu, const struct de
     /* two numbers a row and head, and a flag for each tile of keys of each head */
     bytes[CUDA_SLOT_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * (2 * sizeof(float) + 2 * sizeof(int)) : 0;
     const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4;
-    bytes[CUDA_SLOT_ROW] = (size_t)cuda_max(gpu->n_sm * 6 * per_block, cuda_max(s->rows, SUM_BLOCKS * 8));
+    bytes[CUDA_SLOT_ROW] = (size_t)cuda_max(gpu->n_sm * 8 * per_block, cuda_max(s->rows, SUM_BLOCKS * 8));
     /* of a row: sums of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;
     bytes[CUDA_SLOT_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * CUDA_HEAD_SUM + 4 * groups * 4) + 8 * 256;
