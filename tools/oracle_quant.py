@@ -6,13 +6,18 @@
   w f32 (n, k)              rows of very different size, one of zeros, exact entries of the code book
   book f32                  bitsandbytes' NF4 map; nf4.code u8, nf4.absmax f32, nf4.w f32: its codes and what they stand for
   int8.code i8, int8.absmax f32   bitsandbytes' vector-wise quantisation of rows
+
+and DIR/bnb_single, DIR/bnb_double: tests/fixtures/model/qwen2 as transformers saves it with BitsAndBytesConfig in NF4, without and
+with double quantisation; weights.safetensors in them: what bitsandbytes makes of the codes (f32).
 """
 import os
+import shutil
 import sys
 
 import bitsandbytes.functional as F
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -39,5 +44,27 @@ def make(out):
           f"INT8: {(code8 * absmax8[:, None] / 127 - w).abs().mean() / w.abs().mean():.4f}")
 
 
+def saved(out, double):
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double)
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "../tests/fixtures/model/qwen2"), quantization_config=config,
+                                                 dtype=torch.float32, device_map="cpu")
+    shutil.rmtree(out, ignore_errors=True)
+    model.save_pretrained(out)
+    files = load_file(f"{out}/model.safetensors")
+    whole = load_file(os.path.join(HERE, "../tests/fixtures/model/qwen2/model.safetensors"))
+    weights = {}
+    for name in [n.removesuffix(".absmax") for n in files if n.endswith("_proj.weight.absmax")]:
+        state = F.QuantState.from_dict({k: v for k, v in files.items() if k.startswith(name + ".")}, device="cpu")
+        shape, state.shape = state.shape, torch.Size([state.shape.numel() // 64, 64])  # its CPU kernel wants rows of whole blocks
+        weights[name] = F.dequantize_4bit(files[name], state).float().reshape(shape).contiguous()
+        off = (weights[name] - whole[name]).abs().mean() / whole[name].abs().mean()
+        assert off < 0.12, f"{name}: {off}"  # what four bits leave of normal weights
+    save_file(weights, f"{out}/weights.safetensors")
+    print(f"{out}: {len(weights)} matrices in 4 bits")
+
+
 if __name__ == "__main__":
-    make(sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "../tests/fixtures/quant"))
+    target = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "../tests/fixtures/quant")
+    for name, double in (("bnb_single", False), ("bnb_double", True)):
+        saved(os.path.join(target, name), double)
+    make(target)

@@ -38,6 +38,7 @@ struct model_config {
         bool truncate;                               /* yarn: round the correction range */
         int64_t original_max_pos;
     } rope;
+    bool saved_nf4;          /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
     enum dtype dtype;        /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
     int64_t eos[16];         /* end tokens: generation_config.json, else config.json */
     int n_eos;
@@ -134,7 +135,8 @@ struct model_open_args {
     enum dtype act;       /* DT_F32 or DT_BF16 */
     int flags;
     int64_t max_len;      /* longest sequence of the run: sizes the rope table */
-    enum quant_kind quant; /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone */
+    enum quant_kind quant; /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone.
+                              A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */
 };
 /* "nf4", "int8"; NULL and "none": QUANT_NONE. */
 int model_quant_parse(const char *name, enum quant_kind *out);

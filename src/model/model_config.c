@@ -94,6 +94,21 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     return 0;
 }
 
+/* bitsandbytes' NF4 as transformers saves it; what is not said has that method's default. */
+static int read_quantization(struct model_config *c, const json_t *q, const char *where) {
+    const char *method = "", *type = "fp4", *storage = "uint8";
+    bool four = false;
+    if (!json_is_object(q)) return 0;
+    TRY(json_str_opt(q, "quant_method", &method, where));
+    TRY(json_bool_opt(q, "load_in_4bit", &four, where));
+    TRY(json_str_opt(q, "bnb_4bit_quant_type", &type, where));
+    TRY(json_str_opt(q, "bnb_4bit_quant_storage", &storage, where));
+    c->saved_nf4 = strcmp(method, "bitsandbytes") == 0 && four && strcmp(type, "nf4") == 0 && strcmp(storage, "uint8") == 0;
+    if (c->saved_nf4) return 0;
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 is read, for the rest give the "
+         "unquantized model", where, method, four ? " " : "", four ? type : "");
+}
+
 /* ---- biases, norms, activation ---- */
 
 static int parse_features(struct model_config *c, const json_t *o, const char *where) {
@@ -121,9 +136,7 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
     double dropout = 0;
     TRY(json_f64_opt(o, "attention_dropout", &dropout, where));
     if (dropout > 0) log_note("%s: attention_dropout %g is not applied in training", where, dropout);
-    if (json_is_object(json_object_get(o, "quantization_config")))
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported quantization_config; give the unquantized model", where);
-    return 0;
+    return read_quantization(c, json_object_get(o, "quantization_config"), where);
 }
 
 /* ---- sliding window ---- */

@@ -179,6 +179,7 @@ struct source {
     const struct st_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
     const char *path;          /* of its file */
     uint64_t seed;             /* of a new one */
+    struct bnb_weight bnb;     /* saved in 4 bits: bnb.code is t */
 };
 
 enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
@@ -192,6 +193,21 @@ static bool in_files(const struct weights_dir *w, const char *name) {
     int64_t i = 0;
     if (w->by_name.n > 0) return map_gets(&w->by_name, name, &i);
     return st_find(w->files[0], name) != NULL;
+}
+
+static const struct st_tensor *find_any(void *arg, const char *name) {
+    const struct weights_dir *w = arg;
+    int64_t i = 0;
+    if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
+    return st_find(w->files[i], name);
+}
+
+static int find_codes(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
+    const struct bnb_args a = {.find = find_any, .arg = w, .param = p, .path = dir};
+    s->path = dir;
+    TRY(model__bnb_find(&s->bnb, &a));
+    s->t = s->bnb.code;
+    return 0;
 }
 
 static int find_param(struct source *s, const struct weights_dir *w, const struct model_param *p, const char *dir) {
@@ -227,6 +243,8 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
     for (int64_t f = 0; f < w->n; f++) {
         for (int64_t i = 0; i < st_count(w->files[f]); i++) {
             const char *name = st_at(w->files[f], i)->name;
+            const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
+            if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
             if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
             if (n++ == 0) first = name;
         }
@@ -278,8 +296,26 @@ static int load_param(struct model *m, const struct model_param *p, const struct
     return 0;
 }
 
+/* Codes of parameter i as they were saved. */
+static int copy_codes(struct model *m, int64_t i, const struct source *s) {
+    const struct quant_part *q = &m->quant->parts[i];
+    const int64_t n = tensor_count(q->scale);
+    float *scale = xmalloc((size_t)n * sizeof *scale);
+    int rc = 0;
+    model__bnb_scales(&s->bnb, n, scale);
+    if (!model__all_finite(scale, DT_F32, n))
+        FAILG(out, ERR_FORMAT, "%s: tensor %s has a scale of NaN or Inf; the file is damaged", s->path, m->params[i].name);
+    TRYG(dev_copy_in(m->dev, q->code.data, s->t->data, s->t->bytes), out);
+    TRYG(dev_copy_in(m->dev, q->scale.data, scale, (size_t)n * sizeof *scale), out);
+    TRYG(dev_sync(m->dev), out);
+out:
+    free(scale);
+    return rc;
+}
+
 /* Rows of parameter i at a time, through f32 into codes. */
 static int load_codes(struct model *m, int64_t i, const struct source *s) {
+    if (s->bnb.code) return copy_codes(m, i, s);
     const struct model_param *p = &m->params[i];
     const struct quant_part *q = &m->quant->parts[i];
     const enum quant_kind kind = m->quant->kind;
@@ -403,6 +439,10 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     TRYG(model_config_load(&m->cfg, a->dir), out);
     if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
     if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
+    if (m->cfg.saved_nf4 && a->quant != QUANT_NF4)
+        FAILG(out, ERR_UNSUPPORTED, "%s holds 4-bit weights (bitsandbytes' NF4): unsupported but as the frozen base of an adapter; "
+              "set quantization=nf4 and a lora_rank, or give the unquantized model", a->dir);
+    json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
     TRYG(weights_open(&w, a->dir), out);
     model__params_build(m);
     model__quant_create(m, a->quant);
@@ -411,6 +451,10 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
         if (may_be_new(head, &m->params[i]) && !in_files(&w, m->params[i].name)) {
             if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
             src[i].seed = head_seed;
+            continue;
+        }
+        if (m->cfg.saved_nf4 && m->groups[m->params[i].group].linear && m->params[i].nd == 2) {
+            TRYG(find_codes(&src[i], &w, &m->params[i], a->dir), out);
             continue;
         }
         TRYG(find_param(&src[i], &w, &m->params[i], a->dir), out);

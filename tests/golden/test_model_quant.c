@@ -3,6 +3,7 @@
  * and backward (test_model_peft.c compares that one with peft).  The fixture comes from tools/oracle_quant.py. */
 #include "model_case.h"
 
+#include "base/json.h"
 #include "base/rng.h"
 
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
@@ -156,6 +157,57 @@ static void adapter_on_codes(void **state) {
     adapter_check("cpu", 0, MODEL_KEEP_LAYER);
 }
 
+/* Directories that transformers saved in 4 bits give the f32 values that bitsandbytes makes of them, to the bit. */
+static void saved_by_bitsandbytes(void **state) {
+    (void)state;
+    static const char *const names[] = {"bnb_single", "bnb_double"};
+    EACH(k, names) EACH(b, BACKENDS) {
+        if (!case_has(BACKENDS[b])) continue;
+        char *from = xasprintf("%s/quant/%s", FIXTURES, names[k]), *golden = file_join(from, "weights.safetensors"),
+             *dir = case_temp_dir(), *path = file_join(dir, "model.safetensors");
+        struct dev dev;
+        struct model *m;
+        struct st_file *want, *got;
+        case_dev(&dev, BACKENDS[b], 2);
+        struct model_open_args a = {from, DT_F32, MODEL_INFER, 128, QUANT_NF4};
+        OK(model_open(&m, &dev, &a));
+        OK(model_export(m, dir, DT_F32, NULL, 0));
+        OK(st_open(&want, golden));
+        OK(st_open(&got, path));
+        assert_int_equal(st_count(want), 14);
+        for (int64_t i = 0; i < st_count(want); i++) {
+            const struct st_tensor *w = st_at(want, i), *g = st_find(got, w->name);
+            assert_true(g && g->dt == DT_F32 && g->bytes == w->bytes);
+            assert_memory_equal(g->data, w->data, w->bytes);
+        }
+        model_close(m);
+        OK(model_open(&m, &dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE})); /* in full */
+        model_close(m);
+        a.quant = QUANT_NONE;
+        assert_int_equal(model_open(&m, &dev, &a), ERR_UNSUPPORTED);
+        assert_non_null(strstr(err_msg(), "set quantization=nf4"));
+        st_close(want);
+        st_close(got);
+        /* a config.json that promises codes beside weights that are none */
+        json_t *config = NULL;
+        char *promise = file_join(from, "config.json"), *there = file_join(dir, "config.json");
+        OK(json_load(&config, promise, 1 << 20));
+        OK(json_save_atomic(there, config));
+        json_decref(config);
+        a = (struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NF4};
+        assert_int_equal(model_open(&m, &dev, &a), ERR_UNSUPPORTED);
+        assert_non_null(strstr(err_msg(), "q_proj.weight is not in NF4 as bitsandbytes saves it"));
+        free(promise);
+        free(there);
+        assert_int_equal(dev.allocated, 0);
+        dev_close(&dev);
+        case_drop_dir(dir);
+        free(from);
+        free(golden);
+        free(path);
+    }
+}
+
 /* What a base of the shape of Qwen2.5-0.5B takes. */
 static void sizes(void **state) {
     (void)state;
@@ -181,6 +233,7 @@ static void sizes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(codes_of_bitsandbytes), cmocka_unit_test(values_of_bitsandbytes),
-                                       cmocka_unit_test(adapter_on_codes), cmocka_unit_test(sizes)};
+                                       cmocka_unit_test(adapter_on_codes),
+                                       cmocka_unit_test(saved_by_bitsandbytes), cmocka_unit_test(sizes)};
     return cmocka_run_group_tests_name("quantised bases", tests, NULL, NULL);
 }
