@@ -75,6 +75,7 @@ def transformers_greedy(model_dir, conversations, n_tokens):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    torch.set_num_threads(1)
     tok = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager").eval()
     end = model.generation_config.eos_token_id
