@@ -83,6 +83,10 @@ int cmd_plan(int argc, char **argv) {
     int64_t gpu = 0;
     const int taken = plan_gpu(argc, argv, &gpu);
     TRY(taken);
+    if (argc > 1 + taken && strcmp(argv[1 + taken], "--help") == 0)
+        puts("usage: verlc plan [--gpu SIZE] KEY=VALUE...\n\n"
+             "Prints the memory that `verlc ppo` with these keys takes, and whether it fits; nothing runs.\n"
+             "--gpu SIZE   plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n");
     int rc = conf_load(&c, "ppo_trainer", argc - 1 - taken, argv + 1 + taken);
     if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
         conf_free(c);

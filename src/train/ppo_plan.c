@@ -13,7 +13,6 @@
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static size_t pages(size_t bytes) { return train_pages(bytes); }
 
 /* Rows of the largest micro-batch under a cut, and its samples. */
 static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
@@ -91,18 +90,18 @@ static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const str
     const struct ppo_critic_config *c = &k->critic;
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = k->train_batch_size * k->train.n;
-    size_t elems = pages((size_t)model_config_params(v) * 4), state;
+    size_t elems = train_pages((size_t)model_config_params(v) * 4), state;
     int64_t rows, seqs;
-    p->critic = pages(model_open_bytes(v, dev, &open));
+    p->critic = train_pages(model_open_bytes(v, dev, &open));
     if (c->lora.on) {
         struct lora_plan l;
         TRY(model_lora_plan(&l, v, dev, k->act, &c->lora.cfg, &c->optim));
-        p->critic += pages(l.weights) + pages(l.moments);
+        p->critic += train_pages(l.weights) + train_pages(l.moments);
         p->n_train_critic = l.n_train;
-        elems = pages(l.master);
+        elems = train_pages(l.master);
         state = l.host;
     } else {
-        p->critic += pages(optim_bytes(v, dev, k->act, &c->optim, &state));
+        p->critic += train_pages(optim_bytes(v, dev, k->act, &c->optim, &state));
     }
     p->critic += elems + (c->optim.host_master ? 0 : elems); /* gradients, master */
     p->offload += state + (c->optim.host_master ? elems : 0);
@@ -133,7 +132,7 @@ static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, st
     } else {
         cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
     }
-    p->rm = pages(reward_model_bytes(&r->model, a));
+    p->rm = train_pages(reward_model_bytes(&r->model, a));
 }
 
 /* Host memory that offload may take: the machine's, less an eighth for everything else. */
@@ -144,7 +143,7 @@ static size_t host_limit(void) {
 
 static void plan_teacher(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
-    p->teacher = pages(model_open_bytes(t, dev, &open));
+    p->teacher = train_pages(model_open_bytes(t, dev, &open));
     cut_limits(k->distill.cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher);
     const struct actor_args a = {.dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher,
                                  .list = ppo_distill_k(k)};
@@ -163,7 +162,7 @@ static size_t fixed_bytes(const struct ppo_plan *p) {
 
 /* The largest block that the limit leaves room for. */
 static size_t block_room(const struct ppo_plan *p) {
-    const size_t fixed = fixed_bytes(p), page = pages(1);
+    const size_t fixed = fixed_bytes(p), page = train_pages(1);
     return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
 }
 
@@ -246,21 +245,21 @@ void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
 
 int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
                   struct ppo_others others, struct dev *dev) {
-    const size_t elems = pages((size_t)model_config_params(m) * 4);
+    const size_t elems = train_pages((size_t)model_config_params(m) * 4);
     size_t state;
     *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .others = others,
                            .host_limit = host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
-    p->weights = pages(model_open_bytes(m, dev, &open));
+    p->weights = train_pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
-    p->moments = pages(optim_bytes(m, dev, k->act, &k->optim, &state));
+    p->moments = train_pages(optim_bytes(m, dev, k->act, &k->optim, &state));
     if (k->lora.on) {
         struct lora_plan l;
         TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
-        p->adapter = pages(l.weights);
+        p->adapter = train_pages(l.weights);
         p->n_train = l.n_train;
-        p->master = p->grads = pages(l.master);
-        p->moments = pages(l.moments);
+        p->master = p->grads = train_pages(l.master);
+        p->moments = train_pages(l.moments);
         state = l.host;
     }
     p->offload = state;
@@ -272,7 +271,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     if (reference && !k->lora.on) {
         const struct model_open_args frozen = {.act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER,
                                                .max_len = p->max_len};
-        p->ref = pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
+        p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
         if (k->ref_offload) p->offload += p->weights - p->ref;
     }
     cut_limits(k->update_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_update, &p->max_seqs_update);
@@ -290,7 +289,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     plan_keep(p, k, m, dev);
     plan_rollout(p, k, m, dev);
     p->block = max_size(p->rollout, passes_bytes(p));
-    p->total = fixed_bytes(p) + pages(p->block);
+    p->total = fixed_bytes(p) + train_pages(p->block);
     return 0;
 }
 

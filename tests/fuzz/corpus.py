@@ -96,6 +96,8 @@ def model():
     for path in sorted((FIXTURES / "model").glob("*/model.safetensors")):
         data = path.read_bytes()
         yield b"\1" + data[: 8 + struct.unpack("<Q", data[:8])[0]]  # the header, its tensors missing
+    for path in sorted((FIXTURES / "quant").glob("bnb_*/model.safetensors")):
+        yield b"\1" + path.read_bytes()
 
 
 def data():

@@ -5,9 +5,26 @@
 
 #include "base/buf.h"
 #include "base/json.h"
-#include "model/model.h"
+#include "model/model_int.h"
 
+#include <string.h>
 #include <sys/mman.h>
+
+static const struct st_tensor *find_in(void *file, const char *name) { return st_find(file, name); }
+
+/* A tensor as a matrix of rows of 32 that bitsandbytes has saved, if its description says so: all of its scales. */
+static void fuzz_nf4(struct st_file *f, const struct st_tensor *t) {
+    struct model_param p = {.nd = 2, .rows = (int64_t)(t->bytes / 16), .cols = 32};
+    const struct bnb_args a = {.find = find_in, .arg = f, .param = &p, .path = "fuzz"};
+    struct bnb_weight b;
+    const int64_t n = model__quant_scales(QUANT_NF4, p.rows, p.cols);
+    if (p.rows == 0 || strlen(t->name) >= sizeof p.name) return;
+    memcpy(p.name, t->name, strlen(t->name) + 1);
+    if (model__bnb_find(&b, &a) < 0) return;
+    float *scale = xmalloc((size_t)n * sizeof *scale);
+    model__bnb_scales(&b, n, scale);
+    free(scale);
+}
 
 static void fuzz_safetensors(const uint8_t *p, size_t n) {
     char path[64];
@@ -21,6 +38,7 @@ static void fuzz_safetensors(const uint8_t *p, size_t n) {
             const struct st_tensor *t = st_at(f, i);
             for (size_t k = 0; k < t->bytes; k++) sum += t->data[k];
             CHECK(st_find(f, t->name) != NULL);
+            fuzz_nf4(f, t);
         }
         __asm__ volatile("" : : "r"(sum)); /* the reads must happen */
         st_close(f);
