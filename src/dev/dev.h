@@ -171,9 +171,11 @@ struct decode_row {
     int32_t unused;
 };
 
-/* The end of one step of that loop: draw, note, move on. */
+/* The end of one step of that loop: the head, draw, note, move on. */
 struct decode_args {
-    struct tensor logits;     /* (R, V) f32, raw */
+    struct tensor x;          /* (R, h) act: the last states */
+    struct weight w;          /* (V, h) act: the head */
+    struct tensor logits;     /* (R, V) f32: raw, as dev_logits writes them */
     struct tensor rows;       /* (R, sizeof(struct decode_row)) u8, updated */
     struct tensor stop;       /* (R, S) i32, optional: tokens that end the row, -1 fills up */
     int64_t page_len;
@@ -436,7 +438,7 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
-/* Draws as dev_sample does for each row with left > 0, writes (id, logp, logp_kept) to row *step
+/* Logits as dev_logits has them; draws as dev_sample does for each row with left > 0, writes (id, logp, logp_kept) to row *step
  * of the results, and moves the row on: left falls by one, to 0 at an end token; while it is
  * above 0, ids, pos, slots become the next step's. Rows with left == 0 change nothing. */
 int dev_decode_next(struct dev *d, const struct decode_args *a);

@@ -3,7 +3,7 @@
  *
  * Invariant: the uniform number of a token is that of base/rng.c at the same address,
  * so a loop on the device draws what a loop on the host would. */
-#include "dev/dev_cuda_int.cuh"
+#include "dev/dev_cuda_head.cuh"
 
 #include <stdlib.h>
 
@@ -24,71 +24,95 @@ __device__ static float token_uniform(const struct decode_row *w) {
     return (float)(c0 >> 8) * 0x1p-24f;
 }
 
-__global__ static void rules_kernel(struct sample_param *param, const struct decode_row *rows, int64_t n) {
+/* Rules of this step's draws; the step counts up, which none but the last kernel reads. */
+__global__ static void rules_kernel(struct sample_param *param, float *inv_temp, int32_t *step, const struct decode_row *rows,
+                                    int64_t n) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     cuda_next_may_start();
     cuda_wait_before();
+    if (r == 0) *step += 1;
     if (r >= n) return;
     param[r] = rows[r].rule;
     param[r].u = token_uniform(&rows[r]);
+    inv_temp[r] = rows[r].rule.greedy ? 1.0f : rows[r].rule.inv_temp;
 }
 
 struct move_args {
     struct decode_row *rows;
-    const int32_t *stop, *pages, *drawn;
+    const int32_t *stop, *pages, *drawn, *step;
     const float *logp, *kept;
-    int32_t *ids, *pos, *slots, *step, *out_id;
+    int32_t *ids, *pos, *slots, *out_id;
     float *out_logp, *out_kept;
     int64_t n, n_stop, max_pages, page_len;
 };
 
-/* One block: *step may only move when every row has read it. */
 __global__ static void move_on_kernel(struct move_args a) {
+    const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     cuda_next_may_start();
     cuda_wait_before();
-    const int64_t at = (int64_t)*a.step * a.n;
-    for (int64_t r = threadIdx.x; r < a.n; r += blockDim.x) {
-        struct decode_row *w = &a.rows[r];
-        if (w->left == 0) continue;
-        const int32_t id = a.drawn[r];
-        a.out_id[at + r] = id;
-        a.out_logp[at + r] = a.logp[r];
-        a.out_kept[at + r] = a.kept[r];
-        bool ended = false;
-        for (int64_t i = 0; i < a.n_stop; i++) ended |= a.stop[r * a.n_stop + i] == id;
-        w->at++;
-        w->left = ended ? 0 : w->left - 1;
-        if (w->left == 0) continue;
-        const int64_t pos = a.pos[r] + 1;
-        a.pos[r] = (int32_t)pos;
-        a.ids[r] = id;
-        a.slots[r] = (int32_t)(a.pages[r * a.max_pages + pos / a.page_len] * a.page_len + pos % a.page_len);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) *a.step += 1;
+    if (r >= a.n) return;
+    struct decode_row *w = &a.rows[r];
+    if (w->left == 0) return;
+    const int64_t at = (int64_t)(*a.step - 1) * a.n + r;
+    const int32_t id = a.drawn[r];
+    a.out_id[at] = id;
+    a.out_logp[at] = a.logp[r];
+    a.out_kept[at] = a.kept[r];
+    bool ended = false;
+    for (int64_t i = 0; i < a.n_stop; i++) ended |= a.stop[r * a.n_stop + i] == id;
+    w->at++;
+    w->left = ended ? 0 : w->left - 1;
+    if (w->left == 0) return;
+    const int64_t pos = a.pos[r] + 1;
+    a.pos[r] = (int32_t)pos;
+    a.ids[r] = id;
+    a.slots[r] = (int32_t)(a.pages[r * a.max_pages + pos / a.page_len] * a.page_len + pos % a.page_len);
 }
+
+/* What a step has between its kernels. */
+struct step_mem {
+    struct sample_param *param; /* (n) */
+    struct tensor inv_temp, id, logp, kept; /* (n) */
+    head_sum *tiles;            /* (tiles of the vocabulary, n) */
+};
+
+static int step_take(struct cuda *c, int64_t n, int64_t vocab, struct step_mem *m) {
+    const auto padded = [](size_t bytes) { return (bytes + 255) & ~(size_t)255; };
+    const size_t params = padded((size_t)n * sizeof(struct sample_param)), column = padded((size_t)n * 4);
+    void *p;
+    TRY(cuda_scratch(c, CUDA_SLOT_DECODE, params + 4 * column + (size_t)(head_tiles(vocab) * n) * sizeof(head_sum), &p));
+    char *columns = (char *)p + params;
+    m->param = (struct sample_param *)p;
+    m->inv_temp = tensor_1d(columns, DT_F32, n);
+    m->id = tensor_1d(columns + column, DT_I32, n);
+    m->logp = tensor_1d(columns + 2 * column, DT_F32, n);
+    m->kept = tensor_1d(columns + 3 * column, DT_F32, n);
+    m->tiles = (head_sum *)(columns + 4 * column);
+    return 0;
+}
+
+/* From OWN_ROWS rows on the head's own kernel, where it serves, is faster than the library's product and a pass over its logits. */
+enum { OWN_ROWS = 129, BLOCK = 128 };
 
 int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     struct cuda *c = cuda_of(d);
-    const int64_t n = a->logits.dim[0];
-    const size_t params = ((size_t)n * sizeof(struct sample_param) + 255) & ~(size_t)255;
-    const size_t column = ((size_t)n * 4 + 255) & ~(size_t)255;
-    void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_DECODE, params + 3 * column, &p));
-    struct sample_param *param = (struct sample_param *)p;
-    char *columns = (char *)p + params;
-    const struct tensor id = tensor_1d(columns, DT_I32, n), logp = tensor_1d(columns + column, DT_F32, n),
-                        kept = tensor_1d(columns + 2 * column, DT_F32, n);
-    const struct decode_row *rows = (const struct decode_row *)a->rows.data;
-    CU_TRY(cuda_launch(c, rules_kernel, (unsigned)((n + 127) / 128), 128, 0, param, rows, n));
-    const struct tensor none = {};
-    TRY(cuda_sample_device(c, a->logits, param, none, id, logp, kept));
-    const struct move_args m = {
-        (struct decode_row *)a->rows.data, (const int32_t *)a->stop.data, (const int32_t *)a->pages.data, (const int32_t *)id.data,
-        (const float *)logp.data, (const float *)kept.data, (int32_t *)a->ids.data, (int32_t *)a->pos.data,
-        (int32_t *)a->slots.data, (int32_t *)a->step.data, (int32_t *)a->id.data, (float *)a->logp.data,
-        (float *)a->logp_kept.data, n, a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
-    CU_TRY(cuda_launch(c, move_on_kernel, 1, n <= 256 ? 256 : 1024, 0, m));
+    const int64_t n = a->x.dim[0];
+    const unsigned blocks = (unsigned)((n + BLOCK - 1) / BLOCK);
+    struct step_mem m;
+    bool own = false;
+    TRY(step_take(c, n, a->w.n, &m));
+    if (n >= OWN_ROWS) TRY(cuda_head_in_product(c, a->x, a->w, &own));
+    CU_TRY(cuda_launch(c, rules_kernel, blocks, BLOCK, 0, m.param, (float *)m.inv_temp.data, (int32_t *)a->step.data,
+                       (const struct decode_row *)a->rows.data, n));
+    if (own) TRY(cuda_head_logits(c, a->x, a->w, (const float *)m.inv_temp.data, (float *)a->logits.data, m.tiles));
+    else TRY(cuda_logits(d, a->logits, a->x, a->w));
+    TRY(cuda_sample_device(c, a->logits, own ? m.tiles : NULL, m.param, tensor{}, m.id, m.logp, m.kept));
+    const struct move_args move = {
+        (struct decode_row *)a->rows.data, (const int32_t *)a->stop.data, (const int32_t *)a->pages.data,
+        (const int32_t *)m.id.data, (const int32_t *)a->step.data, (const float *)m.logp.data, (const float *)m.kept.data,
+        (int32_t *)a->ids.data, (int32_t *)a->pos.data, (int32_t *)a->slots.data, (int32_t *)a->id.data,
+        (float *)a->logp.data, (float *)a->logp_kept.data, n, a->stop.data ? a->stop.dim[1] : 0, a->pages.dim[1], a->page_len};
+    CU_TRY(cuda_launch(c, move_on_kernel, blocks, BLOCK, 0, move));
     return 0;
 }
 

@@ -201,28 +201,16 @@ __global__ static void finish_kernel(struct finish_args a) {
         a.top[i] = head_logp(__fmul_rn(a.top[i], a.inv_temp[row]), lse);
 }
 
-/* The sums of the chunks of a row from those of its tiles, as head_chunk_sum adds them. Block: some rows, chunk y. */
+/* The sums of the chunks of a row from those of its tiles. Block: some rows, chunk y. */
 template <bool MOMENTS>
 __global__ static void __launch_bounds__(HEAD_THREADS)
     chunk_kernel(head_sum *sums, int64_t stride, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
     const int64_t row = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x, first = (int64_t)blockIdx.y * HEAD_TILES;
     if (row >= rows) return;
     head_sum v[HEAD_TILES];
-    float max = -CUDART_INF_F;
-#pragma unroll
-    for (int i = 0; i < HEAD_TILES; i++) {
-        const float4 none = make_float4(-CUDART_INF_F, 0, 0, 0);
-        const float4 t = first + i < n_tiles ? *(const float4 *)&tiles[(first + i) * rows + row] : none;
-        v[i] = {t.x, t.y, t.z, t.w};
-        max = fmaxf(max, t.x);
-    }
-#pragma unroll
-    for (int i = 0; i < HEAD_TILES; i++) v[i] = head_tile_part<MOMENTS>(v[i], max);
-#pragma unroll
-    for (int step = 1; step < HEAD_TILES; step *= 2)
-#pragma unroll
-        for (int i = 0; i < HEAD_TILES; i += 2 * step) v[i] = head_plus<MOMENTS>(v[i], v[i + step]);
-    *(float4 *)&sums[blockIdx.y * stride + row] = make_float4(max, v[0].sum, v[0].sum_t, v[0].sum_sq);
+    head_load_tiles(v, tiles, first, n_tiles, rows, row);
+    const head_sum s = head_of_tiles<MOMENTS>(v);
+    *(float4 *)&sums[blockIdx.y * stride + row] = make_float4(s.max, s.sum, s.sum_t, s.sum_sq);
 }
 
 /* Of a call: statistics of the chunks (chunks, rows), the targets' raw logits (rows), and room for what they are made of. */
@@ -355,22 +343,21 @@ static int compare_sums(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
     return 0;
 }
 
-/* Whether this head's statistics come from the product's own kernel. */
-static int in_product(struct cuda *c, const struct lmhead_args *a, bool *yes) {
-    const int64_t vocab = seen_vocab(a->w.n);
+int cuda_head_in_product(struct cuda *c, struct tensor x, struct weight w, bool *yes) {
+    const int64_t vocab = seen_vocab(w.n);
     *yes = false;
-    if (a->list_id.data || a->top_id.data || !cuda_head_product_takes(c, a)) return 0;
+    if (!cuda_head_product_takes(c, x, w)) return 0;
     for (int i = 0; i < c->n_heads; i++)
-        if (c->head[i].k == a->w.k && c->head[i].vocab == vocab) {
+        if (c->head[i].k == w.k && c->head[i].vocab == vocab) {
             *yes = c->head[i].same;
             return 0;
         }
     if (c->n_heads == CUDA_MAX_HEADS) return 0;
-    TRY(compare_sums(c, a->w.k, vocab, yes));
-    if (*yes) log_debug("cuda: a head (n %lld, k %lld): statistics are made in the product", (long long)a->w.n, (long long)a->w.k);
+    TRY(compare_sums(c, w.k, vocab, yes));
+    if (*yes) log_debug("cuda: a head (n %lld, k %lld): statistics are made in the product", (long long)w.n, (long long)w.k);
     else log_warn("cuda: a head (n %lld, k %lld): our kernel's logits do not have the library's bits; the library's are stored",
-                  (long long)a->w.n, (long long)a->w.k);
-    c->head[c->n_heads].k = a->w.k, c->head[c->n_heads].vocab = vocab, c->head[c->n_heads].same = *yes;
+                  (long long)w.n, (long long)w.k);
+    c->head[c->n_heads].k = w.k, c->head[c->n_heads].vocab = vocab, c->head[c->n_heads].same = *yes;
     c->n_heads++;
     return 0;
 }
@@ -381,8 +368,8 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
     struct head_work w;
     char *before;
-    bool own;
-    TRY(in_product(c, a, &own));
+    bool own = false;
+    if (n_list == 0 && n_top == 0) TRY(cuda_head_in_product(c, a->x, a->w, &own));
     TRY(work_take(c, a, 0, &w, &before));
     TRY(own ? sums_in_product(c, a, &w) : sums_of_logits(c, a, &w));
     const struct finish_args f = {w.sums, w.raw_target, (const float *)a->inv_temp.data, (float *)a->logp.data,
@@ -534,7 +521,7 @@ static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tens
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                     struct tensor dw) {
     struct cuda *c = cuda_of(d);
-    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_product_takes(c, a);
+    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_product_takes(c, a->x, a->w);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
     const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;

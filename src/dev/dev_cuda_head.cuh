@@ -163,6 +163,32 @@ static __device__ __forceinline__ head_sum head_chunk_sum(const float (&z)[HEAD_
     return r;
 }
 
+/* ---- a chunk from its tiles, as head_chunk_sum adds them ---- */
+
+/* v: those of a row from tile `first` on, of (n_tiles, rows); empty ones beyond. */
+static __device__ __forceinline__ void head_load_tiles(head_sum (&v)[HEAD_TILES], const head_sum *tiles, int64_t first,
+                                                       int64_t n_tiles, int64_t rows, int64_t row) {
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) {
+        const float4 none = make_float4(-CUDART_INF_F, 0, 0, 0);
+        const float4 t = first + i < n_tiles ? *(const float4 *)&tiles[(first + i) * rows + row] : none;
+        v[i] = {t.x, t.y, t.z, t.w};
+    }
+}
+/* The chunk's statistics; v is used up. */
+template <bool MOMENTS> static __device__ __forceinline__ head_sum head_of_tiles(head_sum (&v)[HEAD_TILES]) {
+    float max = -CUDART_INF_F;
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) max = fmaxf(max, v[i].max);
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; i++) v[i] = head_tile_part<MOMENTS>(v[i], max);
+#pragma unroll
+    for (int step = 1; step < HEAD_TILES; step *= 2)
+#pragma unroll
+        for (int i = 0; i < HEAD_TILES; i += 2 * step) v[i] = head_plus<MOMENTS>(v[i], v[i + step]);
+    return {max, v[0].sum, v[0].sum_t, v[0].sum_sq};
+}
+
 /* ---- chunks together ---- */
 
 /* A chunk's part of sum exp(z - max) of the row; 0 for one that holds nothing but -inf. The row's sum
@@ -178,12 +204,18 @@ static __device__ __forceinline__ float head_logp(float z, double lse) { return 
 
 /* dev_cuda_head.cu: bytes of CUDA_SLOT_HEAD in which a head of this shape is tried. */
 size_t cuda_head_try_bytes(int64_t k, int64_t vocab);
+/* dev_cuda_head.cu: whether the head's own kernel serves it, that is, gives the bits of cuda_logits. Tries a shape at its first
+ * call, which waits. */
+int cuda_head_in_product(struct cuda *c, struct tensor x, struct weight w, bool *yes);
 /* Whether it takes this device and this head. */
-bool cuda_head_product_takes(const struct cuda *c, const struct lmhead_args *a);
+bool cuda_head_product_takes(const struct cuda *c, struct tensor x, struct weight w);
 /* Statistics of rows [row, row + rows) by tile: tiles (head_tiles(vocabulary), rows), moments when asked; and raw_target (rows),
  * the targets' raw logits, NaN for a target outside of the vocabulary. */
 int cuda_head_tiles(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_sum *tiles,
                     float *raw_target);
+/* The same with what a sampler needs: the statistics, without moments, of all rows of x and the raw logits (rows, vocabulary).
+ * pre: cuda_head_in_product says so. inv_temp (rows). */
+int cuda_head_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits, head_sum *tiles);
 /* dz (rows, cols) bf16 of rows [row, row + rows) and entries [lo, lo + cols), cols a multiple of 8. */
 int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
                  int64_t rows, int64_t lo, int64_t cols, void *dz);

@@ -97,13 +97,14 @@ static __device__ __forceinline__ void consume(const struct product &p, WORK wor
 struct sum_job {
     struct product p;
     const float *inv_temp; /* these and below: from the first row on */
-    const int32_t *target;
     head_sum *tiles;       /* (tiles of the vocabulary, rows) */
+    const int32_t *target; /* not with the logits */
     float *raw_target;
+    float *logits;         /* (rows, cols) raw */
 };
 
-/* The statistics of a lane's two rows, as head_chunk_sum has them. */
-template <bool MOMENTS> struct sum_work {
+/* The statistics of a lane's two rows, as head_chunk_sum has them; with the targets' raw logits, or with all of them. */
+template <bool MOMENTS, bool LOGITS> struct sum_work {
     const struct sum_job &j;
     int64_t row;
     float by[2];
@@ -115,7 +116,7 @@ template <bool MOMENTS> struct sum_work {
         for (int i = 0; i < 2; i++) {
             const bool have = row + 8 * i < j.p.rows;
             by[i] = have ? j.inv_temp[row + 8 * i] : 0;
-            target[i] = have ? j.target[row + 8 * i] : -1;
+            target[i] = have && !LOGITS ? j.target[row + 8 * i] : -1;
         }
     }
     /* The target's raw logit where it is the lane's; NaN, from the first tile, for a target that no tile has. */
@@ -133,11 +134,20 @@ template <bool MOMENTS> struct sum_work {
         }
         if (col == 0 && quad == 0 && row + 8 * i < j.p.rows && (target[i] < 0 || target[i] >= j.p.cols)) *to = CUDART_NAN_F;
     }
+    /* Whole sectors: four lanes have 8 columns of a row. */
+    __device__ __forceinline__ void keep_logits(const float (&z)[32][4], int i, int first) const {
+        if (row + 8 * i >= j.p.rows) return;
+        float *to = j.logits + (row + 8 * i) * j.p.cols + first;
+#pragma unroll
+        for (int n = 0; n < 32; n++)
+            if (first + n * 8 < j.p.cols) *(float2 *)(to + n * 8) = make_float2(z[n][2 * i], z[n][2 * i + 1]);
+    }
     __device__ __forceinline__ void end(float (&z)[32][4], uint32_t, int, int, int col) const {
         const int first = col + (int)threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            keep_target(z, i, col);
+            if (LOGITS) keep_logits(z, i, first);
+            else keep_target(z, i, col);
 #pragma unroll
             for (int n = 0; n < 32; n++)
 #pragma unroll
@@ -292,6 +302,8 @@ static __device__ __forceinline__ void product_block(const struct product &p, co
     }
     __syncwarp();
     cluster_sync();
+    cuda_next_may_start();
+    cuda_wait_before();
     if (group == 2) {
         registers_down<40>();
         if (threadIdx.x == 2 * GROUP) produce(p, x, w, smem, rank, cluster, clusters);
@@ -303,10 +315,10 @@ static __device__ __forceinline__ void product_block(const struct product &p, co
     cluster_sync(); /* nobody leaves while the other block still arrives here */
 }
 
-template <bool MOMENTS>
+template <bool MOMENTS, bool LOGITS>
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
     sum_product_kernel(const struct sum_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
-    product_block(j.p, &x, &w, sum_work<MOMENTS>{j});
+    product_block(j.p, &x, &w, sum_work<MOMENTS, LOGITS>{j});
 }
 template <bool ENTROPY>
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
@@ -317,10 +329,10 @@ __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
 
 /* ---- the host's side ---- */
 
-bool cuda_head_product_takes(const struct cuda *c, const struct lmhead_args *a) {
+bool cuda_head_product_takes(const struct cuda *c, struct tensor x, struct weight w) {
     static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && a->x.dt == DT_BF16 && a->w.k % 8 == 0 &&
-           a->w.n % 8 == 0 && (((uintptr_t)a->x.data | (uintptr_t)a->w.data) & 15) == 0;
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 &&
+           w.n % 8 == 0 && (((uintptr_t)x.data | (uintptr_t)w.data) & 15) == 0;
 }
 
 static struct product product_of(int64_t rows, int64_t cols, int64_t k) {
@@ -340,23 +352,35 @@ static int prepare(const struct cuda *c, const void *kernel, const struct produc
 }
 
 /* The operands: rows from `row` on of x, rows from `lo` on of the weight. */
-static int operands(const struct lmhead_args *a, int64_t row, int64_t rows, int64_t lo, int64_t cols, CUtensorMap *x,
+static int operands(struct tensor from, struct weight weight, int64_t row, int64_t rows, int64_t lo, int64_t cols, CUtensorMap *x,
                     CUtensorMap *w) {
-    TRY(cuda_tensor_map(x, (const char *)a->x.data + (size_t)(row * a->w.k) * 2, rows, a->w.k, BM));
-    return cuda_tensor_map(w, (const char *)a->w.data + (size_t)(lo * a->w.k) * 2, cols, a->w.k, BN / 2);
+    TRY(cuda_tensor_map(x, (const char *)from.data + (size_t)(row * weight.k) * 2, rows, weight.k, BM));
+    return cuda_tensor_map(w, (const char *)weight.data + (size_t)(lo * weight.k) * 2, cols, weight.k, BN / 2);
 }
 
 int cuda_head_tiles(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_sum *tiles,
                     float *raw_target) {
     CUtensorMap x, w;
     unsigned blocks = 0;
-    TRY(operands(a, row, rows, 0, a->w.n, &x, &w));
-    const struct sum_job j = {product_of(rows, a->w.n, a->w.k), (const float *)a->inv_temp.data + row,
-                              (const int32_t *)a->target.data + row, tiles, raw_target};
-    const auto kernel = moments ? sum_product_kernel<true> : sum_product_kernel<false>;
+    TRY(operands(a->x, a->w, row, rows, 0, a->w.n, &x, &w));
+    const struct sum_job j = {product_of(rows, a->w.n, a->w.k), (const float *)a->inv_temp.data + row, tiles,
+                              (const int32_t *)a->target.data + row, raw_target, NULL};
+    const auto kernel = moments ? sum_product_kernel<true, false> : sum_product_kernel<false, false>;
     TRY(prepare(c, (const void *)kernel, j.p, &blocks));
     kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w);
     CU_LAUNCHED();
+    return 0;
+}
+
+int cuda_head_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits, head_sum *tiles) {
+    const int64_t rows = x.dim[0];
+    CUtensorMap map_x, map_w;
+    unsigned blocks = 0;
+    TRY(operands(x, w, 0, rows, 0, w.n, &map_x, &map_w));
+    const struct sum_job j = {product_of(rows, w.n, w.k), inv_temp, tiles, NULL, NULL, logits};
+    const auto kernel = sum_product_kernel<false, true>;
+    TRY(prepare(c, (const void *)kernel, j.p, &blocks));
+    CU_TRY(cuda_launch(c, kernel, blocks, THREADS, SMEM, j, map_x, map_w));
     return 0;
 }
 
@@ -365,7 +389,7 @@ int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlog
     const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + row : NULL; };
     CUtensorMap x, w, out;
     unsigned blocks = 0;
-    TRY(operands(a, row, rows, lo, cols, &x, &w));
+    TRY(operands(a->x, a->w, row, rows, lo, cols, &x, &w));
     TRY(cuda_tensor_map(&out, dz, rows, cols, 64));
     struct dz_job j = {};
     j.p = product_of(rows, cols, a->w.k);

@@ -180,9 +180,11 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
                     struct tensor dw);
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cuda_sample(struct dev *d, const struct sample_args *a);
-/* What cuda_sample queues: the rules are on the device, nothing waits. seen, logp_kept may be TENSOR_NONE. */
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample_param *param, struct tensor seen, struct tensor id,
-                       struct tensor logp, struct tensor logp_kept);
+/* What cuda_sample queues: the rules are on the device, nothing waits. tiles: the statistics by tile, where they are there already
+ * (then nothing is seen); or NULL. seen, logp_kept may be TENSOR_NONE. */
+struct head_sum;
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_sum *tiles, const struct sample_param *param,
+                       struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept);
 /* dev_cuda_decode.cu */
 int cuda_decode_next(struct dev *d, const struct decode_args *a);
 int cuda_graph_begin(struct dev *d);

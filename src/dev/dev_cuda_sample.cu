@@ -1,8 +1,9 @@
 /* dev_cuda_sample.cu - draws a token from each row of logits, on the device.
  *
  * Two kernels: one block a chunk of a row takes the softmax statistics of the chunk
- * (dev_cuda_head.cuh); one block a row draws.  Without truncation the second reads one
- * chunk, the one where the draw falls.  With truncation it looks for the cut, a key such
+ * (dev_cuda_head.cuh), unless the product that made the logits left them; one block a row
+ * draws.  Without truncation the second reads one chunk, the one where the draw falls.
+ * With truncation it looks for the cut, a key such
  * that the entries above it are kept, by narrowing an interval of keys: each pass measures
  * (counts, or adds the probability of) the entries above seven keys inside the interval.
  * Once the interval holds few entries they are listed in shared memory.  Nothing is sorted.
@@ -15,7 +16,7 @@
 #include "dev/dev_cuda_head.cuh"
 #include "dev/dev_cuda_sample.cuh"
 
-enum { MAX_CHUNKS = 1024 /* 4 Mi entries: bounds the shared memory of draw_kernel */ };
+enum { MAX_CHUNKS = 1024, /* 4 Mi entries: bounds the shared memory of draw_kernel */ TILES_THREADS = 64 };
 
 /* Working memory: what the first kernel leaves for the second, and the second's own. */
 struct sample_mem {
@@ -74,6 +75,24 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
     const int64_t group = chunk * HEAD_WARPS + threadIdx.x;
     if (threadIdx.x < HEAD_WARPS && group < j.groups && truncates(p, j.vocab))
         j.mem.group_max[row * j.groups + group] = shared.max[threadIdx.x];
+}
+
+/* The same from the statistics of the tiles (tiles, rows), where nothing is penalised: a thread a row, chunk y. */
+__global__ static void __launch_bounds__(TILES_THREADS)
+    sample_tiles_kernel(struct sample_job j, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
+    const int64_t row = (int64_t)blockIdx.x * TILES_THREADS + threadIdx.x, chunk = blockIdx.y;
+    head_sum v[HEAD_TILES];
+    cuda_next_may_start();
+    cuda_wait_before();
+    if (row >= rows) return;
+    head_load_tiles(v, tiles, chunk * HEAD_TILES, n_tiles, rows, row);
+    if (truncates(j.param[row], j.vocab))
+#pragma unroll
+        for (int g = 0; g < HEAD_WARPS; g++) {
+            const int64_t group = chunk * HEAD_WARPS + g;
+            if (group < j.groups) j.mem.group_max[row * j.groups + group] = fmaxf(v[2 * g].max, v[2 * g + 1].max);
+        }
+    j.mem.raw[row * j.chunks + chunk] = head_of_tiles<false>(v);
 }
 
 /* ---- one row, by a block of DRAW_THREADS ---- */
@@ -491,8 +510,8 @@ __global__ static void __launch_bounds__(DRAW_THREADS, 2) draw_kernel(struct sam
 
 static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample_param *param, struct tensor seen, struct tensor id,
-                       struct tensor logp, struct tensor logp_kept) {
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_sum *tiles, const struct sample_param *param,
+                       struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept) {
     const int64_t rows = logits.dim[0], vocab = logits.dim[1];
     const int64_t chunks = head_chunks(vocab), groups = (vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     if (chunks > MAX_CHUNKS)
@@ -516,7 +535,9 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct sample
     j.id = (int32_t *)id.data;
     j.logp = (float *)logp.data;
     j.logp_kept = (float *)logp_kept.data;
-    CU_TRY(cuda_launch(c, sample_sum_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
+    const dim3 by_rows((unsigned)((rows + TILES_THREADS - 1) / TILES_THREADS), (unsigned)chunks);
+    if (tiles) CU_TRY(cuda_launch(c, sample_tiles_kernel, by_rows, TILES_THREADS, 0, j, tiles, head_tiles(vocab), rows));
+    else CU_TRY(cuda_launch(c, sample_sum_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
     CU_TRY(cuda_launch(c, draw_kernel, (unsigned)rows, DRAW_THREADS, 0, j));
     return 0;
 }
@@ -529,7 +550,7 @@ int cuda_sample(struct dev *d, const struct sample_args *a) {
     TRY(cuda_scratch(c, CUDA_SLOT_HEAD2, bytes, &param));
     memcpy(host, a->param, bytes);
     CU_TRY(cudaMemcpyAsync(param, host, bytes, cudaMemcpyHostToDevice, c->stream));
-    TRY(cuda_sample_device(c, a->logits, (const struct sample_param *)param, a->seen, a->id, a->logp, a->logp_kept));
+    TRY(cuda_sample_device(c, a->logits, NULL, (const struct sample_param *)param, a->seen, a->id, a->logp, a->logp_kept));
     CU_TRY(cudaStreamSynchronize(c->stream));
     return 0;
 }

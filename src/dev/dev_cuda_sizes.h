@@ -75,7 +75,9 @@ static inline void cuda_slot_bytes(const struct cuda_shape *gpu, const struct de
     /* of a row: sums of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;
     bytes[CUDA_SLOT_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * CUDA_HEAD_SUM + 4 * groups * 4) + 8 * 256;
-    bytes[CUDA_SLOT_DECODE] = (size_t)s->decode * (sizeof(struct sample_param) + 3 * 4) + 4 * 256;
+    /* of a row: its rule, four numbers, statistics of its tiles */
+    const size_t row_tiles = (size_t)((s->vocab + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE) * CUDA_HEAD_SUM;
+    bytes[CUDA_SLOT_DECODE] = (size_t)s->decode * (sizeof(struct sample_param) + 4 * 4 + row_tiles) + 6 * 256;
     const int64_t layer = cuda_max(widest, cuda_min(s->vocab, DEV_VOCAB_CHUNK)) * s->hidden * in;
     bytes[CUDA_SLOT_TUNE] = cuda_tune_bytes(gpu, layer, s->vocab * s->hidden * in, s->hidden * in + 12 * s->vocab, s->decode);
 }

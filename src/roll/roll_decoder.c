@@ -237,7 +237,6 @@ static int burst_step(struct roll_decoder *d, int64_t n, int64_t max_kv) {
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
     const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
-    const struct tensor logits = tensor_2d(d->logits, DT_F32, n, c->vocab);
     const struct model_batch b = {
         .n_rows = n,
         .ids = tensor_1d(d->ids, DT_I32, n),
@@ -254,7 +253,9 @@ static int burst_step(struct roll_decoder *d, int64_t n, int64_t max_kv) {
         .kv = &d->kv,
     };
     const struct decode_args next = {
-        .logits = logits,
+        .x = hidden,
+        .w = d->model->head,
+        .logits = tensor_2d(d->logits, DT_F32, n, c->vocab),
         .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
         .stop = tensor_2d(d->stop, DT_I32, n, MAX_STOP),
         .page_len = ROLL_PAGE_LEN,
@@ -269,7 +270,6 @@ static int burst_step(struct roll_decoder *d, int64_t n, int64_t max_kv) {
     };
     TRY(model_forward(d->model, &b, d->acts));
     TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
-    TRY(dev_logits(dev, logits, hidden, d->model->head));
     return dev_decode_next(dev, &next);
 }
 

@@ -277,8 +277,157 @@ static void test_sampled_company(void **state) {
     if (!ran) print_message("skip: no GPU\n");
 }
 
+/* ---- a decoding step against its parts ---- */
+
+enum { STEP_PAGES = 3, STEP_PAGE = 16, STEP_AT = 1, STEP_MAX = 3 };
+
+/* What a step has to do, row by row: filled by the parts, then held against the op. */
+struct step {
+    struct decode_row *rows;
+    int32_t *stop, *pages, *ids, *pos, *slots, *drawn; /* stop (n, 2) */
+    float *logp, *kept;
+};
+
+static void step_init(struct step *e, const struct run *r, int64_t n) {
+    struct rng g = {.seed = 6, .stream = RNG_TEST};
+    *e = (struct step){xcalloc((size_t)n, sizeof *e->rows), xcalloc((size_t)n * 2, 4), xcalloc((size_t)n * STEP_PAGES, 4),
+                       xcalloc((size_t)n, 4), xcalloc((size_t)n, 4), xcalloc((size_t)n, 4), xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4), xcalloc((size_t)n, 4)};
+    for (int64_t i = 0; i < n; i++) {
+        e->rows[i] = (struct decode_row){.rule = {.inv_temp = r->in[2].f[i], .top_p = i % 5 == 4 ? 0.9f : 1,
+                                                  .repetition_penalty = 1, .top_k = i % 7 == 3 ? 40 : 0, .greedy = i % 11 == 6},
+                                         .sample = (uint32_t)(i % 3), .at = (uint32_t)(i * 5), .seed = 17, .uid = (uint64_t)i / 3,
+                                         .left = (int32_t)(i % 6 == 5 ? 0 : i % 4 + 1)};
+        for (int64_t k = 0; k < STEP_PAGES; k++) e->pages[i * STEP_PAGES + k] = (int32_t)(i * STEP_PAGES + k);
+        e->pos[i] = (int32_t)(rng_unit(&g) * (STEP_PAGES * STEP_PAGE - 1)); /* the next has a page */
+        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1; /* of a row that stands still: stays */
+        e->logp[i] = e->kept[i] = NAN;
+    }
+}
+static void step_free(struct step *e) {
+    void *const all[] = {e->rows, e->stop, e->pages, e->ids, e->pos, e->slots, e->drawn, e->logp, e->kept};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* The draws by dev_logits and dev_sample, then the books by hand; each ninth row's draw ends it. */
+static int step_by_parts(struct run *r, const struct lmhead_args *a, struct tensor z, struct step *e, int64_t n) {
+    struct sample_param *param = xcalloc((size_t)n, sizeof *param);
+    for (int64_t i = 0; i < n; i++) {
+        const struct decode_row *w = &e->rows[i];
+        param[i] = w->rule;
+        param[i].u = rng_token(w->seed, w->uid, w->sample, w->at);
+    }
+    const struct sample_args s = {.logits = z, .param = param, .id = dev_new(r, shape_1d(DT_I32, n), false),
+                                  .logp = dev_new(r, shape_1d(DT_F32, n), false),
+                                  .logp_kept = dev_new(r, shape_1d(DT_F32, n), false)};
+    int rc = dev_logits(r->d, z, tensor_rows(a->x, 0, n), a->w);
+    if (rc == 0) rc = dev_sample(r->d, &s);
+    free(param);
+    TRY(rc);
+    float *id = down_values(r, s.id), *logp = down_values(r, s.logp), *kept = down_values(r, s.logp_kept);
+    for (int64_t i = 0; i < n; i++) {
+        struct decode_row *w = &e->rows[i];
+        e->stop[2 * i] = -1, e->stop[2 * i + 1] = i % 9 == 2 ? (int32_t)id[i] : -1;
+        if (w->left == 0) continue;
+        e->drawn[i] = (int32_t)id[i], e->logp[i] = logp[i], e->kept[i] = kept[i];
+        w->at++;
+        w->left = i % 9 == 2 ? 0 : w->left - 1;
+        if (w->left == 0) continue;
+        e->ids[i] = e->drawn[i];
+        e->pos[i]++;
+        e->slots[i] = e->pages[i * STEP_PAGES + e->pos[i] / STEP_PAGE] * STEP_PAGE + e->pos[i] % STEP_PAGE;
+    }
+    free(id);
+    free(logp);
+    free(kept);
+    return 0;
+}
+
+/* Integers come back as floats: all of these are small. */
+static void same_numbers(struct run *r, struct tensor got, int64_t from, const int32_t *want, int64_t n, const char *what) {
+    float *v = down_values(r, got);
+    for (int64_t i = 0; i < n; i++)
+        if ((int32_t)v[from + i] != want[i])
+            fail_msg("%s of row %lld of %lld: %d, not %d", what, (long long)i, (long long)n, (int)v[from + i], want[i]);
+    free(v);
+}
+static void same_bits(struct run *r, struct tensor got, const float *want, int64_t n, const char *what) {
+    float *v = down_values(r, got);
+    for (int64_t i = 0; i < n; i++) /* a row that stood still: what was there, NaN */
+        if (isnan(want[i]) ? !isnan(v[STEP_AT * n + i]) : memcmp(&v[STEP_AT * n + i], &want[i], 4) != 0)
+            fail_msg("%s of row %lld of %lld: %.9g, by its parts %.9g", what, (long long)i, (long long)n,
+                     (double)v[STEP_AT * n + i], (double)want[i]);
+    for (int64_t i = 0; i < n; i++) assert_true(isnan(v[i]) && isnan(v[(STEP_MAX - 1) * n + i])); /* other steps' results */
+    free(v);
+}
+
+static int check_step(struct run *r, int64_t n) {
+    struct lmhead_args a;
+    struct step e;
+    int32_t at = STEP_AT;
+    TRY(lmhead_args(r, &a));
+    const struct tensor z = dev_new(r, shape_2d(DT_F32, n, r->s->n), false);
+    step_init(&e, r, n);
+    const struct tensor rows = dev_new(r, shape_2d(DT_U8, n, (int64_t)sizeof *e.rows), false);
+    run_copy_in(r, rows.data, e.rows, (size_t)n * sizeof *e.rows);
+    struct decode_args d = {.x = tensor_rows(a.x, 0, n), .w = a.w, .rows = rows, .page_len = STEP_PAGE,
+                            .ids = up_i32(r, shape_1d(DT_I32, n), e.ids), .pos = up_i32(r, shape_1d(DT_I32, n), e.pos),
+                            .slots = up_i32(r, shape_1d(DT_I32, n), e.slots),
+                            .pages = up_i32(r, shape_2d(DT_I32, n, STEP_PAGES), e.pages),
+                            .step = up_i32(r, shape_1d(DT_I32, 1), &at),
+                            .logits = dev_new(r, shape_2d(DT_F32, n, r->s->n), false),
+                            .id = dev_new(r, shape_2d(DT_I32, STEP_MAX, n), false),
+                            .logp = dev_new(r, shape_2d(DT_F32, STEP_MAX, n), false),
+                            .logp_kept = dev_new(r, shape_2d(DT_F32, STEP_MAX, n), false)};
+    int rc = step_by_parts(r, &a, z, &e, n);
+    if (rc == 0) {
+        d.stop = up_i32(r, shape_2d(DT_I32, n, 2), e.stop);
+        rc = dev_decode_next(r->d, &d);
+    }
+    if (rc == 0) {
+        at++;
+        float *got = down_values(r, d.logits), *want = down_values(r, z);
+        assert_true(first_diff(got, want, n * r->s->n) < 0);
+        free(got);
+        free(want);
+        same_bits(r, d.logp, e.logp, n, "log-prob");
+        same_bits(r, d.logp_kept, e.kept, n, "log-prob among the kept");
+        same_numbers(r, d.id, STEP_AT * n, e.drawn, n, "id");
+        same_numbers(r, d.ids, 0, e.ids, n, "next id");
+        same_numbers(r, d.pos, 0, e.pos, n, "position");
+        same_numbers(r, d.slots, 0, e.slots, n, "slot");
+        same_numbers(r, d.step, 0, &at, 1, "step");
+        struct decode_row *moved = xcalloc((size_t)n, sizeof *moved);
+        rc = dev_copy_out(r->d, moved, rows.data, (size_t)n * sizeof *moved);
+        if (rc == 0) assert_memory_equal(moved, e.rows, (size_t)n * sizeof *moved);
+        free(moved);
+    }
+    step_free(&e);
+    return rc;
+}
+
+/* The head's own kernel serves many rows of a step on a GPU, the library's product few. */
+static void test_decode_step(void **state) {
+    (void)state;
+    static const enum dtype act[] = {DT_F32, DT_BF16};
+    static const int64_t calls[] = {300, 129, 80, 1};
+    static const struct op_shape shape = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
+    static const struct op_shape small = {.rows = 300, .n = 500, .k = 40};
+    static const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, &shape, 1, true};
+    for (int b = 0; b < two.n; b++)
+        for (int64_t k = 0; k < COUNT(act); k++)
+            for (int64_t i = 0; i < cases_of(COUNT(calls), 2); i++) {
+                struct run r;
+                run_init(&r, &op, strcmp(two.name[b], "cuda") == 0 ? &shape : &small, act[k], &two.dev[b]);
+                const int rc = check_step(&r, calls[i]);
+                run_free(&r);
+                if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "decoding step");
+                else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
+            }
+}
+
 int main(void) {
-    struct CMUnitTest tests[2 * N_OPS + 3];
+    struct CMUnitTest tests[2 * N_OPS + 4];
     static char names[2 * N_OPS][40];
     backends_open(&two, 2);
     backends_open(&one, 1);
@@ -290,6 +439,7 @@ int main(void) {
     tests[2 * N_OPS] = (struct CMUnitTest){"inv01_sampled_logp", test_sampled_logp, NULL, NULL, NULL};
     tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_company", test_sampled_company, NULL, NULL, NULL};
     tests[2 * N_OPS + 2] = (struct CMUnitTest){"the most probable entries", test_top, NULL, NULL, NULL};
+    tests[2 * N_OPS + 3] = (struct CMUnitTest){"inv01_decode_step", test_decode_step, NULL, NULL, NULL};
     const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);
     backends_close(&two);
     backends_close(&one);
