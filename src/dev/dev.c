@@ -384,6 +384,23 @@ int dev_attn_fwd(struct dev *d, const struct attn_args *a) {
     return a->q.dim[0] && a->seqs.n ? TRACED(attn_fwd, (d, a), a->q.dim[0], a->q.dim[1], 0) : 0;
 }
 
+int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a) {
+    const char *const op = "qkv_attn_fwd";
+    TRY(check_qkv(op, q));
+    TRY(check_attn(op, a));
+    TRY(want2(op, "q", q->q, set_of(q->qkv.dt), q->qkv.dim[0], q->n_q_heads * q->head_dim));
+    TRY(want_like(op, "attention's q", a->q, set_of(q->q.dt), q->q));
+    if (a->seqs.max_q > 1 || a->n_q_heads != q->n_q_heads || a->n_kv_heads != q->n_kv_heads || a->head_dim != q->head_dim ||
+        a->q.data != q->q.data || a->kv.k.data != q->kv.k.data || a->kv.v.data != q->kv.v.data)
+        FAIL(ERR_INVAL, "dev op %s: the two have one q, keys, values and heads, and sequences of at most one row, not %lld", op,
+             (long long)a->seqs.max_q);
+    if (!d->ops->qkv_attn_fwd) {
+        TRY(dev_qkv_fwd(d, q));
+        return dev_attn_fwd(d, a);
+    }
+    return a->q.dim[0] && a->seqs.n ? TRACED(qkv_attn_fwd, (d, q, a), a->q.dim[0], a->q.dim[1], 0) : 0;
+}
+
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
     TRY(want2("swiglu_fwd", "y", y, ACT, ANY, ANY));
     TRY(want2("swiglu_fwd", "gate_up", gate_up, set_of(y.dt), y.dim[0], 2 * y.dim[1]));

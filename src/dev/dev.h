@@ -286,6 +286,8 @@ struct dev_ops {
     int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
     int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
     int (*attn_fwd)(struct dev *d, const struct attn_args *a);
+    /* NULL: the wrapper calls qkv_fwd, then attn_fwd */
+    int (*qkv_attn_fwd)(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
     int (*swiglu_fwd)(struct dev *d, struct tensor y, struct tensor gate_up);
     int (*lmhead_fwd)(struct dev *d, const struct lmhead_args *a);
     int (*logits)(struct dev *d, struct tensor out, struct tensor x, struct weight w);
@@ -432,6 +434,10 @@ int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
 int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
+/* Both, for one new row of each sequence (or none): a.q, a.kv and the heads are q's, each row is some sequence's, and its slot
+ * that of its newest key, which no other sequence sees. The same bits in kv, a.out and a.lse; q's contents are undefined
+ * afterwards. */
+int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
 /* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
@@ -446,8 +452,8 @@ int dev_decode_next(struct dev *d, const struct decode_args *a);
 /* Records the calls between begin and end instead of running them, to run them many times at the
  * cost of one. They must have run once before at the same shapes, and none may wait or read host
  * memory; none writes a weight. Attention of one row a sequence may read ahead of the calls before it what is there
- * when a run begins - attn_seqs, and all keys and values but those of its own rows - so the calls of a recording
- * that write them (dev_decode_next) come after it. dev_has_graphs tells whether the backend can. */
+ * when a run begins - attn_seqs, pos, slots, and all keys and values but those of its own rows - so the calls of a
+ * recording that write them (dev_decode_next) come after it. dev_has_graphs tells whether the backend can. */
 bool dev_has_graphs(const struct dev *d);
 int dev_graph_begin(struct dev *d);
 int dev_graph_end(struct dev *d, void **graph); /* also ends a recording that failed: *graph is NULL then */

@@ -274,6 +274,7 @@ static struct dev_ops make_ops(void) {
     o.matmul_add = cuda_matmul_add;
     o.qkv_fwd = cuda_qkv_fwd;
     o.attn_fwd = cuda_attn_fwd;
+    o.qkv_attn_fwd = cuda_qkv_attn_fwd;
     o.swiglu_fwd = cuda_swiglu_fwd;
     o.lmhead_fwd = cuda_lmhead_fwd;
     o.logits = cuda_logits;

@@ -6,6 +6,8 @@
  * of its own. What neighbours see in the same pages (the samples of a prompt) is read once for
  * all of them, then follow the tiles of each. In recorded work all but the newest keys are on
  * their way before the kernel in front, which makes those, has ended (dev_graph_begin allows it).
+ * The new rows' queries come from memory, or, with their keys and values, from the product before RoPE
+ * (dev_qkv_attn_fwd): a block then norms, rotates and stores what its own sequences and kv head need.
  *
  * Four warps weigh: a tile each, side by side; all then know the maxima after each of the four
  * (their order does not matter), so that the weights are final. Four others add up: each walks
@@ -14,6 +16,7 @@
  * Invariant: a row goes through the operations that dev_cuda_attn_fwd.cu lists, in that order; a tile
  * that is not of its sequence leaves its state as it is, bit for bit. */
 #include "dev/dev_cuda_attn_row.cuh"
+#include "dev/dev_cuda_qkv.cuh"
 #include "dev/dev_cuda_tma.cuh"
 
 #include <string.h>
@@ -40,11 +43,13 @@ template <int D, int S> struct few_shape {
     static constexpr int TOPS = WEIGHED + GROUP * (int)sizeof(struct weighed); /* largest scores: (2, tile, 16) */
     static constexpr int SUMS = TOPS + 2 * GROUP * 16 * 4; /* at the end: (quarter, 16) */
     static constexpr int MAXIMA = SUMS + 4 * 16 * 4;       /* at the end: (16) */
-    static constexpr int BARS = MAXIMA + 16 * 4; /* full, empty (S each) of the keys, of the values; (GROUP each) of the weights */
-    static constexpr int RUNS = BARS + (4 * S + 2 * GROUP) * 8;
-    static constexpr int SMEM = RUNS + (MAX_RUNS + 1) * 32;
+    static constexpr int BARS = MAXIMA + 16 * 4; /* full, empty (S each) of the keys, of the values; (GROUP each) of the weights; */
+    static constexpr int READY = BARS + (4 * S + 2 * GROUP) * 8; /* of the new rows */
+    static constexpr int RUNS = READY + 16;
+    static constexpr int Q = RUNS + (MAX_RUNS + 1) * 32; /* the 16 packed rows, tile_stride(D) apart */
+    static constexpr int SMEM = Q + 16 * tile_stride(D);
     static_assert(S >= GROUP, "the warps that weigh wait for a tile each before any of them goes on");
-    static_assert(sizeof(struct weighed) % 16 == 0, "fragments are aligned");
+    static_assert(sizeof(struct weighed) % 16 == 0 && Q % 16 == 0, "fragments are aligned");
 };
 
 /* ---- what the block has to do ---- */
@@ -133,6 +138,77 @@ static __device__ __forceinline__ void plan(const struct cuda_attn &a, int seq, 
     if (lane == 0) r->n = n_runs, r->n_jobs = jobs;
 }
 
+/* ---- the new rows ---- */
+
+/* Where they come from: the rows of the product before heads are split (qkv_args), or, qkv being NULL, queries that are
+ * ready in cuda_attn's q beside keys and values that are in their pages. */
+struct new_rows {
+    const __nv_bfloat16 *qkv, *q_norm, *k_norm;
+    const float *rope;
+    const int32_t *pos, *slots;
+    float eps;
+    int n_pos, n_slots;
+};
+
+/* A lane's part of one head of a new row: of packed row `row` of the block, or of a sequence's new key or value. */
+struct new_head {
+    int64_t at;        /* element of q or qkv */
+    const __nv_bfloat16 *norm;
+    __nv_bfloat16 *to; /* where it goes; NULL: nowhere */
+    int pos;           /* for the rotation; -1: none */
+    bool have;         /* the sequence has a row */
+};
+
+/* The lane's head is number `unit`: packed rows 0 .. 15, then key and value of each sequence. */
+template <int D, int S>
+static __device__ __forceinline__ struct new_head new_head_of(const struct cuda_attn &a, const struct new_rows &f, int seq, int n,
+                                                              int head, int unit, int i) {
+    const bool is_q = unit < 16, is_v = !is_q && unit % 2;
+    const int s = is_q ? unit / a.group : (unit - 16) / 2, t = s < n ? a.q_start[seq + s] : 0;
+    struct new_head x = {};
+    x.pos = -1;
+    x.have = s < n && t < a.q_start[seq + s + 1];
+    if (is_q) x.to = (__nv_bfloat16 *)(few_smem + few_shape<D, S>::Q + unit * tile_stride(D)) + i;
+    const int of_q = head * a.group + unit - s * a.group;
+    if (!f.qkv) {
+        x.have &= is_q;
+        x.at = ((int64_t)t * a.n_q_heads + of_q) * D + i;
+    } else if (x.have) {
+        const int pos = f.pos[t], slot = f.slots[t];
+        if (pos < 0 || pos >= f.n_pos || slot < 0 || slot >= f.n_slots) __trap();
+        const int of_qkv = is_q ? of_q : a.n_q_heads + (is_v ? a.n_kv_heads : 0) + head;
+        const int row = (((slot >> a.page_shift) * a.n_kv_heads + head) << a.page_shift) + (slot & (a.page_len - 1));
+        x.at = ((int64_t)t * (a.n_q_heads + 2 * a.n_kv_heads) + of_qkv) * D + i;
+        if (!is_q) x.to = (__nv_bfloat16 *)(is_v ? a.v : a.k) + (int64_t)row * D + i;
+        if (!is_v) x.norm = is_q ? f.q_norm : f.k_norm, x.pos = pos;
+    }
+    return x;
+}
+
+/* D / 16 warps: queries to shared memory, zeros for rows that are not there, new keys and values to their pages; the steps of
+ * qkv_fwd_kernel. What is read before the wait no kernel of recorded work but its last writes. */
+template <int D, int S>
+static __device__ __forceinline__ void make_rows(const struct cuda_attn &a, const struct new_rows &f, int seq, int n, int head) {
+    constexpr int LANES = D / 16; /* of a head: 32 heads, since 16 packed rows are of at most MAX_SEQS sequences */
+    static_assert(16 + 2 * MAX_SEQS == 32 && LANES <= 2 * GROUP, "a lane for every part of a head");
+    const int i = (int)threadIdx.x % LANES * CHUNK;
+    const struct new_head h = new_head_of<D, S>(a, f, seq, n, head, (int)threadIdx.x / LANES, i);
+    const __nv_bfloat16 *from = (f.qkv ? f.qkv : (const __nv_bfloat16 *)a.q) + h.at;
+    float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, cs[2 * CHUNK] = {};
+    if (h.pos >= 0) load_rope<true>(cs, f.rope, h.pos, D, i, CHUNK);
+    if (h.norm) load8<true>(w0, h.norm + i, CHUNK), load8<true>(w1, h.norm + D / 2 + i, CHUNK);
+    cuda_wait_before();
+    if (h.have) load8<true>(x0, from, CHUNK), load8<true>(x1, from + D / 2, CHUNK);
+    if (f.q_norm || f.k_norm) { /* alike for all lanes */
+        const float rs = head_rstd(x0, x1, D, LANES, f.eps);
+        if (h.norm) norm_head<__nv_bfloat16>(x0, x1, w0, w1, rs);
+    }
+    if (h.pos >= 0) rotate(x0, x1, cs);
+    if (h.to) store8<true>(h.to, x0, CHUNK), store8<true>(h.to + D / 2, x1, CHUNK);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) bar_arrive(smem_addr(few_smem) + few_shape<D, S>::READY);
+}
+
 /* ---- the copies ---- */
 
 /* A place in a ring. */
@@ -171,7 +247,7 @@ static __device__ __forceinline__ struct piece piece_of(const struct cuda_attn &
 }
 
 /* One warp fills a ring from x with all jobs' tiles, whole rows at a time; keys that nobody sees become zeros. Tiles with a
- * sequence's newest key wait for the kernel before, which writes it. */
+ * sequence's newest key wait for the new rows. */
 template <int D, int S>
 static __device__ __forceinline__ void fill_ring(const struct cuda_attn &a, const void *x, int head, const struct runs *runs,
                                                  uint32_t ring, uint32_t full, uint32_t empty) {
@@ -198,7 +274,7 @@ static __device__ __forceinline__ void fill_ring(const struct cuda_attn &a, cons
             const char *src[PIECES];
 #pragma unroll
             for (int k = 0; k < PIECES; k++) src[k] = from + (int64_t)__shfl_sync(WARP_ALL, row, i * PIECES + k) * (D * 2);
-            if (!waited && newest >> i * PIECES & ALL) cuda_wait_before(), waited = true;
+            if (!waited && newest >> i * PIECES & ALL) bar_wait(smem_addr(few_smem) + few_shape<D, S>::READY, 0), waited = true;
             bar_wait(empty + at.slot * 8, at.parity);
             if ((whole >> i * PIECES & ALL) == ALL) {
 #pragma unroll
@@ -226,22 +302,12 @@ static __device__ __forceinline__ void fill_ring(const struct cuda_attn &a, cons
 
 /* ---- the arithmetic ---- */
 
-/* The lane's rows g and g + 8 of the block's 16 as A fragments, zeros beyond the last. */
-template <int D>
-static __device__ __forceinline__ void load_rows(const struct cuda_attn &a, int seq, int n, int head, uint32_t (&q)[D / 16][4]) {
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+/* The block's packed rows as A fragments. */
+template <int D> static __device__ __forceinline__ void load_rows(uint32_t (&q)[D / 16][4], uint32_t rows) {
+    const int lane = (int)threadIdx.x % 32;
+    rows += (lane % 16) * tile_stride(D) + lane / 16 * 16;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int r = lane / 4 + 8 * i, s = r / a.group;
-        const int first = s < n ? a.q_start[seq + s] : 0;
-        const bool have = s < n && first < a.q_start[seq + s + 1];
-        const int64_t at = have ? (int64_t)first * a.n_q_heads + head * a.group + (r - s * a.group) : 0;
-        const uint16_t *row = (const uint16_t *)a.q + at * D;
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) q[k][2 * h + i] = have ? *(const uint32_t *)(row + k * 16 + h * 8 + 2 * t) : 0;
-    }
+    for (int k = 0; k < D / 16; k++) ldmatrix_x4(q[k], rows + k * 32);
 }
 
 /* s (16, 64) = q . K^T */
@@ -311,7 +377,7 @@ static __device__ __forceinline__ float rescale(float *m, const float *tops, int
 
 /* A warp that weighs: tiles warp, warp + GROUP, ... */
 template <int D, int S>
-static __device__ __forceinline__ void weigh_tiles(const struct cuda_attn &a, int seq, int n_seqs, int head, int warp) {
+static __device__ __forceinline__ void weigh_tiles(float scale_log2, int warp) {
     using shape = few_shape<D, S>;
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
     const uint32_t smem = smem_addr(few_smem), k_full = smem + shape::BARS, k_empty = k_full + S * 8;
@@ -320,8 +386,8 @@ static __device__ __forceinline__ void weigh_tiles(const struct cuda_attn &a, in
     struct weighed *to = (struct weighed *)(few_smem + shape::WEIGHED) + warp;
     float *tops = (float *)(few_smem + shape::TOPS), m[2] = {-INFINITY, -INFINITY};
     uint32_t q[D / 16][4], wave = 0;
-    cuda_wait_before();
-    load_rows<D>(a, seq, n_seqs, head, q);
+    bar_wait(smem + shape::READY, 0);
+    load_rows<D>(q, smem + shape::Q);
     struct place at = {warp, 0};
     const int n_jobs = runs->n_jobs;
 #pragma unroll 1
@@ -346,12 +412,12 @@ static __device__ __forceinline__ void weigh_tiles(const struct cuda_attn &a, in
         if (lane % 4 == 0) of_wave[warp * 16] = top[0], of_wave[warp * 16 + 8] = top[1];
         group_sync(1, GROUP * 32);
 #pragma unroll
-        for (int i = 0; i < 2; i++) from[i] = rescale(&m[i], of_wave + 8 * i, warp, top[i], a.scale_log2, &shrink[i]);
+        for (int i = 0; i < 2; i++) from[i] = rescale(&m[i], of_wave + 8 * i, warp, top[i], scale_log2, &shrink[i]);
         if (j >= n_jobs) continue;
         bar_wait(p_empty, wave ^ 1);
         if (lane % 4 == 0) to->shrink[row] = shrink[0], to->shrink[row + 8] = shrink[1];
         if (lane == 0) to->rows = rows;
-        weigh(s, from, a.scale_log2, to);
+        weigh(s, from, scale_log2, to);
         __syncwarp();
         if (lane == 0) bar_arrive(p_full);
     }
@@ -406,7 +472,6 @@ static __device__ __forceinline__ void add_tiles(struct few_rows<few_shape<D, S>
     };
     const int n_jobs = ((const struct runs *)(few_smem + shape::RUNS))->n_jobs;
     struct operands<COLS> first, second;
-    cuda_wait_before();
     if (n_jobs > 0) wait(0), load(first, 0, 0);
 #pragma unroll 1
     for (int j = 0; j < n_jobs; j++) {
@@ -462,11 +527,12 @@ static __device__ __forceinline__ void store_rows(const struct cuda_attn &a, int
     }
 }
 
-/* Block (part of the sequences, kv head): parts differ by at most one sequence. Until the kernel before has ended only
- * what it does not write is read: where the sequences and their keys are, and all keys but the newest. */
+/* Block (part of the sequences, kv head): parts differ by at most one sequence, and no two have a new key in common. Until the
+ * kernel before has ended only what it does not write is read: where the sequences and their keys are, and all keys but the
+ * newest. */
 template <int D, int S, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-few_kernel(const struct cuda_attn a, int n_seqs) {
+few_kernel(const struct cuda_attn a, const struct new_rows f, int n_seqs) {
     using shape = few_shape<D, S>;
     const int warp = (int)threadIdx.x / 32, head = (int)blockIdx.y, seq = (int)((int64_t)blockIdx.x * n_seqs / gridDim.x);
     const int n = (int)((int64_t)(blockIdx.x + 1) * n_seqs / gridDim.x) - seq;
@@ -480,12 +546,14 @@ few_kernel(const struct cuda_attn a, int n_seqs) {
             bar_init(bars + (2 * S + i) * 8, 32), bar_init(bars + (3 * S + i) * 8, GROUP);
         }
         for (int i = 0; i < GROUP; i++) bar_init(bars + (4 * S + i) * 8, 1), bar_init(bars + (4 * S + GROUP + i) * 8, GROUP);
+        bar_init(smem + shape::READY, D / 16);
         bar_init_done();
     }
     if (warp == 2 * GROUP) plan(a, seq, n, runs);
     __syncthreads();
+    if (warp < D / 16) make_rows<D, S>(a, f, seq, n, head);
     if (warp < GROUP) add_tiles<D, S>(x, warp);
-    else if (warp < 2 * GROUP) weigh_tiles<D, S>(a, seq, n, head, warp - GROUP);
+    else if (warp < 2 * GROUP) weigh_tiles<D, S>(a.scale_log2, warp - GROUP);
     else if (warp == 2 * GROUP) fill_ring<D, S>(a, a.k, head, runs, smem, bars, bars + S * 8);
     else fill_ring<D, S>(a, a.v, head, runs, smem + shape::V, bars + 2 * S * 8, bars + 3 * S * 8);
     __syncthreads();
@@ -495,26 +563,45 @@ few_kernel(const struct cuda_attn a, int n_seqs) {
 /* ---- the op ---- */
 
 /* As many sequences a block as there must be for all blocks to run at once, as far as 16 packed rows allow. */
-template <int D, int S, int BLOCKS> static int launch(struct cuda *c, const struct cuda_attn &p, int64_t n) {
+template <int D, int S, int BLOCKS>
+static int launch(struct cuda *c, const struct cuda_attn &p, const struct new_rows &f, int64_t n) {
     const auto kernel = few_kernel<D, S, BLOCKS>;
     constexpr int smem = few_shape<D, S>::SMEM;
     const int64_t most = 16 / p.group < MAX_SEQS ? 16 / p.group : MAX_SEQS;
     const int64_t least = (n + most - 1) / most, room = (int64_t)c->n_sm * BLOCKS / p.n_kv_heads, blocks = n < room ? n : room;
     CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
     const dim3 grid((unsigned)(blocks > least ? blocks : least), (unsigned)p.n_kv_heads);
-    CU_TRY(cuda_launch(c, kernel, grid, THREADS, smem, p, (int)n));
+    CU_TRY(cuda_launch(c, kernel, grid, THREADS, smem, p, f, (int)n));
     return 0;
+}
+static int launch_any(struct cuda *c, const struct cuda_attn &p, const struct new_rows &f, int64_t n) {
+    if (n == 0) return 0;
+    return p.dim == 64 ? launch<64, RING_64, 2>(c, p, f, n) : launch<128, RING_128, 1>(c, p, f, n);
 }
 
 static bool takes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
     static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128) && p.pages && a->seqs.max_q == 1 &&
-           p.group <= 16 && p.page_shift >= 0 && p.page_len >= PIECE && p.n_kv_heads <= 65535 &&
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.pages &&
+           a->seqs.max_q == 1 && p.group <= 16 && p.page_shift >= 0 && p.page_len >= PIECE && p.n_kv_heads <= 65535 &&
            c->smem_max >= (size_t)few_shape<128, RING_128>::SMEM;
 }
 
 int cuda_attn_few_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran) {
     *ran = takes(c, a, p);
-    if (!*ran || a->seqs.n == 0) return 0;
-    return p.dim == 64 ? launch<64, RING_64, 2>(c, p, a->seqs.n) : launch<128, RING_128, 1>(c, p, a->seqs.n);
+    return *ran ? launch_any(c, p, new_rows{}, a->seqs.n) : 0;
+}
+
+/* The two ops where the kernel does not fit. */
+int cuda_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a) {
+    struct cuda *c = cuda_of(d);
+    struct cuda_attn p;
+    TRY(attn_params("qkv_attn_fwd", a, &p));
+    const struct new_rows f = {
+        (const __nv_bfloat16 *)q->qkv.data, (const __nv_bfloat16 *)q->q_norm.data, (const __nv_bfloat16 *)q->k_norm.data,
+        (const float *)q->rope.data, (const int32_t *)q->pos.data, (const int32_t *)q->slots.data, q->eps,
+        q->rope.dim[0] > INT32_MAX ? INT32_MAX : (int)q->rope.dim[0], (int)(q->kv.k.dim[0] * q->kv.k.dim[2])};
+    const bool wide = aligned16(f.qkv) && aligned16(f.q_norm) && aligned16(f.k_norm) && aligned16(f.rope);
+    if (wide && takes(c, a, p)) return launch_any(c, p, f, a->seqs.n);
+    TRY(cuda_qkv_fwd(d, q));
+    return cuda_attn_fwd(d, a);
 }

@@ -195,6 +195,7 @@ int cuda_stamp(struct dev *d, int64_t i);
 int cuda_stamp_us(struct dev *d, int64_t i, double *us);
 /* dev_cuda_attn_fwd.cu, dev_cuda_attn_bwd.cu */
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
+int cuda_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a); /* dev_cuda_attn_few_sm90.cu */
 int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                   struct tensor dv);
 

@@ -5,7 +5,7 @@
  * weights: each block adds up its run of rows in order, then one kernel adds the blocks' sums.
  * Invariant: what a row's own results are made of is decided by its width alone; how many rows
  * a block takes touches only the order in which weight gradients are added. */
-#include "dev/dev_cuda_vec.cuh"
+#include "dev/dev_cuda_qkv.cuh"
 
 typedef __nv_bfloat16 bf16;
 
@@ -188,9 +188,7 @@ int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct t
     return cuda_rmsnorm_bwd_round(d, dx, tensor{}, dw, dy, x, w, rstd);
 }
 
-/* ---- qkv ----
- * A head is `lanes` lanes, a power of two; each has a chunk of the first half of the head and the
- * chunk opposite in the second half, so RoPE's pairs (i, i + D/2) meet in one thread. */
+/* ---- qkv: lanes and heads as in dev_cuda_qkv.cuh ---- */
 
 enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_MANY = 1024 }; /* QKV_MANY: rows from which a block need not be one row */
 
@@ -218,31 +216,6 @@ static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t,
     *slot = j.slots[t];
     if (*pos < 0 || *pos >= j.n_pos || *slot < 0 || *slot >= j.n_slots) __trap();
 }
-/* cos and sin of the pairs [i, i + 8) at position p. */
-template <bool VEC>
-static __device__ __forceinline__ void load_rope(float cs[2 * CHUNK], const float *rope, int64_t p, int64_t dim, int64_t i, int n) {
-    const float *at = rope + p * dim + 2 * i;
-    load8<VEC>(cs, at, 2 * n < CHUNK ? 2 * n : CHUNK);
-    load8<VEC>(cs + CHUNK, at + CHUNK, 2 * n - CHUNK);
-}
-/* 1 / rms of a head whose lanes hold x0, x1. */
-static __device__ __forceinline__ float head_rstd(const float x0[CHUNK], const float x1[CHUNK], int64_t dim, int lanes, float eps) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < CHUNK; i++) sum = __fmaf_rn(x1[i], x1[i], __fmaf_rn(x0[i], x0[i], sum));
-    sum = lanes_sum(sum, lanes);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)dim), eps)));
-}
-
-static __device__ __forceinline__ void rotate(float x0[CHUNK], float x1[CHUNK], const float cs[2 * CHUNK]) {
-#pragma unroll
-    for (int e = 0; e < CHUNK; e++) {
-        const float c = cs[2 * e], s = cs[2 * e + 1], a = x0[e], b = x1[e];
-        x0[e] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-        x1[e] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
-    }
-}
-
 /* One row a block. Every lane runs every round, since sums are over lanes; `on` guards memory. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_job<T> j) {
     const int64_t t = blockIdx.x, half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
@@ -271,11 +244,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
                 float w0[CHUNK], w1[CHUNK];
                 load8<VEC>(w0, norm + i, n);
                 load8<VEC>(w1, norm + half + i, n);
-#pragma unroll
-                for (int e = 0; e < CHUNK; e++) {
-                    x0[e] = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(x0[e], rs)), w0[e]));
-                    x1[e] = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(x1[e], rs)), w1[e]));
-                }
+                norm_head<T>(x0, x1, w0, w1, rs);
             }
         }
         if (!on) continue;

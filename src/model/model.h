@@ -181,6 +181,7 @@ struct model_batch {     /* T packed rows; arrays on the device */
     struct attn_seqs seqs;
     const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
     bool no_adapter;     /* the base model alone: the reference of an adapter's training */
+    bool own_keys;       /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };
 
 /* What a training forward keeps of its layers until backward. The rest is computed again there by the same code, so

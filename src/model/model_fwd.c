@@ -221,8 +221,11 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
     TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), .base = b->no_adapter}));
-    TRY(dev_qkv_fwd(d, &qkv));
-    TRY(dev_attn_fwd(d, &attn));
+    if (b->own_keys && !a->keep.train) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
+    else {
+        TRY(dev_qkv_fwd(d, &qkv));
+        TRY(dev_attn_fwd(d, &attn));
+    }
     return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x});
 }
 

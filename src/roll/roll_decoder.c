@@ -251,6 +251,7 @@ static int burst_step(struct roll_decoder *d, int64_t n, int64_t max_kv) {
             .pages = tensor_2d(d->burst_pages, DT_I32, n, d->max_pages),
         },
         .kv = &d->kv,
+        .own_keys = true, /* idle rows share a slot, and write the same there */
     };
     const struct decode_args next = {
         .x = hidden,

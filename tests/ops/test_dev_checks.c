@@ -107,6 +107,7 @@ static void test_misfits(void **state) {
     REFUSED(swiglu_bwd, dev_swiglu_bwd(d, y, x, x));
     REFUSED(attn_fwd, dev_attn_fwd(d, &attn));
     REFUSED(qkv_fwd, dev_qkv_fwd(d, &qkv));
+    REFUSED(qkv_attn_fwd, dev_qkv_attn_fwd(d, &qkv, &attn));
     REFUSED(lmhead_fwd, dev_lmhead_fwd(d, &head));
     REFUSED(logits, dev_logits(d, y, x, w7));
     REFUSED(sample, dev_sample(d, &smp));
