@@ -97,16 +97,18 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
 /* bitsandbytes' NF4 as transformers saves it; what is not said has that method's default. */
 static int read_quantization(struct model_config *c, const json_t *q, const char *where) {
     const char *method = "", *type = "fp4", *storage = "uint8";
-    bool four = false;
+    bool four = false, eight = false;
     if (!json_is_object(q)) return 0;
     TRY(json_str_opt(q, "quant_method", &method, where));
     TRY(json_bool_opt(q, "load_in_4bit", &four, where));
+    TRY(json_bool_opt(q, "load_in_8bit", &eight, where));
     TRY(json_str_opt(q, "bnb_4bit_quant_type", &type, where));
     TRY(json_str_opt(q, "bnb_4bit_quant_storage", &storage, where));
     c->saved_nf4 = strcmp(method, "bitsandbytes") == 0 && four && strcmp(type, "nf4") == 0 && strcmp(storage, "uint8") == 0;
     if (c->saved_nf4) return 0;
     FAIL(ERR_UNSUPPORTED, "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 is read, for the rest give the "
-         "unquantized model", where, method, four ? " " : "", four ? type : "");
+         "unquantized model: with quantization=%s and an adapter it is quantized as it is read", where, method,
+         four || eight ? " " : "", four ? type : eight ? "int8" : "", eight ? "int8" : "nf4");
 }
 
 /* ---- biases, norms, activation ---- */
