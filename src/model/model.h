@@ -113,6 +113,7 @@ struct model {
     void *weights;               /* the one block behind all groups */
     struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one */
     int flags;                   /* model_load_flags it was opened with */
+    const struct model *base;    /* whose weights it reads below its head; NULL: its own */
     struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
     size_t weights_bytes;
     /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
@@ -129,6 +130,7 @@ enum model_load_flags {
     MODEL_TRAIN = 1,  /* and the fp32 master */
     MODEL_HOST_MASTER = 2,  /* the master of what is trained (an adapter's too) is in host memory */
     MODEL_HOST_WEIGHTS = 4, /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
+    MODEL_SHARED_BASE = 8,  /* a value model's compute copy below its head is that of model_open_args.base */
 };
 struct model_open_args {
     const char *dir;      /* Hugging Face directory */
@@ -137,6 +139,8 @@ struct model_open_args {
     int64_t max_len;      /* longest sequence of the run: sizes the rope table */
     enum quant_kind quant; /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone.
                               A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */
+    const struct model *base; /* with MODEL_SHARED_BASE: a frozen model of the same directory, act and quant, on the same
+                                 device; borrowed, and closed after this one */
 };
 /* "nf4", "int8"; NULL and "none": QUANT_NONE. */
 int model_quant_parse(const char *name, enum quant_kind *out);

@@ -100,8 +100,19 @@ void model__params_free(struct model *m) {
     m->layers = NULL;
 }
 
+/* The groups before the head are the base's; without a base (measuring) they only take no place. */
+static int64_t share_base(struct model *m) {
+    if (!(m->flags & MODEL_SHARED_BASE)) return 0;
+    const int64_t n = m->g_head - m->groups;
+    for (int64_t i = 0; m->base && i < n; i++) {
+        m->groups[i].mat = m->base->groups[i].mat;
+        m->groups[i].vec = m->base->groups[i].vec;
+    }
+    return n;
+}
+
 void model__weights_layout(struct model *m, struct arena *a) {
-    for (int64_t i = 0; i < m->n_groups; i++) {
+    for (int64_t i = share_base(m); i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
         if (m->quant && g->linear) continue;
         if (g->k) {
@@ -130,7 +141,7 @@ void model__find_flat(struct model *m) {
 }
 
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a) {
-    struct model m = {.cfg = *c, .dev = dev, .act = a->act};
+    struct model m = {.cfg = *c, .dev = dev, .act = a->act, .flags = a->flags};
     struct arena weights = {0};
     model__params_build(&m);
     model__quant_create(&m, a->quant);

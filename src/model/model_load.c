@@ -368,12 +368,13 @@ static int load_weights(struct model *m, const struct source *src) {
         TRYG(model_refresh(m), out);
         goto out;
     }
-    for (int64_t i = 0; i < m->n_groups; i++) {
+    const int64_t own = m->base ? m->g_head - m->groups : 0; /* those before are there */
+    for (int64_t i = own; i < m->n_groups; i++) {
         const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
         if (!(m->quant && m->groups[i].linear) && bytes > stage_bytes) stage_bytes = bytes;
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
-    for (int64_t i = 0; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+    for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
     TRYG(dev_sync(m->dev), out);
 out:
     dev_free(m->dev, stage, stage_bytes);
@@ -425,6 +426,19 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
 
 /* ---- public ---- */
 
+/* Whether the base has this model's groups, but for the head. */
+static int check_base(const struct model *m, const struct model_open_args *a) {
+    const struct model *b = a->base;
+    if (!b) return 0;
+    CHECK(m->cfg.value && b->dev == m->dev && b->act == m->act && !(b->master && !b->lora) && !(b->flags & MODEL_HOST_WEIGHTS) &&
+          (b->quant ? b->quant->kind : QUANT_NONE) == a->quant);
+    bool same = true;
+    for (int64_t i = 0; same && m->groups + i < m->g_head; i++)
+        same = i < b->n_groups && b->groups[i].n == m->groups[i].n && b->groups[i].k == m->groups[i].k;
+    if (!same) FAIL(ERR_INPUT, "%s: not the model that was opened from there before; was it replaced since?", a->dir);
+    return 0;
+}
+
 static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, enum head head,
                       uint64_t head_seed) {
     int rc = 0;
@@ -432,6 +446,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     struct source *src = NULL;
     CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
     CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
+    CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = dev;
     m->act = a->act;
@@ -445,6 +460,8 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
     TRYG(weights_open(&w, a->dir), out);
     model__params_build(m);
+    TRYG(check_base(m, a), out);
+    m->base = a->base;
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     for (int64_t i = 0; i < m->n_params; i++) {

@@ -103,7 +103,7 @@ void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) 
         mat_a = max64(mat_a, g->width * g->k);
         mat_b = max64(mat_b, g->n * g->width);
     }
-    l->z = arena_take(a, (size_t)(LORA_ROWS * width) * act);
+    l->z = arena_take(a, (size_t)max64(LORA_ROWS * width, m->cfg.value ? m->cfg.hidden : 0) * act); /* lora_head_start too */
     l->dz = arena_take(a, (size_t)(LORA_ROWS * width) * act);
     if (m->act != DT_F32) l->wide = arena_take(a, (size_t)(LORA_ROWS * side) * sizeof(float));
     l->mat_a = arena_take(a, (size_t)mat_a * sizeof(float));
@@ -206,8 +206,7 @@ int model__lora_head_start(struct model *m, float *flat) {
         const struct model_param *p = &m->lora->params[i];
         const struct model_group *g = &m->groups[p->group];
         const int64_t n = p->rows * p->cols;
-        const struct tensor as = tensor_2d(m->lora->z, m->act, p->rows, p->cols); /* (1024, 16) at least, a row is shorter */
-        CHECK(n <= LORA_ROWS * WIDTH_ALIGN);
+        const struct tensor as = tensor_2d(m->lora->z, m->act, p->rows, p->cols); /* as long as a head */
         if (g->k) TRY(dev_weight_unpack(m->dev, as, g->mat));
         else TRY(dev_copy(m->dev, as.data, g->vec.data, (size_t)n * dtype_size(m->act)));
         void *host = xmalloc((size_t)n * dtype_size(m->act));

@@ -78,6 +78,13 @@ void model__quant_layout(struct model *m, struct arena *a) {
     struct model_quant *q = m->quant;
     int64_t stage = 0;
     size_t pack = 0;
+    if (m->flags & MODEL_SHARED_BASE) { /* the base's codes, and its scratch: the two models run in turn */
+        if (!m->base) return;
+        memcpy(q->parts, m->base->quant->parts, (size_t)m->g_head->first_param * sizeof *q->parts);
+        q->stage = m->base->quant->stage;
+        q->pack = m->base->quant->pack;
+        return;
+    }
     for (int64_t i = 0; i < m->n_groups; i++) {
         const struct model_group *g = &m->groups[i];
         if (!g->linear) continue;

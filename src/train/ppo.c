@@ -137,8 +137,10 @@ static int open_data(struct ppo *p) {
 
 static int open_critic(struct ppo *p) {
     const struct ppo_plan *l = &p->plan;
-    const int flags = p->k.critic.optim.host_master ? MODEL_HOST_MASTER : 0;
-    const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = flags, .max_len = l->max_len};
+    const bool shares = p->k.critic.shares_base;
+    const int flags = (p->k.critic.optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0);
+    const struct model_open_args a = {.dir = p->k.critic.model_dir, .act = p->k.act, .flags = flags, .max_len = l->max_len,
+                                      .base = shares ? p->policy : NULL};
     const int rc = train_open_critic(&p->value_model, &p->dev, &a, &p->k.critic.lora, p->k.seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
     const struct critic_args c = {.dev = &p->dev, .model = p->value_model, .keep = l->critic_keep, .optim = &p->k.critic.optim,

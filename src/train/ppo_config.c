@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -370,6 +371,11 @@ static int note_no_critic(const struct ppo_config *k, const struct conf *c) {
     return 0;
 }
 
+static bool same_dir(const char *a, const char *b) {
+    char full[2][PATH_MAX];
+    return realpath(a, full[0]) && realpath(b, full[1]) && strcmp(full[0], full[1]) == 0;
+}
+
 /* Whether there is a critic is verl's need_critic: critic.enable, or by default the estimator. */
 static int read_critic(struct ppo_config *k, const struct conf *c) {
     struct ppo_critic_config *v = &k->critic;
@@ -396,6 +402,7 @@ static int read_critic(struct ppo_config *k, const struct conf *c) {
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     if (k->my_adv) TRY(conf_validate_critic(c));
     TRY(train_read_lora(c, "critic.model", path, &v->lora));
+    v->shares_base = k->lora.on && v->lora.on && k->lora.quant == v->lora.quant && same_dir(k->model_dir, v->model_dir);
     TRY(train_read_recompute(c, "critic.model.enable_gradient_checkpointing", &v->recompute));
     return read_critic_updates(v, c);
 }

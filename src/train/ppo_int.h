@@ -34,6 +34,7 @@ struct ppo_critic_config {
     bool enable;                  /* gae, unless critic.enable says otherwise */
     char *model_dir;              /* owned */
     struct train_lora lora;
+    bool shares_base;             /* with adapters on both of one directory: the policy's frozen weights are the critic's */
     enum train_recompute recompute;
     struct actor_cut update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;

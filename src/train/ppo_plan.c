@@ -88,7 +88,8 @@ static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
 static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = c->lora.quant};
+    const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
+    const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = k->train_batch_size * k->train.n;
     size_t elems = train_pages((size_t)model_config_params(v) * 4), state;
     int64_t rows, seqs;
@@ -332,8 +333,8 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
     if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
-    snprintf(note, sizeof note, "frozen weights; of an adapter and the head, %lld parameters, the rest",
-             (long long)p->n_train_critic);
+    snprintf(note, sizeof note, "%s; of an adapter and the head, %lld parameters, the rest",
+             k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)

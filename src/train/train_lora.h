@@ -17,7 +17,8 @@ struct train_lora {
 int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l);
 void train_lora_free(struct train_lora *l);
 
-/* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER).
+/* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER)
+ * and whether a critic's base is a->base's (MODEL_SHARED_BASE).
  * seed: of a new adapter and of a critic's new head. */
 int train_open_model(struct model **out, struct dev *dev, const struct model_open_args *a, const struct train_lora *l,
                      uint64_t seed);

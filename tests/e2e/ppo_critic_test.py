@@ -6,6 +6,7 @@ the KL penalty in the reward under an adaptive weight, and PF-PPO's resampling."
 import json
 import math
 import pathlib
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -106,6 +107,14 @@ def adapters(s, test):
     config = json.loads((critic / "adapter_config.json").read_text())
     test("critic/ is an adapter for peft's token classifier", config["task_type"] == "TOKEN_CLS" and
          config["modules_to_save"] == ["classifier", "score"] and not (critic / "model.safetensors").exists(), str(config))
+    one = {**keys, "actor_rollout_ref.model.lora_rank": 4, "trainer.total_training_steps": 2, "trainer.save_freq": 2}
+    shutil.copytree(s.dir / "model", s.dir / "model_again")
+    p, q = run(*s.ppo("one_base", **one)), run(*s.ppo("two_bases", **{**one, "critic.model.path": s.dir / "model_again"}))
+    size = [next(float(x.split()[1]) for x in r.stderr.splitlines() if x.strip().startswith("critic ")) for r in (p, q)]
+    test("policy and critic with adapters on one directory have one base", "frozen weights are the policy's" in p.stderr and
+         "the policy's" not in q.stderr and size[0] < size[1], f"{size} MiB")
+    moments = [{k: v for k, v in state(s.dir / d, 2, both).items() if "optim" in k} for d in ("one_base", "two_bases")]
+    test("and the bits of a run with two", moments[0] == moments[1])
     run("model", "merge", "--adapter", critic, "--out", s.dir / "merged_critic")
     config = json.loads((s.dir / "merged_critic/config.json").read_text())
     test("merged it is a token classifier", config["architectures"] == ["Qwen2ForTokenClassification"], str(config))

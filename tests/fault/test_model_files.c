@@ -28,7 +28,7 @@ static void refuses(const char *dir, int code, const char *says, const char *als
     struct dev d;
     struct model *m = NULL;
     OK(dev_open_ref(&d));
-    const int rc = model_open(&m, &d, &(struct model_open_args){dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE});
+    const int rc = model_open(&m, &d, &(struct model_open_args){dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE, NULL});
     if (rc != code) fail_msg("expected %d (%s), got %d: %s", code, says, rc, rc < 0 ? err_msg() : "success");
     if (!strstr(err_msg(), says) || !strstr(err_msg(), also)) fail_msg("expected '%s' and '%s' in: %s", says, also, err_msg());
     assert_null(strchr(err_msg(), '\n'));
@@ -218,7 +218,7 @@ static void unwritable_output(void **state) {
     struct model *m;
     place_open(&p);
     OK(dev_open_ref(&d));
-    OK(model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_INFER, 8, QUANT_NONE}));
+    OK(model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_INFER, 8, QUANT_NONE, NULL}));
     char *under_file = file_join(p.config, "out");
     assert_int_equal(model_export(m, under_file, -1, NULL, 0), ERR_IO);
     assert_non_null(strstr(err_msg(), "config.json"));
@@ -240,7 +240,7 @@ static void no_memory(void **state) {
     OK(dev_open_ref(&d));
     for (size_t room = 0; room < 200000; room += 20000) {
         d.mem_total = room + 1;
-        const int rc = model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE});
+        const int rc = model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE, NULL});
         if (rc == 0) {
             model_close(m);
             break;

@@ -12,15 +12,16 @@ static const struct {
     const char *name, *base;
     int64_t n_modules; /* adapted */
 } CASES[] = {{"lora_qwen2", "qwen2", 14}, {"lora_llama", "llama", 6}, {"lora_qwen3", "qwen3", 3}, {"lora_bias", "llama_bias", 4}};
-static const char *const BACKENDS[] = {"ref", "cpu"};
+static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+#define EACH_BACKEND(i) EACH(i, BACKENDS) if (case_has(BACKENDS[i]))
 
 /* The base with the adapter of `dir` on it; the golden numbers are those of `name`. */
 static void open_adapted(struct model_case *c, size_t i, const char *backend, const char *dir) {
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
     char *base = case_path(CASES[i].base, ""), *own = case_path(CASES[i].name, "");
-    OK(model_open(&c->m, &c->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, 128, QUANT_NONE}));
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, 128, QUANT_NONE, NULL}));
     OK(model_lora_load(c->m, dir ? dir : own));
     case_golden(c, CASES[i].name);
     free(base);
@@ -63,7 +64,7 @@ static void check_case(size_t i, const char *backend, struct model_keep keep) {
 
 static void against_peft(void **state) {
     (void)state;
-    EACH(k, BACKENDS) EACH(i, CASES) check_case(i, BACKENDS[k], MODEL_KEEP_ALL);
+    EACH_BACKEND(k) EACH(i, CASES) check_case(i, BACKENDS[k], MODEL_KEEP_ALL);
 }
 static void with_recompute(void **state) {
     (void)state;
@@ -88,7 +89,7 @@ static void base_alone(void **state) {
         case_unpack(&c.dev, &b);
         case_dev(&plain.dev, "cpu", 2);
         char *dir = case_path(CASES[i].base, "");
-        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE}));
+        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE, NULL}));
         free(dir);
         case_golden(&plain, CASES[i].name);
         forward(&plain, &b, &a, MODEL_KEEP_NONE);

@@ -13,8 +13,9 @@ static const double MAX_REL = 1e-5; /* the bar of the project for values and gra
 enum { MAX_LEN = 128, MAX_SEQS = 8, MAX_TARGETS = 128 };
 
 static const char *const ARCHS[] = {"qwen2", "llama", "qwen3", "mistral"};
-static const char *const BACKENDS[] = {"ref", "cpu"};
+static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+#define EACH_BACKEND(i) EACH(i, BACKENDS) if (case_has(BACKENDS[i]))
 
 struct rig {
     struct dev dev;
@@ -59,7 +60,7 @@ static void rig_open(struct rig *r, const char *arch, const char *backend, const
     char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
     if (!dir) put_head(r);
     rig_critic(r, keep);
     free(path);
@@ -73,7 +74,7 @@ static void rig_open_frozen(struct rig *r, const char *base, const char *adapter
          *dir = xasprintf("%s/critic/%s", FIXTURES, adapter ? adapter : "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE}, 7));
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}, 7));
     if (adapter) OK(model_lora_load(r->m, dir));
     free(path);
     free(dir);
@@ -141,7 +142,7 @@ static void check(const char *arch, const char *backend, const char *dir, struct
 static void like_transformers(void **state) {
     (void)state;
     const struct actor_cut all = {.max_seqs = MAX_SEQS}, one = {.max_seqs = 1};
-    EACH(b, BACKENDS) EACH(i, ARCHS) check(ARCHS[i], BACKENDS[b], NULL, MODEL_KEEP_ALL, all);
+    EACH_BACKEND(b) EACH(i, ARCHS) check(ARCHS[i], BACKENDS[b], NULL, MODEL_KEEP_ALL, all);
     check("qwen2", "cpu", NULL, MODEL_KEEP_LAYER, one);
     check("qwen3", "ref", NULL, MODEL_KEEP_LAYER, (struct actor_cut){.max_rows = 80});
     check("qwen2", "cpu", FIXTURES "/critic/qwen2", MODEL_KEEP_LAYER, all); /* as transformers saved it */
@@ -150,7 +151,7 @@ static void like_transformers(void **state) {
 /* A value is the same bits whatever the company (invariant 2). */
 static void alone_or_together(void **state) {
     (void)state;
-    EACH(b, BACKENDS) {
+    EACH_BACKEND(b) {
         struct rig r;
         float together[MAX_TARGETS], alone[MAX_TARGETS];
         rig_open(&r, "qwen2", BACKENDS[b], NULL, MODEL_KEEP_LAYER);
@@ -194,13 +195,13 @@ static void from_a_causal_model(void **state) {
     rig_close(&back);
 
     struct model *other; /* another seed is another head */
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 8));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 8));
     float *v = xmalloc((size_t)other->n_elems * 4);
     OK(dev_copy_out(&r.dev, v, other->master, (size_t)other->n_elems * 4));
     assert_memory_not_equal(v + head->offset, w + head->offset, (size_t)head->k * 4);
     free(v);
     model_close(other);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
     struct critic *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
     const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER,
@@ -222,7 +223,7 @@ static void from_a_causal_model(void **state) {
     OK(json_save_atomic(path, config));
     json_decref(config);
     free(path);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}, 7));
+    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
     assert_null(other->g_head_bias);
     assert_int_equal(other->n_elems, r.m->n_elems - 1);
     model_close(other);
@@ -240,7 +241,7 @@ static void from_a_causal_model(void **state) {
 static void like_peft(void **state) {
     (void)state;
     char *llama = case_path("llama", ""); /* a causal model: its new head is replaced by the adapter's */
-    EACH(b, BACKENDS) for (int k = 0; k < 4; k++) {
+    EACH_BACKEND(b) for (int k = 0; k < 4; k++) {
         struct rig r;
         const bool one = k & 1, all = k < 2;
         rig_open_frozen(&r, all ? QWEN2_CRITIC : llama, all ? "lora_qwen2" : "lora_llama", BACKENDS[b]);
@@ -292,7 +293,7 @@ static void adapter_directories(void **state) {
 
     struct model *policy;
     char *causal = case_path("qwen2", "");
-    OK(model_open(&policy, &r.dev, &(struct model_open_args){causal, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE}));
+    OK(model_open(&policy, &r.dev, &(struct model_open_args){causal, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}));
     assert_int_equal(model_lora_load(policy, dir), ERR_UNSUPPORTED);
     assert_non_null(strstr(err_msg(), "is a critic's, with a score head"));
     model_close(policy);
@@ -309,7 +310,7 @@ static void heads_that_stay(void **state) {
     struct rig r;
     float values[MAX_TARGETS], again[MAX_TARGETS];
     const struct actor_cut all = {.max_seqs = MAX_SEQS};
-    EACH(b, BACKENDS) {
+    EACH_BACKEND(b) {
         char *base = case_path("llama", ""), *adapter = case_path("lora_llama", "");
         rig_open(&r, "llama", BACKENDS[b], base, MODEL_KEEP_LAYER);
         OK(critic_values(r.critic, r.seqs, r.n_seqs, all, values));
@@ -337,9 +338,71 @@ static void heads_that_stay(void **state) {
     }
 }
 
+/* Values of a critic with an adapter in mid-training, its base its own or the policy's. */
+static void values_beside(struct rig *r, const char *dir, enum quant_kind quant, const struct model *policy, float *values) {
+    struct model_open_args a = {dir, DT_F32, policy ? MODEL_SHARED_BASE : MODEL_INFER, MAX_LEN, quant, policy};
+    const size_t before = r->dev.allocated;
+    OK(model_open_value(&r->m, &r->dev, &a, 7));
+    assert_int_equal(r->dev.allocated - before, model_open_bytes(&r->m->cfg, &r->dev, &a)); /* what a plan counts */
+    struct lora_config l = {.rank = 2, .alpha = 4, .targets = json_string("all-linear")};
+    OK(model_lora_create(r->m, &l, 5));
+    lora_config_free(&l);
+    rig_critic(r, MODEL_KEEP_LAYER);
+    struct optim_result o;
+    const struct optim_config adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
+    const struct critic_step_args s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn,
+                                       .loss_arg = r, .optim = &adamw, .lr = 1e-2};
+    OK(critic_step(r->critic, &s, &o));
+    OK(critic_values(r->critic, r->seqs, r->n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, values));
+    critic_destroy(r->critic);
+    model_close(r->m);
+    r->critic = NULL;
+    r->m = NULL;
+}
+
+/* The policy's frozen base serves a critic with an adapter of its own: the bits of two copies. */
+static void one_base(void **state) {
+    (void)state;
+    static const enum quant_kind quant[] = {QUANT_NONE, QUANT_NF4, QUANT_INT8};
+    char *dir = case_path("llama", ""), *golden = xasprintf("%s/critic/lora_llama/golden.safetensors", FIXTURES);
+    EACH_BACKEND(b) EACH(q, quant) {
+        struct rig r = {0};
+        struct model *policy;
+        float own[MAX_TARGETS], shared[MAX_TARGETS], again[MAX_TARGETS];
+        OK(st_open(&r.want, golden));
+        case_dev(&r.dev, BACKENDS[b], 2);
+        OK(model_open(&policy, &r.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, MAX_LEN, quant[q], NULL}));
+        struct lora_config l = {.rank = 3, .alpha = 4, .targets = json_string("all-linear")};
+        OK(model_lora_create(policy, &l, 6));
+        lora_config_free(&l);
+        values_beside(&r, dir, quant[q], NULL, own);
+        values_beside(&r, dir, quant[q], policy, shared);
+        values_beside(&r, dir, quant[q], policy, again); /* the first left the base as it was */
+        assert_memory_equal(own, shared, (size_t)r.n_targets * 4);
+        assert_memory_equal(own, again, (size_t)r.n_targets * 4);
+        struct model_open_args a = {NULL, DT_F32, MODEL_INFER, MAX_LEN, quant[q], NULL};
+        struct model_config c = policy->cfg;
+        c.value = c.value_bias = true;
+        const size_t alone = model_open_bytes(&c, &r.dev, &a);
+        a.flags = MODEL_SHARED_BASE;
+        assert_true(model_open_bytes(&c, &r.dev, &a) < alone / 2); /* the rope table and the head are left */
+        char *qwen2 = case_path("qwen2", "");
+        a = (struct model_open_args){qwen2, DT_F32, MODEL_SHARED_BASE, MAX_LEN, quant[q], policy};
+        assert_int_equal(model_open_value(&r.m, &r.dev, &a, 7), ERR_INPUT);
+        assert_non_null(strstr(err_msg(), "not the model that was opened from there before"));
+        free(qwen2);
+        model_close(policy);
+        r.m = NULL;
+        rig_close(&r);
+    }
+    free(dir);
+    free(golden);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(like_transformers), cmocka_unit_test(alone_or_together),
                                        cmocka_unit_test(from_a_causal_model), cmocka_unit_test(like_peft),
-                                       cmocka_unit_test(adapter_directories), cmocka_unit_test(heads_that_stay)};
+                                       cmocka_unit_test(adapter_directories), cmocka_unit_test(heads_that_stay),
+                                       cmocka_unit_test(one_base)};
     return cmocka_run_group_tests_name("critic", tests, NULL, NULL);
 }

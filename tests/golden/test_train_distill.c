@@ -11,8 +11,9 @@ static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* the bars of the project 
 enum { MAX_LEN = 128, MAX_SEQS = 8, TOPK = 7 };
 static const float TEMPERATURE = 0.8f; /* the student's; the teacher's is 1 */
 
-static const char *const BACKENDS[] = {"ref", "cpu"};
+static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+#define EACH_BACKEND(i) EACH(i, BACKENDS) if (case_has(BACKENDS[i]))
 
 struct rig {
     struct dev dev;
@@ -31,8 +32,8 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
          *teacher = case_path("llama", "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open(&r->student, &r->dev, &(struct model_open_args){student, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE}));
-    OK(model_open(&r->teacher, &r->dev, &(struct model_open_args){teacher, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE}));
+    OK(model_open(&r->student, &r->dev, &(struct model_open_args){student, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}));
+    OK(model_open(&r->teacher, &r->dev, &(struct model_open_args){teacher, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}));
     free(path);
     free(student);
     free(teacher);
@@ -149,7 +150,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
 static void whole_gradient(void **state) {
     (void)state;
     static const char *const modes[] = {"forward_kl_topk", "k3"};
-    EACH(k, modes) EACH(i, BACKENDS) {
+    EACH(k, modes) EACH_BACKEND(i) {
         check(modes[k], BACKENDS[i], MODEL_KEEP_ALL, (struct actor_cut){.max_seqs = MAX_SEQS});
         check(modes[k], BACKENDS[i], MODEL_KEEP_LAYER, (struct actor_cut){.max_rows = 72});
     }

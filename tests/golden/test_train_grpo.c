@@ -90,7 +90,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     configure(&p->k, v, s->cut, r->dir);
     case_dev(&p->dev, s->backend, s->threads);
     char *model = case_path("qwen2", "");
-    struct model_open_args m = {model, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE};
+    struct model_open_args m = {model, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL};
     OK(model_open(&p->policy, &p->dev, &m));
     m.flags = MODEL_INFER;
     OK(model_open(&p->reference, &p->dev, &m));

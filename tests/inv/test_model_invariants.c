@@ -26,7 +26,7 @@ struct rig {
 static void rig_open_dir(struct rig *r, const char *dir, const char *backend, enum dtype act, int threads, int flags) {
     *r = (struct rig){.rng = {.seed = 5, .stream = RNG_TEST}};
     case_dev(&r->dev, backend, threads);
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN, QUANT_NONE}));
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN, QUANT_NONE, NULL}));
     for (int i = 0; i < N_SEQS; i++) {
         r->inv_temp[i] = 0.5f + (float)rng_unit(&r->rng);
         for (int64_t t = 0; t < LENS[i]; t++) r->ids[i][t] = (int32_t)rng_below(&r->rng, (uint64_t)r->m->cfg.vocab);

@@ -76,7 +76,8 @@ static void put_adapter(struct model *m) {
 static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) {
     r->dir = dir;
     char *model = file_join(dir, "m");
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, r->adapter ? MODEL_INFER : flags, MAX_LEN, r->quant}));
+    if (r->adapter) flags = MODEL_INFER;
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, flags, MAX_LEN, r->quant, NULL}));
     free(model);
     if (r->adapter) put_adapter(r->m);
     fill_prompts(r);

@@ -70,6 +70,9 @@ static void config_refusals(void **state) {
          "unsupported rope type \"longrope\"", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",
+         "(bitsandbytes int8); bitsandbytes' NF4 is read, for the rest give the unquantized model: with quantization=int8",
+         ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}",
          "unsupported rope_parameters", ERR_UNSUPPORTED},
@@ -271,17 +274,18 @@ static void export_keeps_every_value(void **state) {
         json_t *config = small_config();
         OK(model_init_dir(config, src, 3, DT_BF16));
         case_dev(&d, backends[k], 2);
-        OK(model_open(&a, &d, &(struct model_open_args){src, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE}));
+        OK(model_open(&a, &d, &(struct model_open_args){src, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
         OK(model_export(a, shards, DT_F32, NULL, 200000));
         char *index = file_join(shards, "model.safetensors.index.json");
         assert_true(file_exists(index));
-        OK(model_open(&b, &d, &(struct model_open_args){shards, DT_F32, MODEL_TRAIN, 16, QUANT_NONE}));
+        OK(model_open(&b, &d, &(struct model_open_args){shards, DT_F32, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
         assert_true(b->cfg.dtype == DT_F32 && b->params[0].src_dt == DT_F32 && b->cfg.n_eos == 1);
         same_weights(a, b);
         model_close(b);
-        OK(model_open(&b, &d, &(struct model_open_args){src, DT_BF16, MODEL_INFER, 16, QUANT_NONE})); /* packed groups, no master */
+        /* packed groups, no master */
+        OK(model_open(&b, &d, &(struct model_open_args){src, DT_BF16, MODEL_INFER, 16, QUANT_NONE, NULL}));
         OK(model_export(b, one, -1, NULL, 0));
-        OK(model_open(&c, &d, &(struct model_open_args){one, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE}));
+        OK(model_open(&c, &d, &(struct model_open_args){one, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
         assert_true(c->params[0].src_dt == DT_BF16);
         same_weights(a, c);
         model_close(c);
@@ -322,7 +326,7 @@ static void every_f16_value(void **state) {
     struct model *m;
     struct st_file *x, *y;
     OK(dev_open_ref(&d));
-    OK(model_open(&m, &d, &(struct model_open_args){src, DT_F32, MODEL_INFER, 1, QUANT_NONE}));
+    OK(model_open(&m, &d, &(struct model_open_args){src, DT_F32, MODEL_INFER, 1, QUANT_NONE, NULL}));
     OK(model_export(m, out, -1, NULL, 0));
     char *st2 = file_join(out, "model.safetensors");
     OK(st_open(&x, st));

@@ -9,7 +9,7 @@
 static void open_base(struct dev *d, struct model **m, const char *name, enum dtype act) {
     char *dir = case_path(name, "");
     case_dev(d, "cpu", 2);
-    OK(model_open(m, d, &(struct model_open_args){dir, act, MODEL_INFER, 128, QUANT_NONE}));
+    OK(model_open(m, d, &(struct model_open_args){dir, act, MODEL_INFER, 128, QUANT_NONE, NULL}));
     free(dir);
 }
 static void close_base(struct dev *d, struct model *m) {
@@ -123,6 +123,52 @@ static void start(void **state) {
     for (int i = 0; i < 3; i++) free(w[i]);
 }
 
+/* A critic's head is longer than any scratch that the adapter's own widths ask for. */
+static void wide_head(void **state) {
+    (void)state;
+    enum { HIDDEN = 16448 };
+    char text[512], *tmp = case_temp_dir(), *dir = file_join(tmp, "m");
+    snprintf(text, sizeof text, "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": %d,"
+             " \"intermediate_size\": 16, \"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"head_dim\": 16,"
+             " \"num_key_value_heads\": 1, \"vocab_size\": 16, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\","
+             " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}", HIDDEN);
+    json_t *o = json_loads(text, 0, NULL);
+    assert_non_null(o);
+    OK(model_init_dir(o, dir, 3, DT_BF16));
+    json_decref(o);
+    static const char *const backends[] = {"ref", "cpu", "cuda"};
+    EACH(b, backends) {
+        if (!case_has(backends[b])) continue;
+        struct dev d;
+        struct model *m;
+        uint16_t head[HIDDEN];
+        case_dev(&d, backends[b], 2);
+        OK(model_open_value(&m, &d, &(struct model_open_args){dir, DT_BF16, MODEL_INFER, 8, QUANT_NONE, NULL}, 4));
+        struct lora_config l = {.rank = 1, .alpha = 1, .targets = json_string("all-linear")};
+        OK(model_lora_create(m, &l, 7));
+        lora_config_free(&l);
+        const struct model_param *p = &m->train_params[m->n_train_params - 2];
+        assert_string_equal(p->name, "score.weight");
+        float *w = xmalloc((size_t)m->n_train * 4);
+        OK(dev_copy_out(&d, w, m->master, (size_t)m->n_train * 4));
+        double square = 0;
+        for (int64_t i = 0; i < HIDDEN; i++) square += (double)w[p->offset + i] * (double)w[p->offset + i];
+        assert_true(fabs(square / HIDDEN / (0.02 * 0.02) - 1) < 0.05); /* initializer_range 0.02; sqrt(2 / 16448) is 0.011 */
+        const struct tensor as = tensor_2d(case_alloc(&d, sizeof head), DT_BF16, 1, HIDDEN);
+        OK(dev_weight_unpack(&d, as, m->head));
+        OK(dev_copy_out(&d, head, as.data, sizeof head));
+        for (int64_t i = 0; i < HIDDEN; i++) {
+            const uint32_t bits = (uint32_t)head[i] << 16;
+            assert_memory_equal(&bits, &w[p->offset + i], 4);
+        }
+        case_free(&d, as);
+        free(w);
+        close_base(&d, m);
+    }
+    free(dir);
+    case_drop_dir(tmp);
+}
+
 /* ---- directories ---- */
 
 static const char ADAPTER[] = "lora_qwen2";
@@ -219,7 +265,7 @@ static void other_base(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(targets), cmocka_unit_test(start), cmocka_unit_test(bad_config),
-                                       cmocka_unit_test(other_base)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(targets), cmocka_unit_test(start), cmocka_unit_test(wide_head),
+                                       cmocka_unit_test(bad_config), cmocka_unit_test(other_base)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
