@@ -5,8 +5,10 @@ VERLC=build/release/verlc python3 tests/fault/NAME_test.py."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -130,4 +132,73 @@ def series(run_dir, name):
     return [d["data"][name] for d in map(json.loads, lines) if name in d["data"]]
 
 
-__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "has_gpu", "run", "series", "start", "state", "signal", "json", "VERLC"]
+def tensors(path):
+    """{name: (dtype, shape, bytes)} of a safetensors file."""
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    head = json.loads(raw[8:8 + n])
+    return {k: (v["dtype"], v["shape"], raw[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]]) for k, v in head.items()
+            if k != "__metadata__"}
+
+
+def save_tensors(path, parts):
+    head, at = {}, 0
+    for k, (dtype, shape, data) in parts.items():
+        head[k] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(d for _, _, d in parts.values()))
+
+
+def reward_dir(s, name, seed=5):
+    """A random body with a random head, as ForSequenceClassification."""
+    d = s.dir / name
+    run("model", "init", "--preset", "tiny", "--out", d, "--seed", str(seed), "--dtype", "fp32")
+    config = json.loads((d / "config.json").read_text())
+    config |= {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    (d / "config.json").write_text(json.dumps(config))
+    parts = tensors(d / "model.safetensors")
+    h = config["hidden_size"]
+    parts["score.weight"] = ("F32", [1, h], struct.pack(f"{h}f", *(((i * 7919) % 101 - 50) / 25 for i in range(h))))
+    save_tensors(d / "model.safetensors", parts)
+    return d
+
+
+def sft_refusals(s, test, model, device, tokens):
+    """SFT keeps to trainer.device_memory_limit, refuses before it reads a weight, and names a change that does fit.
+    tokens: of a micro-batch whose activations are a good part of the whole."""
+    rows = s.write("one_sum.jsonl", [{"messages": [{"role": "user", "content": "1 + 1?"},
+                                                   {"role": "assistant", "content": "2"}]}] * 8)
+    unread = s.dir / "no_weights"
+    shutil.copytree(model, unread, ignore=shutil.ignore_patterns("*.safetensors"))
+    n_runs = iter(range(99))
+
+    def sft(limit, **more):
+        keys = {"model.path": model, "data.train_files": rows, "data.val_files": "[]", "data.train_batch_size": 4,
+                "data.max_length": 128, "data.max_token_len_per_gpu": tokens, "trainer.total_training_steps": 1,
+                "trainer.device_memory_limit": limit, "trainer.device": device, "trainer.logger": "[file]",
+                "trainer.default_local_dir": s.dir / f"sft_{device}_{next(n_runs)}", **more}
+        return run("sft", *[f"{k}={v}" for k, v in keys.items()], check=False)
+
+    test.refused(f"sft on {device} keeps to trainer.device_memory_limit, before it reads the weights",
+                 sft("1MiB", **{"model.path": unread}), 4, "GiB", "no smaller micro-batch fits", "lora_rank")
+    keep = {"model.enable_gradient_checkpointing": False}
+    least, most = (float(re.search(r"needs ([0-9.]+) GiB", sft("1MiB", **more).stderr)[1]) for more in ({}, keep))
+    limit = f"{(least + most) / 2 * 1024:.0f}MiB"
+    test.refused("sft: recomputing is the first change", sft(limit, **keep), 4, "model.enable_gradient_checkpointing=True", "fits")
+    p = sft(limit)
+    test("and it fits", p.returncode == 0, p.stderr[-600:])
+    limit = f"{least * 0.9 * 1024:.0f}MiB"
+    p = sft(limit)
+    test.refused("sft: a smaller micro-batch is the next", p, 4, "data.max_token_len_per_gpu=", "fits")
+    change = re.search(r"data.max_token_len_per_gpu=[0-9]+", p.stderr)[0].split("=")
+    p = sft(limit, **{change[0]: change[1]})
+    test("and that fits too", p.returncode == 0, p.stderr[-600:])
+    p = sft(limit, **{"data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 4, "data.max_length": 64,
+                      "model.lora_rank": 4})
+    test("an adapter fits", p.returncode == 0, p.stderr[-600:])
+
+
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "has_gpu", "reward_dir", "run", "save_tensors", "series", "sft_refusals", "start",
+           "state", "signal", "tensors", "json", "VERLC"]

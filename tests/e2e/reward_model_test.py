@@ -5,11 +5,10 @@ dynamic sampling and validation go through it, and what is wrong is said."""
 import json
 import pathlib
 import shutil
-import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, series  # noqa: E402
+from verlc_test import Scratch, Tests, reward_dir, run, series  # noqa: E402
 
 RM = "reward.reward_model."
 COMBINED = '''
@@ -17,38 +16,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """The reward model's opinion, turned around, and something by rule."""
     return {"score": -extra_info["rm_score"] + 100, "rm": extra_info["rm_score"], "acc": 0}
 '''
-
-
-def tensors(path):
-    raw = path.read_bytes()
-    n = int.from_bytes(raw[:8], "little")
-    head = json.loads(raw[8:8 + n])
-    return {k: (v["shape"], raw[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]]) for k, v in head.items()
-            if k != "__metadata__"}
-
-
-def save(path, parts):
-    head, at = {}, 0
-    for k, (shape, data) in parts.items():
-        head[k] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(d for _, d in parts.values()))
-
-
-def reward_dir(s, name, seed=5):
-    """A random body with a random head, as ForSequenceClassification."""
-    d = s.dir / name
-    run("model", "init", "--preset", "tiny", "--out", d, "--seed", str(seed), "--dtype", "fp32")
-    config = json.loads((d / "config.json").read_text())
-    config |= {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    (d / "config.json").write_text(json.dumps(config))
-    parts = tensors(d / "model.safetensors")
-    h = config["hidden_size"]
-    parts["score.weight"] = ([1, h], struct.pack(f"{h}f", *(((i * 7919) % 101 - 50) / 25 for i in range(h))))
-    save(d / "model.safetensors", parts)
-    return d
 
 
 def keys(rm, **more):

@@ -13,7 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, run, sft_refusals  # noqa: E402
 
 UNITS = {"MiB": 1, "GiB": 1024}
 
@@ -139,16 +139,10 @@ def main():
         p = run(*s.ppo("refused", **limit), check=False)
         test.refused("a plan above the limit is refused", p, 4, "GiB")
         test("before anything is loaded", not list((s.dir / "refused").glob("**/*.safetensors")))
-        sft = s.write("sft.jsonl", [{"messages": [{"role": "user", "content": "1 + 1?"},
-                                                  {"role": "assistant", "content": "2"}]}] * 8)
-        p = run("sft", f"model.path={s.dir / 'big'}", f"data.train_files={sft}", "data.val_files=[]", "data.train_batch_size=4",
-                "data.max_length=128", "data.max_token_len_per_gpu=512", "trainer.total_training_steps=1",
-                "trainer.device_memory_limit=100MiB",
-                f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]", check=False)
+        sft_refusals(s, test, s.dir / "big", "cpu", 8192)
         second_models(s, test)
         recompute_choices(s, test)
         recompute_on_cpu(s, test)
-        test.refused("sft keeps to trainer.device_memory_limit", p, 4, "GiB")
     test.end()
 
 
