@@ -199,18 +199,6 @@ def recipe(arch, data, run, batch, n, mini, micro, steps):
         "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]"]
 
 
-def idle_share(path):
-    """Of the traced step: the part of the time in which the device ran no call."""
-    events = json.loads(path.read_text())["traceEvents"]
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e["tid"] == 1)
-    phases = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e["tid"] == 2]
-    busy, end = 0.0, 0.0
-    for lo, hi in spans:
-        busy += max(0.0, hi - max(lo, end))
-        end = max(end, hi)
-    return 1 - busy / (max(x[1] for x in phases) - min(x[0] for x in phases))
-
-
 def phases_of(done):
     return ", ".join(f"{k} {done[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
 
@@ -244,7 +232,12 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
     say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
     row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None,
         lower=True, unit="s")
-    row(f"{name}: GPU idle in a step", 100 * idle_share(run / f"trace_step_{steps}.json"), bar=3, lower=True, unit="%")
+    waits = re.search(r"trace: .* in which the device waits .* \(([0-9.]+) %\)", text)
+    recorded = re.search(r"trace: .* recorded steps .* the host ([0-9.]+) us to launch, and the device waits ([0-9.]+) us "
+                         r"\(([0-9.]+) %\)", text)
+    row(f"{name}: GPU idle in a step", float(waits[1]), bar=3, lower=True, unit="%")
+    row(f"{name}: host's work for a decoding step, beside the GPU's", float(recorded[1]), lower=True, unit="us")
+    row(f"{name}: GPU idle for the host in a decoding step", float(recorded[3]), bar=3, lower=True, unit="%")
     plan = re.search(r"^ *total +([0-9.]+) ([MG])iB", text, re.M)
     planned = float(plan[1]) / (1 if plan[2] == "G" else 1024)
     used = max(x["perf/max_memory_reserved_gb"] for x in done)

@@ -380,7 +380,7 @@ void dev_trace_start(struct dev *d);
  * listens. NULL: nothing. No trace is fine. */
 void dev_trace_phase(struct dev *d, const char *name);
 /* Ends it. path: Chrome's trace format, for Perfetto or chrome://tracing; NULL: none. table: the calls
- * that took the most device time, to this stream; NULL: none. */
+ * that took the most device time, to this stream; NULL: none. The log says how long the device waited, by phase. */
 int dev_trace_stop(struct dev *d, const char *path, FILE *table);
 
 /* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does

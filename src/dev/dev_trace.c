@@ -1,5 +1,6 @@
 /* dev_trace.c - a trace of the checked calls: when the host made each, when the device
- * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table.
+ * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table; the log
+ * says how long the device waited for the host, by phase and for each recorded step.
  * Calls inside recorded work are one span, that of graph_run.  A profiler that listens
  * (struct dev's range) is told of the same calls and phases.
  *
@@ -9,6 +10,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -166,6 +168,81 @@ static void print_table(const struct dev_trace *t, FILE *f) {
     free(sum);
 }
 
+/* ---- how long the device waits for the host ----
+ * The calls of a device follow each other; it waits in the gaps between them. Two stamps are in each gap and take some
+ * microseconds of it, which without a trace are not there: gaps of about the median's length are no waiting. */
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The longest gap that the stamps alone may make, in microseconds; 0 where nothing is stamped. */
+static double stamp_gap(const struct dev *d) {
+    const struct dev_trace *t = d->trace;
+    if (!d->ops->stamp || t->n < 2) return 0;
+    double *gap = xmalloc((size_t)(t->n - 1) * sizeof *gap);
+    for (int64_t i = 1; i < t->n; i++) gap[i - 1] = t->spans[i].dev0 - t->spans[i - 1].dev1;
+    qsort(gap, (size_t)(t->n - 1), sizeof *gap, by_value);
+    const double median = gap[(t->n - 1) / 2];
+    free(gap);
+    return 3 * median;
+}
+
+/* Microseconds of [from, to) that lie in gaps longer than `least`. */
+static double waits_us(const struct dev_trace *t, double from, double to, double least) {
+    double sum = 0, end = from - least; /* before the first call too */
+    for (int64_t i = 0; i <= t->n; i++) {
+        const double next = i < t->n ? t->spans[i].dev0 : to + least;
+        const double lo = end > from ? end : from, hi = next < to ? next : to;
+        if (next - end > least && hi > lo) sum += hi - lo;
+        if (i < t->n && t->spans[i].dev1 > end) end = t->spans[i].dev1;
+    }
+    return sum;
+}
+
+/* Each phase once, with those of the same name. */
+static void log_phases(const struct dev_trace *t, double least) {
+    const double from = t->phases[0].from * 1e6, to = t->phases[t->n_phases - 1].to * 1e6, all = to - from,
+                 waits = waits_us(t, from, to, least);
+    log_info("trace: %.1f ms, in which the device waits %.2f ms (%.2f %%)", all * 1e-3, waits * 1e-3, 100 * waits / all);
+    for (int64_t i = 0; i < t->n_phases; i++) {
+        const char *name = t->phases[i].name;
+        double us = 0, waiting = 0;
+        int64_t first = 0;
+        while (strcmp(t->phases[first].name, name) != 0) first++;
+        if (first < i) continue;
+        for (int64_t k = i; k < t->n_phases; k++) {
+            const struct phase *p = &t->phases[k];
+            if (strcmp(p->name, name) != 0) continue;
+            us += (p->to - p->from) * 1e6;
+            waiting += waits_us(t, p->from * 1e6, p->to * 1e6, least);
+        }
+        log_info("trace:   %s %.1f ms, waits %.2f ms", name, us * 1e-3, waiting * 1e-3);
+    }
+}
+
+/* Recorded decoding steps, one launch each: between the first and the last of them. */
+static void log_recorded(const struct dev_trace *t, double least) {
+    const struct span *first = NULL, *last = NULL;
+    double host = 0, device = 0;
+    int64_t n = 0;
+    for (int64_t i = 0; i < t->n; i++) {
+        const struct span *s = &t->spans[i];
+        if (strcmp(s->op, "graph_run") != 0) continue;
+        if (!first) first = s;
+        last = s;
+        host += (s->host1 - s->host0) * 1e6;
+        device += s->dev1 - s->dev0;
+        n++;
+    }
+    if (n < 2) return;
+    const double all = last->dev1 - first->dev0, waits = waits_us(t, first->dev0, last->dev1, least);
+    log_info("trace: %lld recorded steps in %.1f ms: each takes the device %.1f us and the host %.1f us to launch, "
+             "and the device waits %.1f us (%.2f %%)", (long long)n, all * 1e-3, device / (double)n, host / (double)n,
+             waits / (double)n, 100 * waits / all);
+}
+
 static json_t *event(const char *name, int track, double us, double for_us) {
     return json_pack("{s:s,s:s,s:i,s:i,s:f,s:f}", "name", name, "ph", "X", "pid", 1, "tid", track, "ts", us, "dur", for_us);
 }
@@ -196,6 +273,8 @@ static int write_trace(const struct dev_trace *t, const char *path) {
 int dev_trace_stop(struct dev *d, const char *path, FILE *table) {
     if (!d->trace) return 0;
     int rc = device_times(d);
+    if (rc == 0 && d->trace->n_phases > 0) log_phases(d->trace, stamp_gap(d));
+    if (rc == 0) log_recorded(d->trace, stamp_gap(d));
     if (rc == 0 && path) rc = write_trace(d->trace, path);
     if (rc == 0 && table) print_table(d->trace, table);
     dev_trace__drop(d);

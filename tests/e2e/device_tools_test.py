@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -23,7 +24,7 @@ def main():
     test = Tests()
     with Scratch(n_train=16) as s:
         keys = {"trainer__total_training_steps": 3, "trainer__save_freq": -1}
-        run(*s.ppo("run", trainer__profile_steps="[2]", **keys))
+        log = run(*s.ppo("run", trainer__profile_steps="[2]", **keys)).stderr
         files = sorted(f.name for f in (s.dir / "run").glob("trace_step_*"))
         test("one step is traced, the one that was named", files == ["trace_step_2.json"], files)
         t = tracks(s.dir / "run/trace_step_2.json")
@@ -35,6 +36,16 @@ def main():
         adamw = [x for x in t["host"] if x[0].startswith("adamw")]
         test("the optimizer's calls lie in the update", adamw and
              all(update[1] - 1 <= x[1] and x[2] <= update[2] + 1 for x in adamw), adamw)
+        said = re.search(r"trace: ([0-9.]+) ms, in which the device waits ([0-9.]+) ms", log)
+        begin, end, busy = min(x[1] for x in t["phases"]), max(x[2] for x in t["phases"]), 0.0
+        at = begin
+        for _, lo, hi in sorted(t["device"], key=lambda x: x[1]):
+            busy += max(0.0, min(hi, end) - max(lo, at))
+            at = max(at, hi)
+        test("the log says how long the device waited in it", said and abs(float(said[1]) - (end - begin) / 1e3) < 0.1 and
+             abs(float(said[2]) - (end - begin - busy) / 1e3) < 0.1, f"{said}, {begin} {end} {busy}")
+        waits = [float(x) for x in re.findall(r"trace:   \S+ [0-9.]+ ms, waits ([0-9.]+) ms", log)]
+        test("and in each phase", len(waits) == len(set(phases)) and sum(waits) <= float(said[2]) + 0.1, log[-1500:])
         test("each call of the host is one of the device", len(t["host"]) == len(t["device"]) > 100, len(t["host"]))
         run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))
         files = sorted(f.name for f in (s.dir / "verl").glob("trace_step_*"))
