@@ -1,14 +1,20 @@
-"""Whole runs on a GPU beside the same runs on the CPU: GRPO with an adapter, PPO with a critic, the
-optimizers, and what rests in host memory.  In fp32, so that both devices draw the same tokens: the
+"""Whole runs on a GPU beside the same runs on the CPU: GRPO with an adapter, PPO with a critic, both with
+adapters and 4-bit bases, a directory saved in 4 bits, the optimizers, a teacher, a reward model, SFT with
+what it recomputes, and what rests in host memory.  In fp32, so that both devices draw the same tokens: the
 metrics of the first steps then differ by roundings alone.  Does nothing where there is no GPU."""
 
 import concurrent.futures
+import json
 import os
 import pathlib
+import random
+import shutil
+import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import DIGITS_REWARD, Scratch, Tests, has_gpu, run, series, state  # noqa: E402
+from verlc_test import (DIGITS_REWARD, Scratch, Tests, has_gpu, reward_dir, run, save_tensors, series, sft_refusals,  # noqa: E402
+                        state, tensors)
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 STEPS = 4
@@ -56,6 +62,48 @@ def critic(s):
             "critic.ppo_mini_batch_size": 4, "critic.optim.lr": 1e-3, ACTOR + "use_kl_loss": False}
 
 
+def adapters(lr):
+    """Of policy and critic, which read one frozen base."""
+    keys = {"lora_rank": 8, "lora_alpha": 16}
+    return {**{MODEL + k: v for k, v in keys.items()}, **{"critic.model." + k: v for k, v in keys.items()}, ACTOR + "optim.lr": lr}
+
+
+def saved_in_4_bits(s):
+    """The tiny model with matrices of random codes, as bitsandbytes saves NF4."""
+    d, r = s.dir / "saved_nf4", random.Random(4)
+    shutil.copytree(s.dir / "model", d)
+    fixture = pathlib.Path(__file__).resolve().parents[1] / "fixtures/quant/bnb_single"
+    config = json.loads((d / "config.json").read_text())
+    config["quantization_config"] = json.loads((fixture / "config.json").read_text())["quantization_config"]
+    (d / "config.json").write_text(json.dumps(config))
+    book = next(v for k, v in tensors(fixture / "model.safetensors").items() if k.endswith(".quant_map"))
+    parts = {}
+    for name, (dtype, shape, data) in tensors(d / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            parts[name] = (dtype, shape, data)
+            continue
+        n = shape[0] * shape[1]
+        about = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": shape}).encode()
+        scales = [r.uniform(0.02, 0.06) for _ in range((n + 63) // 64)]
+        parts |= {name: ("U8", [n // 2, 1], r.randbytes(n // 2)), name + ".quant_map": book,
+                  name + ".absmax": ("F32", [len(scales)], struct.pack(f"{len(scales)}f", *scales)),
+                  name + ".quant_state.bitsandbytes__nf4": ("U8", [len(about)], about)}
+    save_tensors(d / "model.safetensors", parts)
+    return d
+
+
+def distillation(s):
+    run("model", "init", "--preset", "tiny", "--out", s.dir / "teacher", "--seed", "2")
+    return {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": s.dir / "teacher",
+            "distillation.distillation_loss.loss_mode": "forward_kl_topk", "distillation.distillation_loss.topk": 16,
+            "distillation.distillation_loss.use_task_rewards": False, ACTOR + "use_kl_loss": False, ACTOR + "optim.lr": 1e-3}
+
+
+def reward_model(s):
+    return {"reward.reward_model.enable": True, "reward.reward_model.model_path": reward_dir(s, "rm"),
+            "reward.custom_reward_function.path": "null", ACTOR + "use_kl_loss": False}
+
+
 def runs(s, test, pool):
     common = ["critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean"]
     looks = [compare(s, test, pool, "GRPO", common + ["actor/kl_loss"]),
@@ -64,10 +112,62 @@ def runs(s, test, pool):
              compare(s, test, pool, "PPO", common + ["critic/vf_loss", "critic/values/mean", "critic/grad_norm",
                                                      "critic/vf_explained_var"],
                      **critic(s))]
+    both = common + ["critic/vf_loss", "critic/values/mean", "critic/grad_norm"]
+    looks += [compare(s, test, pool, "PPO with adapters", both, **critic(s), **adapters(1e-3)),
+              compare(s, test, pool, "PPO with adapters on 4 bits", both, **critic(s), **adapters(1e-3),
+                      **{MODEL + "quantization": "nf4", "critic.model.quantization": "nf4"}),
+              compare(s, test, pool, "GRPO of a directory saved in 4 bits", common + ["actor/kl_loss"],
+                      **{"actor_rollout_ref.model.path": saved_in_4_bits(s), MODEL + "quantization": "nf4", MODEL + "lora_rank": 8,
+                         MODEL + "lora_alpha": 16, ACTOR + "optim.lr": 1e-3}),
+              compare(s, test, pool, "distillation", ["distillation/loss", "distillation/student_mass", "distillation/teacher_mass",
+                                                      "actor/grad_norm"], **distillation(s)),
+              compare(s, test, pool, "GRPO with a reward model", common, **reward_model(s))]
     for kind, lr in (("AdamW8bit", 1e-4), ("SGD", 1e-1), ("Muon", 1e-4)):
         looks.append(compare(s, test, pool, f"GRPO with {kind}", ["critic/rewards/mean", "actor/grad_norm", "actor/kl_loss"],
                              **{ACTOR + "optim.optimizer": kind, ACTOR + "optim.lr": lr}))
     return looks
+
+
+def sft(s, test, pool):
+    """The CPU's losses; and what is recomputed, by the keys or by a limit, changes no bit."""
+    rows = s.write("sft.jsonl", [{"messages": [{"role": "user", "content": f"{i % 10} plus {i // 10}?"},
+                                               {"role": "assistant", "content": str(i % 10 + i // 10)}]} for i in range(100)])
+
+    def args(name, device, **more):
+        keys = {"model.path": s.dir / "model", "data.train_files": rows, "data.val_files": rows, "data.train_batch_size": 20,
+                "data.max_length": 64, "data.max_token_len_per_gpu": 1024, "engine.dtype": "float32", "optim.lr": 1e-3,
+                "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.test_freq": STEPS,
+                "trainer.logger": "[file]", "trainer.device": device, "trainer.default_local_dir": s.dir / name, **more}
+        return ["sft", *[f"{k}={v}" for k, v in keys.items()]]
+
+    ways = {f"sft_{how}": ("cuda", {"trainer.recompute": how}) for how in ("auto", "none", "mlp", "layer")}
+    ways |= {"sft_cpu": ("cpu", {}), "sft_lora_cpu": ("cpu", {"model.lora_rank": 8}), "sft_lora": ("cuda", {"model.lora_rank": 8})}
+    under_way = {name: pool.submit(lambda a: run(*a), args(name, device, **more)) for name, (device, more) in ways.items()}
+
+    def look():
+        for u in under_way.values():
+            u.result()
+        for ours, theirs in (("sft_auto", "sft_cpu"), ("sft_lora", "sft_lora_cpu")):
+            for n in ("train/loss", "train/grad_norm", "val/loss"):
+                a, b = series(s.dir / theirs, n), series(s.dir / ours, n)
+                print(f"        {n}: cpu {' '.join(f'{x:.6g}' for x in a)} | cuda {' '.join(f'{x:.6g}' for x in b)}")
+                test(f"{ours}: {n} is the CPU's", len(a) == len(b) > 0 and all(abs(x - y) <= 2e-3 * max(map(abs, a))
+                                                                              for x, y in zip(a, b)), f"{a} {b}")
+        kept = state(s.dir / "sft_none", STEPS)
+        for how in ("auto", "mlp", "layer"):
+            test(f"sft, recompute {how}: the bits of none", state(s.dir / f"sft_{how}", STEPS) == kept)
+
+    return [look]
+
+
+def refusals(s, test):
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+               "num_key_value_heads": 2}
+    config.pop("head_dim", None)
+    (s.dir / "big.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "big.json", "--out", s.dir / "big", "--tokenizer", s.dir / "model")
+    sft_refusals(s, test, s.dir / "big", "cuda", 65536)
 
 
 def offload(s, test, pool):
@@ -104,9 +204,10 @@ def main():
     with Scratch() as s:
         if has_gpu(s.dir / "model"):
             (s.dir / "digits.py").write_text(DIGITS_REWARD)
-            with concurrent.futures.ThreadPoolExecutor(6) as pool:
-                for look in runs(s, test, pool) + offload(s, test, pool):
+            with concurrent.futures.ThreadPoolExecutor(max(6, (os.cpu_count() or 1) // 2)) as pool:
+                for look in runs(s, test, pool) + sft(s, test, pool) + offload(s, test, pool):
                     look()
+            refusals(s, test)
         else:
             print("skip: no GPU that works")
             test("nothing to compare without a GPU", not os.environ.get("VERLC_TEST_BACKENDS", "").startswith("cuda"))
