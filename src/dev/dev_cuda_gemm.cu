@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { TWO_PASS_ROWS = 1024 }; /* bounds the scratch of the sums; no row's bits depend on it */
 
@@ -175,6 +176,8 @@ int cuda_gemm_open(struct cuda *c) {
     struct cuda_gemm *g = (struct cuda_gemm *)calloc(1, sizeof *g);
     if (g == NULL) FAIL(ERR_NOMEM, "out of memory");
     c->gemm = g;
+    const char *poison = getenv("VERLC_CUDA_POISON");
+    g->poison = poison && *poison && strcmp(poison, "0") != 0;
     TRY(cuda_blaslt_open(&g->lt));
     const cublasStatus_t s = g->lt->cublasLtCreate(&g->handle);
     if (s != CUBLAS_STATUS_SUCCESS) {

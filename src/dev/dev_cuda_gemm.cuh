@@ -45,6 +45,7 @@ struct cuda_gemm {
     const struct cuda_blaslt *lt;
     cublasLtHandle_t handle;
     void *work;                /* GEMM_WORK_BYTES */
+    bool poison;               /* VERLC_CUDA_POISON: gemm_plan_run fills what the library is to write with NaN */
     struct gemm_plan *plans[64];
     bool small_ready[GEMM_SMALL_ROWS / 16][GEMM_N_SMALL];
     int n_tuned, n_two_pass;   /* exact (plan, class) pairs chosen; those without an exact algorithm */

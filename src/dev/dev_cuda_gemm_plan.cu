@@ -174,11 +174,21 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
     return 0;
 }
 
+/* An element that the product left unwritten would show in every result made of it. The fill is also what initcheck
+ * sees of these results: it does not follow the stores of the copy engine, by which the library's kernels write. */
+static int poison_out(struct cuda *c, const struct gemm_plan *p, const struct cuda_gemm_args *a) {
+    const size_t size = dtype_size(a->out_dt), width = (size_t)gemm_out_width(p->op, p->n, p->k) * size;
+    const int64_t rows = p->op == CUDA_GEMM_DW ? p->n : a->m;
+    CU_TRY(cudaMemset2DAsync(a->out, (size_t)a->ld_out * size, 0xff, width, (size_t)rows, c->stream));
+    return 0;
+}
+
 int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a,
                   bool *ran) {
     struct cuda_gemm *g = c->gemm;
     const float one = 1, beta = p->add ? 1 : 0;
     TRY(set_rows(g, p, a->m, a->ld_out));
+    if (g->poison && !p->add) TRY(poison_out(c, p, a));
     if (p->bias)
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
     const cublasStatus_t s = g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta,

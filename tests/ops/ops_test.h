@@ -85,11 +85,12 @@ static inline void backends_open(struct backends *b, int n_threads) {
 static inline void backends_close(struct backends *b) {
     for (int i = 0; i < b->n; i++) dev_close(&b->dev[i]);
 }
-/* How many of n cases to run: all, or the first few with VERLC_TEST_SHORT. */
-static inline int64_t cases_of(int64_t n, int64_t few) {
+static inline bool test_short(void) {
     const char *s = getenv("VERLC_TEST_SHORT");
-    return s && strcmp(s, "0") != 0 && n > few ? few : n;
+    return s && strcmp(s, "0") != 0;
 }
+/* How many of n cases to run: all, or the first few with VERLC_TEST_SHORT. */
+static inline int64_t cases_of(int64_t n, int64_t few) { return test_short() && n > few ? few : n; }
 static inline bool skip_fails(void) {
     const char *s = getenv("VERLC_OPS_NO_SKIP");
     return s && strcmp(s, "0") != 0;
