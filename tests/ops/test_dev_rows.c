@@ -221,6 +221,14 @@ static void test_sampled_logp(void **state) {
         }
 }
 
+/* Some chunks of a vocabulary and some tiles of rows. The short one has one chunk, so that fewer products are chosen for, each
+ * of which runs dozens of the library's algorithms; all kernels of ours for few rows take its k. */
+static const struct op_shape *gpu_head(void) {
+    static const struct op_shape full = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
+    static const struct op_shape few = {.rows = 150, .n = 520, .k = 128};
+    return test_short() ? &few : &full;
+}
+
 /* A GPU multiplies the few rows of a decoding step by other kernels than the many of a training step:
  * rows are drawn in calls of every size and scored together. */
 static int check_company(struct run *r) {
@@ -263,9 +271,7 @@ static int check_company(struct run *r) {
 static void test_sampled_company(void **state) {
     (void)state;
     static const enum dtype act[] = {DT_F32, DT_BF16};
-    static const struct op_shape full = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
-    static const struct op_shape few = {.rows = 150, .n = DEV_VOCAB_CHUNK + 384, .k = 64}; /* two chunks, two tiles of rows */
-    const struct op_shape *shape = test_short() ? &few : &full;
+    const struct op_shape *shape = gpu_head();
     const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, shape, 1, true};
     int ran = 0;
     for (int b = 0; b < two.n; b++)
@@ -414,15 +420,14 @@ static int check_step(struct run *r, int64_t n) {
 static void test_decode_step(void **state) {
     (void)state;
     static const enum dtype act[] = {DT_F32, DT_BF16};
-    static const int64_t calls[] = {300, 129, 80, 1};
-    static const struct op_shape shape = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
+    const int64_t calls[] = {gpu_head()->rows, 80, 129, 1};
     static const struct op_shape small = {.rows = 300, .n = 500, .k = 40};
-    static const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, &shape, 1, true};
+    const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, gpu_head(), 1, true};
     for (int b = 0; b < two.n; b++)
         for (int64_t k = 0; k < COUNT(act); k++)
             for (int64_t i = 0; i < cases_of(COUNT(calls), 2); i++) {
                 struct run r;
-                run_init(&r, &op, strcmp(two.name[b], "cuda") == 0 ? &shape : &small, act[k], &two.dev[b]);
+                run_init(&r, &op, strcmp(two.name[b], "cuda") == 0 ? gpu_head() : &small, act[k], &two.dev[b]);
                 const int rc = check_step(&r, calls[i]);
                 run_free(&r);
                 if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "decoding step");
