@@ -47,6 +47,14 @@ static inline void *case_alloc(struct dev *d, size_t bytes) {
     OK(dev_alloc(d, bytes, &p));
     return p;
 }
+/* The same, every byte 0xff: what is read before it is written is NaN. */
+static inline void *case_garbage(struct dev *d, size_t bytes) {
+    void *p = case_alloc(d, bytes), *host = xmalloc(bytes);
+    memset(host, 0xff, bytes);
+    OK(dev_copy_in(d, p, host, bytes));
+    free(host);
+    return p;
+}
 static inline struct tensor case_ints(struct dev *d, const int32_t *v, int64_t n) {
     void *p = case_alloc(d, (size_t)n * 4);
     OK(dev_copy_in(d, p, v, (size_t)n * 4));

@@ -92,7 +92,7 @@ static int run_case(struct gemm_bench *b, const struct gemm_case *c, double *bes
             w.data = (char *)block + (size_t)(j % copies) * bytes;
             if (strcmp(c->op, "fwd") == 0) TRYG(dev_matmul_fwd(d, y, x, w, TENSOR_NONE, false), out);
             else if (strcmp(c->op, "dx") == 0) TRYG(dev_matmul_dx(d, dx, dy, w, false), out);
-            else if (strcmp(c->op, "dw") == 0) TRYG(dev_matmul_dw(d, dw, TENSOR_NONE, dy, x), out);
+            else if (strcmp(c->op, "dw") == 0) TRYG(dev_matmul_dw(d, dw, TENSOR_NONE, dy, x, true), out);
             else FAILG(out, ERR_INVAL, "op '%s': one of fwd, dx, dw", c->op);
         }
         TRYG(dev_sync(d), out);

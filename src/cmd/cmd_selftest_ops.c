@@ -187,7 +187,7 @@ static int matmul_case(struct run *r) {
     OP(dev_matmul_fwd(r->d, y, x, w, bias, false));
     OP(dev_matmul_fwd(r->d, sum, x, w, TENSOR_NONE, true));
     OP(dev_matmul_dx(r->d, dx, dy, w, false));
-    OP(dev_matmul_dw(r->d, dw, db, dy, x));
+    OP(dev_matmul_dw(r->d, dw, db, dy, x, true));
     keep(r, "matmul_fwd", y, SUM);
     keep(r, "matmul_fwd add", sum, SUM);
     keep(r, "matmul_dx", dx, SUM);
@@ -246,7 +246,7 @@ static int head_case(struct run *r) {
     const struct tensor dlogp = values(r, DT_F32, t, 0, 1, 0), dentropy = values(r, DT_F32, t, 0, 0.1f, 0);
     const struct tensor dx = empty(r, r->act, t, k), dw = empty(r, DT_F32, n, k), z = empty(r, DT_F32, t, n);
     OP(dev_lmhead_fwd(r->d, &a));
-    OP(dev_lmhead_bwd(r->d, &a, dlogp, dentropy, dx, dw));
+    OP(dev_lmhead_bwd(r->d, &a, dlogp, dentropy, dx, dw, true));
     OP(dev_logits(r->d, z, a.x, a.w));
     keep(r, "lmhead_fwd logp", a.logp, SUM);
     keep(r, "lmhead_fwd entropy", a.entropy, SUM);

@@ -249,6 +249,13 @@ int dev_zero(struct dev *d, void *dst_dev, size_t bytes) {
     HAVE(zero);
     return bytes ? TRACED(zero, (d, dst_dev, bytes), (int64_t)bytes, 0, 0) : 0;
 }
+int dev_zero_rows(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes) {
+    CHECK(bytes <= stride || rows <= 1);
+    if (d->ops->zero_rows && rows > 1 && bytes)
+        return TRACED(zero_rows, (d, dst_dev, rows, stride, bytes), rows, (int64_t)bytes, 0);
+    for (int64_t i = 0; i < rows; i++) TRY(dev_zero(d, (char *)dst_dev + (size_t)i * stride, bytes));
+    return 0;
+}
 
 /* ---- weights ---- */
 
@@ -569,13 +576,20 @@ int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weig
     return dy.dim[0] ? TRACED(matmul_dx, (d, dx, dy, w, add), dy.dim[0], w.n, w.k) : 0;
 }
 
-int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
+/* The gradients of no rows: nothing to add, or zeros. */
+static int no_rows(struct dev *d, struct tensor dw, struct tensor db, bool add) {
+    if (add) return 0;
+    if (dw.data) TRY(dev_zero(d, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
+    return db.data ? dev_zero(d, db.data, (size_t)tensor_count(db) * sizeof(float)) : 0;
+}
+
+int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
     TRY(want2("matmul_dw", "dy", dy, ACT, ANY, ANY));
     TRY(want2("matmul_dw", "x", x, set_of(dy.dt), dy.dim[0], ANY));
     TRY(want2("matmul_dw", "dw", dw, F32, dy.dim[1], x.dim[1]));
     if (db.data) TRY(want1("matmul_dw", "db", db, F32, dy.dim[1]));
     HAVE(matmul_dw);
-    return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x), dy.dim[0], dy.dim[1], x.dim[1]) : 0;
+    return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x, add), dy.dim[0], dy.dim[1], x.dim[1]) : no_rows(d, dw, db, add);
 }
 
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
@@ -614,7 +628,7 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
 }
 
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add) {
     TRY(check_lmhead("lmhead_bwd", a));
     const int64_t n = a->x.dim[0];
     TRY(want1("lmhead_bwd", "lse", a->lse, F32, n));
@@ -630,7 +644,8 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
     TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
     if (dw.data) TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
     HAVE(lmhead_bwd);
-    return n ? TRACED(lmhead_bwd, (d, a, dlogp, dentropy, dx, dw), a->x.dim[0], a->w.n, a->w.k) : 0;
+    return n ? TRACED(lmhead_bwd, (d, a, dlogp, dentropy, dx, dw, add), a->x.dim[0], a->w.n, a->w.k)
+             : no_rows(d, dw, TENSOR_NONE, add);
 }
 
 /* ---- optimizer ---- */

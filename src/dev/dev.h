@@ -256,6 +256,8 @@ struct dev_ops {
     int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
     int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
     int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
+    /* NULL: the wrapper zeroes them one by one */
+    int (*zero_rows)(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes);
     /* what the backend takes beside alloc; all NULL where that is host memory */
     size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
     int (*reserve)(struct dev *d, const struct dev_sizes *s);
@@ -303,8 +305,7 @@ struct dev_ops {
     int (*rmsnorm_bwd_round)(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
                              struct tensor x, struct tensor w, struct tensor rstd);
     int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-    int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                     struct tensor x);
+    int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
     int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
                    struct tensor dv, struct tensor dqkv, struct tensor dq_norm,
                    struct tensor dk_norm);
@@ -313,7 +314,7 @@ struct dev_ops {
     int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy,
                       struct tensor gate_up);
     int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                      struct tensor dentropy, struct tensor dx, struct tensor dw);
+                      struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
 
     /* recorded work; all NULL where there is none */
     int (*graph_begin)(struct dev *d);
@@ -410,6 +411,8 @@ int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes);
 int dev_copy(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
 int dev_zero(struct dev *d, void *dst_dev, size_t bytes);
+/* The same of `bytes` at the start of each of `rows` pieces, one `stride` bytes behind the other. */
+int dev_zero_rows(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes);
 
 /* Bytes of a weight's buffer in this backend's layout. */
 size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
@@ -472,9 +475,8 @@ int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
                     struct tensor x, struct tensor w, struct tensor rstd);
 /* dx (T, k) act or f32 = dy (T, n) act . W; add: dx (f32) +=. */
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-/* dw (n, k) f32 += dy^T . x; db (n) f32 += column sums of dy, optional; dy (T, n), x (T, k) act. */
-int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                  struct tensor x);
+/* dw (n, k) f32 = dy^T . x; db (n) f32 = column sums of dy, optional; add: both += instead of =; dy (T, n), x (T, k) act. */
+int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 /* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
  * (n_pages, Hk, page_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
  * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
@@ -487,11 +489,11 @@ int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
                  struct tensor dk, struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy,
                    struct tensor gate_up);
-/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 += .
+/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 = d/dw; add: dw +=.
  * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw);
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
 
 /* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
 int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);

@@ -326,6 +326,7 @@ struct colsum_job {
     const void *dy;
     bool bf16;
     int64_t rows, cols;
+    bool add;
 };
 enum { COLSUM_COLS = 128 };
 
@@ -341,22 +342,21 @@ static void colsum_part(void *arg, int64_t part, int thread) {
         else
             for (int64_t i = 0; i < cn; i++) s[i] += ((const float *)j->dy)[at + i];
     }
-    for (int64_t i = 0; i < cn; i++) j->db[c0 + i] += s[i];
+    for (int64_t i = 0; i < cn; i++) j->db[c0 + i] = j->add ? j->db[c0 + i] + s[i] : s[i];
 }
 
-int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                  struct tensor x) {
+int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
     struct gemm_job j = job_of(cpu_of(d), GEMM_DW, dy.dt);
     j.m = j.lda = dy.dim[1];
     j.n = j.ldb = x.dim[1];
     j.r = dy.dim[0];
     j.a = dy.data;
     j.b = x.data;
-    j.out = (struct cpu_gemm_out){.y = dw.data, .ld = j.n, .dt = DT_F32, .add = true};
+    j.out = (struct cpu_gemm_out){.y = dw.data, .ld = j.n, .dt = DT_F32, .add = add};
     if (j.r == 0) return 0;
     TRY(gemm(cpu_of(d), &j));
     if (db.data) {
-        struct colsum_job s = {db.data, dy.data, dy.dt == DT_BF16, j.r, j.m};
+        struct colsum_job s = {db.data, dy.data, dy.dt == DT_BF16, j.r, j.m, add};
         pool_run(cpu_of(d)->pool, ceil_div(j.m, COLSUM_COLS), colsum_part, &s);
     }
     return 0;

@@ -253,7 +253,7 @@ static void narrow_part(void *arg, int64_t part, int thread) {
 }
 
 static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                         struct tensor dw) {
+                         struct tensor dw, bool add) {
     struct cpu *c = cpu_of(d);
     const int64_t rows = a->x.dim[0], h = a->x.dim[1], block = min64(rows, ROWS);
     struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = dlogp.data, .dentropy = dentropy.data};
@@ -275,7 +275,8 @@ static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tens
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
             const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
             TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, g, &a->w, n0, n0 + j.len));
-            if (dw.data) TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, tensor_rows(a->x, j.row0, j.n_rows)));
+            const struct tensor x = tensor_rows(a->x, j.row0, j.n_rows);
+            if (dw.data) TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, x, add || j.row0 > 0));
         }
     }
     struct narrow_job out = {j.k, dx, j.dx};
@@ -284,11 +285,12 @@ static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tens
 }
 
 int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add) {
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += CALL_ROWS) {
         const int64_t n = min64(CALL_ROWS, rows - lo);
         const struct lmhead_args part = rows_of(a, lo, n);
-        TRY(backward_rows(d, &part, tensor_rows(dlogp, lo, n), opt_rows(dentropy, lo, n), tensor_rows(dx, lo, n), dw));
+        TRY(backward_rows(d, &part, tensor_rows(dlogp, lo, n), opt_rows(dentropy, lo, n), tensor_rows(dx, lo, n), dw,
+                          add || lo > 0));
     }
     return 0;
 }

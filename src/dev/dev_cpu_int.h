@@ -94,8 +94,7 @@ int cpu_matmul_dx_cols(struct cpu *c, float *dx, struct tensor dz, const struct 
 int cpu_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
                    struct tensor bias, bool add);
 int cpu_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                  struct tensor x);
+int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 
 /* ---- ops in dev_cpu_flat.c ---- */
 size_t cpu_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
@@ -138,7 +137,7 @@ int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
 int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw);
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
 int cpu_sample(struct dev *d, const struct sample_args *a);
 
 #endif

@@ -247,7 +247,7 @@ int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct wei
     return cuda_gemm(cuda_of(d), &a);
 }
 
-int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
+int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
     struct cuda_gemm_args a = {};
     a.op = CUDA_GEMM_DW;
     a.m = dy.dim[0];
@@ -258,7 +258,8 @@ int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct ten
     a.out = dw.data;
     a.in = dy.dt;
     a.out_dt = DT_F32;
-    a.add = true;
-    TRY(cuda_gemm(cuda_of(d), &a));
-    return db.data && a.m > 0 ? gemm_colsum(cuda_of(d), (float *)db.data, dy.data, dy.dt, a.m, a.n) : 0;
+    a.add = add;
+    /* the sums of columns first, while dy is in L2 */
+    if (db.data && a.m > 0) TRY(gemm_colsum(cuda_of(d), (float *)db.data, dy.data, dy.dt, a.m, a.n, add));
+    return cuda_gemm(cuda_of(d), &a);
 }

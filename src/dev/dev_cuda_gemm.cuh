@@ -100,8 +100,8 @@ int gemm_small(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *r
 int gemm_plain(struct cuda *c, const struct cuda_gemm_args *a);
 /* The last step of an exact product: a->out from its f32 sums acc, which may be a->out itself. */
 int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc);
-/* db (n) f32 += column sums of dy (m, n), in an order that depends on m and n alone. */
-int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n);
+/* db (n) f32 = column sums of dy (m, n), in an order that depends on m and n alone; add: +=. */
+int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n, bool add);
 /* Test values of one operand: row i is a function of (seed, i, cols). mirror -1 and 1: the second
  * half of a row is the first half backwards, times mirror; -2: that of a column, times -1; 0: plain noise. */
 int gemm_fill(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror, float scale);

@@ -159,52 +159,54 @@ template <> struct __align__(16) row_vec<__nv_bfloat16, 8> {
 template <typename In, int V>
 static __global__ void __launch_bounds__(32 * BAND_Y) band_kernel(float *part, const In *dy, int64_t m, int64_t n) {
     __shared__ float s[BAND_Y][32 * V];
-    const int64_t col = ((int64_t)blockIdx.x * 32 + threadIdx.x) * V;
+    const int lane = (int)threadIdx.x % 32, y = (int)threadIdx.x / 32;
+    const int64_t col = ((int64_t)blockIdx.x * 32 + lane) * V;
     const int64_t row0 = (int64_t)blockIdx.y * BAND, end = row0 + BAND < m ? row0 + BAND : m;
     float sum[V] = {};
+    cuda_next_may_start();
+    cuda_wait_before();
     if (col < n)
 #pragma unroll 8
-        for (int64_t row = row0 + threadIdx.y; row < end; row += BAND_Y) {
+        for (int64_t row = row0 + y; row < end; row += BAND_Y) {
             const row_vec<In, V> x = *(const row_vec<In, V> *)(dy + row * n + col);
             for (int i = 0; i < V; i++) sum[i] += load(x.v, i);
         }
-    for (int i = 0; i < V; i++) s[threadIdx.y][threadIdx.x * V + i] = sum[i];
+    for (int i = 0; i < V; i++) s[y][lane * V + i] = sum[i];
     __syncthreads();
-    if (threadIdx.y != 0 || col >= n) return;
+    if (y != 0 || col >= n) return;
     for (int i = 0; i < V; i++) {
         float total = 0;
-        for (int y = 0; y < BAND_Y; y++) total += s[y][threadIdx.x * V + i];
+        for (int k = 0; k < BAND_Y; k++) total += s[k][lane * V + i];
         part[(int64_t)blockIdx.y * n + col + i] = total;
     }
 }
 
-static __global__ void bands_kernel(float *db, const float *part, int64_t bands, int64_t n) {
+static __global__ void bands_kernel(float *db, const float *part, int64_t bands, int64_t n, bool add) {
     const int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (col >= n) return;
     float sum = 0;
+    cuda_next_may_start();
+    cuda_wait_before();
 #pragma unroll 16
-    for (int64_t b = 0; b < bands; b++) sum += part[b * n + col];
-    db[col] += sum;
+    for (int64_t b = 0; b < bands && col < n; b++) sum += part[b * n + col];
+    if (col < n) db[col] = add ? db[col] + sum : sum;
 }
 
-template <typename In, int V> static void launch_bands(struct cuda *c, float *part, const void *dy, int64_t m, int64_t n) {
-    const dim3 grid((unsigned)gemm_ceil_div(n, 32 * V), (unsigned)gemm_ceil_div(m, BAND)), block(32, BAND_Y);
-    band_kernel<In, V><<<grid, block, 0, c->stream>>>(part, (const In *)dy, m, n);
+template <typename In, int V> static cudaError_t launch_bands(struct cuda *c, float *part, const void *dy, int64_t m, int64_t n) {
+    const dim3 grid((unsigned)gemm_ceil_div(n, 32 * V), (unsigned)gemm_ceil_div(m, BAND));
+    return cuda_launch_early(c, band_kernel<In, V>, grid, 32 * BAND_Y, 0, part, (const In *)dy, m, n);
 }
 
-int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n) {
+int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n, bool add) {
     const int64_t bands = gemm_ceil_div(m, BAND), vec = 16 / (int64_t)dtype_size(dt);
     const bool wide = n % vec == 0 && (uintptr_t)dy % 16 == 0; /* the same sums either way */
     void *part;
     if (bands > 65535) FAIL(ERR_UNSUPPORTED, "cuda: matmul_dw: %lld rows are too many", (long long)m);
     TRY(cuda_scratch(c, CUDA_SLOT_GEMM, (size_t)(bands * n) * sizeof(float), &part));
-    if (dt == DT_F32 && wide) launch_bands<float, 4>(c, (float *)part, dy, m, n);
-    else if (dt == DT_F32) launch_bands<float, 1>(c, (float *)part, dy, m, n);
-    else if (wide) launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy, m, n);
-    else launch_bands<__nv_bfloat16, 1>(c, (float *)part, dy, m, n);
-    CU_LAUNCHED();
-    bands_kernel<<<(unsigned)gemm_ceil_div(n, 128), 128, 0, c->stream>>>(db, (const float *)part, bands, n);
-    CU_LAUNCHED();
+    if (dt == DT_F32 && wide) CU_TRY((launch_bands<float, 4>(c, (float *)part, dy, m, n)));
+    else if (dt == DT_F32) CU_TRY((launch_bands<float, 1>(c, (float *)part, dy, m, n)));
+    else if (wide) CU_TRY((launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy, m, n)));
+    else CU_TRY((launch_bands<__nv_bfloat16, 1>(c, (float *)part, dy, m, n)));
+    CU_TRY(cuda_launch_early(c, bands_kernel, (unsigned)gemm_ceil_div(n, 128), 128, 0, db, (const float *)part, bands, n, add));
     return 0;
 }
 

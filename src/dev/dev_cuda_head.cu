@@ -479,9 +479,9 @@ __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a)
     }
 }
 
-/* A block's parts of dx (f32, = for the first columns, then +=) and dw; NULL: a frozen weight. */
+/* A block's parts of dx (f32, = for the first columns, then +=) and dw (add: +=); NULL: a frozen weight. */
 static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo,
-                      int64_t cols, float *dx, float *dw) {
+                      int64_t cols, float *dx, float *dw, bool add) {
     struct cuda_gemm_args g = {};
     g.m = rows, g.n = cols, g.k = a->w.k;
     g.a = dz;
@@ -495,7 +495,7 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
     g.op = CUDA_GEMM_DW;
     g.b = at_row(a->x, row);
     g.out = dw + lo * a->w.k;
-    g.add = true;
+    g.add = add;
     return cuda_gemm(c, &g);
 }
 
@@ -519,7 +519,7 @@ static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tens
 }
 
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                    struct tensor dw) {
+                    struct tensor dw, bool add) {
     struct cuda *c = cuda_of(d);
     const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_product_takes(c, a->x, a->w);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
@@ -535,7 +535,7 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
             const int64_t n = min64(block, rows - row), cols = min64(widest, vocab - lo);
             if (fused) TRY(cuda_head_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
             else TRY(dz_of_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
-            TRY(gemm_grads(c, a, dz, row, n, lo, cols, sum_dx, (float *)dw.data));
+            TRY(gemm_grads(c, a, dz, row, n, lo, cols, sum_dx, (float *)dw.data, add || row > 0));
         }
     return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, a->w.k)) : 0;
 }

@@ -61,7 +61,7 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
  * still runs (programmatic dependent launch), so that its own start costs nothing.  Such a kernel calls
  * cuda_next_may_start() at once and, in every thread, cuda_wait_before() ahead of its first access to memory
  * that is not a weight.  Weights may be read earlier: no recorded work writes one; so may what dev_graph_begin says
- * of attention.
+ * of attention.  A kernel that waits ahead of every access may start early at any time: cuda_launch_early.
  * (The wait ends when the kernel before has ended, which itself has waited: so everything before is done.) */
 static __device__ __forceinline__ void cuda_next_may_start(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -74,7 +74,8 @@ static __device__ __forceinline__ void cuda_wait_before(void) {
 #endif
 }
 template <class... P, class... A>
-static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
+static inline cudaError_t cuda_launch_if(bool early_too, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
+                                         size_t smem, A... args) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -84,9 +85,22 @@ static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...)
     config.dynamicSmemBytes = smem;
     config.stream = c->stream;
     config.attrs = &early;
-    config.numAttrs = c->recording && c->cc >= 90 ? 1 : 0;
+    config.numAttrs = early_too && c->cc >= 90 ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
+template <class... P, class... A>
+static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
+    return cuda_launch_if(c->recording, c, kernel, grid, threads, smem, args...);
+}
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_early(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                            A... args) {
+    return cuda_launch_if(true, c, kernel, grid, threads, smem, args...);
+}
+
+/* The block's number counted from the end of the grid. What the kernel before wrote last is still in L2: a kernel that
+ * begins there reads part of its input from L2, and leaves there what the next one begins with. */
+static __device__ __forceinline__ unsigned cuda_last_first(void) { return gridDim.x - 1 - blockIdx.x; }
 
 /* Device memory of the backend's own, counted. ERR_NOMEM. */
 int cuda_hold(struct cuda *c, size_t bytes, void **out);
@@ -173,11 +187,11 @@ int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
 int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
 int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
 int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x);
+int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 /* dev_cuda_head.cu, dev_cuda_sample.cu */
 int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                    struct tensor dw);
+                    struct tensor dw, bool add);
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cuda_sample(struct dev *d, const struct sample_args *a);
 /* What cuda_sample queues: the rules are on the device, nothing waits. tiles: the statistics by tile, where they are there already

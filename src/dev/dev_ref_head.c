@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- softmax statistics of one row of z = raw logit * inv_temp ---- */
 
@@ -117,11 +118,12 @@ int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
 /* dz_j = inv_temp * (dlogp * (1[j = target] - p_j) - dentropy * p_j * (log p_j + H)), a list entry's dlist as the
  * target's dlogp; then the two matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a time. */
 int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw) {
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add) {
     (void)d;
     const struct weight w = a->w;
     float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz);
     double *dxr = xmalloc((size_t)w.k * sizeof *dxr);
+    if (dw.data && !add) memset(dw.data, 0, (size_t)(w.n * w.k) * sizeof(float));
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         const int64_t target = ref_index(a->target, r, w.n);

@@ -39,8 +39,7 @@ int ref_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
 int ref_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
                    struct tensor bias, bool add);
 int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                  struct tensor x);
+int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 int ref_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int ref_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 
@@ -55,7 +54,7 @@ int ref_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
 /* dev_ref_head.c */
 int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw);
+                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
 int ref_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int ref_sample(struct dev *d, const struct sample_args *a);
 

@@ -83,8 +83,7 @@ int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weig
     return 0;
 }
 
-int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy,
-                  struct tensor x) {
+int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
     (void)d;
     const int64_t rows = dy.dim[0], n_out = dy.dim[1], n_in = x.dim[1];
     for (int64_t n = 0; n < n_out; n++) {
@@ -92,12 +91,12 @@ int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
             double sum = 0;
             for (int64_t t = 0; t < rows; t++)
                 sum += (double)ref_at(dy, t * n_out + n) * ref_at(x, t * n_in + k);
-            ref_f32(dw)[n * n_in + k] += (float)sum;
+            store(dw, n * n_in + k, sum, add);
         }
         if (db.data == NULL) continue;
         double sum = 0;
         for (int64_t t = 0; t < rows; t++) sum += ref_at(dy, t * n_out + n);
-        ref_f32(db)[n] += (float)sum;
+        store(db, n, sum, add);
     }
     return 0;
 }

@@ -249,16 +249,16 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
 
 /* ---- backward ---- */
-/* After model_forward (keep.train) and model_logp over the same
- * rows: adds d loss / d parameters to grads (n_train) f32 on the device, given
- * dlogp (n) and dentropy (n, may be NULL; needs l->entropy), host. */
+/* After model_forward (keep.train) and model_logp over the same rows: grads (n_train) f32 on the
+ * device = d loss / d parameters, given dlogp (n) and dentropy (n, may be NULL; needs l->entropy),
+ * host. add: += instead of =; without it grads may hold anything. */
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
                    const struct model_logp_args *l, const float *dlogp, const float *dentropy,
-                   float *grads);
+                   float *grads, bool add);
 
 /* The same after model_value over the same distinct rows, given dvalue (n) host. */
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row,
-                         int64_t n, const float *dvalue, float *grads);
+                         int64_t n, const float *dvalue, float *grads, bool add);
 
 /* ---- LoRA (Hu et al. 2021), by peft's rules ----
  * An adapted linear layer of n outputs and k inputs computes y = W x + scale B (A x), A (r, k), B (n, r);

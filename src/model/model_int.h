@@ -112,11 +112,19 @@ struct linear_args {
     struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
-/* dx (T, k) = the way back through it, adapters included; weights' (or adapters') gradients are added to grads. */
+/* Gradients under way: a flat array of what m trains. */
+struct model_grads {
+    float *flat;
+    bool add; /* matrices and biases += ; else =, and everything else is zero (model__grads_start) or was added to since */
+};
+/* Unless g adds: zeroes what ops only add to, the layers' norms excepted (model__body_backward has them): the last norm,
+ * an embedding that is not the head; all of an adapter's, and all where there are no targets. */
+int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets);
+/* dx (T, k) = the way back through it, adapters included; weights' gradients are written or added, adapters' are added. */
 struct linear_bwd_args {
     const struct model_group *group, *bias; /* bias: NULL or its group */
     struct tensor dx, dy, x;
-    float *grads;
+    const struct model_grads *grads;
 };
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
 /* Where the gradient of a vector goes: its range of grads, or scratch that nobody reads where it is frozen. */
@@ -253,7 +261,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
 /* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
 int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd);
 /* Backward from the gradient of the last residual stream (a->dx) through all layers and the embedding. */
-int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, float *grads);
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grads *g);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */

@@ -51,8 +51,8 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
     TRY(dev_matmul_dx(m->dev, wide, dz, g->a, true));
     if (wide.data != dx.data) TRY(dev_cast(m->dev, dx, wide));
     TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
-    TRY(dev_matmul_dw(m->dev, scratch(l->mat_a, DT_F32, g->width, g->k), TENSOR_NONE, dz, x));
-    return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z);
+    TRY(dev_matmul_dw(m->dev, scratch(l->mat_a, DT_F32, g->width, g->k), TENSOR_NONE, dz, x, lo > 0));
+    return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, lo > 0);
 }
 
 /* Each part's own rectangle of the sums; outside of those of mat_b are products of different modules. */
@@ -76,14 +76,15 @@ static int add_adapter_grads(struct model *m, const struct lora_group *g, float 
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     const struct lora_group *g = a->group->lora;
     struct weight w;
-    if (!m->lora) TRY(dev_matmul_dw(m->dev, model__flat(a->grads, a->group), model__flat(a->grads, a->bias), a->dy, a->x));
+    float *const flat = a->grads->flat;
+    if (!m->lora)
+        TRY(dev_matmul_dw(m->dev, model__flat(flat, a->group), model__flat(flat, a->bias), a->dy, a->x, a->grads->add));
     TRY(model__weight(m, a->group, &w));
     if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);
-    TRY(dev_zero(m->dev, m->lora->mat_a, (size_t)(g->width * g->k) * sizeof(float)));
-    TRY(dev_zero(m->dev, m->lora->mat_b, (size_t)(g->n * g->width) * sizeof(float)));
+    if (a->x.dim[0] == 0) return 0;
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
         TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
-    return add_adapter_grads(m, g, a->grads);
+    return add_adapter_grads(m, g, flat);
 }
 
 struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g) {

@@ -50,8 +50,7 @@ static int iterate(struct optim *o, const struct optim_run *r, struct model *m) 
         TRY(dev_weight_pack(d, wx, xa));
         TRY(dev_matmul_fwd(d, g, xa, wx, TENSOR_NONE, false));
     } else {
-        TRY(dev_zero(d, g.data, (size_t)(k * k) * 4));
-        TRY(dev_matmul_dw(d, g, TENSOR_NONE, xa, xa));
+        TRY(dev_matmul_dw(d, g, TENSOR_NONE, xa, xa, false));
     }
     TRY(dev_cast(d, ga, g));
     TRY(dev_weight_pack(d, wg, ga));
@@ -59,7 +58,7 @@ static int iterate(struct optim *o, const struct optim_run *r, struct model *m) 
     TRY(dev_axpby(d, g, c, g2, b));
     TRY(dev_cast(d, ga, g));
     TRY(dev_axpby(d, x, a, x, 0));
-    if (wide) return dev_matmul_dw(d, x, TENSOR_NONE, ga, xa);
+    if (wide) return dev_matmul_dw(d, x, TENSOR_NONE, ga, xa, true);
     TRY(dev_weight_pack(d, wg, ga));
     return dev_matmul_fwd(d, x, xa, wg, TENSOR_NONE, true);
 }

@@ -35,7 +35,7 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 }
 
 static int head_backward(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, const float *dvalue,
-                         float *grads) {
+                         const struct model_grads *g) {
     struct dev *d = m->dev;
     const struct tensor dx_all = model__top(a->dx, a->n_rows);
     TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
@@ -46,10 +46,11 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
         TRY(head_input(m, a, row, lo, k));
         TRY(dev_copy_in(d, dv_f32.data, dvalue + lo, (size_t)k * sizeof(float)));
         TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
-        TRY(dev_matmul_dw(d, model__head_flat(m, grads, m->g_head), model__head_flat(m, grads, m->g_head_bias), dv, xn));
+        TRY(dev_matmul_dw(d, model__head_flat(m, g->flat, m->g_head), model__head_flat(m, g->flat, m->g_head_bias), dv, xn,
+                          g->add || lo > 0));
         TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
         TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, grads, m->g_norm), dxn, model__top(a->head.x, k), m->final_norm,
+        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, g->flat, m->g_norm), dxn, model__top(a->head.x, k), m->final_norm,
                             model__top(a->head.rstd, k)));
         TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, k)));
     }
@@ -57,9 +58,11 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
 }
 
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row,
-                         int64_t n, const float *dvalue, float *grads) {
+                         int64_t n, const float *dvalue, float *grads, bool add) {
+    const struct model_grads g = {grads, add};
     CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
     CHECK(a->n_rows == b->n_rows && a->n_head == n); /* the forward was of this batch */
-    TRY(head_backward(m, a, row, n, dvalue, grads));
-    return model__body_backward(m, b, a, grads);
+    TRY(model__grads_start(m, &g, n));
+    TRY(head_backward(m, a, row, n, dvalue, &g));
+    return model__body_backward(m, b, a, &g);
 }

@@ -167,7 +167,7 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
     int64_t at = 0;
     CHECK(a->grads != NULL);
     *r = (struct actor_step_result){0};
-    TRY(dev_zero(a->dev, a->grads, (size_t)a->model->n_train * 4));
+    bool add = false; /* the first micro-batch writes the gradients */
     for (int64_t lo = 0; lo < s->n; lo = m.hi) {
         TRY(pack_next(&a->pack, s->seqs, s->n, lo, s->cut, &m));
         TRY(fill(a, s->seqs, &m, s->temperature, &b, &l));
@@ -189,9 +189,10 @@ int actor_backward(struct actor *a, const struct actor_step_args *s, struct acto
             snprintf(r->optim.bad_tensor, sizeof r->optim.bad_tensor, "the loss (d loss / d log-prob)");
             return 0;
         }
-        TRY(model_backward(a->model, &b, a->acts, &l, a->dlogp, s->entropy_grad ? a->dentropy : NULL, a->grads));
+        TRY(model_backward(a->model, &b, a->acts, &l, a->dlogp, s->entropy_grad ? a->dentropy : NULL, a->grads, add));
+        add = true;
     }
-    return 0;
+    return add ? 0 : dev_zero(a->dev, a->grads, (size_t)a->model->n_train * 4);
 }
 
 int actor_step(struct actor *a, const struct actor_step_args *s, struct actor_step_result *r) {

@@ -100,7 +100,7 @@ int critic_backward(struct critic *c, const struct critic_step_args *s, struct o
     struct pack_micro m;
     int64_t at = 0;
     *r = (struct optim_result){0};
-    TRY(dev_zero(c->pack.dev, c->grads, (size_t)c->model->n_train * 4));
+    bool add = false; /* the first micro-batch writes the gradients */
     for (int64_t lo = 0; lo < s->n; lo = m.hi) {
         TRY(pack_next(&c->pack, s->seqs, s->n, lo, s->cut, &m));
         if (m.n_targets == 0) continue;
@@ -115,9 +115,10 @@ int critic_backward(struct critic *c, const struct critic_step_args *s, struct o
             snprintf(r->bad_tensor, sizeof r->bad_tensor, "the critic's loss (d loss / d value)");
             return 0;
         }
-        TRY(model_value_backward(c->model, &b, c->acts, c->pack.row, m.n_targets, c->dvalues, c->grads));
+        TRY(model_value_backward(c->model, &b, c->acts, c->pack.row, m.n_targets, c->dvalues, c->grads, add));
+        add = true;
     }
-    return 0;
+    return add ? 0 : dev_zero(c->pack.dev, c->grads, (size_t)c->model->n_train * 4);
 }
 
 int critic_step(struct critic *c, const struct critic_step_args *s, struct optim_result *r) {

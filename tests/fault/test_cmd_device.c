@@ -38,8 +38,8 @@ static int hung_swiglu_bwd(struct dev *d, struct tensor dgu, struct tensor dy, s
     if (plan.steps >= plan.after) sleep(120);
     return real->swiglu_bwd(d, dgu, dy, gu);
 }
-static int nan_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x) {
-    TRY(real->matmul_dw(d, dw, db, dy, x));
+static int nan_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
+    TRY(real->matmul_dw(d, dw, db, dy, x, add));
     if (plan.steps >= plan.after) ((float *)dw.data)[tensor_count(dw) / 2] = NAN;
     return 0;
 }

@@ -97,13 +97,12 @@ static float *both_ways(struct model_case *c, struct model_keep keep, size_t *by
     struct model_acts *a;
     const struct case_seq s[2] = {case_seq_at(c, 0), case_seq_at(c, 1)};
     const size_t n_logp = (size_t)c->l.n * 4, n_grad = (size_t)c->m->n_train * 4;
-    float *out = xmalloc(n_logp + n_grad), *g = case_alloc(&c->dev, n_grad);
+    float *out = xmalloc(n_logp + n_grad), *g = case_garbage(&c->dev, n_grad);
     case_pack(&c->dev, &b, s, 2);
     OK(model_acts_create(&a, c->m, c->n_rows, keep, NULL));
     OK(model_forward(c->m, &b, a));
     OK(model_logp(c->m, a, &c->l));
-    OK(dev_zero(&c->dev, g, n_grad));
-    OK(model_backward(c->m, &b, a, &c->l, c->dlogp, c->dentropy, g));
+    OK(model_backward(c->m, &b, a, &c->l, c->dlogp, c->dentropy, g, false));
     memcpy(out, c->l.logp, n_logp);
     OK(dev_copy_out(&c->dev, out + c->l.n, g, n_grad));
     dev_free(&c->dev, g, n_grad);

@@ -147,10 +147,15 @@ static inline int matmul_bwd(struct run *r) {
     const struct tensor db = bias ? up_acc(r, shape_1d(DT_F32, r->s->n), false) : TENSOR_NONE;
     TRY(up_weight(r, &r->in[1], &w));
     TRY(dev_matmul_dx(r->d, dx, dy, w, add));
-    TRY(dev_matmul_dw(r->d, dw, db, dy, x));
+    TRY(dev_matmul_dw(r->d, dw, db, dy, x, true));
     down_grad(r, 0, dx, TOL_SUM);
     down_grad(r, 1, dw, TOL_SUM);
     if (bias) down_grad(r, 2, db, TOL_SUM);
+    const struct tensor dw2 = dev_new(r, shape_2d(DT_F32, r->s->n, r->s->k), false); /* written, whatever was there */
+    const struct tensor db2 = bias ? dev_new(r, shape_1d(DT_F32, r->s->n), false) : TENSOR_NONE;
+    TRY(dev_matmul_dw(r->d, dw2, db2, dy, x, false));
+    down(r, "dw alone", dw2, false, TOL_SUM);
+    if (bias) down(r, "db alone", db2, false, TOL_SUM);
     return 0;
 }
 
@@ -380,9 +385,12 @@ static inline int lmhead_bwd(struct run *r) {
     const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
     const struct tensor dh = a.entropy.data ? up(r, &r->gout[1]) : TENSOR_NONE;
     if (a.list_id.data) a.dlist = up(r, &r->gout[r->n_gout - 1]);
-    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw));
+    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw, true));
     down_grad(r, 0, dx, TOL_INNER);
     down_grad(r, 1, dw, TOL_INNER);
+    const struct tensor dw2 = dev_new(r, shape_2d(DT_F32, r->s->n, r->s->k), false); /* written, whatever was there */
+    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw2, false));
+    down(r, "dw alone", dw2, false, TOL_INNER);
     return 0;
 }
 

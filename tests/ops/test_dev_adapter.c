@@ -164,7 +164,7 @@ static void check_head(struct dev *d) {
     OK(dev_lmhead_fwd(d, &a));
     for (int i = 0; i < 2; i++) {
         OK(dev_lmhead_bwd(d, &a, tensor_1d(ld, DT_F32, R), TENSOR_NONE, tensor_2d(out, DT_F32, R, H),
-                          i ? TENSOR_NONE : tensor_2d(dw, DT_F32, V, H)));
+                          i ? TENSOR_NONE : tensor_2d(dw, DT_F32, V, H), true));
         OK(dev_copy_out(d, dx[i], out, sizeof dx[i]));
     }
     assert_memory_equal(dx[0], dx[1], sizeof dx[0]);

@@ -226,7 +226,7 @@ static struct back backward(struct dev *d, enum dtype act, int64_t m, int64_t n,
     const struct tensor x = upload(d, act, m, k, hx), w = upload(d, act, n, k, hw), dy = upload(d, act, m, n, hdy);
     const struct tensor dx = upload(d, act, m, k, hx), dw = upload(d, DT_F32, n, k, h0), db = upload(d, DT_F32, 1, n, hb);
     must(dev_matmul_dx(d, dx, dy, (struct weight){w.data, act, n, k}, false));
-    must(dev_matmul_dw(d, dw, vector(db), dy, x));
+    must(dev_matmul_dw(d, dw, vector(db), dy, x, true));
     must(dev_copy_out(d, b.dx, dx.data, (size_t)(m * k) * dtype_size(act)));
     must(dev_copy_out(d, b.dw, dw.data, (size_t)(n * k) * 4));
     must(dev_copy_out(d, b.db, db.data, (size_t)n * 4));

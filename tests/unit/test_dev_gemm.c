@@ -109,14 +109,18 @@ static void check_products(struct dev *ref, struct dev *cpu, enum dtype act) {
         }
         struct tensor dwr = random_tensor(DT_F32, n, k), dwc = copy_tensor(dwr);
         struct tensor dbr = random_tensor(DT_F32, 1, n), dbc = copy_tensor(dbr);
-        OK(dev_matmul_dw(ref, dwr, vec(dbr), dy, x));
-        OK(dev_matmul_dw(cpu, dwc, vec(dbc), dy, x));
+        OK(dev_matmul_dw(ref, dwr, vec(dbr), dy, x, true));
+        OK(dev_matmul_dw(cpu, dwc, vec(dbc), dy, x, true));
         snprintf(what, sizeof what, "%s dw %s", cpu->describe, dtype_name(act));
         assert_near(dwc, dwr, m, what);
         assert_near(dbc, dbr, m, what);
-        OK(dev_matmul_dw(cpu, dwc, TENSOR_NONE, dy, x)); /* without db */
-        OK(dev_matmul_dw(ref, dwr, TENSOR_NONE, dy, x));
+        OK(dev_matmul_dw(cpu, dwc, TENSOR_NONE, dy, x, true)); /* without db */
+        OK(dev_matmul_dw(ref, dwr, TENSOR_NONE, dy, x, true));
         assert_near(dwc, dwr, 2 * m, what);
+        OK(dev_matmul_dw(ref, dwr, vec(dbr), dy, x, false));
+        OK(dev_matmul_dw(cpu, dwc, vec(dbc), dy, x, false));
+        assert_near(dwc, dwr, m, what);
+        assert_near(dbc, dbr, m, what);
         unpack_free(ref, wr);
         unpack_free(cpu, wc);
         for (int i = 0; i < 8; i++)
@@ -143,10 +147,10 @@ static void check_bits(const char *isa, enum dtype act) {
         if (t == 0) {
             OK(dev_matmul_fwd(&d, y, x, w, TENSOR_NONE, false));
             OK(dev_matmul_dx(&d, dx, dy, w, false));
-            OK(dev_matmul_dw(&d, dw, TENSOR_NONE, dy, x));
+            OK(dev_matmul_dw(&d, dw, TENSOR_NONE, dy, x, true));
         }
         struct tensor dw2 = copy_tensor(dw0);
-        OK(dev_matmul_dw(&d, dw2, TENSOR_NONE, dy, x));
+        OK(dev_matmul_dw(&d, dw2, TENSOR_NONE, dy, x, true));
         assert_memory_equal(dw2.data, dw.data, (size_t)(n * k) * 4);
         free(dw2.data);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c += t ? 3 : 1) {
