@@ -1,9 +1,10 @@
 /* dev_cuda_attn_bwd_sm90.cu - the backward of causal attention on Hopper's warpgroup products,
  * for heads of 64 and of 128; dev_cuda_attn_bwd.cu has the formulas and serves everything else.
  *
- * A block is one warpgroup.  keys_kernel has 64 keys of a key/value head and walks the rows that
- * see them, head of the group by head; rows_kernel has 64 rows of a head and walks the keys that
- * they see.  The block's own two tiles stay in shared memory, 64 rows of the two others pass
+ * A block is one warpgroup.  A block of keys has 64 of a key/value head and walks the rows that
+ * see them, head of the group by head; a block of rows has 64 of a head and walks the keys that
+ * they see.  Both kinds are blocks of one kernel, those of keys first, since they take longer: the others fill
+ * the multiprocessors that run out of them.  The block's own two tiles stay in shared memory, 64 rows of the two others pass
  * through two stages.  p and ds never leave the registers: they are the first operand of the
  * products that use them.
  *
@@ -145,19 +146,19 @@ static __device__ __forceinline__ void store_keys(float *to, int64_t first, int 
  * sums to the first's, whose block has a lower number and so has started before. half_done: a flag a tile of
  * flags_of, 0 before. */
 template <int D>
-__global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) keys_kernel(const struct cuda_attn a, int n_seqs, int *half_done) {
+static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int block, int n_seqs, int *half_done) {
     using sh = shape<D>;
-    const int per_tile = n_seqs * a.n_kv_heads, rest = (int)blockIdx.x % per_tile, head = rest % a.n_kv_heads;
-    const int tile = (int)blockIdx.x / per_tile / 2, half = (int)blockIdx.x / per_tile % 2;
-    const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
+    const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
+    const int tile = block / per_tile / 2, half = block / per_tile % 2;
     const int key = tile * TILE;
+    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[rest / a.n_kv_heads] + key; /* on its way beside s */
+    const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
     if (key >= s.n) return;
     const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
     const int tiles = (end - key + TILE - 1) / TILE, steps = tiles * a.group, first = half ? steps - steps / 2 : 0;
     int left = half ? steps / 2 : steps - steps / 2;
     if (left == 0) return;
     const uint32_t smem = smem_addr(sm90_smem);
-    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[s.seq] + key;
     float dk[D / 64][8][4], dv[D / 64][8][4];
 #pragma unroll
     for (int n = 0; n < D / 64; n++) fill_zero(dk[n]), fill_zero(dv[n]);
@@ -222,16 +223,16 @@ __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) keys_kernel(const s
 /* ---- dq ---- */
 
 /* Blocks by tile of rows, the last, which see most keys, before the others; then sequence, then head. */
-template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) rows_kernel(const struct cuda_attn a, int n_seqs) {
+template <int D> static __device__ __forceinline__ void rows_block(const struct cuda_attn &a, int block, int n_seqs) {
     using sh = shape<D>;
-    const int per_tile = n_seqs * a.n_q_heads, rest = (int)blockIdx.x % per_tile, head = rest % a.n_q_heads;
+    const int per_tile = n_seqs * a.n_q_heads, rest = block % per_tile, head = rest % a.n_q_heads;
+    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[rest / a.n_q_heads]; /* on its way beside s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_q_heads);
-    const int pos = (a.n_tiles - 1 - (int)blockIdx.x / per_tile) * TILE;
+    const int pos = (a.n_tiles - 1 - block / per_tile) * TILE;
     if (pos >= s.n) return;
     const int from = first_key(a, pos) / TILE * TILE, end = min(s.n, pos + TILE);
     const uint32_t smem = smem_addr(sm90_smem);
     const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + head : -1; };
-    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[s.seq];
     const auto queue = [&](int key, int stage) { /* k, v */
         load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v, key_first + key, 1, s.n - key);
         cp_commit();
@@ -298,19 +299,14 @@ template <int D> __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) ro
 
 /* ---- the op ---- */
 
-/* Queues kernel(p, n_seqs, rest) with `parts` blocks a tile, sequence and head. */
-template <class KERNEL, class... REST>
-static int launch(struct cuda *c, KERNEL kernel, int64_t n_seqs, int64_t heads, int64_t parts, size_t smem, struct cuda_attn p,
-                  REST... rest) {
-    const int64_t blocks = n_seqs * heads * p.n_tiles * parts;
-    if (blocks == 0) return 0;
-    if (blocks > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
-             (long long)n_seqs, p.n_tiles, (long long)heads);
-    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<(unsigned)blocks, THREADS, smem, c->stream>>>(p, (int)n_seqs, rest...);
-    CU_LAUNCHED();
-    return 0;
+template <int D>
+__global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS) bwd_kernel(const struct cuda_attn a, int n_seqs, int n_keys,
+                                                                        int *half_done) {
+    const int block = (int)blockIdx.x;
+    cuda_next_may_start();
+    cuda_wait_before();
+    if (block < n_keys) keys_block<D>(a, block, n_seqs, half_done);
+    else rows_block<D>(a, block - n_keys, n_seqs);
 }
 
 /* Bytes of the flags: a sequence of n rows has at most n / TILE + 1 tiles. */
@@ -319,9 +315,14 @@ static size_t flags_of(const struct attn_args *a) {
 }
 
 template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, int *half_done) {
-    CU_TRY(cudaMemsetAsync(half_done, 0, flags_of(a), c->stream));
-    TRY(launch(c, keys_kernel<D>, a->seqs.n, p.n_kv_heads, 2, shape<D>::SMEM, p, half_done));
-    return launch(c, rows_kernel<D>, a->seqs.n, p.n_q_heads, 1, shape<D>::SMEM, p);
+    const int64_t keys = a->seqs.n * p.n_tiles * p.n_kv_heads * 2, blocks = keys + a->seqs.n * p.n_tiles * p.n_q_heads;
+    if (blocks == 0) return 0;
+    if (blocks > INT32_MAX)
+        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
+             (long long)a->seqs.n, p.n_tiles, (long long)p.n_q_heads);
+    CU_TRY(cudaFuncSetAttribute((const void *)bwd_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<D>::SMEM));
+    CU_TRY(cuda_launch_early(c, bwd_kernel<D>, (unsigned)blocks, THREADS, shape<D>::SMEM, p, (int)a->seqs.n, (int)keys, half_done));
+    return 0;
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) rows_kern
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
     cuda_next_may_start();
     cuda_wait_before();
+    const int64_t keys = (int64_t)head * a.page_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* on its way beside s */
     const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
     const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
     if (first >= s.packed) return;
@@ -95,7 +96,6 @@ __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) rows_kern
     const auto position = [&](int row) { return s.pos0 + min(row, last) / a.group; };
     const int p[2] = {position(r), position(r + 8)}, p_min = position(top), from_max = first_key(a, position(top + 63));
     const int lo = first_key(a, position(first)), hi = position(last) + 1, end = (hi + TILE - 1) / TILE;
-    const int64_t keys = (int64_t)head * a.page_len + a.kv_start[s.seq];
     const uint32_t smem = smem_addr(rows_smem), q = smem + (uint32_t)(group * sh::OPERAND);
     const auto stage = [&](int tile) { return smem + sh::KEYS + (uint32_t)(tile % STAGES * sh::STAGE); };
     const auto queue = [&](int tile) {

@@ -2,8 +2,8 @@
  * embedding, rows by index, SwiGLU, sum of squares, AdamW.
  *
  * All are bound by memory: 16-byte accesses where width and alignment allow.
- * Invariant: sums have one order (rows in row order in embed_bwd, a fixed tree in sumsq), and
- * no kernel uses atomics.  Bad ids and indices stop the kernel as ref's CHECK stops ref. */
+ * Invariant: sums have one order (rows in row order in embed_bwd, a fixed tree in sumsq); atomics
+ * count whole numbers only.  Bad ids and indices stop the kernel as ref's CHECK stops ref. */
 #include "dev/dev_cuda_ptx.cuh"
 #include "dev/dev_cuda_vec.cuh"
 
@@ -138,34 +138,26 @@ int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, s
 
 /* ---- embedding, backward: the first row of each id adds up all rows of that id, in order ---- */
 
-/* first[t]: no earlier row has row t's id. Ids pass through shared memory a tile at a time. */
-static __global__ void first_kernel(uint8_t *first, const int32_t *ids, int64_t rows) {
-    __shared__ int32_t tile[THREADS];
-    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x, last = (int64_t)blockIdx.x * THREADS;
-    const int32_t mine = t < rows ? ids[t] : -1;
-    bool seen = false;
-    for (int64_t base = 0; base < last; base += THREADS) { /* whole tiles before this block's */
-        __syncthreads();
-        tile[threadIdx.x] = ids[base + threadIdx.x];
-        __syncthreads();
-#pragma unroll 16
-        for (int i = 0; i < THREADS; i++) seen |= tile[i] == mine;
-    }
-    __syncthreads();
-    tile[threadIdx.x] = mine;
-    __syncthreads();
-    for (int i = 0; i < (int)threadIdx.x; i++) seen |= tile[i] == mine;
-    if (t < rows) first[t] = !seen;
+/* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */
+struct id_rows {
+    int from_end, count;
+};
+static __global__ void note_kernel(struct id_rows *of, const int32_t *ids, int64_t rows, int64_t vocab) {
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t >= rows) return;
+    struct id_rows *const mine = &of[checked(ids, t, vocab)];
+    atomicMax(&mine->from_end, (int)(rows - t));
+    atomicAdd(&mine->count, 1);
 }
 
 enum { EMBED_TILE = 4 * THREADS }; /* ids looked at between two barriers */
 
-/* Positions of `mine` among ids[base, base + THREADS) that are not before t, into list in order; how many. */
+/* Positions of `mine` among ids[base, base + THREADS) that are behind t, into list in order; how many. */
 static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, int64_t base, int64_t t, int64_t rows,
                               int32_t mine) {
     const int64_t r = base + threadIdx.x;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const bool hit = r >= t && r < rows && ids[r] == mine;
+    const bool hit = r > t && r < rows && ids[r] == mine;
     const unsigned votes = __ballot_sync(0xffffffffu, hit);
     if (lane == 0) counts[warp] = __popc(votes);
     __syncthreads();
@@ -181,22 +173,26 @@ static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, in
 
 /* grid (rows, blocks of THREADS columns x 4); thread: columns c, c + THREADS, ... of its block. */
 static __global__ void __launch_bounds__(THREADS) embed_bwd_kernel(float *dw, const int32_t *ids, const float *dx,
-                                                                   const uint8_t *first, int64_t rows, int64_t vocab, int64_t h) {
+                                                                   const struct id_rows *of, int64_t rows, int64_t vocab,
+                                                                   int64_t h) {
     enum { COLS = 4 };
     __shared__ int32_t list[THREADS];
     __shared__ int counts[THREADS / 32];
     const int64_t t = blockIdx.x, c0 = (int64_t)blockIdx.y * THREADS * COLS + threadIdx.x;
-    if (!first[t]) return; /* the whole block */
     const int32_t mine = (int32_t)checked(ids, t, vocab);
+    if (rows - of[mine].from_end != t) return; /* the whole block */
+    int left = of[mine].count - 1;
     float *out = dw + (int64_t)mine * h, acc[COLS];
 #pragma unroll
-    for (int k = 0; k < COLS; k++) acc[k] = c0 + k * THREADS < h ? out[c0 + k * THREADS] : 0.0f;
-    for (int64_t base = t / EMBED_TILE * EMBED_TILE; base < rows; base += EMBED_TILE) {
+    for (int k = 0; k < COLS; k++)
+        acc[k] = c0 + k * THREADS < h ? __fadd_rn(out[c0 + k * THREADS], dx[t * h + c0 + k * THREADS]) : 0.0f;
+    for (int64_t base = t / EMBED_TILE * EMBED_TILE; left > 0 && base < rows; base += EMBED_TILE) {
         bool any = false;
-        for (int64_t r = base + threadIdx.x; r < base + EMBED_TILE && r < rows; r += THREADS) any |= ids[r] == mine;
+        for (int64_t r = base + threadIdx.x; r < base + EMBED_TILE && r < rows; r += THREADS) any |= r > t && ids[r] == mine;
         if (!__syncthreads_or(any)) continue;
         for (int64_t sub = base; sub < base + EMBED_TILE; sub += THREADS) {
             const int n = matches(list, counts, ids, sub, t, rows, mine);
+            left -= n;
 #pragma unroll 4
             for (int i = 0; i < n; i++) {
                 const float *row = dx + (sub + list[i]) * h;
@@ -215,13 +211,16 @@ static __global__ void __launch_bounds__(THREADS) embed_bwd_kernel(float *dw, co
 int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
     struct cuda *c = cuda_of(d);
     const int64_t rows = ids.dim[0], h = dw.dim[1];
-    void *first;
-    TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)rows, &first));
-    first_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, c->stream>>>((uint8_t *)first, (const int32_t *)ids.data, rows);
+    const size_t bytes = (size_t)dw.dim[0] * sizeof(struct id_rows);
+    void *of;
+    TRY(cuda_scratch(c, CUDA_SLOT_ROW, bytes, &of));
+    CU_TRY(cudaMemsetAsync(of, 0, bytes, c->stream));
+    note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, c->stream>>>((struct id_rows *)of, (const int32_t *)ids.data, rows,
+                                                                              dw.dim[0]);
     CU_LAUNCHED();
     const dim3 grid((unsigned)rows, (unsigned)ceil_div(h, 4 * THREADS));
     embed_bwd_kernel<<<grid, THREADS, 0, c->stream>>>((float *)dw.data, (const int32_t *)ids.data, (const float *)dx.data,
-                                                      (const uint8_t *)first, rows, dw.dim[0], h);
+                                                      (const struct id_rows *)of, rows, dw.dim[0], h);
     CU_LAUNCHED();
     return 0;
 }
@@ -233,8 +232,10 @@ static __device__ __forceinline__ float sigmoid(float g) {
     return rcp_approx(__fadd_rn(1.0f, exp2_approx(__fmul_rn(g, -1.4426950408889634f))));
 }
 
-template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f) {
-    const int64_t t = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
+/* Blocks of a row follow each other. */
+template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f, unsigned per_row) {
+    const unsigned block = cuda_last_first();
+    const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK;
     cuda_next_may_start();
     cuda_wait_before();
     if (c >= f) return;
@@ -246,8 +247,12 @@ template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, c
     for (int i = 0; i < CHUNK; i++) g[i] = __fmul_rn(__fmul_rn(g[i], sigmoid(g[i])), u[i]);
     store8<VEC>(y + t * f + c, g, n);
 }
-template <typename T, bool VEC> static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate_up, int64_t f) {
-    const int64_t t = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK, at = t * 2 * f + c;
+template <typename T, bool VEC>
+static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate_up, int64_t f, unsigned per_row) {
+    const unsigned block = cuda_last_first();
+    const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK, at = t * 2 * f + c;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (c >= f) return;
     const int n = f - c < CHUNK ? (int)(f - c) : CHUNK;
     float g[CHUNK], u[CHUNK], dv[CHUNK];
@@ -268,10 +273,12 @@ template <typename T, bool VEC> static __global__ void swiglu_bwd_kernel(T *dgat
 template <typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y, struct tensor gate_up) {
     const int64_t f = y.dim[1], chunks = ceil_div(f, CHUNK);
     const int threads = warps_for(chunks, 128);
-    const dim3 grid = row_grid(y.dim[0], chunks, threads);
-    if (f % CHUNK == 0 && aligned16(y.data) && aligned16(gate_up.data))
-        CU_TRY(cuda_launch(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, (T *)y.data, (const T *)gate_up.data, f));
-    else CU_TRY(cuda_launch(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, (T *)y.data, (const T *)gate_up.data, f));
+    const unsigned per_row = (unsigned)ceil_div(chunks, threads), grid = (unsigned)y.dim[0] * per_row;
+    T *out = (T *)y.data;
+    const T *in = (const T *)gate_up.data;
+    if (f % CHUNK == 0 && aligned16(out) && aligned16(in))
+        CU_TRY(cuda_launch_early(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, out, in, f, per_row));
+    else CU_TRY(cuda_launch_early(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, out, in, f, per_row));
     return 0;
 }
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
@@ -281,13 +288,12 @@ int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
 template <typename T> static int swiglu_bwd_any(struct cuda *c, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
     const int64_t f = dy.dim[1], chunks = ceil_div(f, CHUNK);
     const int threads = warps_for(chunks, 128);
-    const dim3 grid = row_grid(dy.dim[0], chunks, threads);
+    const unsigned per_row = (unsigned)ceil_div(chunks, threads), grid = (unsigned)dy.dim[0] * per_row;
     T *out = (T *)dgate_up.data;
     const T *in = (const T *)gate_up.data, *g = (const T *)dy.data;
     if (f % CHUNK == 0 && aligned16(out) && aligned16(in) && aligned16(g))
-        swiglu_bwd_kernel<T, true><<<grid, threads, 0, c->stream>>>(out, g, in, f);
-    else swiglu_bwd_kernel<T, false><<<grid, threads, 0, c->stream>>>(out, g, in, f);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch_early(c, swiglu_bwd_kernel<T, true>, grid, threads, 0, out, g, in, f, per_row));
+    else CU_TRY(cuda_launch_early(c, swiglu_bwd_kernel<T, false>, grid, threads, 0, out, g, in, f, per_row));
     return 0;
 }
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {

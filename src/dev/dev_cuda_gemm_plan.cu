@@ -187,13 +187,16 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
                   bool *ran) {
     struct cuda_gemm *g = c->gemm;
     const float one = 1, beta = p->add ? 1 : 0;
+    /* Sums in parts need room. Without it the library takes tiles in a fixed order, not by a counter that it clears before
+     * each product, and so the product may start while the kernel before still runs. */
+    const bool in_parts = p->op == CUDA_GEMM_DW;
     TRY(set_rows(g, p, a->m, a->ld_out));
     if (g->poison && !p->add) TRY(poison_out(c, p, a));
     if (p->bias)
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
     const cublasStatus_t s = g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta,
-                                                   a->from ? a->from : a->out, p->d, a->out, p->d, algo, g->work,
-                                                   GEMM_WORK_BYTES, c->stream);
+                                                   a->from ? a->from : a->out, p->d, a->out, p->d, algo, in_parts ? g->work : NULL,
+                                                   in_parts ? GEMM_WORK_BYTES : 0, c->stream);
     *ran = s == CUBLAS_STATUS_SUCCESS;
     if (*ran || s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return 0;
     char name[128];

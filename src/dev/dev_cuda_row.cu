@@ -16,21 +16,24 @@ enum { SUM_COLS = 32, SUM_WAYS = 32 };
 /* out[c] += sum over n of part[i * stride + c], c in [0, cols): SUM_WAYS sums of every SUM_WAYS-th, then theirs. */
 static __global__ void add_parts_kernel(float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
     __shared__ float sh[SUM_WAYS][SUM_COLS];
-    const int64_t c = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x;
+    const int64_t c = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x % SUM_COLS;
+    const int way = (int)threadIdx.x / SUM_COLS;
     float s = 0;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (c < cols)
 #pragma unroll 8
-        for (int64_t i = threadIdx.y; i < n; i += SUM_WAYS) s = __fadd_rn(s, part[i * stride + c]);
-    sh[threadIdx.y][threadIdx.x] = s;
+        for (int64_t i = way; i < n; i += SUM_WAYS) s = __fadd_rn(s, part[i * stride + c]);
+    sh[way][threadIdx.x % SUM_COLS] = s;
     __syncthreads();
-    if (threadIdx.y == 0 && c < cols) {
+    if (way == 0 && c < cols) {
         for (int i = 1; i < SUM_WAYS; i++) s = __fadd_rn(s, sh[i][threadIdx.x]);
         out[c] = __fadd_rn(out[c], s);
     }
 }
 static int add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
-    add_parts_kernel<<<(unsigned)ceil_div(cols, SUM_COLS), dim3(SUM_COLS, SUM_WAYS), 0, c->stream>>>(out, part, n, stride, cols);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch_early(c, add_parts_kernel, (unsigned)ceil_div(cols, SUM_COLS), SUM_COLS * SUM_WAYS, 0, out, part, n, stride,
+                             cols));
     return 0;
 }
 
@@ -45,10 +48,11 @@ template <typename T, bool VEC>
 static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n,
                                                                           float eps) {
     __shared__ float sh[32];
-    const int64_t row = (int64_t)blockIdx.x * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
+    const int64_t t = cuda_last_first(), row = t * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
     float v[CHUNK], g[CHUNK], sum = 0;
     cuda_next_may_start();
     cuda_wait_before();
+    if (first < n) load8<VEC>(g, w + first, n - first < CHUNK ? (int)(n - first) : CHUNK); /* while x is on its way */
     for (int64_t c = first; c < n; c += step) {
         load8<VEC>(v, x + row + c, n - c < CHUNK ? (int)(n - c) : CHUNK);
 #pragma unroll
@@ -56,11 +60,13 @@ static __global__ void __launch_bounds__(NORM_THREADS) rmsnorm_fwd_kernel(T *y, 
     }
     sum = block_sum(sum, sh);
     const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps)));
-    if (rstd && threadIdx.x == 0) rstd[blockIdx.x] = rs;
+    if (rstd && threadIdx.x == 0) rstd[t] = rs;
     for (int64_t c = first; c < n; c += step) {
         const int left = n - c < CHUNK ? (int)(n - c) : CHUNK;
-        if (step < n) load8<VEC>(v, x + row + c, left); /* else v still holds the thread's one chunk */
-        load8<VEC>(g, w + c, left);
+        if (step < n) { /* else v and g still hold the thread's one chunk */
+            load8<VEC>(v, x + row + c, left);
+            load8<VEC>(g, w + c, left);
+        }
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) v[i] = __fmul_rn(round_to<T>(__fmul_rn(v[i], rs)), g[i]);
         store8<VEC>(y + row + c, v, left);
@@ -77,8 +83,8 @@ static int rmsnorm_fwd_any(struct cuda *c, struct tensor y, struct tensor rstd, 
     const float *from = (const float *)x.data;
     const T *scale = (const T *)w.data;
     if (n % CHUNK == 0 && aligned16(out) && aligned16(x.data) && aligned16(w.data))
-        CU_TRY(cuda_launch(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
-    else CU_TRY(cuda_launch(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
+        CU_TRY(cuda_launch_early(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
+    else CU_TRY(cuda_launch_early(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
     return 0;
 }
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
@@ -92,16 +98,18 @@ struct norm_bwd {
     const void *dy, *w;
     bool dy_bf16, w_bf16;
     const float *x, *rstd;
-    int64_t rows, n, per; /* per: rows of a block */
+    int64_t rows, n;
 };
 
 /* With v = x * rstd and g = dy * w: dx += rstd * (g - v * mean(g * v)), dw = sum over rows of dy * v.
- * A thread has C chunks of columns, blockDim.x chunks apart. */
+ * A block has every gridDim.x-th row, the last first; a thread C chunks of columns, blockDim.x chunks apart. */
 template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THREADS) rmsnorm_bwd_kernel(const norm_bwd a) {
     __shared__ float sh[2][32];
     float dw[C][CHUNK] = {};
-    const int64_t lo = blockIdx.x * a.per, hi = lo + a.per < a.rows ? lo + a.per : a.rows;
-    for (int64_t t = lo; t < hi; t++) {
+    int turn = 0;
+    cuda_next_may_start();
+    cuda_wait_before();
+    for (int64_t t = a.rows - 1 - blockIdx.x; t >= 0; t -= gridDim.x, turn ^= 1) {
         const float rs = a.rstd[t];
         float v[C][CHUNK], g[C][CHUNK], old[C][CHUNK], sum = 0; /* old: read before the barrier, so that nothing waits for it */
 #pragma unroll
@@ -124,7 +132,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
                 sum = __fmaf_rn(g[k][i], v[k][i], sum);
             }
         }
-        const float mean = __fdiv_rn(block_sum(sum, sh[(t - lo) & 1]), (float)a.n); /* two buffers: one barrier a row is enough */
+        const float mean = __fdiv_rn(block_sum(sum, sh[turn]), (float)a.n); /* two buffers: one barrier a row is enough */
 #pragma unroll
         for (int k = 0; k < C; k++) {
             const int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * CHUNK;
@@ -154,10 +162,9 @@ template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, i
     int fit = 1;
     CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, threads, 0));
     if (fit > NORM_BWD_BLOCKS) fit = NORM_BWD_BLOCKS;
-    a->per = ceil_div(a->rows, (int64_t)c->n_sm * (fit < 1 ? 1 : fit));
-    *blocks = ceil_div(a->rows, a->per);
-    kernel<<<(unsigned)*blocks, threads, 0, c->stream>>>(*a);
-    CU_LAUNCHED();
+    *blocks = (int64_t)c->n_sm * (fit < 1 ? 1 : fit);
+    if (*blocks > a->rows) *blocks = a->rows;
+    CU_TRY(cuda_launch_early(c, kernel, (unsigned)*blocks, threads, 0, *a));
     return 0;
 }
 
@@ -268,8 +275,10 @@ static __device__ __forceinline__ void rotate_back(float d0[CHUNK], float d1[CHU
 /* qkv_fwd_kernel without norms, for many rows: a thread has a lane's part of one head of one row. The same operations. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
-    const unsigned unit = blockIdx.x * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const unsigned unit = cuda_last_first() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (t >= j.rows || i >= half) return;
     const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
     const bool is_q = h < j.n_q, is_v = h >= j.n_q + j.n_k;
@@ -371,6 +380,8 @@ static __device__ void store_sums(const qkv_job<T> &j, float *sh, const float su
 
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_kernel(const qkv_job<T> j) {
     extern __shared__ float sh[]; /* (groups, D), with norms */
+    cuda_next_may_start();
+    cuda_wait_before();
     const int64_t half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
     const int groups = blockDim.x / j.lanes, group = threadIdx.x / j.lanes;
     const int64_t i = (int64_t)(threadIdx.x % j.lanes) * CHUNK;
@@ -401,8 +412,10 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
 /* The same without norms, where nothing is summed: a thread has a lane's part of one head of one row. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_back_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
-    const unsigned unit = blockIdx.x * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const unsigned unit = cuda_last_first() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
+    cuda_next_may_start();
+    cuda_wait_before();
     if (t >= j.rows || i >= half) return;
     const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
     int64_t p, slot;
@@ -459,14 +472,13 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     const bool wide = qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v);
     if (!j.q_norm && !j.k_norm && j.rows >= QKV_MANY && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) qkv_turn_kernel<T, true><<<grid, QKV_THREADS, 0, c->stream>>>(j);
-        else qkv_turn_kernel<T, false><<<grid, QKV_THREADS, 0, c->stream>>>(j);
-        CU_LAUNCHED();
+        if (wide) CU_TRY(cuda_launch_early(c, qkv_turn_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_early(c, qkv_turn_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (wide)
-        CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
-    else CU_TRY(cuda_launch(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
+        CU_TRY(cuda_launch_early(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
+    else CU_TRY(cuda_launch_early(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
     return 0;
 }
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
@@ -485,9 +497,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
                                                     aligned16(j.dqkv);
     if (!norms && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) qkv_turn_back_kernel<T, true><<<grid, QKV_THREADS, 0, c->stream>>>(j);
-        else qkv_turn_back_kernel<T, false><<<grid, QKV_THREADS, 0, c->stream>>>(j);
-        CU_LAUNCHED();
+        if (wide) CU_TRY(cuda_launch_early(c, qkv_turn_back_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_early(c, qkv_turn_back_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (norms) j.per = rows_per_block(c, j.rows);
@@ -496,9 +507,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     void *sums = NULL;
     if (norms) TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
     j.sums = (float *)sums;
-    if (wide) qkv_bwd_kernel<T, true><<<(unsigned)blocks, threads, shared, c->stream>>>(j);
-    else qkv_bwd_kernel<T, false><<<(unsigned)blocks, threads, shared, c->stream>>>(j);
-    CU_LAUNCHED();
+    if (wide) CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
+    else CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));
     if (j.q_norm) TRY(add_parts(c, (float *)dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
     if (j.k_norm) TRY(add_parts(c, (float *)dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;

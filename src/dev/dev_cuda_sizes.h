@@ -15,7 +15,7 @@ enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN
 enum {
     GEMM_WORK_BYTES = 32 << 20,          /* the library's workspace */
     GEMM_N_BUCKETS = 19,                 /* classes of a product's rows, see gemm_bucket_top */
-    GEMM_TRIAL_BYTES = 256 << 20,             /* of the rows of a product that is tried; the weight comes on top */
+    GEMM_TRIAL_BYTES = 320 << 20,             /* of the rows of a product that is tried; the weight comes on top */
     CUDA_HEAD_SUM = 16,                       /* bytes of the sums of a chunk or of a tile of the vocabulary */
     CUDA_HEAD_TILE = 256,
     CUDA_HEAD_GROUP = DEV_VOCAB_CHUNK / 8     /* entries of a chunk that one warp holds */
@@ -70,8 +70,9 @@ static inline void cuda_slot_bytes(const struct cuda_shape *gpu, const struct de
     bytes[CUDA_SLOT_HEAD2] = (size_t)s->decode * sizeof(struct sample_param);
     /* two numbers a row and head, and a flag for each tile of keys of each head */
     bytes[CUDA_SLOT_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * (2 * sizeof(float) + 2 * sizeof(int)) : 0;
-    const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4;
-    bytes[CUDA_SLOT_ROW] = (size_t)cuda_max(gpu->n_sm * 8 * per_block, cuda_max(s->rows, SUM_BLOCKS * 8));
+    /* sums of blocks, of norms' gradients and of squares; two numbers an id */
+    const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4, ids = s->train ? s->vocab * 8 : 0;
+    bytes[CUDA_SLOT_ROW] = (size_t)cuda_max(gpu->n_sm * 8 * per_block, cuda_max(ids, SUM_BLOCKS * 8));
     /* of a row: sums of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;
     bytes[CUDA_SLOT_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * CUDA_HEAD_SUM + 4 * groups * 4) + 8 * 256;
