@@ -338,6 +338,19 @@ int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct te
     return x.dim[0] ? TRACED(matmul_add, (d, y, from, x, w, bias), x.dim[0], w.n, w.k) : 0;
 }
 
+int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias) {
+    TRY(want2("matmul_swiglu", "x", x, ACT, ANY, ANY));
+    TRY(want2("matmul_swiglu", "y", y, set_of(x.dt), x.dim[0], ANY));
+    TRY(want2("matmul_swiglu", "gate_up", gate_up, set_of(x.dt), x.dim[0], 2 * y.dim[1]));
+    TRY(want_weight("matmul_swiglu", w, set_of(x.dt), 2 * y.dim[1], x.dim[1]));
+    if (bias.data) TRY(want1("matmul_swiglu", "bias", bias, set_of(x.dt), w.n));
+    if (!d->ops->matmul_swiglu) {
+        TRY(dev_matmul_fwd(d, gate_up, x, w, bias, false));
+        return dev_swiglu_fwd(d, y, gate_up);
+    }
+    return tensor_count(y) ? TRACED(matmul_swiglu, (d, y, gate_up, x, w, bias), x.dim[0], w.n, w.k) : 0;
+}
+
 /* What qkv_fwd and qkv_bwd have in common. */
 static int check_qkv(const char *op, const struct qkv_args *a) {
     const int64_t n_heads = a->n_q_heads + 2 * a->n_kv_heads, dim = a->head_dim;

@@ -286,6 +286,9 @@ struct dev_ops {
                       struct tensor bias, bool add);
     /* NULL: the wrapper copies, then adds */
     int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+    /* NULL: the wrapper multiplies into gate_up, then calls swiglu_fwd */
+    int (*matmul_swiglu)(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w,
+                         struct tensor bias);
     int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
     int (*attn_fwd)(struct dev *d, const struct attn_args *a);
     /* NULL: the wrapper calls qkv_fwd, then attn_fwd */
@@ -435,6 +438,9 @@ int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
                    struct tensor bias, bool add);
 /* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): the bits of a copy and dev_matmul_fwd with add. from may be y. */
 int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+/* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): the bits of dev_matmul_fwd
+ * and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
+int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
 /* Both, for one new row of each sequence (or none): a.q, a.kv and the heads are q's, each row is some sequence's, and its slot

@@ -284,6 +284,7 @@ static struct dev_ops make_ops(void) {
     o.rmsnorm_fwd = cuda_rmsnorm_fwd;
     o.matmul_fwd = cuda_matmul_fwd;
     o.matmul_add = cuda_matmul_add;
+    o.matmul_swiglu = cuda_matmul_swiglu;
     o.qkv_fwd = cuda_qkv_fwd;
     o.attn_fwd = cuda_attn_fwd;
     o.qkv_attn_fwd = cuda_qkv_attn_fwd;

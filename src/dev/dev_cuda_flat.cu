@@ -227,11 +227,6 @@ int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct te
 
 /* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g) ---- */
 
-/* To some ulp, in four instructions: an exact division and exponential take as long as the memory that a chunk needs. */
-static __device__ __forceinline__ float sigmoid(float g) {
-    return rcp_approx(__fadd_rn(1.0f, exp2_approx(__fmul_rn(g, -1.4426950408889634f))));
-}
-
 /* Blocks of a row follow each other. */
 template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f, unsigned per_row) {
     const unsigned block = cuda_last_first();
@@ -244,7 +239,7 @@ template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, c
     load8<VEC>(g, gate_up + t * 2 * f + c, n);
     load8<VEC>(u, gate_up + t * 2 * f + f + c, n);
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) g[i] = __fmul_rn(__fmul_rn(g[i], sigmoid(g[i])), u[i]);
+    for (int i = 0; i < CHUNK; i++) g[i] = swiglu(g[i], u[i]);
     store8<VEC>(y + t * f + c, g, n);
 }
 template <typename T, bool VEC>
@@ -281,9 +276,10 @@ template <typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y,
     else CU_TRY(cuda_launch_early(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, out, in, f, per_row));
     return 0;
 }
-int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
-    return y.dt == DT_BF16 ? swiglu_fwd_any<bf16>(cuda_of(d), y, gate_up) : swiglu_fwd_any<float>(cuda_of(d), y, gate_up);
+int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up) {
+    return y.dt == DT_BF16 ? swiglu_fwd_any<bf16>(c, y, gate_up) : swiglu_fwd_any<float>(c, y, gate_up);
 }
+int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) { return cuda_swiglu(cuda_of(d), y, gate_up); }
 
 template <typename T> static int swiglu_bwd_any(struct cuda *c, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
     const int64_t f = dy.dim[1], chunks = ceil_div(f, CHUNK);

@@ -62,6 +62,7 @@ static struct cuda_gemm_args sum_only(const struct cuda_gemm_args *a) {
     s.out_dt = DT_F32;
     s.add = false;
     s.bias = NULL;
+    s.gate_up = NULL;
     return s;
 }
 
@@ -153,10 +154,42 @@ static int run_from(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
     return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
 }
 
+int gemm_swiglu_after(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct cuda_gemm_args product = *a;
+    product.out = a->gate_up;
+    product.gate_up = NULL;
+    product.ld_out = 0;
+    TRY(cuda_gemm(c, &product));
+    return cuda_swiglu(c, tensor_2d(a->out, a->in, a->m, a->n / 2), tensor_2d(a->gate_up, a->in, a->m, a->n));
+}
+
+/* In one kernel for few rows, where its bits are seen to be those of two. */
+static int run_swiglu(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct cuda_gemm_args sums = sum_only(a);
+    struct gemm_plan *p, *base;
+    const bool fits = library_size(a) && library_out(a) && aligned(a->a) && aligned(a->b) && aligned(a->gate_up) &&
+                      aligned(a->bias);
+    if (a->m > GEMM_SMALL_ROWS || c->cc != 90 || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
+    TRY(gemm_plan_get(c, a, &p));
+    const int bucket = gemm_bucket(a->m);
+    bool ran = false;
+    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time by two, which choose for themselves first */
+        TRY(gemm_swiglu_after(c, a));
+        sums.ld_out = a->n;
+        TRY(gemm_plan_get(c, &sums, &base));
+        if (!base->plain) return gemm_tune(c, p, base, bucket);
+        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+        return 0;
+    }
+    TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
+    return ran ? 0 : gemm_swiglu_after(c, a);
+}
+
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
     if (a->m == 0 || a->n == 0 || (a->k == 0 && a->op != CUDA_GEMM_FWD)) return 0;
     struct cuda_gemm_args full = *a;
-    if (full.ld_out == 0) full.ld_out = out_width(a);
+    if (full.ld_out == 0) full.ld_out = a->gate_up ? a->n / 2 : out_width(a);
+    if (full.gate_up) return run_swiglu(c, &full);
     if (full.part >= full.n) full.part = 0;
     if (full.from) { /* pre: whole rows, of an exact product */
         bool ran;
@@ -239,6 +272,14 @@ int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct t
     struct cuda_gemm_args a = weight_args(CUDA_GEMM_FWD, y, x, w, true);
     a.bias = bias.data;
     a.from = from.data;
+    return cuda_gemm(cuda_of(d), &a);
+}
+
+int cuda_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w,
+                       struct tensor bias) {
+    struct cuda_gemm_args a = weight_args(CUDA_GEMM_FWD, y, x, w, false);
+    a.bias = bias.data;
+    a.gate_up = gate_up.data;
     return cuda_gemm(cuda_of(d), &a);
 }
 

@@ -2,7 +2,8 @@
  *
  * dev_cuda_gemm.cu holds the entry and the choice of path, dev_cuda_gemm_plan.cu the
  * calls of cuBLASLt, dev_cuda_gemm_tune.cu the choice of its algorithms for exact products,
- * dev_cuda_gemm_small.cu our kernel for few rows, dev_cuda_gemm_plain.cu our other kernels.
+ * dev_cuda_gemm_small.cu our kernels for few rows, dev_cuda_gemm_few_sm90.cu those for Hopper, SwiGLU included,
+ * dev_cuda_gemm_plain.cu our other kernels.
  *
  * Exactness.  FWD and DX are exact.  The bits of an exact product are those of one sum, over k or n,
  * for each (op, n, k, in): the accumulators of the shape's canonical algorithm.  out = round(sum + bias), or out + (sum + bias),
@@ -15,13 +16,13 @@
 
 enum {
     GEMM_MAX_ALGOS = 16, /* that the library names at a time */
-    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8 /* of our kernels for few rows: most rows, kinds */
+    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, GEMM_N_FEW = 7, GEMM_N_PAIR = 5 /* of our kernels for few rows: most rows, kinds */
 };
 
-enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_TWO_PASS, GEMM_PARTS };
+enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_FEW, GEMM_TWO_PASS, GEMM_PARTS, GEMM_SWIGLU_AFTER };
 struct gemm_pick { /* what computes a product */
     enum gemm_how how;
-    int small;                 /* GEMM_SMALL: which kind */
+    int small;                 /* GEMM_SMALL, GEMM_FEW: which kind */
     cublasLtMatmulAlgo_t algo; /* GEMM_ALGO */
 };
 
@@ -31,7 +32,7 @@ struct gemm_plan {
     enum cuda_gemm_op op;
     int64_t n, k, part;
     enum dtype in, out_dt;
-    bool add, bias;
+    bool add, bias, swiglu;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d; /* the library's operands: our b, our a, out */
     int64_t m, ld_out;              /* what the layouts say now */
@@ -47,7 +48,7 @@ struct cuda_gemm {
     void *work;                /* GEMM_WORK_BYTES */
     bool poison;               /* VERLC_CUDA_POISON: gemm_plan_run fills what the library is to write with NaN */
     struct gemm_plan *plans[64];
-    bool small_ready[GEMM_SMALL_ROWS / 16][GEMM_N_SMALL];
+    bool small_ready[GEMM_SMALL_ROWS / 16][GEMM_N_SMALL], few_ready[GEMM_N_FEW + GEMM_N_PAIR];
     int n_tuned, n_two_pass;   /* exact (plan, class) pairs chosen; those without an exact algorithm */
 };
 
@@ -69,7 +70,7 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
  * take these sizes, and nothing was queued. */
 int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a,
                   bool *ran);
-/* The same by what was picked: a library's algorithm or our kernel for few rows. */
+/* The same by what was picked: a library's algorithm, our kernels for few rows, or a product and then SwiGLU. */
 int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *pick, const struct cuda_gemm_args *a, bool *ran);
 /* "matmul_fwd (n 896, k 4864, bf16 to f32, bias)" */
 const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
@@ -87,12 +88,19 @@ int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int b
 
 /* The sums of a product in parts, part by part. */
 int gemm_parts(struct cuda *c, const struct cuda_gemm_args *a);
+/* a->out as SwiGLU of a->gate_up, once that is the product. */
+int gemm_swiglu_after(struct cuda *c, const struct cuda_gemm_args *a);
 
 /* ---- dev_cuda_gemm_small.cu ---- */
 
 /* FWD by our kernel for few rows, kind in [0, GEMM_N_SMALL). *ran: false, it does not take these sizes.
  * pre: a->a and a->b are aligned to 16 bytes. */
 int gemm_small(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran);
+
+/* ---- dev_cuda_gemm_few_sm90.cu ---- */
+
+/* The same on sm_90: kinds in [0, GEMM_N_FEW) of a product, in [GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR) of its SwiGLU. */
+int gemm_few(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran);
 
 /* ---- dev_cuda_gemm_plain.cu ---- */
 

@@ -22,8 +22,9 @@
 
 const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size) {
     static const char *const op[] = {"matmul_fwd", "matmul_dx", "matmul_dw"};
-    snprintf(buf, size, "%s (n %lld%s, k %lld, %s to %s%s%s)", op[p->op], (long long)p->n, p->part ? " in parts" : "",
-             (long long)p->k, dtype_name(p->in), dtype_name(p->out_dt), p->bias ? ", bias" : "", p->add ? ", add" : "");
+    snprintf(buf, size, "%s (n %lld%s, k %lld, %s to %s%s%s%s)", op[p->op], (long long)p->n, p->part ? " in parts" : "",
+             (long long)p->k, dtype_name(p->in), dtype_name(p->out_dt), p->bias ? ", bias" : "", p->add ? ", add" : "",
+             p->swiglu ? ", SwiGLU" : "");
     return buf;
 }
 
@@ -62,7 +63,7 @@ static int set_layouts(struct cuda_gemm *g, struct gemm_plan *p) {
 
 static bool same_plan(const struct gemm_plan *p, const struct cuda_gemm_args *a) {
     return p->n == a->n && p->k == a->k && p->part == a->part && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt &&
-           p->add == a->add && p->bias == (a->bias != NULL);
+           p->add == a->add && p->bias == (a->bias != NULL) && p->swiglu == (a->gate_up != NULL);
 }
 
 int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out) {
@@ -85,6 +86,7 @@ int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_pl
     p->out_dt = a->out_dt;
     p->add = a->add;
     p->bias = a->bias != NULL;
+    p->swiglu = a->gate_up != NULL;
     p->m = a->m;
     p->ld_out = a->ld_out;
     int rc = set_desc(g, p);
@@ -208,5 +210,10 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
 int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *pick, const struct cuda_gemm_args *a, bool *ran) {
     *ran = false;
     if (pick->how == GEMM_SMALL) return gemm_small(c, a, pick->small, ran);
+    if (pick->how == GEMM_FEW) return gemm_few(c, a, pick->small, ran);
+    if (pick->how == GEMM_SWIGLU_AFTER) {
+        *ran = true;
+        return gemm_swiglu_after(c, a);
+    }
     return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
 }

@@ -11,6 +11,7 @@
  * ring.  Whether these are the bits of the shape's canonical algorithm is seen at run time
  * (dev_cuda_gemm_tune.cu); only then is it used. */
 #include "dev/dev_cuda_gemm.cuh"
+#include "dev/dev_cuda_wgmma.cuh"
 
 #include <stdint.h>
 
@@ -147,45 +148,12 @@ static __global__ void __launch_bounds__(32 * WN * WM) small_kernel(struct small
 
 /* ---- the kernel for many columns (sm_90a): wgmma, which reads both operands from shared memory ---- */
 
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define R8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define R16 R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define R32 R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define R40 R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define R48 R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define D8(i) D4(i), D4(i + 1)
-#define WGMMA(N, REGS, A, B, P, ...)                                                                                   \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 " \
-                 "{" REGS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"                                                         \
-                 : __VA_ARGS__ : "l"(w), "l"(x), "r"(1))
-/* d (64, 8 NB) += W (64, 16) . x (8 NB, 16)^T of these descriptors */
-template <int NB> static __device__ __forceinline__ void wgmma(float (&d)[NB][4], uint64_t w, uint64_t x) {
-    if constexpr (NB == 2) WGMMA("16", R8, "%8", "%9", "%10", D8(0));
-    if constexpr (NB == 4) WGMMA("32", R16, "%16", "%17", "%18", D8(0), D8(2));
-    if constexpr (NB == 6) WGMMA("48", R24, "%24", "%25", "%26", D8(0), D8(2), D8(4));
-    if constexpr (NB == 8) WGMMA("64", R32, "%32", "%33", "%34", D8(0), D8(2), D8(4), D8(6));
-    if constexpr (NB == 10) WGMMA("80", R40, "%40", "%41", "%42", D8(0), D8(2), D8(4), D8(6), D8(8));
-    if constexpr (NB == 12) WGMMA("96", R48, "%48", "%49", "%50", D8(0), D8(2), D8(4), D8(6), D8(8), D8(10));
-}
-/* Rows of 128 bytes in groups of 8, the 16-byte chunks of a row exchanged by its number (128-byte swizzle); at: of the first. */
-static __device__ __forceinline__ uint64_t descriptor(uint32_t at) {
-    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void wgmma_end_group(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-#endif
-
 /* A block of WG warpgroups makes 64 WG columns of out for all rows, at most 8 NB. A slot of the ring:
  * 64 WG rows of W, 8 NB rows of x, 64 elements of each. A slot is filled again two steps after it was
  * multiplied: one product may be under way. Built for another architecture it writes nothing, and so
  * is never chosen. */
 template <int NB, int WG, int SLOTS> static __global__ void __launch_bounds__(128 * WG) wide_kernel(const struct small p) {
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#if WGMMA_HERE
     constexpr int BN = 64 * WG, ROWS = BN + 8 * NB, PASS = 128 * WG / (WIDE_KC / 8), X_PASSES = (8 * NB + PASS - 1) / PASS;
     extern __shared__ __align__(WIDE_ALIGN) unsigned char ring[];
     const uint32_t ring0 = ((uint32_t)__cvta_generic_to_shared(ring) + WIDE_ALIGN - 1) & ~(uint32_t)(WIDE_ALIGN - 1);
@@ -215,23 +183,24 @@ template <int NB, int WG, int SLOTS> static __global__ void __launch_bounds__(12
         if (s < steps) fill_x(s);
         copies_end_group();
     }
+    const int group = WG == 1 ? 0 : __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* seen to be the same for the warp */
     float sum[NB][4] = {};
     int slot = 0, free_slot = SLOTS - 2;
     for (int step = 0; step < steps; step++) {
         copies_wait<SLOTS - 3>();
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* what I copied is seen by wgmma */
-        __syncthreads();                                             /* and everyone has left free_slot */
+        wgmma_publish(); /* what I copied is seen by wgmma */
+        __syncthreads(); /* and everyone has left free_slot */
         if (step + SLOTS - 2 < steps) {
             fill_w(free_slot);
             fill_x(free_slot);
         }
         copies_end_group();
         const uint32_t at = ring0 + (uint32_t)(slot * ROWS * WIDE_ROW);
-        const uint64_t w = descriptor(at + threadIdx.x / 128 * 64 * WIDE_ROW), x = descriptor(at + BN * WIDE_ROW);
+        const uint32_t w = panel_low(at + group * 64 * WIDE_ROW), x = panel_low(at + BN * WIDE_ROW);
         wgmma_fence();
 #pragma unroll
-        for (int ks = 0; ks < WIDE_KC / 16; ks++) wgmma<NB>(sum, w + ks * 2, x + ks * 2);
-        wgmma_end_group();
+        for (int ks = 0; ks < WIDE_KC / 16; ks++) wgmma_few<NB>(sum, w + ks * 2, x + ks * 2);
+        wgmma_commit();
         wgmma_wait<1>();
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         free_slot = free_slot + 1 == SLOTS ? 0 : free_slot + 1;

@@ -25,11 +25,14 @@ enum {
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
     MAX_MORE = 7,       /* algorithms tried beside those of the class */
-    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1 + GEMM_N_SMALL,
+    MAX_CHAINED = 6,    /* of the fastest, timed again as a recorded step runs them */
+    MIN_LINKS = 16, MAX_LINKS = 64, /* products of such a recording */
+    CHAIN_ROUNDS = 3,   /* the first one warms up */
+    LINK_BLOCKS = 80, LINK_THREADS = 128,
+    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1 + GEMM_N_SMALL + GEMM_N_FEW,
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
-static const float EARLY_MS = 2e-3f; /* what a kernel of ours saves beside a library's by its early start (cuda_launch) */
 static const double TIMING_SECONDS = 0.05;
 static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
 
@@ -47,6 +50,7 @@ struct trial {
     void *want;                 /* (rows, n): the product they stand for; the sums themselves where out is the sum */
     size_t out_bytes;           /* of want, and of what an algorithm writes to args.out */
     int *flags;                 /* (N_FLAGS): something differed */
+    float *link;                /* (LINK_BLOCKS, LINK_THREADS): what the small kernel between two products writes */
     void *flush;                /* memory to sweep so that a timing starts with a cold L2 */
     size_t flush_bytes;
     cudaEvent_t begin[MAX_TRIED], end[MAX_TRIED];
@@ -82,11 +86,12 @@ static void *piece(void *block, size_t *at, size_t bytes) {
 }
 
 static int64_t in_width(const struct gemm_plan *p) { return gemm_in_width(p->op, p->n, p->k); }
-static int64_t out_width(const struct gemm_plan *p) { return gemm_out_width(p->op, p->n, p->k); }
+static int64_t sum_width(const struct gemm_plan *p) { return gemm_out_width(p->op, p->n, p->k); }
+static int64_t out_width(const struct gemm_plan *p) { return p->swiglu ? p->n / 2 : sum_width(p); }
 
 static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block) {
     struct cuda_gemm_args *a = &t->args;
-    const int64_t width = out_width(p);
+    const int64_t width = sum_width(p);
     const size_t in = dtype_size(p->in);
     const bool is_sum = p->out_dt == DT_F32 && !p->add && !p->bias;
     size_t at = 0;
@@ -96,7 +101,9 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
     a->out = piece(block, &at, (size_t)(a->m * width) * sizeof(float)); /* sums are written there too */
     t->sums = (float *)piece(block, &at, (size_t)(a->m * width) * sizeof(float));
     t->want = is_sum ? t->sums : piece(block, &at, t->out_bytes);
+    a->gate_up = p->swiglu ? piece(block, &at, (size_t)(a->m * width) * in) : NULL;
     t->flags = (int *)piece(block, &at, N_FLAGS * sizeof(int));
+    t->link = (float *)piece(block, &at, LINK_BLOCKS * LINK_THREADS * sizeof(float));
     t->flush = piece(block, &at, t->flush_bytes);
     return at;
 }
@@ -104,7 +111,7 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
 /* Fills a trial of p with up to `rows` rows, fewer where they would take too much memory.
  * ERR_NOMEM: the GPU has no room for it now. */
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
-    const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)out_width(p) * (8 + dtype_size(p->out_dt));
+    const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)sum_width(p) * (8 + 2 * dtype_size(p->out_dt));
     const int64_t most = (int64_t)((p->part ? GEMM_PARTS_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     memset(t, 0, sizeof *t);
@@ -218,11 +225,14 @@ int gemm_settle(struct cuda *c, struct gemm_plan *base) {
 /* The canonical sums of the trial's rows, and what p makes of them. */
 static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial *t) {
     struct cuda_gemm_args a = t->args;
+    const int64_t sum_width = gemm_out_width(a.op, a.n, a.k);
     bool ran;
     a.out = t->sums;
     a.out_dt = DT_F32;
     a.add = false;
     a.bias = NULL;
+    a.gate_up = NULL;
+    a.ld_out = sum_width;
     if (!base) return gemm_parts(c, &a);
     TRY(gemm_plan_run(c, base, &base->canonical, &a, &ran));
     if (!ran) FAIL(ERR_DEVICE, "cuda: the canonical algorithm of n %lld, k %lld does not take %lld rows", (long long)a.n,
@@ -231,7 +241,11 @@ static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial 
     a = t->args;
     a.out = t->want;
     TRY(prepare_out(c, t, a.out));
-    return gemm_finish(c, &a, t->sums, a.ld_out);
+    if (!a.gate_up) return gemm_finish(c, &a, t->sums, sum_width);
+    a.out = a.gate_up;
+    a.ld_out = sum_width;
+    TRY(gemm_finish(c, &a, t->sums, sum_width));
+    return cuda_swiglu(c, tensor_2d(t->want, a.in, a.m, a.n / 2), tensor_2d(a.gate_up, a.in, a.m, a.n));
 }
 
 /* The canonical algorithm's own rows must not depend on m in this class either. */
@@ -241,7 +255,9 @@ static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct 
     sums.args.out_dt = DT_F32;
     sums.args.add = false;
     sums.args.bias = NULL;
-    sums.out_bytes = (size_t)(t->args.m * t->args.ld_out) * sizeof(float);
+    sums.args.gate_up = NULL;
+    sums.args.ld_out = gemm_out_width(t->args.op, t->args.n, t->args.k);
+    sums.out_bytes = (size_t)(t->args.m * sums.args.ld_out) * sizeof(float);
     const struct gemm_pick pick = pick_algo(&base->canonical);
     return try_all(c, base, &sums, &pick, t->sums, m, n, CANONICAL, &ran);
 }
@@ -252,23 +268,34 @@ static void add_new(struct gemm_pick *picks, int *n, const cublasLtMatmulAlgo_t 
     picks[(*n)++] = pick_algo(algo);
 }
 
+static void add_ours(struct gemm_pick *picks, int *n, enum gemm_how how, int first, int end) {
+    for (int i = first; i < end; i++, (*n)++) {
+        memset(&picks[*n], 0, sizeof *picks);
+        picks[*n].how = how;
+        picks[*n].small = i;
+    }
+}
+
 /* The library's algorithms for this class, some of those for more rows (for one row it may name
  * none that sums in one go), for a plan of sums the canonical one, and our kernels for few rows. */
 static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, struct gemm_pick picks[MAX_TRIED],
                       int *n) {
+    const bool few = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_ROWS, hopper = few && c->cc == 90;
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n_algos;
     *n = 0;
+    if (p->swiglu) {
+        add_ours(picks, n, GEMM_SWIGLU_AFTER, 0, 1);
+        if (hopper) add_ours(picks, n, GEMM_FEW, GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR);
+        return 0;
+    }
     TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos; i++) add_new(picks, n, &algos[i]);
     TRY(gemm_plan_algos(c, p, SETTLE_CLASS, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos && i < MAX_MORE; i++) add_new(picks, n, &algos[i]);
     if (p == base) add_new(picks, n, &base->canonical);
-    for (int i = 0; p->op == CUDA_GEMM_FWD && i < GEMM_N_SMALL && rows <= GEMM_SMALL_ROWS; i++, (*n)++) {
-        memset(&picks[*n], 0, sizeof *picks);
-        picks[*n].how = GEMM_SMALL;
-        picks[*n].small = i;
-    }
+    if (few) add_ours(picks, n, GEMM_SMALL, 0, GEMM_N_SMALL);
+    if (hopper) add_ours(picks, n, GEMM_FEW, 0, GEMM_N_FEW);
     return 0;
 }
 
@@ -297,9 +324,78 @@ static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const 
     return 0;
 }
 
+/* Stands for the small kernel between two products of a step. */
+static __global__ void link_kernel(float *p) {
+    cuda_next_may_start();
+    cuda_wait_before();
+    p[blockIdx.x * blockDim.x + threadIdx.x] += 1;
+}
+
+/* Queues the product `links` times, over weights that L2 has not got, with a small kernel before each. */
+static int queue_links(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, int links) {
+    const size_t w_bytes = (size_t)(p->n * p->k) * dtype_size(p->in), fit = t->flush_bytes / w_bytes;
+    struct cuda_gemm_args a = t->args;
+    bool ran;
+    for (int i = 0; i < links; i++) {
+        if (fit) a.b = (const char *)t->flush + (size_t)i % fit * w_bytes / 256 * 256;
+        CU_TRY(cuda_launch(c, link_kernel, LINK_BLOCKS, LINK_THREADS, 0, t->link));
+        TRY(gemm_pick_run(c, p, pick, &a, &ran));
+    }
+    return 0;
+}
+
+static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void *graph, float *ms) {
+    for (int round = 0; round < CHAIN_ROUNDS; round++) {
+        float one;
+        CU_TRY(cudaEventRecord(t->begin[0], c->stream));
+        TRY(cuda_graph_run(d, graph));
+        CU_TRY(cudaEventRecord(t->end[0], c->stream));
+        CU_TRY(cudaStreamSynchronize(c->stream));
+        CU_TRY(cudaEventElapsedTime(&one, t->begin[0], t->end[0]));
+        if (round == 0 || one < *ms) *ms = one;
+    }
+    return 0;
+}
+
+/* Milliseconds of a product and a small kernel as a recorded step runs them, where our kernels start early. */
+static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, float *ms) {
+    const int64_t fit = (int64_t)(t->flush_bytes / ((size_t)(p->n * p->k) * dtype_size(p->in)));
+    const int links = (int)(fit < MIN_LINKS ? (int64_t)MIN_LINKS : gemm_min(fit, MAX_LINKS));
+    struct dev d = {};
+    void *graph = NULL;
+    d.ctx = c;
+    TRY(cuda_graph_begin(&d));
+    int rc = queue_links(c, p, t, pick, links);
+    const int end = cuda_graph_end(&d, &graph);
+    if (rc == 0) rc = end;
+    if (rc == 0) rc = time_graph(c, &d, t, graph, ms);
+    if (graph) cuda_graph_free(&d, graph);
+    *ms /= (float)links;
+    return rc;
+}
+
+/* The same of the fastest of them; the others' become infinite. */
+static int time_fastest_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
+                                float *ms) {
+    float chained[MAX_TRIED];
+    for (int i = 0; i < n; i++) chained[i] = 1e30f;
+    for (int k = 0; k < MAX_CHAINED; k++) {
+        int best = 0;
+        for (int i = 1; i < n; i++)
+            if (ms[i] < ms[best]) best = i;
+        if (ms[best] >= 1e30f) break;
+        ms[best] = 1e30f;
+        TRY(time_chained(c, p, t, &picks[best], &chained[best]));
+    }
+    memcpy(ms, chained, (size_t)n * sizeof *ms);
+    return 0;
+}
+
 /* "algorithm 3" of the list, or "our kernel 0" */
 static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, size_t size) {
     if (picks[i].how == GEMM_SMALL) snprintf(buf, size, "our kernel %d", picks[i].small);
+    else if (picks[i].how == GEMM_FEW) snprintf(buf, size, "our Hopper kernel %d", picks[i].small);
+    else if (picks[i].how == GEMM_SWIGLU_AFTER) snprintf(buf, size, "a kernel each");
     else snprintf(buf, size, "algorithm %d", i + 1);
     return buf;
 }
@@ -322,15 +418,18 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
     TRY(candidates(c, p, base, top, picks, &n));
     TRY(make_want(c, base, t));
     if (base) TRY(check_canonical(c, base, t, tests, n_tests));
-    for (int i = 0; i < n; i++) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
+    for (int i = 0; i < n; i++) {
+        good[i] = picks[i].how == GEMM_SWIGLU_AFTER; /* that is the definition; and its product's choice must not be made now */
+        if (!good[i]) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
+    }
     TRY(read_flags(c, t, flags));
     if (flags[CANONICAL])
         FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm's rows depend on their number near %lld", name, (long long)top);
     for (int i = 0; i < n; i++) good[i] = good[i] && !flags[i];
     TRY(time_all(c, p, t, picks, good, n, ms));
+    if (c->cc >= 90 && top <= GEMM_SMALL_ROWS) TRY(time_fastest_chained(c, p, t, picks, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;
-        if (picks[i].how == GEMM_ALGO && c->cc >= 90 && top <= GEMM_SMALL_ROWS) ms[i] += EARLY_MS;
         n_good++;
         if (first < 0) first = i;
         if (best < 0 || ms[i] < ms[best]) best = i;
@@ -367,6 +466,10 @@ int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int b
     char name[128];
     log_warn("cuda: %s: no memory to choose an algorithm for %lld rows, a slower one serves", gemm_plan_name(p, name, sizeof name),
              (long long)gemm_bucket_top(bucket));
+    if (p->swiglu) {
+        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+        return 0;
+    }
     if (base) p->pick[bucket] = pick_algo(&base->canonical);
     if (p != base) p->pick[bucket].how = base ? GEMM_TWO_PASS : GEMM_PARTS;
     return 0;

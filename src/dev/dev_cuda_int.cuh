@@ -146,6 +146,8 @@ struct cuda_gemm_args {
     const void *from;      /* add: what is added to, of out's shape; NULL: out itself */
     int64_t part;          /* FWD, out f32, nothing added: the bits are those of products of `part` columns (the last may have
                               fewer), one after the other; 0: of one product */
+    void *gate_up;         /* FWD: not the product but its SwiGLU is out, (m, n / 2) of dtype in; this (m, n) may be written, as the
+                              product; NULL: the product */
     const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
 };
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
@@ -159,6 +161,7 @@ int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct wei
 int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
 int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* what cuda_swiglu_fwd queues */
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
@@ -186,6 +189,7 @@ int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
 int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
 int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
 int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+int cuda_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
 int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
 int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 /* dev_cuda_head.cu, dev_cuda_sample.cu */

@@ -76,4 +76,11 @@ static __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
+/* To some ulp, in four instructions: an exact division and exponential take as long as the memory that a chunk needs. */
+static __device__ __forceinline__ float sigmoid(float g) {
+    return rcp_approx(__fadd_rn(1.0f, exp2_approx(__fmul_rn(g, -1.4426950408889634f))));
+}
+/* silu(g) * u */
+static __device__ __forceinline__ float swiglu(float g, float u) { return __fmul_rn(__fmul_rn(g, sigmoid(g)), u); }
+
 #endif

@@ -60,6 +60,15 @@ static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity) {
                  ::"r"(bar), "r"(parity) : "memory");
 #endif
 }
+/* Whether bar_wait would return at once. */
+static __device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {
+    uint32_t ended = 1;
+#if WGMMA_HERE
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(ended) : "r"(bar), "r"(parity) : "memory");
+#endif
+    return ended;
+}
 
 /* ---- copies; x: column, y: row of the tile's first element ---- */
 
@@ -67,6 +76,19 @@ static __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap 
 #if WGMMA_HERE
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y) : "memory");
+#endif
+}
+/* The map is asked for, so that the first copy by it need not wait. */
+static __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
+#if WGMMA_HERE
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+/* Both tiles of a map of a pair: that of the first matrix, then that of the second. */
+static __device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
+#if WGMMA_HERE
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+                 ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(0) : "memory");
 #endif
 }
 /* Into the same place of the blocks of the cluster that have a bit in `to`, completing on the barrier of each. */
@@ -116,6 +138,14 @@ static __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+/* Whether this thread is the one of its warp that shall act for it; the compiler knows then that there is but one. */
+static __device__ __forceinline__ bool warp_elect() {
+    uint32_t mine = 0;
+#if WGMMA_HERE
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(mine));
+#endif
+    return mine;
+}
 /* Named barrier `id` of the block among `threads` threads: wait for all; or arrive and go on. */
 static __device__ __forceinline__ void group_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -159,5 +189,7 @@ static __device__ __forceinline__ void wgmma_rows_256(float (&d)[32][4], uint64_
 
 /* A row-major bf16 matrix (rows, cols) cut into tiles of `box` rows and 64 columns; data and rows aligned to 16 bytes. */
 int cuda_tensor_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
+/* Two such matrices, one behind the other, for tma_load_pair: a tile is `box` rows of each. */
+int cuda_tensor_map_pair(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
 
 #endif

@@ -33,6 +33,9 @@ static __device__ __forceinline__ uint64_t panel_desc(uint32_t addr) {
     return (uint64_t)((addr & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* Its lower half; the upper one, of any panel, is 0x40000040. */
+static __device__ __forceinline__ uint32_t panel_low(uint32_t addr) { return (uint32_t)panel_desc(addr); }
+
 /* Makes this thread's writes to shared memory visible to the products after the next barrier. */
 static __device__ __forceinline__ void wgmma_publish() {
 #if WGMMA_HERE
@@ -89,6 +92,36 @@ static __device__ __forceinline__ void wgmma_cols(float (&d)[8][4], const uint32
 #if WGMMA_HERE
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGS ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                  : WGMMA_D(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#endif
+}
+
+#define WGMMA_R8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_R16 WGMMA_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_R24 WGMMA_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_R32 WGMMA_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_R40 WGMMA_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_R48 WGMMA_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_FEW(N, REGS, A, B, P, ...)                                                                                 \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nmov.b64 a, {" A ", 0x40000040};\nmov.b64 b, {" B ", 0x40000040};\n" \
+                 "setp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 "                    \
+                 "{" REGS "}, a, b, p, 1, 1, 0, 0;\n}"                                                                   \
+                 : __VA_ARGS__ : "r"(a), "r"(b), "r"(1))
+/* d (64, 8 NB) += A . B^T over 16 columns: A 64 rows, B 8 NB rows, by rows. a, b: panel_low. Where the compiler sees that
+ * all of a warp has the same a and b (they come from a shuffle, say), products follow each other without a move between. */
+template <int NB> static __device__ __forceinline__ void wgmma_few(float (&d)[NB][4], uint32_t a, uint32_t b) {
+#if WGMMA_HERE
+    static_assert(NB % 2 == 0 && NB <= 12, "a size that is written out below");
+    if constexpr (NB == 2) WGMMA_FEW("16", WGMMA_R8, "%8", "%9", "%10", WGMMA_D8(d, 0));
+    if constexpr (NB == 4) WGMMA_FEW("32", WGMMA_R16, "%16", "%17", "%18", WGMMA_D8(d, 0), WGMMA_D8(d, 2));
+    if constexpr (NB == 6) WGMMA_FEW("48", WGMMA_R24, "%24", "%25", "%26", WGMMA_D8(d, 0), WGMMA_D8(d, 2), WGMMA_D8(d, 4));
+    if constexpr (NB == 8)
+        WGMMA_FEW("64", WGMMA_R32, "%32", "%33", "%34", WGMMA_D8(d, 0), WGMMA_D8(d, 2), WGMMA_D8(d, 4), WGMMA_D8(d, 6));
+    if constexpr (NB == 10)
+        WGMMA_FEW("80", WGMMA_R40, "%40", "%41", "%42", WGMMA_D8(d, 0), WGMMA_D8(d, 2), WGMMA_D8(d, 4), WGMMA_D8(d, 6),
+                  WGMMA_D8(d, 8));
+    if constexpr (NB == 12)
+        WGMMA_FEW("96", WGMMA_R48, "%48", "%49", "%50", WGMMA_D8(d, 0), WGMMA_D8(d, 2), WGMMA_D8(d, 4), WGMMA_D8(d, 6),
+                  WGMMA_D8(d, 8), WGMMA_D8(d, 10));
 #endif
 }
 

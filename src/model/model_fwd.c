@@ -234,10 +234,13 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), gate_up = model__top(s->gate_up, n);
+    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
+    const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, model__vec(y->gate_up_bias),
+                                        .base = b->no_adapter};
     TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
-    TRY(model__linear(m, &(struct linear_args){y->gate_up, gate_up, xn2, model__vec(y->gate_up_bias), .base = b->no_adapter}));
-    return dev_swiglu_fwd(d, model__top(s->mlp, n), gate_up);
+    if (!a->keep.train) return model__linear_swiglu(m, &gate_up, mlp);
+    TRY(model__linear(m, &gate_up)); /* backward reads it */
+    return dev_swiglu_fwd(d, mlp, gate_up.y);
 }
 
 int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a) {

@@ -112,6 +112,8 @@ struct linear_args {
     struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
+/* out (T, n / 2) = SwiGLU of y, which holds it afterwards only if it has to. */
+int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out);
 /* Gradients under way: a flat array of what m trains. */
 struct model_grads {
     float *flat;

@@ -39,6 +39,16 @@ int model__linear(struct model *m, const struct linear_args *a) {
     return 0;
 }
 
+int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out) {
+    struct weight w;
+    if (!a->base && a->group->lora) {
+        TRY(model__linear(m, a));
+        return dev_swiglu_fwd(m->dev, out, a->y);
+    }
+    TRY(model__weight(m, a->group, &w));
+    return dev_matmul_swiglu(m->dev, out, a->y, a->x, w, a->bias);
+}
+
 /* dx, and the sums of the adapters' gradients in mat_a and mat_b:
  * dz = dy (scale B), dx = dy W + dz A, dA = dz^T x, dB = scale dy^T (A x). */
 static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, struct weight w, int64_t lo, int64_t n) {

@@ -159,6 +159,24 @@ static inline int matmul_bwd(struct run *r) {
     return 0;
 }
 
+/* ---- matmul with SwiGLU: s->n is f ---- */
+
+static inline void mlp_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->k), true, 1, 0);
+    add_in(r, "w", shape_2d(r->act, 2 * r->s->n, r->s->k), false, 0.5f, 0);
+    add_in(r, "bias", shape_1d(r->act, 2 * r->s->n), false, 1, 0);
+}
+static inline int mlp_fwd(struct run *r) {
+    struct weight w;
+    const struct tensor gate_up = dev_new(r, shape_2d(r->act, r->rows, 2 * r->s->n), true);
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    const struct tensor bias = r->s->flags & S_BIAS ? up(r, &r->in[2]) : TENSOR_NONE;
+    TRY(up_weight(r, &r->in[1], &w));
+    for (int i = 0; i < 2; i++) TRY(dev_matmul_swiglu(r->d, y, gate_up, up(r, &r->in[0]), w, bias)); /* it may know more then */
+    down(r, "y", y, true, TOL_SUM);
+    return 0;
+}
+
 /* ---- SwiGLU ---- */
 
 static inline void swiglu_setup(struct run *r) {
@@ -473,6 +491,7 @@ static const struct op_def ops_table[] = {
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_rows), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
+    {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},

@@ -101,6 +101,7 @@ static void test_misfits(void **state) {
     REFUSED(matmul_fwd, dev_matmul_fwd(d, b16, b16, w16, TENSOR_NONE, true));
     REFUSED(matmul_fwd, dev_matmul_fwd(d, tensor_2d(NULL, DT_F32, 4, 8), x, w, TENSOR_NONE, false));
     REFUSED(matmul_add, dev_matmul_add(d, y, x, b16, w, TENSOR_NONE));
+    REFUSED(matmul_swiglu, dev_matmul_swiglu(d, y, x, x, w, TENSOR_NONE));
     REFUSED(matmul_dx, dev_matmul_dx(d, y, tensor_2d(f, DT_F32, 4, 7), w, false));
     REFUSED(matmul_dw, dev_matmul_dw(d, tensor_2d(g, DT_F32, 8, 7), TENSOR_NONE, x, y, true));
     REFUSED(swiglu_fwd, dev_swiglu_fwd(d, y, x));

@@ -181,6 +181,55 @@ static void test_odd_sizes(void **state) { /* not multiples of 16 bytes: our own
     for (int64_t i = 0; i < COUNT(cases); i++) check_fwd(&cases[i]);
 }
 
+/* A product with SwiGLU has the bits of the product and then SwiGLU, the first time and once a kernel was chosen. */
+static void check_swiglu(const struct fwd_case *s) {
+    const int64_t rows = 200, f = s->n / 2;
+    struct host_operands h = {noise(s->act, rows * s->k, 1, 1), noise(s->act, s->n * s->k, 2, 0.1f),
+                              s->bias ? noise(s->act, s->n, 3, 1) : NULL, noise(s->act, rows * s->n, 4, 1)};
+    struct operands o = operands_on(&cuda, s, &h, rows);
+    const struct weight w = {o.w.data, s->act, s->n, s->k};
+    const size_t bytes = (size_t)(rows * f) * dtype_size(s->act);
+    char *want = xmalloc(bytes), *got = xmalloc(bytes);
+    const struct tensor y = upload(&cuda, s->act, rows, f, h.y0);
+    must(dev_matmul_fwd(&cuda, o.y, o.x, w, vector(o.bias), false));
+    must(dev_swiglu_fwd(&cuda, y, o.y));
+    must(dev_copy_out(&cuda, want, y.data, bytes));
+    for (int64_t i = 0; i < COUNT(row_counts) && row_counts[i] <= rows; i++)
+        for (int time = 0; time < 2; time++) {
+            const int64_t m = row_counts[i], lo = (rows - m) / 2;
+            const size_t row = (size_t)f * dtype_size(s->act);
+            must(dev_copy_in(&cuda, y.data, h.y0, bytes));
+            must(dev_matmul_swiglu(&cuda, tensor_rows(y, lo, m), tensor_rows(o.y, 0, m), tensor_rows(o.x, lo, m), w,
+                                   vector(o.bias)));
+            must(dev_copy_out(&cuda, got, y.data, bytes));
+            if (memcmp(got + (size_t)lo * row, want + (size_t)lo * row, (size_t)m * row) != 0)
+                fail_msg("SwiGLU in the product, f %lld k %lld %s: %lld rows differ from those of two ops", (long long)f,
+                         (long long)s->k, dtype_name(s->act), (long long)m);
+            const size_t end = (size_t)(lo + m) * row;
+            if (memcmp(got, h.y0, (size_t)lo * row) != 0 || memcmp(got + end, (char *)h.y0 + end, bytes - end) != 0)
+                fail_msg("SwiGLU in the product, f %lld k %lld: %lld rows write to others", (long long)f, (long long)s->k,
+                         (long long)m);
+        }
+    operands_free(&cuda, &o);
+    drop(&cuda, y);
+    free(h.x);
+    free(h.w);
+    free(h.bias);
+    free(h.y0);
+    free(want);
+    free(got);
+}
+static void test_swiglu(void **state) {
+    static const struct fwd_case cases[] = {
+        {9728, 896, DT_BF16, DT_BF16, false, false}, {12288, 2048, DT_BF16, DT_BF16, false, false},
+        {1824, 384, DT_BF16, DT_BF16, true, false},  {16, 128, DT_BF16, DT_BF16, true, false},
+        {176, 64, DT_BF16, DT_BF16, false, false},   {100, 66, DT_BF16, DT_BF16, true, false},
+        {96, 128, DT_F32, DT_F32, true, false},
+    };
+    (void)state;
+    for (int64_t i = 0; i < COUNT(cases); i++) check_swiglu(&cases[i]);
+}
+
 /* Logits have the bits of the products of DEV_VOCAB_CHUNK columns, in which training computes them. */
 static void test_logits(void **state) {
     enum { V = 151936, K = 896, ROWS = 512 };
@@ -291,6 +340,7 @@ int main(void) {
         cmocka_unit_test(test_odd_sizes),
         cmocka_unit_test(test_kinds_of_output),
         cmocka_unit_test(test_models),
+        cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_logits),
         cmocka_unit_test(test_backward),
     };
