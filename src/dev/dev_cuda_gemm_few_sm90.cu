@@ -30,6 +30,12 @@ struct few_bars {
     uint64_t w_full[MAX_SLOTS], x_full[MAX_SLOTS], free[MAX_SLOTS];
 };
 
+/* Two neighbours of a row of out. old: what is added to. */
+[[maybe_unused]] static __device__ __forceinline__ void store2(const struct few &p, int64_t at, float2 v, float2 old) {
+    if (!p.out_f32) *(__nv_bfloat162 *)((__nv_bfloat16 *)p.out + at) = __floats2bfloat162_rn(v.x, v.y);
+    else *(float2 *)((float *)p.out + at) = p.add ? make_float2(v.x + old.x, v.y + old.y) : v;
+}
+
 /* Where a block's results begin, and its shared memory. Slots hold KA panels of 64 columns: of x bm rows, of W 8 NB. */
 struct few_place {
     uint32_t x_ring, w_ring, w_full, x_full, free; /* the last three: barriers of slot 0 */
@@ -41,11 +47,11 @@ struct few_place {
 
 template <int NB, int KA, bool PAIR>
 static __device__ __forceinline__ void load_w(const struct few_place &q, const CUtensorMap *map, int step, int slot) {
-    constexpr int PANEL = 8 * NB * PANEL_ROW;
-    bar_expect(q.w_full + 8 * slot, KA * PANEL);
+    constexpr int W_PANEL = 8 * NB * PANEL_ROW;
+    bar_expect(q.w_full + 8 * slot, KA * W_PANEL);
 #pragma unroll
     for (int a = 0; a < KA; a++) {
-        const uint32_t to = q.w_ring + (uint32_t)((slot * KA + a) * PANEL);
+        const uint32_t to = q.w_ring + (uint32_t)((slot * KA + a) * W_PANEL);
         const int col = (step * KA + a) * (PANEL_ROW / 2);
         if (PAIR) tma_load_pair(to, map, col, q.n0, q.w_full + 8 * slot);
         else tma_load(to, map, col, q.n0, q.w_full + 8 * slot);
@@ -66,14 +72,14 @@ static __device__ __forceinline__ void begin(const struct few &p, const struct f
     tma_prefetch_map(x_map);
 }
 
+/* All of x, and the rest of W as slots become free. */
 template <int NB, int KA, bool PAIR>
 static __device__ __forceinline__ void feed(const struct few &p, const struct few_place &q, const CUtensorMap *w_map,
                                             const CUtensorMap *x_map) {
-    int slot = 0, w_slot = 0; /* slot: of x; w_slot: of the step that left it */
-    uint32_t parity = 1;
+    int slot = 0, w_slot = 0, parity = 1; /* slot: of x; w_slot: of the step that left it */
     for (int step = 0; step < q.steps; step++) {
         if (step >= p.x_slots) {
-            bar_wait(q.free + 8 * slot, parity);
+            bar_wait(q.free + 8 * slot, (uint32_t)parity);
             const int next = step - p.x_slots + p.w_slots;
             if (next < q.steps) load_w<NB, KA, PAIR>(q, w_map, next, w_slot);
             w_slot = w_slot + 1 == p.w_slots ? 0 : w_slot + 1;
@@ -91,7 +97,8 @@ static __device__ __forceinline__ void feed(const struct few &p, const struct fe
 
 /* group: which 64 of the block's rows; the same for all of a warp, as `slot` and all else that addresses come from. */
 template <int NB, int KA>
-static __device__ __forceinline__ void multiply(const struct few &p, const struct few_place &q, int group, float (&sum)[NB][4]) {
+static __device__ __forceinline__ void multiply(const struct few &p, const struct few_place &q, int group, int lane,
+                                                float (&sum)[NB][4]) {
     constexpr int W_PANEL = 8 * NB * PANEL_ROW;
     const uint32_t x_desc = panel_low(q.x_ring + (uint32_t)(group * 64 * PANEL_ROW)), w_desc = panel_low(q.w_ring);
     int slot = 0, w_slot = 0;
@@ -102,9 +109,9 @@ static __device__ __forceinline__ void multiply(const struct few &p, const struc
     for (int step = 0; step < q.steps; step++) {
         const uint32_t x = x_desc + (uint32_t)(slot * q.x_slot) / 16, w = w_desc + (uint32_t)(w_slot * KA * W_PANEL) / 16;
         const uint32_t before = q.free + 8 * (slot ? slot - 1 : p.x_slots - 1);
-        bool w_there = true, x_there = true; /* the next step's: asked while products are under way */
         if (++slot == p.x_slots) slot = 0, parity ^= 1;
         if (++w_slot == p.w_slots) w_slot = 0, w_parity ^= 1;
+        bool w_there = true, x_there = true; /* the next step's: asked while products are under way */
 #pragma unroll
         for (int i = 0; i < 4 * KA; i++) {
             wgmma_few<NB>(sum, x + (uint32_t)(i / 4 * q.x_panel) / 16 + i % 4 * 2, w + i / 4 * W_PANEL / 16 + i % 4 * 2);
@@ -113,7 +120,7 @@ static __device__ __forceinline__ void multiply(const struct few &p, const struc
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (step && threadIdx.x % 32 == 0) bar_arrive(before);
+        if (step && lane == 0) bar_arrive(before);
         if (step + 1 < q.steps && !(w_there && x_there)) {
             bar_wait(q.w_full + 8 * w_slot, w_parity);
             bar_wait(q.x_full + 8 * slot, parity);
@@ -123,55 +130,49 @@ static __device__ __forceinline__ void multiply(const struct few &p, const struc
     wgmma_hold(sum);
 }
 
-/* Two neighbours of a result: the product's, or SwiGLU of gate and up, each rounded as the product would be stored. */
-template <int SETS, int NB>
-static __device__ __forceinline__ float2 result(const float (&sum)[NB][4], const float2 (&bias)[NB], int j, int h) {
-    const float2 v = make_float2(sum[j][2 * h] + bias[j].x, sum[j][2 * h + 1] + bias[j].y);
-    if constexpr (SETS == NB) {
-        return v;
-    } else {
-        const float2 g = __bfloat1622float2(__floats2bfloat162_rn(v.x, v.y));
-        const float2 u = __bfloat1622float2(
-            __floats2bfloat162_rn(sum[SETS + j][2 * h] + bias[SETS + j].x, sum[SETS + j][2 * h + 1] + bias[SETS + j].y));
-        return make_float2(swiglu(g.x, u.x), swiglu(g.y, u.y));
-    }
-}
-
-template <int NB, int KA, bool PAIR>
-static __device__ __forceinline__ void make_rows(const struct few &p, const struct few_place &q, int warp) {
+template <int NB, int RG, int KA, bool PAIR>
+static __device__ __forceinline__ void make_rows(const struct few &p, const struct few_place &q, int warp, int lane) {
     constexpr int SETS = PAIR ? NB / 2 : NB;
     /* A lane's results: rows `row` and 8 further, of each 8 columns `at` and its neighbour. */
-    const int lane = threadIdx.x % 32, row = warp * 16 + lane / 4, at = q.n0 + lane % 4 * 2;
+    const int row = warp * 16 + lane / 4, at = q.n0 + lane % 4 * 2;
     const bool mine[2] = {row < p.bm && q.m0 + row < p.m, row + 8 < p.bm && q.m0 + row + 8 < p.m};
-    const int64_t first = (q.m0 + row) * p.ld_out + at;
-    float2 bias[NB] = {}, v[SETS][2] = {}; /* v: what is there, then what will be */
-    float sum[NB][4] = {};
+    float2 bias[NB] = {}, old[SETS][2] = {};
     if (p.bias) {
 #pragma unroll
-        for (int j = 0; j < NB; j++)
-            if (at + j % SETS * 8 < p.n)
-                bias[j] = __bfloat1622float2(*(const __nv_bfloat162 *)(p.bias + j / SETS * p.n + at + j % SETS * 8));
+        for (int j = 0; j < NB; j++) {
+            const int col = at + j % SETS * 8;
+            if (col < p.n) bias[j] = __bfloat1622float2(*(const __nv_bfloat162 *)(p.bias + j / SETS * p.n + col));
+        }
     }
     cuda_wait_before();
     if (!PAIR && p.add) {
 #pragma unroll
-        for (int i = 0; i < 2 * SETS; i++)
-            if (mine[i % 2] && at + i / 2 * 8 < p.n)
-                v[i / 2][i % 2] = *(const float2 *)((const float *)p.out + first + i % 2 * 8 * p.ld_out + i / 2 * 8);
-    }
-    multiply<NB, KA>(p, q, warp / 4, sum);
+        for (int j = 0; j < SETS; j++)
 #pragma unroll
-    for (int i = 0; i < 2 * SETS; i++) {
-        const float2 r = result<SETS>(sum, bias, i / 2, i % 2);
-        v[i / 2][i % 2] = !PAIR && p.add ? make_float2(r.x + v[i / 2][i % 2].x, r.y + v[i / 2][i % 2].y) : r;
+            for (int h = 0; h < 2; h++)
+                if (mine[h] && at + 8 * j < p.n)
+                    old[j][h] = *(const float2 *)((const float *)p.out + (q.m0 + row + 8 * h) * p.ld_out + at + 8 * j);
     }
+    float sum[NB][4] = {};
+    multiply<NB, KA>(p, q, RG == 1 ? 0 : warp / 4, lane, sum);
+    float2 v[SETS][2];
 #pragma unroll
-    for (int i = 0; i < 2 * SETS; i++) {
-        const int64_t to = first + i % 2 * 8 * p.ld_out + i / 2 * 8;
-        if (!mine[i % 2] || at + i / 2 * 8 >= p.n) continue;
-        if (p.out_f32) *(float2 *)((float *)p.out + to) = v[i / 2][i % 2];
-        else *(__nv_bfloat162 *)((__nv_bfloat16 *)p.out + to) = __floats2bfloat162_rn(v[i / 2][i % 2].x, v[i / 2][i % 2].y);
-    }
+    for (int j = 0; j < SETS; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            v[j][h] = make_float2(sum[j][2 * h] + bias[j].x, sum[j][2 * h + 1] + bias[j].y);
+            if constexpr (PAIR) {
+                const float2 g = __bfloat1622float2(__floats2bfloat162_rn(v[j][h].x, v[j][h].y));
+                const float2 u = __bfloat1622float2(__floats2bfloat162_rn(sum[SETS + j][2 * h] + bias[SETS + j].x,
+                                                                         sum[SETS + j][2 * h + 1] + bias[SETS + j].y));
+                v[j][h] = make_float2(swiglu(g.x, u.x), swiglu(g.y, u.y));
+            }
+        }
+#pragma unroll
+    for (int j = 0; j < SETS; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (mine[h] && at + 8 * j < p.n) store2(p, (q.m0 + row + 8 * h) * p.ld_out + at + 8 * j, v[j][h], old[j][h]);
 }
 
 /* A block makes 8 NB columns of W's product (PAIR: 4 NB of gate and the same of up, and so 4 NB of out) for bm rows, at most
@@ -183,29 +184,32 @@ static __global__ void __launch_bounds__(128 * RG + 32)
 #if WGMMA_HERE
     extern __shared__ unsigned char memory[];
     __shared__ struct few_bars bars;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* and seen to be the same for all of it */
     struct few_place q;
+    q.x_ring = (smem_addr(memory) + PANEL_ALIGN - 1) & ~(uint32_t)(PANEL_ALIGN - 1);
     q.x_panel = p.bm * PANEL_ROW;
     q.x_slot = KA * q.x_panel;
-    q.x_ring = (smem_addr(memory) + PANEL_ALIGN - 1) & ~(uint32_t)(PANEL_ALIGN - 1);
+    q.steps = p.k / (KA * PANEL_ROW / 2);
     q.w_ring = q.x_ring + (uint32_t)(p.x_slots * q.x_slot);
     q.w_full = smem_addr(bars.w_full);
     q.x_full = smem_addr(bars.x_full);
     q.free = smem_addr(bars.free);
-    q.steps = p.k / (KA * PANEL_ROW / 2);
     q.n0 = (int)blockIdx.x * (PAIR ? 4 * NB : 8 * NB);
     q.m0 = (int)blockIdx.y * p.bm;
+    const int lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* and seen to be the same for all of it */
     cuda_next_may_start();
     if (warp == 4 * RG) {
         if (warp_elect()) begin<NB, KA, PAIR>(p, q, &w_map, &x_map, 4 * RG);
         __syncwarp();
     }
     __syncthreads();
-    if (warp < 4 * RG) make_rows<NB, KA, PAIR>(p, q, RG == 1 ? warp % 4 : warp);
-    else if (warp_elect()) {
+    if (warp == 4 * RG) {
+        if (!warp_elect()) return;
         cuda_wait_before();
         feed<NB, KA, PAIR>(p, q, &w_map, &x_map);
+        return;
     }
+    make_rows<NB, RG, KA, PAIR>(p, q, warp, lane);
 #endif
 }
 
@@ -221,14 +225,10 @@ struct few_kind {
 template <int NB, int RG, int KA, bool PAIR> static constexpr struct few_kind kind_of(int parts, int w_slots, int x_slots) {
     return {few_kernel<NB, RG, KA, PAIR>, NB, RG, KA, PAIR, parts, w_slots, x_slots};
 }
-/* Shapes are made so that a layer of the models has about as many blocks as the GPU has multiprocessors, at 65 to 80 rows and
- * at most 64; slots, so that the next kernels' rings find room beside. More than one slot of x, or a ring as long as k. */
 static const struct few_kind kinds[GEMM_N_FEW + GEMM_N_PAIR] = {
-    kind_of<2, 1, 2, false>(2, 16, 10), kind_of<2, 1, 4, false>(2, 6, 6), kind_of<4, 1, 2, false>(2, 10, 6),
-    kind_of<4, 1, 2, false>(4, 7, 4),   kind_of<2, 1, 2, false>(1, 16, 6), kind_of<4, 2, 2, false>(1, 8, 4),
-    kind_of<2, 2, 2, false>(1, 12, 5),
-    kind_of<10, 2, 1, true>(1, 8, 4),   kind_of<12, 2, 1, true>(1, 8, 4),  kind_of<8, 2, 1, true>(1, 6, 5),
-    kind_of<10, 1, 1, true>(1, 8, 5),   kind_of<12, 1, 1, true>(1, 8, 5)};
+    kind_of<2, 1, 2, false>(2, 20, 8), kind_of<2, 1, 4, false>(2, 6, 6),   kind_of<2, 1, 2, false>(1, 20, 6),
+    kind_of<4, 1, 2, false>(4, 10, 6), kind_of<4, 1, 2, false>(2, 10, 6), kind_of<2, 1, 2, false>(2, 12, 6),
+    kind_of<10, 2, 1, true>(1, 8, 4),  kind_of<10, 1, 2, true>(1, 4, 4),  kind_of<8, 2, 1, true>(1, 6, 5)};
 
 int gemm_few(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran) {
     const struct few_kind *v = &kinds[kind];

@@ -1,5 +1,6 @@
-/* dev_cuda_gemm_tune.cu - which algorithms of cuBLASLt give an exact product's bits, and which
- * of those is the fastest.
+/* dev_cuda_gemm_tune.cu - which algorithms of cuBLASLt, and which kernels of ours, give an exact
+ * product's bits, and which of those is the fastest: from a cold L2, and for few rows in recorded work,
+ * where kernels of ours overlap with their neighbours.
  *
  * A shape's canonical algorithm is the library's first whose rows are seen not to depend on m.
  * Every other algorithm, class of m and kind of output is held against its sums, at several m
@@ -111,7 +112,8 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
 /* Fills a trial of p with up to `rows` rows, fewer where they would take too much memory.
  * ERR_NOMEM: the GPU has no room for it now. */
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
-    const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)sum_width(p) * (8 + 2 * dtype_size(p->out_dt));
+    const size_t out = (size_t)sum_width(p) * dtype_size(p->out_dt);
+    const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)sum_width(p) * 8 + (p->swiglu ? 2 * out : out);
     const int64_t most = (int64_t)((p->part ? GEMM_PARTS_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     memset(t, 0, sizeof *t);
