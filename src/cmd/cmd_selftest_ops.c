@@ -193,6 +193,9 @@ static int matmul_case(struct run *r) {
     keep(r, "matmul_dx", dx, SUM);
     keep(r, "matmul_dw", dw, SUM);
     keep(r, "matmul_dw bias", db, SUM);
+    const struct tensor gate_up = empty(r, r->act, t, n), half = empty(r, r->act, t, n / 2);
+    for (int i = 0; i < 2; i++) OP(dev_matmul_swiglu(r->d, half, gate_up, x, w, bias)); /* the first time may choose a kernel */
+    keep(r, "matmul_swiglu", half, INNER);
     return r->rc;
 }
 
