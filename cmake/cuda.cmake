@@ -49,6 +49,6 @@ endforeach()
 set(cuda_library ${CMAKE_BINARY_DIR}/libverlc_cuda.so)
 add_custom_command(OUTPUT ${cuda_library}
   COMMAND ${VERLC_NVCC} -shared -cudart=static ${gencode} -Xlinker=-soname,libverlc_cuda.so,--exclude-libs,ALL
-    ${cuda_objects} -o ${cuda_library} -ldl -lpthread -lrt
+    ${cuda_objects} -o ${cuda_library} # the static runtime brings -ldl -lpthread -lrt
   DEPENDS ${cuda_objects} COMMENT "linking libverlc_cuda.so" VERBATIM)
 add_custom_target(verlc_cuda ALL DEPENDS ${cuda_library})
