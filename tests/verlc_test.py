@@ -165,6 +165,17 @@ def reward_dir(s, name, seed=5):
     return d
 
 
+def big_model(s):
+    """The scratch's model at eight layers of 512: one whose memory can be told from the program's own."""
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+               "num_key_value_heads": 2}
+    config.pop("head_dim", None)
+    (s.dir / "big.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "big.json", "--out", s.dir / "big", "--tokenizer", s.dir / "model")
+    return s.dir / "big"
+
+
 def sft_refusals(s, test, model, device, tokens):
     """SFT keeps to trainer.device_memory_limit, refuses before it reads a weight, and names a change that does fit.
     tokens: of a micro-batch whose activations are a good part of the whole."""

@@ -13,8 +13,8 @@ import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import (DIGITS_REWARD, Scratch, Tests, has_gpu, reward_dir, run, save_tensors, series, sft_refusals,  # noqa: E402
-                        state, tensors)
+from verlc_test import (DIGITS_REWARD, Scratch, Tests, big_model, has_gpu, reward_dir, run, save_tensors, series,  # noqa: E402
+                        sft_refusals, state, tensors)
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 STEPS = 4
@@ -161,13 +161,7 @@ def sft(s, test, pool):
 
 
 def refusals(s, test):
-    config = json.loads((s.dir / "model/config.json").read_text())
-    config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-               "num_key_value_heads": 2}
-    config.pop("head_dim", None)
-    (s.dir / "big.json").write_text(json.dumps(config))
-    run("model", "init", "--arch", s.dir / "big.json", "--out", s.dir / "big", "--tokenizer", s.dir / "model")
-    sft_refusals(s, test, s.dir / "big", "cuda", 65536)
+    sft_refusals(s, test, big_model(s), "cuda", 65536)
 
 
 def offload(s, test, pool):

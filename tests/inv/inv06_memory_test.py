@@ -13,7 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, run, sft_refusals  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, big_model, run, sft_refusals  # noqa: E402
 
 UNITS = {"MiB": 1, "GiB": 1024}
 
@@ -112,12 +112,7 @@ def recompute_on_cpu(s, test):
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
-        config = json.loads((s.dir / "model/config.json").read_text())
-        config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-                   "num_key_value_heads": 2}
-        config.pop("head_dim", None)
-        (s.dir / "big.json").write_text(json.dumps(config))
-        run("model", "init", "--arch", s.dir / "big.json", "--out", s.dir / "big", "--tokenizer", s.dir / "model")
+        big_model(s)
         for dtype, recompute in (("bfloat16", True), ("float32", False)):
             keys = {"actor_rollout_ref__model__path": s.dir / "big", "actor_rollout_ref__actor__fsdp_config__dtype": dtype,
                     "actor_rollout_ref__model__enable_gradient_checkpointing": recompute, "trainer__threads": 1,
