@@ -163,13 +163,13 @@ int gemm_swiglu_after(struct cuda *c, const struct cuda_gemm_args *a) {
     return cuda_swiglu(c, tensor_2d(a->out, a->in, a->m, a->n / 2), tensor_2d(a->gate_up, a->in, a->m, a->n));
 }
 
-/* In one kernel for few rows, where its bits are seen to be those of two. */
+/* In one kernel, where its bits are seen to be those of two. */
 static int run_swiglu(struct cuda *c, const struct cuda_gemm_args *a) {
     struct cuda_gemm_args sums = sum_only(a);
     struct gemm_plan *p, *base;
     const bool fits = library_size(a) && library_out(a) && aligned(a->a) && aligned(a->b) && aligned(a->gate_up) &&
                       aligned(a->bias);
-    if (a->m > GEMM_SMALL_ROWS || c->cc != 90 || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
+    if (c->cc != 90 || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
     bool ran = false;

@@ -19,7 +19,7 @@ enum {
     GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, GEMM_N_FEW = 6, GEMM_N_PAIR = 3 /* of our kernels for few rows: most rows, kinds */
 };
 
-enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_FEW, GEMM_TWO_PASS, GEMM_PARTS, GEMM_SWIGLU_AFTER };
+enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_FEW, GEMM_TWO_PASS, GEMM_PARTS, GEMM_SWIGLU_AFTER, GEMM_SWIGLU_MANY };
 struct gemm_pick { /* what computes a product */
     enum gemm_how how;
     int small;                 /* GEMM_SMALL, GEMM_FEW: which kind */
@@ -101,6 +101,11 @@ int gemm_small(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *r
 
 /* The same on sm_90: kinds in [0, GEMM_N_FEW) of a product, in [GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR) of its SwiGLU. */
 int gemm_few(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran);
+
+/* ---- dev_cuda_swiglu_sm90.cu ---- */
+
+/* SwiGLU of a product of many rows on sm_90. pre, *ran: as gemm_small. */
+int gemm_swiglu_many(struct cuda *c, const struct cuda_gemm_args *a, bool *ran);
 
 /* ---- dev_cuda_gemm_plain.cu ---- */
 

@@ -211,6 +211,7 @@ int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *p
     *ran = false;
     if (pick->how == GEMM_SMALL) return gemm_small(c, a, pick->small, ran);
     if (pick->how == GEMM_FEW) return gemm_few(c, a, pick->small, ran);
+    if (pick->how == GEMM_SWIGLU_MANY) return gemm_swiglu_many(c, a, ran);
     if (pick->how == GEMM_SWIGLU_AFTER) {
         *ran = true;
         return gemm_swiglu_after(c, a);

@@ -289,6 +289,7 @@ static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *bas
     if (p->swiglu) {
         add_ours(picks, n, GEMM_SWIGLU_AFTER, 0, 1);
         if (hopper) add_ours(picks, n, GEMM_FEW, GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR);
+        if (c->cc == 90 && !few) add_ours(picks, n, GEMM_SWIGLU_MANY, 0, 1);
         return 0;
     }
     TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
@@ -398,6 +399,7 @@ static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, si
     if (picks[i].how == GEMM_SMALL) snprintf(buf, size, "our kernel %d", picks[i].small);
     else if (picks[i].how == GEMM_FEW) snprintf(buf, size, "our Hopper kernel %d", picks[i].small);
     else if (picks[i].how == GEMM_SWIGLU_AFTER) snprintf(buf, size, "a kernel each");
+    else if (picks[i].how == GEMM_SWIGLU_MANY) snprintf(buf, size, "one kernel");
     else snprintf(buf, size, "algorithm %d", i + 1);
     return buf;
 }
@@ -417,6 +419,10 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
     }
     const int64_t tests[] = {t->args.m, low, (low + t->args.m) / 2, t->args.m - 1, 1};
     const int n_tests = (int)(sizeof tests / sizeof *tests);
+    if (p->swiglu && t->args.m < low) { /* the product of fewer rows has made no choice, and must not now */
+        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+        return 0;
+    }
     TRY(candidates(c, p, base, top, picks, &n));
     TRY(make_want(c, base, t));
     if (base) TRY(check_canonical(c, base, t, tests, n_tests));

@@ -95,14 +95,18 @@ __global__ static void __launch_bounds__(TILES_THREADS)
     j.mem.raw[row * j.chunks + chunk] = head_of_tiles<false>(v);
 }
 
-/* ---- one row, by a block of DRAW_THREADS ---- */
+/* ---- one row, by a block of DRAW_THREADS, or of DRAW_MANY where there are more rows than such blocks run at a time. No result
+ * depends on how many: sums are of integers. ---- */
 
 enum {
-    DRAW_THREADS = 512,
-    DRAW_WARPS = DRAW_THREADS / 32,
+    DRAW_THREADS = 512, DRAW_MANY = 256,
+    DRAW_BLOCKS = 2, /* of DRAW_THREADS on a multiprocessor */
+    DRAW_WARPS = DRAW_THREADS / 32, /* at most */
     GROUP_PER_LANE = HEAD_GROUP / 32,
-    CHUNK_PER_THREAD = DEV_VOCAB_CHUNK / DRAW_THREADS,
+    CHUNK_PER_THREAD = DEV_VOCAB_CHUNK / DRAW_MANY, /* at most */
 };
+
+static __device__ __forceinline__ int draw_threads(void) { return (int)blockDim.x; }
 
 struct row {
     const float *raw;
@@ -161,7 +165,7 @@ static __device__ mass_t block_before(mass_t mine, mass_t *total, struct draw_sh
     if (lane == 31) s->warp[warp] = in_warp;
     __syncthreads();
     mass_t before = in_warp - mine, sum = 0;
-    for (int w = 0; w < DRAW_WARPS; w++) {
+    for (int w = 0; w < draw_threads() / 32; w++) {
         if (w == warp) before += sum;
         sum += s->warp[w];
     }
@@ -174,7 +178,7 @@ static __device__ mass_t block_before(mass_t mine, mass_t *total, struct draw_sh
 /* The weights of the chunks, added in order: sum of e^(z - max) over the row; s->prefix after each chunk. */
 static __device__ double chunk_prefix(const head_sum *sums, int chunks, float max, struct draw_shared *s) {
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < chunks; i += DRAW_THREADS) s->prefix[i] = head_weight(sums[i], max);
+    for (int i = (int)threadIdx.x; i < chunks; i += draw_threads()) s->prefix[i] = head_weight(sums[i], max);
     __syncthreads();
     if (threadIdx.x == 0) {
         double sum = 0;
@@ -196,18 +200,19 @@ static __device__ int64_t draw_all(const struct row &r, float u, double sum, str
     const double target = (double)u * sum;
     if (threadIdx.x == 0) s->chunk = s->pick = -1;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < r.chunks; i += DRAW_THREADS)
+    for (int i = (int)threadIdx.x; i < r.chunks; i += draw_threads())
         if (s->prefix[i] > target && !(i > 0 && s->prefix[i - 1] > target)) s->chunk = i;
     __syncthreads();
     const int chunk = s->chunk;
     if (chunk < 0) return 0;
     const float max = r.sums[chunk].max, unit = mass_unit(DEV_VOCAB_CHUNK);
     const double before = chunk > 0 ? s->prefix[chunk - 1] : 0, rest = (target - before) / exp((double)max - (double)r.max);
-    const int64_t first = (int64_t)chunk * DEV_VOCAB_CHUNK + threadIdx.x * CHUNK_PER_THREAD;
+    const int per = DEV_VOCAB_CHUNK / draw_threads();
+    const int64_t first = (int64_t)chunk * DEV_VOCAB_CHUNK + (int64_t)threadIdx.x * per;
     mass_t m[CHUNK_PER_THREAD], mine = 0, total;
 #pragma unroll
     for (int i = 0; i < CHUNK_PER_THREAD; i++) {
-        m[i] = first + i < r.vocab ? mass_of(z_at(r, r.raw[first + i], first + i), max, unit) : 0;
+        m[i] = i < per && first + i < r.vocab ? mass_of(z_at(r, r.raw[first + i], first + i), max, unit) : 0;
         mine += m[i];
     }
     mass_t sum_to = block_before(mine, &total, s), want = (mass_t)__double2ull_rd(rest * (double)unit);
@@ -230,7 +235,7 @@ static __device__ int64_t largest(const struct row &r, struct draw_shared *s) {
     for (int chunk = 0; chunk < r.chunks; chunk++) {
         if (r.sums[chunk].max != r.max) continue;
         const int64_t first = (int64_t)chunk * DEV_VOCAB_CHUNK;
-        for (int64_t i = threadIdx.x; i < DEV_VOCAB_CHUNK && first + i < r.vocab; i += DRAW_THREADS)
+        for (int64_t i = threadIdx.x; i < DEV_VOCAB_CHUNK && first + i < r.vocab; i += draw_threads())
             if (z_at(r, r.raw[first + i], first + i) == r.max) {
                 atomicMin(&s->pick, (int)(first + i));
                 break;
@@ -275,10 +280,10 @@ static __device__ __forceinline__ void for_group(const struct row &r, int g, F f
 template <class F>
 static __device__ __forceinline__ void for_keys(const struct row &r, bool listed, const struct draw_shared *s, uint32_t lo, F f) {
     if (listed) {
-        for (uint32_t i = threadIdx.x; i < s->n_list; i += DRAW_THREADS) f(s->list[i]);
+        for (uint32_t i = threadIdx.x; i < s->n_list; i += draw_threads()) f(s->list[i]);
         return;
     }
-    for (int g = (int)threadIdx.x / 32; g < r.groups; g += DRAW_WARPS)
+    for (int g = (int)threadIdx.x / 32; g < r.groups; g += draw_threads() / 32)
         if (group_reaches(r.group_max[g], lo)) for_group<false>(r, g, [&](uint32_t key, float, int64_t) { f(key); });
 }
 
@@ -314,7 +319,7 @@ static __device__ void measure_pass(const struct row &r, bool listed, uint32_t l
     __syncthreads();
     if (threadIdx.x < N_CUTS) {
         mass_t t = 0;
-        for (int w = 0; w < DRAW_WARPS; w++) t += s->part[threadIdx.x][w];
+        for (int w = 0; w < draw_threads() / 32; w++) t += s->part[threadIdx.x][w];
         s->total[threadIdx.x] = t;
     }
     __syncthreads();
@@ -348,7 +353,7 @@ static __device__ __noinline__ struct cut narrow(const struct row &r, struct cut
 static __device__ uint32_t bound_top_k(const struct row &r, mass_t k, struct draw_shared *s) {
     if (k > (mass_t)r.groups || r.groups > LIST_ROOM) return 0;
     __syncthreads();
-    for (int g = (int)threadIdx.x; g < r.groups; g += DRAW_THREADS) s->list[g] = key_of(r.group_max[g]);
+    for (int g = (int)threadIdx.x; g < r.groups; g += draw_threads()) s->list[g] = key_of(r.group_max[g]);
     if (threadIdx.x == 0) s->n_list = (uint32_t)r.groups;
     __syncthreads();
     const struct cut none = {0, 0};
@@ -390,7 +395,7 @@ static __device__ struct cut find_cut(const struct row &r, const struct sample_p
 
 /* Mass above the cut and ties at it, of each group. */
 static __device__ void group_pass(const struct row &r, struct cut c, struct draw_shared *s) {
-    for (int g = (int)threadIdx.x / 32; g < r.groups; g += DRAW_WARPS) {
+    for (int g = (int)threadIdx.x / 32; g < r.groups; g += draw_threads() / 32) {
         mass_t mass = 0, ties = 0;
         if (group_reaches(r.group_max[g], c.key)) {
             for_group<false>(r, g, [&](uint32_t key, float z, int64_t) {
@@ -435,7 +440,7 @@ static __device__ int64_t draw_truncated(const struct row &r, const struct sampl
     const struct cut c = find_cut(r, p, s);
     const mass_t tie_mass = c.ties ? mass_of(z_of(c.key), r.max, r.unit) : 0;
     group_pass(r, c, s);
-    const int per = (r.groups + DRAW_THREADS - 1) / DRAW_THREADS;
+    const int per = (r.groups + draw_threads() - 1) / draw_threads();
     const int lo = min((int)threadIdx.x * per, r.groups), hi = min(lo + per, r.groups);
     mass_t ties = 0, mass = 0, all_ties, total;
     for (int g = lo; g < hi; g++) ties += r.group_ties[g];
@@ -467,7 +472,7 @@ static __device__ int64_t draw_truncated(const struct row &r, const struct sampl
 
 /* ---- the row's results ---- */
 
-__global__ static void __launch_bounds__(DRAW_THREADS, 2) draw_kernel(struct sample_job j) {
+__global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(struct sample_job j) {
     __shared__ struct draw_shared s;
     const int64_t n = blockIdx.x;
     cuda_next_may_start();
@@ -538,7 +543,7 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
     const dim3 by_rows((unsigned)((rows + TILES_THREADS - 1) / TILES_THREADS), (unsigned)chunks);
     if (tiles) CU_TRY(cuda_launch(c, sample_tiles_kernel, by_rows, TILES_THREADS, 0, j, tiles, head_tiles(vocab), rows));
     else CU_TRY(cuda_launch(c, sample_sum_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
-    CU_TRY(cuda_launch(c, draw_kernel, (unsigned)rows, DRAW_THREADS, 0, j));
+    CU_TRY(cuda_launch(c, draw_kernel, (unsigned)rows, rows > DRAW_BLOCKS * c->n_sm ? DRAW_MANY : DRAW_THREADS, 0, j));
     return 0;
 }
 
