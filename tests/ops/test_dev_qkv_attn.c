@@ -14,15 +14,19 @@ struct batch {
     int64_t n, hq, hk, dim, window; /* n: sequences */
     bool q_norm, k_norm, lse;
 };
-/* More sequences than a GPU takes blocks at a time, so that a block has several of them, or several units of them; more than
- * that; groups of 1 to 18 heads. */
+/* More sequences than a GPU takes blocks at a time, so that a block has several of them, or several units of them, or waits for its
+ * turn; groups of 1 to 18 heads. */
 static const struct batch batches[] = {
-    {150, 14, 2, 64, 0, false, false, false}, {40, 16, 8, 128, 0, true, true, false}, {15, 14, 2, 64, 0, true, true, true},
-    {40, 8, 8, 64, 0, false, true, true},     {15, 16, 1, 128, 0, true, false, true}, {40, 16, 8, 128, 70, true, true, true},
-    {15, 2, 1, 64, 100, false, false, true},  {15, 18, 1, 32, 0, true, true, true},   {15, 2, 2, 80, 0, false, false, true},
-    {15, 2, 1, 18, 40, true, true, true},     {40, 15, 5, 128, 0, false, false, true},   {150, 56, 8, 64, 0, false, false, true},
-    {170, 128, 8, 64, 0, true, true, false},  {150, 16, 8, 128, 0, true, true, true},
+    {150, 14, 2, 64, 0, false, false, false},    {40, 16, 8, 128, 0, true, true, false},
+    {150, 56, 8, 64, 0, false, false, true},     {150, 16, 8, 128, 0, true, true, true},
+    {170, 128, 8, 64, 0, true, true, false},     {15, 14, 2, 64, 0, true, true, true},
+    {40, 8, 8, 64, 0, false, true, true},        {15, 16, 1, 128, 0, true, false, true},
+    {40, 16, 8, 128, 70, true, true, true},      {15, 2, 1, 64, 100, false, false, true},
+    {15, 18, 1, 32, 0, true, true, true},        {15, 2, 2, 80, 0, false, false, true},
+    {15, 2, 1, 18, 40, true, true, true},        {40, 15, 5, 128, 0, false, false, true},
 };
+/* Minutes under a sanitizer, and to a CPU nothing new. */
+static bool for_gpus(const struct batch *b) { return b->n * b->hq > 2200; }
 
 struct scene {
     const struct batch *b;
@@ -175,11 +179,13 @@ static bool check(int backend, const struct batch *b, enum dtype act) {
 static void test_one_is_two(void **state) {
     (void)state;
     for (int i = 0; i < all.n; i++) {
+        const bool gpu = strcmp(all.name[i], "cuda") == 0;
         bool have = true;
-        for (int64_t k = 0; k < cases_of(COUNT(batches), 2) && have; k++)
-            have = check(i, &batches[k], DT_F32) && check(i, &batches[k], DT_BF16);
+        int n = 0;
+        for (int64_t k = 0; k < cases_of(COUNT(batches), 4) && have; k++)
+            if (gpu || !for_gpus(&batches[k])) have = check(i, &batches[k], DT_F32) && check(i, &batches[k], DT_BF16), n++;
         if (!have) report_skip(all.name[i], "attention of new rows");
-        else print_message("%-15s %lld batches x f32, bf16: 0 differing bits\n", all.name[i], (long long)COUNT(batches));
+        else print_message("%-15s %d batches x f32, bf16: 0 differing bits\n", all.name[i], n);
     }
 }
 
