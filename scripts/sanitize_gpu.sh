@@ -16,11 +16,12 @@ for name in nvjet xmma cutlass cublas sgemm gemmk1 gemmSN gemv; do library+=(--k
 one() { # TOOL TEST
     local log=$out/$1.$2 start=$SECONDS poison=0 options=(--tool "$1" --error-exitcode 99 --print-limit 5)
     [ "$1" != initcheck ] || { poison=1 && options+=("${library[@]}"); }
-    (cd "$build" && VERLC_CUDA_POISON=$poison timeout "$limit" compute-sanitizer "${options[@]}" "./$2") >"$log" 2>&1
+    (cd "$build" && VERLC_CUDA_POISON=$poison timeout "$limit" stdbuf -oL compute-sanitizer "${options[@]}" "./$2") >"$log" 2>&1
     local rc=$?
     echo "$1 $2: $([ $rc = 0 ] && echo clean || echo "exit $rc") after $((SECONDS - start)) s;" \
         "$(grep -a 'SUMMARY' "$log" | tail -1)"
     [ $rc = 0 ] || grep -aE '=========|FAILED|error' "$log" | head -25
+    [ $rc != 124 ] || grep -aF '[ RUN' "$log" | tail -1 # what it had no time to end
     return $rc
 }
 pids=()

@@ -240,6 +240,42 @@ static int attention_case(struct run *r) {
     return r->rc;
 }
 
+/* A decoding step's attention: one new row of each sequence over its pages, of which all share the first two. */
+static int step_case(struct run *r) {
+    enum { PAGE = 16, SHARED = 2, OWN = 6, PAGES = SHARED + OWN };
+    const int64_t n = r->s.rows, q = r->s.hq * r->s.dim, kv = r->s.hk * r->s.dim, n_pages = SHARED + n * OWN;
+    int32_t *page = xmalloc((size_t)(n * PAGES) * 4), *pos = xmalloc((size_t)n * 4), *slot = xmalloc((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t k = 0; k < PAGES; k++) page[i * PAGES + k] = (int32_t)(k < SHARED ? k : i * OWN + k);
+        pos[i] = SHARED * PAGE + (int32_t)(i * 37 % (OWN * PAGE));
+        slot[i] = page[i * PAGES + pos[i] / PAGE] * PAGE + pos[i] % PAGE;
+    }
+    struct qkv_args a = {.n_q_heads = r->s.hq, .n_kv_heads = r->s.hk, .head_dim = r->s.dim, .eps = 1e-6f,
+                         .qkv = values(r, r->act, n, q + 2 * kv, 1, 0), .q_norm = values(r, r->act, r->s.dim, 0, 0.2f, 1),
+                         .k_norm = values(r, r->act, r->s.dim, 0, 0.2f, 1),
+                         .pos = tensor_1d(block(r, (size_t)n * 4, pos), DT_I32, n),
+                         .slots = tensor_1d(block(r, (size_t)n * 4, slot), DT_I32, n), .q = empty(r, r->act, n, q)};
+    a.rope = values(r, DT_F32, PAGES * PAGE * r->s.dim, 0, 0.7f, 0);
+    a.rope = (struct tensor){a.rope.data, DT_F32, 3, {PAGES * PAGE, r->s.dim / 2, 2, 1}};
+    const struct tensor k = values(r, r->act, n_pages * PAGE, kv, 1, 0), v = values(r, r->act, n_pages * PAGE, kv, 1, 0);
+    void *pages = block(r, (size_t)(n * PAGES) * 4, page);
+    const struct tensor as_pages = {NULL, r->act, 4, {n_pages, r->s.hk, PAGE, r->s.dim}};
+    a.kv = (struct kv){as_pages, as_pages};
+    a.kv.k.data = k.data, a.kv.v.data = v.data;
+    const struct attn_args f = {.n_q_heads = r->s.hq, .n_kv_heads = r->s.hk, .head_dim = r->s.dim,
+                                .scale = 1 / sqrtf((float)r->s.dim), .q = a.q, .kv = a.kv, .out = empty(r, r->act, n, q),
+                                .seqs = {.n = n, .max_q = 1, .max_kv = PAGES * PAGE, .q_start = ints(r, n + 1, 0, 0, 1),
+                                         .pos0 = a.pos, .pages = tensor_2d(pages, DT_I32, n, PAGES)}};
+    free(page);
+    free(pos);
+    free(slot);
+    OP(dev_qkv_attn_fwd(r->d, &a, &f));
+    keep(r, "qkv_attn_fwd", f.out, INNER);
+    keep(r, "qkv_attn_fwd k", k, INNER);
+    keep(r, "qkv_attn_fwd v", v, EXACT);
+    return r->rc;
+}
+
 static int head_case(struct run *r) {
     const int64_t t = r->s.rows, n = r->s.n, k = r->s.k;
     struct lmhead_args a = {.x = values(r, r->act, t, k, 1, 0), .w = packed(r, n, k, 0.5f / sqrtf((float)k)),
@@ -323,6 +359,7 @@ static const struct self_case cases[] = {
     {"norm, swiglu", norm_case, {{1, 17, 0, 0, 0, 0}, {80, 896, 0, 0, 0, 0}, {9, 4864, 0, 0, 0, 0}}},
     {"matmul", matmul_case, {{1, 896, 896, 0, 0, 0}, {33, 100, 129, 0, 0, 0}, {300, 320, 896, 0, 0, 0}}},
     {"attention", attention_case, {{17, 0, 0, 14, 2, 64}, {200, 0, 0, 7, 1, 64}, {130, 0, 0, 4, 2, 128}}},
+    {"a step's attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
     {"head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
     {"adamw, sum of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
     {"axpby", axpby_case, {{1, 1000, 0, 0, 0, 0}}},
