@@ -34,7 +34,7 @@ enum {
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
-static const double TIMING_SECONDS = 0.05;
+static const double TIMING_SECONDS = 0.05, CHAIN_SECONDS = 1; /* of a choice: reached under a tool that slows kernels down */
 static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
 
 static double now(void) {
@@ -347,8 +347,8 @@ static int queue_links(struct cuda *c, struct gemm_plan *p, const struct trial *
     return 0;
 }
 
-static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void *graph, float *ms) {
-    for (int round = 0; round < CHAIN_ROUNDS; round++) {
+static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void *graph, double end, float *ms) {
+    for (int round = 0; round < CHAIN_ROUNDS && (round == 0 || now() < end); round++) {
         float one;
         CU_TRY(cudaEventRecord(t->begin[0], c->stream));
         TRY(cuda_graph_run(d, graph));
@@ -361,7 +361,8 @@ static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void
 }
 
 /* Milliseconds of a product and a small kernel as a recorded step runs them, where our kernels start early. */
-static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, float *ms) {
+static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, double end,
+                        float *ms) {
     const int64_t fit = (int64_t)(t->flush_bytes / ((size_t)(p->n * p->k) * dtype_size(p->in)));
     const int links = (int)(fit < MIN_LINKS ? (int64_t)MIN_LINKS : gemm_min(fit, MAX_LINKS));
     struct dev d = {};
@@ -369,9 +370,9 @@ static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial 
     d.ctx = c;
     TRY(cuda_graph_begin(&d));
     int rc = queue_links(c, p, t, pick, links);
-    const int end = cuda_graph_end(&d, &graph);
-    if (rc == 0) rc = end;
-    if (rc == 0) rc = time_graph(c, &d, t, graph, ms);
+    const int ended = cuda_graph_end(&d, &graph);
+    if (rc == 0) rc = ended;
+    if (rc == 0) rc = time_graph(c, &d, t, graph, end, ms);
     if (graph) cuda_graph_free(&d, graph);
     *ms /= (float)links;
     return rc;
@@ -380,15 +381,16 @@ static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial 
 /* The same of the fastest of them; the others' become infinite. */
 static int time_fastest_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
                                 float *ms) {
+    const double end = now() + CHAIN_SECONDS;
     float chained[MAX_TRIED];
     for (int i = 0; i < n; i++) chained[i] = 1e30f;
-    for (int k = 0; k < MAX_CHAINED; k++) {
+    for (int k = 0; k < MAX_CHAINED && (k == 0 || now() < end); k++) {
         int best = 0;
         for (int i = 1; i < n; i++)
             if (ms[i] < ms[best]) best = i;
         if (ms[best] >= 1e30f) break;
         ms[best] = 1e30f;
-        TRY(time_chained(c, p, t, &picks[best], &chained[best]));
+        TRY(time_chained(c, p, t, &picks[best], end, &chained[best]));
     }
     memcpy(ms, chained, (size_t)n * sizeof *ms);
     return 0;
