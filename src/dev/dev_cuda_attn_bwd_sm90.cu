@@ -14,8 +14,6 @@
 #include "dev/dev_cuda_attn.cuh"
 #include "dev/dev_cuda_wgmma.cuh"
 
-#include <string.h>
-
 extern __shared__ __align__(1024) char sm90_smem[];
 
 enum { TILE = 64, THREADS = 128, PANEL = TILE * PANEL_ROW };
@@ -326,8 +324,7 @@ template <int D> static int run(struct cuda *c, const struct attn_args *a, const
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
 }
 
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {

@@ -21,8 +21,6 @@
 #include "dev/dev_cuda_qkv.cuh"
 #include "dev/dev_cuda_tma.cuh"
 
-#include <string.h>
-
 extern __shared__ __align__(1024) char few_smem[];
 
 enum { KEYS = DEV_KEY_TILE, PIECE = 16, PIECES = KEYS / PIECE, PANEL = KEYS * PANEL_ROW };
@@ -660,8 +658,7 @@ static int launch_any(struct cuda *c, const struct cuda_attn &p, const struct ne
 }
 
 static bool takes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.pages &&
+    return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.pages &&
            a->seqs.max_q == 1 && p.group <= 16 && p.page_shift >= 0 && p.page_len >= PIECE && p.n_kv_heads <= 65535 &&
            c->smem_max >= (size_t)many_128::SMEM;
 }

@@ -11,8 +11,6 @@
 #include "dev/dev_cuda_attn_warp.cuh"
 #include "dev/dev_cuda_wgmma.cuh"
 
-#include <string.h>
-
 extern __shared__ __align__(1024) char rows_smem[];
 
 enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, AHEAD = 2 };
@@ -134,8 +132,7 @@ __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) rows_kern
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
 }
 
 template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {

@@ -169,7 +169,7 @@ static int run_swiglu(struct cuda *c, const struct cuda_gemm_args *a) {
     struct gemm_plan *p, *base;
     const bool fits = library_size(a) && library_out(a) && aligned(a->a) && aligned(a->b) && aligned(a->gate_up) &&
                       aligned(a->bias);
-    if (c->cc != 90 || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
+    if (!cuda_hopper(c) || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
     bool ran = false;

@@ -34,7 +34,7 @@ enum {
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
-static const double TIMING_SECONDS = 0.05, CHAIN_SECONDS = 1; /* of a choice: reached under a tool that slows kernels down */
+static const double TIMING_SECONDS = 0.05;
 static const float SMALL = 0x1p-17f; /* the size of a rounding error of a sum of ~1000 terms of size 1 */
 
 static double now(void) {
@@ -282,14 +282,14 @@ static void add_ours(struct gemm_pick *picks, int *n, enum gemm_how how, int fir
  * none that sums in one go), for a plan of sums the canonical one, and our kernels for few rows. */
 static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, struct gemm_pick picks[MAX_TRIED],
                       int *n) {
-    const bool few = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_ROWS, hopper = few && c->cc == 90;
+    const bool few = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_ROWS, hopper = few && cuda_hopper(c);
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n_algos;
     *n = 0;
     if (p->swiglu) {
         add_ours(picks, n, GEMM_SWIGLU_AFTER, 0, 1);
         if (hopper) add_ours(picks, n, GEMM_FEW, GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR);
-        if (c->cc == 90 && !few) add_ours(picks, n, GEMM_SWIGLU_MANY, 0, 1);
+        if (!few && cuda_hopper(c)) add_ours(picks, n, GEMM_SWIGLU_MANY, 0, 1);
         return 0;
     }
     TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
@@ -347,8 +347,8 @@ static int queue_links(struct cuda *c, struct gemm_plan *p, const struct trial *
     return 0;
 }
 
-static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void *graph, double end, float *ms) {
-    for (int round = 0; round < CHAIN_ROUNDS && (round == 0 || now() < end); round++) {
+static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void *graph, float *ms) {
+    for (int round = 0; round < CHAIN_ROUNDS; round++) {
         float one;
         CU_TRY(cudaEventRecord(t->begin[0], c->stream));
         TRY(cuda_graph_run(d, graph));
@@ -361,8 +361,7 @@ static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void
 }
 
 /* Milliseconds of a product and a small kernel as a recorded step runs them, where our kernels start early. */
-static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, double end,
-                        float *ms) {
+static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, float *ms) {
     const int64_t fit = (int64_t)(t->flush_bytes / ((size_t)(p->n * p->k) * dtype_size(p->in)));
     const int links = (int)(fit < MIN_LINKS ? (int64_t)MIN_LINKS : gemm_min(fit, MAX_LINKS));
     struct dev d = {};
@@ -370,9 +369,9 @@ static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial 
     d.ctx = c;
     TRY(cuda_graph_begin(&d));
     int rc = queue_links(c, p, t, pick, links);
-    const int ended = cuda_graph_end(&d, &graph);
-    if (rc == 0) rc = ended;
-    if (rc == 0) rc = time_graph(c, &d, t, graph, end, ms);
+    const int end = cuda_graph_end(&d, &graph);
+    if (rc == 0) rc = end;
+    if (rc == 0) rc = time_graph(c, &d, t, graph, ms);
     if (graph) cuda_graph_free(&d, graph);
     *ms /= (float)links;
     return rc;
@@ -381,16 +380,15 @@ static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial 
 /* The same of the fastest of them; the others' become infinite. */
 static int time_fastest_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
                                 float *ms) {
-    const double end = now() + CHAIN_SECONDS;
     float chained[MAX_TRIED];
     for (int i = 0; i < n; i++) chained[i] = 1e30f;
-    for (int k = 0; k < MAX_CHAINED && (k == 0 || now() < end); k++) {
+    for (int k = 0; k < MAX_CHAINED; k++) {
         int best = 0;
         for (int i = 1; i < n; i++)
             if (ms[i] < ms[best]) best = i;
         if (ms[best] >= 1e30f) break;
         ms[best] = 1e30f;
-        TRY(time_chained(c, p, t, &picks[best], end, &chained[best]));
+        TRY(time_chained(c, p, t, &picks[best], &chained[best]));
     }
     memcpy(ms, chained, (size_t)n * sizeof *ms);
     return 0;

@@ -6,8 +6,6 @@
 #include "dev/dev_cuda_head.cuh"
 #include "dev/dev_cuda_product.cuh"
 
-#include <string.h>
-
 /* ---- statistics ---- */
 
 struct sum_job {
@@ -189,8 +187,7 @@ __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
 /* ---- the host's side ---- */
 
 bool cuda_head_product_takes(const struct cuda *c, struct tensor x, struct weight w) {
-    static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 &&
+    return cuda_hopper(c) && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 &&
            w.n % 8 == 0 && (((uintptr_t)x.data | (uintptr_t)w.data) & 15) == 0;
 }
 

@@ -19,6 +19,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <string.h>
 
 enum { CUDA_MAX_HEADS = 64 };
 
@@ -96,6 +97,12 @@ template <class... P, class... A>
 static inline cudaError_t cuda_launch_early(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
                                             A... args) {
     return cuda_launch_if(true, c, kernel, grid, threads, smem, args...);
+}
+
+/* Whether this GPU runs what is built for sm_90a alone: the files *_sm90.cu. */
+static inline bool cuda_hopper(const struct cuda *c) {
+    static const char built[] = VERLC_CUDA_ARCHS;
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL;
 }
 
 /* The block's number counted from the end of the grid. What the kernel before wrote last is still in L2: a kernel that

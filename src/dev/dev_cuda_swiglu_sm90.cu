@@ -9,17 +9,11 @@
 #include "dev/dev_cuda_gemm.cuh"
 #include "dev/dev_cuda_product.cuh"
 
-#include <string.h>
-
 enum { COLS = BN / 2 }; /* of a block */
 enum { X_BYTES = 16 << 20 }; /* of the rows of a call: every column of tiles reads them again, so L2 has to hold them */
 
-struct swiglu_job {
-    struct product p;
-};
-
 struct swiglu_work {
-    const struct swiglu_job &j;
+    const struct product &p;
     const CUtensorMap *out;
 
     __device__ __forceinline__ void begin(int64_t) const {}
@@ -31,7 +25,7 @@ struct swiglu_work {
                 const float gate = __bfloat162float(__float2bfloat16_rn(z[n][e]));
                 z[n][e] = swiglu(gate, __bfloat162float(__float2bfloat16_rn(z[n + 16][e])));
             }
-        product_store<2>(z, out, smem, group, row, col, j.p.cols);
+        product_store<2>(z, out, smem, group, row, col, p.cols);
     }
     __device__ __forceinline__ void done() const {
         if (threadIdx.x % GROUP == 0) tma_stores_end();
@@ -39,14 +33,13 @@ struct swiglu_work {
 };
 
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
-    swiglu_product_kernel(const struct swiglu_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+    swiglu_product_kernel(const struct product p, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                           const __grid_constant__ CUtensorMap out) {
-    product_block(j.p, &x, &w, swiglu_work{j, &out});
+    product_block(p, &x, &w, swiglu_work{p, &out});
 }
 
 static bool takes(const struct cuda *c, const struct cuda_gemm_args *a) {
-    static const char built[] = VERLC_CUDA_ARCHS;
-    return c->cc == 90 && strstr(built, "sm_90a") != NULL && c->smem_max >= SMEM && a->in == DT_BF16 && a->out_dt == DT_BF16 &&
+    return cuda_hopper(c) && c->smem_max >= SMEM && a->in == DT_BF16 && a->out_dt == DT_BF16 &&
            !a->bias && !a->add && a->n % 16 == 0 && a->k % 8 == 0 && a->ld_out == a->n / 2 && a->n / 2 <= INT32_MAX &&
            (((uintptr_t)a->a | (uintptr_t)a->b | (uintptr_t)a->out) & 15) == 0;
 }
@@ -58,12 +51,12 @@ int gemm_swiglu_many(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) 
     *ran = takes(c, a);
     for (int64_t row = 0; *ran && row < a->m; row += most) {
         const int64_t n = gemm_min(most, a->m - row);
-        const struct swiglu_job j = {product_of(n, f, a->k, COLS, f)};
+        const struct product p = product_of(n, f, a->k, COLS, f);
         TRY(cuda_tensor_map(&x, (const __nv_bfloat16 *)a->a + row * a->k, n, a->k, BM));
         TRY(cuda_tensor_map(&w, a->b, a->n, a->k, COLS));
         TRY(cuda_tensor_map(&out, (__nv_bfloat16 *)a->out + row * f, n, f, 64));
-        TRY(product_prepare(c, (const void *)swiglu_product_kernel, j.p, &blocks));
-        CU_TRY(cuda_launch_early(c, swiglu_product_kernel, blocks, THREADS, SMEM, j, x, w, out));
+        TRY(product_prepare(c, (const void *)swiglu_product_kernel, p, &blocks));
+        CU_TRY(cuda_launch_early(c, swiglu_product_kernel, blocks, THREADS, SMEM, p, x, w, out));
     }
     return 0;
 }
