@@ -229,6 +229,10 @@ int dev_lane_wait(struct dev *d, int lane) {
     CHECK(lane >= 0 && lane < DEV_LANES);
     return d->ops->lane_wait ? TRACED(lane_wait, (d, lane), lane, 0, 0) : 0;
 }
+int dev_lane_sync(struct dev *d, int lane) {
+    CHECK(lane >= 0 && lane < DEV_LANES);
+    return d->ops->lane_sync ? d->ops->lane_sync(d, lane) : 0;
+}
 
 int dev_sync(struct dev *d) {
     return d->ops->sync ? d->ops->sync(d) : 0; /* a backend without a queue has nothing to wait for */

@@ -43,7 +43,7 @@ const char *dtype_name(enum dtype dt); /* "f32", "bf16", ... */
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
-#define DEV_LANES 3          /* orders of transfers beside the queue */
+#define DEV_LANES 7          /* orders of transfers beside the queue: three of the model's, four of the decoder's */
 
 /* A view: never owns.  Row-major and contiguous; dim[0] is the slowest.
  * data == NULL (TENSOR_NONE) stands for "not given" where an op says optional. */
@@ -269,6 +269,7 @@ struct dev_ops {
     int (*fetch)(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes);
     int (*evict)(struct dev *d, int lane, void *dst_host, const void *src_dev, size_t bytes);
     int (*lane_wait)(struct dev *d, int lane);
+    int (*lane_sync)(struct dev *d, int lane);
 
     /* weights */
     bool plain_weights; /* a weight is its matrix, row-major, and nothing else: neighbours may be written as one array */
@@ -409,6 +410,7 @@ void dev_host_free(struct dev *d, void *p, size_t bytes); /* NULL ok */
 int dev_fetch(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes);
 int dev_evict(struct dev *d, int lane, void *dst_host, const void *src_dev, size_t bytes);
 int dev_lane_wait(struct dev *d, int lane);
+int dev_lane_sync(struct dev *d, int lane); /* the host waits for the lane's */
 int dev_sync(struct dev *d);
 int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes);

@@ -274,6 +274,7 @@ static struct dev_ops make_ops(void) {
     o.fetch = cuda_fetch;
     o.evict = cuda_evict;
     o.lane_wait = cuda_lane_wait;
+    o.lane_sync = cuda_lane_sync;
     o.plain_weights = true;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;

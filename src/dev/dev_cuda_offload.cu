@@ -111,3 +111,8 @@ int cuda_lane_wait(struct dev *d, int lane) {
     if (c->offload) CU_TRY(cudaStreamWaitEvent(c->stream, c->offload->lane[lane], 0));
     return 0;
 }
+int cuda_lane_sync(struct dev *d, int lane) {
+    struct cuda *c = cuda_of(d);
+    if (c->offload) CU_TRY(cudaEventSynchronize(c->offload->lane[lane]));
+    return 0;
+}

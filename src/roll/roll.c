@@ -136,9 +136,6 @@ void roll_destroy(struct roll_engine *e) {
     free(e->planned);
     free(e->burst.rows);
     free(e->burst.stop);
-    free(e->burst.id);
-    free(e->burst.logp);
-    free(e->burst.logp_kept);
     free(e);
 }
 
@@ -232,6 +229,7 @@ int roll_submit(struct roll_engine *e, const struct roll_request *r, int64_t *id
 
 static void preempt(struct roll_engine *e, struct sample *s) {
     if (s->n_computed < s->req->n_prompt) s->req->planned = 0; /* a sibling may have to lead the prompt */
+    roll__publish_full(e, s, s->n_computed); /* to be found again */
     sample_drop_pages(e, s);
     s->n_preempted++;
     e->stats.preempted++;
@@ -447,6 +445,7 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
 /* Hands s out and ends it: 1. */
 static int finish(struct roll_engine *e, struct sample *s, enum roll_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
+    roll__publish_full(e, s, s->n_computed); /* for who comes with the same tokens */
     const struct roll_sample r = {
         .user = q->r.user,
         .request = q->id,
@@ -471,16 +470,21 @@ static int finish(struct roll_engine *e, struct sample *s, enum roll_finish why,
     return 1;
 }
 
+/* Room for the response's k-th token. */
+static void reserve(struct sample *s, int64_t k) {
+    int64_t cap = s->cap_logp;
+    xgrow((void **)&s->tokens, &s->cap_tokens, s->n_tokens + 1, sizeof *s->tokens);
+    xgrow((void **)&s->logp, &s->cap_logp, k + 1, sizeof *s->logp);
+    xgrow((void **)&s->logp_kept, &cap, k + 1, sizeof *s->logp_kept);
+}
+
 int roll__accept(struct roll_engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
     struct request *q = s->req;
     if (id < 0 || id >= e->model.vocab || !isfinite(logp))
         FAIL(ERR_NUMERIC, "generation: the model gives a log-prob of %g at response token %lld; its weights are not usable",
              (double)logp, (long long)(s->n_tokens - q->n_prompt));
-    xgrow((void **)&s->tokens, &s->cap_tokens, s->n_tokens + 1, sizeof *s->tokens);
     const int64_t k = s->n_tokens - q->n_prompt;
-    int64_t cap = s->cap_logp;
-    xgrow((void **)&s->logp, &s->cap_logp, k + 1, sizeof *s->logp);
-    xgrow((void **)&s->logp_kept, &cap, k + 1, sizeof *s->logp_kept);
+    if (s->n_tokens == s->cap_tokens || k == s->cap_logp) reserve(s, k);
     s->tokens[s->n_tokens++] = id;
     s->logp[k] = logp;
     s->logp_kept[k] = logp_kept;

@@ -49,14 +49,21 @@ struct roll_burst {
     int64_t max_stop;
     const int32_t *stop;            /* (n_seqs, max_stop), -1 fills up */
 };
+/* What some of its steps gave, (steps, stride) on the host; what follows a row's end is undefined. */
+struct roll_results {
+    int64_t steps, stride;
+    const int32_t *id;
+    const float *logp, *logp_kept;
+};
 struct roll_model {
     void *ctx;
     int64_t n_pages, vocab;
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
     int (*step)(void *ctx, const struct roll_plan *p, int32_t *id, float *logp, float *logp_kept);
     int64_t max_burst; /* most steps of one burst; below 2: decoding goes step by step */
-    /* id, logp, logp_kept: (steps, n_seqs) host; those after a row's end are undefined. */
-    int (*burst)(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept);
+    int (*burst)(void *ctx, const struct roll_burst *b); /* starts it; all its results are asked for before the next one */
+    /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
+    int (*burst_results)(void *ctx, int64_t have, struct roll_results *out);
 };
 
 /* The decoder as a roll_model: owns the page pool and the activations. */

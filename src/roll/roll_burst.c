@@ -3,8 +3,10 @@
  *
  * A burst is possible when every running sample lacks exactly its last token and
  * nobody waits who could be let in.  Pages for all its steps are taken beforehand.
+ * Results come in parts, each taken over while the device makes the next one.
  * A sample that ends within a burst stands still until the burst is over; one that
- * a stop string ends has drawn tokens that are dropped.
+ * a stop string ends has drawn tokens that are dropped.  The pages of both may be free
+ * before that, but nobody is given any within a burst.
  *
  * Invariant: a burst changes when tokens are drawn, never which. */
 #include "roll/roll_int.h"
@@ -62,35 +64,39 @@ static void fill(struct roll_engine *e, struct roll_burst *b) {
     b->stop = a->stop;
 }
 
-/* Takes over the tokens of sample i, up to its end. */
-static int take(struct roll_engine *e, const struct roll_burst *b, int64_t i, int64_t left) {
+/* Takes over the tokens of sample i from step `have` on; 1: it has ended, and is gone. */
+static int take(struct roll_engine *e, const struct roll_results *r, int64_t i, int64_t have) {
     struct sample *s = e->planned[i];
-    const struct burst_arrays *a = &e->burst;
-    for (int64_t t = 0; t < left; t++) {
-        const int64_t k = t * b->n_seqs + i;
+    const int64_t left = e->burst.rows[i].left - have;
+    roll__publish_full(e, s, s->n_computed); /* of the part before: after the last one the device waits */
+    for (int64_t t = 0; t < r->steps && t < left; t++) {
+        const int64_t k = t * r->stride + i;
         s->n_computed++;
         e->stats.rows++;
-        roll__publish_full(e, s, s->n_computed);
-        const int ended = roll__accept(e, s, a->id[k], a->logp[k], a->logp_kept[k]);
-        if (ended != 0) return ended < 0 ? ended : 0;
+        const int ended = roll__accept(e, s, r->id[k], r->logp[k], r->logp_kept[k]);
+        if (ended != 0) return ended;
     }
     return 0;
 }
 
 int roll__burst(struct roll_engine *e) {
     struct roll_burst b = {0};
-    struct burst_arrays *a = &e->burst;
     if (!possible(e) || !plan(e, e->model.max_burst, &b) || b.steps < 2) return 0;
     fill(e, &b);
-    const int64_t n_out = b.steps * b.n_seqs;
-    xgrow((void **)&a->id, &a->cap_out, n_out, sizeof *a->id);
-    xgrow((void **)&a->logp, &a->cap_logp, n_out, sizeof *a->logp);
-    xgrow((void **)&a->logp_kept, &a->cap_kept, n_out, sizeof *a->logp_kept);
-    TRY(e->model.burst(e->model.ctx, &b, a->id, a->logp, a->logp_kept));
+    TRY(e->model.burst(e->model.ctx, &b));
     e->stats.steps += b.steps;
     e->stats.bursts++;
     const int64_t used = e->pool.n_pages - e->pool.n_free;
     if (used > e->stats.pages_peak) e->stats.pages_peak = used;
-    for (int64_t i = 0; i < b.n_seqs; i++) TRY(take(e, &b, i, a->rows[i].left));
+    struct roll_results r = {0};
+    for (int64_t have = 0; have < b.steps; have += r.steps) {
+        TRY(e->model.burst_results(e->model.ctx, have, &r));
+        for (int64_t i = 0; i < b.n_seqs; i++) {
+            if (!e->planned[i]) continue;
+            const int ended = take(e, &r, i, have);
+            TRY(ended);
+            if (ended) e->planned[i] = NULL;
+        }
+    }
     return 1;
 }

@@ -17,9 +17,12 @@
 enum {
     OUT_BLOCK = 128,   /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
     MAX_BURST = 16,    /* steps without the host, where the device records work */
+    BURST_PARTS = 4,   /* in which their results come back */
+    RESULT_LANE = 3,   /* of the transfers of the first part; the others' follow */
     MAX_STOP = 32,     /* end tokens of a row */
     MAX_GRAPHS = 64,
 };
+_Static_assert(RESULT_LANE + BURST_PARTS <= DEV_LANES, "each part has a lane of its own");
 
 /* Recorded steps run at these numbers of rows; rows that are not needed stand still on a page of their own. */
 static int64_t bucket_of(int64_t n) {
@@ -53,6 +56,14 @@ struct roll_decoder {
     int n_graphs;
     int32_t *host;                            /* as uploaded: the largest of the arrays above */
     struct decode_row *host_rows;
+    int32_t *sent_stop;                       /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
+    int64_t n_sent_stop, n_sent_iota;         /* 0 after a step: it may be the first since others had the memory */
+    /* the burst under way: its rows and steps, and its results, (steps, rows), in host memory that the device reaches */
+    int64_t burst_rows, burst_steps;
+    void *results_block;
+    size_t results_bytes;
+    int32_t *host_id;
+    float *host_logp, *host_kept;
 };
 
 size_t roll_page_bytes(const struct model_config *c, enum dtype act) {
@@ -145,8 +156,15 @@ int roll_decoder_open(struct roll_decoder **out, const struct roll_decoder_args 
     TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
     if (d->max_burst > 1) {
         const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_pages > MAX_STOP ? (size_t)d->max_pages : MAX_STOP;
+        const size_t results = n * (size_t)d->max_burst;
         d->host = xmalloc((n + 1) * wide * sizeof *d->host);
         d->host_rows = xmalloc(n * sizeof *d->host_rows);
+        d->sent_stop = xmalloc(n * MAX_STOP * sizeof *d->sent_stop);
+        d->results_bytes = 3 * results * sizeof(float);
+        TRYG(dev_host_alloc(a->model->dev, d->results_bytes, &d->results_block), fail);
+        d->host_id = d->results_block;
+        d->host_logp = (float *)d->host_id + results;
+        d->host_kept = d->host_logp + results;
     }
     *out = d;
     return 0;
@@ -161,8 +179,10 @@ void roll_decoder_close(struct roll_decoder *d) {
     model_acts_destroy(d->acts);
     if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
+    if (d->results_block) dev_host_free(d->model->dev, d->results_block, d->results_bytes);
     free(d->host);
     free(d->host_rows);
+    free(d->sent_stop);
     free(d);
 }
 
@@ -201,6 +221,7 @@ static int decoder_step(void *ctx, const struct roll_plan *p, int32_t *id, float
     struct dev *dev = d->model->dev;
     CHECK(p->n_rows <= d->max_rows && p->n_seqs <= d->max_seqs && p->max_pages <= d->max_pages);
     const size_t rows = (size_t)p->n_rows * 4;
+    d->n_sent_stop = d->n_sent_iota = 0;
     TRY(dev_copy_in(dev, d->ids, p->ids, rows));
     TRY(dev_copy_in(dev, d->pos, p->pos, rows));
     TRY(dev_copy_in(dev, d->slots, p->slots, rows));
@@ -325,9 +346,17 @@ static int burst_upload(struct roll_decoder *d, const struct roll_burst *b, int6
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < MAX_STOP; k++)
             h[i * MAX_STOP + k] = i < used && k < b->max_stop ? b->stop[i * b->max_stop + k] : -1;
-    TRY(upload(d, d->stop, n * MAX_STOP));
-    for (int64_t i = 0; i <= n; i++) h[i] = (int32_t)i;
-    TRY(upload(d, d->iota, n + 1));
+    const size_t stops = (size_t)(n * MAX_STOP) * sizeof *h;
+    if (n > d->n_sent_stop || memcmp(h, d->sent_stop, stops) != 0) {
+        TRY(upload(d, d->stop, n * MAX_STOP));
+        memcpy(d->sent_stop, h, stops);
+        d->n_sent_stop = n;
+    }
+    if (n > d->n_sent_iota) {
+        for (int64_t i = 0; i <= n; i++) h[i] = (int32_t)i;
+        TRY(upload(d, d->iota, n + 1));
+        d->n_sent_iota = n;
+    }
     for (int64_t i = 0; i < n; i++)
         d->host_rows[i] = i < used ? b->rows[i]
                                    : (struct decode_row){.rule = {.inv_temp = 1, .top_p = 1, .repetition_penalty = 1}};
@@ -336,32 +365,47 @@ static int burst_upload(struct roll_decoder *d, const struct roll_burst *b, int6
     return upload(d, d->step, 1);
 }
 
-/* Result t of the first n_seqs of n rows to the caller's (steps, n_seqs). */
-static int burst_results(struct roll_decoder *d, const struct roll_burst *b, int64_t n, void *to, const void *from) {
-    if (n == b->n_seqs) return dev_copy_out(d->model->dev, to, from, (size_t)(b->steps * n) * 4);
-    for (int64_t t = 0; t < b->steps; t++)
-        TRY(dev_copy_out(d->model->dev, (char *)to + t * b->n_seqs * 4, (const char *)from + t * n * 4, (size_t)b->n_seqs * 4));
-    return 0;
+static int64_t part_of(const struct roll_decoder *d) { return (d->max_burst + BURST_PARTS - 1) / BURST_PARTS; }
+
+/* The results of steps [lo, hi), a part, go to the host, while the steps after them run. */
+static int send_results(struct roll_decoder *d, int64_t lo, int64_t hi) {
+    struct dev *dev = d->model->dev;
+    const int64_t at = lo * d->burst_rows;
+    const size_t bytes = (size_t)((hi - lo) * d->burst_rows) * 4;
+    const int lane = RESULT_LANE + (int)(lo / part_of(d));
+    TRY(dev_evict(dev, lane, d->host_id + at, d->burst_id + at, bytes));
+    TRY(dev_evict(dev, lane, d->host_logp + at, d->burst_logp + at, bytes));
+    return dev_evict(dev, lane, d->host_kept + at, d->burst_kept + at, bytes);
 }
 
-static int decoder_burst(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept) {
+static int decoder_burst(void *ctx, const struct roll_burst *b) {
     struct roll_decoder *d = ctx;
-    const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs;
+    const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs, part = part_of(d);
     CHECK(b->n_seqs <= d->max_seqs && b->max_pages <= d->max_pages && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP)
         FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
     TRY(burst_upload(d, b, n));
+    d->burst_rows = n;
+    d->burst_steps = b->steps;
     for (int64_t t = 0; t < b->steps; t++) {
         void *graph = NULL;
         TRY(graph_for(d, n, &graph));
         if (graph) TRY(dev_graph_run(d->model->dev, graph));
         else TRY(burst_step(d, n, d->max_pages * ROLL_PAGE_LEN));
+        if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
-    TRY(burst_results(d, b, n, id, d->burst_id));
-    TRY(burst_results(d, b, n, logp, d->burst_logp));
-    return burst_results(d, b, n, logp_kept, d->burst_kept);
+    return 0;
+}
+
+static int decoder_results(void *ctx, int64_t have, struct roll_results *out) {
+    struct roll_decoder *d = ctx;
+    const int64_t part = part_of(d), left = d->burst_steps - have, at = have * d->burst_rows;
+    CHECK(have % part == 0 && left > 0);
+    TRY(dev_lane_sync(d->model->dev, RESULT_LANE + (int)(have / part)));
+    *out = (struct roll_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
+    return 0;
 }
 
 struct roll_model roll_decoder_model(struct roll_decoder *d) {
-    return (struct roll_model){d, d->n_pages, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst};
+    return (struct roll_model){d, d->n_pages, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
 }

@@ -72,9 +72,8 @@ struct list {
 
 struct burst_arrays { /* of roll_burst.c, sized at the first burst */
     struct decode_row *rows;
-    int32_t *stop, *id;
-    float *logp, *logp_kept;
-    int64_t cap_stop, cap_out, cap_logp, cap_kept;
+    int32_t *stop;
+    int64_t cap_stop;
 };
 
 struct roll_engine {

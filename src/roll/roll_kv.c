@@ -13,13 +13,15 @@
 #include <xxhash.h>
 
 struct kv_key kv_key_next(struct kv_key prev, const int32_t *tokens, int64_t n) {
-    XXH3_state_t *st = XXH3_createState();
-    CHECK(st != NULL);
-    XXH3_128bits_reset(st);
-    XXH3_128bits_update(st, &prev, sizeof prev);
-    XXH3_128bits_update(st, tokens, (size_t)n * sizeof *tokens);
-    const XXH128_hash_t h = XXH3_128bits_digest(st);
-    XXH3_freeState(st);
+    struct {
+        struct kv_key prev;
+        int32_t tokens[ROLL_PAGE_LEN];
+    } of;
+    CHECK(n <= ROLL_PAGE_LEN);
+    const size_t bytes = (size_t)n * sizeof *tokens;
+    of.prev = prev;
+    memcpy(of.tokens, tokens, bytes);
+    const XXH128_hash_t h = XXH3_128bits(&of, sizeof prev + bytes);
     return (struct kv_key){h.low64, h.high64};
 }
 

@@ -17,13 +17,17 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { VOCAB = 97, EOS = 7 };
+enum { VOCAB = 97, EOS = 7, MAX_RESULTS = 4096 };
 
 struct fake {
     int32_t *token, *pos; /* per slot; -1: never written */
     int64_t n_pages, max_rows_seen;
     int fail_at; /* this step fails */
     int steps, bursts;
+    /* the burst under way: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
+    int64_t burst_steps, stride, part, have;
+    int32_t id[MAX_RESULTS];
+    float logp[MAX_RESULTS], logp_kept[MAX_RESULTS];
 };
 
 static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
@@ -61,9 +65,15 @@ static int fake_step(void *ctx, const struct roll_plan *p, int32_t *id, float *l
 }
 
 /* The same, many steps at once: each row reads its history back and feeds itself. */
-static int fake_burst(void *ctx, const struct roll_burst *b, int32_t *id, float *logp, float *logp_kept) {
+static int fake_burst(void *ctx, const struct roll_burst *b) {
     struct fake *f = ctx;
-    f->bursts++;
+    assert_int_equal(f->have, f->burst_steps); /* all of the one before was taken */
+    f->burst_steps = b->steps;
+    f->have = 0;
+    f->stride = b->n_seqs + f->bursts % 3;
+    f->part = 1 + f->bursts++ % 5;
+    assert_true(f->stride * b->steps <= MAX_RESULTS);
+    for (int64_t k = 0; k < f->stride * b->steps; k++) f->id[k] = -1;
     for (int64_t i = 0; i < b->n_seqs; i++) {
         const struct decode_row *w = &b->rows[i];
         int32_t token = b->ids[i];
@@ -79,9 +89,9 @@ static int fake_burst(void *ctx, const struct roll_burst *b, int32_t *id, float 
                 assert_int_equal(f->pos[slot], j);
                 history[j] = f->token[slot];
             }
-            const int64_t k = t * b->n_seqs + i;
-            token = id[k] = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)t), &logp[k]);
-            logp_kept[k] = logp[k] / 2;
+            const int64_t k = t * f->stride + i;
+            token = f->id[k] = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)t), &f->logp[k]);
+            f->logp_kept[k] = f->logp[k] / 2;
             bool stop = false;
             for (int64_t j = 0; j < b->max_stop; j++) stop |= b->stop[i * b->max_stop + j] == token;
             if (stop) break;
@@ -90,8 +100,18 @@ static int fake_burst(void *ctx, const struct roll_burst *b, int32_t *id, float 
     return 0;
 }
 
+static int fake_results(void *ctx, int64_t have, struct roll_results *out) {
+    struct fake *f = ctx;
+    assert_int_equal(have, f->have);
+    const int64_t left = f->burst_steps - have, at = have * f->stride;
+    *out = (struct roll_results){left < f->part ? left : f->part, f->stride, f->id + at, f->logp + at, f->logp_kept + at};
+    assert_true(out->steps > 0);
+    f->have += out->steps;
+    return 0;
+}
+
 static struct roll_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct roll_model){f, f->n_pages, VOCAB, fake_step, max_burst, fake_burst};
+    return (struct roll_model){f, f->n_pages, VOCAB, fake_step, max_burst, fake_burst, fake_results};
 }
 
 static struct fake *fake_new(int64_t n_pages) {
