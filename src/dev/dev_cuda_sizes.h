@@ -14,13 +14,13 @@ enum cuda_slot { CUDA_SLOT_GEMM, CUDA_SLOT_HEAD, CUDA_SLOT_HEAD2, CUDA_SLOT_ATTN
 
 enum {
     GEMM_WORK_BYTES = 32 << 20,          /* the library's workspace */
-    GEMM_N_BUCKETS = 19,                 /* classes of a product's rows, see gemm_bucket_top */
+    GEMM_N_BUCKETS = 22,                 /* classes of a product's rows, see gemm_bucket_top */
     GEMM_TRIAL_BYTES = 320 << 20,             /* of the rows of a product that is tried; the weight comes on top */
     CUDA_HEAD_SUM = 16,                       /* bytes of the sums of a chunk or of a tile of the vocabulary */
     CUDA_HEAD_TILE = 256,
     CUDA_HEAD_GROUP = DEV_VOCAB_CHUNK / 8     /* entries of a chunk that one warp holds */
 };
-#define GEMM_PARTS_BYTES ((size_t)2 << 30) /* as TRIAL_BYTES, of a product in parts: logits of 1025 rows and more fit */
+#define GEMM_PARTS_BYTES ((size_t)9 << 28) /* as TRIAL_BYTES, of a product in parts: logits of 1281 rows and more fit */
 
 /* What the sizes depend on of the GPU itself. head_try: bytes in which its two ways to the head's statistics are compared
  * at start; 0 where nobody can ask: from about a thousand rows on the slot is larger in any case. */
@@ -29,10 +29,11 @@ struct cuda_shape {
     size_t l2_bytes, head_try;
 };
 
-/* The largest number of rows of a class. */
+/* The largest number of rows of a class, for which its products are timed: narrow ones where rows are those of a decoding step, as
+ * what is the fastest hangs on how many tiles there are for how many multiprocessors. */
 static inline int64_t gemm_bucket_top(int bucket) {
-    static const int64_t top[GEMM_N_BUCKETS] = {1,   8,    16,   32,   64,   80,   96,    128,   192,  256,
-                                                     512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+    static const int64_t top[GEMM_N_BUCKETS] = {1,   8,   16,   32,   64,   80,   96,   128,   192,   256,   384,
+                                                512, 768, 1024, 1280, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
     return top[bucket];
 }
 static inline int gemm_bucket(int64_t m) {

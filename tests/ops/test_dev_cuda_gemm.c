@@ -10,7 +10,7 @@
 static struct dev cuda, ref;
 
 enum { MOST_ROWS = 2048, HEAD = 100000 }; /* products with more columns than HEAD are tried with fewer rows */
-static const int64_t row_counts[] = {1, 2, 3, 5, 8, 17, 64, 80, 81, 127, 128, 129, 300, 1024, 2048};
+static const int64_t row_counts[] = {1, 2, 3, 5, 8, 17, 64, 80, 81, 127, 128, 129, 300, 500, 700, 1024, 1280, 2048};
 static const int64_t ref_rows[] = {0, 1, 299};
 
 struct fwd_case {
