@@ -25,7 +25,7 @@ demo: build ## a tiny model learns arithmetic: SFT, then GRPO; minutes, no downl
 	@scripts/demo.sh
 bench: build oracle-venv ## figures of this machine beside torch's and transformers', in one run
 	@scripts/bench.sh
-bench-gpu: ## figures of one GPU beside their bars, and torch's where python3 has it; after make CUDA=1
+bench-gpu: ## figures of one GPU beside their bars, and torch's and vLLM's where python3 has them; after make CUDA=1
 	@scripts/bench_gpu.sh
 bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
 	@scripts/bench_learn.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of one GPU beside their bars and, where python3 has torch with CUDA, torch's from the same run:
+# The figures of one GPU beside their bars and, where python3 has torch with CUDA or vLLM, theirs from the same run:
 # tools/bench_gpu_peers.py has the rows and the options.  SHARED_DATA=DIR holds GSM8K and the real tokenizers.
 #   scripts/bench_gpu.sh [ROW...] [--long] [--no-peers]
 #   scripts/bench_gpu.sh recipe2        the second recipe alone: under nine minutes, its phases step by step

@@ -1,9 +1,9 @@
 """`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
-where python3 has torch with CUDA and transformers, beside torch's from the same run.
+where python3 has torch with CUDA and transformers, or vLLM, beside theirs from the same run.
 
 Rows: decode, train, logprob, step, start, recipe2.  `decode` samples from random weights, no end
-token; `train` is forward, backward and AdamW over packed rows of 1024 tokens; `step` is
-the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real tokenizer,
+token, the prompts' part of the time included; `train` is forward, backward and AdamW over packed
+rows of 1024 tokens; `step` is the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real tokenizer,
 GSM8K, every response 1024 tokens), of which it takes the step time, the time from command
 to first step, the GPU's idle share, and the device's memory beside the plan.  Without
 SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` is the second
@@ -37,10 +37,11 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def row(what, ours, peer=None, bar=None, lower=False, unit="tok/s"):
-    """One line; lower: less is better."""
-    TABLE.append({"what": what, "ours": ours, "peer": peer, "bar": bar, "lower": lower, "unit": unit})
-    say(f"{what}: {ours:.4g} {unit}" + (f", torch {peer:.4g}" if peer else ""))
+def row(what, ours, peer=None, bar=None, lower=False, unit="tok/s", by="torch"):
+    """One line; lower: less is better; by: the peer's name."""
+    by = by if peer else None
+    TABLE.append({"what": what, "ours": ours, "by": by, "peer": peer, "bar": bar, "lower": lower, "unit": unit})
+    say(f"{what}: {ours:.4g} {unit}" + (f", {by} {peer:.4g}" if peer else ""))
 
 
 def call(*args, **kw):
@@ -153,17 +154,46 @@ def torch_logprob(torch, path):
     return rate
 
 
+VLLM = {}  # what tools/bench_vllm.py said of a model: seconds to the first token, and each case's tokens per second
+
+
+def vllm(arch, args):
+    """Runs it once a model, where a python has it: VLLM_PYTHON or this one."""
+    python = os.environ.get("VLLM_PYTHON", sys.executable)
+    if arch in VLLM or "--no-peers" in args or subprocess.run([python, "-c", "import vllm"], capture_output=True).returncode:
+        return VLLM.get(arch, {})
+    cases = [",".join(map(str, case[1:5])) for case in DECODE if case[0] == arch]
+    VLLM[arch] = {}
+    with open(OUT / f"vllm_{arch}.log", "w") as log:
+        p = subprocess.run([python, pathlib.Path(__file__).with_name("bench_vllm.py"), model(arch), *cases],
+                           stdout=subprocess.PIPE, stderr=log, text=True, timeout=900)
+    for line in p.stdout.splitlines():
+        if not line.startswith("{"):
+            continue
+        r = json.loads(line)
+        key = "start" if "first_token_s" in r else (r["prompts"], r["n"], r["prompt"], r["new"])
+        VLLM[arch][key] = r.get("first_token_s", r.get("tokens_per_s"))
+    if p.returncode:
+        say(f"vLLM stopped early, so that peers are missing: {log.name} says why")
+    return VLLM[arch]
+
+
 # ---- rows ----
 
-# model, prompts, samples of each, new tokens, bar
-DECODE = (("qwen2.5-0.5b", 16, 5, 1024, 70e3), ("qwen2.5-0.5b", 64, 8, 512, 220e3), ("qwen2.5-0.5b", 256, 5, 512, 280e3),
-          ("qwen3-1.7b", 16, 5, 256, 33e3), ("qwen3-1.7b", 16, 5, 1024, 25e3), ("qwen3-1.7b", 64, 8, 512, 56e3))
+# model, prompts, samples of each, prompt length, new tokens, bar
+DECODE = (("qwen2.5-0.5b", 16, 5, 128, 1024, 70e3), ("qwen2.5-0.5b", 16, 5, 512, 1024, None),
+          ("qwen2.5-0.5b", 64, 8, 128, 512, 220e3), ("qwen2.5-0.5b", 256, 5, 128, 512, 280e3),
+          ("qwen3-1.7b", 16, 5, 128, 256, 33e3), ("qwen3-1.7b", 16, 5, 512, 256, None),
+          ("qwen3-1.7b", 16, 5, 128, 1024, 25e3), ("qwen3-1.7b", 16, 5, 512, 1024, None), ("qwen3-1.7b", 64, 8, 128, 512, 56e3))
 
 
 def decode(torch, args):
-    for arch, prompts, n, new, bar in DECODE:
-        r = bench("generate", "--model", model(arch), "--batch", prompts * n, "--n", n, "--prompt", 128, "--len", new, "--steps", 1)
-        row(f"decode {arch}, {prompts} x {n}, {new} new", r["tokens_per_s"], bar=bar)
+    for arch, prompts, n, length, new, bar in DECODE:
+        peer = vllm(arch, args).get((prompts, n, length, new))
+        r = bench("generate", "--model", model(arch), "--batch", prompts * n, "--n", n, "--prompt", length, "--len", new,
+                  "--steps", 1)
+        row(f"decode {arch}, {prompts} x {n}, {length} + {new}", r["tokens_per_s"], peer, bar, by="vLLM")
+        say(f"  without the prompts' part: {r['decode_tokens_per_s']:.4g} tok/s")
 
 
 def train(torch, args):
@@ -269,7 +299,7 @@ def start(torch, args):
         t = time.time()
         call("generate", "--model", path, "--device", "cuda", input='{"ids": [9707, 11], "max_tokens": 1}\n')
         best = min(best, time.time() - t)
-    row("start to first token, qwen2.5-0.5b", best, bar=5, lower=True, unit="s")
+    row("start to first token, qwen2.5-0.5b", best, vllm("qwen2.5-0.5b", args).get("start"), 5, lower=True, unit="s", by="vLLM")
 
 
 def main():
@@ -289,11 +319,12 @@ def main():
     for name in named:
         rows[name](torch, args)
     missed = 0
-    print(f"{'what':74s} {'verlc':>10s} {'torch':>10s} {'ratio':>6s} {'bar':>9s}")
+    print(f"{'what':74s} {'verlc':>10s} {'peer':>10s} {'ratio':>6s} {'bar':>9s}")
     for r in TABLE:
         ok = r["bar"] is None or (r["ours"] <= r["bar"] if r["lower"] else r["ours"] >= r["bar"])
         missed += not ok
-        peer = f"{r['peer']:10.4g} {r['ours'] / r['peer']:6.2f}" if r["peer"] else f"{'-':>10s} {'-':>6s}"
+        better = r["peer"] and (r["peer"] / r["ours"] if r["lower"] else r["ours"] / r["peer"])
+        peer = f"{r['peer']:10.4g} {better:6.2f}" if r["peer"] else f"{'-':>10s} {'-':>6s}"
         bar = "none" if r["bar"] is None else f"{'<=' if r['lower'] else '>='} {r['bar']:.4g} {'ok' if ok else 'MISSED'}"
         print(f"{r['what'] + ', ' + r['unit'] if r['unit'] else r['what']:74s} {r['ours']:10.4g} {peer} {bar:>9s}")
     (OUT / "gpu.json").write_text(json.dumps(TABLE, indent=1))
