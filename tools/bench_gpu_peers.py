@@ -164,17 +164,21 @@ def vllm(arch, args):
         return VLLM.get(arch, {})
     cases = [",".join(map(str, case[1:5])) for case in DECODE if case[0] == arch]
     VLLM[arch] = {}
-    with open(OUT / f"vllm_{arch}.log", "w") as log:
-        p = subprocess.run([python, pathlib.Path(__file__).with_name("bench_vllm.py"), model(arch), *cases],
-                           stdout=subprocess.PIPE, stderr=log, text=True, timeout=900)
-    for line in p.stdout.splitlines():
+    said = OUT / f"vllm_{arch}.jsonl"
+    with open(said, "w") as out, open(OUT / f"vllm_{arch}.log", "w") as log:
+        try:
+            code = subprocess.run([python, pathlib.Path(__file__).with_name("bench_vllm.py"), model(arch), *cases],
+                                  stdout=out, stderr=log, timeout=900).returncode
+        except subprocess.TimeoutExpired:
+            code = "900 s were not enough"
+    for line in said.read_text().splitlines():
         if not line.startswith("{"):
             continue
         r = json.loads(line)
         key = "start" if "first_token_s" in r else (r["prompts"], r["n"], r["prompt"], r["new"])
         VLLM[arch][key] = r.get("first_token_s", r.get("tokens_per_s"))
-    if p.returncode:
-        say(f"vLLM stopped early, so that peers are missing: {log.name} says why")
+    if code:
+        say(f"vLLM ended early ({code}), so that peers are missing: {log.name} says why")
     return VLLM[arch]
 
 
@@ -241,7 +245,7 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
     subprocess.run(["rm", "-rf", run], check=True)
     t = time.time()
     first, log, seen = None, None, 0
-    with open(OUT / f"{name}.log", "w+") as err:
+    with open(OUT / f"{name.replace(' ', '_')}.log", "w+") as err:
         p = subprocess.Popen([VERLC, "ppo", *recipe(arch, data, run, *shape, steps)], stdout=subprocess.DEVNULL, stderr=err)
         while p.poll() is None:
             log = log or next(iter(run.glob("**/*.jsonl")), None)
