@@ -62,6 +62,12 @@ def main():
         test("bench train keeps less where it recomputes", peaks[0] > peaks[1], peaks)
         p = run("bench", "train", "--model", s.dir / "model", "--recompute", "some", check=False)
         test.refused("bench: an unknown --recompute is refused", p, 2, "none, mlp or layer")
+        p = run("selftest", "--device", "cpu", "--model", s.dir / "model", "--batch", 40, "--n", 5, "--prompt", 60, "--len", 40)
+        test("selftest --model compares rollout and training on it",
+             sum("rollout = training, model, " in x and " ok " in x and " 0 of 1" in x for x in p.stdout.splitlines()) == 3, p.stdout)
+        test("also where samples lose their pages", "preemptions" in p.stdout, p.stdout)
+        p = run("selftest", "--device", "cpu", "--model", s.dir / "model", "--batch", 5, "--n", 2, check=False)
+        test.refused("selftest: a batch that its prompts do not divide is refused", p, 2, "multiple of --n")
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
     p = run("selftest", "--device", "cpu", check=False, timeout=800)
     lines = p.stdout.splitlines()

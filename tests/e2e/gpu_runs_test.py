@@ -1,7 +1,8 @@
 """Whole runs on a GPU beside the same runs on the CPU: GRPO with an adapter, PPO with a critic, both with
 adapters and 4-bit bases, a directory saved in 4 bits, the optimizers, a teacher, a reward model, SFT with
 what it recomputes, and what rests in host memory.  In fp32, so that both devices draw the same tokens: the
-metrics of the first steps then differ by roundings alone.  Does nothing where there is no GPU."""
+metrics of the first steps then differ by roundings alone.  Then rollout beside training, bit for bit, on models of the
+recipes' shapes.  Does nothing where there is no GPU."""
 
 import concurrent.futures
 import json
@@ -193,6 +194,23 @@ def offload(s, test, pool):
     return [look]
 
 
+# model, then samples, samples of a prompt, longest prompt, tokens sampled
+SHAPES = (("qwen2.5-0.5b", (80, 5, 512, 128), (1280, 5, 128, 32)), ("qwen3-1.7b", (80, 5, 512, 128), (720, 3, 128, 32)))
+
+
+def true_shapes(s, test, device="cuda", shapes=SHAPES):
+    """Invariant 1 at the shapes and batches of the seed's recipes, thousands of tokens each."""
+    for arch, *sizes in shapes:
+        run("model", "init", "--arch", arch, "--out", s.dir / arch, "--seed", 1)
+        for batch, n, prompt, new in sizes:
+            p = run("selftest", "--device", device, "--model", s.dir / arch, "--batch", batch, "--n", n, "--prompt", prompt,
+                    "--len", new, check=False)
+            print("       ", "\n        ".join(p.stdout.splitlines()[1:-1]))
+            test(f"{arch}, {batch} samples: a rollout's log-probs are training's, bit for bit",
+                 p.returncode == 0 and p.stdout.count(" 0 of ") == 3, p.stdout + p.stderr)
+        shutil.rmtree(s.dir / arch)
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -202,6 +220,7 @@ def main():
                 for look in runs(s, test, pool) + sft(s, test, pool) + offload(s, test, pool):
                     look()
             refusals(s, test)
+            true_shapes(s, test)
         else:
             print("skip: no GPU that works")
             test("nothing to compare without a GPU", not os.environ.get("VERLC_TEST_BACKENDS", "").startswith("cuda"))
