@@ -157,11 +157,18 @@ def torch_logprob(torch, path):
 VLLM = {}  # what tools/bench_vllm.py said of a model: seconds to the first token, and each case's tokens per second
 
 
+def has_vllm(python):
+    try:
+        return subprocess.run([python, "-c", "import vllm"], capture_output=True, timeout=300).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def vllm(arch, args):
     """Runs it once a model, where a python has it: VLLM_PYTHON or this one."""
     python = os.environ.get("VLLM_PYTHON", sys.executable)
-    if arch in VLLM or "--no-peers" in args or subprocess.run([python, "-c", "import vllm"], capture_output=True).returncode:
-        return VLLM.get(arch, {})
+    if arch in VLLM or "--no-peers" in args or not has_vllm(python):
+        return VLLM.setdefault(arch, {})
     cases = [",".join(map(str, case[1:5])) for case in DECODE if case[0] == arch]
     VLLM[arch] = {}
     said = OUT / f"vllm_{arch}.jsonl"
