@@ -16,7 +16,7 @@
 
 enum {
     GEMM_MAX_ALGOS = 16, /* that the library names at a time */
-    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, GEMM_N_FEW = 6, GEMM_N_PAIR = 3 /* of our kernels for few rows: most rows, kinds */
+    GEMM_SMALL_ROWS = 96, GEMM_N_SMALL = 8, GEMM_N_FEW = 8, GEMM_N_PAIR = 3 /* of our kernels for few rows: most rows, kinds */
 };
 
 enum gemm_how { GEMM_UNKNOWN, GEMM_ALGO, GEMM_SMALL, GEMM_FEW, GEMM_TWO_PASS, GEMM_PARTS, GEMM_SWIGLU_AFTER, GEMM_SWIGLU_MANY };

@@ -221,20 +221,26 @@ struct few_kind {
     bool pair;
     int parts;      /* blocks beside each other that share the rows */
     int w_slots, x_slots;
+    int narrow;     /* only where blocks of so many columns would be too many to run at a time; 0: anywhere */
 };
-template <int NB, int RG, int KA, bool PAIR> static constexpr struct few_kind kind_of(int parts, int w_slots, int x_slots) {
-    return {few_kernel<NB, RG, KA, PAIR>, NB, RG, KA, PAIR, parts, w_slots, x_slots};
+template <int NB, int RG, int KA, bool PAIR>
+static constexpr struct few_kind kind_of(int parts, int w_slots, int x_slots, int narrow = 0) {
+    return {few_kernel<NB, RG, KA, PAIR>, NB, RG, KA, PAIR, parts, w_slots, x_slots, narrow};
 }
+/* Whole steps say which are here, where products alone take as long: 48 columns a block leave more multiprocessors than 32
+ * do to attention, which starts ahead of time; and with SwiGLU blocks of 40 columns, and as much room for x as for W. */
 static const struct few_kind kinds[GEMM_N_FEW + GEMM_N_PAIR] = {
-    kind_of<2, 1, 2, false>(2, 20, 8), kind_of<2, 1, 4, false>(2, 6, 6),   kind_of<2, 1, 2, false>(1, 20, 6),
-    kind_of<4, 1, 2, false>(4, 10, 6), kind_of<4, 1, 2, false>(2, 10, 6), kind_of<2, 1, 2, false>(2, 12, 6),
-    kind_of<10, 2, 1, true>(1, 8, 4),  kind_of<10, 1, 2, true>(1, 4, 4),  kind_of<8, 2, 1, true>(1, 6, 5)};
+    kind_of<2, 1, 2, false>(2, 20, 8), kind_of<2, 1, 4, false>(2, 6, 6),  kind_of<2, 1, 2, false>(1, 20, 6),
+    kind_of<4, 1, 2, false>(4, 10, 6), kind_of<2, 1, 2, false>(2, 12, 6), kind_of<6, 1, 2, false>(2, 8, 8),
+    kind_of<4, 2, 2, false>(1, 8, 5),  kind_of<4, 1, 4, false>(2, 5, 5),
+    kind_of<10, 2, 1, true>(1, 6, 6),  kind_of<10, 1, 2, true>(1, 4, 4),  kind_of<12, 2, 1, true>(1, 9, 8, 40)};
 
 int gemm_few(struct cuda *c, const struct cuda_gemm_args *a, int kind, bool *ran) {
     const struct few_kind *v = &kinds[kind];
     const int64_t depth = v->ka * (PANEL_ROW / 2), n = v->pair ? a->n / 2 : a->n, cols = v->pair ? 4 * v->nb : 8 * v->nb;
     *ran = false;
     if (a->in != DT_BF16 || a->m > GEMM_SMALL_ROWS || a->k % depth || n % 8 || n > INT32_MAX || a->k > INT32_MAX) return 0;
+    if (v->narrow && gemm_ceil_div(n, v->narrow) <= c->n_sm) return 0;
     struct few p = {};
     p.bm = (int)gemm_ceil_div(gemm_ceil_div(a->m, v->parts), 8) * 8;
     p.w_slots = (int)gemm_min(v->w_slots, a->k / depth);
