@@ -22,9 +22,10 @@ void selftest_line(struct selftest *t, const char *what, bool ok, const char *de
 }
 
 int cmd_selftest(int argc, char **argv) {
-    const char *device = NULL, *model = NULL, *dtype = "bf16";
+    const char *device = NULL, *model = NULL, *dtype = NULL;
     int64_t threads = 0;
-    struct rollout_size size = {.seqs = 80, .n = 5, .prompt = 256, .new = 128};
+    const struct rollout_size usual = {.seqs = 80, .n = 5, .prompt = 256, .new = 128};
+    struct rollout_size size = usual;
     struct dev dev, ref;
     const struct cmd_opt opts[] = {{"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
                                    {"--threads", CMD_I64, &threads, "N", "CPU threads (all)"},
@@ -41,6 +42,9 @@ int cmd_selftest(int argc, char **argv) {
                                   .opts = opts, .n_opts = sizeof opts / sizeof *opts};
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
+    if (!model && (dtype || memcmp(&size, &usual, sizeof size) != 0))
+        FAIL(ERR_INVAL, "--dtype, --batch, --n, --prompt and --len say how a model is run: name it with --model DIR");
+    if (!dtype) dtype = "bf16";
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", dtype);
     TRY(dev_open_named(&dev, device, (int)threads, NULL));
     rc = dev_open_ref(&ref);

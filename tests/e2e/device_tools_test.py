@@ -71,6 +71,8 @@ def main():
         test.refused("selftest: a batch that its prompts do not divide is refused", p, 2, "multiple of --n")
         p = run(*on, "--batch", 10**18, check=False)
         test.refused("selftest: a batch beyond all memory is refused", p, 2, "at most")
+        p = run("selftest", "--device", "cpu", "--batch", 8, check=False)
+        test.refused("selftest: sizes of a run without a model are refused", p, 2, "--model DIR")
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
     p = run("selftest", "--device", "cpu", check=False, timeout=800)
     lines = p.stdout.splitlines()
