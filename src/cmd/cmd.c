@@ -1,4 +1,4 @@
-/* cmd.c - the option parser of the JSONL tools: names, types, --help from one table. */
+/* cmd.c - the option parser of the JSONL tools: names, types, --help from one table; and what several of them take. */
 #include "cmd/cmd.h"
 
 #include "base/buf.h"
@@ -87,5 +87,23 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
         if (!eq && i + 1 >= argc) FAIL(ERR_INVAL, "%s needs a value %s", o->name, o->arg);
         TRY(set_value(o, eq ? eq + 1 : argv[++i]));
     }
+    return 0;
+}
+
+int cmd_compute_dtype(const char *name, enum dtype *dt) {
+    if (strcmp(name, "bf16") == 0) *dt = DT_BF16;
+    else if (strcmp(name, "fp32") == 0) *dt = DT_F32;
+    else FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", name);
+    return 0;
+}
+
+int cmd_batch_size(int64_t seqs, int64_t prompt, int64_t len) {
+    enum { MOST = 1 << 28 };
+    if (seqs < 1 || prompt < 1 || len < 1)
+        FAIL(ERR_INVAL, "--batch %lld, --prompt %lld, --len %lld: expected at least 1 of each", (long long)seqs, (long long)prompt,
+             (long long)len);
+    if (seqs > MOST || prompt > MOST || len > MOST || seqs > MOST / (prompt + len))
+        FAIL(ERR_INVAL, "--batch %lld, --prompt %lld, --len %lld: at most %d tokens in all", (long long)seqs, (long long)prompt,
+             (long long)len, MOST);
     return 0;
 }

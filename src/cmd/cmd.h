@@ -8,6 +8,8 @@
 #ifndef VERLC_CMD_H
 #define VERLC_CMD_H
 
+#include "dev/dev.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -54,6 +56,12 @@ struct cmd_spec {
 /* --name VALUE and --name=VALUE. 0: go on. 1: --help was printed, return 0 from
  * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
+
+/* The compute dtype that --dtype names: bf16 or fp32. ERR_INVAL: another one. */
+int cmd_compute_dtype(const char *name, enum dtype *dt);
+/* ERR_INVAL: not at least one of each, or more tokens than any machine's memory holds, which sums and products of these
+ * sizes would overflow at. seqs, prompt, len: --batch, --prompt, --len. */
+int cmd_batch_size(int64_t seqs, int64_t prompt, int64_t len);
 
 /* Of the option --device of the commands that compute. */
 #define CMD_DEVICE_HELP "auto, cpu, cuda, cuda:N or ref (auto: a GPU if there is one)"

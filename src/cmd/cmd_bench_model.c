@@ -17,6 +17,7 @@
 
 struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
+    enum dtype act;
     int64_t batch, n, prompt, len, steps, threads;
     const char *recompute;
     struct model_keep keep;
@@ -43,16 +44,16 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
+    TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
     if (b->n < 1 || b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
-    if (b->batch < 1 || b->len < 2 || b->prompt < 1 || b->steps < 1) FAIL(ERR_INVAL, "counts must be at least 1 (--len 2)");
-    return 0;
+    if (b->len < 2 || b->steps < 1) FAIL(ERR_INVAL, "--len must be at least 2 and --steps at least 1");
+    return cmd_batch_size(b->batch, b->prompt, b->len);
 }
 
 static int open_model(struct model_bench *b, int flags, int64_t max_len) {
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    const struct model_open_args a = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .flags = flags,
-                                      .max_len = max_len};
+    const struct model_open_args a = {.dir = b->model, .act = b->act, .flags = flags, .max_len = max_len};
     return model_open(&b->m, &b->dev, &a);
 }
 

@@ -21,6 +21,7 @@
 
 struct step_bench {
     const char *model, *dtype, *device;
+    enum dtype act;
     int64_t batch, n, prompt, len, micro, steps, threads;
     const char *recompute;
     struct model_keep keep;
@@ -81,7 +82,7 @@ static int open_all(struct step_bench *b) {
     const int64_t total = b->prompt + b->len;
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
     const bool far = b->offload && dev_has_host_memory(&b->dev);
-    struct model_open_args o = {.dir = b->model, .act = strcmp(b->dtype, "fp32") == 0 ? DT_F32 : DT_BF16, .max_len = total};
+    struct model_open_args o = {.dir = b->model, .act = b->act, .max_len = total};
     if (b->offload && !far) log_note("--offload changes nothing on this device, whose memory is the host's");
     b->optim.host_state = b->optim.host_master = far;
     o.flags = MODEL_TRAIN | (far ? MODEL_HOST_MASTER : 0);
@@ -189,8 +190,11 @@ int bench_step(int argc, char **argv) {
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!b.model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (b.batch < 1 || b.n < 1 || b.batch % b.n || b.prompt < 1 || b.len < 2 || b.micro < 1 || b.steps < 1)
-        FAIL(ERR_INVAL, "counts must be at least 1 (--len 2), and --n must divide --batch");
+    if (b.n < 1 || b.batch % b.n || b.len < 2 || b.micro < 1 || b.steps < 1)
+        FAIL(ERR_INVAL, "--n must divide --batch, --len be at least 2, --micro and --steps at least 1");
+    TRY(cmd_batch_size(b.batch, b.prompt, b.len));
+    if (b.micro > b.batch) b.micro = b.batch;
+    TRY(cmd_compute_dtype(b.dtype, &b.act));
     TRY(bench_keep(b.recompute, &b.keep));
     rc = open_all(&b);
     if (rc == 0) rc = measure(&b);

@@ -211,7 +211,7 @@ static int submit(struct gen *g, struct roll_engine *e, const struct model_confi
     return 0;
 }
 
-static int run(struct gen *g, struct dev *dev, const char *dtype, int64_t max_seqs) {
+static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs) {
     struct model *m = NULL;
     struct roll_decoder *d = NULL;
     struct roll_engine *e = NULL;
@@ -230,8 +230,7 @@ static int run(struct gen *g, struct dev *dev, const char *dtype, int64_t max_se
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
     struct roll_decoder_args a = {.n_pages = pages < full ? pages : full, .max_rows = rows, .max_seqs = max_seqs,
                                   .max_len = longest, .max_burst = roll_device_burst(dev)};
-    const struct model_open_args o = {.dir = g->model_dir, .act = strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16,
-                                      .flags = MODEL_INFER, .max_len = longest};
+    const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
     const size_t page = roll_page_bytes(&m->cfg, m->act), half = dev->mem_total / 2;
@@ -278,13 +277,14 @@ int cmd_generate(int argc, char **argv) {
                  "With key=value arguments it is verl's main_generation: model.path=DIR data.path=IN.parquet\n"
                  "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).",
         .opts = opts, .n_opts = sizeof opts / sizeof opts[0]};
+    enum dtype act;
     struct gen g = {0};
     struct dev dev = {0};
     struct model_config c = {0};
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", dtype);
+    TRY(cmd_compute_dtype(dtype, &act));
     if (max_seqs < 1) FAIL(ERR_INVAL, "--max-seqs must be at least 1");
     g.model_dir = model;
     g.adapter = adapter;
@@ -298,7 +298,7 @@ int cmd_generate(int argc, char **argv) {
     TRYG(file_each_line("-", read_line, &g), out);
     if (g.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
-    TRYG(run(&g, &dev, dtype, max_seqs), out);
+    TRYG(run(&g, &dev, act, max_seqs), out);
 out:
     dev_close(&dev);
     for (int64_t i = 0; i < g.n; i++) request_free(&g.rq[i]);

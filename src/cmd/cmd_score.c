@@ -201,6 +201,7 @@ int cmd_score(int argc, char **argv) {
         .about = "{\"ids\": [...], \"response_start\": N} -> {\"logp\": [...], \"entropy\": [...]}, a line each.\n"
                  "logp[k] belongs to ids[response_start + k].",
         .opts = opts, .n_opts = sizeof opts / sizeof opts[0]};
+    enum dtype act;
     struct model_config c = {0};
     struct dev dev = {0};
     struct score s = {0};
@@ -209,14 +210,13 @@ int cmd_score(int argc, char **argv) {
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     if (!(temperature > 0)) FAIL(ERR_INVAL, "--temperature %g: expected a number above 0", temperature);
-    if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected fp32 or bf16", dtype);
+    TRY(cmd_compute_dtype(dtype, &act));
     TRYG(model_config_load(&c, model), out);
     s.vocab = c.vocab;
     TRYG(file_each_line("-", read_request, &s), out);
     if (s.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
-    const struct model_open_args a = {.dir = model, .act = strcmp(dtype, "bf16") == 0 ? DT_BF16 : DT_F32,
-                                      .flags = MODEL_INFER, .max_len = s.longest};
+    const struct model_open_args a = {.dir = model, .act = act, .flags = MODEL_INFER, .max_len = s.longest};
     scorer.adapter = adapter;
     TRYG(scorer_open(&scorer, &dev, &a, s.longest > BATCH_ROWS ? s.longest : BATCH_ROWS, temperature), out);
     TRYG(score_all(&scorer, &s), out);

@@ -27,6 +27,7 @@ int cmd_selftest(int argc, char **argv) {
     const struct rollout_size usual = {.seqs = 80, .n = 5, .prompt = 256, .new = 128};
     struct rollout_size size = usual;
     struct dev dev, ref;
+    enum dtype act;
     const struct cmd_opt opts[] = {{"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
                                    {"--threads", CMD_I64, &threads, "N", "CPU threads (all)"},
                                    {"--model", CMD_STR, &model, "DIR", "rollout against training alone, on this model"},
@@ -44,14 +45,16 @@ int cmd_selftest(int argc, char **argv) {
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model && (dtype || memcmp(&size, &usual, sizeof size) != 0))
         FAIL(ERR_INVAL, "--dtype, --batch, --n, --prompt and --len say how a model is run: name it with --model DIR");
-    if (!dtype) dtype = "bf16";
-    if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", dtype);
+    TRY(cmd_compute_dtype(dtype ? dtype : "bf16", &act));
+    TRY(cmd_batch_size(size.seqs, size.prompt, size.new));
+    if (size.n < 1 || size.seqs % size.n != 0)
+        FAIL(ERR_INVAL, "--batch %lld must be a multiple of --n %lld", (long long)size.seqs, (long long)size.n);
     TRY(dev_open_named(&dev, device, (int)threads, NULL));
     rc = dev_open_ref(&ref);
     struct selftest t = {.dev = &dev, .ref = &ref};
     printf("%s\n", dev.describe);
     if (model) {
-        if (rc == 0) rc = selftest_model(&t, model, strcmp(dtype, "fp32") == 0 ? DT_F32 : DT_BF16, &size);
+        if (rc == 0) rc = selftest_model(&t, model, act, &size);
     } else {
         if (rc == 0) rc = selftest_ops(&t);
         if (rc == 0) rc = selftest_rollout(&t);

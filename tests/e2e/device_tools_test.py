@@ -69,8 +69,11 @@ def main():
         test("also where samples lose their pages", "preemptions" in p.stdout, p.stdout)
         p = run(*on, "--batch", 5, "--n", 2, check=False)
         test.refused("selftest: a batch that its prompts do not divide is refused", p, 2, "multiple of --n")
-        p = run(*on, "--batch", 10**18, check=False)
-        test.refused("selftest: a batch beyond all memory is refused", p, 2, "at most")
+        for what in on, ("bench", "step", *on[1:]), ("bench", "generate", *on[1:]):
+            for more in ("--batch", 10**18, "--n", 1), ("--prompt", 2**63 - 1), ("--batch", 2**20, "--n", 1, "--prompt", 2**20):
+                p = run(*what, *more, check=False)
+                test.refused(f"{' '.join(what[:2])}: {more} is beyond all memory", p, 2, "tokens in all")
+            test.refused(f"{' '.join(what[:2])}: no such dtype", run(*what, "--dtype", "fp8", check=False), 2, "bf16 or fp32")
         p = run("selftest", "--device", "cpu", "--batch", 8, check=False)
         test.refused("selftest: sizes of a run without a model are refused", p, 2, "--model DIR")
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
