@@ -227,8 +227,8 @@ template <int NB, int RG, int KA, bool PAIR>
 static constexpr struct few_kind kind_of(int parts, int w_slots, int x_slots, int narrow = 0) {
     return {few_kernel<NB, RG, KA, PAIR>, NB, RG, KA, PAIR, parts, w_slots, x_slots, narrow};
 }
-/* Whole steps say which are here, where products alone take as long: 48 columns a block leave more multiprocessors than 32
- * do to attention, which starts ahead of time; and with SwiGLU blocks of 40 columns, and as much room for x as for W. */
+/* Whole steps said which are here, where products by themselves are near: 48 columns a block and not 32 (the 0.5B's qkv),
+ * which leaves multiprocessors to attention, that starts ahead of time; 40 of gate and up, as much room for x as for W. */
 static const struct few_kind kinds[GEMM_N_FEW + GEMM_N_PAIR] = {
     kind_of<2, 1, 2, false>(2, 20, 8), kind_of<2, 1, 4, false>(2, 6, 6),  kind_of<2, 1, 2, false>(1, 20, 6),
     kind_of<4, 1, 2, false>(4, 10, 6), kind_of<2, 1, 2, false>(2, 12, 6), kind_of<6, 1, 2, false>(2, 8, 8),
