@@ -8,7 +8,7 @@ VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu bench-learn learn-gpu \
-        oracle soak asan tsan lint fuzz clean help
+        oracle soak asan tsan lint format fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -44,8 +44,10 @@ asan tsan: setup ## the first three rungs under a sanitizer
 	@scripts/sanitize.sh $@
 fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
 	@scripts/fuzz.sh
-lint: ## include order, function lengths, line lengths
+lint: ## include order, formatting, function lengths, line lengths
 	@python3 tools/lint.py
+format: ## clang-format 14 over C and CUDA files
+	@.venv/bin/clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' ':!src/text/unicode_tables.h' ':!tests/fixtures')
 clean:
 	rm -rf build
 help:

@@ -1,4 +1,4 @@
-# libverlc_cuda.so: src/dev/*.cu, beside the program, which opens it at run time.
+# libverlc_cuda.so: src/dev/cuda/**/*.cu, beside the program, which opens it at run time.
 #
 # nvcc is called by rules of our own: architectures are asked of it, the runtime is
 # linked statically, cuBLASLt is opened at run time, and nothing of the toolkit but
@@ -35,7 +35,7 @@ message(STATUS "CUDA backend: nvcc ${nvcc_version}, ${arch_names}")
 
 set(nvcc_flags -std=c++17 -O3 -lineinfo ${gencode} -Xcompiler=-fPIC,-Wall,-Wextra -I${CMAKE_SOURCE_DIR}/src
   "-DVERLC_CUDA_ARCHS=\"${arch_names}\"")
-file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/dev/*.cu)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/dev/cuda/*.cu)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
 set(cuda_objects "")
 foreach(source ${cuda_sources})

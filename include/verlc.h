@@ -4,7 +4,7 @@
  * generates; its frozen reference; a critic), the data, the scorer, checkpoints and
  * trackers.  A batch is named columns over samples and goes from stage to stage; a
  * stage reads some columns and adds others.  `verlc ppo` itself is a program of these
- * calls (src/train/ppo.c), and examples/ has three more.
+ * calls (src/train/ppo/ppo.c), and examples/ has three more.
  *
  * Errors stick: after the first failure every call on that run returns the same
  * negative code and does nothing, verlc_begin_step is false, and verlc_close prints what
@@ -38,9 +38,9 @@ const char *verlc_error(const struct verlc *v);
 
 /* The worker groups, verl's roles. */
 enum verlc_role {
-    VERLC_ACTOR,  /* the policy: generates and learns */
-    VERLC_REF,    /* its start, frozen; there when a KL term uses it */
-    VERLC_CRITIC, /* values; there with adv_estimator=gae or critic.enable */
+    VERLC_ACTOR,   /* the policy: generates and learns */
+    VERLC_REF,     /* its start, frozen; there when a KL term uses it */
+    VERLC_CRITIC,  /* values; there with adv_estimator=gae or critic.enable */
     VERLC_TEACHER, /* of distillation, frozen; there with distillation.enabled */
 };
 bool verlc_has(const struct verlc *v, enum verlc_role role);

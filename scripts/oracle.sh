@@ -88,7 +88,8 @@ compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only
-    fresh tables && $py tools/oracle_text.py tables --out "$out/tables" && cmp "$out/tables/text_tables.h" src/text/text_tables.h
+    fresh tables && $py tools/oracle_text.py tables --out "$out/tables" &&
+        cmp "$out/tables/unicode_tables.h" src/text/unicode_tables.h
 }
 compare_text() {
     fresh text && make_text "$out/text" || return 1

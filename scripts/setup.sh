@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a fresh Debian 12 or Ubuntu 24.04 ready: system packages with apt (as root
-# or with sudo; otherwise prints the line to run and stops), and .venv with the two
-# Python packages of the helpers.  Does nothing where everything is there.
+# or with sudo; otherwise prints the line to run and stops), and .venv with the
+# Python packages of the helpers and the formatter that lint asks.  Does nothing where everything is there.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -29,8 +29,8 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive $run "$line" >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
 fi
 
-if ! .venv/bin/python -c 'import jinja2, pyarrow, numpy' 2>/dev/null; then
-    echo "making .venv (jinja2, pyarrow, numpy)"
+if ! .venv/bin/python -c 'import jinja2, pyarrow, numpy, clang_format' 2>/dev/null; then
+    echo "making .venv (jinja2, pyarrow, numpy, clang-format)"
     python3 -m venv .venv
-    .venv/bin/pip install -q --disable-pip-version-check -r python/requirements.txt
+    .venv/bin/pip install -q --disable-pip-version-check -r python/requirements.txt clang-format==14.0.6
 fi

@@ -20,8 +20,10 @@ static const struct {
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_help(FILE *f) {
-    fprintf(f, "verlc %s - reinforcement-learning post-training of language models\n\n"
-               "usage: verlc COMMAND ...\n\n", VERLC_VERSION);
+    fprintf(f,
+            "verlc %s - reinforcement-learning post-training of language models\n\n"
+            "usage: verlc COMMAND ...\n\n",
+            VERLC_VERSION);
     for (int i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
     fprintf(f, "\n'verlc COMMAND --help' explains a command. Start with: make demo\n");
 }

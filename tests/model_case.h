@@ -22,9 +22,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OK(call)                                                                      \
-    do {                                                                              \
-        if ((call) < 0) fail_msg("%s: %s (%s)", #call, err_msg(), err_trace());       \
+#define OK(call)                                                                \
+    do {                                                                        \
+        if ((call) < 0) fail_msg("%s: %s (%s)", #call, err_msg(), err_trace()); \
     } while (0)
 
 static inline void case_dev(struct dev *d, const char *backend, int threads) {
@@ -60,9 +60,7 @@ static inline struct tensor case_ints(struct dev *d, const int32_t *v, int64_t n
     OK(dev_copy_in(d, p, v, (size_t)n * 4));
     return tensor_1d(p, DT_I32, n);
 }
-static inline void case_free(struct dev *d, struct tensor t) {
-    dev_free(d, t.data, (size_t)tensor_count(t) * dtype_size(t.dt));
-}
+static inline void case_free(struct dev *d, struct tensor t) { dev_free(d, t.data, (size_t)tensor_count(t) * dtype_size(t.dt)); }
 
 /* ---- packed batches: sequences one after the other, keys in the activations ---- */
 struct case_seq {
@@ -90,8 +88,12 @@ static inline void case_pack(struct dev *d, struct model_batch *b, const struct 
         .ids = case_ints(d, ids, rows),
         .pos = case_ints(d, pos, rows),
         .slots = case_ints(d, slots, rows),
-        .seqs = {.n = n_seqs, .max_q = longest, .max_kv = longest, .q_start = case_ints(d, q_start, n_seqs + 1),
-                 .pos0 = case_ints(d, pos0, n_seqs), .kv_start = case_ints(d, q_start, n_seqs)},
+        .seqs = {.n = n_seqs,
+                 .max_q = longest,
+                 .max_kv = longest,
+                 .q_start = case_ints(d, q_start, n_seqs + 1),
+                 .pos0 = case_ints(d, pos0, n_seqs),
+                 .kv_start = case_ints(d, q_start, n_seqs)},
     };
     free(v);
 }
@@ -112,7 +114,7 @@ struct model_case {
     struct st_file *golden;
     const int32_t *ids, *q_start; /* golden: n_seqs sequences */
     int64_t n_seqs, n_rows;
-    struct model_logp_args l;     /* golden rows, targets, 1 / temperature; outputs owned here */
+    struct model_logp_args l; /* golden rows, targets, 1 / temperature; outputs owned here */
     const float *want_logp, *want_entropy, *dlogp, *dentropy;
 };
 

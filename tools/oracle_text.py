@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The reference for src/text: Hugging Face `tokenizers`, `transformers` and Jinja2.
 
-  oracle_text.py tables   rewrite src/text/text_tables.h (needs unicodedata2, a
+  oracle_text.py tables   rewrite src/text/unicode_tables.h (needs unicodedata2, a
                           recent one; and a Python whose unicodedata is 14.0.0)
   oracle_text.py fixtures rewrite tests/fixtures/text
   oracle_text.py compare  encode and decode GSM8K and hostile lines with every tokenizer
@@ -113,11 +113,11 @@ def tables(out):
             lower[c] = ord(t) - c
     frozen = {c: "" for c in frozen_code_points(normalizers)}
 
-    with open(os.path.join(out or os.path.join(ROOT, "src/text"), "text_tables.h"), "w", encoding="ascii") as f:
-        f.write("/* text_tables.h - where the reference's Unicode tables differ from this machine's libraries.\n"
+    with open(os.path.join(out or os.path.join(ROOT, "src/text"), "unicode_tables.h"), "w", encoding="ascii") as f:
+        f.write("/* unicode_tables.h - where the reference's Unicode tables differ from this machine's libraries.\n"
                 " *\n"
                 " * Written by tools/oracle_text.py tables from the behaviour of Hugging Face tokenizers;\n"
-                " * text_unicode.c says how each table is used.  Included by that file only. */\n"
+                " * text/unicode.c says how each table is used.  Included by that file only. */\n"
                 "/* clang-format off */\n#ifndef VERLC_TEXT_TABLES_H\n#define VERLC_TEXT_TABLES_H\n\n"
                 "#include \"text/text_int.h\"\n\n#include <utf8proc.h>\n\n")
 
@@ -140,7 +140,7 @@ def tables(out):
         table("text_lower", "distance to the lower-case letter where Unicode 14 has none",
               ["{0x%x, 0x%x, %d}," % (lo, hi, k) for lo, hi, k in ranges(lower)])
         f.write("#endif\n")
-    print("text_tables.h: %d newer, %d frozen, %d + %d flipped, %d lower" %
+    print("unicode_tables.h: %d newer, %d frozen, %d + %d flipped, %d lower" %
           (len(newer), len(frozen), len(punct), len(digit), len(lower)))
 
 

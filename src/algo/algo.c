@@ -77,9 +77,7 @@ int64_t algo__max_row(const struct algo_ragged *r) {
     return w;
 }
 
-double *algo__tokens(const struct algo_ragged *r) {
-    return xcalloc((size_t)algo__last(r) + 1, sizeof(double));
-}
+double *algo__tokens(const struct algo_ragged *r) { return xcalloc((size_t)algo__last(r) + 1, sizeof(double)); }
 
 /* ---- groups ---- */
 
@@ -117,9 +115,9 @@ void algo__groups_free(struct algo__groups *g) {
 
 struct algo_agg_mode {
     const char *name;
-    bool per_token;                   /* normalised by tokens, not by sequences */
-    double (*row)(int64_t n_valid);   /* factor of each token of a row with n_valid tokens */
-    bool by_tokens, by_width;         /* divide by batch_num_tokens; by loss_scale_factor */
+    bool per_token;                 /* normalised by tokens, not by sequences */
+    double (*row)(int64_t n_valid); /* factor of each token of a row with n_valid tokens */
+    bool by_tokens, by_width;       /* divide by batch_num_tokens; by loss_scale_factor */
 };
 
 static double row_sum_factor(int64_t n_valid) {
@@ -128,7 +126,7 @@ static double row_sum_factor(int64_t n_valid) {
 }
 static double row_mean_factor(int64_t n_valid) { return 1 / ((double)n_valid + ALGO__EPS); }
 
-int algo__unknown(const char *kind, const char *name, struct buf *known) {
+int algo_unknown(const char *kind, const char *name, struct buf *known) {
     char *near = str_near(known->p, name);
     const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s '%s' is unknown; %s%s%s %s", kind, name, near ? "did you mean " : "",
                            near ? near : "", near ? "? There are" : "use one of", known->p);
@@ -152,7 +150,7 @@ const struct algo_agg_mode *algo_agg_find(const char *name) {
         if (strcmp(name, agg_modes[i].name) == 0) return buf_free(&known), &agg_modes[i];
         buf_addf(&known, "%s%s", i ? ", " : "", agg_modes[i].name);
     }
-    algo__unknown("loss_agg_mode", name, &known);
+    algo_unknown("loss_agg_mode", name, &known);
     return NULL;
 }
 
@@ -167,8 +165,8 @@ static int normaliser(const struct algo_ragged *r, const struct algo_agg *g, dou
     if (n < 0) FAIL(ERR_INVAL, "%s: the global batch counts are negative", mode->name);
     if (n == 0) {
         if (g->dp_size > 1)
-            FAIL(ERR_INVAL, "%s: dp_size %lld needs %s of the global batch", mode->name,
-                 (long long)g->dp_size, mode->per_token ? "batch_num_tokens" : "global_batch_size");
+            FAIL(ERR_INVAL, "%s: dp_size %lld needs %s of the global batch", mode->name, (long long)g->dp_size,
+                 mode->per_token ? "batch_num_tokens" : "global_batch_size");
         for (int64_t i = 0; i < r->n; i++) {
             const int64_t valid = algo__row_valid(r, i);
             n += mode->per_token ? valid : valid > 0;
@@ -186,9 +184,7 @@ int algo_agg_weights(const struct algo_ragged *r, const struct algo_agg *g, doub
     double width = 1;
     if (g->mode->by_width) {
         if (g->loss_scale_factor < 0) FAIL(ERR_INVAL, "loss_scale_factor must be positive");
-        width = g->loss_scale_factor > 0 ? g->loss_scale_factor
-              : g->width > 0             ? (double)g->width
-                                         : (double)algo__max_row(r);
+        width = g->loss_scale_factor > 0 ? g->loss_scale_factor : g->width > 0 ? (double)g->width : (double)algo__max_row(r);
     }
     for (int64_t i = 0; i < r->n; i++) {
         const int64_t valid = algo__row_valid(r, i);
@@ -198,8 +194,8 @@ int algo_agg_weights(const struct algo_ragged *r, const struct algo_agg *g, doub
     return 0;
 }
 
-int algo_agg_loss(const struct algo_ragged *r, const struct algo_agg *agg, const double *loss_mat,
-                  double *loss, double *dloss_mat) {
+int algo_agg_loss(const struct algo_ragged *r, const struct algo_agg *agg, const double *loss_mat, double *loss,
+                  double *dloss_mat) {
     double *w = dloss_mat ? dloss_mat : algo__tokens(r);
     const int rc = algo_agg_weights(r, agg, w);
     if (rc == 0) {

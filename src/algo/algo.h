@@ -15,6 +15,8 @@
 #ifndef VERLC_ALGO_H
 #define VERLC_ALGO_H
 
+#include "base/buf.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,10 +49,10 @@ double algo_masked_mean(const struct algo_ragged *r, const double *x); /* 0 when
 
 /* ---- advantages ---- */
 enum algo_adv_needs { /* inputs beyond rewards and mask */
-    ALGO_NEEDS_GROUP = 1,
-    ALGO_NEEDS_VALUES = 2,
-    ALGO_NEEDS_BASELINES = 4,
-    ALGO_NEEDS_SUM_PI = 8, /* old_logp and sum_pi_squared */
+                      ALGO_NEEDS_GROUP = 1,
+                      ALGO_NEEDS_VALUES = 2,
+                      ALGO_NEEDS_BASELINES = 4,
+                      ALGO_NEEDS_SUM_PI = 8, /* old_logp and sum_pi_squared */
 };
 struct algo_adv_args {
     const struct algo_ragged *r;
@@ -65,7 +67,7 @@ struct algo_adv_args {
     const double *components;
     const double *component_weights; /* NULL: all 1 */
     int64_t n_components;
-    const json_t *kwargs;           /* of a user's own estimator: an object, may be NULL */
+    const json_t *kwargs; /* of a user's own estimator: an object, may be NULL */
     double gamma, lam;
     bool norm_by_std;      /* norm_adv_by_std_in_grpo; false is Dr.GRPO */
     bool handle_zero_tail; /* optimal token baselines; verl's default is true */
@@ -77,12 +79,11 @@ struct algo_adv_entry {
     int (*user)(void *ctx, const struct algo_adv_args *a, double *adv, double *ret); /* a user's own, instead of run */
     void *ctx;
 };
-struct algo_adv_args algo_adv_defaults(void); /* verl's defaults: gamma = lam = 1, flags true */
+struct algo_adv_args algo_adv_defaults(void);                 /* verl's defaults: gamma = lam = 1, flags true */
 const struct algo_adv_entry *algo_adv_find(const char *name); /* NULL: unknown, message lists the names */
 /* adv and ret are per token, over the range of a->r.  ERR_INVAL: an input is
  * missing; ERR_INPUT: the estimator is undefined on this batch (it says why). */
-int algo_advantage(const struct algo_adv_entry *e, const struct algo_adv_args *a, double *adv,
-                   double *ret);
+int algo_advantage(const struct algo_adv_entry *e, const struct algo_adv_args *a, double *adv, double *ret);
 
 /* ---- PF-PPO: samples drawn again by their scores (arXiv 2409.06957; verl compute_pf_ppo_reweight_data) ---- */
 enum algo_pf_method { ALGO_PF_POW, ALGO_PF_MAX_MIN, ALGO_PF_MAX_RANDOM };
@@ -111,8 +112,7 @@ struct algo_kl_ctrl { /* algorithm.kl_ctrl */
     double value; /* the coefficient now; starts at kl_coef */
     double target_kl, horizon;
 };
-int algo_kl_ctrl_init(struct algo_kl_ctrl *c, const char *type, double kl_coef, double target_kl,
-                      double horizon);
+int algo_kl_ctrl_init(struct algo_kl_ctrl *c, const char *type, double kl_coef, double target_kl, double horizon);
 void algo_kl_ctrl_update(struct algo_kl_ctrl *c, double current_kl, int64_t n_steps);
 /* rewards = scores - c->value * kl(old, ref) on valid tokens (algorithm.use_kl_in_reward);
  * then updates c with the batch's mean KL.  rewards may be scores.  Metrics
@@ -122,8 +122,7 @@ struct algo_kl_reward_args {
     const double *scores, *old_logp, *ref_logp;
     const struct algo_kl_type *type; /* algorithm.kl_penalty */
 };
-void algo_kl_in_reward(struct algo_kl_ctrl *c, const struct algo_kl_reward_args *a,
-                       double *rewards, struct algo_metrics *m);
+void algo_kl_in_reward(struct algo_kl_ctrl *c, const struct algo_kl_reward_args *a, double *rewards, struct algo_metrics *m);
 
 /* ---- aggregation: a loss per token -> one number ---- */
 struct algo_agg_mode;
@@ -145,14 +144,13 @@ const char *algo_agg_name(const struct algo_agg_mode *mode);
  * No valid token: all 0. ERR_INVAL: dp_size > 1 without the global count. */
 int algo_agg_weights(const struct algo_ragged *r, const struct algo_agg *agg, double *w);
 /* The aggregated loss; dloss_mat (may be NULL) gets w. */
-int algo_agg_loss(const struct algo_ragged *r, const struct algo_agg *agg, const double *loss_mat,
-                  double *loss, double *dloss_mat);
+int algo_agg_loss(const struct algo_ragged *r, const struct algo_agg *agg, const double *loss_mat, double *loss, double *dloss_mat);
 
 /* ---- rollout correction: importance weights and rejection (verl 2.8) ---- */
 enum algo_is_level { ALGO_IS_NONE, ALGO_IS_TOKEN, ALGO_IS_SEQUENCE };
 enum { ALGO_RS_MAX = 11 };
-struct algo_rs {       /* one rejection option */
-    int option;        /* index into the table of options */
+struct algo_rs {         /* one rejection option */
+    int option;          /* index into the table of options */
     double lower, upper; /* k1: ratio bounds; k2, k3: upper only */
 };
 struct algo_corr {
@@ -178,8 +176,7 @@ struct algo_corr_args {
     const struct algo_corr *c;
     const double *old_logp, *rollout_logp;
 };
-int algo_corr_run(const struct algo_corr_args *a, double *is_weights, uint8_t *mask_out,
-                  struct algo_metrics *m);
+int algo_corr_run(const struct algo_corr_args *a, double *is_weights, uint8_t *mask_out, struct algo_metrics *m);
 
 /* ---- policy losses ---- */
 struct algo_policy_cfg { /* actor.* and actor.policy_loss.*; start from algo_policy_defaults */
@@ -188,9 +185,9 @@ struct algo_policy_cfg { /* actor.* and actor.policy_loss.*; start from algo_pol
     double clip_cov_ratio, clip_cov_lb, clip_cov_ub; /* clip_cov */
     double kl_cov_ratio, ppo_kl_coef;                /* kl_cov */
     double dro_beta;                                 /* dro; must be set */
-    uint64_t seed, step;          /* clip_cov picks its tokens by (seed, step) */
-    const struct algo_corr *corr; /* bypass_mode */
-    const json_t *kwargs;         /* of a user's own loss: an object, may be NULL */
+    uint64_t seed, step;                             /* clip_cov picks its tokens by (seed, step) */
+    const struct algo_corr *corr;                    /* bypass_mode */
+    const json_t *kwargs;                            /* of a user's own loss: an object, may be NULL */
 };
 struct algo_policy_args {
     const struct algo_ragged *r;
@@ -202,11 +199,12 @@ struct algo_policy_args {
 struct algo_policy_entry; /* a row of the table */
 struct algo_policy_cfg algo_policy_defaults(void);
 const struct algo_policy_entry *algo_policy_find(const char *name); /* NULL: unknown, message lists the names */
+const char *algo_policy_name(const struct algo_policy_entry *e);    /* a user's own: its spec */
 /* The loss, and dlogp[t] = d loss / d logp[t] (0 where masked).  Metrics
  * actor/pg_clipfrac, actor/ppo_kl, ... over this call's tokens; where no token
  * is valid the loss is 0 and the metric actor/no_valid_tokens is 1. */
-int algo_policy_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a,
-                     double *loss, double *dlogp, struct algo_metrics *m);
+int algo_policy_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a, double *loss, double *dlogp,
+                     struct algo_metrics *m);
 
 /* ---- the actor's whole loss: policy - entropy_coeff * entropy + kl_loss_coef * KL ---- */
 struct algo_actor_args {
@@ -221,17 +219,16 @@ struct algo_actor_args {
 /* dlogp, and dentropy where entropy is given.  Adds actor/pg_loss,
  * actor/entropy_loss, actor/kl_loss, actor/kl_coef; the losses among them sum
  * over micro-batches, the other metrics average. */
-int algo_actor_loss(const struct algo_actor_args *a, double *loss, double *dlogp, double *dentropy,
-                    struct algo_metrics *m);
+int algo_actor_loss(const struct algo_actor_args *a, double *loss, double *dlogp, double *dentropy, struct algo_metrics *m);
 
 /* ---- on-policy distillation (verl trainer/distillation; distillation.distillation_loss) ---- */
 struct algo_distill {
     const char *name;
-    int list;                   /* not 0: a loss over the teacher's k most probable tokens (..._topk); 0: an estimator */
-    struct algo_kl_type kl;     /* of an estimator; the student is logp, the teacher ref */
-    double loss_max_clamp;      /* a token's loss lies within -+ this; INFINITY: anywhere */
-    double log_prob_min_clamp;  /* of the lists' log-probs; -INFINITY: none */
-    bool use_policy_gradient;   /* the negative loss is the advantage of a vanilla policy loss */
+    int list;                  /* not 0: a loss over the teacher's k most probable tokens (..._topk); 0: an estimator */
+    struct algo_kl_type kl;    /* of an estimator; the student is logp, the teacher ref */
+    double loss_max_clamp;     /* a token's loss lies within -+ this; INFINITY: anywhere */
+    double log_prob_min_clamp; /* of the lists' log-probs; -INFINITY: none */
+    bool use_policy_gradient;  /* the negative loss is the advantage of a vanilla policy loss */
     struct algo_policy_cfg policy;
 };
 /* k1 and its kin, forward_kl_topk, reverse_kl_topk, jsd_topk; nothing clamped. ERR_INVAL lists the names. */
@@ -241,13 +238,13 @@ struct algo_distill_args {
     const struct algo_ragged *r;
     const struct algo_distill *d;
     struct algo_agg agg;
-    const double *logp;                       /* per token: of the student; needed by an estimator, a policy gradient */
-    const double *teacher_logp;               /* per token: an estimator */
-    const double *old_logp, *is_weights;      /* per token: a policy gradient; is_weights may be NULL */
+    const double *logp;                  /* per token: of the student; needed by an estimator, a policy gradient */
+    const double *teacher_logp;          /* per token: an estimator */
+    const double *old_logp, *is_weights; /* per token: a policy gradient; is_weights may be NULL */
     /* lists: k entries for each token, indexed t * k */
     int64_t k, vocab;
-    const double *list_logp, *list_teacher;   /* the student's and the teacher's log-probs of list_id */
-    const int32_t *list_id, *student_top;     /* the teacher's k most probable tokens, the student's */
+    const double *list_logp, *list_teacher; /* the student's and the teacher's log-probs of list_id */
+    const int32_t *list_id, *student_top;   /* the teacher's k most probable tokens, the student's */
 };
 struct algo_range {
     double sum, min, max;
@@ -274,8 +271,7 @@ struct algo_value_args {
     struct algo_agg agg;
 };
 /* Metrics critic/vf_loss, critic/vf_clipfrac, critic/vpred_mean. */
-int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds,
-                    struct algo_metrics *m);
+int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds, struct algo_metrics *m);
 
 /* ---- micro-batches of dynamic batching (verl.utils.seqlen_balancing.rearrange_micro_batches) ----
  * Rows of len[i] tokens each, dealt out by Karmarkar-Karp so that the micro-batches have about the same work and none
@@ -286,12 +282,12 @@ int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_
 /* ---- a user's own estimator or loss: a function of a C or Python file (docs/extending.md) ---- */
 struct algo_user;
 struct algo_user_args {
-    const char *key;       /* what named it, for messages: "algorithm.adv_estimator" */
-    const char *spec;      /* "./my_adv.c:name" or "./my_adv.py:name" */
-    bool loss;             /* a policy loss, else an estimator */
-    const char *dir;       /* a C file is compiled here; NULL: in a directory that is gone afterwards */
-    double timeout_s;      /* of one call of a Python function; 0: 60 */
-    const json_t *kwargs;  /* its parameters in the check at load, may be NULL; copied */
+    const char *key;      /* what named it, for messages: "algorithm.adv_estimator" */
+    const char *spec;     /* "./my_adv.c:name" or "./my_adv.py:name" */
+    bool loss;            /* a policy loss, else an estimator */
+    const char *dir;      /* a C file is compiled here; NULL: in a directory that is gone afterwards */
+    double timeout_s;     /* of one call of a Python function; 0: 60 */
+    const json_t *kwargs; /* its parameters in the check at load, may be NULL; copied */
 };
 bool algo_user_named(const char *spec); /* has the form of a file, so is no name of the tables */
 /* Compiles and opens, or starts the helper. ERR_INVAL: the name; ERR_INPUT: the file, with the compiler's or
@@ -304,13 +300,7 @@ void algo_user_close(struct algo_user *u); /* NULL ok */
 const struct algo_adv_entry *algo_user_adv(const struct algo_user *u);
 const struct algo_policy_entry *algo_user_policy(const struct algo_user *u);
 
-/* ---- the same on JSON: `verlc algo` (spec of requests: docs of the tool) ---- */
-/* `where` names the line in messages.  *answer is a new reference. */
-int algo_json(const json_t *request, const char *where, json_t **answer);
-/* The same where requests may also name these, each by its spec; NULL: none. */
-struct algo_mine {
-    const struct algo_user *adv, *loss;
-};
-int algo_json_mine(const json_t *request, const char *where, const struct algo_mine *mine, json_t **answer);
+/* ERR_INVAL: an unknown name of this kind; known: "a, b, c". Frees known. */
+int algo_unknown(const char *kind, const char *name, struct buf *known);
 
 #endif

@@ -14,9 +14,9 @@
 #define ALGO__LOG_CLAMP 20. /* bound on log-ratios before exp */
 
 /* for each token t of sample i of r, valid ones only */
-#define ALGO__EACH_VALID(r, i, t)                                              \
-    for (int64_t i = 0; i < (r)->n; i++)                                       \
-        for (int64_t t = (r)->off[i]; t < (r)->off[i + 1]; t++)                \
+#define ALGO__EACH_VALID(r, i, t)                               \
+    for (int64_t i = 0; i < (r)->n; i++)                        \
+        for (int64_t t = (r)->off[i]; t < (r)->off[i + 1]; t++) \
             if ((r)->mask[t])
 
 static inline int64_t algo__first(const struct algo_ragged *r) { return r->off[0]; }
@@ -28,10 +28,7 @@ static inline double algo__clamp(double x, double lo, double hi) {
 int64_t algo__row_valid(const struct algo_ragged *r, int64_t i);
 double algo__row_sum(const struct algo_ragged *r, int64_t i, const double *x);  /* valid tokens */
 double algo__row_mean(const struct algo_ragged *r, int64_t i, const double *x); /* verl_F.masked_mean */
-int64_t algo__max_row(const struct algo_ragged *r); /* longest row, masked tokens counted */
-
-/* ERR_INVAL: an unknown name of this kind; known: "a, b, c". Frees known. */
-int algo__unknown(const char *kind, const char *name, struct buf *known);
+int64_t algo__max_row(const struct algo_ragged *r);                             /* longest row, masked tokens counted */
 
 /* A zeroed array that the offsets of r can index; free() it. */
 double *algo__tokens(const struct algo_ragged *r);
@@ -51,11 +48,11 @@ int algo__otb_tir(const struct algo_adv_args *a, double *adv, double *ret);
 /* What a policy loss computes: a loss for each token and its derivative.  run()
  * fills it; importance weights, aggregation and sums are common to all. */
 struct algo__policy_out {
-    double *lmat;                /* per token, zeroed */
-    double *dl;                  /* d lmat[t] / d logp[t], zeroed */
-    struct algo_agg agg;         /* a copy of the caller's; sapo replaces the mode */
-    const double *is_weights;    /* the caller's; a loss may bring its own, or none */
-    uint8_t *mask;               /* a copy of response_mask; bypass_mode rejects tokens in it */
+    double *lmat;             /* per token, zeroed */
+    double *dl;               /* d lmat[t] / d logp[t], zeroed */
+    struct algo_agg agg;      /* a copy of the caller's; sapo replaces the mode */
+    const double *is_weights; /* the caller's; a loss may bring its own, or none */
+    uint8_t *mask;            /* a copy of response_mask; bypass_mode rejects tokens in it */
     struct algo_metrics *m;
 };
 struct algo_policy_entry {
@@ -75,8 +72,8 @@ struct algo__clip {
 };
 struct algo__clip algo__clip(double adv, double ratio, const struct algo_policy_cfg *cfg);
 
-/* The losses over sequences and batches (algo_loss_seq.c), and the token-wise
- * ones (algo_loss.c) that another one calls. */
+/* The losses over sequences and batches (policy_loss_sequence.c), and the token-wise
+ * ones (policy_loss.c) that another one calls. */
 int algo__gspo(const struct algo_policy_args *a, struct algo__policy_out *o);
 int algo__geo_mean(const struct algo_policy_args *a, struct algo__policy_out *o);
 int algo__clip_cov(const struct algo_policy_args *a, struct algo__policy_out *o);

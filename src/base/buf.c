@@ -60,8 +60,7 @@ void buf_reset(struct buf *b) {
     if (b->p) b->p[0] = '\0';
 }
 int buf_add(struct buf *b, const void *p, size_t n) {
-    if (b->max && (n > b->max || b->n > b->max - n))
-        FAIL(ERR_FORMAT, "text is longer than the %zu bytes allowed here", b->max);
+    if (b->max && (n > b->max || b->n > b->max - n)) FAIL(ERR_FORMAT, "text is longer than the %zu bytes allowed here", b->max);
     if (b->n + n + 1 > b->cap) {
         size_t c = b->cap < 64 ? 64 : b->cap;
         while (c < b->n + n + 1) c *= 2;

@@ -9,19 +9,19 @@
 #include <stdint.h>
 
 struct buf {
-    char *p;    /* owned; NULL when empty and never written */
-    size_t n;   /* bytes without the NUL */
+    char *p;  /* owned; NULL when empty and never written */
+    size_t n; /* bytes without the NUL */
     size_t cap;
     size_t max; /* 0: no ceiling */
 };
 
-void buf_free(struct buf *b);                  /* frees and zeroes; zeroed struct is a valid empty buf */
-void buf_reset(struct buf *b);                 /* n = 0, keeps memory */
+void buf_free(struct buf *b);  /* frees and zeroes; zeroed struct is a valid empty buf */
+void buf_reset(struct buf *b); /* n = 0, keeps memory */
 int buf_add(struct buf *b, const void *p, size_t n);
 int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);
 int buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-char *buf_take(struct buf *b);                 /* transfers the string ("" if empty); caller frees */
+char *buf_take(struct buf *b); /* transfers the string ("" if empty); caller frees */
 
 /* malloc family that never returns NULL (CHECKs), for small host objects. */
 void *xmalloc(size_t n);

@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-double clock_now(void);          /* CLOCK_MONOTONIC, seconds */
-double clock_wall(void);         /* CLOCK_REALTIME, seconds since 1970 */
+double clock_now(void);  /* CLOCK_MONOTONIC, seconds */
+double clock_wall(void); /* CLOCK_REALTIME, seconds since 1970 */
 /* Milliseconds left until `deadline` for poll(2): 0 when past, at most INT_MAX. */
 int clock_poll_ms(double deadline);
 

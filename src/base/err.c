@@ -13,7 +13,8 @@ static _Thread_local char trace_buf[1024];
 const char *err_name(int code) {
     switch (code) {
     case 0: return "ok";
-#define X(name, val, status, text) case val: return text;
+#define X(name, val, status, text) \
+    case val: return text;
         ERR_MAP(X)
 #undef X
     default: return "unknown error";
@@ -23,7 +24,8 @@ const char *err_name(int code) {
 int err_exit_status(int code) {
     switch (code) {
     case 0: return 0;
-#define X(name, val, status, text) case val: return status;
+#define X(name, val, status, text) \
+    case val: return status;
         ERR_MAP(X)
 #undef X
     default: return code > 0 ? 0 : 1;

@@ -16,20 +16,20 @@ extern "C" {
 #endif
 
 /* name, code, exit status, text */
-#define ERR_MAP(X)                                                                  \
-    X(INVAL,       -1,  2, "invalid argument")    /* command line, configuration */ \
-    X(INPUT,       -2,  3, "cannot read input")   /* input data or model files */   \
-    X(FORMAT,      -3,  3, "malformed input")                                       \
-    X(UNSUPPORTED, -4,  3, "unsupported")         /* a feature of an input */       \
-    X(NOMEM,       -5,  4, "out of memory")                                         \
-    X(IO,          -6,  4, "input/output error")  /* writing: disk full, denied */  \
-    X(DEVICE,      -7,  4, "device error")                                          \
-    X(NUMERIC,     -8,  5, "numerical failure")                                     \
-    X(TIMEOUT,     -9,  6, "deadline passed")                                       \
-    X(HELPER,      -10, 1, "helper process failed")                                 \
-    X(COMM,        -11, 1, "communication error")                                   \
-    X(SIGNAL,      -12, 1, "interrupted by a signal") /* exit is 128 + signal */    \
-    X(INTERNAL,    -13, 1, "internal error")
+#define ERR_MAP(X)                                                          \
+    X(INVAL, -1, 2, "invalid argument")  /* command line, configuration */  \
+    X(INPUT, -2, 3, "cannot read input") /* input data or model files */    \
+    X(FORMAT, -3, 3, "malformed input")                                     \
+    X(UNSUPPORTED, -4, 3, "unsupported") /* a feature of an input */        \
+    X(NOMEM, -5, 4, "out of memory")                                        \
+    X(IO, -6, 4, "input/output error") /* writing: disk full, denied */     \
+    X(DEVICE, -7, 4, "device error")                                        \
+    X(NUMERIC, -8, 5, "numerical failure")                                  \
+    X(TIMEOUT, -9, 6, "deadline passed")                                    \
+    X(HELPER, -10, 1, "helper process failed")                              \
+    X(COMM, -11, 1, "communication error")                                  \
+    X(SIGNAL, -12, 1, "interrupted by a signal") /* exit is 128 + signal */ \
+    X(INTERNAL, -13, 1, "internal error")
 
 enum err {
     ERR_OK = 0,
@@ -39,42 +39,39 @@ enum err {
 };
 
 const char *err_name(int code);
-int err_exit_status(int code);  /* the exit status of spec/cli.md for this code */
-const char *err_msg(void);      /* this thread's last message, never NULL */
-const char *err_trace(void);    /* its "file:line" chain, innermost first */
+int err_exit_status(int code); /* the exit status of spec/cli.md for this code */
+const char *err_msg(void);     /* this thread's last message, never NULL */
+const char *err_trace(void);   /* its "file:line" chain, innermost first */
 
 /* Records code and message, starts the trace; returns code. */
-int err_set(int code, const char *file, int line, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
+int err_set(int code, const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* Appends "file:line" to the trace; returns code. */
 int err_pass(int code, const char *file, int line);
 /* Puts "prefix: " in front of the message ("loading model DIR: ..."); returns code. */
 int err_wrap(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void err_check_failed(const char *what, const char *file, int line)
-    __attribute__((noreturn));
+void err_check_failed(const char *what, const char *file, int line) __attribute__((noreturn));
 
 /* The code is returned as it stands, so that the compiler sees that a failure is negative. */
 #define FAIL(code, ...) return (err_set((code), __FILE__, __LINE__, __VA_ARGS__), (code))
-#define TRY(call)                                                       \
-    do {                                                                \
-        int try_rc_ = (call);                                           \
-        if (try_rc_ < 0)                                                \
-            return (err_pass(try_rc_, __FILE__, __LINE__), try_rc_);    \
+#define TRY(call)                                                                 \
+    do {                                                                          \
+        int try_rc_ = (call);                                                     \
+        if (try_rc_ < 0) return (err_pass(try_rc_, __FILE__, __LINE__), try_rc_); \
     } while (0)
 /* For functions with cleanup: need a local "int rc" and the label. */
-#define FAILG(label, code, ...)                                    \
-    do {                                                           \
-        err_set((code), __FILE__, __LINE__, __VA_ARGS__);          \
-        rc = (code);                                               \
-        goto label;                                                \
+#define FAILG(label, code, ...)                           \
+    do {                                                  \
+        err_set((code), __FILE__, __LINE__, __VA_ARGS__); \
+        rc = (code);                                      \
+        goto label;                                       \
     } while (0)
-#define TRYG(call, label)                         \
-    do {                                          \
-        rc = (call);                              \
-        if (rc < 0) {                             \
-            err_pass(rc, __FILE__, __LINE__);     \
-            goto label;                           \
-        }                                         \
+#define TRYG(call, label)                     \
+    do {                                      \
+        rc = (call);                          \
+        if (rc < 0) {                         \
+            err_pass(rc, __FILE__, __LINE__); \
+            goto label;                       \
+        }                                     \
     } while (0)
 /* Never compiled out, unlike assert(). Not for checking input. */
 #define CHECK(cond) ((cond) ? (void)0 : err_check_failed(#cond, __FILE__, __LINE__))

@@ -92,8 +92,7 @@ int file_mkdirs(const char *path) {
         if (*s != '/' && *s != '\0') continue;
         const char c = *s;
         *s = '\0';
-        if (mkdir(p, 0755) < 0 && errno != EEXIST)
-            FAILG(out, ERR_IO, "%s: %s", p, strerror(errno));
+        if (mkdir(p, 0755) < 0 && errno != EEXIST) FAILG(out, ERR_IO, "%s: %s", p, strerror(errno));
         *s = c;
         if (c == '\0') break;
     }
@@ -145,8 +144,7 @@ char *file_join(const char *dir, const char *name) {
 }
 char *file_expand(const char *path) {
     const char *home = getenv("HOME");
-    if (path[0] == '~' && (path[1] == '/' || path[1] == '\0') && home)
-        return xasprintf("%s%s", home, path + 1);
+    if (path[0] == '~' && (path[1] == '/' || path[1] == '\0') && home) return xasprintf("%s%s", home, path + 1);
     return xstrdup(path);
 }
 
@@ -188,9 +186,7 @@ int file_each_line(const char *path, int (*fn)(void *, char *, size_t, int64_t),
     for (int64_t no = 1;; no++) {
         ssize_t n = getline(&line, &cap, f);
         if (n < 0) break;
-        if (n > MAX_LINE)
-            FAILG(out, ERR_FORMAT, "%s:%lld: line longer than 64 MiB", in ? "stdin" : path,
-                  (long long)no);
+        if (n > MAX_LINE) FAILG(out, ERR_FORMAT, "%s:%lld: line longer than 64 MiB", in ? "stdin" : path, (long long)no);
         if (n > 0 && line[n - 1] == '\n') line[--n] = '\0';
         TRYG(fn(arg, line, (size_t)n, no), out);
     }

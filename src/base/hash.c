@@ -12,8 +12,7 @@
 uint64_t hash64(const void *p, size_t n) { return XXH3_64bits(p, n); }
 
 static void hex128(XXH128_hash_t h, char out[33]) {
-    snprintf(out, 33, "%016llx%016llx", (unsigned long long)h.high64,
-             (unsigned long long)h.low64);
+    snprintf(out, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
 }
 
 void hash_hex(const void *p, size_t n, char out[33]) { hex128(XXH3_128bits(p, n), out); }

@@ -48,18 +48,18 @@ static int need(const json_t *o, const char *key, const char *where, const json_
     return 0;
 }
 
-#define GETTER(name, ctype, what, test, get)                                          \
-    int json_##name(const json_t *o, const char *key, ctype *out, const char *where) { \
-        const json_t *v;                                                              \
-        TRY(need(o, key, where, &v, what));                                           \
-        if (!(test)) FAIL(ERR_FORMAT, "%s: \"%s\" is not %s", where, key, what);      \
-        *out = (get);                                                                 \
-        return 0;                                                                     \
-    }                                                                                 \
+#define GETTER(name, ctype, what, test, get)                                                 \
+    int json_##name(const json_t *o, const char *key, ctype *out, const char *where) {       \
+        const json_t *v;                                                                     \
+        TRY(need(o, key, where, &v, what));                                                  \
+        if (!(test)) FAIL(ERR_FORMAT, "%s: \"%s\" is not %s", where, key, what);             \
+        *out = (get);                                                                        \
+        return 0;                                                                            \
+    }                                                                                        \
     int json_##name##_opt(const json_t *o, const char *key, ctype *out, const char *where) { \
-        const json_t *v = json_object_get(o, key);                                    \
-        if (!v || json_is_null(v)) return 0;                                          \
-        return json_##name(o, key, out, where);                                       \
+        const json_t *v = json_object_get(o, key);                                           \
+        if (!v || json_is_null(v)) return 0;                                                 \
+        return json_##name(o, key, out, where);                                              \
     }
 GETTER(i64, int64_t, "a whole number", json_is_integer(v), (int64_t)json_integer_value(v))
 GETTER(f64, double, "a number", json_is_number(v), json_number_value(v))

@@ -65,13 +65,13 @@ static void log_line(const char *tag, const char *fmt, va_list ap, bool once) {
     pthread_mutex_unlock(&lock);
 }
 
-#define LOG_FN(name, lvl, tag, once)                 \
-    void name(const char *fmt, ...) {                \
-        if (log_level() > (lvl)) return;             \
-        va_list ap;                                  \
-        va_start(ap, fmt);                           \
-        log_line(tag, fmt, ap, once);                \
-        va_end(ap);                                  \
+#define LOG_FN(name, lvl, tag, once)     \
+    void name(const char *fmt, ...) {    \
+        if (log_level() > (lvl)) return; \
+        va_list ap;                      \
+        va_start(ap, fmt);               \
+        log_line(tag, fmt, ap, once);    \
+        va_end(ap);                      \
     }
 LOG_FN(log_debug, LOG_DEBUG, "debug: ", false)
 LOG_FN(log_info, LOG_INFO, "", false)

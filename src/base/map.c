@@ -28,8 +28,7 @@ static void map_rehash(struct map *m, int64_t n_slots) {
     free(m->slots);
     m->slots = xcalloc((size_t)n_slots, sizeof *m->slots);
     m->n_slots = n_slots;
-    for (int64_t i = 0; i < m->n; i++)
-        m->slots[map_slot(m, m->entries[i].key, m->entries[i].n)] = (int32_t)(i + 1);
+    for (int64_t i = 0; i < m->n; i++) m->slots[map_slot(m, m->entries[i].key, m->entries[i].n)] = (int32_t)(i + 1);
 }
 
 void map_set(struct map *m, const char *key, size_t n, int64_t value) {

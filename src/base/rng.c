@@ -30,8 +30,7 @@ float rng_token(uint64_t seed, uint64_t uid, uint32_t sample, uint32_t pos) {
 
 uint32_t rng_u32(struct rng *r) {
     const uint64_t block = r->n / 4;
-    const uint32_t ctr[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)r->stream,
-                             (uint32_t)(r->stream >> 32)};
+    const uint32_t ctr[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)r->stream, (uint32_t)(r->stream >> 32)};
     const uint32_t key[2] = {(uint32_t)r->seed ^ 0x5bd1e995u, (uint32_t)(r->seed >> 32)};
     uint32_t out[4];
     philox4x32(out, ctr, key);

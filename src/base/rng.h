@@ -24,9 +24,9 @@ struct rng {
 enum rng_stream { RNG_SHUFFLE = 1, RNG_INIT = 2, RNG_DATA = 3, RNG_TEST = 4, RNG_MINIBATCH = 5, RNG_RESAMPLE = 6 };
 
 uint32_t rng_u32(struct rng *r);
-uint64_t rng_below(struct rng *r, uint64_t n); /* uniform in [0, n), no modulo bias; n > 0 */
-double rng_unit(struct rng *r);                /* uniform in [0, 1), 53 bits (two draws) */
-float rng_normal(struct rng *r);               /* standard normal, Box-Muller (two draws) */
+uint64_t rng_below(struct rng *r, uint64_t n);            /* uniform in [0, n), no modulo bias; n > 0 */
+double rng_unit(struct rng *r);                           /* uniform in [0, 1), 53 bits (two draws) */
+float rng_normal(struct rng *r);                          /* standard normal, Box-Muller (two draws) */
 void rng_shuffle(struct rng *r, int64_t *idx, int64_t n); /* Fisher-Yates */
 
 #endif

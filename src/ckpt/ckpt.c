@@ -69,8 +69,8 @@ static int save_optim(const char *dir, const struct ckpt_part *p) {
     const int n = 1 + optim_arrays(p->optim, arrays + 1);
     for (int i = 0; i < n; i++) {
         src[i] = (struct dev_read){m->dev, arrays[i].data};
-        t[i] = (struct st_write_tensor){.name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n},
-                                        .read = read_device, .arg = &src[i]};
+        t[i] = (struct st_write_tensor){
+            .name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n}, .read = read_device, .arg = &src[i]};
     }
     t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
     char *path = file_join(dir, "optim.safetensors");
@@ -231,9 +231,7 @@ static int list_steps(const char *root, int64_t **steps, int64_t *n) {
     return 0;
 }
 
-static char *step_dir(const char *root, int64_t step) {
-    return xasprintf("%s/" PREFIX "%lld", root, (long long)step);
-}
+static char *step_dir(const char *root, int64_t step) { return xasprintf("%s/" PREFIX "%lld", root, (long long)step); }
 
 /* Keeps the newest `keep` up to `step`, and `best`; what is on disk counts, not what this process wrote. */
 static int retire(const char *root, int64_t step, int64_t keep, int64_t best) {
@@ -343,9 +341,9 @@ int ckpt_verify(const char *dir) {
     const char *rel;
     json_t *want;
     if (rc == 0) json_object_foreach((json_t *)(uintptr_t)files, rel, want) {
-        rc = verify_file(dir, rel, want);
-        if (rc < 0) break;
-    }
+            rc = verify_file(dir, rel, want);
+            if (rc < 0) break;
+        }
     json_decref(m);
     return rc;
 }

@@ -27,14 +27,14 @@ struct ckpt_part {
     const char *tokenizer_dir; /* its files go along; NULL: none */
 };
 struct ckpt_save_args {
-    const char *root;          /* trainer.default_local_dir */
+    const char *root; /* trainer.default_local_dir */
     int64_t step;
     const struct ckpt_part *parts;
     int n_parts;
-    const json_t *trainer;     /* everything else that a resumed run needs */
+    const json_t *trainer; /* everything else that a resumed run needs */
     const char *config_yaml;
-    int64_t keep;              /* newest checkpoints kept on disk after this one; <= 0: all */
-    int64_t best;              /* the step of a checkpoint that is kept besides these; <= 0: none */
+    int64_t keep; /* newest checkpoints kept on disk after this one; <= 0: all */
+    int64_t best; /* the step of a checkpoint that is kept besides these; <= 0: none */
 };
 /* ERR_IO (disk full, not writable), ERR_NUMERIC (a weight is not finite; named): nothing
  * half-written remains, older ones untouched. Also removes what a killed save left. */

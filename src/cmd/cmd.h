@@ -4,7 +4,7 @@
  * negative ERR_* code (main prints err_msg and exits with err_exit_status), or
  * the exit status.  Only main.c calls exit.  Results go to stdout, everything
  * else to stderr.  ppo, sft and plan take verl's Hydra overrides
- * (base/conf.h) and do not use this parser. */
+ * (conf/conf.h) and do not use this parser. */
 #ifndef VERLC_CMD_H
 #define VERLC_CMD_H
 
@@ -14,18 +14,18 @@
 #include <stdint.h>
 
 /* name, one-line help; the order is that of `verlc --help` */
-#define CMD_MAP(X)                                                                        \
-    X(ppo, "train with PPO, GRPO and kin: verl.trainer.main_ppo's command line")          \
-    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                     \
-    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")  \
-    X(eval, "score the responses in a file: verl's main_eval command line")               \
-    X(data, "prepare datasets: gsm8k, arith")                                             \
-    X(model, "model directories: init, info, export, merge")                                     \
-    X(tokenize, "text to ids and back: JSONL in, JSONL out")                              \
-    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                 \
-    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                       \
-    X(plan, "memory plan of a ppo run, before it starts; --gpu 141GB: on such a GPU")                        \
-    X(bench, "numbers for this machine")                                                  \
+#define CMD_MAP(X)                                                                       \
+    X(ppo, "train with PPO, GRPO and kin: verl.trainer.main_ppo's command line")         \
+    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                    \
+    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys") \
+    X(eval, "score the responses in a file: verl's main_eval command line")              \
+    X(data, "prepare datasets: gsm8k, arith")                                            \
+    X(model, "model directories: init, info, export, merge")                             \
+    X(tokenize, "text to ids and back: JSONL in, JSONL out")                             \
+    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                \
+    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                      \
+    X(plan, "memory plan of a ppo run, before it starts; --gpu 141GB: on such a GPU")    \
+    X(bench, "numbers for this machine")                                                 \
     X(selftest, "compare a device with the plain C definition of every op")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);
@@ -39,13 +39,13 @@ enum cmd_opt_type { CMD_STR, CMD_I64, CMD_F64, CMD_FLAG };
 struct cmd_opt {
     const char *name; /* "--model" */
     enum cmd_opt_type type;
-    void *out;        /* const char **, int64_t *, double * or bool *; keeps its value when absent */
-    const char *arg;  /* "DIR"; NULL for a flag */
+    void *out;       /* const char **, int64_t *, double * or bool *; keeps its value when absent */
+    const char *arg; /* "DIR"; NULL for a flag */
     const char *help;
 };
 struct cmd_spec {
-    const char *usage;        /* "verlc score --model DIR [options] < in.jsonl" */
-    const char *about;        /* a paragraph, may be NULL */
+    const char *usage; /* "verlc score --model DIR [options] < in.jsonl" */
+    const char *about; /* a paragraph, may be NULL */
     const struct cmd_opt *opts;
     int n_opts;
     /* operands (arguments without --) go here; NULL: none allowed */

@@ -47,9 +47,7 @@ struct batch {
     struct batch_col *cols;
     json_t *meta; /* verl's meta_info: an object, or NULL when empty */
 };
-static inline int64_t batch_len(const struct batch_col *c, int64_t row) {
-    return c->off[row + 1] - c->off[row];
-}
+static inline int64_t batch_len(const struct batch_col *c, int64_t row) { return c->off[row + 1] - c->off[row]; }
 
 void batch_init(struct batch *b, int64_t n_rows);
 void batch_free(struct batch *b); /* a zeroed struct is fine */
@@ -170,7 +168,7 @@ struct rl_dataset_args {
     int64_t max_samples; /* <= 0: all */
     bool shuffle;        /* max_samples takes a random subset instead of the head */
     uint64_t seed;
-    const char *what; /* "data.train_files", for messages */
+    const char *what;                        /* "data.train_files", for messages */
     const struct data_sampler_spec *sampler; /* NULL: no keys */
 };
 struct rl_prompt {
@@ -185,7 +183,7 @@ struct rl_dataset {
     int64_t n_rows;     /* in the files */
     int64_t n_filtered; /* dropped as too long */
     char *prompt_key, *reward_fn_key;
-    double *keys;       /* (n) of the sampler, NULL where it needs none */
+    double *keys; /* (n) of the sampler, NULL where it needs none */
 };
 /* Reads, caps, renders and tokenises each prompt once, filters, truncates.
  * ERR_INPUT: missing column, prompt over the limit, nothing left. */

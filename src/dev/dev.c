@@ -9,7 +9,7 @@
 #include "dev/dev.h"
 
 #include "base/err.h"
-#include "dev/dev_trace.h"
+#include "dev/trace.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,9 +18,12 @@
 
 size_t dtype_size(enum dtype dt) {
     switch (dt) {
-    case DT_F32: case DT_I32: return 4;
-    case DT_BF16: case DT_F16: return 2;
-    case DT_F64: case DT_I64: return 8;
+    case DT_F32:
+    case DT_I32: return 4;
+    case DT_BF16:
+    case DT_F16: return 2;
+    case DT_F64:
+    case DT_I64: return 8;
     case DT_U8: return 1;
     }
     return 0;
@@ -57,8 +60,12 @@ struct tensor tensor_rows(struct tensor t, int64_t lo, int64_t n) {
 /* ---- checks ---- */
 
 enum { /* sets of dtypes */
-    F32 = 1 << DT_F32, BF16 = 1 << DT_BF16, ACT = F32 | BF16, F64 = 1 << DT_F64,
-    I32 = 1 << DT_I32, U8 = 1 << DT_U8,
+       F32 = 1 << DT_F32,
+       BF16 = 1 << DT_BF16,
+       ACT = F32 | BF16,
+       F64 = 1 << DT_F64,
+       I32 = 1 << DT_I32,
+       U8 = 1 << DT_U8,
 };
 #define ANY (-1) /* a dimension that may be anything */
 
@@ -78,25 +85,21 @@ static const char *shape_text(char out[128], int nd, const int64_t *dim) {
 
 /* Tensor `arg` of `op` must have one of these dtypes, exactly this shape, and data unless it has no
  * element. Every check of a tensor ends here; the message shows both shapes. */
-static int want(const char *op, const char *arg, struct tensor t, unsigned dts, int nd,
-                const int64_t *dim) {
+static int want(const char *op, const char *arg, struct tensor t, unsigned dts, int nd, const int64_t *dim) {
     char have[128], need[128], types[64] = "";
     bool fits = t.nd == nd && (dts & set_of(t.dt)) != 0;
     for (int i = 0; fits && i < nd; i++) fits = t.dim[i] >= 0 && (dim[i] == ANY || t.dim[i] == dim[i]);
     if (!fits) {
         for (int dt = DT_F32, n = 0; dt <= DT_U8; dt++)
             if (dts & set_of((enum dtype)dt))
-                n += snprintf(types + n, sizeof types - (size_t)n, "%s%s", n ? "|" : "",
-                              dtype_name((enum dtype)dt));
-        FAIL(ERR_INVAL, "dev op %s: %s is %s (%s), expected %s (%s)", op, arg, dtype_name(t.dt),
-             shape_text(have, t.nd, t.dim), types, shape_text(need, nd, dim));
+                n += snprintf(types + n, sizeof types - (size_t)n, "%s%s", n ? "|" : "", dtype_name((enum dtype)dt));
+        FAIL(ERR_INVAL, "dev op %s: %s is %s (%s), expected %s (%s)", op, arg, dtype_name(t.dt), shape_text(have, t.nd, t.dim),
+             types, shape_text(need, nd, dim));
     }
     if (t.data == NULL && tensor_count(t) > 0) FAIL(ERR_INVAL, "dev op %s: %s is not given", op, arg);
     return 0;
 }
-static int want1(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n) {
-    return want(op, arg, t, dts, 1, &n);
-}
+static int want1(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n) { return want(op, arg, t, dts, 1, &n); }
 static int want2(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t r, int64_t c) {
     return want(op, arg, t, dts, 2, (const int64_t[]){r, c});
 }
@@ -105,35 +108,32 @@ static int want_like(const char *op, const char *arg, struct tensor t, unsigned 
 }
 /* n, k: the shape that the op needs, ANY where it is free. */
 static int want_weight(const char *op, struct weight w, unsigned dts, int64_t n, int64_t k) {
-    if ((dts & ACT & set_of(w.dt)) == 0 || w.n <= 0 || w.k <= 0 || (n != ANY && w.n != n) ||
-        (k != ANY && w.k != k))
-        FAIL(ERR_INVAL, "dev op %s: weight is %s (%lld, %lld), which does not fit (%lld, %lld; -1 is any)",
-             op, dtype_name(w.dt), (long long)w.n, (long long)w.k, (long long)n, (long long)k);
+    if ((dts & ACT & set_of(w.dt)) == 0 || w.n <= 0 || w.k <= 0 || (n != ANY && w.n != n) || (k != ANY && w.k != k))
+        FAIL(ERR_INVAL, "dev op %s: weight is %s (%lld, %lld), which does not fit (%lld, %lld; -1 is any)", op, dtype_name(w.dt),
+             (long long)w.n, (long long)w.k, (long long)n, (long long)k);
     if (w.data == NULL) FAIL(ERR_INVAL, "dev op %s: weight is not given", op);
     return 0;
 }
 /* Pages of keys and values, (n_pages, Hk, page_len, D). */
-static int want_pages(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads,
-                      int64_t head_dim) {
+static int want_pages(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads, int64_t head_dim) {
     return want(op, arg, t, dts, 4, (const int64_t[]){ANY, n_kv_heads, ANY, head_dim});
 }
 /* Query heads share key heads in equal groups; RoPE turns pairs, so a head has an even size. */
 static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_dim) {
     if (n_q <= 0 || n_kv <= 0 || n_q % n_kv != 0 || head_dim <= 0 || head_dim % 2 != 0)
-        FAIL(ERR_INVAL, "dev op %s: %lld query heads, %lld key heads of %lld do not fit each other", op,
-             (long long)n_q, (long long)n_kv, (long long)head_dim);
+        FAIL(ERR_INVAL, "dev op %s: %lld query heads, %lld key heads of %lld do not fit each other", op, (long long)n_q,
+             (long long)n_kv, (long long)head_dim);
     return 0;
 }
 
 /* After the checks, so that a bad call is refused on every backend alike. */
-#define HAVE(op)                                                                          \
-    do {                                                                                  \
-        if (d->ops->op == NULL)                                                           \
-            FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op);         \
+#define HAVE(op)                                                                                      \
+    do {                                                                                              \
+        if (d->ops->op == NULL) FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op); \
     } while (0)
 
 /* The call, with its span noted while a trace is on or a profiler listens; a, b, c: what tells calls of one op apart. */
-#define TRACED(op, args, a, b, c) \
+#define TRACED(op, args, a, b, c)                           \
     (d->trace == NULL && d->range == NULL ? d->ops->op args \
                                           : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
 
@@ -158,9 +158,10 @@ int dev_alloc(struct dev *d, size_t bytes, void **out) {
     if (d->mem_total) room = d->mem_total > d->allocated ? d->mem_total - d->allocated : 0;
     const int rc = bytes > room ? ERR_NOMEM : d->ops->alloc(d, bytes, out);
     if (rc == ERR_NOMEM)
-        FAIL(ERR_NOMEM, "%s: cannot allocate %.3f GiB: %.3f of %.3f GiB are in use; "
-             "lower the batch or sequence lengths", d->describe, (double)bytes / gib,
-             (double)d->allocated / gib, (double)d->mem_total / gib);
+        FAIL(ERR_NOMEM,
+             "%s: cannot allocate %.3f GiB: %.3f of %.3f GiB are in use; "
+             "lower the batch or sequence lengths",
+             d->describe, (double)bytes / gib, (double)d->allocated / gib, (double)d->mem_total / gib);
     TRY(rc);
     d->n_allocs++;
     d->allocated += bytes;
@@ -234,9 +235,7 @@ int dev_lane_sync(struct dev *d, int lane) {
     return d->ops->lane_sync ? d->ops->lane_sync(d, lane) : 0;
 }
 
-int dev_sync(struct dev *d) {
-    return d->ops->sync ? d->ops->sync(d) : 0; /* a backend without a queue has nothing to wait for */
-}
+int dev_sync(struct dev *d) { return d->ops->sync ? d->ops->sync(d) : 0; /* a backend without a queue has nothing to wait for */ }
 int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes) {
     HAVE(copy_in);
     return bytes ? TRACED(copy_in, (d, dst_dev, src_host, bytes), (int64_t)bytes, 0, 0) : 0;
@@ -286,8 +285,7 @@ int dev_cast(struct dev *d, struct tensor dst, struct tensor src) {
     TRY(want_like("cast", "src", src, ACT, src));
     TRY(want_like("cast", "dst", dst, ACT, dst));
     if (tensor_count(dst) != tensor_count(src))
-        FAIL(ERR_INVAL, "dev op cast: %lld elements into %lld", (long long)tensor_count(src),
-             (long long)tensor_count(dst));
+        FAIL(ERR_INVAL, "dev op cast: %lld elements into %lld", (long long)tensor_count(src), (long long)tensor_count(dst));
     HAVE(cast);
     return tensor_count(src) ? TRACED(cast, (d, dst, src), tensor_count(src), 0, 0) : 0;
 }
@@ -308,8 +306,7 @@ int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
     return tensor_count(dst) ? TRACED(gather_rows, (d, dst, src, idx), dst.dim[0], dst.dim[1], 0) : 0;
 }
 
-int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
-                    struct tensor w, float eps) {
+int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
     TRY(want2("rmsnorm_fwd", "x", x, F32, ANY, ANY));
     TRY(want1("rmsnorm_fwd", "w", w, ACT, x.dim[1]));
     TRY(want2("rmsnorm_fwd", "y", y, set_of(w.dt), x.dim[0], x.dim[1]));
@@ -318,8 +315,7 @@ int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct t
     return tensor_count(x) ? TRACED(rmsnorm_fwd, (d, y, rstd, x, w, eps), x.dim[0], x.dim[1], 0) : 0;
 }
 
-int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
-                   struct tensor bias, bool add) {
+int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
     TRY(want2("matmul_fwd", "x", x, ACT, ANY, ANY));
     TRY(want_weight("matmul_fwd", w, set_of(x.dt), ANY, x.dim[1]));
     TRY(want2("matmul_fwd", "y", y, add ? F32 : F32 | set_of(x.dt), x.dim[0], w.n));
@@ -390,15 +386,14 @@ static int check_attn(const char *op, const struct attn_args *a) {
     if (a->lse.data) TRY(want2(op, "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
     if (a->window < 0) FAIL(ERR_INVAL, "dev op %s: window %lld", op, (long long)a->window);
     if (s->n < 0 || (s->n > 0 && a->kv.k.dim[2] <= 0))
-        FAIL(ERR_INVAL, "dev op %s: %lld sequences over pages of %lld", op, (long long)s->n,
-             (long long)a->kv.k.dim[2]);
+        FAIL(ERR_INVAL, "dev op %s: %lld sequences over pages of %lld", op, (long long)s->n, (long long)a->kv.k.dim[2]);
     TRY(want1(op, "q_start", s->q_start, I32, s->n + 1));
     TRY(want1(op, "pos0", s->pos0, I32, s->n));
     if (s->pages.data == NULL) return want1(op, "kv_start", s->kv_start, I32, s->n);
     TRY(want2(op, "pages", s->pages, I32, s->n, ANY));
     if (s->max_kv > s->pages.dim[1] * a->kv.k.dim[2])
-        FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld pages of %lld", op, (long long)s->max_kv,
-             (long long)s->pages.dim[1], (long long)a->kv.k.dim[2]);
+        FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld pages of %lld", op, (long long)s->max_kv, (long long)s->pages.dim[1],
+             (long long)a->kv.k.dim[2]);
     return 0;
 }
 
@@ -442,8 +437,9 @@ static int check_lmhead(const char *op, const struct lmhead_args *a) {
     if (a->lse.data) TRY(want1(op, "lse", a->lse, F32, n));
     if (a->list_id.data) {
         TRY(want2(op, "list_id", a->list_id, I32, n, ANY));
-        if (a->list_id.dim[1] > a->w.n) FAIL(ERR_INVAL, "dev op %s: a list of %lld entries of a vocabulary of %lld", op,
-                                             (long long)a->list_id.dim[1], (long long)a->w.n);
+        if (a->list_id.dim[1] > a->w.n)
+            FAIL(ERR_INVAL, "dev op %s: a list of %lld entries of a vocabulary of %lld", op, (long long)a->list_id.dim[1],
+                 (long long)a->w.n);
     }
     return a->entropy.data ? want1(op, "entropy", a->entropy, F32, n) : 0;
 }
@@ -474,9 +470,8 @@ int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight 
 
 /* Comparisons are written so that NaN fails. */
 static bool sample_param_ok(const struct sample_param *p) {
-    return (p->greedy || (p->inv_temp > 0 && isfinite(p->inv_temp))) && p->top_p > 0 && p->top_p <= 1 &&
-           p->min_p >= 0 && p->min_p <= 1 && p->repetition_penalty > 0 &&
-           isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
+    return (p->greedy || (p->inv_temp > 0 && isfinite(p->inv_temp))) && p->top_p > 0 && p->top_p <= 1 && p->min_p >= 0 &&
+           p->min_p <= 1 && p->repetition_penalty > 0 && isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
 }
 
 int dev_sample(struct dev *d, const struct sample_args *a) {
@@ -486,9 +481,10 @@ int dev_sample(struct dev *d, const struct sample_args *a) {
     if (n > 0 && a->param == NULL) FAIL(ERR_INVAL, "dev op sample: param is not given");
     for (int64_t i = 0; i < n; i++)
         if (!sample_param_ok(&a->param[i]))
-            FAIL(ERR_INVAL, "dev op sample: row %lld: inv_temp %g, top_p %g, min_p %g, repetition_penalty "
-                 "%g or u %g is out of range", (long long)i, (double)a->param[i].inv_temp,
-                 (double)a->param[i].top_p, (double)a->param[i].min_p,
+            FAIL(ERR_INVAL,
+                 "dev op sample: row %lld: inv_temp %g, top_p %g, min_p %g, repetition_penalty "
+                 "%g or u %g is out of range",
+                 (long long)i, (double)a->param[i].inv_temp, (double)a->param[i].top_p, (double)a->param[i].min_p,
                  (double)a->param[i].repetition_penalty, (double)a->param[i].u);
     if (a->seen.data) TRY(want2("sample", "seen", a->seen, U8, n, (vocab + 7) / 8));
     TRY(want1("sample", "id", a->id, I32, n));
@@ -557,8 +553,8 @@ int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
     return tensor_count(dx) ? TRACED(embed_bwd, (d, dw, ids, dx), ids.dim[0], dw.dim[0], dw.dim[1]) : 0;
 }
 
-int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
-                    struct tensor x, struct tensor w, struct tensor rstd) {
+int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd) {
     TRY(want2("rmsnorm_bwd", "x", x, F32, ANY, ANY));
     TRY(want1("rmsnorm_bwd", "w", w, ACT, x.dim[1]));
     TRY(want1("rmsnorm_bwd", "rstd", rstd, F32, x.dim[0]));
@@ -609,8 +605,8 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
     return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x, add), dy.dim[0], dy.dim[1], x.dim[1]) : no_rows(d, dw, db, add);
 }
 
-int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
-                struct tensor dv, struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm) {
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                struct tensor dq_norm, struct tensor dk_norm) {
     TRY(check_qkv("qkv_bwd", a));
     const unsigned act = set_of(a->qkv.dt);
     TRY(want2("qkv_bwd", "dq", dq, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
@@ -623,8 +619,8 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
     return a->qkv.dim[0] ? TRACED(qkv_bwd, (d, a, dq, dk, dv, dqkv, dq_norm, dk_norm), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
 }
 
-int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
-                 struct tensor dk, struct tensor dv) {
+int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                 struct tensor dv) {
     TRY(check_attn("attn_bwd", a));
     if (a->seqs.pages.data) FAIL(ERR_INVAL, "dev op attn_bwd: sequences over pages have no backward");
     TRY(want2("attn_bwd", "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
@@ -644,8 +640,8 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
     return tensor_count(dy) ? TRACED(swiglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;
 }
 
-int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add) {
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                   struct tensor dw, bool add) {
     TRY(check_lmhead("lmhead_bwd", a));
     const int64_t n = a->x.dim[0];
     TRY(want1("lmhead_bwd", "lse", a->lse, F32, n));
@@ -728,8 +724,8 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
 static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
     TRY(want2("add_block", name, t, F32, ANY, ANY));
     if (row < 0 || col < 0 || a->rows < 0 || a->cols < 0 || row + a->rows > t.dim[0] || col + a->cols > t.dim[1])
-        FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)",
-             (long long)row, (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0],
+        FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)", (long long)row,
+             (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0],
              (long long)t.dim[1]);
     return 0;
 }
@@ -743,9 +739,22 @@ int dev_add_block(struct dev *d, const struct add_block_args *a) {
 
 /* The 16 quantiles of bitsandbytes' NF4 (its create_normal_map, offset 0.9677083). */
 const float dev_nf4_book[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
-    -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
 };
 
 int dev_dequant(struct dev *d, const struct dequant_args *a) {

@@ -62,7 +62,7 @@ static inline struct tensor tensor_2d(void *p, enum dtype dt, int64_t r, int64_t
     struct tensor t = {p, dt, 2, {r, c, 1, 1}};
     return t;
 }
-int64_t tensor_count(struct tensor t);          /* elements */
+int64_t tensor_count(struct tensor t);                             /* elements */
 struct tensor tensor_rows(struct tensor t, int64_t lo, int64_t n); /* rows [lo, lo+n) of dim[0] */
 
 /* A matrix parameter W (n outputs, k inputs) in the backend's own layout. This
@@ -89,35 +89,35 @@ struct kv {
  *     pages ? pages[i][j / page_len] * page_len + j % page_len : kv_start[i] + j.
  * All arrays are i32 on the device. */
 struct attn_seqs {
-    int64_t n;             /* sequences */
-    int64_t max_q, max_kv; /* longest query run, most keys; for sizing only */
-    struct tensor q_start; /* (n + 1) */
-    struct tensor pos0;    /* (n) */
-    struct tensor pages;   /* (n, max_pages) or TENSOR_NONE */
-    struct tensor kv_start;/* (n), when pages is TENSOR_NONE */
+    int64_t n;              /* sequences */
+    int64_t max_q, max_kv;  /* longest query run, most keys; for sizing only */
+    struct tensor q_start;  /* (n + 1) */
+    struct tensor pos0;     /* (n) */
+    struct tensor pages;    /* (n, max_pages) or TENSOR_NONE */
+    struct tensor kv_start; /* (n), when pages is TENSOR_NONE */
 };
 
 struct qkv_args { /* shapes: T rows, Hq query heads, Hk key/value heads, D = head_dim */
     int64_t n_q_heads, n_kv_heads, head_dim;
-    struct tensor qkv;       /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
+    struct tensor qkv;            /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
     struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */
     float eps;
-    struct tensor rope;      /* (P, D/2, 2) f32: cos, sin of position p; pairs (i, i + D/2) rotate */
-    struct tensor pos;       /* (T) i32 */
-    struct tensor slots;     /* (T) i32: where row t's key and value go */
-    struct tensor q;         /* (T, Hq * D) act: normalised, rotated queries */
-    struct kv kv;            /* keys (normalised, rotated) and values */
+    struct tensor rope;  /* (P, D/2, 2) f32: cos, sin of position p; pairs (i, i + D/2) rotate */
+    struct tensor pos;   /* (T) i32 */
+    struct tensor slots; /* (T) i32: where row t's key and value go */
+    struct tensor q;     /* (T, Hq * D) act: normalised, rotated queries */
+    struct kv kv;        /* keys (normalised, rotated) and values */
 };
 
 struct attn_args {
     int64_t n_q_heads, n_kv_heads, head_dim;
-    float scale;             /* of q.k, usually 1/sqrt(D) */
-    int64_t window;          /* 0: none */
+    float scale;    /* of q.k, usually 1/sqrt(D) */
+    int64_t window; /* 0: none */
     struct attn_seqs seqs;
-    struct tensor q;         /* (T, Hq * D) act */
+    struct tensor q; /* (T, Hq * D) act */
     struct kv kv;
-    struct tensor out;       /* (T, Hq * D) act */
-    struct tensor lse;       /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
+    struct tensor out; /* (T, Hq * D) act */
+    struct tensor lse; /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
 };
 
 /* The LM head with log-softmax, never materialising rows x vocabulary.
@@ -153,12 +153,12 @@ struct sample_param {
 };
 
 struct sample_args {
-    struct tensor logits;     /* (R, V) f32, raw, as dev_logits wrote them */
+    struct tensor logits;             /* (R, V) f32, raw, as dev_logits wrote them */
     const struct sample_param *param; /* (R), host memory */
-    struct tensor seen;       /* (R, ceil(V/8)) u8 bit set of ids that the penalty applies to; optional */
-    struct tensor id;         /* (R) i32 */
-    struct tensor logp;       /* (R) f32: full softmax at T: bits equal to dev_lmhead_fwd's logp */
-    struct tensor logp_kept;  /* (R) f32, optional: after penalty and truncation; 0 when greedy */
+    struct tensor seen;               /* (R, ceil(V/8)) u8 bit set of ids that the penalty applies to; optional */
+    struct tensor id;                 /* (R) i32 */
+    struct tensor logp;               /* (R) f32: full softmax at T: bits equal to dev_lmhead_fwd's logp */
+    struct tensor logp_kept;          /* (R) f32, optional: after penalty and truncation; 0 when greedy */
 };
 
 /* One row of a decoding loop that stays on the device: its rule, the address of its
@@ -167,22 +167,22 @@ struct decode_row {
     struct sample_param rule; /* u is not read: it is rng_token(seed, uid, sample, at) */
     uint32_t sample, at;      /* index of the sample; place of the token to draw in its response */
     uint64_t seed, uid;
-    int32_t left;             /* tokens it may still draw; 0: the row stays as it is */
+    int32_t left; /* tokens it may still draw; 0: the row stays as it is */
     int32_t unused;
 };
 
 /* The end of one step of that loop: the head, draw, note, move on. */
 struct decode_args {
-    struct tensor x;          /* (R, h) act: the last states */
-    struct weight w;          /* (V, h) act: the head */
-    struct tensor logits;     /* (R, V) f32: raw, as dev_logits writes them */
-    struct tensor rows;       /* (R, sizeof(struct decode_row)) u8, updated */
-    struct tensor stop;       /* (R, S) i32, optional: tokens that end the row, -1 fills up */
+    struct tensor x;      /* (R, h) act: the last states */
+    struct weight w;      /* (V, h) act: the head */
+    struct tensor logits; /* (R, V) f32: raw, as dev_logits writes them */
+    struct tensor rows;   /* (R, sizeof(struct decode_row)) u8, updated */
+    struct tensor stop;   /* (R, S) i32, optional: tokens that end the row, -1 fills up */
     int64_t page_len;
-    struct tensor pages;      /* (R, max_pages) i32: where the row's keys go */
+    struct tensor pages;           /* (R, max_pages) i32: where the row's keys go */
     struct tensor ids, pos, slots; /* (R) i32: inputs of this step's forward -> of the next one's */
-    struct tensor step;       /* (1) i32: which row of the results is written; counts up */
-    struct tensor id;         /* (steps, R) i32 */
+    struct tensor step;            /* (1) i32: which row of the results is written; counts up */
+    struct tensor id;              /* (steps, R) i32 */
     struct tensor logp, logp_kept; /* (steps, R) f32 */
 };
 
@@ -190,7 +190,7 @@ struct decode_args {
 struct add_block_args {
     struct tensor dst, src; /* (R, C), (R', C') f32, different memory */
     int64_t dst_row, dst_col, src_row, src_col, rows, cols;
-    float scale;            /* product and sum are rounded one by one */
+    float scale; /* product and sum are rounded one by one */
 };
 
 /* A frozen matrix in 4 or 8 bits, turned back into act before it is packed and multiplied.
@@ -211,8 +211,8 @@ extern const float dev_nf4_book[16]; /* ascending */
 struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
     struct tensor p, m, v, g;
     double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
-    float grad_scale;   /* multiplies g (gradient clipping) */
-    int64_t step;       /* 1-based */
+    float grad_scale;                           /* multiplies g (gradient clipping) */
+    int64_t step;                               /* 1-based */
 };
 
 /* An f32 array x (n) as 8-bit codes, block by block: x[i] is about
@@ -227,8 +227,8 @@ struct quant8_args {
 /* The largest sizes of a run, from which a backend sizes what it keeps for its ops. */
 struct dev_sizes {
     enum dtype act;
-    int64_t rows;      /* of one forward, training or generating */
-    int64_t decode;    /* rows of one decoding step */
+    int64_t rows;                    /* of one forward, training or generating */
+    int64_t decode;                  /* rows of one decoding step */
     int64_t hidden, ffn, qkv, vocab; /* qkv: (Hq + 2 Hk) * D columns */
     int64_t n_q_heads, head_dim;
     bool train;
@@ -236,9 +236,9 @@ struct dev_sizes {
 
 /* Device memory beside that of dev_alloc, in bytes. */
 struct dev_memory {
-    size_t working;    /* held by the backend: scratch, a library's workspace, memory to choose algorithms in */
-    size_t system;     /* taken by the driver since the device was opened: kernels' code, recorded work; 0: not known */
-    int64_t n_allocs;  /* requests for device memory so far, dev_alloc's included */
+    size_t working;   /* held by the backend: scratch, a library's workspace, memory to choose algorithms in */
+    size_t system;    /* taken by the driver since the device was opened: kernels' code, recorded work; 0: not known */
+    int64_t n_allocs; /* requests for device memory so far, dev_alloc's included */
 };
 
 struct dev;
@@ -281,10 +281,8 @@ struct dev_ops {
     int (*cast)(struct dev *d, struct tensor dst, struct tensor src);
     int (*embed_fwd)(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
     int (*gather_rows)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-    int (*rmsnorm_fwd)(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
-                       struct tensor w, float eps);
-    int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w,
-                      struct tensor bias, bool add);
+    int (*rmsnorm_fwd)(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+    int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
     /* NULL: the wrapper copies, then adds */
     int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
     /* NULL: the wrapper multiplies into gate_up, then calls swiglu_fwd */
@@ -303,22 +301,20 @@ struct dev_ops {
     /* backward */
     int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
     int (*embed_bwd)(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
-    int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
-                       struct tensor x, struct tensor w, struct tensor rstd);
+    int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                       struct tensor rstd);
     /* NULL: the wrapper calls rmsnorm_bwd, then cast */
     int (*rmsnorm_bwd_round)(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
                              struct tensor x, struct tensor w, struct tensor rstd);
     int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
     int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
-                   struct tensor dv, struct tensor dqkv, struct tensor dq_norm,
-                   struct tensor dk_norm);
-    int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
-                    struct tensor dk, struct tensor dv);
-    int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy,
-                      struct tensor gate_up);
-    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                      struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
+    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
+                   struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
+    int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                    struct tensor dv);
+    int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                      struct tensor dw, bool add);
 
     /* recorded work; all NULL where there is none */
     int (*graph_begin)(struct dev *d);
@@ -345,17 +341,17 @@ struct dev_ops {
 
 struct dev {
     const struct dev_ops *ops;
-    void *ctx;             /* backend state: thread pool, streams, workspace */
-    char describe[128];    /* for people: "cpu: 2 threads, avx512" */
-    char isa[32];          /* what decides the bits: "avx512", "ref"; part of a run's identity */
-    size_t mem_total;      /* bytes the device (or the machine) has for this process */
-    size_t mem_others;     /* bytes of the device that other programs held when it was opened */
-    size_t allocated, peak;/* through dev_alloc */
-    int64_t n_allocs;      /* calls of dev_alloc */
-    size_t host_allocated; /* through dev_host_alloc, where that is not dev_alloc */
-    struct dev_trace *trace; /* NULL: no trace is on */
+    void *ctx;                       /* backend state: thread pool, streams, workspace */
+    char describe[128];              /* for people: "cpu: 2 threads, avx512" */
+    char isa[32];                    /* what decides the bits: "avx512", "ref"; part of a run's identity */
+    size_t mem_total;                /* bytes the device (or the machine) has for this process */
+    size_t mem_others;               /* bytes of the device that other programs held when it was opened */
+    size_t allocated, peak;          /* through dev_alloc */
+    int64_t n_allocs;                /* calls of dev_alloc */
+    size_t host_allocated;           /* through dev_host_alloc, where that is not dev_alloc */
+    struct dev_trace *trace;         /* NULL: no trace is on */
     void (*range)(const char *name); /* begins a named range of a profiler that listens (NVTX), NULL ends it; NULL: none does */
-    bool in_range;         /* the range of a phase is open */
+    bool in_range;                   /* the range of a phase is open */
 };
 
 /* ---- opening ---- */
@@ -433,11 +429,9 @@ int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weig
 int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 /* y (T, c) act = x / rms(x) * w; x (T, c) f32; w (c) act; rstd (T) f32 optional.
  * As Hugging Face: x * rstd is rounded to act before it is multiplied by w, the product again. */
-int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x,
-                    struct tensor w, float eps);
+int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
 /* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
-int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w,
-                   struct tensor bias, bool add);
+int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
 /* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): the bits of a copy and dev_matmul_fwd with add. from may be y. */
 int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
 /* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): the bits of dev_matmul_fwd
@@ -479,8 +473,8 @@ int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
 int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
                           struct tensor x, struct tensor w, struct tensor rstd);
 /* dx (T, c) f32 +=; dw (c) f32 +=; dy (T, c) act or f32; x, w, rstd as in forward. */
-int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy,
-                    struct tensor x, struct tensor w, struct tensor rstd);
+int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd);
 /* dx (T, k) act or f32 = dy (T, n) act . W; add: dx (f32) +=. */
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
 /* dw (n, k) f32 = dy^T . x; db (n) f32 = column sums of dy, optional; add: both += instead of =; dy (T, n), x (T, k) act. */
@@ -488,20 +482,18 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
 /* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
  * (n_pages, Hk, page_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
  * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
-int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk,
-                struct tensor dv, struct tensor dqkv, struct tensor dq_norm,
-                struct tensor dk_norm);
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                struct tensor dq_norm, struct tensor dk_norm);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
  * as kv (overwritten at the slots of these sequences). Only seqs without pages and with pos0 = 0. */
-int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
-                 struct tensor dk, struct tensor dv);
-int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy,
-                   struct tensor gate_up);
+int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                 struct tensor dv);
+int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 /* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 = d/dw; add: dw +=.
  * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
-int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp,
-                   struct tensor dentropy, struct tensor dx, struct tensor dw, bool add);
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                   struct tensor dw, bool add);
 
 /* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
 int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);

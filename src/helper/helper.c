@@ -81,8 +81,7 @@ static void drain_output(struct helper *h) {
         if (n <= 0) return;
         for (ssize_t i = 0; i < n; i++) {
             if (chunk[i] == '\n') take_line(h);
-            else if (h->n_line < LINE_MAX_BYTES - 1)
-                h->line[h->n_line++] = (unsigned char)chunk[i] < 0x20 ? ' ' : chunk[i];
+            else if (h->n_line < LINE_MAX_BYTES - 1) h->line[h->n_line++] = (unsigned char)chunk[i] < 0x20 ? ' ' : chunk[i];
         }
     }
 }
@@ -91,8 +90,7 @@ static void drain_output(struct helper *h) {
 static void stop(struct helper *h, double grace_s, char *how, size_t n) {
     drain_output(h);
     /* the last words come after the socket's end: wait for the exit before the last read */
-    for (const double until = clock_now() + grace_s;
-         h->proc.pid > 0 && !helper__exited(&h->proc) && clock_now() < until;)
+    for (const double until = clock_now() + grace_s; h->proc.pid > 0 && !helper__exited(&h->proc) && clock_now() < until;)
         poll(NULL, 0, 5);
     drain_output(h);
     take_line(h);
@@ -113,8 +111,7 @@ static int queue_frame(struct helper *h, const char *key, const json_t *value, i
     TRYG(json_dump_line(&h->out, value), fail);
     TRYG(buf_addc(&h->out, '}'), fail);
     const size_t n = h->out.n - start - HEAD;
-    if (n > UINT32_MAX)
-        FAILG(fail, ERR_INVAL, "helper %s: a request of %zu bytes is over 4 GiB", h->a.module, n);
+    if (n > UINT32_MAX) FAILG(fail, ERR_INVAL, "helper %s: a request of %zu bytes is over 4 GiB", h->a.module, n);
     for (int i = 0; i < HEAD; i++) h->out.p[start + (size_t)i] = (char)(n >> (8 * i) & 0xff);
     return 0;
 fail:
@@ -175,8 +172,8 @@ static int say_missing(const struct helper *h, const char *package) {
              "helper %s needs the Python package '%s'; in verlc's directory: 'apt-get install python3-venv "
              "&& python3 -m venv .venv && .venv/bin/pip install %s' (or set VERLC_PYTHON)",
              h->a.module, package, package);
-    FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; install it with '%s -m pip install %s'",
-         h->a.module, package, h->python, package);
+    FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; install it with '%s -m pip install %s'", h->a.module, package,
+         h->python, package);
 }
 
 /* The process is dead (what == NULL) or has broken the protocol: end it, say why. */
@@ -188,10 +185,8 @@ static int died(struct helper *h, const char *what) {
     stop(h, what ? 0 : 1.0, how, sizeof how);
     if (starting && missing_package(h, package)) return say_missing(h, package);
     if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
-    if (what)
-        FAIL(ERR_HELPER, "helper %s %s %s and was killed%s; %s", h->a.module, what, when, words, advice);
-    if (strstr(h->last_line, "MemoryError") || strstr(h->last_line, "bad_alloc") ||
-        strncmp(how, "signal 9 ", 9) == 0)
+    if (what) FAIL(ERR_HELPER, "helper %s %s %s and was killed%s; %s", h->a.module, what, when, words, advice);
+    if (strstr(h->last_line, "MemoryError") || strstr(h->last_line, "bad_alloc") || strncmp(how, "signal 9 ", 9) == 0)
         advice = "it was probably out of memory: give it smaller requests or a larger limit";
     if (h->a.cpu_s > 0 && strncmp(how, "signal 24 ", 10) == 0)
         advice = "it used up the processor time of a request: give it smaller requests or a larger limit";
@@ -204,18 +199,16 @@ int helper__expire(struct helper *h, double timeout_s) {
     stop(h, 0, NULL, 0);
     if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
     if (starting)
-        FAIL(ERR_TIMEOUT,
-             "helper %s was not ready after %g s and was killed%s; run '%s -m %s' in %s by hand to see why",
+        FAIL(ERR_TIMEOUT, "helper %s was not ready after %g s and was killed%s; run '%s -m %s' in %s by hand to see why",
              h->a.module, h->a.start_timeout_s, words, h->python, h->a.module, h->dir);
-    FAIL(ERR_TIMEOUT,
-         "helper %s did not answer within %g s and was killed%s; the next request starts it again",
-         h->a.module, timeout_s, words);
+    FAIL(ERR_TIMEOUT, "helper %s did not answer within %g s and was killed%s; the next request starts it again", h->a.module,
+         timeout_s, words);
 }
 
 /* --- one step --- */
 
 static int code_of(const char *name) {
-#define X(n, val, status, text)                                                                              \
+#define X(n, val, status, text) \
     if (strcmp(name, #n) == 0) return (val);
     ERR_MAP(X)
 #undef X
@@ -233,8 +226,7 @@ static int take_frame(struct helper *h, json_t **frame) {
     const size_t n = frame_len(h->in.p);
     if ((int64_t)n > h->a.max_reply_bytes) {
         char what[128];
-        snprintf(what, sizeof what, "sent a reply of %zu bytes (limit %lld) or garbage", n,
-                 (long long)h->a.max_reply_bytes);
+        snprintf(what, sizeof what, "sent a reply of %zu bytes (limit %lld) or garbage", n, (long long)h->a.max_reply_bytes);
         return died(h, what);
     }
     if (h->in.n < HEAD + n) return 0;
@@ -254,8 +246,7 @@ static int io_write(struct helper *h) {
     while (h->out_pos < h->out.n) {
         const ssize_t n = send(h->proc.sock, h->out.p + h->out_pos, h->out.n - h->out_pos, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET))
-            return 0; /* a death shows in io_read */
+        if (n < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) return 0; /* a death shows in io_read */
         if (n < 0) return died(h, "cannot be written to");
         h->out_pos += (size_t)n;
     }
@@ -282,8 +273,7 @@ static int give_reply(struct helper *h, json_t *frame, json_t **reply) {
     const json_t *id = json_object_get(frame, "id"), *text = json_object_get(frame, "error");
     json_t *ok = json_object_get(frame, "ok");
     const int64_t expect = h->ready ? h->received + 1 : 0;
-    if (!json_is_integer(id) || json_integer_value(id) != expect || (!ok && !json_is_string(text)) ||
-        expect > h->sent) {
+    if (!json_is_integer(id) || json_integer_value(id) != expect || (!ok && !json_is_string(text)) || expect > h->sent) {
         json_decref(frame);
         return died(h, "broke the protocol");
     }
@@ -356,8 +346,7 @@ int helper_send(struct helper *h, const json_t *request) {
 }
 
 int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
-    if (helper_pending(h) == 0)
-        FAIL(ERR_HELPER, "helper %s: no request is pending (lost with an earlier failure)", h->a.module);
+    if (helper_pending(h) == 0) FAIL(ERR_HELPER, "helper %s: no request is pending (lost with an earlier failure)", h->a.module);
     double deadline = 0;
     for (;;) {
         const int rc = helper__step(h, reply);

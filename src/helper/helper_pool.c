@@ -38,8 +38,7 @@ struct helper_pool {
 
 int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n) {
     if (n < 1 || n > MAX_WORKERS)
-        FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, n,
-             MAX_WORKERS);
+        FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, n, MAX_WORKERS);
     struct helper_pool *p = xcalloc(1, sizeof *p);
     p->w = xcalloc((size_t)n, sizeof *p->w);
     for (; p->n < n; p->n++) {
@@ -74,10 +73,8 @@ void helper_result_free(struct helper_result *r) {
 /* rc 0 with the reply (taken over), or the thread's error. */
 static void finish(struct helper_pool *p, int64_t ticket, int rc, json_t *reply) {
     xgrow((void **)&p->done, &p->cap_done, p->n_done + 1, sizeof *p->done);
-    p->done[p->n_done++] = (struct helper_result){.ticket = ticket,
-                                                  .rc = rc,
-                                                  .reply = rc == 0 ? reply : NULL,
-                                                  .error = rc < 0 ? xstrdup(err_msg()) : NULL};
+    p->done[p->n_done++] = (struct helper_result){
+        .ticket = ticket, .rc = rc, .reply = rc == 0 ? reply : NULL, .error = rc < 0 ? xstrdup(err_msg()) : NULL};
 }
 
 static void hand_out(struct helper_pool *p) {
@@ -163,6 +160,4 @@ int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result 
     }
 }
 
-int64_t helper_pool_pending(const struct helper_pool *p) {
-    return p->n_jobs - p->job_head + p->running + p->n_done - p->done_head;
-}
+int64_t helper_pool_pending(const struct helper_pool *p) { return p->n_jobs - p->job_head + p->running + p->n_done - p->done_head; }

@@ -118,8 +118,7 @@ int helper__find_dir(const char *module, char **path) {
     int rc = 0;
     if (!there)
         rc = err_set(ERR_HELPER, __FILE__, __LINE__,
-                     "helper %s: %s is missing; check out or install verlc again, or set VERLC_HELPERS_DIR",
-                     module, file);
+                     "helper %s: %s is missing; check out or install verlc again, or set VERLC_HELPERS_DIR", module, file);
     else *path = dir;
     if (!there) free(dir);
     free(rel);
@@ -147,10 +146,8 @@ static bool env_is(const char *entry, const char *name) {
  * library, two malloc arenas (each costs 64 MiB of address space), UTF-8. */
 static struct env make_env(const char *dir) {
     static const char *const set[][2] = {
-        {"MALLOC_ARENA_MAX", "2"},           {"OMP_NUM_THREADS", "1"},
-        {"OPENBLAS_NUM_THREADS", "1"},       {"PYTHONUTF8", "1"},
-        {"PYTHONDONTWRITEBYTECODE", "1"},    {"PYTHONUNBUFFERED", "1"},
-        {"TOKENIZERS_PARALLELISM", "false"},
+        {"MALLOC_ARENA_MAX", "2"},        {"OMP_NUM_THREADS", "1"},  {"OPENBLAS_NUM_THREADS", "1"},       {"PYTHONUTF8", "1"},
+        {"PYTHONDONTWRITEBYTECODE", "1"}, {"PYTHONUNBUFFERED", "1"}, {"TOKENIZERS_PARALLELISM", "false"},
     };
     enum { N_SET = sizeof set / sizeof set[0] };
     struct env e = {0};
@@ -176,8 +173,7 @@ static void limit(int what, int64_t value) {
 
 /* Between fork and exec: async-signal-safe calls only, since other threads of
  * the parent may have held any lock. */
-static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock,
-                  int err, pid_t parent) {
+static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock, int err, pid_t parent) {
     setpgid(0, 0); /* a Ctrl-C at the terminal is for the trainer, and one kill ends all below */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(126); /* it died before prctl */

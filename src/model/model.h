@@ -20,27 +20,27 @@ enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN
 struct model_config {
     enum model_arch arch;
     int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
-    int64_t max_pos;         /* max_position_embeddings */
-    int64_t window;          /* sliding window, 0: none */
-    int64_t window_from;     /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
-    bool tied;               /* lm_head shares embed_tokens */
-    bool value, value_bias;  /* a value head (score.weight, score.bias) in the place of lm_head */
-    bool qkv_bias, qk_norm;  /* Qwen2, attention_bias; Qwen3 */
-    bool o_bias, mlp_bias;   /* attention_bias of Llama and Qwen3; Llama mlp_bias */
+    int64_t max_pos;        /* max_position_embeddings */
+    int64_t window;         /* sliding window, 0: none */
+    int64_t window_from;    /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
+    bool tied;              /* lm_head shares embed_tokens */
+    bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
+    bool qkv_bias, qk_norm; /* Qwen2, attention_bias; Qwen3 */
+    bool o_bias, mlp_bias;  /* attention_bias of Llama and Qwen3; Llama mlp_bias */
     float rms_eps;
-    double init_range;       /* initializer_range */
+    double init_range; /* initializer_range */
     struct {
         enum rope_kind kind;
         double theta, factor;
-        double low_freq_factor, high_freq_factor;    /* llama3 */
+        double low_freq_factor, high_freq_factor;      /* llama3 */
         double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
-        double mscale, mscale_all_dim;               /* yarn, optional (0: absent) */
-        bool truncate;                               /* yarn: round the correction range */
+        double mscale, mscale_all_dim;                 /* yarn, optional (0: absent) */
+        bool truncate;                                 /* yarn: round the correction range */
         int64_t original_max_pos;
     } rope;
-    bool saved_nf4;          /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
-    enum dtype dtype;        /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
-    int64_t eos[16];         /* end tokens: generation_config.json, else config.json */
+    bool saved_nf4;   /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
+    enum dtype dtype; /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];  /* end tokens: generation_config.json, else config.json */
     int n_eos;
     int64_t bos, pad;        /* -1: none */
     json_t *json;            /* config.json as read, for export; owned */
@@ -59,7 +59,7 @@ void model_config_make_value(struct model_config *c);
 int model_config_make_reward(struct model_config *c, const char *where);
 /* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
 int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
-int64_t model_config_params(const struct model_config *c); /* number of parameters */
+int64_t model_config_params(const struct model_config *c);                               /* number of parameters */
 double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n); /* verl 4.5: 6N.tokens + attention */
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
  * sequence of the run (dynamic NTK is fixed from it). */
@@ -68,46 +68,46 @@ void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_l
 /* ---- parameters ---- */
 /* One Hugging Face tensor. */
 struct model_param {
-    char name[96];       /* "model.layers.0.self_attn.q_proj.weight" */
-    int64_t rows, cols;  /* cols == 1, nd == 1 for vectors */
+    char name[96];      /* "model.layers.0.self_attn.q_proj.weight" */
+    int64_t rows, cols; /* cols == 1, nd == 1 for vectors */
     int nd;
-    int64_t offset;      /* elements into the flat master, gradient and moments */
-    int64_t group;       /* index into model.groups */
-    enum dtype src_dt;   /* dtype in the file it came from; export keeps it */
+    int64_t offset;    /* elements into the flat master, gradient and moments */
+    int64_t group;     /* index into model.groups */
+    enum dtype src_dt; /* dtype in the file it came from; export keeps it */
 };
 
 /* One tensor of the forward pass: a matrix or a vector, made of one or more
  * parameters (q, k, v; gate, up) that are neighbours in the flat master, so
  * that each Hugging Face tensor is a range of its rows. */
 struct model_group {
-    int64_t offset;      /* elements into the flat master */
-    int64_t n, k;        /* matrix (n, k); k == 0: vector of n */
-    struct weight mat;   /* compute copy of a matrix */
-    struct tensor vec;   /* compute copy of a vector, act */
+    int64_t offset;    /* elements into the flat master */
+    int64_t n, k;      /* matrix (n, k); k == 0: vector of n */
+    struct weight mat; /* compute copy of a matrix */
+    struct tensor vec; /* compute copy of a vector, act */
     int64_t first_param, n_params;
     struct lora_group *lora; /* adapters on its modules, NULL: none; private to model */
-    bool linear;         /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
+    bool linear;             /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
 };
 
-struct model_layer {     /* NULL: this model has none */
+struct model_layer { /* NULL: this model has none */
     struct model_group *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
     struct model_group *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
 };
 
 struct model {
     struct model_config cfg;
-    struct dev *dev;             /* borrowed until model_close */
-    enum dtype act;              /* compute dtype */
+    struct dev *dev; /* borrowed until model_close */
+    enum dtype act;  /* compute dtype */
     struct model_param *params;
-    int64_t n_params;            /* entries of params */
-    int64_t n_elems;             /* elements of the flat master, without gaps */
+    int64_t n_params; /* entries of params */
+    int64_t n_elems;  /* elements of the flat master, without gaps */
     struct model_group *groups;
     int64_t n_groups;
     struct model_layer *layers;
     struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied; the score of a value model */
     struct model_group *g_head_bias;               /* score.bias, or NULL */
     /* compute copy, on the device */
-    struct weight embed, head;   /* head.data == embed.data when tied */
+    struct weight embed, head; /* head.data == embed.data when tied */
     struct tensor final_norm;
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
     void *weights;               /* the one block behind all groups */
@@ -126,18 +126,18 @@ struct model {
 };
 
 enum model_load_flags {
-    MODEL_INFER = 0,  /* compute copy only */
-    MODEL_TRAIN = 1,  /* and the fp32 master */
+    MODEL_INFER = 0,        /* compute copy only */
+    MODEL_TRAIN = 1,        /* and the fp32 master */
     MODEL_HOST_MASTER = 2,  /* the master of what is trained (an adapter's too) is in host memory */
     MODEL_HOST_WEIGHTS = 4, /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
     MODEL_SHARED_BASE = 8,  /* a value model's compute copy below its head is that of model_open_args.base */
 };
 struct model_open_args {
-    const char *dir;      /* Hugging Face directory */
-    enum dtype act;       /* DT_F32 or DT_BF16 */
+    const char *dir; /* Hugging Face directory */
+    enum dtype act;  /* DT_F32 or DT_BF16 */
     int flags;
-    int64_t max_len;      /* longest sequence of the run: sizes the rope table */
-    enum quant_kind quant; /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone.
+    int64_t max_len;          /* longest sequence of the run: sizes the rope table */
+    enum quant_kind quant;    /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone.
                               A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */
     const struct model *base; /* with MODEL_SHARED_BASE: a frozen model of the same directory, act and quant, on the same
                                  device; borrowed, and closed after this one */
@@ -177,15 +177,15 @@ struct model_kv {
     struct kv *layers; /* (n_layers) */
 };
 
-struct model_batch {     /* T packed rows; arrays on the device */
+struct model_batch { /* T packed rows; arrays on the device */
     int64_t n_rows;
     struct tensor ids;   /* (T) i32 */
     struct tensor pos;   /* (T) i32, position in its sequence */
     struct tensor slots; /* (T) i32, key/value slot of the row; kv == NULL: row index */
     struct attn_seqs seqs;
     const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
-    bool no_adapter;     /* the base model alone: the reference of an adapter's training */
-    bool own_keys;       /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
+    bool no_adapter;           /* the base model alone: the reference of an adapter's training */
+    bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };
 
 /* What a training forward keeps of its layers until backward. The rest is computed again there by the same code, so
@@ -193,7 +193,7 @@ struct model_batch {     /* T packed rows; arrays on the device */
  * `attention` everything but the MLP's wide buffers, the others their input alone. Counts above the number of layers
  * mean all of them. The last layer's buffers are still there when backward begins, and need no place of their own. */
 struct model_keep {
-    bool train;             /* false: inference, layers share all buffers */
+    bool train; /* false: inference, layers share all buffers */
     int64_t all, attention;
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
@@ -208,8 +208,7 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
  * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them. */
 struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra);
 /* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
-int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows,
-                      struct model_keep keep, void *block);
+int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep, void *block);
 void model_acts_destroy(struct model_acts *a);
 
 /* Runs the decoder. The residual stream after the last layer stays in `a`. */
@@ -226,18 +225,18 @@ struct model_logp_args {
     const int32_t *row, *target; /* host */
     const float *inv_temp;       /* (n) host */
     float *logp, *entropy, *sum_pi_sq;
-    struct model_list *list;     /* NULL: none */
+    struct model_list *list; /* NULL: none */
 };
 /* Log-probs of several tokens of each row (distillation): of given ones, of the k most probable, or both.
  * Device arrays for a block of rows come from model_list_layout; host arrays are the caller's, (n, k). */
 struct model_list {
-    int64_t k;                          /* at most the vocabulary */
+    int64_t k; /* at most the vocabulary */
     struct tensor d_id, d_logp, d_top_id, d_top_logp;
-    const int32_t *id;                  /* distinct in a row; NULL: no given tokens */
-    float *logp;                        /* of these, at the row's temperature */
-    int32_t *top_id;                    /* largest first, equal ones by id; NULL: not wanted */
+    const int32_t *id; /* distinct in a row; NULL: no given tokens */
+    float *logp;       /* of these, at the row's temperature */
+    int32_t *top_id;   /* largest first, equal ones by id; NULL: not wanted */
     float *top_logp;
-    const float *dlogp;                 /* model_backward: d loss / d logp; NULL: none */
+    const float *dlogp; /* model_backward: d loss / d logp; NULL: none */
 };
 /* Claims the device arrays for activations of max_rows rows: measure, then bind (base/arena.h). */
 struct arena;
@@ -252,13 +251,12 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 /* After model_forward (keep.train) and model_logp over the same rows: grads (n_train) f32 on the
  * device = d loss / d parameters, given dlogp (n) and dentropy (n, may be NULL; needs l->entropy),
  * host. add: += instead of =; without it grads may hold anything. */
-int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a,
-                   const struct model_logp_args *l, const float *dlogp, const float *dentropy,
-                   float *grads, bool add);
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
+                   const float *dlogp, const float *dentropy, float *grads, bool add);
 
 /* The same after model_value over the same distinct rows, given dvalue (n) host. */
-int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row,
-                         int64_t n, const float *dvalue, float *grads, bool add);
+int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
+                         const float *dvalue, float *grads, bool add);
 
 /* ---- LoRA (Hu et al. 2021), by peft's rules ----
  * An adapted linear layer of n outputs and k inputs computes y = W x + scale B (A x), A (r, k), B (n, r);
@@ -268,11 +266,11 @@ int model_value_backward(struct model *m, const struct model_batch *b, struct mo
 struct lora_config {
     int64_t rank;
     double alpha;
-    bool rslora;        /* scale = alpha / sqrt(rank) (Kalajdzievski 2023) instead of alpha / rank */
-    json_t *targets;    /* target_modules: list of names, "all-linear", or one regular expression; owned */
-    json_t *exclude;    /* exclude_modules: list or regular expression, NULL: none; owned */
-    char *base;         /* base_model_name_or_path: what the adapter is for; NULL: not said; owned */
-    bool saves_head;    /* modules_to_save has the score head: a critic's adapter */
+    bool rslora;     /* scale = alpha / sqrt(rank) (Kalajdzievski 2023) instead of alpha / rank */
+    json_t *targets; /* target_modules: list of names, "all-linear", or one regular expression; owned */
+    json_t *exclude; /* exclude_modules: list or regular expression, NULL: none; owned */
+    char *base;      /* base_model_name_or_path: what the adapter is for; NULL: not said; owned */
+    bool saves_head; /* modules_to_save has the score head: a critic's adapter */
 };
 /* Reads dir/adapter_config.json. ERR_UNSUPPORTED names what only peft can. Caller: lora_config_free. */
 int lora_config_load(struct lora_config *l, const char *dir);
@@ -294,8 +292,8 @@ struct lora_plan {
     size_t host;                     /* of the moments: what is in host memory instead */
     int64_t n_train;                 /* elements */
 };
-int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
-                    const struct lora_config *l, const struct optim_config *o);
+int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act, const struct lora_config *l,
+                    const struct optim_config *o);
 
 /* ---- optimizer ---- */
 enum optim_kind {
@@ -311,12 +309,12 @@ const char *optim_kind_name(enum optim_kind k);
 struct optim_config {
     enum optim_kind kind;
     double lr, beta1, beta2, eps, weight_decay, clip;
-    double momentum, dampening; /* SGD; Muon: momentum */
-    bool nesterov;              /* SGD, Muon */
-    int64_t ns_steps;           /* Muon: Newton-Schulz iterations */
+    double momentum, dampening;   /* SGD; Muon: momentum */
+    bool nesterov;                /* SGD, Muon */
+    int64_t ns_steps;             /* Muon: Newton-Schulz iterations */
     bool host_state, host_master; /* state arrays, and what model_open put there: the master, are in host memory */
-    bool muon_original_lr;      /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
-    const char *schedule;     /* constant | cosine | linear | wsd */
+    bool muon_original_lr;        /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
+    const char *schedule;         /* constant | cosine | linear | wsd */
     int64_t warmup_steps, total_steps;
     double min_lr_ratio, num_cycles, init_lr_ratio;
 };
@@ -326,8 +324,8 @@ double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0
 struct optim_run {
     enum optim_kind rule;
     int64_t offset, n, rows, cols;
-    int64_t m_at, v_at;   /* f32 state; -1: none */
-    int64_t q_at, b_at;   /* 8-bit state: codes and blocks; -1: none */
+    int64_t m_at, v_at; /* f32 state; -1: none */
+    int64_t q_at, b_at; /* 8-bit state: codes and blocks; -1: none */
 };
 /* Optimizer state, on the device, in arrays that are as long as this optimizer needs. */
 struct optim {
@@ -343,17 +341,17 @@ struct optim {
         float *x, *y;         /* f32 */
         void *act, *pack;     /* compute dtype; packed for the products */
         void *gram_act;
-        float *gram, *gram2;  /* (r, r), r the shorter side */
+        float *gram, *gram2; /* (r, r), r the shorter side */
         size_t pack_bytes;
-        float *piece[2][3];   /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
+        float *piece[2][3]; /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
     } s;
     bool host_state, host_master;
-    void *host_block;         /* the state arrays where they are in host memory; owned */
+    void *host_block; /* the state arrays where they are in host memory; owned */
     size_t host_bytes;
-    void *sum;                /* one f64 */
-    void *block;              /* all of the above; owned */
+    void *sum;   /* one f64 */
+    void *block; /* all of the above; owned */
     size_t block_bytes;
-    int64_t step;             /* steps taken */
+    int64_t step; /* steps taken */
 };
 /* Device bytes of the state of this optimizer for a model of this shape. *host: bytes in host memory; NULL ok. */
 size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
@@ -370,21 +368,19 @@ struct optim_array {
 };
 int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]);
 struct optim_result {
-    double grad_norm;       /* before clipping; not finite: nothing was changed */
-    char bad_tensor[96];    /* first tensor with a non-finite gradient, or "" */
+    double grad_norm;    /* before clipping; not finite: nothing was changed */
+    char bad_tensor[96]; /* first tensor with a non-finite gradient, or "" */
 };
 /* Clips by global norm, updates master and state, refreshes the compute copy. A
  * non-finite norm changes nothing and is reported in r (return is 0). grads is spoiled. */
-int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c,
-               double lr, struct optim_result *r);
+int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r);
 
 /* ---- files ---- */
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json,
  * model*.safetensors (shards of <= max_shard bytes, 0: 5 GB). dt: DT_F32/DT_BF16, or -1: each
  * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. An adapter
  * is merged into the weights: W + scale B A in f32, rounded once. */
-int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir,
-                 size_t max_shard);
+int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir, size_t max_shard);
 /* Random weights: transformers' init (normal, initializer_range; norms 1, biases 0). Value i of
  * tensor t is a pure function of (seed, t, i). */
 int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dtype dt);
@@ -403,7 +399,7 @@ struct st_tensor {
     const uint8_t *data; /* into the mapping */
     size_t bytes;
 };
-struct st_file; /* one mapped file */
+struct st_file;                                      /* one mapped file */
 int st_open(struct st_file **out, const char *path); /* validates header and every range; ERR_INPUT, ERR_FORMAT */
 void st_close(struct st_file *f);
 int64_t st_count(const struct st_file *f);

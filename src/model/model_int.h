@@ -14,18 +14,13 @@ void model__weights_layout(struct model *m, struct arena *a);
 /* Fills m->flat; after the layout was bound. */
 void model__find_flat(struct model *m);
 
-static inline struct tensor model__vec(const struct model_group *g) {
-    return g ? g->vec : TENSOR_NONE;
-}
+static inline struct tensor model__vec(const struct model_group *g) { return g ? g->vec : TENSOR_NONE; }
 /* The group's range of a flat f32 array (master or gradients): (n, k) or (n). */
 static inline struct tensor model__flat(float *flat, const struct model_group *g) {
     if (!g) return TENSOR_NONE;
-    return g->k ? tensor_2d(flat + g->offset, DT_F32, g->n, g->k)
-                : tensor_1d(flat + g->offset, DT_F32, g->n);
+    return g->k ? tensor_2d(flat + g->offset, DT_F32, g->n, g->k) : tensor_1d(flat + g->offset, DT_F32, g->n);
 }
-static inline int64_t model__group_count(const struct model_group *g) {
-    return g->n * (g->k ? g->k : 1);
-}
+static inline int64_t model__group_count(const struct model_group *g) { return g->n * (g->k ? g->k : 1); }
 /* The groups of layer l that are linear layers. */
 enum { MODEL_LINEARS = 4 };
 static inline void model__linears(const struct model *m, int64_t l, struct model_group *out[MODEL_LINEARS]) {
@@ -35,26 +30,26 @@ static inline void model__linears(const struct model *m, int64_t l, struct model
     out[2] = y->gate_up;
     out[3] = y->down;
 }
-/* ---- quantised base (model_quant.c) ---- */
+/* ---- quantised base (quantize.c) ---- */
 struct model_quant {
     enum quant_kind kind;
     struct quant_part {
         struct tensor code, scale;
-    } *parts;    /* (n_params): of the layers' matrices, the others are empty */
+    } * parts;   /* (n_params): of the layers' matrices, the others are empty */
     void *stage; /* the largest group as (n, k) act, and packed for the products */
     void *pack;
 };
 /* After model__params_build; QUANT_NONE: nothing happens. */
 void model__quant_create(struct model *m, enum quant_kind kind);
 void model__quant_free(struct model *m);
-void model__quant_layout(struct model *m, struct arena *a); /* measure, then bind */
-int64_t model__quant_codes(enum quant_kind kind, int64_t n);                     /* bytes of n elements */
+void model__quant_layout(struct model *m, struct arena *a);  /* measure, then bind */
+int64_t model__quant_codes(enum quant_kind kind, int64_t n); /* bytes of n elements */
 int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
 /* The group's matrix to multiply by. Of a quantised model it lies in the one scratch that all groups share: valid
  * until the next call. */
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
 
-/* ---- matrices that bitsandbytes saved in NF4 (model_bnb.c) ---- */
+/* ---- matrices that bitsandbytes saved in NF4 (model/files/bitsandbytes.c) ---- */
 struct bnb_weight { /* tensors of a file; borrowed */
     const struct st_tensor *code, *absmax, *nested_absmax, *nested_map;
     int64_t nested_block; /* 0: absmax is f32; else absmax is codes of nested_map, in blocks of so many */
@@ -103,7 +98,7 @@ void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NUL
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
 bool model__all_finite(const void *src, enum dtype dt, int64_t n);
 
-/* ---- linear layers (model_linear.c) ---- */
+/* ---- linear layers (linear.c) ---- */
 /* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) = from + that. */
 struct linear_args {
     const struct model_group *group;
@@ -136,11 +131,11 @@ struct tensor model__head_flat(const struct model *m, float *flat, const struct 
 
 /* ---- LoRA ---- */
 enum { LORA_MAX_PARTS = 3 };
-struct lora_part {      /* the adapter of one linear module: rows [row, row + n) of its group */
+struct lora_part { /* the adapter of one linear module: rows [row, row + n) of its group */
     int64_t row, n;
-    int64_t a, b;       /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
+    int64_t a, b; /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
 };
-struct lora_group {     /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
+struct lora_group { /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
     struct lora_part part[LORA_MAX_PARTS];
     int64_t n_parts, n, k;
     int64_t width;      /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
@@ -153,21 +148,21 @@ struct model_lora {
     int64_t n_groups;
     struct model_param *params; /* peft's names without "base_model.model."; group: of the base model */
     int64_t n_params, n_elems;
-    int64_t n_sides;            /* of the params: A and B in turn; then a value model's head, weight and bias */
-    void *block;                /* compute copies and scratch, on the device; owned */
+    int64_t n_sides; /* of the params: A and B in turn; then a value model's head, weight and bias */
+    void *block;     /* compute copies and scratch, on the device; owned */
     size_t block_bytes;
     /* scratch; rows at a time: LORA_ROWS */
-    void *z, *dz;               /* (rows, width) act */
-    float *wide;                /* (rows, n or k) f32: a sum that is not rounded yet; NULL when act is f32 */
-    float *mat_a, *mat_b;       /* (width, k), (n, width): gradients of a group, or what is packed */
-    float *vec;                 /* gradient of a frozen vector */
+    void *z, *dz;         /* (rows, width) act */
+    float *wide;          /* (rows, n or k) f32: a sum that is not rounded yet; NULL when act is f32 */
+    float *mat_a, *mat_b; /* (width, k), (n, width): gradients of a group, or what is packed */
+    float *vec;           /* gradient of a frozen vector */
 };
 enum { LORA_ROWS = 1024 };
 /* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
 int model__lora_build(struct model_lora *l, struct model *m);
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
-int model__lora_attach(struct model *m, const struct lora_config *c); /* with its memory; master not filled */
-int model__lora_refresh(struct model *m, float *flat); /* master -> compute copies */
+int model__lora_attach(struct model *m, const struct lora_config *c);            /* with its memory; master not filled */
+int model__lora_refresh(struct model *m, float *flat);                           /* master -> compute copies */
 int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
 void model__lora_free(struct model *m);
 /* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */
@@ -190,7 +185,7 @@ int model__lora_host_open(struct lora_host *h, const struct model *m);
 void model__lora_host_close(struct lora_host *h);
 void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n);
 
-/* ---- weights from host memory (model_stream.c); nothing where they are on the device ---- */
+/* ---- weights from host memory (weight_streaming.c); nothing where they are on the device ---- */
 int model__stream_start(struct model *m);            /* a forward begins */
 int model__stream_layer(struct model *m, int64_t l); /* layer l is read from here on */
 int model__stream_done(struct model *m, int64_t l);  /* and no more; after the last one the head is */
@@ -217,42 +212,40 @@ struct model_acts {
     struct dev *dev;
     struct model_keep keep; /* counts within n_layers - 1 */
     int64_t max_rows, n_layers, head_rows;
-    void *owned;           /* NULL when the caller gave the block */
+    void *owned; /* NULL when the caller gave the block */
     size_t bytes;
-    struct tensor *x;      /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
+    struct tensor *x;           /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
                               and leaving the last; one and the same buffer unless keep.train */
     struct model_stage *stages; /* (n_layers); what keep says layer by layer is its own, the rest one and the same buffers */
     /* the head, R <= head_rows rows at a time */
     struct {
-        struct tensor x;      /* (R, h) f32 gathered rows */
-        struct tensor xn;     /* (R, h) act */
-        struct tensor row, target;                     /* (R) i32 */
-        struct tensor inv_temp, sum_pi_sq;             /* (R) f32 */
-        struct tensor logp, entropy, lse;              /* (max_rows) f32: kept for backward */
-        struct tensor rstd, dlogp, dentropy;           /* (R) f32, backward */
-        struct tensor dvalue;                          /* (R, 1) act, backward of a value head */
-        struct tensor dxn;    /* (R, h) act, backward */
-        struct tensor dx;     /* (R, h) f32, backward */
+        struct tensor x;                     /* (R, h) f32 gathered rows */
+        struct tensor xn;                    /* (R, h) act */
+        struct tensor row, target;           /* (R) i32 */
+        struct tensor inv_temp, sum_pi_sq;   /* (R) f32 */
+        struct tensor logp, entropy, lse;    /* (max_rows) f32: kept for backward */
+        struct tensor rstd, dlogp, dentropy; /* (R) f32, backward */
+        struct tensor dvalue;                /* (R, 1) act, backward of a value head */
+        struct tensor dxn;                   /* (R, h) act, backward */
+        struct tensor dx;                    /* (R, h) f32, backward */
     } head;
     /* backward: gradients of the buffers of the same name */
-    struct tensor dx;      /* (T, h) f32       of the residual stream, in place from layer to layer */
-    struct tensor dx_act;  /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
-    struct tensor dxn;     /* (T, h) act       of a norm's output */
-    struct tensor dmlp;    /* (T, f) act */
-    struct tensor dgate_up;/* (T, 2f) act */
-    struct tensor datt;    /* (T, Hq D) act */
-    struct tensor dq;      /* (T, Hq D) act */
-    struct tensor dk, dv;  /* (1, Hk, max_rows, D) f32 */
-    struct tensor dqkv;    /* (T, (Hq+2Hk) D) act */
+    struct tensor dx;       /* (T, h) f32       of the residual stream, in place from layer to layer */
+    struct tensor dx_act;   /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
+    struct tensor dxn;      /* (T, h) act       of a norm's output */
+    struct tensor dmlp;     /* (T, f) act */
+    struct tensor dgate_up; /* (T, 2f) act */
+    struct tensor datt;     /* (T, Hq D) act */
+    struct tensor dq;       /* (T, Hq D) act */
+    struct tensor dk, dv;   /* (1, Hk, max_rows, D) f32 */
+    struct tensor dqkv;     /* (T, (Hq+2Hk) D) act */
     /* the last forward and head pass, to refuse a backward that does not follow them */
     int64_t n_rows, n_head;
     bool head_entropy;
 };
 
 /* The first n rows of a buffer; absent buffers stay absent. */
-static inline struct tensor model__top(struct tensor t, int64_t n) {
-    return t.nd == 0 ? t : tensor_rows(t, 0, n);
-}
+static inline struct tensor model__top(struct tensor t, int64_t n) { return t.nd == 0 ? t : tensor_rows(t, 0, n); }
 /* Fills stage l from acts->x[l]: x_mid = x + o(attn(norm(x))), then the MLP from x_mid up to silu(gate) * up;
  * acts->x[l + 1] is x_mid plus its down projection.  Used by the forward pass and by the recompute of backward. */
 int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
@@ -267,8 +260,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */
-struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n,
-                                    bool entropy);
+struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy);
 
 /* The lists of rows [lo, lo + n) as arguments of the head ops, given ids on the device. */
 int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h);

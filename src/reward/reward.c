@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_TIMEOUT_S 300.             /* verl's for a reward call */
+#define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
 
 struct done {
@@ -28,7 +28,7 @@ struct flight { /* a call in the helper pool */
     int64_t tag, response_len;
 };
 struct reward {
-    struct reward_args args; /* its pointers are not kept */
+    struct reward_args args;  /* its pointers are not kept */
     struct helper_pool *pool; /* NULL: native */
     struct flight *flight;    /* of ticket first_ticket + i */
     int64_t n_flight, flight_cap, first_ticket;
@@ -102,8 +102,7 @@ static const struct route {
 static const struct route *route_of(const char *data_source) {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const char *name = routes[i].data_source, *star = strchr(name, '*');
-        if (star ? strncmp(data_source, name, (size_t)(star - name)) == 0 : strcmp(data_source, name) == 0)
-            return &routes[i];
+        if (star ? strncmp(data_source, name, (size_t)(star - name)) == 0 : strcmp(data_source, name) == 0) return &routes[i];
     }
     return NULL;
 }
@@ -113,10 +112,12 @@ static struct reward_result grade(const struct reward_request *q) {
     const struct route *r = route_of(source);
     if (!r || !r->grade)
         return failure(REWARD_MISSING, xasprintf("data_source '%s' has no %sgrader; give a compute_score with "
-                       "custom_reward_function.path", source, r ? "native " : ""));
+                                                 "custom_reward_function.path",
+                                                 source, r ? "native " : ""));
     if (!json_is_string(q->ground_truth))
-        return failure(REWARD_MISSING, xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string",
-                       source, q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
+        return failure(REWARD_MISSING,
+                       xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", source,
+                                 q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
     return r->grade(q, json_string_value(q->ground_truth));
 }
 
@@ -149,8 +150,7 @@ static struct reward_result from_reply(const json_t *reply) {
     const json_t *score = json_object_get(reply, "score"), *extra = json_object_get(reply, "extra");
     if (!json_is_number(score) || !json_is_object(extra))
         return failure(REWARD_UNPARSED, xstrdup("the reward helper's reply has no score"));
-    return (struct reward_result){.status = REWARD_SCORE, .score = json_number_value(score),
-                                  .extra = json_deep_copy(extra)};
+    return (struct reward_result){.status = REWARD_SCORE, .score = json_number_value(score), .extra = json_deep_copy(extra)};
 }
 
 static struct reward_result from_helper(const struct helper_result *h) {
@@ -161,8 +161,8 @@ static struct reward_result from_helper(const struct helper_result *h) {
 static int send_call(struct reward *r, const struct reward_request *q, int64_t tag, int64_t *ticket) {
     json_t *solution = json_stringn(q->solution, q->n_solution);
     if (!solution) FAIL(ERR_INPUT, "a response is not valid UTF-8 and cannot be scored");
-    json_t *call = json_pack("{s:s, s:o, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "",
-                             "solution_str", solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info);
+    json_t *call = json_pack("{s:s, s:o, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "", "solution_str",
+                             solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info);
     CHECK(call != NULL);
     const int rc = helper_pool_send(r->pool, call, r->args.timeout_s, ticket);
     json_decref(call);
@@ -217,8 +217,7 @@ static int start_helpers(struct reward *r, const struct reward_args *args) {
     json_t *init = json_pack("{s:s, s:s, s:O?}", "path", path, "name", name, "kwargs", args->kwargs);
     const struct helper_args h = {.module = "verlc_helpers.reward", .init = init, .memory_bytes = USER_MEMORY_BYTES};
     int rc = 0;
-    if (!file_exists(path))
-        FAILG(done, ERR_INPUT, "custom_reward_function.path %s does not exist", path);
+    if (!file_exists(path)) FAILG(done, ERR_INPUT, "custom_reward_function.path %s does not exist", path);
     TRYG(check_loads(&h), done);
     TRYG(helper_pool_create(&r->pool, &h, args->n_workers > 0 ? args->n_workers : 1), done);
 done:
@@ -292,6 +291,4 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
     return rc;
 }
 
-int64_t reward_pending(const struct reward *r) {
-    return r->n_done - r->done_at + (r->pool ? helper_pool_pending(r->pool) : 0);
-}
+int64_t reward_pending(const struct reward *r) { return r->n_done - r->done_at + (r->pool ? helper_pool_pending(r->pool) : 0); }

@@ -28,14 +28,14 @@ const char *reward_status_name(enum reward_status s); /* "score", "timeout", ...
 
 struct reward_result {
     enum reward_status status;
-    double score;   /* REWARD_SCORE only */
-    json_t *extra;  /* reward_extra_info: an object ("acc", or the keys of a dict result); owned */
-    char *message;  /* what went wrong, one line; NULL for a score; owned */
+    double score;  /* REWARD_SCORE only */
+    json_t *extra; /* reward_extra_info: an object ("acc", or the keys of a dict result); owned */
+    char *message; /* what went wrong, one line; NULL for a score; owned */
 };
 void reward_result_free(struct reward_result *r);
 
 enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE }; /* of the GSM8K grader; verl trains with strict */
-struct reward_request { /* borrowed for the call */
+struct reward_request {                                /* borrowed for the call */
     const char *data_source;
     const char *solution; /* the decoded response without special tokens, UTF-8 */
     size_t n_solution;
@@ -46,11 +46,11 @@ struct reward_request { /* borrowed for the call */
 };
 
 struct reward_args {
-    const char *path;         /* custom_reward_function.path; NULL: native graders */
-    const char *name;         /* its function; NULL: compute_score */
-    const json_t *kwargs;     /* custom_reward_function.reward_kwargs, object or NULL; copied */
-    double timeout_s;         /* of one call; 0: 300, verl's */
-    int n_workers;            /* helper processes; 0: 1 */
+    const char *path;     /* custom_reward_function.path; NULL: native graders */
+    const char *name;     /* its function; NULL: compute_score */
+    const json_t *kwargs; /* custom_reward_function.reward_kwargs, object or NULL; copied */
+    double timeout_s;     /* of one call; 0: 300, verl's */
+    int n_workers;        /* helper processes; 0: 1 */
     /* The dapo manager's overlong_buffer_cfg; overlong_len 0: off. */
     int64_t overlong_len, max_resp_len;
     double overlong_penalty_factor;

@@ -46,20 +46,17 @@ int tokenizer_open_bytes(struct tokenizer **out, const char *json, size_t n, con
 void tokenizer_close(struct tokenizer *t); /* NULL ok */
 
 /* Appends to ids. Text that is not UTF-8 is repaired first (text_utf8_repair). */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool add_special_tokens,
-                     struct text_ids *ids);
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool add_special_tokens, struct text_ids *ids);
 /* Appends UTF-8 to out. An id without a token is skipped, as Hugging Face does. */
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special,
-                     struct buf *out);
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out);
 
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1: no such token */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored; NULL: no such id */
-int64_t tokenizer_vocab_size(const struct tokenizer *t); /* largest id + 1, added tokens included */
+int64_t tokenizer_vocab_size(const struct tokenizer *t);            /* largest id + 1, added tokens included */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
 int32_t tokenizer_eos(const struct tokenizer *t); /* -1: none */
-int32_t
-tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
+int32_t tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
 /* Borrowed; NULL: the model has none. A model may carry another one for requests with tools. */
 const char *tokenizer_chat_template(const struct tokenizer *t, bool with_tools);
 /* {"bos_token": "<s>", ...}: what a template may name. Borrowed. */
@@ -90,8 +87,7 @@ void chat_template_destroy(struct chat_template *c); /* NULL ok */
  * own message when it refuses the messages. */
 int chat_template_render(struct chat_template *c, const json_t *request, struct buf *out);
 /* The rendered text's ids, without further special tokens. text may be NULL. */
-int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text,
-                         struct text_ids *ids);
+int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text, struct text_ids *ids);
 /* Many conversations in few requests to the helper: each is an array of requests, common (an
  * object or NULL) holds the keys that all of them share. ids: one (zeroed) list for each.
  * After an error *done is the number of the conversation at fault; those before it have their ids. */

@@ -1,9 +1,9 @@
 /* text_int.h - what the files of src/text share.
  *
- * The way of a text: added tokens are cut out (text_added.c), what lies between
- * is normalized (text_norm.c), cut into words (text_split.c, text_regex.c), and
- * each word becomes ids (text_bpe.c).  The way back is a chain of small stages
- * (text_decode.c).  text.c reads the file and ties them together.
+ * The way of a text: added tokens are cut out (added_tokens.c), what lies between
+ * is normalized (normalizer.c), cut into words (pre_tokenizer.c, regex.c), and
+ * each word becomes ids (bpe.c).  The way back is a chain of small stages
+ * (detokenize.c).  tokenizer.c reads the file and ties them together.
  *
  * Everything that changes while encoding lives in struct text__scratch, one for
  * each call under way; the parts of a tokenizer are read-only once it is open. */
@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- UTF-8 and Unicode (text_utf8.c, text_unicode.c) -------------------- */
+/* ---- UTF-8 and Unicode (utf8.c, unicode.c) -------------------- */
 
 struct text__range {
     int32_t lo, hi, value;
@@ -50,8 +50,7 @@ struct text__chars { /* code points under normalization */
     int32_t *p;
     int64_t n, cap;
 };
-int text__normal_form(struct buf *out, struct text__chars *tmp, enum text__form form, const char *text,
-                      size_t n);
+int text__normal_form(struct buf *out, struct text__chars *tmp, enum text__form form, const char *text, size_t n);
 int text__lowercase(struct buf *out, const char *text, size_t n);
 
 /* ---- spans --------------------------------------------------------------- */
@@ -68,23 +67,22 @@ static inline void text__spans_add(struct text__spans *s, int64_t lo, int64_t hi
     s->p[s->n++] = (struct text__span){lo, hi};
 }
 
-/* ---- reading tokenizer.json (text_json.c) -------------------------------- */
+/* ---- reading tokenizer.json (json_reader.c) -------------------------------- */
 
 struct text__json {
     const char *start, *p, *end;
     const char *where;
 };
 /* Each reads one thing and moves on; ERR_FORMAT names the byte. */
-int text__json_next(struct text__json *j, char *c);  /* looks past blanks, does not take */
-int text__json_expect(struct text__json *j, char c); /* takes c */
-int text__json_more(struct text__json *j, char close,
-                    bool first);                              /* 1: an element follows; 0: close was taken */
-int text__json_end(struct text__json *j);                     /* nothing but blanks is left */
-int text__json_string(struct text__json *j, struct buf *out); /* appends the decoded string */
+int text__json_next(struct text__json *j, char *c);                /* looks past blanks, does not take */
+int text__json_expect(struct text__json *j, char c);               /* takes c */
+int text__json_more(struct text__json *j, char close, bool first); /* 1: an element follows; 0: close was taken */
+int text__json_end(struct text__json *j);                          /* nothing but blanks is left */
+int text__json_string(struct text__json *j, struct buf *out);      /* appends the decoded string */
 int text__json_i64(struct text__json *j, int64_t *out);
 int text__json_skip(struct text__json *j, const char **lo, const char **hi); /* any value, its extent */
 
-/* ---- regular expressions (text_regex.c) ----------------------------------- */
+/* ---- regular expressions (regex.c) ----------------------------------- */
 
 struct text__regex; /* Oniguruma syntax, run by PCRE2; or a plain string */
 struct text__regex_scratch;
@@ -99,11 +97,11 @@ int text__regex_scratch_create(struct text__regex_scratch **out);
 void text__regex_scratch_destroy(struct text__regex_scratch *s);
 /* 1: [*lo, *hi) is the next match; 0: no more; < 0: error. subject is a whole
  * text of its own: nothing before it is looked at. */
-int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject,
-                     size_t n, struct text__regex_iter *it, int64_t *lo, int64_t *hi);
+int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n,
+                     struct text__regex_iter *it, int64_t *lo, int64_t *hi);
 bool text__regex_is_literal(const struct text__regex *r);
 
-/* ---- normalizers (text_norm.c) --------------------------------------------- */
+/* ---- normalizers (normalizer.c) --------------------------------------------- */
 
 enum text__norm_kind { NORM_FORM, NORM_REPLACE, NORM_PREPEND, NORM_LOWERCASE, NORM_STRIP };
 struct text__norm {
@@ -125,7 +123,7 @@ int text__pattern_parse(struct text__regex **out, const json_t *v, const char *w
 int text__type_of(const json_t *v, const char **type, const char *section, const char *where);
 int text__char_parse(const json_t *v, const char *key, int32_t *out, const char *where);
 
-/* ---- pre-tokenizers (text_split.c) ----------------------------------------- */
+/* ---- pre-tokenizers (pre_tokenizer.c) ----------------------------------------- */
 
 enum text__behavior { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_PREVIOUS, SPLIT_NEXT, SPLIT_CONTIGUOUS };
 enum text__split_kind { PRE_REGEX, PRE_CLASS, PRE_WORDS, PRE_CHAR, PRE_METASPACE, PRE_PREFIX_SPACE };
@@ -149,7 +147,7 @@ int text__splits_parse(struct text__splits *out, const json_t *v, const char *wh
 void text__splits_free(struct text__splits *v);
 int text__metaspace_parse(const json_t *v, int32_t *c, int *prepend, const char *where);
 
-/* ---- vocabulary and merges (text_bpe.c) ------------------------------------ */
+/* ---- vocabulary and merges (bpe.c) ------------------------------------ */
 
 struct text__entry { /* a token string and its id */
     int64_t at;      /* into chars */
@@ -201,10 +199,9 @@ struct text__word_scratch; /* word cache, symbols, heap */
 struct text__word_scratch *text__word_scratch_create(void);
 void text__word_scratch_destroy(struct text__word_scratch *w);
 /* Appends the ids of one word: UTF-8, or any bytes where byte_level is set. */
-int text__bpe_word(const struct text__bpe *b, struct text__word_scratch *w, const char *p, size_t n,
-                   struct text_ids *ids);
+int text__bpe_word(const struct text__bpe *b, struct text__word_scratch *w, const char *p, size_t n, struct text_ids *ids);
 
-/* ---- added tokens (text_added.c) -------------------------------------------- */
+/* ---- added tokens (added_tokens.c) -------------------------------------------- */
 
 struct text__added_token {
     char *content;    /* as written */
@@ -239,10 +236,10 @@ struct text__pieces {
 };
 void text__added_free(struct text__added *a);
 int text__added_build(struct text__added *a, const char *where);
-void text__added_split(const struct text__added *a, const struct text__added_set *set, const char *text,
-                       int64_t n, struct text__pieces *out);
+void text__added_split(const struct text__added *a, const struct text__added_set *set, const char *text, int64_t n,
+                       struct text__pieces *out);
 
-/* ---- decoders (text_decode.c) ------------------------------------------------ */
+/* ---- decoders (detokenize.c) ------------------------------------------------ */
 
 enum text__decode_kind {
     DECODE_BYTE_LEVEL,
@@ -276,11 +273,10 @@ struct text__decode_run;
 struct text__decode_run *text__decode_run_create(const struct text__decodes *v);
 void text__decode_run_destroy(struct text__decode_run *r); /* NULL ok */
 struct text__scratch;
-int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n,
-                      struct buf *out);
+int text__decode_push(struct text__decode_run *r, struct text__scratch *s, const char *p, size_t n, struct buf *out);
 int text__decode_finish(struct text__decode_run *r, struct text__scratch *s, struct buf *out);
 
-/* ---- the tokenizer (text.c) ---------------------------------------------------- */
+/* ---- the tokenizer (tokenizer.c) ---------------------------------------------------- */
 
 struct text__scratch {
     struct text__scratch *next; /* while free */
@@ -292,14 +288,14 @@ struct text__scratch {
     struct buf repaired, norm, norm2, pre, pre2, proxy;
 };
 /* Normalizes into s->norm or leaves the text; *out and *out_n say where it is. */
-int text__normalize(const struct text__norms *v, struct text__scratch *s, const char *text, size_t n,
-                    const char **out, size_t *out_n);
+int text__normalize(const struct text__norms *v, struct text__scratch *s, const char *text, size_t n, const char **out,
+                    size_t *out_n);
 /* Appends text to out with every match replaced. */
-int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n,
-                  const char *by, size_t by_n, struct buf *out);
+int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n, const char *by, size_t by_n,
+                  struct buf *out);
 /* Leaves the words in s->spans, over *out. at_start: the text's first piece. */
-int text__pre_tokenize(const struct text__splits *v, struct text__scratch *s, const char *text, size_t n,
-                       bool at_start, const char **out);
+int text__pre_tokenize(const struct text__splits *v, struct text__scratch *s, const char *text, size_t n, bool at_start,
+                       const char **out);
 
 struct text__post { /* an element of the post-processor's template */
     int32_t *ids;   /* NULL: the text itself */
@@ -322,7 +318,7 @@ struct tokenizer {
     json_t *special_map;
     struct text__scratch_pool *scratch;
 };
-int text__side_files(struct tokenizer *t, const char *dir); /* text_config.c */
+int text__side_files(struct tokenizer *t, const char *dir); /* tokenizer_config.c */
 /* What a decoder sees of an id: NULL where it has no token. */
 const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n);
 /* Scratch is lent: taken from the tokenizer's free ones, or new. */

@@ -191,11 +191,14 @@ static int add_logger(struct track *t, const char *name, const struct track_args
     for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++) {
         if (strcmp(name, elsewhere[i]) != 0) continue;
         log_note("trainer.logger: %s is not in this build; the same metrics are in %s/run.db (add 'file' or 'tensorboard' for "
-                 "files)", name, a->run_dir);
+                 "files)",
+                 name, a->run_dir);
         return 0;
     }
-    FAIL(ERR_INVAL, "trainer.logger: unknown '%s'; known are console, file, tensorboard (and wandb, mlflow, swanlab, clearml, "
-         "trackio, whose metrics go to run.db)", name);
+    FAIL(ERR_INVAL,
+         "trainer.logger: unknown '%s'; known are console, file, tensorboard (and wandb, mlflow, swanlab, clearml, "
+         "trackio, whose metrics go to run.db)",
+         name);
 }
 
 int track_open(struct track **out, const struct track_args *a) {
@@ -288,8 +291,8 @@ int track_flush(struct track *t) {
     const int64_t want = t->n_pushed;
     while (t->n_written < want) {
         if (pthread_cond_timedwait(&t->changed, &t->lock, &until) != ETIMEDOUT) continue;
-        rc = err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%lld records were not written within 30 s",
-                     (long long)(want - t->n_written));
+        rc =
+            err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%lld records were not written within 30 s", (long long)(want - t->n_written));
         break;
     }
     pthread_mutex_unlock(&t->lock);

@@ -34,27 +34,27 @@ bool metrics_get(const struct metrics *m, const char *name, double *value);
 struct track_sample {
     int64_t step;
     bool validation;
-    int64_t uid;          /* dataset row */
-    int64_t index;        /* sample of its prompt */
+    int64_t uid;                                                /* dataset row */
+    int64_t index;                                              /* sample of its prompt */
     const char *data_source, *prompt, *response, *ground_truth; /* text */
     const int32_t *prompt_ids, *ids;
     int64_t n_prompt, n;
-    const float *logp;    /* (n) */
-    double score, advantage; /* NaN: none */
+    const float *logp;         /* (n) */
+    double score, advantage;   /* NaN: none */
     const char *reward_status; /* "score", "timeout", "crash", "unparsed", ... */
-    const json_t *extra;  /* reward extra info, object or NULL */
-    const char *finish;   /* "stop", "length" */
+    const json_t *extra;       /* reward extra info, object or NULL */
+    const char *finish;        /* "stop", "length" */
 };
 
 struct track_args {
     const char *const *loggers; /* console, file, tensorboard, and others; unknown: ERR_INVAL with the list */
     int64_t n_loggers;
     const char *project, *experiment;
-    const char *run_dir;        /* run.db, and files whose place is not set in the environment */
-    const json_t *config;       /* resolved configuration */
-    int64_t total_steps;        /* for the progress bar; 0: unknown */
-    int64_t resume_step;        /* > 0: append, and drop what is newer than this step */
-    const char *title;          /* "grpo", "sft": in front of the bar */
+    const char *run_dir;  /* run.db, and files whose place is not set in the environment */
+    const json_t *config; /* resolved configuration */
+    int64_t total_steps;  /* for the progress bar; 0: unknown */
+    int64_t resume_step;  /* > 0: append, and drop what is newer than this step */
+    const char *title;    /* "grpo", "sft": in front of the bar */
 };
 struct track;
 int track_open(struct track **out, const struct track_args *a);

@@ -16,7 +16,7 @@ struct tracker {
 };
 extern const struct tracker track_file, track_tensorboard, track_db;
 
-/* ---- console (track_console.c): draws on stderr, step lines on stdout ---- */
+/* ---- console (console.c): draws on stderr, step lines on stdout ---- */
 struct console;
 struct console *console_create(const struct track_args *a, bool step_lines);
 void console_destroy(struct console *c);

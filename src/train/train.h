@@ -3,7 +3,7 @@
 #ifndef VERLC_TRAIN_H
 #define VERLC_TRAIN_H
 
-#include "base/conf.h"
+#include "conf/conf.h"
 #include "base/buf.h"
 
 #include <stdint.h>

@@ -26,8 +26,8 @@ static const struct dev_ops *real;
 static int is_lost(void) {
     FAIL(ERR_DEVICE, "cuda: unspecified launch failure (cudaErrorLaunchFailure) in a test; the GPU's state is lost");
 }
-static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq,
-                         struct tensor dk, struct tensor dv) {
+static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                         struct tensor dv) {
     if (plan.steps >= plan.after) plan.lost = true;
     return plan.lost ? is_lost() : real->attn_bwd(d, a, dout, dq, dk, dv);
 }
@@ -96,9 +96,11 @@ static void write_rows(const char *path) {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
     for (int i = 0; i < 32; i++)
-        fprintf(f, "{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"What is %d + %d?\"}],"
-                   " \"ability\": \"math\", \"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%d\"},"
-                   " \"extra_info\": {\"index\": %d}}\n", i % 7, i % 5, i % 7 + i % 5, i);
+        fprintf(f,
+                "{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"What is %d + %d?\"}],"
+                " \"ability\": \"math\", \"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%d\"},"
+                " \"extra_info\": {\"index\": %d}}\n",
+                i % 7, i % 5, i % 7 + i % 5, i);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -107,12 +109,19 @@ static void write_rows(const char *path) {
 static int run(const char *name, enum fault kind, int after, const char *extra, char **text) {
     char keys[4][256], *argv[32] = {"ppo"}, path[512], *more = xstrdup(extra ? extra : "trainer.test_freq=-1");
     int n = 0;
-    const char *const fixed[] = {
-        "algorithm.adv_estimator=grpo", "data.train_batch_size=4", "data.max_prompt_length=64", "data.max_response_length=12",
-        "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=4", "trainer.save_freq=1", "trainer.val_before_train=False",
-        "trainer.logger=[file]"};
+    const char *const fixed[] = {"algorithm.adv_estimator=grpo",
+                                 "data.train_batch_size=4",
+                                 "data.max_prompt_length=64",
+                                 "data.max_response_length=12",
+                                 "actor_rollout_ref.actor.fsdp_config.dtype=float32",
+                                 "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+                                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+                                 "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+                                 "actor_rollout_ref.rollout.n=2",
+                                 "trainer.total_training_steps=4",
+                                 "trainer.save_freq=1",
+                                 "trainer.val_before_train=False",
+                                 "trainer.logger=[file]"};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) argv[++n] = (char *)(uintptr_t)fixed[i];
     snprintf(keys[0], sizeof keys[0], "data.train_files=%s/train.jsonl", scratch);
     snprintf(keys[1], sizeof keys[1], "data.val_files=%s/train.jsonl", scratch);
@@ -235,7 +244,8 @@ static void test_memory(void **state) {
 static void offload_helps(const char *reference, const char *proposal, int64_t from) {
     char *text = NULL, keys[512], small[768];
     bool found = false;
-    snprintf(keys, sizeof keys, "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
+    snprintf(keys, sizeof keys,
+             "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
              "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1 "
              "actor_rollout_ref.model.enable_gradient_checkpointing=True");
     for (int64_t mib = from; mib > 0 && !found; mib--) { /* down to the first limit at which this is the nearest change */

@@ -99,8 +99,7 @@ static void every_fault_is_survived(void **state) {
     (void)state;
     const int fds = count_fds();
     json_t *init = json_pack("{s:i}", "k", 5);
-    struct helper *h = make(
-        &(struct helper_args){.init = init, .max_reply_bytes = 1 << 20, .memory_bytes = (int64_t)1 << 30});
+    struct helper *h = make(&(struct helper_args){.init = init, .max_reply_bytes = 1 << 20, .memory_bytes = (int64_t)1 << 30});
     expect_ok(h);
     expect_fail(h, "{\"do\":\"exit\"}", 20, ERR_HELPER, "exit code 7; its last output: last words");
     expect_ok(h);
@@ -109,8 +108,7 @@ static void every_fault_is_survived(void **state) {
     expect_fail(h, "{\"do\":\"hang\"}", 0.3, ERR_TIMEOUT,
                 "did not answer within 0.3 s and was killed; its last output: about to hang");
     expect_ok(h);
-    expect_fail(h, "{\"do\":\"garbage\"}", 20, ERR_HELPER,
-                "or garbage while serving a request and was killed");
+    expect_fail(h, "{\"do\":\"garbage\"}", 20, ERR_HELPER, "or garbage while serving a request and was killed");
     expect_ok(h);
     expect_fail(h, "{\"do\":\"text\"}", 20, ERR_HELPER, "not a JSON object");
     expect_ok(h);
@@ -122,8 +120,7 @@ static void every_fault_is_survived(void **state) {
     expect_fail(h, "{\"do\":\"child\",\"die\":true}", 20, ERR_HELPER, "exit code 3");
     int rc;
     json_t *r = ask(h, "{\"do\":\"echo\"}", 20, &rc);
-    assert_int_equal(json_integer_value(json_object_get(json_object_get(r, "init"), "k")),
-                     5); /* init came again */
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(r, "init"), "k")), 5); /* init came again */
     assert_int_equal(json_integer_value(json_object_get(r, "n")), 1);
     json_decref(r);
     json_decref(init);
@@ -141,8 +138,7 @@ static void refusals_keep_the_process(void **state) {
     expect_fail(h, "{\"do\":\"surrogate\"}", 20, ERR_FORMAT, "not JSON");
     expect_fail(h, "[]", 20, ERR_FORMAT, "TypeError");
     int rc;
-    json_t *r =
-        ask(h, "{\"do\":\"print\",\"lines\":100000}", 20, &rc); /* 8 MB of prints do not block or corrupt */
+    json_t *r = ask(h, "{\"do\":\"print\",\"lines\":100000}", 20, &rc); /* 8 MB of prints do not block or corrupt */
     assert_int_equal(rc, 0);
     json_decref(r);
     r = ask(h, "{\"do\":\"big\",\"bytes\":30000000}", 20, &rc);
@@ -171,8 +167,7 @@ static void start_failures(void **state) {
     setenv("FAULTY_START", "exit", 1);
     helper_destroy(h);
     h = make(NULL);
-    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER,
-                "died while starting: exit code 1; its last output: no good start");
+    expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER, "died while starting: exit code 1; its last output: no good start");
     unsetenv("FAULTY_START");
     setenv("FAULTY_IMPORT", "no_such_package_x", 1);
     expect_fail(h, "{\"do\":\"echo\"}", 20, ERR_HELPER, "pip install no_such_package_x");
@@ -267,9 +262,7 @@ static void pool_loses_only_the_bad_request(void **state) {
             assert_int_equal(r.rc, 0);
             assert_int_equal(json_integer_value(json_object_get(r.reply, "value")), r.ticket);
         } else {
-            assert_int_equal(r.rc, strcmp(kind, "hang") == 0     ? ERR_TIMEOUT
-                                   : strcmp(kind, "refuse") == 0 ? ERR_INPUT
-                                                                 : ERR_HELPER);
+            assert_int_equal(r.rc, strcmp(kind, "hang") == 0 ? ERR_TIMEOUT : strcmp(kind, "refuse") == 0 ? ERR_INPUT : ERR_HELPER);
             assert_non_null(r.error);
         }
         helper_result_free(&r);

@@ -113,7 +113,8 @@ static void bad_headers(void **state) {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, ERR_FORMAT, "[begin, end]"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "too large"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-         "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, ERR_FORMAT, "overlaps tensor"},
+         "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+         4, ERR_FORMAT, "overlaps tensor"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, ERR_FORMAT, "4 unused bytes before tensor a"},
         {"{}", 0, ERR_FORMAT, "tensor model.embed_tokens.weight is missing"},
     };
@@ -254,14 +255,10 @@ static void no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(missing_things),
-        cmocka_unit_test(truncated_at_every_kind_of_place),
-        cmocka_unit_test(bad_headers),
-        cmocka_unit_test(wrong_shape),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(bad_index),
-        cmocka_unit_test(full_disk),
-        cmocka_unit_test(unwritable_output),
+        cmocka_unit_test(missing_things), cmocka_unit_test(truncated_at_every_kind_of_place),
+        cmocka_unit_test(bad_headers),    cmocka_unit_test(wrong_shape),
+        cmocka_unit_test(not_finite),     cmocka_unit_test(bad_index),
+        cmocka_unit_test(full_disk),      cmocka_unit_test(unwritable_output),
         cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests_name("model files", tests, NULL, NULL);

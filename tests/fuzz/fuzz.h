@@ -17,9 +17,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 /* rc is no error, or its message is one line that is not empty. */
-static inline void fuzz_check_rc(int rc) {
-    CHECK(rc >= 0 || (err_msg()[0] != '\0' && strchr(err_msg(), '\n') == NULL));
-}
+static inline void fuzz_check_rc(int rc) { CHECK(rc >= 0 || (err_msg()[0] != '\0' && strchr(err_msg(), '\n') == NULL)); }
 
 /* Warnings about hostile input are expected. */
 static inline void fuzz_quiet(void) { log_set_level(LOG_OFF); }

@@ -2,7 +2,7 @@
  * error with a message. */
 #include "fuzz.h"
 
-#include "algo/algo.h"
+#include "cmd/algo_json.h"
 #include "base/buf.h"
 #include "base/json.h"
 
@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     int rc = json_parse(&request, (const char *)data, n, "fuzz");
     fuzz_check_rc(rc);
     if (rc < 0) return 0;
-    rc = algo_json(request, "fuzz", &answer);
+    rc = algo_json(request, "fuzz", NULL, &answer);
     fuzz_check_rc(rc);
     if (rc == 0) fuzz_check_rc(json_dump_line(&b, answer));
     buf_free(&b);

@@ -3,7 +3,7 @@
  * print as YAML and read back the same. */
 #include "fuzz.h"
 
-#include "base/conf_int.h"
+#include "conf/conf_int.h"
 #include "base/hash.h"
 
 /* Resolves v and sends it through YAML and back. */
@@ -39,9 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     case 2:
         if (conf__yaml_parse(&v, text, n - 1, "fuzz") == 0) conf__node_put(root, "v", v);
         break;
-    default:
-        conf__node_put(root, "b", conf__node_str("text", 4));
-        conf__node_put(root, "v", conf__node_str(text, strlen(text)));
+    default: conf__node_put(root, "b", conf__node_str("text", 4)); conf__node_put(root, "v", conf__node_str(text, strlen(text)));
     }
     round_trip(root);
     conf__node_free(root);

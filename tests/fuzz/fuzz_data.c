@@ -29,8 +29,7 @@ static void restore(const uint8_t *data, size_t size) {
     CHECK(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 5, .batch_size = 2}) == 0);
     if (data_sampler_restore(&s, state, "fuzz") == 0)
         for (int i = 0; i < 8; i++)
-            if (data_sampler_next(&s, &rows, &n) == 1)
-                CHECK(n >= 1 && n <= 2 && rows[0] >= 0 && rows[n - 1] < 5);
+            if (data_sampler_next(&s, &rows, &n) == 1) CHECK(n >= 1 && n <= 2 && rows[0] >= 0 && rows[n - 1] < 5);
     data_sampler_free(&s);
     json_decref(state);
 }

@@ -29,8 +29,8 @@ struct shared { /* what the child is at, for the parent */
     uint8_t input[INPUT_MAX];
 };
 struct plan {
-    int64_t rounds;  /* changed inputs; -1: until the time is over */
-    double seconds;  /* 0: no limit */
+    int64_t rounds; /* changed inputs; -1: until the time is over */
+    double seconds; /* 0: no limit */
     const char *keep;
 };
 
@@ -72,9 +72,11 @@ static void splice(struct buf *b, size_t at, size_t drop, const void *p, size_t 
 
 static void change_once(struct buf *b, const struct buf *other, struct rng *r) {
     static const char *const tokens[] = {
-        "${", "}", "[", "]", "{", ",", ":", "\"", "'", "\\", "null", "true", "-1", "0", "1e400", "9223372036854775808", "\\u0000",
-        "\\ud800", "\xff", "\xe2\x96", "\n", " ", "#### ", "\\boxed{", "(?:", ")", "*", "+", "{2,}", "\\p{L}", "|", "(?=", "..",
-        "/",
+        "${",      "}",       "[",    "]",        "{",    ",",      ":",     "\"",
+        "'",       "\\",      "null", "true",     "-1",   "0",      "1e400", "9223372036854775808",
+        "\\u0000", "\\ud800", "\xff", "\xe2\x96", "\n",   " ",      "#### ", "\\boxed{",
+        "(?:",     ")",       "*",    "+",        "{2,}", "\\p{L}", "|",     "(?=",
+        "..",      "/",
     };
     if (b->n == 0) buf_addc(b, 0);
     const size_t at = (size_t)rng_below(r, rng_below(r, 3) ? b->n : (b->n < 64 ? b->n : 64)); /* headers stand in front */
@@ -137,7 +139,10 @@ static int keep_crasher(const struct shared *s, const struct plan *p, const char
     if (file_mkdirs(p->keep) < 0 || file_write_atomic(path, s->input, s->n) < 0) fprintf(stderr, "%s\n", err_msg());
     const int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     printf("%s: FAILED at input %lld: %s; kept as %s\n", name, (long long)s->done + 1,
-           sig == 0 ? "a sanitizer's report" : sig == SIGALRM ? "took 20 s" : strsignal(sig), path);
+           sig == 0         ? "a sanitizer's report"
+           : sig == SIGALRM ? "took 20 s"
+                            : strsignal(sig),
+           path);
     free(base);
     free(path);
     return 1;

@@ -31,7 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         const struct reward_request q = {.data_source = sources[i / 2],
                                          .solution = json_is_string(text) ? json_string_value(text) : copy,
                                          .n_solution = json_is_string(text) ? json_string_length(text) : n,
-                                         .ground_truth = gold, .method = i % 2 ? REWARD_FLEXIBLE : REWARD_STRICT};
+                                         .ground_truth = gold,
+                                         .method = i % 2 ? REWARD_FLEXIBLE : REWARD_STRICT};
         CHECK(grade(r, &q) == grade(r, &q));
     }
     free(copy);

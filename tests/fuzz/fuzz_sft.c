@@ -29,9 +29,15 @@ static void check_ids(const int32_t *ids, int64_t n, int64_t max) {
 
 static void sft(const char *path, bool turns, enum data_truncation how, int64_t max) {
     struct sft_dataset *d = NULL;
-    const struct sft_dataset_args a = {.files = &path, .n_files = 1, .messages_key = turns ? "messages" : NULL, .tok = tok,
-                                       .chat = chat, .max_length = max, .truncation = how,
-                                       .ignore_input_ids_mismatch = max == 16, .what = "fuzz"};
+    const struct sft_dataset_args a = {.files = &path,
+                                       .n_files = 1,
+                                       .messages_key = turns ? "messages" : NULL,
+                                       .tok = tok,
+                                       .chat = chat,
+                                       .max_length = max,
+                                       .truncation = how,
+                                       .ignore_input_ids_mismatch = max == 16,
+                                       .what = "fuzz"};
     const int rc = sft_dataset_open(&d, &a);
     fuzz_check_rc(rc);
     if (rc < 0) return;
@@ -44,8 +50,14 @@ static void sft(const char *path, bool turns, enum data_truncation how, int64_t 
 
 static void rl(const char *path, enum data_truncation how, int64_t max) {
     struct rl_dataset *d = NULL;
-    const struct rl_dataset_args a = {.files = &path, .n_files = 1, .tok = tok, .chat = chat, .max_prompt_length = max,
-                                      .filter_overlong_prompts = max == 16, .truncation = how, .what = "fuzz"};
+    const struct rl_dataset_args a = {.files = &path,
+                                      .n_files = 1,
+                                      .tok = tok,
+                                      .chat = chat,
+                                      .max_prompt_length = max,
+                                      .filter_overlong_prompts = max == 16,
+                                      .truncation = how,
+                                      .what = "fuzz"};
     const int rc = rl_dataset_open(&d, &a);
     fuzz_check_rc(rc);
     if (rc < 0) return;

@@ -8,22 +8,20 @@
 #include "base/json.h"
 #include "text/text.h"
 
-#define MODEL                                                                                                \
-    "\"model\":{\"type\":\"BPE\",\"unk_token\":\"a\",\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1,"     \
-    "\"ab\":2,\"\\u2581\":3,"                                                                                \
+#define MODEL                                                                                            \
+    "\"model\":{\"type\":\"BPE\",\"unk_token\":\"a\",\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1," \
+    "\"ab\":2,\"\\u2581\":3,"                                                                            \
     "\"\\u0120\":4,\"\\u00e2\":5,\"\\u0138\":6,\"<0xE2>\":7,\"<0x96>\":8},\"merges\":[\"a b\"]}"
-#define ADDED                                                                                                \
-    "\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true,\"lstrip\":true,\"rstrip\":true},"     \
-    "{\"id\":10,\"content\":\"ab "                                                                           \
+#define ADDED                                                                                            \
+    "\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true,\"lstrip\":true,\"rstrip\":true}," \
+    "{\"id\":10,\"content\":\"ab "                                                                       \
     "b\",\"single_word\":true},{\"id\":11,\"content\":\"abba\",\"normalized\":false}],"
 
 static const char byte_level[] =
-    "{" ADDED
-    "\"normalizer\":{\"type\":\"NFKC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},"
+    "{" ADDED "\"normalizer\":{\"type\":\"NFKC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true},"
     "\"decoder\":{\"type\":\"ByteLevel\"}," MODEL "}";
 static const char sentence_piece[] =
-    "{" ADDED
-    "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFD\"},{\"type\":\"Lowercase\"},"
+    "{" ADDED "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFD\"},{\"type\":\"Lowercase\"},"
     "{\"type\":\"Prepend\",\"prepend\":\"\\u2581\"},{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"\\\\s+\"},"
     "\"content\":\"\\u2581\"}]},"
     "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"prepend_scheme\":\"first\"},"
@@ -68,8 +66,7 @@ static void try_regex(const char *pattern, size_t n) {
     CHECK(text_utf8_repair(&repaired, pattern, n) == 0);
     CHECK(json_parse(&file, byte_level, sizeof byte_level - 1, "fuzz") == 0);
     p = json_pack("{s:s,s:{s:o},s:s,s:b}", "type", "Split", "pattern", "Regex",
-                  json_stringn(repaired.p ? repaired.p : "", repaired.n), "behavior", "MergedWithNext",
-                  "invert", 0);
+                  json_stringn(repaired.p ? repaired.p : "", repaired.n), "behavior", "MergedWithNext", "invert", 0);
     json_object_set_new(file, "pre_tokenizer", p);
     CHECK(json_dump_line(&json, file) == 0);
     open_and_use(json.p, json.n, "aab  ab\n12 \xE4\xBD\xA0", 14);

@@ -3,7 +3,7 @@
  * arrays have the elements that were asked for or are refused, and pack again to the same text. */
 #include "fuzz.h"
 
-#include "algo/algo_user_int.h"
+#include "algo/user/user_int.h"
 #include "base/json.h"
 
 static void name(const char *text) {

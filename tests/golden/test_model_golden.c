@@ -124,8 +124,16 @@ static void rope_variants(void **state) {
 /* Ten steps of forward, backward, clip_grad_norm_, AdamW under a cosine schedule with warmup. */
 static void check_adamw(const char *backend) {
     enum { STEPS = 10 };
-    const struct optim_config o = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 5.0,
-                                   .schedule = "cosine", .warmup_steps = 2, .total_steps = STEPS, .min_lr_ratio = 0.1,
+    const struct optim_config o = {.lr = 1e-3,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.999,
+                                   .eps = 1e-8,
+                                   .weight_decay = 0.01,
+                                   .clip = 5.0,
+                                   .schedule = "cosine",
+                                   .warmup_steps = 2,
+                                   .total_steps = STEPS,
+                                   .min_lr_ratio = 0.1,
                                    .num_cycles = 0.5};
     struct model_case c;
     struct model_batch b;

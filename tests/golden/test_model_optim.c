@@ -24,12 +24,17 @@ static int teardown(void **state) {
 
 static struct optim_config config_of(const json_t *k) {
     const json_t *betas = json_object_get(want, "betas");
-    struct optim_config c = {.lr = num(want, "lr"), .weight_decay = num(want, "weight_decay"), .eps = num(want, "eps"),
+    struct optim_config c = {.lr = num(want, "lr"),
+                             .weight_decay = num(want, "weight_decay"),
+                             .eps = num(want, "eps"),
                              .beta1 = json_number_value(json_array_get(betas, 0)),
                              .beta2 = json_number_value(json_array_get(betas, 1)),
-                             .momentum = num(k, "momentum"), .dampening = num(k, "dampening"), .ns_steps = 5,
+                             .momentum = num(k, "momentum"),
+                             .dampening = num(k, "dampening"),
+                             .ns_steps = 5,
                              .nesterov = json_is_true(json_object_get(k, "nesterov")),
-                             .muon_original_lr = json_is_true(json_object_get(k, "original")), .schedule = "constant"};
+                             .muon_original_lr = json_is_true(json_object_get(k, "original")),
+                             .schedule = "constant"};
     assert_true(optim_kind_find(json_string_value(json_object_get(k, "optimizer")), &c.kind));
     return c;
 }
@@ -163,9 +168,12 @@ static void schedules_match(void **state) {
     size_t i, step;
     double worst = 0;
     json_array_foreach(json_object_get(want, "schedules"), i, k) {
-        const struct optim_config c = {.lr = num(k, "lr"), .schedule = json_string_value(json_object_get(k, "schedule")),
-                                       .warmup_steps = (int64_t)num(k, "warmup"), .total_steps = (int64_t)num(k, "total"),
-                                       .min_lr_ratio = num(k, "min_lr_ratio"), .num_cycles = num(k, "num_cycles"),
+        const struct optim_config c = {.lr = num(k, "lr"),
+                                       .schedule = json_string_value(json_object_get(k, "schedule")),
+                                       .warmup_steps = (int64_t)num(k, "warmup"),
+                                       .total_steps = (int64_t)num(k, "total"),
+                                       .min_lr_ratio = num(k, "min_lr_ratio"),
+                                       .num_cycles = num(k, "num_cycles"),
                                        .init_lr_ratio = num(k, "init_lr_ratio")};
         const int64_t first = json_is_true(json_object_get(k, "zero_indexed_step")) ? 0 : 1;
         json_array_foreach(json_object_get(k, "rates"), step, v) {
@@ -206,8 +214,11 @@ static void state_is_as_small_as_said(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimizers_match), cmocka_unit_test(muon_in_bf16), cmocka_unit_test(code_books_are_bitsandbytes),
-        cmocka_unit_test(schedules_match),  cmocka_unit_test(state_is_as_small_as_said),
+        cmocka_unit_test(optimizers_match),
+        cmocka_unit_test(muon_in_bf16),
+        cmocka_unit_test(code_books_are_bitsandbytes),
+        cmocka_unit_test(schedules_match),
+        cmocka_unit_test(state_is_as_small_as_said),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

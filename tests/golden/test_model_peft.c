@@ -159,8 +159,8 @@ static void round_trip(void **state) {
         char *my_config = file_join(dir, "adapter_config.json"), *their_config = case_path(CASES[i].name, "adapter_config.json");
         OK(json_load(&x, my_config, 1 << 20));
         OK(json_load(&y, their_config, 1 << 20));
-        static const char *const fields[] = {"r", "use_rslora", "peft_type", "task_type", "bias", "base_model_name_or_path",
-                                             "fan_in_fan_out"};
+        static const char *const fields[] = {
+            "r", "use_rslora", "peft_type", "task_type", "bias", "base_model_name_or_path", "fan_in_fan_out"};
         EACH(k, fields) assert_true(json_equal(json_object_get(x, fields[k]), json_object_get(y, fields[k])));
         assert_true(json_number_value(json_object_get(x, "lora_alpha")) == json_number_value(json_object_get(y, "lora_alpha")));
         json_decref(x);

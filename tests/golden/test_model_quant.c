@@ -55,7 +55,8 @@ static void values_of_bitsandbytes(void **state) {
         if (!case_has(BACKENDS[b])) continue;
         struct dev d;
         case_dev(&d, BACKENDS[b], 2);
-        struct dequant_args a = {.kind = QUANT_NF4, .code = tensor_1d(case_alloc(&d, (size_t)n_codes), DT_U8, n_codes),
+        struct dequant_args a = {.kind = QUANT_NF4,
+                                 .code = tensor_1d(case_alloc(&d, (size_t)n_codes), DT_U8, n_codes),
                                  .scale = tensor_1d(case_alloc(&d, (size_t)n_scales * 4), DT_F32, n_scales),
                                  .w = tensor_2d(case_alloc(&d, (size_t)n * 4), DT_F32, t->dim[0], t->dim[1])};
         float *w = xmalloc((size_t)n * 4);
@@ -222,8 +223,8 @@ static void sizes(void **state) {
     const double nf4 = (double)model_open_bytes(&c, &d, &a) - 2.0 * 151936 * 896;
     a.quant = QUANT_INT8;
     const double int8 = (double)model_open_bytes(&c, &d, &a) - 2.0 * 151936 * 896;
-    print_message("layers in bf16 %.0f MB, int8 %.0f MB, nf4 %.0f MB with the scratch of one matrix\n", linear / 1e6,
-                  int8 / 1e6, nf4 / 1e6);
+    print_message("layers in bf16 %.0f MB, int8 %.0f MB, nf4 %.0f MB with the scratch of one matrix\n", linear / 1e6, int8 / 1e6,
+                  nf4 / 1e6);
     assert_true(nf4 < 0.36 * linear && int8 < 0.57 * linear); /* 4.5 and 8 bits of 16, and the scratch */
     model_config_free(&c);
     json_decref(o);
@@ -232,7 +233,7 @@ static void sizes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(codes_of_bitsandbytes), cmocka_unit_test(values_of_bitsandbytes),
-                                       cmocka_unit_test(adapter_on_codes),
-                                       cmocka_unit_test(saved_by_bitsandbytes), cmocka_unit_test(sizes)};
+                                       cmocka_unit_test(adapter_on_codes), cmocka_unit_test(saved_by_bitsandbytes),
+                                       cmocka_unit_test(sizes)};
     return cmocka_run_group_tests_name("quantised bases", tests, NULL, NULL);
 }

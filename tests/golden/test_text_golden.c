@@ -44,8 +44,7 @@ static void check_digest(const json_t *row, const char *what, int64_t count, uin
     if (count != json_integer_value(json_object_get(row, "count")) ||
         strcmp(hex, json_string_value(json_object_get(row, "digest"))) != 0)
         fail_msg("%s: %lld %s, the reference has %lld %s", what, (long long)count, hex,
-                 (long long)json_integer_value(json_object_get(row, "count")),
-                 json_string_value(json_object_get(row, "digest")));
+                 (long long)json_integer_value(json_object_get(row, "count")), json_string_value(json_object_get(row, "digest")));
 }
 
 /* ---- every feature on small tokenizers ------------------------------------------ */
@@ -53,8 +52,7 @@ static void check_digest(const json_t *row, const char *what, int64_t count, uin
 static void check_ids(const char *name, const json_t *c, const char *key, const struct text_ids *got) {
     const json_t *want = json_object_get(c, key);
     bool same = (int64_t)json_array_size(want) == got->n;
-    for (int64_t i = 0; same && i < got->n; i++)
-        same = json_integer_value(json_array_get(want, (size_t)i)) == got->p[i];
+    for (int64_t i = 0; same && i < got->n; i++) same = json_integer_value(json_array_get(want, (size_t)i)) == got->p[i];
     if (same) return;
     struct buf b = {0};
     buf_addf(&b, "%s: \"%s\" of ", name, key);
@@ -66,9 +64,7 @@ static void check_ids(const char *name, const json_t *c, const char *key, const 
 
 static void check_text(const char *name, const json_t *c, const char *key, const struct buf *got) {
     const json_t *want = json_object_get(c, key);
-    if (json_string_length(want) == got->n &&
-        (got->n == 0 || memcmp(json_string_value(want), got->p, got->n) == 0))
-        return;
+    if (json_string_length(want) == got->n && (got->n == 0 || memcmp(json_string_value(want), got->p, got->n) == 0)) return;
     struct buf b = {0};
     buf_addf(&b, "%s: \"%s\" of ", name, key);
     json_dump_line(&b, c);
@@ -76,8 +72,7 @@ static void check_text(const char *name, const json_t *c, const char *key, const
 }
 
 /* The stream must give what decode gives, in whole characters all the way. */
-static void check_stream(const char *name, const struct tokenizer *t, const struct text_ids *ids,
-                         const struct buf *want) {
+static void check_stream(const char *name, const struct tokenizer *t, const struct text_ids *ids, const struct buf *want) {
     struct tokenizer_stream *s;
     struct buf out = {0};
     assert_int_equal(tokenizer_stream_create(&s, t, false), 0);
@@ -86,8 +81,7 @@ static void check_stream(const char *name, const struct tokenizer *t, const stru
         assert_true(text_utf8_valid(out.p ? out.p : "", out.n));
     }
     assert_int_equal(tokenizer_stream_finish(s, &out), 0);
-    if (out.n != want->n || (out.n && memcmp(out.p, want->p, out.n) != 0))
-        fail_msg("%s: stream gives %s", name, out.p);
+    if (out.n != want->n || (out.n && memcmp(out.p, want->p, out.n) != 0)) fail_msg("%s: stream gives %s", name, out.p);
     tokenizer_stream_destroy(s);
     buf_free(&out);
 }
@@ -125,8 +119,7 @@ static void test_variants(void **state) {
     json_array_foreach(rows, i, row) {
         const char *name = json_string_value(json_object_get(row, "name"));
         json_t *file = json_deep_copy(json_object_get(row, "sections"));
-        json_array_foreach(models, k,
-                           m) if (json_equal(json_object_get(m, "name"), json_object_get(row, "model")))
+        json_array_foreach(models, k, m) if (json_equal(json_object_get(m, "name"), json_object_get(row, "model")))
             json_object_set_new(file, "model", json_deep_copy(json_object_get(m, "model")));
         json_object_update(json_object_get(file, "model"), json_object_get(row, "options"));
         struct buf b = {0};
@@ -195,9 +188,8 @@ static void check_class(const json_t *row, const char *name) {
 
 /* Each character alone, with a mark before and after it, and as a mark and a base itself. */
 static void check_form(const json_t *row, const char *name) {
-    static const char *const before[] = {"", "\xCD\x85", "", "A", ""}, *const after[] = {
-                                                                           "", "", "\xCC\xB4", "",
-                                                                           "\xCC\x81\xE3\x82\x99"};
+    static const char *const before[] = {"", "\xCD\x85", "", "A", ""}, *const after[] = {"", "", "\xCC\xB4", "",
+                                                                                         "\xCC\x81\xE3\x82\x99"};
     static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
     struct text__chars tmp = {0};
     struct buf in = {0}, out = {0};
@@ -214,8 +206,7 @@ static void check_form(const json_t *row, const char *name) {
             buf_adds(&in, before[k]);
             buf_add(&in, ch, n);
             buf_adds(&in, after[k]);
-            if (form < 4)
-                assert_int_equal(text__normal_form(&out, &tmp, (enum text__form)form, in.p, in.n), 0);
+            if (form < 4) assert_int_equal(text__normal_form(&out, &tmp, (enum text__form)form, in.p, in.n), 0);
             else assert_int_equal(text__lowercase(&out, in.p, in.n), 0);
             if (in.n == out.n && memcmp(in.p, out.p, in.n) == 0) continue;
             count += (int64_t)out.n;
@@ -256,8 +247,7 @@ static void test_repair(void **state) {
             buf_addc(&raw, (char)b);
         }
         assert_int_equal(text_utf8_repair(&out, raw.p, raw.n), 0);
-        if (out.n != json_string_length(want) || memcmp(out.p, json_string_value(want), out.n) != 0)
-            fail_msg("%s", hex);
+        if (out.n != json_string_length(want) || memcmp(out.p, json_string_value(want), out.n) != 0) fail_msg("%s", hex);
         assert_true(text_utf8_valid(out.p, out.n));
         assert_int_equal(text_utf8_valid(raw.p, raw.n), raw.n == out.n && memcmp(raw.p, out.p, raw.n) == 0);
         buf_free(&raw);
@@ -292,13 +282,11 @@ static char *unpack(const char *dir, const char *name) {
 
 static void encode_row(const struct tokenizer *t, const json_t *row, const char *key, struct text_ids *ids) {
     const json_t *text = json_object_get(row, key);
-    if (tokenizer_encode(t, json_string_value(text), json_string_length(text), true, ids) < 0)
-        fail_msg("%s", err_msg());
+    if (tokenizer_encode(t, json_string_value(text), json_string_length(text), true, ids) < 0) fail_msg("%s", err_msg());
 }
 
 static void check_shared(const json_t *row, const char *part, const char *name, const struct text_ids *ids) {
-    check_digest(json_object_get(row, part), name, ids->n,
-                 fnv(FNV_START, ids->p, (size_t)ids->n * sizeof *ids->p));
+    check_digest(json_object_get(row, part), name, ids->n, fnv(FNV_START, ids->p, (size_t)ids->n * sizeof *ids->p));
 }
 
 static json_t *load_gsm8k(const char *dir) {
@@ -315,8 +303,7 @@ static json_t *load_gsm8k(const char *dir) {
 static void test_shared(void **state) {
     (void)state;
     char *dir = shared_data();
-    json_t *rows = load_lines("shared.jsonl"), *hostile = load_lines("hostile.jsonl"), *gsm = load_gsm8k(dir),
-           *row, *line;
+    json_t *rows = load_lines("shared.jsonl"), *hostile = load_lines("hostile.jsonl"), *gsm = load_gsm8k(dir), *row, *line;
     size_t i, k, n_done = 0;
     json_array_foreach(rows, i, row) {
         const char *name = json_string_value(json_object_get(row, "name"));
@@ -337,8 +324,8 @@ static void test_shared(void **state) {
         }
         const double t3 = clock_now();
         if (json_array_size(gsm)) check_shared(row, "gsm8k", name, &ids);
-        print_message("%-12s opened in %.3f s; GSM8K: %lld tokens, %.2f M tokens/s\n", name, t1 - t0,
-                      (long long)ids.n, (double)ids.n / (t3 - t2) / 1e6);
+        print_message("%-12s opened in %.3f s; GSM8K: %lld tokens, %.2f M tokens/s\n", name, t1 - t0, (long long)ids.n,
+                      (double)ids.n / (t3 - t2) / 1e6);
         tokenizer_close(t);
         text_ids_free(&ids);
         free(json);
@@ -347,8 +334,7 @@ static void test_shared(void **state) {
     json_decref(rows);
     json_decref(hostile);
     json_decref(gsm);
-    if (n_done == 0)
-        print_message("skipped: no tokenizers under %s/tokenizers (SHARED_DATA names another place)\n", dir);
+    if (n_done == 0) print_message("skipped: no tokenizers under %s/tokenizers (SHARED_DATA names another place)\n", dir);
     free(dir);
     if (n_done == 0) skip();
 }

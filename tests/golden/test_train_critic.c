@@ -6,7 +6,7 @@
 
 #include "algo/algo.h"
 #include "base/json.h"
-#include "train/critic.h"
+#include "train/run/critic.h"
 
 static const double MAX_REL = 1e-5; /* the bar of the project for values and gradients in fp32 */
 
@@ -50,8 +50,8 @@ static void rig_critic(struct rig *r, struct model_keep keep) {
     }
     r->n_targets = r->off[r->n_seqs];
     assert_true(r->n_targets <= MAX_TARGETS);
-    const struct critic_args a = {.dev = &r->dev, .model = r->m, .keep = keep,
-                                  .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
+    const struct critic_args a = {
+        .dev = &r->dev, .model = r->m, .keep = keep, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
     OK(critic_create(&r->critic, &a));
 }
 
@@ -95,8 +95,11 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
     int64_t valid = 0;
     for (int64_t t = 0; t < r->n_targets; t++) valid += mask[t];
     for (int64_t t = t0; t < t1; t++) r->vpreds[t] = (double)vpreds[t - t0];
-    const struct algo_value_args a = {.r = &ragged, .vpreds = r->vpreds, .values = case_data(r->want, "old", DT_F64, NULL),
-                                      .returns = case_data(r->want, "returns", DT_F64, NULL), .cliprange_value = 0.5,
+    const struct algo_value_args a = {.r = &ragged,
+                                      .vpreds = r->vpreds,
+                                      .values = case_data(r->want, "old", DT_F64, NULL),
+                                      .returns = case_data(r->want, "returns", DT_F64, NULL),
+                                      .cliprange_value = 0.5,
                                       .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = valid}};
     double loss;
     TRY(algo_value_loss(&a, &loss, r->dvpreds, NULL));
@@ -204,15 +207,15 @@ static void from_a_causal_model(void **state) {
     OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
     struct critic *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
-    const struct critic_args a = {.dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER,
-                                  .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
+    const struct critic_args a = {
+        .dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
     OK(critic_create(&c, &a));
     OK(critic_values(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, rough));
     OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, fine));
     assert_true(case_nmse(rough, fine, r.n_targets) < 1e-3); /* bf16 has 8 bits: 2e-5 for a product, 2 layers */
     struct optim_result o;
-    OK(critic_backward(c, &(struct critic_step_args){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn,
-                                                     .loss_arg = &r}, &o));
+    OK(critic_backward(
+        c, &(struct critic_step_args){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn, .loss_arg = &r}, &o));
     critic_destroy(c);
     model_close(other);
 
@@ -350,8 +353,13 @@ static void values_beside(struct rig *r, const char *dir, enum quant_kind quant,
     rig_critic(r, MODEL_KEEP_LAYER);
     struct optim_result o;
     const struct optim_config adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
-    const struct critic_step_args s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn,
-                                       .loss_arg = r, .optim = &adamw, .lr = 1e-2};
+    const struct critic_step_args s = {.seqs = r->seqs,
+                                       .n = r->n_seqs,
+                                       .cut = {.max_seqs = MAX_SEQS},
+                                       .loss = loss_fn,
+                                       .loss_arg = r,
+                                       .optim = &adamw,
+                                       .lr = 1e-2};
     OK(critic_step(r->critic, &s, &o));
     OK(critic_values(r->critic, r->seqs, r->n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, values));
     critic_destroy(r->critic);
@@ -400,9 +408,9 @@ static void one_base(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(like_transformers), cmocka_unit_test(alone_or_together),
-                                       cmocka_unit_test(from_a_causal_model), cmocka_unit_test(like_peft),
-                                       cmocka_unit_test(adapter_directories), cmocka_unit_test(heads_that_stay),
-                                       cmocka_unit_test(one_base)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(like_transformers), cmocka_unit_test(alone_or_together),   cmocka_unit_test(from_a_causal_model),
+        cmocka_unit_test(like_peft),         cmocka_unit_test(adapter_directories), cmocka_unit_test(heads_that_stay),
+        cmocka_unit_test(one_base)};
     return cmocka_run_group_tests_name("critic", tests, NULL, NULL);
 }

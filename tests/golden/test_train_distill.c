@@ -4,7 +4,7 @@
 #include "model_case.h"
 
 #include "algo/algo.h"
-#include "train/ppo_int.h"
+#include "train/ppo/ppo_int.h"
 
 static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* the bars of the project in fp32 */
 
@@ -67,8 +67,8 @@ static void ask_teacher(struct rig *r, struct batch *b, struct actor_cut cut) {
     const int64_t k = ppo_distill_k(&r->p->k), per = k > 0 ? k : 1;
     int64_t lens[MAX_SEQS], tokens[MAX_SEQS];
     struct actor *teacher;
-    const struct actor_args a = {.dev = &r->dev, .model = r->teacher, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs,
-                                 .list = k};
+    const struct actor_args a = {
+        .dev = &r->dev, .model = r->teacher, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs, .list = k};
     float *logp = xcalloc((size_t)(r->n * per), sizeof *logp);
     int32_t *id = xcalloc((size_t)(r->n * per), sizeof *id);
     const struct actor_list list = {.top_id = id, .top_logp = logp};
@@ -103,9 +103,11 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
     const struct algo_ragged whole = {.n = r->n_seqs, .off = r->off, .mask = mask},
                              own = {.n = hi - lo, .off = r->off + lo, .mask = mask};
     for (int64_t t = t0; t < t1; t++) r->logp[t] = (double)logp[t - t0];
-    const struct algo_policy_args a = {.r = &own, .old_logp = r->logp, .logp = r->logp,
-                                       .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = algo_n_valid(&whole),
-                                               .global_batch_size = r->n_seqs}};
+    const struct algo_policy_args a = {
+        .r = &own,
+        .old_logp = r->logp,
+        .logp = r->logp,
+        .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = algo_n_valid(&whole), .global_batch_size = r->n_seqs}};
     struct algo_metrics m = {0};
     TRY(ppo_distill_loss(&r->distill, r->p, &a, r->dlogp, &m));
     algo_metrics_free(&m);
@@ -122,11 +124,21 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
     const size_t bytes = (size_t)r.student->n_train * sizeof(float);
     ask_teacher(&r, &b, cut);
     ppo_distill_begin(&r.distill, r.p, &b);
-    const struct actor_args a = {.dev = &r.dev, .model = r.student, .train = true, .keep = keep, .max_rows = r.n_seqs * MAX_LEN,
-                                 .max_seqs = r.n_seqs, .list = r.distill.k};
+    const struct actor_args a = {.dev = &r.dev,
+                                 .model = r.student,
+                                 .train = true,
+                                 .keep = keep,
+                                 .max_rows = r.n_seqs * MAX_LEN,
+                                 .max_seqs = r.n_seqs,
+                                 .list = r.distill.k};
     OK(actor_create(&student, &a));
-    const struct actor_step_args s = {.seqs = r.seqs, .n = r.n_seqs, .cut = cut, .temperature = TEMPERATURE,
-                                      .list = r.distill.k > 0 ? &r.distill.list : NULL, .loss = loss_fn, .loss_arg = &r};
+    const struct actor_step_args s = {.seqs = r.seqs,
+                                      .n = r.n_seqs,
+                                      .cut = cut,
+                                      .temperature = TEMPERATURE,
+                                      .list = r.distill.k > 0 ? &r.distill.list : NULL,
+                                      .loss = loss_fn,
+                                      .loss_arg = &r};
     OK(actor_backward(student, &s, &res));
     float *g = xmalloc(bytes);
     double nmse, want, got = 0;

@@ -10,7 +10,7 @@
  * what a correct fp32 run with another order of sums can be asked for. */
 #include "model_case.h"
 
-#include "train/ppo_int.h"
+#include "train/ppo/ppo_int.h"
 
 /* The same numbers as VARIANTS of the oracle. */
 struct variant {
@@ -21,10 +21,28 @@ struct variant {
     int64_t warmup;
 };
 static const struct variant VARIANTS[] = {
-    {.name = "token_mean", .agg_mode = "token-mean", .steps = 10, .groups = 4, .mini = 4, .epochs = 1, .by_std = true,
-     .kl_coef = 0.2, .lr = 1e-3, .warmup = 2, .grad_clip = 0.5},
-    {.name = "seq_norm", .agg_mode = "seq-mean-token-sum-norm", .steps = 3, .groups = 4, .mini = 2, .epochs = 2, .forced = true,
-     .kl_coef = 0.1, .entropy_coeff = 0.02, .lr = 4e-3, .grad_clip = 1.0},
+    {.name = "token_mean",
+     .agg_mode = "token-mean",
+     .steps = 10,
+     .groups = 4,
+     .mini = 4,
+     .epochs = 1,
+     .by_std = true,
+     .kl_coef = 0.2,
+     .lr = 1e-3,
+     .warmup = 2,
+     .grad_clip = 0.5},
+    {.name = "seq_norm",
+     .agg_mode = "seq-mean-token-sum-norm",
+     .steps = 3,
+     .groups = 4,
+     .mini = 2,
+     .epochs = 2,
+     .forced = true,
+     .kl_coef = 0.1,
+     .entropy_coeff = 0.02,
+     .lr = 4e-3,
+     .grad_clip = 1.0},
 };
 enum { N = 4, WIDTH = 24, MAX_LEN = 64 };
 
@@ -35,12 +53,8 @@ struct setup {
     bool whole; /* the cut leaves a mini-batch in one piece */
 };
 static const struct setup SETUPS[] = {
-    {"ref", 1, {.max_seqs = 16}, true},
-    {"cpu", 2, {.max_seqs = 16}, true},
-    {"cpu", 2, {.max_seqs = 3}, false},
-    {"cpu", 1, {.max_rows = 100}, false},
-    {"cpu", 1, {.max_seqs = 1}, false},
-    {"cuda", 1, {.max_seqs = 16}, true},
+    {"ref", 1, {.max_seqs = 16}, true},    {"cpu", 2, {.max_seqs = 16}, true}, {"cpu", 2, {.max_seqs = 3}, false},
+    {"cpu", 1, {.max_rows = 100}, false},  {"cpu", 1, {.max_seqs = 1}, false}, {"cuda", 1, {.max_seqs = 16}, true},
     {"cuda", 1, {.max_rows = 100}, false},
 };
 
@@ -59,17 +73,38 @@ static int64_t updates(const struct rig *r) { return r->v->epochs * (r->v->group
 
 static void configure(struct ppo_config *k, const struct variant *v, struct actor_cut cut, char *dir) {
     *k = (struct ppo_config){
-        .max_prompt_length = MAX_LEN - WIDTH, .max_response_length = WIDTH,
+        .max_prompt_length = MAX_LEN - WIDTH,
+        .max_response_length = WIDTH,
         .train = {.n = N, .temperature = 0.8},
         .force_old_log_prob = v->forced,
-        .ref_cut = cut, .logp_cut = cut, .update_cut = cut,
-        .adv_estimator = "grpo", .adv = algo_adv_find("grpo"), .gamma = 1, .lam = 1, .norm_adv_by_std = v->by_std,
-        .loss_mode = algo_policy_find("vanilla"), .policy = algo_policy_defaults(), .agg_mode = algo_agg_find(v->agg_mode),
-        .entropy_coeff = v->entropy_coeff, .use_kl_loss = true, .kl_loss_coef = v->kl_coef,
-        .ppo_mini_batch_size = v->mini, .ppo_epochs = v->epochs,
-        .optim = {.lr = v->lr, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = v->grad_clip,
-                  .schedule = "constant", .warmup_steps = v->warmup, .total_steps = v->steps},
-        .zero_indexed_step = true, .default_local_dir = dir, .max_bad_steps = 1,
+        .ref_cut = cut,
+        .logp_cut = cut,
+        .update_cut = cut,
+        .adv_estimator = "grpo",
+        .adv = algo_adv_find("grpo"),
+        .gamma = 1,
+        .lam = 1,
+        .norm_adv_by_std = v->by_std,
+        .loss_mode = algo_policy_find("vanilla"),
+        .policy = algo_policy_defaults(),
+        .agg_mode = algo_agg_find(v->agg_mode),
+        .entropy_coeff = v->entropy_coeff,
+        .use_kl_loss = true,
+        .kl_loss_coef = v->kl_coef,
+        .ppo_mini_batch_size = v->mini,
+        .ppo_epochs = v->epochs,
+        .optim = {.lr = v->lr,
+                  .beta1 = 0.9,
+                  .beta2 = 0.999,
+                  .eps = 1e-8,
+                  .weight_decay = 0.01,
+                  .clip = v->grad_clip,
+                  .schedule = "constant",
+                  .warmup_steps = v->warmup,
+                  .total_steps = v->steps},
+        .zero_indexed_step = true,
+        .default_local_dir = dir,
+        .max_bad_steps = 1,
     };
     k->policy.clip_ratio_low = 0.2;
     k->policy.clip_ratio_high = 0.28;
@@ -95,8 +130,12 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     m.flags = MODEL_INFER;
     OK(model_open(&p->reference, &p->dev, &m));
     free(model);
-    const struct actor_args a = {.dev = &p->dev, .model = p->policy, .train = true, .keep = MODEL_KEEP_LAYER,
-                                 .max_rows = batch_rows(r) * MAX_LEN, .max_seqs = batch_rows(r)};
+    const struct actor_args a = {.dev = &p->dev,
+                                 .model = p->policy,
+                                 .train = true,
+                                 .keep = MODEL_KEEP_LAYER,
+                                 .max_rows = batch_rows(r) * MAX_LEN,
+                                 .max_seqs = batch_rows(r)};
     OK(actor_create(&p->actor, &a));
     struct actor_args f = a;
     f.model = p->reference;

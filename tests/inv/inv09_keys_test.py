@@ -1,6 +1,6 @@
 """Invariant 9: no configuration key is silently ignored. Each key whose status is USED,
 in a schema that a command loads, is read by the program of that schema; each key that
-a program reads is in the table. Reads conf_keys.def and the sources, runs nothing."""
+a program reads is in the table. Reads conf/keys.def and the sources, runs nothing."""
 
 import os
 import pathlib
@@ -12,20 +12,20 @@ from verlc_test import Tests  # noqa: E402
 
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
 ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
-# What a program is made of. conf_rules.c checks batch sizes for both.
-PROGRAMS = {"ppo": ["train/ppo*.c", "train/train_stop.c", "train/train_sampler.c", "train/train_recompute.c",
-                    "cmd/cmd_train.c", "base/conf_rules.c"],
-            "sft": ["train/sft*.c", "train/train_stop.c", "train/train_sampler.c", "train/train_recompute.c",
-                    "cmd/cmd_train.c", "base/conf_rules.c"],
-            "evaluation": ["train/eval.c"], "generation": ["train/generate.c"]}
+# What a program is made of. train/ppo/validate_config.c checks batch sizes for both.
+PROGRAMS = {"ppo": ["train/ppo/*.c", "train/run/early_stopping.c", "train/run/sampler_keys.c", "train/run/activation_recompute.c",
+                    "cmd/train.c", "train/ppo/validate_config.c"],
+            "sft": ["train/sft/*.c", "train/run/early_stopping.c", "train/run/sampler_keys.c", "train/run/activation_recompute.c",
+                    "cmd/train.c", "train/ppo/validate_config.c"],
+            "evaluation": ["train/offline/eval.c"], "generation": ["train/offline/generate.c"]}
 # A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
-SECTION_READERS = {"train_read_optim": "train/train_optim.c", "train_read_lora": "train/train_lora.c"}
+SECTION_READERS = {"train_read_optim": "train/run/optimizer_keys.c", "train_read_lora": "train/run/lora_keys.c"}
 
 
 def table():
     """{schema: {key: (default, status)}}, rows as written."""
     rows, schema, unread = {}, None, []
-    for line in (SRC / "base/conf_keys.def").read_text().splitlines():
+    for line in (SRC / "conf/keys.def").read_text().splitlines():
         if m := re.match(r'SCHEMA\("(\w+)"', line):
             schema = m[1]
             rows[schema] = {}
@@ -76,9 +76,9 @@ def main():
     test = Tests()
     rows, unread = table()
     test("every row of the table is understood", not unread and sum(map(len, rows.values())) > 1400, unread[:3])
-    loaded = set(re.findall(r'"((?:ppo|sft)_\w+|evaluation|generation)"', (SRC / "cmd/cmd_train.c").read_text()))
+    loaded = set(re.findall(r'"((?:ppo|sft)_\w+|evaluation|generation)"', (SRC / "cmd/train.c").read_text()))
     test("the commands load schemas of the table", loaded and loaded <= set(rows), loaded)
-    loaded.add("ppo_megatron_trainer")  # model_engine=megatron, conf_load.c
+    loaded.add("ppo_megatron_trainer")  # model_engine=megatron, conf/compose.c
     everything = {k for r in rows.values() for k in r}
     for program, globs in PROGRAMS.items():
         files = [f for g in globs for f in sorted(SRC.glob(g))]
@@ -94,7 +94,7 @@ def main():
         missing = [k for k in keys if k not in everything and not k.endswith(".json")
                    and not any(k.startswith(p + ".") or p.startswith(k + ".") for p in everything)]
         test(f"{program}: the {len(keys)} dotted names it reads are in the table", not missing, ", ".join(missing))
-        names = strings(f for g in globs if "conf_rules" not in g for f in sorted(SRC.glob(g)))  # rules also check noted keys
+        names = strings(f for g in globs for f in sorted(SRC.glob(g)) if f.name != "validate_config.c")  # rules also check noted keys
         wrong = [k for k in keys & names if any(rows[s].get(k, ("", ""))[1] in ("NOTED", "MOVED") for s in loaded
                                                 if s.startswith(program))]
         test(f"{program}: it reads no key that the table calls noted or moved", not wrong, ", ".join(wrong))

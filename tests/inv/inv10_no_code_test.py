@@ -22,11 +22,11 @@ USER = {"spec_from_file_location", "module_from_spec", "exec_module"}  # what py
 C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
                      r"posix_spawn|posix_spawnp)\s*\(")
 C_ALLOWED = {("helper/helper_proc.c", "execve"),  # python3, with the helpers of this program
-             ("data/data_io.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
-             ("algo/algo_user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
-             ("algo/algo_user_c.c", "dlopen"), ("algo/algo_user_c.c", "dlsym"),  # and what it made of it
-             ("dev/dev_cuda.c", "dlopen"), ("dev/dev_cuda.c", "dlsym"),          # this program's CUDA backend and the driver
-             ("dev/dev_cuda_lib.cu", "dlopen"), ("dev/dev_cuda_lib.cu", "dlsym")}  # cuBLASLt
+             ("data/remote_copy.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
+             ("algo/user/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
+             ("algo/user/user_c.c", "dlopen"), ("algo/user/user_c.c", "dlsym"),  # and what it made of it
+             ("dev/open.c", "dlopen"), ("dev/open.c", "dlsym"),          # this program's CUDA backend and the driver
+             ("dev/cuda/cublaslt_open.cu", "dlopen"), ("dev/cuda/cublaslt_open.cu", "dlsym")}  # cuBLASLt
 
 
 def python_finds(text):

@@ -27,10 +27,25 @@ enum { ALL_MASKED = 3 }; /* this row has no valid token */
 #define TOLERANCE 1e-13
 
 #define EACH(i, array) for (size_t i = 0; i < sizeof(array) / sizeof *(array); i++)
-#define OK(call) do { if ((call) < 0) fail_msg("%s", err_msg()); } while (0)
+#define OK(call)                                   \
+    do {                                           \
+        if ((call) < 0) fail_msg("%s", err_msg()); \
+    } while (0)
 
-static const char *const LOSSES[] = {"vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dppo_tv",
-                                     "dppo_kl", "dro", "bypass_mode", "bypass_mode reinforce", "bypass_mode normalised"};
+static const char *const LOSSES[] = {"vanilla",
+                                     "gspo",
+                                     "sapo",
+                                     "gpg",
+                                     "clip_cov",
+                                     "kl_cov",
+                                     "geo_mean",
+                                     "cispo",
+                                     "dppo_tv",
+                                     "dppo_kl",
+                                     "dro",
+                                     "bypass_mode",
+                                     "bypass_mode reinforce",
+                                     "bypass_mode normalised"};
 static const char *const MODES[] = {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm",
                                     "seq-mean-token-mean"};
 
@@ -92,15 +107,19 @@ static void rig_open(struct rig *r, const char *loss, const char *mode, const st
     r->cfg.clip_cov_lb = 0.1;
     r->cfg.kl_cov_ratio = 0.3;
     r->cfg.dro_beta = 0.5;
-    const struct algo_corr_spec spec = {.rollout_is = "token", .rollout_rs = "token_k1,seq_mean_k3",
+    const struct algo_corr_spec spec = {.rollout_is = "token",
+                                        .rollout_rs = "token_k1,seq_mean_k3",
                                         .rollout_rs_threshold = "0.6_1.8,0.1",
                                         .loss_type = loss && strchr(loss, ' ') ? "reinforce" : "ppo_clip",
                                         .rollout_is_batch_normalize = loss && strstr(loss, "normalised")};
     OK(algo_corr_parse(&r->corr, &spec));
     r->cfg.corr = &r->corr;
     const struct algo_ragged all = {ROWS, d->off, d->mask};
-    r->agg = (struct algo_agg){.mode = algo_agg_find(mode), .batch_num_tokens = algo_n_valid(&all), .global_batch_size = ROWS - 1,
-                               .width = WIDTH, .batch_rows = ROWS};
+    r->agg = (struct algo_agg){.mode = algo_agg_find(mode),
+                               .batch_num_tokens = algo_n_valid(&all),
+                               .global_batch_size = ROWS - 1,
+                               .width = WIDTH,
+                               .batch_rows = ROWS};
 }
 
 /* Loss and gradients, summed over micro-batches of at most `rows` rows. */
@@ -112,15 +131,27 @@ static void run(const struct rig *r, struct data *d, int rows) {
         const struct algo_ragged part = {ROWS - lo < rows ? ROWS - lo : rows, d->off + lo, d->mask};
         double loss;
         if (r->loss) {
-            const struct algo_actor_args a = {
-                .policy = {.r = &part, .old_logp = d->x[OLD], .logp = d->x[LOGP], .advantages = d->x[ADV],
-                           .is_weights = d->x[WEIGHT], .agg = r->agg, .cfg = r->cfg},
-                .loss_mode = r->loss, .entropy = d->x[ENTROPY], .entropy_coeff = 0.02, .ref_logp = d->x[REF], .kl_loss_type = &kl,
-                .kl_loss_coef = 0.1};
+            const struct algo_actor_args a = {.policy = {.r = &part,
+                                                         .old_logp = d->x[OLD],
+                                                         .logp = d->x[LOGP],
+                                                         .advantages = d->x[ADV],
+                                                         .is_weights = d->x[WEIGHT],
+                                                         .agg = r->agg,
+                                                         .cfg = r->cfg},
+                                              .loss_mode = r->loss,
+                                              .entropy = d->x[ENTROPY],
+                                              .entropy_coeff = 0.02,
+                                              .ref_logp = d->x[REF],
+                                              .kl_loss_type = &kl,
+                                              .kl_loss_coef = 0.1};
             OK(algo_actor_loss(&a, &loss, d->dlogp, d->dentropy, NULL));
         } else {
-            const struct algo_value_args a = {.r = &part, .vpreds = d->x[LOGP], .values = d->x[VALUES], .returns = d->x[RETURNS],
-                                              .cliprange_value = 0.5, .agg = r->agg};
+            const struct algo_value_args a = {.r = &part,
+                                              .vpreds = d->x[LOGP],
+                                              .values = d->x[VALUES],
+                                              .returns = d->x[RETURNS],
+                                              .cliprange_value = 0.5,
+                                              .agg = r->agg};
             OK(algo_value_loss(&a, &loss, d->dlogp, NULL));
         }
         d->loss += loss;

@@ -70,8 +70,8 @@ static void set_targets(const struct rig *r, struct targets *t, const int *which
             t->inv_temp[k] = r->inv_temp[which[i]];
         }
     }
-    t->l = (struct model_logp_args){.n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp, .logp = t->logp,
-                                    .entropy = t->entropy};
+    t->l = (struct model_logp_args){
+        .n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp, .logp = t->logp, .entropy = t->entropy};
 }
 static void pack(struct rig *r, struct model_batch *b, const int *which, int n) {
     struct case_seq s[N_SEQS];
@@ -168,15 +168,19 @@ static void paged(struct rig *r, struct result *out, int64_t max_step) {
             .ids = case_ints(d, ids, rows),
             .pos = case_ints(d, pos, rows),
             .slots = case_ints(d, slots, rows),
-            .seqs = {.n = n, .max_q = max_q, .max_kv = max_kv, .q_start = case_ints(d, q_start, n + 1),
-                     .pos0 = case_ints(d, pos0, n), .pages = case_ints(d, pages, n * PAGES_PER_SEQ)},
+            .seqs = {.n = n,
+                     .max_q = max_q,
+                     .max_kv = max_kv,
+                     .q_start = case_ints(d, q_start, n + 1),
+                     .pos0 = case_ints(d, pos0, n),
+                     .pages = case_ints(d, pages, n * PAGES_PER_SEQ)},
             .kv = &kv,
         };
         b.seqs.pages.nd = 2;
         b.seqs.pages.dim[0] = n;
         b.seqs.pages.dim[1] = PAGES_PER_SEQ;
-        t->l = (struct model_logp_args){.n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp,
-                                        .logp = t->logp, .entropy = t->entropy};
+        t->l = (struct model_logp_args){
+            .n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp, .logp = t->logp, .entropy = t->entropy};
         OK(model_forward(r->m, &b, a));
         OK(model_logp(r->m, a, &t->l));
         for (int64_t i = 0; i < k; i++) {
@@ -334,8 +338,8 @@ enum { DEEP = 6 };
 /* Nothing recomputed, the MLP or all of some layers, everything: the gradients' bits are the same. */
 static void any_keep_gives_the_same_bits(void **state) {
     (void)state;
-    static const int64_t counts[][2] = {{0, 0}, {0, 1}, {0, 3}, {0, DEEP - 1}, {1, 0}, {2, 2}, {1, DEEP - 2}, {DEEP - 1, 0},
-                                        {0, 99}};
+    static const int64_t counts[][2] = {{0, 0}, {0, 1},        {0, 3},        {0, DEEP - 1}, {1, 0},
+                                        {2, 2}, {1, DEEP - 2}, {DEEP - 1, 0}, {0, 99}};
     static const char *const shapes[] = {"qwen2", "qwen3"};
     EACH(i, shapes) {
         char *top, *dir = deep_model(shapes[i], DEEP, &top);
@@ -413,12 +417,9 @@ static void recompute_gives_the_same_bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inv01_rollout_equals_train),
-        cmocka_unit_test(inv02_company_does_not_matter),
-        cmocka_unit_test(inv03_micro_batches),
-        cmocka_unit_test(recompute_gives_the_same_bits),
-        cmocka_unit_test(any_keep_gives_the_same_bits),
-        cmocka_unit_test(keep_fits_its_room),
+        cmocka_unit_test(inv01_rollout_equals_train),   cmocka_unit_test(inv02_company_does_not_matter),
+        cmocka_unit_test(inv03_micro_batches),          cmocka_unit_test(recompute_gives_the_same_bits),
+        cmocka_unit_test(any_keep_gives_the_same_bits), cmocka_unit_test(keep_fits_its_room),
     };
     return cmocka_run_group_tests_name("model invariants", tests, NULL, NULL);
 }

@@ -12,12 +12,10 @@ static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 /* A model directory with random weights; the caller removes it. */
 static void new_dir(char dir[64], int layers, int vocab, bool tied) {
     json_t *config = json_pack("{s:[s],s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:b,s:f,s:s,s:i}", "architectures",
-                               "Qwen2ForCausalLM",
-                               "model_type", "qwen2", "hidden_size", 64, "intermediate_size", 72, "num_hidden_layers", layers,
-                               "num_attention_heads", 4, "num_key_value_heads", 2, "head_dim", 16, "vocab_size", vocab,
-                               "max_position_embeddings", 64, "rms_norm_eps", 1e-6, "rope_theta", 10000.0,
-                               "tie_word_embeddings", tied,
-                               "initializer_range", 0.2, "torch_dtype", "float32", "eos_token_id", 1);
+                               "Qwen2ForCausalLM", "model_type", "qwen2", "hidden_size", 64, "intermediate_size", 72,
+                               "num_hidden_layers", layers, "num_attention_heads", 4, "num_key_value_heads", 2, "head_dim", 16,
+                               "vocab_size", vocab, "max_position_embeddings", 64, "rms_norm_eps", 1e-6, "rope_theta", 10000.0,
+                               "tie_word_embeddings", tied, "initializer_range", 0.2, "torch_dtype", "float32", "eos_token_id", 1);
     assert_non_null(config);
     strcpy(dir, "/tmp/verlc_offload_XXXXXX");
     assert_non_null(mkdtemp(dir));
@@ -89,7 +87,8 @@ static void streamed_weights_give_the_same_bits(void **state) {
     EACH(s, shapes) {
         char dir[64];
         new_dir(dir, shapes[s].layers, 300, shapes[s].tied);
-        EACH(b, BACKENDS) for (int act = 0; act < 2; act++)
+        EACH(b, BACKENDS)
+        for (int act = 0; act < 2; act++)
             if (case_has(BACKENDS[b])) streamed(dir, BACKENDS[b], act ? DT_BF16 : DT_F32);
         OK(file_remove_tree(dir));
     }
@@ -182,15 +181,25 @@ static const struct optim_config OPTIMS[] = {
     {.kind = OPTIM_ADAMW, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1},
     {.kind = OPTIM_ADAMW8, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1},
     {.kind = OPTIM_SGD, .lr = 1e-2, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1, .clip = 1},
-    {.kind = OPTIM_MUON, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .momentum = 0.9, .nesterov = true, .ns_steps = 5,
-     .weight_decay = 0.1, .clip = 1},
+    {.kind = OPTIM_MUON,
+     .lr = 1e-2,
+     .beta1 = 0.9,
+     .beta2 = 0.99,
+     .eps = 1e-8,
+     .momentum = 0.9,
+     .nesterov = true,
+     .ns_steps = 5,
+     .weight_decay = 0.1,
+     .clip = 1},
 };
 
 static void every_optimizer_gives_the_same_bits(void **state) {
     (void)state;
     char dir[64];
     new_dir(dir, 2, 80, false);
-    EACH(b, BACKENDS) EACH(o, OPTIMS) for (int act = 0; act < 2; act++)
+    EACH(b, BACKENDS)
+    EACH(o, OPTIMS)
+    for (int act = 0; act < 2; act++)
         if (case_has(BACKENDS[b])) compare(dir, BACKENDS[b], act ? DT_BF16 : DT_F32, OPTIMS[o], false);
     OK(file_remove_tree(dir));
 }
@@ -201,7 +210,7 @@ static void many_pieces_give_the_same_bits(void **state) {
     char dir[64];
     new_dir(dir, 1, 120000, false); /* 15.4 M elements: nine pieces, the last one short */
     EACH(b, BACKENDS)
-        if (strcmp(BACKENDS[b], "ref") != 0 && case_has(BACKENDS[b])) compare(dir, BACKENDS[b], DT_BF16, OPTIMS[0], false);
+    if (strcmp(BACKENDS[b], "ref") != 0 && case_has(BACKENDS[b])) compare(dir, BACKENDS[b], DT_BF16, OPTIMS[0], false);
     OK(file_remove_tree(dir));
 }
 
@@ -227,8 +236,9 @@ static void state_is_where_it_was_planned(void **state) {
         case_dev(&dev, BACKENDS[b], 1);
         struct optim_config c = OPTIMS[k];
         c.host_state = c.host_master = true;
-        OK(model_open(&m, &dev, &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 8,
-                                                          .flags = MODEL_TRAIN | MODEL_HOST_MASTER}));
+        OK(model_open(
+            &m, &dev,
+            &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 8, .flags = MODEL_TRAIN | MODEL_HOST_MASTER}));
         const size_t device_before = dev.allocated, host_before = dev.host_allocated;
         OK(optim_create(&o, m, &c));
         const size_t device = optim_bytes(&m->cfg, &dev, DT_BF16, &c, &host);

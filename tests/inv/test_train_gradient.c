@@ -5,7 +5,7 @@
 
 #include "algo/algo.h"
 #include "base/rng.h"
-#include "train/actor.h"
+#include "train/run/actor.h"
 
 enum { N = 11, MAX_LEN = 70, VOCAB = 100 };
 static const int64_t PROMPT[N] = {1, 5, 40, 9, 2, 17, 30, 3, 8, 1, 12}, RESPONSE[N] = {69, 3, 20, 1, 33, 17, 40, 8, 2, 64, 11};
@@ -32,8 +32,8 @@ struct rig {
 
 static void rig_open(struct rig *r, const char *backend) {
     case_open(&r->c, &(struct case_args){"qwen2", backend, 2, DT_F32, MODEL_TRAIN});
-    const struct actor_args a = {.dev = &r->c.dev, .model = r->c.m, .train = true, .keep = MODEL_KEEP_LAYER,
-                                 .max_rows = N * MAX_LEN, .max_seqs = N};
+    const struct actor_args a = {
+        .dev = &r->c.dev, .model = r->c.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = N * MAX_LEN, .max_seqs = N};
     OK(actor_create(&r->actor, &a));
     struct rng rng = {.seed = 6, .stream = RNG_TEST};
     r->off[0] = 0;
@@ -63,8 +63,8 @@ static void rig_close(struct rig *r) {
     case_close(&r->c);
 }
 
-static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
-                   float *dlogp, float *dentropy) {
+static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
+                   float *dentropy) {
     struct rig *r = arg;
     const struct algo_ragged ragged = {.n = hi - lo, .off = r->off + lo, .mask = r->mask};
     struct algo_kl_type kl;
@@ -76,11 +76,14 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
         r->entropy[t] = (double)entropy[t - t0];
     }
     const struct algo_actor_args a = {
-        .policy = {.r = &ragged, .old_logp = r->old, .logp = r->logp, .advantages = r->adv, .agg = r->agg,
-                   .cfg = algo_policy_defaults()},
+        .policy =
+            {.r = &ragged, .old_logp = r->old, .logp = r->logp, .advantages = r->adv, .agg = r->agg, .cfg = algo_policy_defaults()},
         .loss_mode = algo_policy_find("vanilla"),
-        .entropy = r->entropy, .entropy_coeff = r->regularized ? 0.01 : 0,
-        .ref_logp = r->regularized ? r->ref : NULL, .kl_loss_type = &kl, .kl_loss_coef = 0.1};
+        .entropy = r->entropy,
+        .entropy_coeff = r->regularized ? 0.01 : 0,
+        .ref_logp = r->regularized ? r->ref : NULL,
+        .kl_loss_type = &kl,
+        .kl_loss_coef = 0.1};
     TRY(algo_actor_loss(&a, &loss, r->dlogp, r->dentropy, NULL));
     for (int64_t t = t0; t < t1; t++) {
         dlogp[t - t0] = (float)r->dlogp[t];
@@ -94,8 +97,14 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
 static float *gradient(struct rig *r, struct actor_cut cut, int64_t *n_micro) {
     const size_t bytes = (size_t)r->c.m->n_elems * sizeof(float);
     struct actor_step_result res;
-    const struct actor_step_args a = {.seqs = r->seqs, .n = N, .cut = cut, .temperature = 1, .entropy = true,
-                                      .entropy_grad = r->regularized, .loss = loss_fn, .loss_arg = r};
+    const struct actor_step_args a = {.seqs = r->seqs,
+                                      .n = N,
+                                      .cut = cut,
+                                      .temperature = 1,
+                                      .entropy = true,
+                                      .entropy_grad = r->regularized,
+                                      .loss = loss_fn,
+                                      .loss_arg = r};
     float *g = xmalloc(bytes);
     r->loss = 0;
     OK(actor_backward(r->actor, &a, &res));
@@ -118,7 +127,11 @@ static void inv03_micro_batches(void **state) {
         struct actor_cut cut;
         int64_t n_micro;
     } cuts[] = {{{.max_rows = 200, .ends = ends}, 4},
-                {{.max_seqs = 1}, 11}, {{.max_seqs = 3}, 4}, {{.max_rows = 100}, 5}, {{.max_rows = 1}, 11}, {{.max_rows = 800}, 1}};
+                {{.max_seqs = 1}, 11},
+                {{.max_seqs = 3}, 4},
+                {{.max_rows = 100}, 5},
+                {{.max_rows = 1}, 11},
+                {{.max_rows = 800}, 1}};
     struct rig *r = xcalloc(1, sizeof *r);
     EACH(b, backends) {
         if (!case_has(backends[b])) continue;
@@ -127,8 +140,8 @@ static void inv03_micro_batches(void **state) {
             int64_t n_micro;
             double worst = 0, worst_loss = 0;
             r->regularized = regularized;
-            r->agg = (struct algo_agg){.mode = algo_agg_find(AGG_MODES[m]), .batch_num_tokens = valid(r), .global_batch_size = N,
-                                       .width = MAX_LEN};
+            r->agg = (struct algo_agg){
+                .mode = algo_agg_find(AGG_MODES[m]), .batch_num_tokens = valid(r), .global_batch_size = N, .width = MAX_LEN};
             float *all = gradient(r, (struct actor_cut){.max_seqs = N}, &n_micro);
             const double loss = r->loss;
             assert_int_equal(n_micro, 1);
@@ -145,7 +158,7 @@ static void inv03_micro_batches(void **state) {
             }
             print_message("%s %-24s %s: gradient %.1e relative, loss %.1e\n", backends[b], AGG_MODES[m],
                           regularized ? "with entropy and KL" : "policy loss alone  ", worst, worst_loss);
-            assert_true(worst <= 1e-6); /* the bar: fp32 sums of up to 11 parts in another order */
+            assert_true(worst <= 1e-6);       /* the bar: fp32 sums of up to 11 parts in another order */
             assert_true(worst_loss <= 1e-12); /* fp64 sums of the same log-probs */
             free(all);
         }

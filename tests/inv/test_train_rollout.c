@@ -9,8 +9,8 @@
 #include "model_case.h"
 
 #include "base/rng.h"
-#include "roll/roll.h"
-#include "train/actor.h"
+#include "rollout/rollout.h"
+#include "train/run/actor.h"
 
 enum { N_PROMPTS = 5, N = 3, N_SAMPLES = N_PROMPTS * N, MAX_TOKENS = 40, MAX_LEN = 97 + MAX_TOKENS, VOCAB = 4200, EOS = 2 };
 static const int64_t PROMPT_LENS[N_PROMPTS] = {1, 17, 33, 64, 97};
@@ -57,7 +57,7 @@ static void fill_prompts(struct rig *r) {
     struct rng rng = {.seed = 9, .stream = RNG_TEST};
     for (int i = 0; i < N_PROMPTS; i++)
         for (int64_t t = 0; t < PROMPT_LENS[i]; t++) /* the longer ones begin alike, for two full pages */
-            r->prompts[i][t] = t < 2 * ROLL_PAGE_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
+            r->prompts[i][t] = t < 2 * ROLLOUT_PAGE_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
 }
 
 /* An adapter in mid-training on every linear layer: an odd rank, B not zero. */
@@ -91,7 +91,7 @@ struct samples {
     float logp[N_SAMPLES][MAX_TOKENS];
 };
 
-static int take(void *arg, const struct roll_sample *s) {
+static int take(void *arg, const struct rollout_sample *s) {
     struct samples *o = arg;
     const int64_t i = (int64_t)(intptr_t)s->user * N + s->index;
     assert_int_equal(o->n[i], 0); /* each sample ends once */
@@ -117,39 +117,51 @@ static const struct limits LIMITS[] = {
     {"bursts of 16 steps, 12 pages", 12, 40, 15, false, false, 16},
 };
 
-static void generate_on(struct rig *r, struct roll_decoder *d, const struct limits *l, struct samples *out) {
-    struct roll_engine *e;
+static void generate_on(struct rig *r, struct rollout_decoder *d, const struct limits *l, struct samples *out) {
+    struct rollout_engine *e;
     memset(out, 0, sizeof *out);
-    const struct roll_model rm = roll_decoder_model(d);
-    const struct roll_config cfg = {.max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache,
-                                    .done = take, .done_arg = out};
+    const struct rollout_model rm = rollout_decoder_model(d);
+    const struct rollout_config cfg = {
+        .max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache, .done = take, .done_arg = out};
     static const int32_t eos[] = {EOS};
-    OK(roll_create(&e, &rm, &cfg));
+    OK(rollout_create(&e, &rm, &cfg));
     for (int k = 0; k < N_PROMPTS; k++) {
         const int i = l->reversed ? N_PROMPTS - 1 - k : k;
-        const struct roll_request q = {
-            .prompt = r->prompts[i], .n_prompt = PROMPT_LENS[i], .n = N, .max_tokens = MAX_TOKENS - 7 * i,
-            .temperature = TEMPERATURE, .top_p = i == 1 ? 0.9f : 1, .top_k = i == 2 ? 20 : 0,
-            .repetition_penalty = i == 3 ? 1.2f : 1, .seed = 5, .uid = (uint64_t)i, .stop_ids = eos, .n_stop_ids = 1,
-            .user = (void *)(intptr_t)i};
-        OK(roll_submit(e, &q, NULL));
+        const struct rollout_request q = {.prompt = r->prompts[i],
+                                          .n_prompt = PROMPT_LENS[i],
+                                          .n = N,
+                                          .max_tokens = MAX_TOKENS - 7 * i,
+                                          .temperature = TEMPERATURE,
+                                          .top_p = i == 1 ? 0.9f : 1,
+                                          .top_k = i == 2 ? 20 : 0,
+                                          .repetition_penalty = i == 3 ? 1.2f : 1,
+                                          .seed = 5,
+                                          .uid = (uint64_t)i,
+                                          .stop_ids = eos,
+                                          .n_stop_ids = 1,
+                                          .user = (void *)(intptr_t)i};
+        OK(rollout_submit(e, &q, NULL));
     }
-    OK(roll_run(e));
-    const struct roll_stats st = roll_stats(e);
+    OK(rollout_run(e));
+    const struct rollout_stats st = rollout_stats(e);
     assert_int_equal(st.finished, N_SAMPLES);
     out->preempted = st.preempted;
     out->cached = st.cached_rows;
     out->bursts = st.bursts;
-    roll_destroy(e);
+    rollout_destroy(e);
 }
 
 static void generate(struct rig *r, const struct limits *l, struct samples *out) {
-    struct roll_decoder *d;
-    const struct roll_decoder_args a = {.model = r->m, .n_pages = l->n_pages, .max_rows = l->max_rows, .max_seqs = l->max_seqs,
-                                        .max_len = MAX_LEN, .max_burst = l->max_burst};
-    OK(roll_decoder_open(&d, &a));
+    struct rollout_decoder *d;
+    const struct rollout_decoder_args a = {.model = r->m,
+                                           .n_pages = l->n_pages,
+                                           .max_rows = l->max_rows,
+                                           .max_seqs = l->max_seqs,
+                                           .max_len = MAX_LEN,
+                                           .max_burst = l->max_burst};
+    OK(rollout_decoder_open(&d, &a));
     generate_on(r, d, l, out);
-    roll_decoder_close(d);
+    rollout_decoder_close(d);
 }
 
 /* ---- training forward ---- */
@@ -247,16 +259,18 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
         int config;
         bool adapter;
         enum quant_kind quant;
-    } models[] = {{"qwen2", 0, false, QUANT_NONE}, {"mistral", 1, false, QUANT_NONE},
+    } models[] = {{"qwen2", 0, false, QUANT_NONE},
+                  {"mistral", 1, false, QUANT_NONE},
                   {"mistral with an adapter", 1, true, QUANT_NONE},
-                  {"qwen2 in NF4 with an adapter", 0, true, QUANT_NF4}, {"mistral in INT8 with an adapter", 1, true, QUANT_INT8}};
+                  {"qwen2 in NF4 with an adapter", 0, true, QUANT_NF4},
+                  {"mistral in INT8 with an adapter", 1, true, QUANT_INT8}};
     int64_t n = 0;
     EACH(c, models) {
         char *dir = make_model(CONFIGS[models[c].config]);
         EACH(b, BACKENDS) EACH(t, acts) {
             char what[96];
-            struct rig r = {.backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter,
-                            .quant = models[c].quant};
+            struct rig r = {
+                .backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter, .quant = models[c].quant};
             if (r.quant && (b < 2 || acts[t] == DT_F32)) continue; /* slow there; test_model_quant.c has ref and f32 */
             if (!open_backend(&r.dev, BACKENDS[b], r.threads)) continue;
             snprintf(what, sizeof what, "%s %s %s", models[c].what, BACKENDS[b], dtype_name(acts[t]));
@@ -357,8 +371,8 @@ static int counting_alloc(struct dev *d, size_t bytes, void **out) {
     return counted.real(d, bytes, out);
 }
 
-static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
-                   float *dlogp, float *dentropy) {
+static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
+                   float *dentropy) {
     (void)arg, (void)lo, (void)hi, (void)logp, (void)entropy, (void)dentropy;
     for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = -1.0f / (float)(N_SAMPLES * MAX_TOKENS);
     return 0;
@@ -368,7 +382,7 @@ static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
 static void no_allocation_after_open(bool adapter) {
     char *dir = make_model(CONFIGS[0]);
     struct rig r = {.adapter = adapter};
-    struct roll_decoder *d;
+    struct rollout_decoder *d;
     struct actor *a;
     void *block;
     OK(dev_open_cpu(&r.dev, 2, NULL));
@@ -379,14 +393,15 @@ static void no_allocation_after_open(bool adapter) {
     const struct dev_ops *own = r.dev.ops;
     r.dev.ops = &ops;
     rig_open(&r, dir, DT_BF16, MODEL_TRAIN);
-    struct roll_decoder_args ra = {.model = r.m, .n_pages = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
-    struct actor_args aa = {.dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN,
-                            .max_seqs = 4};
-    const size_t roll_bytes = roll_decoder_bytes(&r.m->cfg, DT_BF16, &ra), actor_bytes = actor_block_bytes(&r.m->cfg, DT_BF16, &aa);
-    const size_t bytes = roll_bytes > actor_bytes ? roll_bytes : actor_bytes;
+    struct rollout_decoder_args ra = {.model = r.m, .n_pages = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
+    struct actor_args aa = {
+        .dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN, .max_seqs = 4};
+    const size_t rollout_bytes = rollout_decoder_bytes(&r.m->cfg, DT_BF16, &ra),
+                 actor_bytes = actor_block_bytes(&r.m->cfg, DT_BF16, &aa);
+    const size_t bytes = rollout_bytes > actor_bytes ? rollout_bytes : actor_bytes;
     OK(dev_alloc(&r.dev, bytes, &block));
     ra.block = aa.block = block;
-    OK(roll_decoder_open(&d, &ra));
+    OK(rollout_decoder_open(&d, &ra));
     OK(actor_create(&a, &aa));
     const int64_t opened = counted.n;
     const size_t allocated = r.dev.allocated, peak = r.dev.peak;
@@ -402,8 +417,8 @@ static void no_allocation_after_open(bool adapter) {
         assert_true(s->logp[0][0] != before); /* the policy moved between the steps */
         before = s->logp[0][0];
         pack(&r, s, NULL, p);
-        const struct actor_step_args st = {.seqs = p->seqs, .n = p->n, .cut = {.max_seqs = 4}, .temperature = 1,
-                                           .loss = push_up, .optim = &optim, .lr = 1e-2};
+        const struct actor_step_args st = {
+            .seqs = p->seqs, .n = p->n, .cut = {.max_seqs = 4}, .temperature = 1, .loss = push_up, .optim = &optim, .lr = 1e-2};
         OK(actor_step(a, &st, &res));
         assert_true(res.optim.grad_norm > 0 && isfinite(res.optim.grad_norm));
         assert_int_equal(counted.n, opened);
@@ -411,7 +426,7 @@ static void no_allocation_after_open(bool adapter) {
     }
     assert_int_equal(r.dev.peak, peak);
     actor_destroy(a);
-    roll_decoder_close(d);
+    rollout_decoder_close(d);
     dev_free(&r.dev, block, bytes);
     model_close(r.m);
     assert_int_equal(r.dev.allocated, 0);

@@ -8,9 +8,7 @@
 
 /* ---- cast, weights, rows ---- */
 
-static inline void cast_setup(struct run *r) {
-    add_in(r, "x", shape_2d(DT_F32, r->rows, r->s->n), true, 3, 0);
-}
+static inline void cast_setup(struct run *r) { add_in(r, "x", shape_2d(DT_F32, r->rows, r->s->n), true, 3, 0); }
 static inline int cast_fwd(struct run *r) {
     const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
     const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
@@ -21,9 +19,7 @@ static inline int cast_fwd(struct run *r) {
     return 0;
 }
 
-static inline void weight_setup(struct run *r) {
-    add_in(r, "w", shape_2d(DT_F32, r->s->n, r->s->k), false, 1, 0);
-}
+static inline void weight_setup(struct run *r) { add_in(r, "w", shape_2d(DT_F32, r->s->n, r->s->k), false, 1, 0); }
 static inline int weight_fwd(struct run *r) {
     struct weight w;
     const struct tensor same = dev_new(r, shape_2d(r->act, r->s->n, r->s->k), false);
@@ -224,8 +220,13 @@ static inline struct qkv_args qkv_args(struct run *r) {
         }
     rope = up_values(r, rope, false, f, NULL);
     free(f);
-    struct qkv_args a = {.n_q_heads = s->hq, .n_kv_heads = s->hk, .head_dim = s->dim, .eps = 1e-6f,
-                         .qkv = up(r, &r->in[0]), .rope = rope, .pos = up(r, &r->in[3]),
+    struct qkv_args a = {.n_q_heads = s->hq,
+                         .n_kv_heads = s->hk,
+                         .head_dim = s->dim,
+                         .eps = 1e-6f,
+                         .qkv = up(r, &r->in[0]),
+                         .rope = rope,
+                         .pos = up(r, &r->in[3]),
                          .slots = up(r, &r->in[4])};
     if (s->flags & S_NORM) {
         a.q_norm = up(r, &r->in[1]);
@@ -295,8 +296,12 @@ static inline void attn_setup(struct run *r) {
 static inline struct attn_args attn_args(struct run *r) {
     const struct op_shape *s = r->s;
     int32_t start[COUNT(s->lens) + 1] = {0}, zero[COUNT(s->lens)] = {0};
-    struct attn_args a = {.n_q_heads = s->hq, .n_kv_heads = s->hk, .head_dim = s->dim, .window = s->window,
-                          .scale = 1.0f / sqrtf((float)s->dim), .q = up(r, &r->in[0]),
+    struct attn_args a = {.n_q_heads = s->hq,
+                          .n_kv_heads = s->hk,
+                          .head_dim = s->dim,
+                          .window = s->window,
+                          .scale = 1.0f / sqrtf((float)s->dim),
+                          .q = up(r, &r->in[0]),
                           .kv = {up(r, &r->in[1]), up(r, &r->in[2])}};
     while (a.seqs.n < COUNT(s->lens) && s->lens[a.seqs.n]) {
         const int64_t n = s->lens[a.seqs.n];
@@ -360,8 +365,10 @@ static inline void lists_setup(struct run *r) {
 }
 static inline int lmhead_args(struct run *r, struct lmhead_args *a) {
     const struct tensor shape = shape_1d(DT_F32, r->rows);
-    *a = (struct lmhead_args){.x = up(r, &r->in[0]), .inv_temp = up(r, &r->in[2]),
-                              .target = up(r, &r->in[3]), .logp = dev_new(r, shape, true),
+    *a = (struct lmhead_args){.x = up(r, &r->in[0]),
+                              .inv_temp = up(r, &r->in[2]),
+                              .target = up(r, &r->in[3]),
+                              .logp = dev_new(r, shape, true),
                               .lse = dev_new(r, shape, true)};
     if (r->s->flags & S_ENTROPY) {
         a->entropy = dev_new(r, shape, true);
@@ -423,27 +430,41 @@ static inline int logits_fwd(struct run *r) { /* inputs of lmhead */
 
 /* ---- shapes ---- */
 
-static const struct op_shape shapes_rows[] = { /* n columns */
-    {.rows = 1, .n = 1}, {.rows = 1, .n = 64}, {.rows = 7, .n = 17}, {.rows = 17, .n = 33},
-    {.rows = 33, .n = 100}, {.rows = 65, .n = 896}, {.rows = 100, .n = 129},
-    {.rows = 129, .n = 48, .flags = S_F32},
+static const struct op_shape shapes_rows[] = {
+    /* n columns */
+    {.rows = 1, .n = 1},    {.rows = 1, .n = 64},   {.rows = 7, .n = 17},    {.rows = 17, .n = 33},
+    {.rows = 33, .n = 100}, {.rows = 65, .n = 896}, {.rows = 100, .n = 129}, {.rows = 129, .n = 48, .flags = S_F32},
 };
-static const struct op_shape shapes_table[] = { /* a table of n rows, k columns */
-    {.rows = 1, .n = 1, .k = 16}, {.rows = 7, .n = 50, .k = 33}, {.rows = 33, .n = 257, .k = 80},
-    {.rows = 129, .n = 150, .k = 17}, {.rows = 65, .n = 70, .k = 64, .flags = S_F32},
+static const struct op_shape shapes_table[] = {
+    /* a table of n rows, k columns */
+    {.rows = 1, .n = 1, .k = 16},
+    {.rows = 7, .n = 50, .k = 33},
+    {.rows = 33, .n = 257, .k = 80},
+    {.rows = 129, .n = 150, .k = 17},
+    {.rows = 65, .n = 70, .k = 64, .flags = S_F32},
 };
 static const struct op_shape shapes_matmul[] = {
-    {.rows = 1, .n = 1, .k = 1}, {.rows = 1, .n = 100, .k = 64}, {.rows = 1, .n = 257, .k = 130},
-    {.rows = 7, .n = 33, .k = 17, .flags = S_BIAS}, {.rows = 17, .n = 48, .k = 80, .flags = S_F32},
-    {.rows = 33, .n = 100, .k = 129, .flags = S_ADD}, {.rows = 65, .n = 130, .k = 257, .flags = S_BIAS},
-    {.rows = 100, .n = 65, .k = 33, .flags = S_F32 | S_BIAS}, {.rows = 129, .n = 64, .k = 96},
-    {.rows = 129, .n = 31, .k = 2, .flags = S_ADD | S_BIAS}, {.rows = 16, .n = 32, .k = 64},
-    {.rows = 5, .n = 40, .k = 4864}, {.rows = 3, .n = 4864, .k = 40},
+    {.rows = 1, .n = 1, .k = 1},
+    {.rows = 1, .n = 100, .k = 64},
+    {.rows = 1, .n = 257, .k = 130},
+    {.rows = 7, .n = 33, .k = 17, .flags = S_BIAS},
+    {.rows = 17, .n = 48, .k = 80, .flags = S_F32},
+    {.rows = 33, .n = 100, .k = 129, .flags = S_ADD},
+    {.rows = 65, .n = 130, .k = 257, .flags = S_BIAS},
+    {.rows = 100, .n = 65, .k = 33, .flags = S_F32 | S_BIAS},
+    {.rows = 129, .n = 64, .k = 96},
+    {.rows = 129, .n = 31, .k = 2, .flags = S_ADD | S_BIAS},
+    {.rows = 16, .n = 32, .k = 64},
+    {.rows = 5, .n = 40, .k = 4864},
+    {.rows = 3, .n = 4864, .k = 40},
 };
 static const struct op_shape shapes_qkv[] = {
-    {.rows = 1, .hq = 1, .hk = 1, .dim = 16}, {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .flags = S_NORM},
-    {.rows = 17, .hq = 14, .hk = 2, .dim = 64}, {.rows = 33, .hq = 4, .hk = 4, .dim = 80, .flags = S_NORM},
-    {.rows = 65, .hq = 2, .hk = 1, .dim = 128, .flags = S_NORM}, {.rows = 100, .hq = 7, .hk = 1, .dim = 64},
+    {.rows = 1, .hq = 1, .hk = 1, .dim = 16},
+    {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .flags = S_NORM},
+    {.rows = 17, .hq = 14, .hk = 2, .dim = 64},
+    {.rows = 33, .hq = 4, .hk = 4, .dim = 80, .flags = S_NORM},
+    {.rows = 65, .hq = 2, .hk = 1, .dim = 128, .flags = S_NORM},
+    {.rows = 100, .hq = 7, .hk = 1, .dim = 64},
     {.rows = 129, .hq = 2, .hk = 2, .dim = 80},
 };
 static const struct op_shape shapes_attn[] = {
@@ -468,19 +489,29 @@ static const struct op_shape shapes_attn[] = {
     {.rows = 70, .hq = 1, .hk = 1, .dim = 256, .lens = {3, 67}},
     {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .window = 20, .lens = {40}},
 };
-static const struct op_shape shapes_head[] = { /* n: vocabulary, k: hidden */
-    {.rows = 1, .n = 2, .k = 16, .flags = S_ENTROPY}, {.rows = 7, .n = 300, .k = 33},
-    {.rows = 33, .n = 1000, .k = 64, .flags = S_ENTROPY}, {.rows = 129, .n = 257, .k = 48, .flags = S_ENTROPY},
-    {.rows = 1, .n = 4096, .k = 64}, {.rows = 17, .n = 4097, .k = 17, .flags = S_ENTROPY},
-    {.rows = 5, .n = 8192 + 300, .k = 32, .flags = S_ENTROPY}, {.rows = 65, .n = 5000, .k = 16},
+static const struct op_shape shapes_head[] = {
+    /* n: vocabulary, k: hidden */
+    {.rows = 1, .n = 2, .k = 16, .flags = S_ENTROPY},
+    {.rows = 7, .n = 300, .k = 33},
+    {.rows = 33, .n = 1000, .k = 64, .flags = S_ENTROPY},
+    {.rows = 129, .n = 257, .k = 48, .flags = S_ENTROPY},
+    {.rows = 1, .n = 4096, .k = 64},
+    {.rows = 17, .n = 4097, .k = 17, .flags = S_ENTROPY},
+    {.rows = 5, .n = 8192 + 300, .k = 32, .flags = S_ENTROPY},
+    {.rows = 65, .n = 5000, .k = 16},
     {.rows = 1030, .n = 24, .k = 16, .flags = S_ENTROPY}, /* more than a backend may take at a time */
 };
 
-static const struct op_shape shapes_lists[] = { /* window: entries of a list */
-    {.rows = 1, .n = 2, .k = 16, .window = 2, .flags = S_ENTROPY}, {.rows = 7, .n = 300, .k = 33, .window = 1},
-    {.rows = 33, .n = 1000, .k = 64, .window = 32, .flags = S_ENTROPY}, {.rows = 9, .n = 24, .k = 16, .window = 24},
-    {.rows = 17, .n = 4097, .k = 17, .window = 300, .flags = S_ENTROPY}, {.rows = 5, .n = 8192 + 300, .k = 32, .window = 129},
-    {.rows = 3, .n = 20000, .k = 16, .window = 1024}, {.rows = 1030, .n = 24, .k = 16, .window = 5, .flags = S_ENTROPY},
+static const struct op_shape shapes_lists[] = {
+    /* window: entries of a list */
+    {.rows = 1, .n = 2, .k = 16, .window = 2, .flags = S_ENTROPY},
+    {.rows = 7, .n = 300, .k = 33, .window = 1},
+    {.rows = 33, .n = 1000, .k = 64, .window = 32, .flags = S_ENTROPY},
+    {.rows = 9, .n = 24, .k = 16, .window = 24},
+    {.rows = 17, .n = 4097, .k = 17, .window = 300, .flags = S_ENTROPY},
+    {.rows = 5, .n = 8192 + 300, .k = 32, .window = 129},
+    {.rows = 3, .n = 20000, .k = 16, .window = 1024},
+    {.rows = 1030, .n = 24, .k = 16, .window = 5, .flags = S_ENTROPY},
 };
 
 #define SHAPES(list) .shapes = (list), .n_shapes = COUNT(list)

@@ -116,11 +116,11 @@ struct slot {
     enum dtype dt;
     int nd;
     int64_t dim[4];
-    bool per_row;  /* dim[0] runs over rows */
-    enum tol tol;  /* of results */
-    int in;        /* of gradients: the input they belong to */
-    double floor;  /* of results: errors are relative to at least this root mean square */
-    float *f;      /* owned unless the run is a slice */
+    bool per_row; /* dim[0] runs over rows */
+    enum tol tol; /* of results */
+    int in;       /* of gradients: the input they belong to */
+    double floor; /* of results: errors are relative to at least this root mean square */
+    float *f;     /* owned unless the run is a slice */
     int32_t *i;
 };
 
@@ -161,10 +161,10 @@ struct op_def {
     const char *name;
     void (*setup)(struct run *r);
     int (*fwd)(struct run *r);
-    int (*bwd)(struct run *r);          /* NULL: none */
+    int (*bwd)(struct run *r); /* NULL: none */
     const struct op_shape *shapes;
     int64_t n_shapes;
-    bool row_op;                        /* per-row results depend on that row alone */
+    bool row_op; /* per-row results depend on that row alone */
 };
 
 static inline struct tensor slot_shape(const struct slot *s) {
@@ -175,8 +175,7 @@ static inline int64_t slot_count(const struct slot *s) { return tensor_count(slo
 
 /* ---- inputs (called by setup) ---- */
 
-static inline struct slot *slot_new(struct slot *list, int *n, const char *name, struct tensor shape,
-                                    bool per_row) {
+static inline struct slot *slot_new(struct slot *list, int *n, const char *name, struct tensor shape, bool per_row) {
     CHECK(*n < MAX_SLOTS);
     struct slot *s = &list[(*n)++];
     *s = (struct slot){.name = name, .dt = shape.dt, .nd = shape.nd, .per_row = per_row};
@@ -195,8 +194,7 @@ static inline void slot_fill(struct slot *s, float scale, float mean) {
         s->f[i] = s->dt == DT_BF16 ? bf16_to_f32(f32_to_bf16(v)) : v;
     }
 }
-static inline void add_in(struct run *r, const char *name, struct tensor shape, bool per_row,
-                          float scale, float mean) {
+static inline void add_in(struct run *r, const char *name, struct tensor shape, bool per_row, float scale, float mean) {
     slot_fill(slot_new(r->in, &r->n_in, name, shape, per_row), scale, mean);
 }
 static inline void add_gout(struct run *r, const char *name, struct tensor shape, bool per_row) {
@@ -210,8 +208,7 @@ static inline void add_ids(struct run *r, const char *name, int64_t limit, bool 
     s->i = xcalloc((size_t)r->rows, sizeof *s->i);
     for (int64_t i = 0; i < limit; i++) perm[i] = i;
     rng_shuffle(&g, perm, limit);
-    for (int64_t i = 0; i < r->rows; i++)
-        s->i[i] = (int32_t)(distinct ? perm[i] : (int64_t)rng_below(&g, (uint64_t)limit));
+    for (int64_t i = 0; i < r->rows; i++) s->i[i] = (int32_t)(distinct ? perm[i] : (int64_t)rng_below(&g, (uint64_t)limit));
     free(perm);
 }
 static inline struct tensor shape_1d(enum dtype dt, int64_t n) { return tensor_1d(NULL, dt, n); }
@@ -246,8 +243,7 @@ static inline struct tensor dev_new(struct run *r, struct tensor shape, bool per
     free(host);
     return shape;
 }
-static inline struct tensor up_values(struct run *r, struct tensor shape, bool per_row, const float *f,
-                                      const int32_t *ids) {
+static inline struct tensor up_values(struct run *r, struct tensor shape, bool per_row, const float *f, const int32_t *ids) {
     struct tensor t = dev_new(r, shape, per_row);
     const int64_t n = tensor_count(t);
     void *host = xmalloc((size_t)n * dtype_size(t.dt));
@@ -260,9 +256,7 @@ static inline struct tensor up_values(struct run *r, struct tensor shape, bool p
     free(host);
     return t;
 }
-static inline struct tensor up(struct run *r, const struct slot *s) {
-    return up_values(r, slot_shape(s), s->per_row, s->f, s->i);
-}
+static inline struct tensor up(struct run *r, const struct slot *s) { return up_values(r, slot_shape(s), s->per_row, s->f, s->i); }
 static inline struct tensor up_i32(struct run *r, struct tensor shape, const int32_t *v) {
     return up_values(r, shape, false, NULL, v);
 }
@@ -293,8 +287,7 @@ static inline float *down_values(struct run *r, struct tensor t) {
     const int64_t n = tensor_count(t);
     void *host = xmalloc((size_t)n * dtype_size(t.dt));
     float *f = xcalloc((size_t)n, sizeof *f);
-    if (dev_copy_out(r->d, host, t.data, (size_t)n * dtype_size(t.dt)) < 0)
-        err_check_failed(err_msg(), __FILE__, __LINE__);
+    if (dev_copy_out(r->d, host, t.data, (size_t)n * dtype_size(t.dt)) < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
     for (int64_t i = 0; i < n; i++) {
         if (t.dt == DT_BF16) f[i] = bf16_to_f32(((uint16_t *)host)[i]);
         else if (t.dt == DT_I32) f[i] = (float)((int32_t *)host)[i];
@@ -335,8 +328,7 @@ static inline void run_free(struct run *r) {
     slots_free(r->in, &r->n_in);
     slots_free(r->gout, &r->n_gout);
 }
-static inline void run_init(struct run *r, const struct op_def *op, const struct op_shape *s,
-                            enum dtype act, struct dev *d) {
+static inline void run_init(struct run *r, const struct op_def *op, const struct op_shape *s, enum dtype act, struct dev *d) {
     *r = (struct run){.d = d, .act = act, .s = s, .rows = s->rows};
     op->setup(r);
 }

@@ -54,14 +54,23 @@ static void check_block(struct dev *d) {
     static const struct {
         int64_t dst_row, dst_col, src_row, src_col, rows, cols;
         float scale;
-    } cases[] = {{0, 0, 0, 0, R2, C2, 1}, {3, 7, 5, 11, 30, 200, -1.7f}, {R - 1, C - 1, 0, 0, 1, 1, 2}, {5, 5, 5, 5, 0, 9, 3},
+    } cases[] = {{0, 0, 0, 0, R2, C2, 1},
+                 {3, 7, 5, 11, 30, 200, -1.7f},
+                 {R - 1, C - 1, 0, 0, 1, 1, 2},
+                 {5, 5, 5, 5, 0, 9, 3},
                  {0, 4, 39, 0, 1, 1, 0.3f}};
     float *dst = random_floats(R * C, 1), *src = random_floats(R2 * C2, 2), *got = xmalloc(sizeof(float) * R * C);
     void *src_dev = up(d, src, sizeof(float) * R2 * C2);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         void *dst_dev = up(d, dst, sizeof(float) * R * C);
-        const struct add_block_args a = {tensor_2d(dst_dev, DT_F32, R, C), tensor_2d(src_dev, DT_F32, R2, C2), cases[c].dst_row,
-                                         cases[c].dst_col, cases[c].src_row, cases[c].src_col, cases[c].rows, cases[c].cols,
+        const struct add_block_args a = {tensor_2d(dst_dev, DT_F32, R, C),
+                                         tensor_2d(src_dev, DT_F32, R2, C2),
+                                         cases[c].dst_row,
+                                         cases[c].dst_col,
+                                         cases[c].src_row,
+                                         cases[c].src_col,
+                                         cases[c].rows,
+                                         cases[c].cols,
                                          cases[c].scale};
         OK(dev_add_block(d, &a));
         OK(dev_copy_out(d, got, dst_dev, sizeof(float) * R * C));
@@ -115,8 +124,7 @@ static void check_dequant(struct dev *d) {
                 char *got = xmalloc(bytes);
                 void *code_dev = up(d, code, (size_t)codes), *scale_dev = up(d, scale, (size_t)scales * 4), *w = up(d, got, bytes);
                 const struct dequant_args a = {(enum quant_kind)kind, tensor_1d(code_dev, DT_U8, codes),
-                                               tensor_1d(scale_dev, DT_F32, scales),
-                                               tensor_2d(w, dt, shapes[s][0], shapes[s][1])};
+                                               tensor_1d(scale_dev, DT_F32, scales), tensor_2d(w, dt, shapes[s][0], shapes[s][1])};
                 OK(dev_dequant(d, &a));
                 OK(dev_copy_out(d, got, w, bytes));
                 for (int64_t i = 0; i < n; i++) {
@@ -157,9 +165,12 @@ static void check_head(struct dev *d) {
     OK(dev_alloc(d, wb, &packed));
     OK(dev_alloc(d, sizeof(float) * V * H, &dw));
     OK(dev_zero(d, dw, sizeof(float) * V * H));
-    const struct lmhead_args a = {.x = tensor_2d(xd, DT_F32, R, H), .w = {packed, DT_F32, V, H},
-                                  .inv_temp = tensor_1d(cd, DT_F32, R), .target = tensor_1d(td, DT_I32, R),
-                                  .lse = tensor_1d(lse, DT_F32, R), .logp = tensor_1d(logp, DT_F32, R)};
+    const struct lmhead_args a = {.x = tensor_2d(xd, DT_F32, R, H),
+                                  .w = {packed, DT_F32, V, H},
+                                  .inv_temp = tensor_1d(cd, DT_F32, R),
+                                  .target = tensor_1d(td, DT_I32, R),
+                                  .lse = tensor_1d(lse, DT_F32, R),
+                                  .logp = tensor_1d(logp, DT_F32, R)};
     OK(dev_weight_pack(d, a.w, tensor_2d(src, DT_F32, V, H)));
     OK(dev_lmhead_fwd(d, &a));
     for (int i = 0; i < 2; i++) {
@@ -170,8 +181,8 @@ static void check_head(struct dev *d) {
     assert_memory_equal(dx[0], dx[1], sizeof dx[0]);
     assert_true(dx[0][0] != x[0]);
     void *const all[] = {xd, src, packed, dw, td, ld, cd, out, lse, logp};
-    const size_t sizes[] = {sizeof(float) * R * H, sizeof(float) * V * H, wb, sizeof(float) * V * H, sizeof target,
-                            sizeof(float) * R, sizeof temp, sizeof dx[0], sizeof temp, sizeof temp};
+    const size_t sizes[] = {sizeof(float) * R * H, sizeof(float) * V * H, wb,           sizeof(float) * V * H, sizeof target,
+                            sizeof(float) * R,     sizeof temp,           sizeof dx[0], sizeof temp,           sizeof temp};
     for (int i = 0; i < 10; i++) dev_free(d, all[i], sizes[i]);
     free(x);
     free(w);

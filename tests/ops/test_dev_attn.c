@@ -13,9 +13,9 @@ struct geometry {
     int64_t hq, hk, dim, window;
 };
 static const struct geometry geometries[] = {
-    {1, 1, 16, 0}, {2, 1, 32, 0}, {14, 2, 64, 0}, {2, 2, 80, 0}, {2, 1, 128, 0},
-    {2, 1, 64, 1}, {4, 2, 64, 50}, {7, 1, 32, 64}, {2, 1, 64, 100}, {8, 2, 128, 70},
-    {2, 2, 128, 0}, {18, 1, 32, 0}, {4, 2, 96, 64}, {2, 1, 192, 0}, {2, 1, 256, 100}, {2, 1, 18, 40},
+    {1, 1, 16, 0},  {2, 1, 32, 0},  {14, 2, 64, 0},   {2, 2, 80, 0},   {2, 1, 128, 0}, {2, 1, 64, 1},
+    {4, 2, 64, 50}, {7, 1, 32, 64}, {2, 1, 64, 100},  {8, 2, 128, 70}, {2, 2, 128, 0}, {18, 1, 32, 0},
+    {4, 2, 96, 64}, {2, 1, 192, 0}, {2, 1, 256, 100}, {2, 1, 18, 40},
 };
 
 /* Rows [lo, hi) of sequence seq, which see keys [0, hi). */
@@ -30,8 +30,8 @@ struct scene {
     int64_t start[N_SEQS + 1]; /* first packed row of each sequence */
     int32_t pages[N_SEQS][16]; /* page of each 16 keys */
     int64_t n_pages;
-    float *q, *k, *v;          /* (rows, Hq*D), (rows, Hk*D) twice */
-    struct kv packed, paged;   /* on the device, while all_rows runs */
+    float *q, *k, *v;        /* (rows, Hq*D), (rows, Hk*D) twice */
+    struct kv packed, paged; /* on the device, while all_rows runs */
 };
 
 static float *wide_normals(int64_t n, uint64_t seed) {
@@ -76,8 +76,7 @@ static struct tensor up_keys(struct run *r, const struct scene *s, const float *
         for (int64_t j = 0; j < seq_len[i]; j++) {
             const int64_t page = paged ? s->pages[i][j / PAGE] : 0, at = paged ? j % PAGE : s->start[i] + j;
             for (int64_t h = 0; h < hk; h++)
-                memcpy(f + ((page * hk + h) * len + at) * dim, rows + ((s->start[i] + j) * hk + h) * dim,
-                       (size_t)dim * sizeof *f);
+                memcpy(f + ((page * hk + h) * len + at) * dim, rows + ((s->start[i] + j) * hk + h) * dim, (size_t)dim * sizeof *f);
         }
     const struct tensor t = up_values(r, shape, false, f, NULL);
     free(f);
@@ -85,14 +84,17 @@ static struct tensor up_keys(struct run *r, const struct scene *s, const float *
 }
 
 /* One attention call over these pieces; the results go to their packed rows of out and lse. */
-static int attend(struct dev *d, const struct scene *s, bool paged, const struct piece *piece, int64_t n,
-                  float *out, float *lse) {
+static int attend(struct dev *d, const struct scene *s, bool paged, const struct piece *piece, int64_t n, float *out, float *lse) {
     const struct geometry *g = s->g;
     const int64_t width = g->hq * g->dim;
     struct run r = {.d = d, .act = s->act};
     int32_t q_start[MAX_CALL + 1] = {0}, pos0[MAX_CALL], kv_start[MAX_CALL], pages[MAX_CALL][16];
-    struct attn_args a = {.n_q_heads = g->hq, .n_kv_heads = g->hk, .head_dim = g->dim, .window = g->window,
-                          .scale = 1.0f / sqrtf((float)g->dim), .seqs.n = n};
+    struct attn_args a = {.n_q_heads = g->hq,
+                          .n_kv_heads = g->hk,
+                          .head_dim = g->dim,
+                          .window = g->window,
+                          .scale = 1.0f / sqrtf((float)g->dim),
+                          .seqs.n = n};
     CHECK(n <= MAX_CALL);
     for (int64_t i = 0; i < n; i++) {
         const struct piece *p = &piece[i];
@@ -160,25 +162,13 @@ static int chunks_of(struct dev *d, const struct scene *s, int64_t size, float *
     }
     return 0;
 }
-static int chunks_16(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 16, out, lse);
-}
-static int chunks_7(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 7, out, lse);
-}
-static int chunks_64(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 64, out, lse);
-}
-static int chunks_100(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 100, out, lse);
-}
-static int chunks_45(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 45, out, lse);
-}
+static int chunks_16(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 16, out, lse); }
+static int chunks_7(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 7, out, lse); }
+static int chunks_64(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 64, out, lse); }
+static int chunks_100(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 100, out, lse); }
+static int chunks_45(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 45, out, lse); }
 /* One row of each sequence per call, as in decoding. */
-static int decode(struct dev *d, const struct scene *s, float *out, float *lse) {
-    return chunks_of(d, s, 1, out, lse);
-}
+static int decode(struct dev *d, const struct scene *s, float *out, float *lse) { return chunks_of(d, s, 1, out, lse); }
 /* Every row of every sequence as a sequence of its own, in one call: many blocks, of unlike lengths. */
 static int decode_all(struct dev *d, const struct scene *s, float *out, float *lse) {
     struct piece p[MAX_CALL];
@@ -199,14 +189,16 @@ struct way {
     int (*run)(struct dev *d, const struct scene *s, float *out, float *lse);
 };
 static const struct way ways[] = {
-    {"pages", paged_reversed}, {"alone", alone}, {"chunks of 7", chunks_7}, {"chunks of 16", chunks_16},
-    {"chunks of 45", chunks_45}, {"chunks of 64", chunks_64}, {"chunks of 100", chunks_100},
-    {"decode", decode}, {"decode all at once", decode_all}, {"mixed", mixed},
+    {"pages", paged_reversed},          {"alone", alone},
+    {"chunks of 7", chunks_7},          {"chunks of 16", chunks_16},
+    {"chunks of 45", chunks_45},        {"chunks of 64", chunks_64},
+    {"chunks of 100", chunks_100},      {"decode", decode},
+    {"decode all at once", decode_all}, {"mixed", mixed},
 };
 
 /* All rows computed by `run` into a fresh (out, lse) pair, NaN where it leaves a row out. */
-static int all_rows(int (*run)(struct dev *, const struct scene *, float *, float *), struct dev *d,
-                    const struct scene *s, float **out, float **lse) {
+static int all_rows(int (*run)(struct dev *, const struct scene *, float *, float *), struct dev *d, const struct scene *s,
+                    float **out, float **lse) {
     const int64_t rows = s->start[N_SEQS], n_out = rows * s->g->hq * s->g->dim, n_lse = rows * s->g->hq;
     *out = xmalloc((size_t)n_out * sizeof **out);
     *lse = xmalloc((size_t)n_lse * sizeof **lse);
@@ -221,15 +213,14 @@ static int all_rows(int (*run)(struct dev *, const struct scene *, float *, floa
     return rc;
 }
 
-static void same(const char *backend, const struct scene *s, const char *what, const float *got,
-                 const float *want, int64_t width) {
+static void same(const char *backend, const struct scene *s, const char *what, const float *got, const float *want, int64_t width) {
     const int64_t n = s->start[N_SEQS] * width, at = first_diff(got, want, n);
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(want[i])) fail_msg("%s: a result of packed rows is not finite", backend);
     if (at >= 0)
         fail_msg("%s %s, %lld/%lld heads of %lld, window %lld, %s: packed row %lld differs: %.9g, %.9g", backend,
-                 dtype_name(s->act), (long long)s->g->hq, (long long)s->g->hk, (long long)s->g->dim,
-                 (long long)s->g->window, what, (long long)(at / width), (double)got[at], (double)want[at]);
+                 dtype_name(s->act), (long long)s->g->hq, (long long)s->g->hk, (long long)s->g->dim, (long long)s->g->window, what,
+                 (long long)(at / width), (double)got[at], (double)want[at]);
 }
 
 /* False: no attention on this backend. */
@@ -291,8 +282,7 @@ static void test_textbook(void **state) {
                 }
                 /* f32 results of sums in double: one rounding of each */
                 assert_true(fabs(lse[row * g.hq + h] - log(sum)) <= 1e-6 * (1 + fabs(log(sum))));
-                for (int64_t c = 0; c < g.dim; c++)
-                    assert_true(fabs(out[(row * g.hq + h) * g.dim + c] - acc[c] / sum) <= 1e-6);
+                for (int64_t c = 0; c < g.dim; c++) assert_true(fabs(out[(row * g.hq + h) * g.dim + c] - acc[c] / sum) <= 1e-6);
             }
     free(out);
     free(lse);

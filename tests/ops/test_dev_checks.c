@@ -20,7 +20,7 @@ static void test_tensor(void **state) {
         size_t size;
         const char *name;
     } types[] = {{DT_F32, 4, "f32"}, {DT_BF16, 2, "bf16"}, {DT_F16, 2, "f16"}, {DT_F64, 8, "f64"},
-                 {DT_I32, 4, "i32"}, {DT_I64, 8, "i64"}, {DT_U8, 1, "u8"}};
+                 {DT_I32, 4, "i32"}, {DT_I64, 8, "i64"},   {DT_U8, 1, "u8"}};
     for (int64_t i = 0; i < COUNT(types); i++) {
         assert_int_equal(dtype_size(types[i].dt), types[i].size);
         assert_string_equal(dtype_name(types[i].dt), types[i].name);
@@ -91,13 +91,13 @@ static void test_misfits(void **state) {
     const struct qkv_args qkv = {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 3, .qkv = x};
     const struct lmhead_args head = {.x = x, .w = w, .inv_temp = v, .target = id4, .logp = v};
     struct sample_param p = {.inv_temp = 1, .top_p = 1.5f, .repetition_penalty = 1};
-    const struct sample_args smp = {.logits = tensor_2d(f, DT_F32, 1, 8), .param = &p, .id = tensor_1d(ids, DT_I32, 1),
-                                    .logp = tensor_1d(g, DT_F32, 1)};
-    const struct decode_args loop = {.x = x, .w = w, .logits = tensor_2d(g, DT_F32, 4, 8), .rows = tensor_2d(f, DT_U8, 4, 8),
-                                     .page_len = 16};
+    const struct sample_args smp = {
+        .logits = tensor_2d(f, DT_F32, 1, 8), .param = &p, .id = tensor_1d(ids, DT_I32, 1), .logp = tensor_1d(g, DT_F32, 1)};
+    const struct decode_args loop = {
+        .x = x, .w = w, .logits = tensor_2d(g, DT_F32, 4, 8), .rows = tensor_2d(f, DT_U8, 4, 8), .page_len = 16};
     const struct adamw_args opt = {.p = v, .m = v, .v = v, .g = v, .step = 0};
-#define REFUSED(op, call)                        \
-    assert_int_equal((call), ERR_INVAL);         \
+#define REFUSED(op, call)                \
+    assert_int_equal((call), ERR_INVAL); \
     assert_non_null(strstr(err_msg(), "op " #op))
     REFUSED(cast, dev_cast(d, tensor_1d(g, DT_F32, 31), x));
     REFUSED(embed_fwd, dev_embed_fwd(d, y, id4, w7));
@@ -128,8 +128,8 @@ static void test_misfits(void **state) {
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F32, 1), x));
     REFUSED(adamw, dev_adamw(d, &opt));
     REFUSED(axpby, dev_axpby(d, x, 1, tensor_2d(g, DT_F32, 8, 4), 1));
-    const struct quant8_args q8 = {.x = tensor_1d(f, DT_F32, 64), .code = tensor_1d(g, DT_U8, 64),
-                                   .scale = tensor_1d(g, DT_F32, 2)};
+    const struct quant8_args q8 = {
+        .x = tensor_1d(f, DT_F32, 64), .code = tensor_1d(g, DT_U8, 64), .scale = tensor_1d(g, DT_F32, 2)};
     REFUSED(quant8, dev_quant8(d, &q8));
     REFUSED(dequant8, dev_dequant8(d, &q8));
 #undef REFUSED
@@ -144,9 +144,14 @@ static void test_missing(void **state) {
     struct dev d;
     assert_int_equal(dev_open_ref(&d), 0);
     const struct dev_ops *full = d.ops;
-    const struct dev_ops bare = {.name = "bare", .alloc = full->alloc, .free = full->free, .copy_in = full->copy_in,
-                                 .copy_out = full->copy_out, .weight_bytes = full->weight_bytes,
-                                 .weight_pack = full->weight_pack, .weight_unpack = full->weight_unpack};
+    const struct dev_ops bare = {.name = "bare",
+                                 .alloc = full->alloc,
+                                 .free = full->free,
+                                 .copy_in = full->copy_in,
+                                 .copy_out = full->copy_out,
+                                 .weight_bytes = full->weight_bytes,
+                                 .weight_pack = full->weight_pack,
+                                 .weight_unpack = full->weight_unpack};
     for (int64_t i = 0; i < N_OPS; i++) {
         struct run r;
         if (strcmp(ops_table[i].name, "weight") == 0) continue;
@@ -220,9 +225,16 @@ static int adamw_steps(struct dev *d, int64_t n, float *out, double *want) {
         want[n + i] = want[2 * n + i] = 0;
     }
     const struct tensor shape = shape_1d(DT_F32, n);
-    struct adamw_args a = {.p = up_values(&r, shape, false, p, NULL), .m = up_acc(&r, shape, false),
-                           .v = up_acc(&r, shape, false), .g = dev_new(&r, shape, false), .lr = 1e-2, .beta1 = 0.9,
-                           .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 0.5f};
+    struct adamw_args a = {.p = up_values(&r, shape, false, p, NULL),
+                           .m = up_acc(&r, shape, false),
+                           .v = up_acc(&r, shape, false),
+                           .g = dev_new(&r, shape, false),
+                           .lr = 1e-2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.999,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .grad_scale = 0.5f};
     int rc = 0;
     for (a.step = 1; a.step <= 10 && rc == 0; a.step++) {
         const double t = (double)a.step;
@@ -239,8 +251,7 @@ static int adamw_steps(struct dev *d, int64_t n, float *out, double *want) {
         rc = dev_adamw(d, &a);
     }
     const struct tensor state[] = {a.p, a.m, a.v};
-    for (int k = 0; k < 3 && rc == 0; k++)
-        rc = dev_copy_out(d, out + k * n, state[k].data, (size_t)n * sizeof *out);
+    for (int k = 0; k < 3 && rc == 0; k++) rc = dev_copy_out(d, out + k * n, state[k].data, (size_t)n * sizeof *out);
     run_free_blocks(&r);
     free(p);
     free(grad);
@@ -259,8 +270,8 @@ static void test_adamw(void **state) {
                 /* ten steps, each a handful of f32 roundings of values up to 5 */
                 for (int64_t i = 0; i < 3 * n; i++)
                     if (fabs(got[i] - want[i]) > 2e-6 * (i < 2 * n ? 1 : 0.1) * (1 + fabs(want[i])))
-                        fail_msg("%s: adamw %c[%lld] is %.9g, want %.9g", two.name[b], "pmv"[i / n],
-                                 (long long)(i % n), (double)got[i], want[i]);
+                        fail_msg("%s: adamw %c[%lld] is %.9g, want %.9g", two.name[b], "pmv"[i / n], (long long)(i % n),
+                                 (double)got[i], want[i]);
                 for (int64_t i = 2 * n; i < 3 * n; i++) /* v is a sum of squares: relative */
                     assert_true(fabs(got[i] - want[i]) <= 2e-6 * fabs(want[i]));
                 assert_int_equal(adamw_steps(&one.dev[b], n, again, want), 0);
@@ -283,7 +294,8 @@ static int combine_and_quantize(struct dev *d, const float *x, const float *y, c
     struct run r = {.d = d};
     const int64_t blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
     const struct tensor shape = shape_1d(DT_F32, n), ty = up_values(&r, shape, false, y, NULL);
-    struct quant8_args q = {.x = up_values(&r, shape, false, x, NULL), .code = dev_new(&r, shape_1d(DT_U8, n), false),
+    struct quant8_args q = {.x = up_values(&r, shape, false, x, NULL),
+                            .code = dev_new(&r, shape_1d(DT_U8, n), false),
                             .scale = dev_new(&r, shape_1d(DT_F32, blocks), false),
                             .book = up_values(&r, shape_1d(DT_F32, 256), false, book, NULL)};
     uint8_t *codes = xcalloc((size_t)n, 1);
@@ -338,9 +350,9 @@ static void test_flat_ops(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flat_ops),
-        cmocka_unit_test(test_tensor),  cmocka_unit_test(test_memory), cmocka_unit_test(test_misfits),
-        cmocka_unit_test(test_missing), cmocka_unit_test(test_sumsq),  cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_flat_ops), cmocka_unit_test(test_tensor),  cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_misfits),  cmocka_unit_test(test_missing), cmocka_unit_test(test_sumsq),
+        cmocka_unit_test(test_adamw),
     };
     backends_open(&two, 2);
     backends_open(&one, 1);

@@ -150,12 +150,12 @@ static void check_fwd(const struct fwd_case *s) {
 
 static void test_models(void **state) { /* Qwen2.5-0.5B, Qwen3-1.7B: qkv, o, gate_up, down, head */
     static const struct fwd_case cases[] = {
-        {1152, 896, DT_BF16, DT_BF16, true, false},    {896, 896, DT_BF16, DT_F32, false, true},
-        {9728, 896, DT_BF16, DT_BF16, false, false},   {896, 4864, DT_BF16, DT_F32, false, true},
-        {151936, 896, DT_BF16, DT_F32, false, false},  {4096, 2048, DT_BF16, DT_BF16, false, false},
-        {2048, 2048, DT_BF16, DT_F32, false, true},    {12288, 2048, DT_BF16, DT_BF16, false, false},
-        {2048, 6144, DT_BF16, DT_F32, false, true},    {151936, 2048, DT_BF16, DT_F32, false, false},
-        {4096, 896, DT_BF16, DT_F32, false, false},    {384, 896, DT_BF16, DT_F32, false, false},
+        {1152, 896, DT_BF16, DT_BF16, true, false},   {896, 896, DT_BF16, DT_F32, false, true},
+        {9728, 896, DT_BF16, DT_BF16, false, false},  {896, 4864, DT_BF16, DT_F32, false, true},
+        {151936, 896, DT_BF16, DT_F32, false, false}, {4096, 2048, DT_BF16, DT_BF16, false, false},
+        {2048, 2048, DT_BF16, DT_F32, false, true},   {12288, 2048, DT_BF16, DT_BF16, false, false},
+        {2048, 6144, DT_BF16, DT_F32, false, true},   {151936, 2048, DT_BF16, DT_F32, false, false},
+        {4096, 896, DT_BF16, DT_F32, false, false},   {384, 896, DT_BF16, DT_F32, false, false},
     };
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) check_fwd(&cases[i]);
@@ -290,8 +290,7 @@ static void back_free(struct back *b) {
     free(b->dw);
     free(b->db);
 }
-static void close_to(const char *what, const void *got, const void *want, enum dtype act, enum dtype dt, int64_t r,
-                     int64_t count) {
+static void close_to(const char *what, const void *got, const void *want, enum dtype act, enum dtype dt, int64_t r, int64_t count) {
     float *a = xcalloc((size_t)count, sizeof *a), *b = xcalloc((size_t)count, sizeof *b);
     for (int64_t i = 0; i < count; i++) a[i] = value(got, dt, i), b[i] = value(want, dt, i);
     const double e = nmse(a, b, count, 0), limit = limit_of(act, dt, r);
@@ -306,8 +305,9 @@ static void test_backward(void **state) {
         int64_t m, n, k;
         bool with_ref; /* ref takes seconds for the large ones */
     } cases[] = {
-        {DT_BF16, 600, 1152, 64, true}, {DT_BF16, 80, 384, 896, true}, {DT_F32, 300, 96, 128, true}, {DT_BF16, 33, 49, 50, true},
-        {DT_F32, 1, 30, 31, true},      {DT_BF16, 4097, 1152, 896, false}, {DT_BF16, 3000, 896, 4864, false},
+        {DT_BF16, 600, 1152, 64, true},    {DT_BF16, 80, 384, 896, true}, {DT_F32, 300, 96, 128, true},
+        {DT_BF16, 33, 49, 50, true},       {DT_F32, 1, 30, 31, true},     {DT_BF16, 4097, 1152, 896, false},
+        {DT_BF16, 3000, 896, 4864, false},
     };
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) {
@@ -337,12 +337,8 @@ int main(void) {
     }
     if (dev_open_cuda(&cuda, 0) < 0 || dev_open_ref(&ref) < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_sizes),
-        cmocka_unit_test(test_kinds_of_output),
-        cmocka_unit_test(test_models),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_logits),
-        cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_odd_sizes), cmocka_unit_test(test_kinds_of_output), cmocka_unit_test(test_models),
+        cmocka_unit_test(test_swiglu),    cmocka_unit_test(test_logits),          cmocka_unit_test(test_backward),
     };
     const int failed = cmocka_run_group_tests_name("cuda: matrix products", tests, NULL, NULL);
     dev_close(&cuda);

@@ -11,19 +11,18 @@ static struct backends backends;
 
 static const struct op_shape small_rows[] = {{.rows = 3, .n = 10}, {.rows = 17, .n = 33}};
 static const struct op_shape small_table[] = {{.rows = 7, .n = 9, .k = 5}};
-static const struct op_shape small_matmul[] = {
-    {.rows = 5, .n = 7, .k = 6, .flags = S_BIAS}, {.rows = 17, .n = 33, .k = 20, .flags = S_BIAS | S_ADD}};
-static const struct op_shape small_qkv[] = {
-    {.rows = 4, .hq = 2, .hk = 1, .dim = 16}, {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM}};
-static const struct op_shape small_attn[] = {
-    {.rows = 5, .hq = 1, .hk = 1, .dim = 16, .lens = {5}},
-    {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},
-    {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}}};
-static const struct op_shape small_head[] = {
-    {.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY}, {.rows = 5, .n = 300, .k = 16},
-    {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY}};
-static const struct op_shape small_lists[] = {
-    {.rows = 3, .n = 11, .k = 8, .window = 4, .flags = S_ENTROPY}, {.rows = 2, .n = 300, .k = 16, .window = 7}};
+static const struct op_shape small_matmul[] = {{.rows = 5, .n = 7, .k = 6, .flags = S_BIAS},
+                                               {.rows = 17, .n = 33, .k = 20, .flags = S_BIAS | S_ADD}};
+static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim = 16},
+                                            {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM}};
+static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim = 16, .lens = {5}},
+                                             {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},
+                                             {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}}};
+static const struct op_shape small_head[] = {{.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY},
+                                             {.rows = 5, .n = 300, .k = 16},
+                                             {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY}};
+static const struct op_shape small_lists[] = {{.rows = 3, .n = 11, .k = 8, .window = 4, .flags = S_ENTROPY},
+                                              {.rows = 2, .n = 300, .k = 16, .window = 7}};
 
 static const struct op_def grad_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(small_table), true},
@@ -39,8 +38,7 @@ static const struct op_def grad_table[] = {
 
 /* Loss with input `in` moved by eps * dir. move (count) receives the move that f32 kept; size gets
  * the root of the sum of the squared terms. */
-static double loss_at(struct run *r, const struct op_def *op, int in, const float *dir, double eps,
-                      double *move, double *size) {
+static double loss_at(struct run *r, const struct op_def *op, int in, const float *dir, double eps, double *move, double *size) {
     struct slot *s = &r->in[in];
     const int64_t n = slot_count(s);
     float *saved = s->f, *moved = xcalloc((size_t)n, sizeof *moved);
@@ -68,8 +66,7 @@ static double loss_at(struct run *r, const struct op_def *op, int in, const floa
 /* Error of the difference quotient against grad . dir, both along the moves really made, beyond
  * what f32 rounding of the results explains; relative to the size that grad . dir has when its
  * terms do not cancel. */
-static double quotient_error(struct run *r, const struct op_def *op, int in, const float *dir,
-                             const float *grad, double eps) {
+static double quotient_error(struct run *r, const struct op_def *op, int in, const float *dir, const float *grad, double eps) {
     const int64_t n = slot_count(&r->in[in]);
     double *up_by = xcalloc((size_t)n, sizeof *up_by), *down_by = xcalloc((size_t)n, sizeof *down_by);
     double err[2], size = 0, noise = 0;
@@ -124,16 +121,15 @@ static bool check_grad(const struct op_def *op, int backend) {
             const double e = check_input(&r, op, grad.gin[k].in, grad.gin[k].f);
             /* a wrong factor or term shows at 1e-2 and more; fourth-order errors stay below this */
             if (!(e <= 5e-4))
-                fail_msg("%s %s: gradient of %s is off by %.3g relative to finite differences",
-                         backends.name[backend], op->name, grad.gin[k].name, e);
+                fail_msg("%s %s: gradient of %s is off by %.3g relative to finite differences", backends.name[backend], op->name,
+                         grad.gin[k].name, e);
             if (e > worst) worst = e;
         }
         run_free(&r);
         run_free(&grad);
         if (rc < 0) return false;
     }
-    print_message("%-15s %-8s worst relative error beyond f32 rounding %.2g\n", backends.name[backend],
-                  op->name, worst);
+    print_message("%-15s %-8s worst relative error beyond f32 rounding %.2g\n", backends.name[backend], op->name, worst);
     return true;
 }
 

@@ -11,14 +11,14 @@ struct worst {
     const char *what;
 };
 
-static void compare(const char *backend, const struct op_def *op, const struct slot *got,
-                    const struct slot *want, enum dtype act, struct worst *w) {
+static void compare(const char *backend, const struct op_def *op, const struct slot *got, const struct slot *want, enum dtype act,
+                    struct worst *w) {
     const double e = nmse(got->f, want->f, slot_count(want), want->floor);
     const double limit = tol_limit(want->tol, act, want->dt);
     if (!(e <= limit)) {
         const struct slot *s = want;
-        fail_msg("%s %s %s: %s (%lld, %lld, ...) has NMSE %.3g, allowed %.3g", backend, op->name,
-                 dtype_name(act), s->name, (long long)s->dim[0], (long long)s->dim[1], e, limit);
+        fail_msg("%s %s %s: %s (%lld, %lld, ...) has NMSE %.3g, allowed %.3g", backend, op->name, dtype_name(act), s->name,
+                 (long long)s->dim[0], (long long)s->dim[1], e, limit);
     }
     const double ratio = limit > 0 ? e / limit : 0;
     if (w->what == NULL || ratio > w->ratio) *w = (struct worst){e, limit, ratio, want->name};
@@ -37,17 +37,14 @@ static bool check_op(const struct op_def *op, int backend, enum dtype act) {
         const int rc = run_exec(&got, op);
         if (rc < 0 && rc != ERR_UNSUPPORTED) fail_msg("%s %s: %s", backends.name[backend], op->name, err_msg());
         have = have && rc == 0; /* a forward without its backward is compared all the same */
-        for (int k = 0; k < got.n_out; k++)
-            compare(backends.name[backend], op, &got.out[k], &want.out[k], act, &worst);
-        for (int k = 0; k < got.n_gin; k++)
-            compare(backends.name[backend], op, &got.gin[k], &want.gin[k], act, &worst);
+        for (int k = 0; k < got.n_out; k++) compare(backends.name[backend], op, &got.out[k], &want.out[k], act, &worst);
+        for (int k = 0; k < got.n_gin; k++) compare(backends.name[backend], op, &got.gin[k], &want.gin[k], act, &worst);
         run_free(&want);
         run_free(&got);
     }
     if (worst.what)
-        print_message("%-15s %-8s %-4s %2lld shapes, worst %s: NMSE %.2g of %.2g allowed\n", backends.name[backend],
-                      op->name, dtype_name(act), (long long)op->n_shapes, worst.what, worst.nmse,
-                      worst.limit);
+        print_message("%-15s %-8s %-4s %2lld shapes, worst %s: NMSE %.2g of %.2g allowed\n", backends.name[backend], op->name,
+                      dtype_name(act), (long long)op->n_shapes, worst.what, worst.nmse, worst.limit);
     return have;
 }
 

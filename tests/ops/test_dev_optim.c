@@ -73,9 +73,16 @@ static void adamw_rounded(struct run *r, const struct adamw_args *a, enum dtype 
 /* Four steps; p, m, v after them in out (3, n). */
 static void adamw_on(struct dev *d, float *const in[4], int64_t n, int64_t off, float *out) {
     struct run r = {.d = d};
-    struct adamw_args a = {.p = place(&r, in[0], n, off), .m = place(&r, in[1], n, off), .v = place(&r, in[2], n, off),
-                           .g = place(&r, in[3], n, off), .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
-                           .weight_decay = 0.1, .grad_scale = 0.7f};
+    struct adamw_args a = {.p = place(&r, in[0], n, off),
+                           .m = place(&r, in[1], n, off),
+                           .v = place(&r, in[2], n, off),
+                           .g = place(&r, in[3], n, off),
+                           .lr = 1e-2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.999,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .grad_scale = 0.7f};
     for (a.step = 1; a.step <= 2; a.step++)
         if (dev_adamw(d, &a) < 0) fail_msg("%s: %s", d->describe, err_msg());
     adamw_rounded(&r, &a, DT_BF16, off);
@@ -114,8 +121,10 @@ static void flat_on(struct dev *d, const float *x, const float *y, const float *
     struct run r = {.d = d};
     const int64_t blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
     const struct tensor tx = place(&r, x, n, off), ty = place(&r, y, n, off);
-    const struct quant8_args q = {.x = tx, .code = tensor_1d((uint8_t *)run_block(&r, (size_t)(n + off)) + off, DT_U8, n),
-                                  .scale = place(&r, x, blocks, off), .book = place(&r, book, 256, 0)};
+    const struct quant8_args q = {.x = tx,
+                                  .code = tensor_1d((uint8_t *)run_block(&r, (size_t)(n + off)) + off, DT_U8, n),
+                                  .scale = place(&r, x, blocks, off),
+                                  .book = place(&r, book, 256, 0)};
     int rc = dev_axpby(d, ty, 0.3f, tx, -1.7f);
     if (rc == 0) rc = dev_copy_out(d, out, ty.data, (size_t)n * 4);
     if (rc == 0) rc = dev_axpby(d, ty, 1.1f, ty, 0); /* in place; y is not read */

@@ -17,13 +17,11 @@ struct batch {
 /* More sequences than a GPU takes blocks at a time, so that a block has several of them, or several units of them, or waits for its
  * turn; groups of 1 to 18 heads. */
 static const struct batch batches[] = {
-    {150, 14, 2, 64, 0, false, false, false},    {40, 16, 8, 128, 0, true, true, false},
-    {150, 56, 8, 64, 0, false, false, true},     {150, 16, 8, 128, 0, true, true, true},
-    {170, 128, 8, 64, 0, true, true, false},     {15, 14, 2, 64, 0, true, true, true},
-    {40, 8, 8, 64, 0, false, true, true},        {15, 16, 1, 128, 0, true, false, true},
-    {40, 16, 8, 128, 70, true, true, true},      {15, 2, 1, 64, 100, false, false, true},
-    {15, 18, 1, 32, 0, true, true, true},        {15, 2, 2, 80, 0, false, false, true},
-    {15, 2, 1, 18, 40, true, true, true},        {40, 15, 5, 128, 0, false, false, true},
+    {150, 14, 2, 64, 0, false, false, false}, {40, 16, 8, 128, 0, true, true, false},  {150, 56, 8, 64, 0, false, false, true},
+    {150, 16, 8, 128, 0, true, true, true},   {170, 128, 8, 64, 0, true, true, false}, {15, 14, 2, 64, 0, true, true, true},
+    {40, 8, 8, 64, 0, false, true, true},     {15, 16, 1, 128, 0, true, false, true},  {40, 16, 8, 128, 70, true, true, true},
+    {15, 2, 1, 64, 100, false, false, true},  {15, 18, 1, 32, 0, true, true, true},    {15, 2, 2, 80, 0, false, false, true},
+    {15, 2, 1, 18, 40, true, true, true},     {40, 15, 5, 128, 0, false, false, true},
 };
 /* Minutes under a sanitizer, and to a CPU nothing new. */
 static bool for_gpus(const struct batch *b) { return b->n * b->hq > 2200; }
@@ -128,8 +126,13 @@ static int attend(struct dev *d, const struct scene *s, bool fused, struct resul
     q.slots = up_i32(&r, shape_1d(DT_I32, s->rows), s->slots);
     q.q = dev_new(&r, shape_2d(s->act, s->rows, b->hq * b->dim), false);
     q.kv = (struct kv){up_values(&r, pages, false, s->k, NULL), up_values(&r, pages, false, s->v, NULL)};
-    struct attn_args a = {.n_q_heads = b->hq, .n_kv_heads = b->hk, .head_dim = b->dim, .window = b->window,
-                          .scale = 1.0f / sqrtf((float)b->dim), .q = q.q, .kv = q.kv,
+    struct attn_args a = {.n_q_heads = b->hq,
+                          .n_kv_heads = b->hk,
+                          .head_dim = b->dim,
+                          .window = b->window,
+                          .scale = 1.0f / sqrtf((float)b->dim),
+                          .q = q.q,
+                          .kv = q.kv,
                           .seqs = {.n = b->n, .max_q = 1, .max_kv = ROPE}};
     a.seqs.q_start = up_i32(&r, shape_1d(DT_I32, b->n + 1), s->q_start);
     a.seqs.pos0 = up_i32(&r, shape_1d(DT_I32, b->n), s->pos0);

@@ -24,22 +24,19 @@ static void slice_init(struct run *r, const struct run *full, int64_t lo, int64_
         }
 }
 
-static void same_rows(const char *backend, const struct op_def *op, const struct slot *part,
-                      const struct slot *full, int64_t lo) {
+static void same_rows(const char *backend, const struct op_def *op, const struct slot *part, const struct slot *full, int64_t lo) {
     if (!full->per_row) return;
     const int64_t row = slot_count(full) / full->dim[0], n = slot_count(part);
     const int64_t at = first_diff(part->f, full->f + lo * row, n);
     if (at >= 0)
-        fail_msg("%s %s %s: row %lld of %lld differs in %s when computed in a call of %lld rows: %.9g, %.9g",
-                 backend, op->name, dtype_name(full->dt), (long long)(lo + at / row),
-                 (long long)full->dim[0], full->name, (long long)part->dim[0], (double)part->f[at],
-                 (double)full->f[lo * row + at]);
+        fail_msg("%s %s %s: row %lld of %lld differs in %s when computed in a call of %lld rows: %.9g, %.9g", backend, op->name,
+                 dtype_name(full->dt), (long long)(lo + at / row), (long long)full->dim[0], full->name, (long long)part->dim[0],
+                 (double)part->f[at], (double)full->f[lo * row + at]);
 }
 
 /* Cuts the rows into calls of `step` rows, each placed `pad` rows into its buffers, and makes about
  * MAX_PARTS of these calls, the first and the last among them. */
-static void check_split(const char *backend, const struct op_def *op, const struct run *full, int64_t step,
-                        int64_t pad) {
+static void check_split(const char *backend, const struct op_def *op, const struct run *full, int64_t step, int64_t pad) {
     enum { MAX_PARTS = 4 };
     const int64_t n_parts = (full->rows + step - 1) / step;
     for (int64_t i = 0; i < n_parts && i < MAX_PARTS; i++) {
@@ -97,8 +94,7 @@ static bool check_threads(const struct op_def *op, int backend, enum dtype act) 
                 fail_msg("%s %s: %s depends on the number of threads", one.name[backend], op->name, a.out[k].name);
         for (int k = 0; k < a.n_gin; k++)
             if (first_diff(a.gin[k].f, b.gin[k].f, slot_count(&a.gin[k])) >= 0)
-                fail_msg("%s %s: gradient of %s depends on the number of threads", one.name[backend], op->name,
-                         a.gin[k].name);
+                fail_msg("%s %s: gradient of %s depends on the number of threads", one.name[backend], op->name, a.gin[k].name);
         run_free(&a);
         run_free(&b);
         if (rc < 0) return false;
@@ -108,7 +104,7 @@ static bool check_threads(const struct op_def *op, int backend, enum dtype act) 
 
 static void test_threads(void **state) {
     const struct op_def *op = *state;
-    for (int b = 1; b < one.n; b++) { /* ref has no threads */
+    for (int b = 1; b < one.n; b++) {                                   /* ref has no threads */
         if (test_short() && strcmp(one.name[b], "cuda") == 0) continue; /* the same kernels twice */
         if (!check_threads(op, b, DT_F32) || !check_threads(op, b, DT_BF16)) report_skip(one.name[b], op->name);
     }
@@ -124,10 +120,15 @@ static int check_sampled(struct run *r) {
     struct sample_param *param = xcalloc((size_t)r->rows, sizeof *param);
     struct rng g = {.seed = 3, .stream = RNG_TEST};
     for (int64_t i = 0; i < r->rows; i++)
-        param[i] = (struct sample_param){.inv_temp = r->in[2].f[i], .top_p = i % 3 ? 0.9f : 1, .min_p = 0,
-                                         .repetition_penalty = 1, .u = (float)rng_unit(&g) * 0.999f,
+        param[i] = (struct sample_param){.inv_temp = r->in[2].f[i],
+                                         .top_p = i % 3 ? 0.9f : 1,
+                                         .min_p = 0,
+                                         .repetition_penalty = 1,
+                                         .u = (float)rng_unit(&g) * 0.999f,
                                          .top_k = i % 2 ? 40 : 0};
-    struct sample_args s = {.logits = z, .param = param, .id = dev_new(r, shape_1d(DT_I32, r->rows), true),
+    struct sample_args s = {.logits = z,
+                            .param = param,
+                            .id = dev_new(r, shape_1d(DT_I32, r->rows), true),
                             .logp = dev_new(r, shape_1d(DT_F32, r->rows), true)};
     int rc = dev_logits(r->d, z, a.x, a.w);
     if (rc == 0) rc = dev_sample(r->d, &s);
@@ -138,8 +139,8 @@ static int check_sampled(struct run *r) {
     float *sampled = down_values(r, s.logp), *scored = down_values(r, a.logp);
     const int64_t at = first_diff(sampled, scored, r->rows);
     if (at >= 0)
-        fail_msg("row %lld: the sampler's log-prob %.9g is not the LM head's %.9g", (long long)at,
-                 (double)sampled[at], (double)scored[at]);
+        fail_msg("row %lld: the sampler's log-prob %.9g is not the LM head's %.9g", (long long)at, (double)sampled[at],
+                 (double)scored[at]);
     for (int64_t i = 0; i < r->rows; i++) assert_true(isfinite(sampled[i]) && sampled[i] <= 1e-6f);
     free(sampled);
     free(scored);
@@ -238,15 +239,18 @@ static int check_company(struct run *r) {
     const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
     struct sample_param *param = xcalloc((size_t)r->rows, sizeof *param);
     struct rng g = {.seed = 5, .stream = RNG_TEST};
-    struct sample_args s = {.param = param, .id = dev_new(r, shape_1d(DT_I32, r->rows), true),
-                            .logp = dev_new(r, shape_1d(DT_F32, r->rows), true)};
+    struct sample_args s = {
+        .param = param, .id = dev_new(r, shape_1d(DT_I32, r->rows), true), .logp = dev_new(r, shape_1d(DT_F32, r->rows), true)};
     const struct tensor id = s.id, logp = s.logp;
     int rc = 0;
     for (int64_t k = 0; k < cases_of(COUNT(calls), 2) && rc == 0; k++) {
         const int64_t n = calls[k];
         for (int64_t i = 0; i < n; i++)
-            param[i] = (struct sample_param){.inv_temp = r->in[2].f[i], .top_p = i % 5 == 4 ? 0.9f : 1, .repetition_penalty = 1,
-                                             .u = (float)rng_unit(&g) * 0.999f, .top_k = i % 7 == 3 ? 40 : 0};
+            param[i] = (struct sample_param){.inv_temp = r->in[2].f[i],
+                                             .top_p = i % 5 == 4 ? 0.9f : 1,
+                                             .repetition_penalty = 1,
+                                             .u = (float)rng_unit(&g) * 0.999f,
+                                             .top_k = i % 7 == 3 ? 40 : 0};
         s.logits = tensor_rows(z, 0, n);
         s.id = tensor_rows(id, 0, n);
         s.logp = tensor_rows(logp, 0, n);
@@ -300,17 +304,29 @@ struct step {
 
 static void step_init(struct step *e, const struct run *r, int64_t n) {
     struct rng g = {.seed = 6, .stream = RNG_TEST};
-    *e = (struct step){xcalloc((size_t)n, sizeof *e->rows), xcalloc((size_t)n * 2, 4), xcalloc((size_t)n * STEP_PAGES, 4),
-                       xcalloc((size_t)n, 4), xcalloc((size_t)n, 4), xcalloc((size_t)n, 4), xcalloc((size_t)n, 4),
-                       xcalloc((size_t)n, 4), xcalloc((size_t)n, 4)};
+    *e = (struct step){xcalloc((size_t)n, sizeof *e->rows),
+                       xcalloc((size_t)n * 2, 4),
+                       xcalloc((size_t)n * STEP_PAGES, 4),
+                       xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4),
+                       xcalloc((size_t)n, 4)};
     for (int64_t i = 0; i < n; i++) {
-        e->rows[i] = (struct decode_row){.rule = {.inv_temp = r->in[2].f[i], .top_p = i % 5 == 4 ? 0.9f : 1,
-                                                  .repetition_penalty = 1, .top_k = i % 7 == 3 ? 40 : 0, .greedy = i % 11 == 6},
-                                         .sample = (uint32_t)(i % 3), .at = (uint32_t)(i * 5), .seed = 17, .uid = (uint64_t)i / 3,
+        e->rows[i] = (struct decode_row){.rule = {.inv_temp = r->in[2].f[i],
+                                                  .top_p = i % 5 == 4 ? 0.9f : 1,
+                                                  .repetition_penalty = 1,
+                                                  .top_k = i % 7 == 3 ? 40 : 0,
+                                                  .greedy = i % 11 == 6},
+                                         .sample = (uint32_t)(i % 3),
+                                         .at = (uint32_t)(i * 5),
+                                         .seed = 17,
+                                         .uid = (uint64_t)i / 3,
                                          .left = (int32_t)(i % 6 == 5 ? 0 : i % 4 + 1)};
         for (int64_t k = 0; k < STEP_PAGES; k++) e->pages[i * STEP_PAGES + k] = (int32_t)(i * STEP_PAGES + k);
         e->pos[i] = (int32_t)(rng_unit(&g) * (STEP_PAGES * STEP_PAGE - 1)); /* the next has a page */
-        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1; /* of a row that stands still: stays */
+        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1;                 /* of a row that stands still: stays */
         e->logp[i] = e->kept[i] = NAN;
     }
 }
@@ -327,7 +343,9 @@ static int step_by_parts(struct run *r, const struct lmhead_args *a, struct tens
         param[i] = w->rule;
         param[i].u = rng_token(w->seed, w->uid, w->sample, w->at);
     }
-    const struct sample_args s = {.logits = z, .param = param, .id = dev_new(r, shape_1d(DT_I32, n), false),
+    const struct sample_args s = {.logits = z,
+                                  .param = param,
+                                  .id = dev_new(r, shape_1d(DT_I32, n), false),
                                   .logp = dev_new(r, shape_1d(DT_F32, n), false),
                                   .logp_kept = dev_new(r, shape_1d(DT_F32, n), false)};
     int rc = dev_logits(r->d, z, tensor_rows(a->x, 0, n), a->w);
@@ -380,8 +398,12 @@ static int check_step(struct run *r, int64_t n) {
     step_init(&e, r, n);
     const struct tensor rows = dev_new(r, shape_2d(DT_U8, n, (int64_t)sizeof *e.rows), false);
     run_copy_in(r, rows.data, e.rows, (size_t)n * sizeof *e.rows);
-    struct decode_args d = {.x = tensor_rows(a.x, 0, n), .w = a.w, .rows = rows, .page_len = STEP_PAGE,
-                            .ids = up_i32(r, shape_1d(DT_I32, n), e.ids), .pos = up_i32(r, shape_1d(DT_I32, n), e.pos),
+    struct decode_args d = {.x = tensor_rows(a.x, 0, n),
+                            .w = a.w,
+                            .rows = rows,
+                            .page_len = STEP_PAGE,
+                            .ids = up_i32(r, shape_1d(DT_I32, n), e.ids),
+                            .pos = up_i32(r, shape_1d(DT_I32, n), e.pos),
                             .slots = up_i32(r, shape_1d(DT_I32, n), e.slots),
                             .pages = up_i32(r, shape_2d(DT_I32, n, STEP_PAGES), e.pages),
                             .step = up_i32(r, shape_1d(DT_I32, 1), &at),

@@ -11,11 +11,12 @@ struct sampled {
 };
 
 /* n rows of `vocab` logits. seen may be NULL. The caller's out (n). */
-static int sample(struct dev *d, const float *logits, int64_t n, int64_t vocab, const struct sample_param *p,
-                  const uint8_t *seen, struct sampled *out) {
+static int sample(struct dev *d, const float *logits, int64_t n, int64_t vocab, const struct sample_param *p, const uint8_t *seen,
+                  struct sampled *out) {
     struct run r = {.d = d};
     struct sample_args a = {.logits = up_values(&r, shape_2d(DT_F32, n, vocab), false, logits, NULL),
-                            .param = p, .id = dev_new(&r, shape_1d(DT_I32, n), false),
+                            .param = p,
+                            .id = dev_new(&r, shape_1d(DT_I32, n), false),
                             .logp = dev_new(&r, shape_1d(DT_F32, n), false),
                             .logp_kept = dev_new(&r, shape_1d(DT_F32, n), false)};
     if (seen) {
@@ -83,8 +84,8 @@ static void test_plain(void **state) {
             if (rc < 0) fail_msg("%s: %s", backends.name[b], err_msg());
             /* 2e-6: logits are log p rounded to f32, exp and log in f32 */
             if (s.id != c->id || fabs(s.logp - log(c->prob)) > 2e-6 || fabs(s.logp_kept - log(c->kept)) > 2e-6)
-                fail_msg("%s, %s: got id %d, logp %.7g, kept %.7g; want %d, %.7g, %.7g", backends.name[b], c->what,
-                         (int)s.id, (double)s.logp, (double)s.logp_kept, (int)c->id, log(c->prob), log(c->kept));
+                fail_msg("%s, %s: got id %d, logp %.7g, kept %.7g; want %d, %.7g, %.7g", backends.name[b], c->what, (int)s.id,
+                         (double)s.logp, (double)s.logp_kept, (int)c->id, log(c->prob), log(c->kept));
         }
 }
 
@@ -185,25 +186,27 @@ static int32_t aim(const double *prob, int64_t vocab, struct rng *g, struct samp
 enum { ROWS = 24 };
 struct batch {
     int64_t vocab;
-    float *logits;                 /* (ROWS, vocab) */
+    float *logits; /* (ROWS, vocab) */
     uint8_t *seen;
     struct sample_param p[ROWS];
     int32_t id[ROWS];
-    double prob[ROWS];             /* of id among the kept */
+    double prob[ROWS]; /* of id among the kept */
 };
 
 static void batch_init(struct batch *b, int64_t vocab) {
     struct rng g = {.seed = 21 + (uint64_t)vocab, .stream = RNG_TEST};
     const int64_t bytes = (vocab + 7) / 8;
     double *prob = xcalloc((size_t)vocab, sizeof *prob);
-    *b = (struct batch){.vocab = vocab, .logits = xcalloc((size_t)(ROWS * vocab), sizeof(float)),
-                        .seen = xcalloc((size_t)(ROWS * bytes), 1)};
+    *b = (struct batch){
+        .vocab = vocab, .logits = xcalloc((size_t)(ROWS * vocab), sizeof(float)), .seen = xcalloc((size_t)(ROWS * bytes), 1)};
     for (int64_t i = 0; i < ROWS * vocab; i++) b->logits[i] = rng_normal(&g) * 2;
     for (int64_t i = 0; i < ROWS * bytes; i++) b->seen[i] = (uint8_t)(rng_u32(&g) & rng_u32(&g));
     for (int64_t i = 0; i < ROWS; i++) {
-        b->p[i] = (struct sample_param){.inv_temp = 0.5f + (float)rng_unit(&g), .top_k = i % 2 ? 1 + (int32_t)rng_below(&g, 60) : 0,
+        b->p[i] = (struct sample_param){.inv_temp = 0.5f + (float)rng_unit(&g),
+                                        .top_k = i % 2 ? 1 + (int32_t)rng_below(&g, 60) : 0,
                                         .top_p = i % 3 ? 0.3f + 0.6f * (float)rng_unit(&g) : 1,
-                                        .min_p = i % 4 == 3 ? 0.05f : 0, .repetition_penalty = i % 5 ? 1 : 1.3f};
+                                        .min_p = i % 4 == 3 ? 0.05f : 0,
+                                        .repetition_penalty = i % 5 ? 1 : 1.3f};
         rule(b->logits + i * vocab, vocab, b->seen + i * bytes, &b->p[i], prob);
         b->id[i] = aim(prob, vocab, &g, &b->p[i]);
         b->prob[i] = prob[b->id[i]];
@@ -235,10 +238,10 @@ static void test_random(void **state) {
                 /* 1e-5: f32 sums of up to 4101 terms */
                 if (s[i].id != b.id[i] || fabs(s[i].logp_kept - log(b.prob[i])) > 1e-5)
                     fail_msg("%s, vocabulary %lld, row %lld: got id %d, kept %.7g; want %d, %.7g", backends.name[k],
-                             (long long)b.vocab, (long long)i, (int)s[i].id, (double)s[i].logp_kept, (int)b.id[i],
-                             log(b.prob[i]));
-                assert_int_equal(sample(&backends.dev[k], b.logits + i * b.vocab, 1, b.vocab, &b.p[i],
-                                        b.seen + i * ((b.vocab + 7) / 8), &alone), 0);
+                             (long long)b.vocab, (long long)i, (int)s[i].id, (double)s[i].logp_kept, (int)b.id[i], log(b.prob[i]));
+                assert_int_equal(
+                    sample(&backends.dev[k], b.logits + i * b.vocab, 1, b.vocab, &b.p[i], b.seen + i * ((b.vocab + 7) / 8), &alone),
+                    0);
                 assert_memory_equal(&s[i], &alone, sizeof alone); /* company */
             }
         }

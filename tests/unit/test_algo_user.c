@@ -86,9 +86,16 @@ static int open_mine(struct algo_user **u, const char *name, bool loss) {
 }
 
 static struct algo_policy_args args(const char *mode) {
-    return (struct algo_policy_args){.r = &batch, .old_logp = old_lp, .logp = new_lp, .advantages = adv, .is_weights = is_weights,
-                                     .agg = {.mode = algo_agg_find(mode), .batch_num_tokens = algo_n_valid(&batch),
-                                             .global_batch_size = B, .width = 7, .loss_scale_factor = 7},
+    return (struct algo_policy_args){.r = &batch,
+                                     .old_logp = old_lp,
+                                     .logp = new_lp,
+                                     .advantages = adv,
+                                     .is_weights = is_weights,
+                                     .agg = {.mode = algo_agg_find(mode),
+                                             .batch_num_tokens = algo_n_valid(&batch),
+                                             .global_batch_size = B,
+                                             .width = 7,
+                                             .loss_scale_factor = 7},
                                      .cfg = algo_policy_defaults()};
 }
 

@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/map.h"
-#include "base/pool.h"
+#include "base/thread_pool.h"
 #include "base/rng.h"
 
 #include <fcntl.h>
@@ -181,8 +181,8 @@ static void test_map(void **state) {
         const int n = snprintf(key, sizeof key, "k%lld", (long long)i);
         map_set(&m, key, (size_t)n, i);
     }
-    map_set(&m, "k7", 2, 777);       /* replaces */
-    map_set(&m, "a\0b", 3, 1);       /* keys are bytes */
+    map_set(&m, "k7", 2, 777); /* replaces */
+    map_set(&m, "a\0b", 3, 1); /* keys are bytes */
     map_set(&m, "a\0c", 3, 2);
     map_set(&m, "", 0, 3);
     assert_int_equal(m.n, N + 3);
@@ -366,9 +366,11 @@ static void test_philox(void **state) {
         uint32_t ctr[4], key[2], want[4];
     } kat[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     for (size_t i = 0; i < sizeof kat / sizeof kat[0]; i++) {
@@ -531,7 +533,7 @@ static void test_json(void **state) {
     assert_non_null(strstr(err_msg(), "stdin:3"));
     assert_non_null(strstr(err_msg(), "missing"));
     assert_int_equal(json_str(v, "i", &s, "w"), ERR_FORMAT);
-    assert_string_equal(s, "default"); /* written only on success */
+    assert_string_equal(s, "default");                  /* written only on success */
     assert_int_equal(json_str_opt(v, "n", &s, "w"), 0); /* null: the default stays */
     assert_int_equal(json_str_opt(v, "missing", &s, "w"), 0);
     assert_string_equal(s, "default");
@@ -579,13 +581,20 @@ static void test_json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),        cmocka_unit_test(test_check),
-        cmocka_unit_test(test_buf),        cmocka_unit_test(test_arena),
-        cmocka_unit_test(test_map),        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_remove_tree_links), cmocka_unit_test(test_atomic_failure),
-        cmocka_unit_test(test_hash),       cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_rng_token),  cmocka_unit_test(test_rng_stream),
-        cmocka_unit_test(test_pool),       cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_err),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_map),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_remove_tree_links),
+        cmocka_unit_test(test_atomic_failure),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_token),
+        cmocka_unit_test(test_rng_stream),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_clock),
         cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);

@@ -34,11 +34,11 @@ static int setup(void **state) {
     assert_non_null(mkdtemp(f->dir));
     f->root = file_join(f->dir, "root");
     f->model_dir = file_join(f->dir, "model");
-    json_t *c = json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:s, s:f}",
-                          "architectures", "Qwen2ForCausalLM", "model_type", "qwen2", "hidden_size", 16,
-                          "intermediate_size", 24, "num_hidden_layers", 1, "num_attention_heads", 2,
-                          "num_key_value_heads", 1, "vocab_size", 40, "max_position_embeddings", 64,
-                          "tie_word_embeddings", 1, "rms_norm_eps", 1e-6, "torch_dtype", "bfloat16", "rope_theta", 1e4);
+    json_t *c =
+        json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:s, s:f}", "architectures", "Qwen2ForCausalLM",
+                  "model_type", "qwen2", "hidden_size", 16, "intermediate_size", 24, "num_hidden_layers", 1, "num_attention_heads",
+                  2, "num_key_value_heads", 1, "vocab_size", 40, "max_position_embeddings", 64, "tie_word_embeddings", 1,
+                  "rms_norm_eps", 1e-6, "torch_dtype", "bfloat16", "rope_theta", 1e4);
     OK(model_init_dir(c, f->model_dir, 3, DT_BF16));
     json_decref(c);
     OK(dev_open_cpu(&f->dev, 1, NULL));
@@ -88,8 +88,8 @@ static uint64_t sum(struct fix *f, const float *p) { /* order-dependent, over th
 static int save(struct fix *f, int64_t step, int64_t keep) {
     const struct ckpt_part part = {"actor", f->model, f->optim, NULL};
     json_t *trainer = json_pack("{s:I}", "global_step", (json_int_t)step);
-    const struct ckpt_save_args a = {.root = f->root, .step = step, .parts = &part, .n_parts = 1, .trainer = trainer,
-                                     .config_yaml = "a: 1\n", .keep = keep};
+    const struct ckpt_save_args a = {
+        .root = f->root, .step = step, .parts = &part, .n_parts = 1, .trainer = trainer, .config_yaml = "a: 1\n", .keep = keep};
     const int rc = ckpt_save(&a);
     json_decref(trainer);
     return rc;
@@ -178,8 +178,15 @@ static void test_step_of(void **state) {
     assert_int_equal(v, 12);
     OK(ckpt_step_of("global_step_0///", &v));
     assert_int_equal(v, 0);
-    static const char *const bad[] = {"", "/", "a", "global_step_", "global_step_1x", "global_step_-1", "a/global_step_1.tmp",
-                                      "global_step_99999999999999999999", "global_step_1/actor"};
+    static const char *const bad[] = {"",
+                                      "/",
+                                      "a",
+                                      "global_step_",
+                                      "global_step_1x",
+                                      "global_step_-1",
+                                      "a/global_step_1.tmp",
+                                      "global_step_99999999999999999999",
+                                      "global_step_1/actor"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(ckpt_step_of(bad[i], &v), ERR_INVAL);
 }
 
@@ -206,7 +213,11 @@ static void test_damage(void **state) {
         free(path);
         free(dir);
     }
-    static const char *const manifests[] = {"", "{}", "[]", "{\"files\": {}}", "{\"files\": {\"config.yaml\": 1}}",
+    static const char *const manifests[] = {"",
+                                            "{}",
+                                            "[]",
+                                            "{\"files\": {}}",
+                                            "{\"files\": {\"config.yaml\": 1}}",
                                             "{\"files\": {\"/etc/passwd\": {\"bytes\": 1, \"xxh3_128\": \"00\"}}}",
                                             "{\"files\": {\"../../x\": {\"bytes\": 1, \"xxh3_128\": \"00\"}}}"};
     char *dir = path_of(f, 2, NULL), *path = path_of(f, 2, "manifest.json");
@@ -310,8 +321,8 @@ static void test_root_in_the_way(void **state) {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_round_trip), T(test_other_shape), cmocka_unit_test(test_step_of), T(test_damage), T(test_newest),
-        T(test_retention), T(test_not_finite), T(test_full_disk), T(test_root_in_the_way),
+        T(test_round_trip), T(test_other_shape), cmocka_unit_test(test_step_of), T(test_damage), T(test_newest), T(test_retention),
+        T(test_not_finite), T(test_full_disk),   T(test_root_in_the_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -178,8 +178,7 @@ static void concat_merges_meta(void **state) {
     a.meta = json_pack("{s:f, s:{s:[f, f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0);
     b.meta = json_pack("{s:f, s:{s:[f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 3.0, "kl", 4.0);
     assert_int_equal(batch_concat(&r, both, 2), 0);
-    json_t *want = json_pack("{s:f, s:{s:[f, f, f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0,
-                             3.0, "kl", 4.0);
+    json_t *want = json_pack("{s:f, s:{s:[f, f, f], s:[f]}}", "temperature", 1.0, "metrics", "loss", 1.0, 2.0, 3.0, "kl", 4.0);
     assert_true(json_equal(r.meta, want));
     json_decref(want);
     batch_free(&r);
@@ -215,8 +214,8 @@ static void sampler_takes_rows(void **state) {
     static const double keys[ROWS] = {1, 5, 2, 8, 0, 3, 3, 9, 1, 4};
     static const enum data_order orders[] = {DATA_SEQUENTIAL, DATA_SHUFFLE, DATA_WEIGHTED, DATA_CURRICULUM};
     for (int k = 0; k < 4; k++) {
-        const struct data_sampler_args a = {.n_rows = ROWS, .batch_size = SIZE, .seed = 5, .order = orders[k],
-                                            .keys = k >= 2 ? keys : NULL};
+        const struct data_sampler_args a = {
+            .n_rows = ROWS, .batch_size = SIZE, .seed = 5, .order = orders[k], .keys = k >= 2 ? keys : NULL};
         struct data_sampler batches, one, cut;
         assert_int_equal(data_sampler_init(&batches, &a), 0);
         assert_int_equal(data_sampler_init(&one, &a), 0);
@@ -243,8 +242,7 @@ static void sampler_takes_rows(void **state) {
 
 static void sampler_is_a_pure_function(void **state) {
     (void)state;
-    const struct data_sampler_args a = {
-        .n_rows = 10, .batch_size = 3, .order = DATA_SHUFFLE, .drop_last = true, .seed = 42};
+    const struct data_sampler_args a = {.n_rows = 10, .batch_size = 3, .order = DATA_SHUFFLE, .drop_last = true, .seed = 42};
     struct data_sampler s, t;
     int64_t whole[200], part[200];
     assert_int_equal(data_sampler_init(&s, &a), 0);
@@ -279,8 +277,8 @@ static void sampler_is_a_pure_function(void **state) {
 static void sampler_by_keys(void **state) {
     (void)state;
     const double keys[10] = {0, 4, 1, 1, 1, 1, 1, 1, 1, 1}, levels[10] = {3, 1, 2, 1, 3, 2, 1, 2, 3, 1};
-    struct data_sampler_args a = {.n_rows = 10, .batch_size = 2, .drop_last = true, .seed = 7,
-                                  .order = DATA_WEIGHTED, .keys = keys};
+    struct data_sampler_args a = {
+        .n_rows = 10, .batch_size = 2, .drop_last = true, .seed = 7, .order = DATA_WEIGHTED, .keys = keys};
     struct data_sampler s, t;
     const int64_t *rows;
     int64_t n, count[10] = {0}, part[64], whole[64];
@@ -380,12 +378,10 @@ static void sampler_edges(void **state) {
     struct data_sampler s;
     const int64_t *rows;
     int64_t n;
-    assert_int_equal(
-        data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 2, .batch_size = 3, .drop_last = true}),
-        ERR_INVAL);
-    assert_non_null(strstr(err_msg(), "fewer than one batch"));
-    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 0, .batch_size = 3}),
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 2, .batch_size = 3, .drop_last = true}),
                      ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "fewer than one batch"));
+    assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 0, .batch_size = 3}), ERR_INVAL);
     assert_int_equal(data_sampler_init(&s, &(struct data_sampler_args){.n_rows = 5, .batch_size = 3}), 0);
     assert_int_equal(data_sampler_batches(&s), 2);
     assert_int_equal(data_sampler_next(&s, &rows, &n), 1);
@@ -394,8 +390,7 @@ static void sampler_edges(void **state) {
     assert_int_equal(n, 2); /* the rest is kept */
     assert_int_equal(data_sampler_next(&s, &rows, &n), 0);
     assert_int_equal(s.epoch, 1);
-    json_t *st = json_pack("{s:i, s:i, s:i, s:s, s:b}", "epoch", 0, "index", 3, "n_rows", 6, "seed", "0",
-                           "shuffle", 0);
+    json_t *st = json_pack("{s:i, s:i, s:i, s:s, s:b}", "epoch", 0, "index", 3, "n_rows", 6, "seed", "0", "shuffle", 0);
     assert_int_equal(data_sampler_restore(&s, st, "x"), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "had 6 rows when this was saved and has 5 now"));
     json_object_set_new(st, "n_rows", json_integer(5));
@@ -435,8 +430,11 @@ int main(void) {
         cmocka_unit_test(columns),
         cmocka_unit_test(union_checks_before_it_changes),
         cmocka_unit_test(concat_merges_meta),
-        cmocka_unit_test(sampler_is_a_pure_function), cmocka_unit_test(sampler_takes_rows),
-        cmocka_unit_test(sampler_by_keys), cmocka_unit_test(sampler_keys_of_rows), cmocka_unit_test(sampler_edges),
+        cmocka_unit_test(sampler_is_a_pure_function),
+        cmocka_unit_test(sampler_takes_rows),
+        cmocka_unit_test(sampler_by_keys),
+        cmocka_unit_test(sampler_keys_of_rows),
+        cmocka_unit_test(sampler_edges),
         cmocka_unit_test(truncation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,9 +46,8 @@ static void put(const char *name, const char *text) {
     free(parent);
 }
 
-static const char train_text[] =
-    "{\"question\": \"How many?\", \"answer\": \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\"}\n"
-    "{\"question\": \"Cost \\\"x\\\"?\", \"answer\": \"#### no\\n#### -2.5 dollars\"}\n";
+static const char train_text[] = "{\"question\": \"How many?\", \"answer\": \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\"}\n"
+                                 "{\"question\": \"Cost \\\"x\\\"?\", \"answer\": \"#### no\\n#### -2.5 dollars\"}\n";
 static const char test_text[] = "{\"question\": \"T\", \"answer\": \"#### 7\"}\n";
 
 /* The rows of train.parquet in `save` are those of train_text, in verl's form (spec 5.1). */
@@ -56,20 +55,18 @@ static void assert_rows(const char *save) {
     char *path = file_join(save, "train.parquet");
     json_t *rows = NULL;
     assert_int_equal(data_read_rows(&rows, path, NULL), 0);
-    json_t *want = json_loads(
-        "[{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"How many? "
-        "Let's think step by step"
-        " and output the final answer after \\\"####\\\".\"}], \"ability\": \"math\", \"reward_model\": "
-        "{\"style\": \"rule\","
-        " \"ground_truth\": \"1001\"}, \"extra_info\": {\"split\": \"train\", \"index\": 0, \"answer\":"
-        " \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\", \"question\": \"How many?\"}}]",
-        0, NULL);
+    json_t *want = json_loads("[{\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"How many? "
+                              "Let's think step by step"
+                              " and output the final answer after \\\"####\\\".\"}], \"ability\": \"math\", \"reward_model\": "
+                              "{\"style\": \"rule\","
+                              " \"ground_truth\": \"1001\"}, \"extra_info\": {\"split\": \"train\", \"index\": 0, \"answer\":"
+                              " \"Sum <<1,000+1=1,001>>1,001\\n#### 1,001\", \"question\": \"How many?\"}}]",
+                              0, NULL);
     assert_non_null(want);
     assert_int_equal(json_array_size(rows), 2);
     assert_true(json_equal(json_array_get(rows, 0), json_array_get(want, 0)));
-    assert_string_equal(json_string_value(json_object_get(
-                            json_object_get(json_array_get(rows, 1), "reward_model"), "ground_truth")),
-                        "-2.5");
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(json_array_get(rows, 1), "reward_model"), "ground_truth")), "-2.5");
     json_decref(want);
     json_decref(rows);
     free(path);
@@ -276,13 +273,8 @@ static void arith_is_right_and_repeats(void **state) {
     (void)state;
     for (int level = 1; level <= 3; level++) {
         char *one = at("one"), *two = at("two");
-        struct data_arith_args a = {.out_dir = one, .sft_marked = 1,
-                                    .n_train = 300,
-                                    .n_test = 50,
-                                    .n_sft = 200,
-                                    .seed = 5,
-                                    .level = level,
-                                    .jsonl = true};
+        struct data_arith_args a = {
+            .out_dir = one, .sft_marked = 1, .n_train = 300, .n_test = 50, .n_sft = 200, .seed = 5, .level = level, .jsonl = true};
         assert_int_equal(data_make_arith(&a), 0);
         a.out_dir = two;
         assert_int_equal(data_make_arith(&a), 0);
@@ -302,10 +294,8 @@ static void arith_is_right_and_repeats(void **state) {
             assert_int_equal(json_array_size(rows), counts[f]);
             json_array_foreach(rows, i, r) {
                 const json_t *extra = json_object_get(r, "extra_info");
-                const char *q = json_string_value(extra ? json_object_get(extra, "question")
-                                                        : json_object_get(r, "prompt"));
-                const char *ans = json_string_value(extra ? json_object_get(extra, "answer")
-                                                          : json_object_get(r, "response"));
+                const char *q = json_string_value(extra ? json_object_get(extra, "question") : json_object_get(r, "prompt"));
+                const char *ans = json_string_value(extra ? json_object_get(extra, "answer") : json_object_get(r, "response"));
                 assert_false(map_gets(&seen, q, NULL)); /* no question twice, across files */
                 map_set(&seen, q, strlen(q), 1);
                 assert_null(strchr(q, '$'));
@@ -320,8 +310,7 @@ static void arith_is_right_and_repeats(void **state) {
                 assert_int_equal(strncmp(line, "#### ", 5), 0);
                 assert_int_equal(atoll(line + 5), result);
                 if (extra)
-                    assert_string_equal(json_string_value(json_object_get(json_object_get(r, "reward_model"),
-                                                                          "ground_truth")),
+                    assert_string_equal(json_string_value(json_object_get(json_object_get(r, "reward_model"), "ground_truth")),
                                         line + 5);
             }
             json_decref(rows);
@@ -335,8 +324,7 @@ static void arith_is_right_and_repeats(void **state) {
         free(two);
     }
     char *out = at("three");
-    struct data_arith_args a = {.sft_marked = 1,
-        .out_dir = out, .n_train = 3, .n_test = 1, .n_sft = 1, .level = 4, .jsonl = true};
+    struct data_arith_args a = {.sft_marked = 1, .out_dir = out, .n_train = 3, .n_test = 1, .n_sft = 1, .level = 4, .jsonl = true};
     assert_int_equal(data_make_arith(&a), ERR_INVAL);
     a.level = 1;
     a.n_train = 99998; /* one too many with the others: refused, nothing written */
@@ -376,8 +364,7 @@ static void tiny_tokenizer_files(void **state) {
     const json_t *model = json_object_get(t, "model"), *vocab = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges");
     assert_int_equal(json_object_size(vocab), 256 + json_array_size(merges)); /* no token twice */
-    json_array_foreach(merges, i,
-                       m) { /* both halves and the result are tokens, the result's id follows the order */
+    json_array_foreach(merges, i, m) { /* both halves and the result are tokens, the result's id follows the order */
         char *text = xstrdup(json_string_value(m)), *right = strchr(text, ' ') + 1;
         right[-1] = '\0';
         char *joined = xasprintf("%s%s", text, right);

@@ -38,8 +38,7 @@ static void expect(const char *name, const char *text, const char *need, int cod
     char *path = text ? put(name, text) : file_join(dir, name);
     json_t *rows = NULL;
     const int rc = data_read_rows(&rows, path, need ? required : NULL);
-    if (rc != code || (rc < 0 && !strstr(err_msg(), message)))
-        print_message("%s: %d %s\n", name, rc, err_msg());
+    if (rc != code || (rc < 0 && !strstr(err_msg(), message))) print_message("%s: %d %s\n", name, rc, err_msg());
     assert_int_equal(rc, code);
     if (rc < 0) {
         assert_non_null(strstr(err_msg(), message));
@@ -86,8 +85,7 @@ static void bad_files(void **state) {
     json_t *rows = NULL;
     const char *const required[] = {"prompt", "solution", NULL};
     assert_int_equal(data_read_rows(&rows, FIXTURES "/data/verl.parquet", required), ERR_INPUT);
-    assert_non_null(strstr(
-        err_msg(), "verl.parquet: there is no column 'solution'; it has: data_source, prompt, ability"));
+    assert_non_null(strstr(err_msg(), "verl.parquet: there is no column 'solution'; it has: data_source, prompt, ability"));
     setenv("PATH_SAVED", getenv("PATH"), 1);
     setenv("PATH", "/nowhere", 1);
     assert_int_equal(data_read_rows(&rows, "hdfs://host/not/there.parquet", NULL), ERR_HELPER);
@@ -117,21 +115,18 @@ static void parquet_in(void **state) {
     assert_int_equal(data_read_rows(&rows, FIXTURES "/data/verl.parquet", NULL), 0);
     assert_int_equal(json_array_size(rows), 5);
     const json_t *r = json_array_get(rows, 3);
-    assert_string_equal(
-        json_string_value(json_object_get(json_object_get(r, "reward_model"), "ground_truth")), "1003");
-    assert_string_equal(
-        json_string_value(json_object_get(json_array_get(json_object_get(r, "prompt"), 0), "content")),
-        "What is 3 + 3? \xc3\xa9\xe6\x97\xa5 Let's think step by step and output the final answer after "
-        "\"####\".");
+    assert_string_equal(json_string_value(json_object_get(json_object_get(r, "reward_model"), "ground_truth")), "1003");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(json_object_get(r, "prompt"), 0), "content")),
+                        "What is 3 + 3? \xc3\xa9\xe6\x97\xa5 Let's think step by step and output the final answer after "
+                        "\"####\".");
     assert_int_equal(json_integer_value(json_object_get(json_object_get(r, "extra_info"), "index")), 3);
     json_decref(rows);
     /* what JSON cannot hold */
     assert_int_equal(data_read_rows(&rows, FIXTURES "/data/odd.parquet", NULL), 0);
-    json_t *want = json_loads(
-        "[{\"bytes\": {\"base64\": \"AP8=\"}, \"day\": \"2024-02-29\", \"price\": \"1.50\", \"x\": null,"
-        " \"big\": \"18446744073709551615\", \"nested\": [{\"k\": null}]},"
-        " {\"bytes\": null, \"day\": null, \"price\": null, \"x\": 0.1, \"big\": 1, \"nested\": []}]",
-        0, NULL);
+    json_t *want = json_loads("[{\"bytes\": {\"base64\": \"AP8=\"}, \"day\": \"2024-02-29\", \"price\": \"1.50\", \"x\": null,"
+                              " \"big\": \"18446744073709551615\", \"nested\": [{\"k\": null}]},"
+                              " {\"bytes\": null, \"day\": null, \"price\": null, \"x\": 0.1, \"big\": 1, \"nested\": []}]",
+                              0, NULL);
     assert_true(json_equal(rows, want));
     json_decref(want);
     json_decref(rows);
@@ -141,9 +136,9 @@ static void what_is_written_is_read(void **state) {
     (void)state;
     json_t *rows = json_array(), *back = NULL;
     for (int i = 0; i < 1500; i++) /* three pieces */
-        json_array_append_new(rows, json_pack("{s:i, s:f, s:s, s:[{s:s, s:s}], s:b}", "i", i, "x",
-                                              (double)i / 3, "s", "\xe6\x97\xa5\n\"", "prompt", "role",
-                                              "user", "content", i % 2 ? "odd" : "even", "b", i % 2));
+        json_array_append_new(rows,
+                              json_pack("{s:i, s:f, s:s, s:[{s:s, s:s}], s:b}", "i", i, "x", (double)i / 3, "s", "\xe6\x97\xa5\n\"",
+                                        "prompt", "role", "user", "content", i % 2 ? "odd" : "even", "b", i % 2));
     const char *const names[] = {"rows.jsonl", "rows.parquet"};
     for (int k = 0; k < 2; k++) {
         char *path = file_join(dir, names[k]), *tmp = xasprintf("%s.tmp", path);

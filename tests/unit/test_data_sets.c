@@ -52,17 +52,12 @@ static void model_close(struct model *m) {
 
 static void assert_ids(const int32_t *ids, int64_t n, const json_t *want) {
     assert_int_equal(n, json_array_size(want));
-    for (int64_t i = 0; i < n; i++)
-        assert_int_equal(ids[i], json_integer_value(json_array_get(want, (size_t)i)));
+    for (int64_t i = 0; i < n; i++) assert_int_equal(ids[i], json_integer_value(json_array_get(want, (size_t)i)));
 }
 
 static struct rl_dataset_args rl_args(const struct model *m) {
-    return (struct rl_dataset_args){.files = prompts,
-                                    .n_files = 1,
-                                    .tok = m->tok,
-                                    .chat = m->chat,
-                                    .max_prompt_length = 4096,
-                                    .what = "data.train_files"};
+    return (struct rl_dataset_args){
+        .files = prompts, .n_files = 1, .tok = m->tok, .chat = m->chat, .max_prompt_length = 4096, .what = "data.train_files"};
 }
 
 static void rl_matches_verl(void **state) {
@@ -86,8 +81,7 @@ static void rl_matches_verl(void **state) {
         assert_int_equal(d->n, 3);
         assert_int_equal(d->n_filtered, 1);
         for (int k = 0; k < 3; k++)
-            assert_int_equal(d->prompts[k].uid,
-                             json_integer_value(json_array_get(json_object_get(rl, "kept"), (size_t)k)));
+            assert_int_equal(d->prompts[k].uid, json_integer_value(json_array_get(json_object_get(rl, "kept"), (size_t)k)));
         rl_dataset_close(d);
         model_close(&m);
     }
@@ -105,8 +99,7 @@ static void rl_batches_have_verls_columns(void **state) {
     assert_int_equal(rl_dataset_open(&d, &a), 0);
     assert_int_equal(rl_dataset_batch(d, idx, 2, &b), 0);
     assert_int_equal(batch_get(&b, "prompts", BATCH_I32, &c), 0);
-    assert_ids(c->i32 + c->off[1], batch_len(c, 1),
-               json_array_get(json_object_get(json_object_get(m.want, "rl"), "prompts"), 1));
+    assert_ids(c->i32 + c->off[1], batch_len(c, 1), json_array_get(json_object_get(json_object_get(m.want, "rl"), "prompts"), 1));
     assert_int_equal(batch_get(&b, "uid", BATCH_I64, &c), 0);
     assert_int_equal(c->i64[0], 3);
     assert_int_equal(batch_get(&b, "data_source", BATCH_STR, &c), 0);
@@ -116,8 +109,7 @@ static void rl_batches_have_verls_columns(void **state) {
     assert_int_equal(batch_get(&b, "index", BATCH_JSON, &c), 0);
     assert_int_equal(json_integer_value(c->json[0]), 3);
     assert_int_equal(batch_get(&b, "raw_prompt", BATCH_JSON, &c), 0);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(c->json[0], 0), "content")),
-                        "\xe6\x97\xa5\xe6\x9c\xac");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(c->json[0], 0), "content")), "\xe6\x97\xa5\xe6\x9c\xac");
     assert_int_equal(batch_get(&b, "tools_kwargs", BATCH_JSON, &c), 0);
     assert_true(json_is_object(c->json[0]));
     assert_int_equal(batch_get(&b, "ability", BATCH_JSON, &c), 0);
@@ -146,15 +138,14 @@ static void rl_limits_and_caps(void **state) {
         assert_int_equal(d->prompts[2].n_ids, max);
         const int64_t head = t == DATA_TRUNC_LEFT ? 0 : t == DATA_TRUNC_RIGHT ? max : max / 2;
         for (int64_t i = 0; i < max; i++)
-            assert_int_equal(d->prompts[2].ids[i], json_integer_value(json_array_get(
-                                                       long_ids, (size_t)(i < head ? i : n - max + i))));
+            assert_int_equal(d->prompts[2].ids[i],
+                             json_integer_value(json_array_get(long_ids, (size_t)(i < head ? i : n - max + i))));
         rl_dataset_close(d);
     }
     a.filter_overlong_prompts = true;
     a.max_prompt_length = 2;
     assert_int_equal(rl_dataset_open(&d, &a), ERR_INPUT);
-    assert_non_null(
-        strstr(err_msg(), "all 4 prompts are longer than data.max_prompt_length=2 tokens (the shortest has"));
+    assert_non_null(strstr(err_msg(), "all 4 prompts are longer than data.max_prompt_length=2 tokens (the shortest has"));
     /* caps: the head, or a subset fixed by the seed */
     a = rl_args(&m);
     a.max_samples = 2;
@@ -180,8 +171,8 @@ static void rl_template_kwargs(void **state) {
     struct rl_dataset *d = NULL;
     struct buf text = {0};
     model_open(&m, 0);
-    json_t *kw = json_pack("{s:s, s:b, s:s}", "chat_template", "{{ flavour }}: {{ messages[0]['content'] }}",
-                           "tokenize", 1, "flavour", "plain");
+    json_t *kw = json_pack("{s:s, s:b, s:s}", "chat_template", "{{ flavour }}: {{ messages[0]['content'] }}", "tokenize", 1,
+                           "flavour", "plain");
     struct rl_dataset_args a = rl_args(&m);
     a.chat_kwargs = kw;
     if (rl_dataset_open(&d, &a) < 0) print_message("%s\n", err_msg());
@@ -216,16 +207,14 @@ static void rl_bad_rows(void **state) {
     model_open(&m, 0);
 #define REST "\"data_source\": \"x\", \"reward_model\": {\"ground_truth\": \"1\"}"
     rl_refuses(&m, "{" REST "}\n", ERR_INPUT, "rows.jsonl:1: there is no column 'prompt'");
-    rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"data_source\": \"x\"}\n",
-               ERR_INPUT, "no column 'reward_model'");
-    rl_refuses(&m, "{\"prompt\": \"text\", " REST "}\n", ERR_INPUT,
-               "rows.jsonl row 1: column 'prompt' is not a list of messages");
+    rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"data_source\": \"x\"}\n", ERR_INPUT,
+               "no column 'reward_model'");
+    rl_refuses(&m, "{\"prompt\": \"text\", " REST "}\n", ERR_INPUT, "rows.jsonl row 1: column 'prompt' is not a list of messages");
     rl_refuses(&m, "{\"prompt\": [], " REST "}\n", ERR_INPUT, "not a list of messages");
-    rl_refuses(&m, "{\"prompt\": [{\"content\": \"a\"}], " REST "}\n", ERR_INPUT,
-               "message 1 of column 'prompt' has no role");
+    rl_refuses(&m, "{\"prompt\": [{\"content\": \"a\"}], " REST "}\n", ERR_INPUT, "message 1 of column 'prompt' has no role");
     rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\"}], " REST "}\n", ERR_FORMAT, "rows.jsonl row 1");
-    rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"images\": [1], " REST "}\n",
-               ERR_UNSUPPORTED, "unsupported");
+    rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"images\": [1], " REST "}\n", ERR_UNSUPPORTED,
+               "unsupported");
     rl_refuses(&m,
                "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"data_source\": 3, "
                "\"reward_model\": {}}\n",
@@ -238,8 +227,7 @@ static void rl_bad_rows(void **state) {
     a = rl_args(&m);
     a.prompt_key = "question";
     assert_int_equal(rl_dataset_open(&d, &a), ERR_INPUT);
-    assert_non_null(
-        strstr(err_msg(), "prompts.parquet: there is no column 'question'; it has: data_source, prompt"));
+    assert_non_null(strstr(err_msg(), "prompts.parquet: there is no column 'question'; it has: data_source, prompt"));
     model_close(&m);
 }
 
@@ -258,8 +246,7 @@ static struct sft_dataset_args sft_args(const struct model *m) {
 static void assert_sample(const struct sft_sample *s, const json_t *want) {
     assert_ids(s->ids, s->n, json_object_get(want, "ids"));
     for (int64_t t = 1; t < s->n; t++) /* verl may mark token 0, which nothing predicts */
-        assert_int_equal(s->loss_mask[t],
-                         json_integer_value(json_array_get(json_object_get(want, "loss_mask"), (size_t)t)));
+        assert_int_equal(s->loss_mask[t], json_integer_value(json_array_get(json_object_get(want, "loss_mask"), (size_t)t)));
     assert_int_equal(s->loss_mask[0], 0);
 }
 
@@ -277,8 +264,7 @@ static void sft_matches_verl(void **state) {
             struct sft_dataset_args a = sft_args(&m);
             const json_t *rows = json_object_get(k, "rows");
             a.max_length = json_integer_value(json_object_get(k, "max_length"));
-            assert_int_equal(
-                data_truncation_parse(json_string_value(json_object_get(k, "truncation")), &a.truncation), 0);
+            assert_int_equal(data_truncation_parse(json_string_value(json_object_get(k, "truncation")), &a.truncation), 0);
             if (sft_dataset_open(&d, &a) < 0) print_message("%s\n", err_msg());
             assert_int_equal(d->n, 3);
             for (int64_t r = 0; r < d->n; r++) assert_sample(&d->samples[r], json_array_get(rows, (size_t)r));
@@ -290,15 +276,13 @@ static void sft_matches_verl(void **state) {
 
 static void sft_pairs(void **state) {
     (void)state;
-    static const char row[] =
-        "{\"prompt\": \"Tom has 3 apples. How many apples are there?\", \"response\": \"There are 3 "
-        "apples.\\n#### 3\","
-        " \"extra_info\": {\"q\": {\"text\": \"Tom has 3 apples. How many apples are there?\"}, \"a\": "
-        "\"There are 3 apples.\\n#### 3\"},"
-        " \"chat\": [{\"role\": \"user\", \"content\": \"Tom has 3 apples. How many apples are there?\"}]}\n";
+    static const char row[] = "{\"prompt\": \"Tom has 3 apples. How many apples are there?\", \"response\": \"There are 3 "
+                              "apples.\\n#### 3\","
+                              " \"extra_info\": {\"q\": {\"text\": \"Tom has 3 apples. How many apples are there?\"}, \"a\": "
+                              "\"There are 3 apples.\\n#### 3\"},"
+                              " \"chat\": [{\"role\": \"user\", \"content\": \"Tom has 3 apples. How many apples are there?\"}]}\n";
     char *path = file_join(dir, "pairs.jsonl");
-    const char *const files[] = {path}, *const q[] = {"q", "text", NULL}, *const ans[] = {"a", NULL},
-                      *const bad[] = {"z", NULL};
+    const char *const files[] = {path}, *const q[] = {"q", "text", NULL}, *const ans[] = {"a", NULL}, *const bad[] = {"z", NULL};
     assert_int_equal(file_write_atomic(path, row, strlen(row)), 0);
     for (int i = 0; i < 2; i++) {
         struct model m;

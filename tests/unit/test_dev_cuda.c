@@ -60,8 +60,8 @@ static void test_another_library(void **state) {
 
 static void test_names(void **state) {
     (void)state;
-    static const char *const bad[] = {"gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda: 1", "cuda:1x", "cuda:99999999999", "",
-                                      "CPU"};
+    static const char *const bad[] = {"gpu", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cuda: 1", "cuda:1x", "cuda:99999999999",
+                                      "",    "CPU"};
     struct dev d = {0};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(dev_open_named(&d, bad[i], 1, NULL), ERR_INVAL);
@@ -115,8 +115,8 @@ static void test_as_built(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_such_file), cmocka_unit_test(test_not_a_library), cmocka_unit_test(test_another_library),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_auto_without_library), cmocka_unit_test(test_as_built),
+        cmocka_unit_test(test_no_such_file), cmocka_unit_test(test_not_a_library),        cmocka_unit_test(test_another_library),
+        cmocka_unit_test(test_names),        cmocka_unit_test(test_auto_without_library), cmocka_unit_test(test_as_built),
     };
     return cmocka_run_group_tests_name("dev: cuda library, device names", tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
  * across rows' company, threads and column ranges.  The rest of the backend is
  * tested with the other backends in tests/ops. */
 #include "base/rng.h"
-#include "dev/dev_cpu_int.h"
+#include "dev/cpu/cpu_int.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,12 +13,12 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define OK(call)                                                              \
-    do {                                                                      \
-        if ((call) < 0) {                                                     \
-            print_error("%s: %s\n", #call, err_msg());                        \
-            fail();                                                           \
-        }                                                                     \
+#define OK(call)                                       \
+    do {                                               \
+        if ((call) < 0) {                              \
+            print_error("%s: %s\n", #call, err_msg()); \
+            fail();                                    \
+        }                                              \
     } while (0)
 
 static struct rng g_rng = {.seed = 7, .stream = RNG_TEST};
@@ -52,9 +52,7 @@ static struct weight pack(struct dev *d, struct tensor src) {
     OK(dev_weight_pack(d, w, src));
     return w;
 }
-static void unpack_free(struct dev *d, struct weight w) {
-    dev_free(d, w.data, dev_weight_bytes(d, w.dt, w.n, w.k));
-}
+static void unpack_free(struct dev *d, struct weight w) { dev_free(d, w.data, dev_weight_bytes(d, w.dt, w.n, w.k)); }
 static struct tensor vec(struct tensor row) { return tensor_1d(row.data, row.dt, row.dim[1]); }
 
 /* A sum of r products of unit normals is about sqrt(r) and its f32 chain errs by
@@ -65,8 +63,7 @@ static void assert_near(struct tensor a, struct tensor b, int64_t r, const char 
         const double x = at(a, i), y = at(b, i);
         const double tol = 2.4e-7 * (double)r + fabs(y) * (a.dt == DT_BF16 ? 1.0 / 128 : 2.4e-7);
         if (!(fabs(x - y) <= tol)) {
-            print_error("%s: element %lld: %.9g, expected %.9g (r = %lld)\n", what, (long long)i, x, y,
-                        (long long)r);
+            print_error("%s: element %lld: %.9g, expected %.9g (r = %lld)\n", what, (long long)i, x, y, (long long)r);
             fail();
         }
     }
@@ -74,7 +71,7 @@ static void assert_near(struct tensor a, struct tensor b, int64_t r, const char 
 
 /* Rows, outputs, inputs: below, at and above every block size of every set. */
 static const int64_t shapes[][3] = {
-    {1, 1, 1},    {1, 33, 31},   {2, 64, 64},   {3, 100, 70},   {5, 31, 257},   {14, 96, 512},
+    {1, 1, 1},    {1, 33, 31},   {2, 64, 64},   {3, 100, 70},   {5, 31, 257},    {14, 96, 512},
     {15, 65, 33}, {29, 128, 96}, {33, 40, 300}, {64, 257, 600}, {130, 70, 1100}, {300, 550, 90},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
@@ -87,7 +84,7 @@ static void check_products(struct dev *ref, struct dev *cpu, enum dtype act) {
         struct weight wr = pack(ref, src), wc = pack(cpu, src);
         char what[128];
         /* output act or f32, bias, add; of the large ones two, since ref is slow */
-        for (int mode = 0; mode < 6; mode += m * n * k > 1000000 ? 4 : 1) {
+        for (int mode = 0; mode<6; mode += m * n * k> 1000000 ? 4 : 1) {
             const bool add = mode >= 4, has_bias = mode % 2;
             const enum dtype dt = mode < 2 ? act : DT_F32;
             struct tensor yr = random_tensor(dt, m, n), yc = copy_tensor(yr);
@@ -124,8 +121,7 @@ static void check_products(struct dev *ref, struct dev *cpu, enum dtype act) {
         unpack_free(ref, wr);
         unpack_free(cpu, wc);
         for (int i = 0; i < 8; i++)
-            free((void *[]){src.data, x.data, dy.data, bias.data, dwr.data, dwc.data, dbr.data,
-                            dbc.data}[i]);
+            free((void *[]){src.data, x.data, dy.data, bias.data, dwr.data, dwc.data, dbr.data, dbc.data}[i]);
     }
 }
 
@@ -158,8 +154,7 @@ static void check_bits(const char *isa, enum dtype act) {
             memset(dx2.data, 0, (size_t)(m * k) * 4);
             for (int64_t r = 0; r < m; r += cuts[c]) { /* blocks of cuts[c] rows */
                 const int64_t rows = m - r < cuts[c] ? m - r : cuts[c];
-                OK(dev_matmul_fwd(&d, tensor_rows(y2, r, rows), tensor_rows(x, r, rows), w,
-                                  TENSOR_NONE, false));
+                OK(dev_matmul_fwd(&d, tensor_rows(y2, r, rows), tensor_rows(x, r, rows), w, TENSOR_NONE, false));
                 OK(dev_matmul_dx(&d, tensor_rows(dx2, r, rows), tensor_rows(dy, r, rows), w, false));
             }
             assert_memory_equal(y2.data, y.data, (size_t)(m * n) * 4);
@@ -173,8 +168,7 @@ static void check_bits(const char *isa, enum dtype act) {
                 const int64_t n1 = n0 + 64 < n ? n0 + 64 : n;
                 OK(cpu_matmul_cols(cpu_of(&d), cols, 80, tensor_rows(x, 0, rows), &w, n0, n1));
                 for (int64_t r = 0; r < rows; r++)
-                    assert_memory_equal(cols + r * 80, (float *)y.data + r * n + n0,
-                                        (size_t)(n1 - n0) * 4);
+                    assert_memory_equal(cols + r * 80, (float *)y.data + r * n + n0, (size_t)(n1 - n0) * 4);
             }
             free(cols);
         }
@@ -182,8 +176,7 @@ static void check_bits(const char *isa, enum dtype act) {
         dev_close(&d);
     }
     for (int i = 0; i < 9; i++)
-        free((void *[]){src.data, x.data, dy.data, y.data, dx.data, dw.data, dw0.data, y2.data,
-                        dx2.data}[i]);
+        free((void *[]){src.data, x.data, dy.data, y.data, dx.data, dw.data, dw0.data, y2.data, dx2.data}[i]);
 }
 
 /* dx summed over column ranges of the weight is dx, up to the order of adding. */
@@ -197,8 +190,7 @@ static void check_dx_cols(struct dev *d, enum dtype act) {
         const int64_t nn = n - n0 < 64 ? n - n0 : 64;
         struct tensor dz = random_tensor(act, m, nn);
         for (int64_t r = 0; r < m; r++)
-            memcpy((char *)dz.data + (size_t)(r * nn) * dtype_size(act),
-                   (char *)dy.data + (size_t)(r * n + n0) * dtype_size(act),
+            memcpy((char *)dz.data + (size_t)(r * nn) * dtype_size(act), (char *)dy.data + (size_t)(r * n + n0) * dtype_size(act),
                    (size_t)nn * dtype_size(act));
         OK(cpu_matmul_dx_cols(cpu_of(d), sum.data, dz, &w, n0, n0 + nn));
         free(dz.data);
@@ -296,13 +288,11 @@ static void check_weights(struct dev *ref, struct dev *cpu, enum dtype act) {
             struct tensor e = random_tensor(DT_F32, 3, k);
             OK(dev_embed_fwd(cpu, e, tensor_1d(ids, DT_I32, 3), w));
             for (int r = 0; r < 3; r++)
-                assert_memory_equal((float *)e.data + r * k, (float *)wide.data + ids[r] * k,
-                                    (size_t)k * 4);
+                assert_memory_equal((float *)e.data + r * k, (float *)wide.data + ids[r] * k, (size_t)k * 4);
             free(e.data);
             unpack_free(cpu, w);
         }
-        for (int i = 0; i < 4; i++)
-            free((void *[]){src.data, rounded.data, back.data, wide.data}[i]);
+        for (int i = 0; i < 4; i++) free((void *[]){src.data, rounded.data, back.data, wide.data}[i]);
     }
 }
 static void test_weights(void **s) {
@@ -324,8 +314,16 @@ static void test_flat(void **s) {
     struct tensor v0 = random_tensor(DT_F32, 1, n);
     for (int64_t i = 0; i < n; i++) ((float *)v0.data)[i] = fabsf(((float *)v0.data)[i]);
     struct tensor pr = copy_tensor(p0), mr = copy_tensor(m0), vr = copy_tensor(v0);
-    struct adamw_args a = {.p = vec(pr), .m = vec(mr), .v = vec(vr), .g = x, .lr = 1e-3, .beta1 = 0.9,
-                           .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 0.5f,
+    struct adamw_args a = {.p = vec(pr),
+                           .m = vec(mr),
+                           .v = vec(vr),
+                           .g = x,
+                           .lr = 1e-3,
+                           .beta1 = 0.9,
+                           .beta2 = 0.999,
+                           .eps = 1e-8,
+                           .weight_decay = 0.01,
+                           .grad_scale = 0.5f,
                            .step = 3};
     OK(dev_adamw(&ref, &a));
     for (int t = 1; t <= 4; t++) {
@@ -357,8 +355,7 @@ static void test_flat(void **s) {
         dev_close(&d);
     }
     dev_close(&ref);
-    for (int i = 0; i < 7; i++)
-        free((void *[]){x.data, p0.data, m0.data, v0.data, pr.data, mr.data, vr.data}[i]);
+    for (int i = 0; i < 7; i++) free((void *[]){x.data, p0.data, m0.data, v0.data, pr.data, mr.data, vr.data}[i]);
 }
 
 /* Copies of every alignment and overlap, and large ones over several parts. */
@@ -390,8 +387,7 @@ static void test_open(void **s) {
     struct dev d;
     assert_int_equal(dev_open_cpu(&d, 1, "sse9"), ERR_INVAL);
     assert_non_null(strstr(err_msg(), "sse9"));
-    if (!cpu_isa_available(CPU_ISA_AMX))
-        assert_int_equal(dev_open_cpu(&d, 1, "amx"), ERR_UNSUPPORTED);
+    if (!cpu_isa_available(CPU_ISA_AMX)) assert_int_equal(dev_open_cpu(&d, 1, "amx"), ERR_UNSUPPORTED);
     OK(dev_open_cpu(&d, 2, NULL));
     assert_non_null(strstr(d.describe, "2 threads"));
     print_message("%s\n", d.describe);
@@ -405,9 +401,9 @@ static void test_open(void **s) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),    cmocka_unit_test(test_memory),  cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_open),     cmocka_unit_test(test_memory),  cmocka_unit_test(test_weights),
         cmocka_unit_test(test_products), cmocka_unit_test(test_dx_cols), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_large),   cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_large),    cmocka_unit_test(test_flat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

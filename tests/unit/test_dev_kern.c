@@ -2,7 +2,7 @@
  * exp against libm, tables of different instruction sets against each other, the
  * straight-from-bf16 path of decoding against the tile path, and sums that must not
  * depend on where an array ends.  The ops as a whole are compared with ref in tests/ops. */
-#include "dev/dev_cpu_kern.h"
+#include "dev/cpu/kernels.h"
 
 #include "base/rng.h"
 
@@ -59,7 +59,7 @@ static void test_exp(void **state) {
             if (err > worst) worst = err;
         }
         print_message("%-6s exp: at most %.2f ulp from libm over [-87, 88)\n", tables[t].name, worst);
-        assert_true(worst <= 1); /* what dev_cpu_vec.h promises */
+        assert_true(worst <= 1); /* what dev/cpu/vec.h promises */
         const float ends[] = {0, -INFINITY, -88, 1000, NAN};
         float e[5];
         tables[t].k->head_exp(e, ends, 5, 1, 0);
@@ -85,9 +85,18 @@ static struct cpu_attn_tile tile_of(struct fixture *f, struct result *r, int64_t
         f->pos[i] = (int32_t)(key0 + f->n_keys - 1);
         r->max[i] = -FLT_MAX;
     }
-    return (struct cpu_attn_tile){.rows = f->rows, .group = f->rows, .dim = f->dim, .pos = f->pos, .key0 = key0,
-                                  .n_keys = f->n_keys, .window = window, .scale = 0.125f, .q = f->q,
-                                  .acc = r->acc, .max = r->max, .sum = r->sum};
+    return (struct cpu_attn_tile){.rows = f->rows,
+                                  .group = f->rows,
+                                  .dim = f->dim,
+                                  .pos = f->pos,
+                                  .key0 = key0,
+                                  .n_keys = f->n_keys,
+                                  .window = window,
+                                  .scale = 0.125f,
+                                  .q = f->q,
+                                  .acc = r->acc,
+                                  .max = r->max,
+                                  .sum = r->sum};
 }
 static void run_block(const struct cpu_kern *k, struct fixture *f, struct result *r, int64_t window) {
     static float kt[MAX_DIM * TILE], v[TILE * MAX_DIM];
@@ -123,8 +132,8 @@ static void test_thin_equals_block(void **state) {
                         run_block(tables[t].k, &f, &a, window);
                         run_thin(tables[t].k, &f, &b, window);
                         if (memcmp(&a, &b, sizeof a) != 0)
-                            fail_msg("%s: %lld rows, D %lld, %lld keys, window %lld differ", tables[t].name,
-                                     (long long)f.rows, (long long)f.dim, (long long)f.n_keys, (long long)window);
+                            fail_msg("%s: %lld rows, D %lld, %lld keys, window %lld differ", tables[t].name, (long long)f.rows,
+                                     (long long)f.dim, (long long)f.n_keys, (long long)window);
                         n++;
                     }
     print_message("%d cases: 0 differing bits\n", n);
@@ -214,8 +223,7 @@ static void test_scans(void **state) {
             const struct cpu_kern *k = tables[t].k;
             assert_true(k->max(x, n) == max);
             assert_int_equal(k->at_least(idx, x, n, 0.3f), count);
-            for (int64_t i = 0; i < count; i++)
-                assert_true(x[idx[i]] >= 0.3f && (i == 0 || idx[i] > idx[i - 1]));
+            for (int64_t i = 0; i < count; i++) assert_true(x[idx[i]] >= 0.3f && (i == 0 || idx[i] > idx[i - 1]));
             if (n == 0) continue;
             struct cpu_head_sum s;
             k->head_sum(&s, x, n, 1, true);

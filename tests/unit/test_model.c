@@ -66,16 +66,16 @@ static void config_refusals(void **state) {
          "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
         {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
-        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}",
-         "unsupported rope type \"longrope\"", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}", "unsupported rope type \"longrope\"",
+         ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",
          "(bitsandbytes int8); bitsandbytes' NF4 is read, for the rest give the unquantized model: with quantization=int8",
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
-        {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}",
-         "unsupported rope_parameters", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters",
+         ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":0}", "num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"head_dim\":15}", "odd head_dim", ERR_UNSUPPORTED},
@@ -100,8 +100,8 @@ static void built_in_shapes(void **state) {
         const char *name;
         int64_t params;
     } known[] = {
-        {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688}, {"qwen2.5-7b", 7615616512},
-        {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},   {"qwen3-8b", 8190735360},
+        {"qwen2.5-0.5b", 494032768},  {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
+        {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
         {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
@@ -137,8 +137,8 @@ static void near(double got, double want) {
 }
 static void schedules(void **state) {
     (void)state;
-    struct optim_config c = {.lr = 2, .schedule = "constant", .warmup_steps = 4, .total_steps = 24,
-                             .num_cycles = 0.5, .min_lr_ratio = 0.1};
+    struct optim_config c = {
+        .lr = 2, .schedule = "constant", .warmup_steps = 4, .total_steps = 24, .num_cycles = 0.5, .min_lr_ratio = 0.1};
     near(optim_lr(&c, 0), 0);
     near(optim_lr(&c, 1), 0.5);
     near(optim_lr(&c, 4), 2);

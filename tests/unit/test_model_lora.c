@@ -23,8 +23,8 @@ static void close_base(struct dev *d, struct model *m) {
 static int create(struct model *m, const char *config) {
     json_t *o = json_loads(config, 0, NULL);
     assert_non_null(o);
-    struct lora_config l = {.rank = 4, .alpha = 8, .targets = json_incref(json_object_get(o, "t")),
-                            .exclude = json_incref(json_object_get(o, "x"))};
+    struct lora_config l = {
+        .rank = 4, .alpha = 8, .targets = json_incref(json_object_get(o, "t")), .exclude = json_incref(json_object_get(o, "x"))};
     json_t *r = json_object_get(o, "r");
     if (r) l.rank = json_integer_value(r);
     json_decref(o);
@@ -114,7 +114,7 @@ static void start(void **state) {
             }
         }
         assert_true(bound < 1.0001 && bound > 0.99);
-        assert_true(fabs(sum / (double)count) < 4 * sqrt(1.0 / 3 / (double)count));           /* four sigma */
+        assert_true(fabs(sum / (double)count) < 4 * sqrt(1.0 / 3 / (double)count));               /* four sigma */
         assert_true(fabs(square / (double)count - 1.0 / 3) < 4 * sqrt(4.0 / 45 / (double)count)); /* variance of x^2 */
         close_base(&d, m);
     }
@@ -128,10 +128,12 @@ static void wide_head(void **state) {
     (void)state;
     enum { HIDDEN = 16448 };
     char text[512], *tmp = case_temp_dir(), *dir = file_join(tmp, "m");
-    snprintf(text, sizeof text, "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": %d,"
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": %d,"
              " \"intermediate_size\": 16, \"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"head_dim\": 16,"
              " \"num_key_value_heads\": 1, \"vocab_size\": 16, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\","
-             " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}", HIDDEN);
+             " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}",
+             HIDDEN);
     json_t *o = json_loads(text, 0, NULL);
     assert_non_null(o);
     OK(model_init_dir(o, dir, 3, DT_BF16));

@@ -78,8 +78,8 @@ static void overlong_responses_pay(void **state) {
     json_t *truth = json_string("7");
     for (int64_t len = 14; len <= 20; len++) {
         struct reward_result out;
-        const struct reward_request q = {.data_source = "openai/gsm8k", .solution = "#### 7", .n_solution = 6,
-                                         .ground_truth = truth, .response_len = len};
+        const struct reward_request q = {
+            .data_source = "openai/gsm8k", .solution = "#### 7", .n_solution = 6, .ground_truth = truth, .response_len = len};
         assert_int_equal(reward_score(r, &q, &out), 0);
         const double penalty = len > 16 ? -(double)(len - 16) / 4 * 0.5 : 0;
         assert_true(out.score == 1 + penalty);
@@ -211,9 +211,9 @@ static void a_bad_file_is_refused_at_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(data_source_picks_the_grader), cmocka_unit_test(window_is_300_code_points),
-        cmocka_unit_test(overlong_responses_pay),       cmocka_unit_test(submitted_samples_come_back),
-        cmocka_unit_test(user_code_is_contained),       cmocka_unit_test(user_code_may_be_async_and_parallel),
+        cmocka_unit_test(data_source_picks_the_grader),  cmocka_unit_test(window_is_300_code_points),
+        cmocka_unit_test(overlong_responses_pay),        cmocka_unit_test(submitted_samples_come_back),
+        cmocka_unit_test(user_code_is_contained),        cmocka_unit_test(user_code_may_be_async_and_parallel),
         cmocka_unit_test(a_bad_file_is_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,7 +3,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/pool.h"
+#include "base/thread_pool.h"
 #include "base/rng.h"
 #include "text/text.h"
 #include "text/text_int.h"
@@ -28,8 +28,7 @@ static struct tokenizer *open_text(const char *json) {
     return t;
 }
 
-static void check_encodes(const struct tokenizer *t, const char *text, size_t n, const int32_t *want,
-                          int64_t n_want) {
+static void check_encodes(const struct tokenizer *t, const char *text, size_t n, const int32_t *want, int64_t n_want) {
     struct text_ids ids = {0};
     assert_int_equal(tokenizer_encode(t, text, n, true, &ids), 0);
     assert_int_equal(ids.n, n_want);
@@ -72,8 +71,7 @@ static void test_long_word(void **state) {
         const size_t n = 1 + rng_below(&r, sizeof text - 1);
         for (size_t i = 0; i < n; i++) text[i] = (char)('a' + rng_below(&r, 3));
         for (size_t i = 0; i < n;) { /* "a b" ranks first, so every ab merges, then abc */
-            const bool ab = i + 1 < n && text[i] == 'a' && text[i + 1] == 'b',
-                       abc = ab && i + 2 < n && text[i + 2] == 'c';
+            const bool ab = i + 1 < n && text[i] == 'a' && text[i + 1] == 'b', abc = ab && i + 2 < n && text[i + 2] == 'c';
             want[n_want++] = abc ? 4 : ab ? 3 : text[i] - 'a';
             i += abc ? 3 : ab ? 2 : 1;
         }
@@ -110,10 +108,8 @@ static void test_unsupported(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         /* section, feature named in the message */
-        {"\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"\"},",
-         "normalizer \"Precompiled\""},
-        {"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]},",
-         "StripAccents"},
+        {"\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"\"},", "normalizer \"Precompiled\""},
+        {"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]},", "StripAccents"},
         {"\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"},", "pre_tokenizer \"UnicodeScripts\""},
         {"\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":"
          "\"Whitespace\"}]},",
@@ -128,31 +124,21 @@ static void test_unsupported(void **state) {
         refuse(json, ERR_UNSUPPORTED, "unsupported");
         free(json);
     }
-    refuse("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.1]],\"unk_id\":0}}", ERR_UNSUPPORTED,
-           "\"Unigram\"");
+    refuse("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.1]],\"unk_id\":0}}", ERR_UNSUPPORTED, "\"Unigram\"");
     refuse("{\"model\":{\"type\":\"BPE\",\"dropout\":0.1," VOCAB "," MERGES "}}", ERR_UNSUPPORTED, "dropout");
 }
 
 static void test_unsupported_regex(void **state) {
     (void)state;
-    static const char *const patterns[] = {"\\\\bx",       "(a)\\\\1",
-                                           "[a-z&&[^b]]",  "[[:alpha:]]",
-                                           "(?<n>a)",      "(?i)a",
-                                           "a{2}+",        "a{2}?",
-                                           "(?m:.)",       "\\\\h",
-                                           "\\\\X",        "(?i:ss)",
-                                           "(?i:\\u00e9)", "(?i:[\\u00e9])",
-                                           "\\\\xff",      "\\\\p{Nothing}",
-                                           "(a",           "a)",
-                                           "[a",           "*a",
-                                           "\\\\pL",       "",
-                                           "a\\u0000b",    "[]",
-                                           "\\\\"};
+    static const char *const patterns[] = {
+        "\\\\bx",  "(a)\\\\1",       "[a-z&&[^b]]", "[[:alpha:]]", "(?<n>a)", "(?i)a",        "a{2}+",
+        "a{2}?",   "(?m:.)",         "\\\\h",       "\\\\X",       "(?i:ss)", "(?i:\\u00e9)", "(?i:[\\u00e9])",
+        "\\\\xff", "\\\\p{Nothing}", "(a",          "a)",          "[a",      "*a",           "\\\\pL",
+        "",        "a\\u0000b",      "[]",          "\\\\"};
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
-        char *json = xasprintf(
-            "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
-            "\"invert\":false},%s}",
-            patterns[i], MODEL);
+        char *json = xasprintf("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
+                               "\"invert\":false},%s}",
+                               patterns[i], MODEL);
         refuse(json, ERR_UNSUPPORTED, "unsupported regular expression");
         free(json);
     }
@@ -204,9 +190,8 @@ static void test_malformed(void **state) {
 /* Cut anywhere, a file is refused or (blanks at its end) whole; never a crash. */
 static void test_truncated(void **state) {
     (void)state;
-    const char *whole =
-        TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
-                  "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"},");
+    const char *whole = TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true}],"
+                                  "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"},");
     for (size_t n = 0; n < strlen(whole); n++) {
         struct tokenizer *t;
         char *part = xstrndup(whole, n);
@@ -283,9 +268,8 @@ static void test_bad_utf8(void **state) {
 /* A pattern that backtracks without end is given up with a message. */
 static void test_runaway_regex(void **state) {
     (void)state;
-    struct tokenizer *t =
-        open_text("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|a|aa)+$\"},"
-                  "\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}");
+    struct tokenizer *t = open_text("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|a|aa)+$\"},"
+                                    "\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}");
     struct text_ids ids = {0};
     char text[200];
     memset(text, 'a', sizeof text);
@@ -470,8 +454,7 @@ static void test_chat(void **state) {
     assert_int_equal(chat_template_create(&c, t), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "no chat template"));
     tokenizer_close(t);
-    write_file(dir, "chat_template.jinja",
-               json_string_value(json_object_get(json_array_get(rows, 0), "template")));
+    write_file(dir, "chat_template.jinja", json_string_value(json_object_get(json_array_get(rows, 0), "template")));
     char *path = file_join(dir, "tokenizer_config.json");
     assert_int_equal(json_save_atomic(path, json_object_get(json_array_get(rows, 0), "special")), 0);
     free(path);

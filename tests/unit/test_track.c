@@ -33,8 +33,14 @@ static int remove_dir(void **state) {
 static struct track *open_run(int64_t resume_step) {
     static const char *const loggers[] = {"file", "tensorboard", "wandb"};
     struct track *t = NULL;
-    const struct track_args a = {.loggers = loggers, .n_loggers = 3, .project = "p", .experiment = "e", .run_dir = dir,
-                                 .total_steps = 10, .resume_step = resume_step, .title = "test"};
+    const struct track_args a = {.loggers = loggers,
+                                 .n_loggers = 3,
+                                 .project = "p",
+                                 .experiment = "e",
+                                 .run_dir = dir,
+                                 .total_steps = 10,
+                                 .resume_step = resume_step,
+                                 .title = "test"};
     assert_int_equal(track_open(&t, &a), 0);
     return t;
 }
@@ -52,10 +58,23 @@ static void log_sample(struct track *t, int64_t step, double score) {
     static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10};
     static const float logp[] = {-0.5f, -1.25f};
     json_t *extra = json_pack("{s:s}", "pred", "4");
-    const struct track_sample s = {.step = step, .uid = 3, .index = 1, .data_source = "openai/gsm8k", .prompt = "2 + 2 = ?",
-                                   .response = "4 \xE2\x82\xAC", .ground_truth = "4", .prompt_ids = prompt, .ids = ids,
-                                   .n_prompt = 3, .n = 2, .logp = logp, .score = score, .advantage = NAN,
-                                   .reward_status = "score", .extra = extra, .finish = "stop"};
+    const struct track_sample s = {.step = step,
+                                   .uid = 3,
+                                   .index = 1,
+                                   .data_source = "openai/gsm8k",
+                                   .prompt = "2 + 2 = ?",
+                                   .response = "4 \xE2\x82\xAC",
+                                   .ground_truth = "4",
+                                   .prompt_ids = prompt,
+                                   .ids = ids,
+                                   .n_prompt = 3,
+                                   .n = 2,
+                                   .logp = logp,
+                                   .score = score,
+                                   .advantage = NAN,
+                                   .reward_status = "score",
+                                   .extra = extra,
+                                   .finish = "stop"};
     track_sample(t, &s);
     json_decref(extra);
 }
@@ -204,8 +223,11 @@ static void test_db(void **state) {
     assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics WHERE name = 'actor/nan' AND value IS NULL"), 4);
     assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE score IS NULL"), 1); /* no score is no number */
     assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key = 'project' AND value = 'p'"), 1);
-    assert_int_equal(sqlite3_prepare_v2(db, "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples "
-                                        "WHERE step = 1", -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db,
+                                        "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples "
+                                        "WHERE step = 1",
+                                        -1, &st, NULL),
+                     SQLITE_OK);
     assert_int_equal(sqlite3_step(st), SQLITE_ROW);
     assert_string_equal((const char *)sqlite3_column_text(st, 0), "2 + 2 = ?");
     assert_string_equal((const char *)sqlite3_column_text(st, 1), "4 \xE2\x82\xAC");
@@ -316,7 +338,7 @@ static void test_queue(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_metrics), T(test_file), T(test_places), T(test_failing),
-                                       T(test_db), T(test_tensorboard), T(test_queue)};
+    const struct CMUnitTest tests[] = {T(test_metrics), T(test_file),        T(test_places), T(test_failing),
+                                       T(test_db),      T(test_tensorboard), T(test_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,7 @@
 #include "base/err.h"
 #include "worst.h"
 #include "base/json.h"
-#include "train/ppo_int.h"
+#include "train/ppo/ppo_int.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -48,10 +48,9 @@ static void test_val_metrics(void **state) {
         const char *name = json_string_value(json_object_get(c, "name"));
         struct val_row *v = calloc(json_array_size(rows), sizeof *v);
         struct metrics m = {0};
-        json_array_foreach((json_t *)(uintptr_t)rows, r, row)
-            v[r] = (struct val_row){json_string_value(json_object_get(row, "data_source")),
-                                    json_integer_value(json_object_get(row, "uid")),
-                                    json_number_value(json_object_get(row, "reward")), json_object_get(row, "extra")};
+        json_array_foreach((json_t *)(uintptr_t)rows, r, row) v[r] = (struct val_row){
+            json_string_value(json_object_get(row, "data_source")), json_integer_value(json_object_get(row, "uid")),
+            json_number_value(json_object_get(row, "reward")), json_object_get(row, "extra")};
         assert_int_equal(val_metrics(v, (int64_t)json_array_size(rows), &m), 0);
         check_values(want, &m, name, &worst);
         for (int64_t k = 0; k < m.n; k++)
@@ -92,8 +91,8 @@ static void add_column(struct batch *b, const json_t *rows, const char *name, en
 
 /* The batch of one case as the trainer has it. uid and score: two rows a prompt, the first prompt's scores equal. */
 static void data_batch(struct batch *b, const json_t *rows) {
-    static const char *const columns[] = {"token_level_scores", "token_level_rewards", "advantages", "returns",
-                                          "values", "old_log_probs", "sum_pi_squared", "rollout_is_weights"};
+    static const char *const columns[] = {"token_level_scores", "token_level_rewards", "advantages",        "returns", "values",
+                                          "old_log_probs",      "sum_pi_squared",      "rollout_is_weights"};
     const int64_t n = (int64_t)json_array_size(rows);
     *b = (struct batch){.n_rows = n};
     int64_t *lens = calloc((size_t)n, sizeof *lens), *resp = calloc((size_t)n, sizeof *resp), *uid = calloc((size_t)n, sizeof *uid);
@@ -134,9 +133,9 @@ static void test_data_metrics(void **state) {
         p.k.max_prompt_length = json_integer_value(json_object_get(c, "max_prompt_length"));
         p.k.max_response_length = json_integer_value(json_object_get(c, "max_response_length"));
         data_batch(&b, rows);
-        json_object_foreach(json_object_get(c, "timing_s"), stage, v)
-            if (strcmp(stage, "step") != 0) metrics_set(&p.metrics, json_number_value(v), "timing_s/%s", stage);
-            else step = json_number_value(v);
+        json_object_foreach(json_object_get(c, "timing_s"), stage, v) if (strcmp(stage, "step") != 0)
+            metrics_set(&p.metrics, json_number_value(v), "timing_s/%s", stage);
+        else step = json_number_value(v);
         metrics_set(&p.metrics, json_number_value(json_object_get(c, "grad_norm")), "actor/grad_norm");
         snprintf(what, sizeof what, "data metrics %zu", i);
         if (ppo_data_metrics(&p, &b) < 0) fail_msg("%s", err_msg());

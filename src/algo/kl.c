@@ -1,0 +1,135 @@
+/* kl.c - KL estimators (Schulman, joschu.net/blog/kl-approx.html), the KL
+ * penalty in the reward with its controller, and the critic's loss.
+ * Invariant: derivatives are torch autograd's, ties at clamps included. */
+#include "algo/algo_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- estimators ---- */
+
+#define K3_LOG_MAX 20. /* bound on ref - logp before exp */
+#define K3_MAX 10.     /* bound on the estimate itself */
+
+static double k1(double lp, double ref) { return lp - ref; }
+static double dk1(double lp, double ref) {
+    (void)lp;
+    (void)ref;
+    return 1;
+}
+static double kabs(double lp, double ref) { return fabs(lp - ref); }
+static double dkabs(double lp, double ref) { return (lp > ref) - (lp < ref); }
+static double k2(double lp, double ref) { return 0.5 * (lp - ref) * (lp - ref); }
+static double dk2(double lp, double ref) { return lp - ref; }
+
+static double k3(double lp, double ref) {
+    const double x = algo__clamp(ref - lp, -K3_LOG_MAX, K3_LOG_MAX);
+    return algo__clamp(exp(x) - x - 1, -K3_MAX, K3_MAX);
+}
+static double dk3(double lp, double ref) {
+    const double x = ref - lp;
+    if (fabs(x) >= K3_LOG_MAX || exp(x) - x - 1 >= K3_MAX) return 0; /* a clamp acts */
+    return 1 - exp(x);
+}
+
+static const struct algo_kl_type kl_types[] = {
+    {"kl", false, k1, dk1}, {"k1", false, k1, dk1},         {"abs", false, kabs, dkabs}, {"mse", false, k2, dk2},
+    {"k2", false, k2, dk2}, {"low_var_kl", false, k3, dk3}, {"k3", false, k3, dk3},
+};
+enum { N_KL = sizeof kl_types / sizeof kl_types[0] };
+
+int algo_kl_find(struct algo_kl_type *out, const char *name) {
+    size_t n = strlen(name);
+    const bool plus = n > 0 && name[n - 1] == '+';
+    n -= plus;
+    for (int i = 0; i < N_KL; i++) {
+        if (strlen(kl_types[i].name) != n || memcmp(kl_types[i].name, name, n) != 0) continue;
+        *out = kl_types[i];
+        out->straight_through = plus;
+        if (plus) out->dlogp = dk2; /* unbiased gradient, whatever the value estimates */
+        return 0;
+    }
+    if (n == 4 && memcmp(name, "full", 4) == 0)
+        FAIL(ERR_UNSUPPORTED, "KL type 'full' is unsupported: it needs the whole distribution of each token");
+    FAIL(ERR_INVAL,
+         "KL type '%s' is unknown; use kl, k1, abs, mse, k2, low_var_kl or k3, with '+' for the "
+         "gradient of k2",
+         name);
+}
+
+double algo_kl(const struct algo_kl_type *t, double logp, double ref_logp, double *dlogp) {
+    *dlogp = t->dlogp(logp, ref_logp);
+    return t->value(logp, ref_logp);
+}
+
+/* ---- KL in the reward ---- */
+
+int algo_kl_ctrl_init(struct algo_kl_ctrl *c, const char *type, double kl_coef, double target_kl, double horizon) {
+    const bool adaptive = strcmp(type, "adaptive") == 0;
+    if (!adaptive && strcmp(type, "fixed") != 0) FAIL(ERR_INVAL, "kl_ctrl.type '%s' is unknown; use fixed or adaptive", type);
+    if (adaptive && !(horizon > 0)) FAIL(ERR_INVAL, "kl_ctrl.horizon must be positive, not %g", horizon);
+    if (adaptive && target_kl == 0) FAIL(ERR_INVAL, "kl_ctrl.target_kl must not be 0");
+    *c = (struct algo_kl_ctrl){adaptive, kl_coef, target_kl, horizon};
+    return 0;
+}
+
+/* Proportional control (Ziegler et al., arXiv 1909.08593, section 2.2). */
+void algo_kl_ctrl_update(struct algo_kl_ctrl *c, double current_kl, int64_t n_steps) {
+    if (!c->adaptive) return;
+    const double error = algo__clamp(current_kl / c->target_kl - 1, -0.2, 0.2);
+    c->value *= 1 + error * (double)n_steps / c->horizon;
+}
+
+void algo_kl_in_reward(struct algo_kl_ctrl *c, const struct algo_kl_reward_args *a, double *rewards, struct algo_metrics *m) {
+    const struct algo_ragged *r = a->r;
+    const double beta = c->value;
+    double mean_of_rows = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        double row = 0;
+        for (int64_t t = r->off[i]; t < r->off[i + 1]; t++) {
+            rewards[t] = a->scores[t];
+            if (!r->mask[t]) continue;
+            double unused;
+            const double kl = algo_kl(a->type, a->old_logp[t], a->ref_logp[t], &unused);
+            rewards[t] -= beta * kl;
+            row += kl;
+        }
+        mean_of_rows += row / ((double)algo__row_valid(r, i) + ALGO__EPS);
+    }
+    if (r->n > 0) mean_of_rows /= (double)r->n;
+    algo_kl_ctrl_update(c, mean_of_rows, r->n);
+    algo_metrics_set(m, "actor/reward_kl_penalty", mean_of_rows);
+    algo_metrics_set(m, "actor/reward_kl_penalty_coeff", beta);
+}
+
+/* ---- value loss ---- */
+
+/* Of max(min(v, hi), lo), by v, with v's share at ties. */
+static double clip_derivative(double v, double lo, double hi) {
+    const double upper = v < hi ? 1 : v == hi ? 0.5 : 0, x = v < hi ? v : hi;
+    return x > lo ? upper : x == lo ? upper / 2 : 0;
+}
+
+int algo_value_loss(const struct algo_value_args *a, double *loss, double *dvpreds, struct algo_metrics *m) {
+    const struct algo_ragged *r = a->r;
+    TRY(algo_agg_weights(r, &a->agg, dvpreds));
+    double s = 0, clipped = 0, sum = 0;
+    ALGO__EACH_VALID(r, i, t) {
+        const double v = a->vpreds[t], lo = a->values[t] - a->cliprange_value, hi = a->values[t] + a->cliprange_value;
+        const double vc = fmax(fmin(v, hi), lo), e1 = v - a->returns[t], e2 = vc - a->returns[t];
+        const double l1 = e1 * e1, l2 = e2 * e2;
+        const double d1 = 2 * e1, d2 = 2 * e2 * clip_derivative(v, lo, hi);
+        s += dvpreds[t] * (l1 > l2 ? l1 : l2);
+        dvpreds[t] *= 0.5 * (l1 > l2 ? d1 : l1 < l2 ? d2 : (d1 + d2) / 2);
+        clipped += l2 > l1;
+        sum += v;
+    }
+    *loss = 0.5 * s;
+    const int64_t valid = algo_n_valid(r);
+    const double n = (double)valid + ALGO__EPS;
+    algo_metrics_set(m, "critic/vf_loss", *loss);
+    algo_metrics_set(m, "critic/vf_clipfrac", clipped / n);
+    algo_metrics_set(m, "critic/vpred_mean", sum / n);
+    if (valid == 0) algo_metrics_set(m, "critic/no_valid_tokens", 1);
+    return 0;
+}

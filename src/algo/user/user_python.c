@@ -1,0 +1,165 @@
+/* user_python.c - a Python function of the user's, asked in a helper process
+ * (python/verlc_helpers/algo.py): arrays go and come as base64 of their bytes, so no
+ * number changes on the way.
+ *
+ * Does not judge the numbers (user.c does).  A helper that dies is started again
+ * once for a call, since the function is one of its arguments alone; one that is too
+ * slow ends the call.
+ * Invariant: a reply has exactly the elements that were asked for. */
+#include "algo/user/user_int.h"
+
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- base64 (RFC 4648) ---- */
+
+static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+char *algo__pack(const void *data, size_t n) {
+    const uint8_t *p = data;
+    char *out = xmalloc((n + 2) / 3 * 4 + 1), *o = out;
+    for (size_t i = 0; i < n; i += 3) {
+        const size_t left = n - i;
+        const unsigned v = (unsigned)p[i] << 16 | (left > 1 ? (unsigned)p[i + 1] << 8 : 0) | (left > 2 ? p[i + 2] : 0u);
+        *o++ = digits[v >> 18];
+        *o++ = digits[v >> 12 & 63];
+        *o++ = left > 1 ? digits[v >> 6 & 63] : '=';
+        *o++ = left > 2 ? digits[v & 63] : '=';
+    }
+    *o = '\0';
+    return out;
+}
+
+static int digit(char c) {
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Exactly n bytes, or false. */
+static bool unpack(const char *s, size_t len, void *out, size_t n) {
+    uint8_t *p = out;
+    if (len != (n + 2) / 3 * 4) return false;
+    for (size_t i = 0, at = 0; i < len; i += 4) {
+        const size_t take = n - at < 3 ? n - at : 3;
+        unsigned v = 0;
+        for (size_t k = 0; k < 4; k++) {
+            const int d = k <= take ? digit(s[i + k]) : s[i + k] == '=' ? 0 : -1;
+            if (d < 0) return false;
+            v = v << 6 | (unsigned)d;
+        }
+        for (size_t k = 0; k < take; k++) p[at++] = (uint8_t)(v >> (16 - 8 * k));
+    }
+    return true;
+}
+
+int algo__unpack_f64(const json_t *reply, const char *key, int64_t n, double *out) {
+    const json_t *v = json_object_get(reply, key);
+    if (!json_is_string(v) || !unpack(json_string_value(v), json_string_length(v), out, (size_t)n * sizeof *out))
+        FAIL(ERR_FORMAT, "the helper's reply has no \"%s\" of %lld numbers", key, (long long)n);
+    return 0;
+}
+
+/* ---- requests ---- */
+
+static void put(json_t *o, const char *key, const void *p, size_t bytes) {
+    if (!p) return;
+    char *text = algo__pack(p, bytes);
+    json_object_set_new(o, key, json_string(text));
+    free(text);
+}
+
+static json_t *shape(int64_t n, const int64_t *off, const uint8_t *mask) {
+    json_t *q = json_object(), *lens = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(lens, json_integer(off[i + 1] - off[i]));
+    json_object_set_new(q, "lens", lens);
+    put(q, "mask", mask, (size_t)off[n]);
+    return q;
+}
+
+/* The reply of one call; `q` is taken. */
+static int call(struct algo_user *u, json_t *q, const json_t *kwargs, json_t **reply) {
+    if (kwargs) json_object_set(q, "kwargs", (json_t *)(uintptr_t)kwargs);
+    int rc = helper_call(u->helper, q, u->timeout_s, reply);
+    if (rc == ERR_HELPER) {
+        log_warn("%s: %s; asked once more", u->key, err_msg());
+        rc = helper_call(u->helper, q, u->timeout_s, reply);
+    }
+    json_decref(q);
+    return rc < 0 ? err_wrap(rc, "%s: %s", u->key, u->spec) : 0;
+}
+
+static int two(struct algo_user *u, json_t *reply, const char *first, const char *second, int64_t n, double *a, double *b) {
+    int rc = algo__unpack_f64(reply, first, n, a);
+    if (rc == 0) rc = algo__unpack_f64(reply, second, n, b);
+    json_decref(reply);
+    return rc < 0 ? err_wrap(rc, "%s: %s", u->key, u->spec) : 0;
+}
+
+int algo__user_adv_py(struct algo_user *u, const struct verlc_adv *a, const json_t *kwargs, double *adv, double *ret) {
+    const size_t bytes = (size_t)a->off[a->n] * sizeof(double);
+    json_t *q = shape(a->n, a->off, a->mask), *tokens = json_object(), *samples = json_object(), *reply;
+    put(tokens, "token_level_rewards", a->rewards, bytes);
+    put(tokens, "old_log_probs", a->old_logp, bytes);
+    put(tokens, "values", a->values, bytes);
+    put(tokens, "sum_pi_squared", a->sum_pi_squared, bytes);
+    put(tokens, "rollout_is_weights", a->is_weights, bytes);
+    put(samples, "reward_baselines", a->reward_baselines, (size_t)a->n * sizeof(double));
+    put(q, "index", a->group, a->group ? (size_t)a->n * sizeof *a->group : 0);
+    json_object_set_new(q, "tokens", tokens);
+    json_object_set_new(q, "samples", samples);
+    json_object_set_new(q, "numbers", json_pack("{s:f, s:f}", "gamma", a->gamma, "lam", a->lam));
+    TRY(call(u, q, kwargs, &reply));
+    return two(u, reply, "advantages", "returns", a->off[a->n], adv, ret);
+}
+
+int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const json_t *kwargs, double *loss, double *dlogp) {
+    const size_t bytes = (size_t)a->off[a->n] * sizeof(double);
+    json_t *q = shape(a->n, a->off, a->mask), *tokens = json_object(), *reply;
+    put(tokens, "log_prob", a->logp, bytes);
+    put(tokens, "log_prob_fixed", a->logp_fixed, bytes);
+    put(tokens, "old_log_prob", a->old_logp, bytes);
+    put(tokens, "advantages", a->advantages, bytes);
+    put(tokens, "weight", a->weight, bytes);
+    json_object_set_new(q, "tokens", tokens);
+    json_object_set_new(q, "numbers",
+                        json_pack("{s:f, s:f, s:f}", "clip_ratio_low", a->clip_ratio_low, "clip_ratio_high", a->clip_ratio_high,
+                                  "clip_ratio_c", a->clip_ratio_c));
+    TRY(call(u, q, kwargs, &reply));
+    return two(u, reply, "loss", "dlog_prob", a->off[a->n], loss, dlogp);
+}
+
+/* ---- opening ---- */
+
+/* What the function's parameters ask for. */
+static unsigned read_needs(const json_t *reply) {
+    static const struct {
+        const char *name;
+        unsigned bit;
+    } known[] = {{"values", ALGO_NEEDS_VALUES}, {"reward_baselines", ALGO_NEEDS_BASELINES}, {"sum_pi_squared", ALGO_NEEDS_SUM_PI}};
+    const json_t *list = json_object_get(reply, "needs");
+    unsigned needs = 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        for (size_t k = 0; name && k < sizeof known / sizeof *known; k++)
+            if (strcmp(name, known[k].name) == 0) needs |= known[k].bit;
+    }
+    return needs;
+}
+
+int algo__user_open_py(struct algo_user *u) {
+    json_t *init = json_pack("{s:s, s:s, s:b}", "path", u->path, "name", u->name, "loss", u->loss), *reply;
+    if (!init) FAIL(ERR_INVAL, "%s: %s is not valid UTF-8", u->key, u->spec);
+    const struct helper_args h = {.module = "verlc_helpers.algo", .init = init};
+    const int rc = helper_create(&u->helper, &h);
+    json_decref(init);
+    TRY(rc);
+    TRY(call(u, json_pack("{s:b}", "describe", 1), u->kwargs, &reply));
+    u->adv.needs = read_needs(reply);
+    json_decref(reply);
+    return 0;
+}

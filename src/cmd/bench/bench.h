@@ -1,0 +1,29 @@
+/* bench.h - the subjects of `verlc bench`, one file each. */
+#ifndef VERLC_CMD_BENCH_H
+#define VERLC_CMD_BENCH_H
+
+#include "dev/dev.h"
+#include "model/model.h"
+
+/* name, one-line help; bench_NAME(argc, argv) parses its own options */
+#define BENCH_MAP(X)                                                                      \
+    X(gemm, "matrix products of a device; on the CPU against memory's read rate")         \
+    X(read, "the rate at which memory can be read: the ceiling of decoding one sequence") \
+    X(train, "forward and backward of a model, tokens per second")                        \
+    X(logprob, "log-probs of a model, tokens per second")                                 \
+    X(generate, "sampling from a model, tokens per second")                               \
+    X(step, "generation, reference log-probs and update of one GRPO step, seconds")
+
+#define X(name, help) int bench_##name(int argc, char **argv);
+BENCH_MAP(X)
+#undef X
+
+/* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
+int bench_read_ceiling(struct dev *d, int n_threads, double *best, double *median);
+/* The median of v (n > 0), which is sorted by it. */
+double bench_median(double *v, int64_t n);
+/* Of --recompute: what backward computes again. ERR_INVAL. */
+int bench_keep(const char *recompute, struct model_keep *out);
+#define BENCH_RECOMPUTE "none|mlp|layer", "what backward computes again: nothing, every layer's MLP, every layer"
+
+#endif

@@ -1,0 +1,274 @@
+/* bench_model.c - `verlc bench train|generate|logprob`: tokens per second of a
+ * whole model in the shapes that training and rollout have.  One JSON line, so that
+ * tools/bench_peers.py can alternate with other programs in one run. */
+#include "cmd/bench/bench.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "cmd/cmd.h"
+#include "rollout/rollout.h"
+#include "train/run/actor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct model_bench {
+    const char *model, *dtype, *device; /* device: NULL is auto */
+    enum dtype act;
+    int64_t batch, n, prompt, len, steps, threads;
+    const char *recompute;
+    struct model_keep keep;
+    const char *trace_file;
+    struct dev dev;
+    struct model *m;
+};
+
+static int parse(struct model_bench *b, int argc, char **argv, const char *usage, const char *about) {
+    const struct cmd_opt opts[] = {
+        {"--model", CMD_STR, &b->model, "DIR", "model directory (verlc model init makes one)"},
+        {"--dtype", CMD_STR, &b->dtype, "bf16|fp32", "compute dtype (bf16)"},
+        {"--batch", CMD_I64, &b->batch, "N", "sequences"},
+        {"--n", CMD_I64, &b->n, "N", "of them with the same prompt (generate)"},
+        {"--prompt", CMD_I64, &b->prompt, "N", "prompt tokens (generate)"},
+        {"--len", CMD_I64, &b->len, "N", "tokens a sequence; new tokens for generate"},
+        {"--steps", CMD_I64, &b->steps, "N", "measured repetitions; the best counts"},
+        {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
+        {"--threads", CMD_I64, &b->threads, "N", "threads (all)"},
+        {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
+        {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
+    };
+    const struct cmd_spec spec = {.usage = usage, .about = about, .opts = opts, .n_opts = sizeof opts / sizeof *opts};
+    const int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc;
+    if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
+    TRY(cmd_compute_dtype(b->dtype, &b->act));
+    TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
+    if (b->n < 1 || b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
+    if (b->len < 2 || b->steps < 1) FAIL(ERR_INVAL, "--len must be at least 2 and --steps at least 1");
+    return cmd_batch_size(b->batch, b->prompt, b->len);
+}
+
+static int open_model(struct model_bench *b, int flags, int64_t max_len) {
+    TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
+    const struct model_open_args a = {.dir = b->model, .act = b->act, .flags = flags, .max_len = max_len};
+    return model_open(&b->m, &b->dev, &a);
+}
+
+static void random_ids(struct rng *r, int64_t vocab, int32_t *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(r, (uint64_t)vocab);
+}
+
+static int bench_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
+                      float *dlogp, float *dentropy) {
+    (void)lo, (void)hi, (void)logp, (void)entropy, (void)dentropy;
+    for (int64_t t = 0; t < t1 - t0; t++) dlogp[t] = -*(const float *)arg;
+    return 0;
+}
+
+/* Sequences of equal length with every token but the first a target. */
+static int make_seqs(const struct model_bench *b, struct actor_seq **seqs, int32_t **ids) {
+    struct rng r = {.seed = 1, .stream = RNG_TEST};
+    *ids = xmalloc((size_t)(b->batch * b->len) * 4);
+    *seqs = xmalloc((size_t)b->batch * sizeof **seqs);
+    random_ids(&r, b->m->cfg.vocab, *ids, b->batch * b->len);
+    for (int64_t i = 0; i < b->batch; i++) (*seqs)[i] = (struct actor_seq){.ids = *ids + i * b->len, .n = b->len, .first = 1};
+    return 0;
+}
+
+static int run_actor(struct model_bench *b, bool train) {
+    struct actor *a = NULL;
+    struct actor_seq *seqs = NULL;
+    int32_t *ids = NULL;
+    double best = 1e30, best_step = 1e30;
+    int rc = 0;
+    TRY(open_model(b, train ? MODEL_TRAIN : MODEL_INFER, b->len));
+    const struct actor_args args = {
+        .dev = &b->dev, .model = b->m, .train = train, .keep = b->keep, .max_rows = b->batch * b->len, .max_seqs = b->batch};
+    TRYG(actor_create(&a, &args), out);
+    TRYG(make_seqs(b, &seqs, &ids), out);
+    float scale = 1.0f / (float)(b->batch * (b->len - 1));
+    float *logp = xmalloc((size_t)(b->batch * b->len) * 4);
+    const struct optim_config o = {
+        .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1, .schedule = "constant"};
+    const struct actor_step_args s = {.seqs = seqs,
+                                      .n = b->batch,
+                                      .cut = {.max_seqs = b->batch},
+                                      .temperature = 1,
+                                      .loss = bench_loss,
+                                      .loss_arg = &scale,
+                                      .optim = &o,
+                                      .lr = 1e-6};
+    for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
+        struct actor_step_result r;
+        if (b->trace_file && i == b->steps) dev_trace_start(&b->dev);
+        double t = clock_now();
+        rc = train ? actor_backward(a, &s, &r) : actor_logp(a, seqs, b->batch, s.cut, 1, (struct actor_out){.logp = logp});
+        if (rc == 0) rc = dev_sync(&b->dev);
+        const double pass = clock_now() - t;
+        t = clock_now();
+        if (rc == 0 && train) rc = optim_step(actor_optim(a), b->m, actor_grads(a), &o, 1e-6, &r.optim);
+        if (rc == 0) rc = dev_sync(&b->dev);
+        const double step = clock_now() - t;
+        if (i > 0 && pass < best) best = pass;
+        if (i > 0 && step < best_step) best_step = step;
+    }
+    if (rc == 0) rc = dev_trace_stop(&b->dev, b->trace_file, stderr);
+    free(logp);
+    if (rc == 0) {
+        const double tokens = (double)(b->batch * b->len);
+        printf("{\"subject\":\"%s\",\"tokens\":%.0f,\"seconds\":%.6f,\"tokens_per_s\":%.2f", train ? "train" : "logprob", tokens,
+               best, tokens / best);
+        if (train) printf(",\"optimizer_seconds\":%.6f", best_step);
+        printf(",\"peak_bytes\":%zu,\"device\":\"%s\"}\n", b->dev.peak, b->dev.describe);
+    }
+out:
+    actor_destroy(a);
+    free(seqs);
+    free(ids);
+    model_close(b->m);
+    dev_close(&b->dev);
+    return rc;
+}
+
+int bench_train(int argc, char **argv) {
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
+    const int rc = parse(&b, argc, argv, "verlc bench train --model DIR [options]",
+                         "Forward and backward over --batch packed sequences of --len tokens;\n"
+                         "the optimizer step is timed beside it.");
+    return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, true);
+}
+
+int bench_logprob(int argc, char **argv) {
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
+    const int rc = parse(&b, argc, argv, "verlc bench logprob --model DIR [options]",
+                         "Log-probs of --batch packed sequences of --len tokens.");
+    return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, false);
+}
+
+/* ---- generation ---- */
+
+struct gen_count {
+    int64_t tokens;
+};
+static int count_sample(void *arg, const struct rollout_sample *s) {
+    ((struct gen_count *)arg)->tokens += s->n;
+    return 0;
+}
+
+/* Seconds: of the prompts' steps together, and for a token each of all samples, as the
+ * mean and as the median (which a machine that was busy for a moment does not move). */
+struct gen_times {
+    double prefill, decode, decode_median;
+};
+
+/* Runs e to its end; its samples all have their first token. */
+static int decode_times(struct rollout_engine *e, int64_t batch, int64_t len, struct gen_times *out) {
+    double *steps = xmalloc((size_t)(batch * len) * sizeof *steps);
+    const double start = clock_now();
+    int64_t n = 0, before = rollout_stats(e).sampled;
+    const int64_t first = before;
+    int more;
+    do {
+        const double t = clock_now();
+        more = rollout_step(e);
+        const int64_t now = rollout_stats(e).sampled;
+        if (more >= 0 && now > before) steps[n++] = (clock_now() - t) * (double)batch / (double)(now - before);
+        before = now;
+    } while (more > 0);
+    out->decode = (clock_now() - start) / (double)(before - first);
+    out->decode_median = n > 0 ? bench_median(steps, n) : 0;
+    free(steps);
+    return more < 0 ? more : 0;
+}
+
+static int generate_once(struct model_bench *b, struct rollout_decoder *d, int64_t max_rows, struct gen_times *times) {
+    const struct rollout_model rm = rollout_decoder_model(d);
+    struct gen_count count = {0};
+    struct rng r = {.seed = 2, .stream = RNG_TEST};
+    const struct rollout_config cfg = {.max_rows = max_rows, .max_seqs = b->batch, .done = count_sample, .done_arg = &count};
+    struct rollout_engine *e = NULL;
+    int32_t *ids = xmalloc((size_t)b->prompt * 4);
+    int rc = rollout_create(&e, &rm, &cfg);
+    for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
+        random_ids(&r, b->m->cfg.vocab, ids, b->prompt);
+        const struct rollout_request q = {.prompt = ids,
+                                          .n_prompt = b->prompt,
+                                          .n = b->n,
+                                          .max_tokens = b->len,
+                                          .temperature = 1,
+                                          .top_p = 1,
+                                          .repetition_penalty = 1,
+                                          .top_k = -1,
+                                          .seed = 3,
+                                          .uid = (uint64_t)i,
+                                          .ignore_eos = true};
+        rc = rollout_submit(e, &q, NULL);
+    }
+    const double t = clock_now();
+    while (rc == 0 && rollout_stats(e).sampled < b->batch) rc = rollout_step(e) < 0 ? -1 : 0; /* every sample has its first token */
+    times->prefill = clock_now() - t;
+    if (rc == 0) rc = decode_times(e, b->batch, b->len, times);
+    rollout_destroy(e);
+    free(ids);
+    return rc;
+}
+
+int bench_generate(int argc, char **argv) {
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 1, .prompt = 64, .len = 64, .steps = 2};
+    struct rollout_decoder *d = NULL;
+    struct gen_times best = {1e30, 1e30, 1e30};
+    int rc = parse(&b, argc, argv, "verlc bench generate --model DIR [options]",
+                   "Samples --len tokens after random prompts of --prompt tokens, --batch at a time, --n for each prompt.");
+    if (rc != 0) return rc < 0 ? rc : 0;
+    const double start = clock_now();
+    const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
+    TRYG(open_model(&b, MODEL_INFER, total), out);
+    const struct rollout_decoder_args a = {.model = b.m,
+                                           .n_pages = b.batch * ((total + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN),
+                                           .max_rows = max_rows,
+                                           .max_seqs = b.batch,
+                                           .max_len = total,
+                                           .max_burst = rollout_device_burst(&b.dev)};
+    TRYG(rollout_decoder_open(&d, &a), out);
+    const double load = clock_now() - start;
+    for (int64_t i = 0; i <= b.steps; i++) {
+        struct gen_times t = {0};
+        if (b.trace_file && i == b.steps) dev_trace_start(&b.dev);
+        TRYG(generate_once(&b, d, max_rows, &t), out);
+        if (i > 0 && t.prefill < best.prefill) best.prefill = t.prefill;
+        if (i > 0 && t.decode < best.decode) best.decode = t.decode;
+        if (i > 0 && t.decode_median < best.decode_median) best.decode_median = t.decode_median;
+    }
+    TRYG(dev_trace_stop(&b.dev, b.trace_file, stderr), out);
+    const double whole = best.prefill + best.decode * (double)(b.batch * (b.len - 1));
+    printf("{\"subject\":\"generate\",\"batch\":%lld,\"load_seconds\":%.3f,\"prefill_seconds\":%.4f,\"decode_tokens_per_s\":%.2f,"
+           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n",
+           (long long)b.batch, load, best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole,
+           b.m->weights_bytes, b.dev.describe);
+out:
+    rollout_decoder_close(d);
+    model_close(b.m);
+    dev_close(&b.dev);
+    return rc;
+}
+
+int bench_read(int argc, char **argv) {
+    int64_t threads = 0;
+    double best = 0, median = 0;
+    struct dev dev = {0};
+    const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
+    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]",
+                                  .about = "Best and median of some passes over 1 GiB.",
+                                  .opts = opts,
+                                  .n_opts = 1};
+    int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    TRY(dev_open_cpu(&dev, (int)threads, NULL));
+    rc = bench_read_ceiling(&dev, (int)threads, &best, &median);
+    if (rc == 0) printf("{\"subject\":\"read\",\"bytes_per_s\":%.0f,\"median_bytes_per_s\":%.0f}\n", best, median);
+    dev_close(&dev);
+    return rc;
+}

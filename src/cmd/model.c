@@ -1,0 +1,447 @@
+/* model.c - verlc model init | info | export | merge: Hugging Face model directories.
+ *
+ * A result directory is written beside its final name and renamed when it is
+ * complete.
+ * Invariant: an output directory that exists is never changed, unless --force
+ * asks for it and it holds a model. */
+#include "cmd/cmd.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "model/model.h"
+#include "text/text.h"
+#include "train/train.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t ONE_FILE_MB = INT64_MAX / 1000000; /* no limit on a file */
+enum { VOCAB_MULTIPLE = 64 /* a preset's vocabulary is rounded up to it, as released models do */ };
+
+static int parse_dtype(const char *name, int *dt) {
+    if (strcmp(name, "bf16") == 0) *dt = DT_BF16;
+    else if (strcmp(name, "fp32") == 0) *dt = DT_F32;
+    else if (strcmp(name, "fp16") == 0) *dt = DT_F16;
+    else FAIL(ERR_INVAL, "--dtype %s: expected fp32, bf16 or fp16", name);
+    return 0;
+}
+
+/* ---- an output directory that appears complete ---- */
+
+struct out_dir {
+    const char *path;
+    char *tmp;
+    bool replace;
+};
+
+static bool dir_is_empty(const char *path) {
+    DIR *d = opendir(path);
+    int n = 0;
+    if (!d) return false;
+    for (struct dirent *e; (e = readdir(d));) n++;
+    closedir(d);
+    return n <= 2; /* . and .. */
+}
+
+static int out_open(struct out_dir *o, const char *path, bool force) {
+    char *config = file_join(path, "config.json");
+    const bool there = file_exists(path) && !dir_is_empty(path), is_model = file_exists(config);
+    free(config);
+    if (there && !force)
+        FAIL(ERR_INVAL, "--out %s exists and is not empty; choose another directory%s", path,
+             is_model ? " or give --force to replace the model in it" : "");
+    if (there && !is_model) FAIL(ERR_INVAL, "--out %s holds something other than a model; choose another directory", path);
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    *o = (struct out_dir){.path = path, .replace = file_exists(path)};
+    char *base = xstrndup(path, n);
+    o->tmp = xasprintf("%s.tmp", base);
+    free(base);
+    TRY(file_remove_tree(o->tmp)); /* of an interrupted run */
+    return file_mkdirs(o->tmp);
+}
+
+static int out_publish(struct out_dir *o) {
+    TRY(file_fsync_dir(o->tmp));
+    if (o->replace) TRY(file_remove_tree(o->path));
+    if (rename(o->tmp, o->path) < 0) FAIL(ERR_IO, "%s: %s", o->path, strerror(errno));
+    return 0;
+}
+
+/* Ends with the command's result; a failed run leaves nothing behind. */
+static int out_close(struct out_dir *o, int rc) {
+    if (rc == 0) rc = out_publish(o);
+    if (rc < 0) {
+        char *msg = xstrdup(err_msg());
+        if (file_remove_tree(o->tmp) < 0) log_warn("%s", err_msg());
+        rc = err_set(rc, __FILE__, __LINE__, "%s", msg);
+        free(msg);
+    }
+    free(o->tmp);
+    return rc;
+}
+
+/* ---- init ---- */
+
+static void add_name(void *arg, const char *name) {
+    struct buf *b = arg;
+    buf_addf(b, "%s%s", b->n ? ", " : "", name);
+}
+
+/* A built-in name, or the path of a config.json or of the directory that holds it. */
+static int arch_config(json_t **out, const char *arch) {
+    enum { MAX_CONFIG = 16 << 20 };
+    *out = model_arch_config(arch);
+    if (*out) return 0;
+    if (file_is_dir(arch)) {
+        char *path = file_join(arch, "config.json");
+        const int rc = json_load(out, path, MAX_CONFIG);
+        free(path);
+        return rc;
+    }
+    if (file_exists(arch)) return json_load(out, arch, MAX_CONFIG);
+    struct buf names = {0};
+    model_arch_names(add_name, &names);
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "--arch %s: neither a file nor one of %s", arch, names.p);
+    buf_free(&names);
+    return rc;
+}
+
+static void set_token(json_t *config, const char *key, int32_t id) {
+    json_object_set_new(config, key, id < 0 ? json_null() : json_integer(id));
+}
+
+/* Makes a config without a vocabulary of its own fit the tokenizer in dir, and checks one that has. */
+static int fit_tokenizer(json_t *config, const char *dir, bool adopt) {
+    struct tokenizer *t = NULL;
+    int64_t vocab = 0;
+    TRY(tokenizer_open(&t, dir));
+    const int64_t need = tokenizer_vocab_size(t);
+    if (adopt) {
+        vocab = (need + VOCAB_MULTIPLE - 1) / VOCAB_MULTIPLE * VOCAB_MULTIPLE;
+        json_object_set_new(config, "vocab_size", json_integer(vocab));
+        set_token(config, "bos_token_id", tokenizer_bos(t));
+        set_token(config, "eos_token_id", tokenizer_eos(t));
+        set_token(config, "pad_token_id", tokenizer_pad(t));
+    }
+    tokenizer_close(t);
+    TRY(json_i64(config, "vocab_size", &vocab, "config.json"));
+    if (need > vocab)
+        FAIL(ERR_INPUT, "%s: the tokenizer has ids up to %lld, the model a vocabulary of %lld", dir, (long long)need - 1,
+             (long long)vocab);
+    return 0;
+}
+
+static int init_into(const char *dir, json_t *config, const char *preset, const char *tokenizer, uint64_t seed, const char *dtype) {
+    struct model_config c = {0};
+    int dt;
+    if (tokenizer) TRY(model_copy_tokenizer(tokenizer, dir));
+    else if (preset) TRY(data_write_tiny_tokenizer(dir));
+    if (tokenizer || preset) TRY(fit_tokenizer(config, dir, preset != NULL));
+    TRY(model_config_from_json(&c, config, "config.json"));
+    dt = c.dtype;
+    const int64_t n = model_config_params(&c);
+    model_config_free(&c);
+    if (dtype) TRY(parse_dtype(dtype, &dt));
+    log_info("%lld parameters, %.2f GB as %s", (long long)n, 1e-9 * (double)n * (double)dtype_size((enum dtype)dt),
+             dtype_name((enum dtype)dt));
+    return model_init_dir(config, dir, seed, (enum dtype)dt);
+}
+
+static int cmd_model_init(int argc, char **argv) {
+    const char *arch = NULL, *preset = NULL, *out = NULL, *tokenizer = NULL, *dtype = NULL;
+    int64_t seed = 0;
+    bool force = false;
+    struct buf names = {0};
+    model_arch_names(add_name, &names);
+    char *about = xasprintf("Writes a model of random weights that transformers loads as it is.\n"
+                            "NAME: %s.\n--preset tiny: a small model with its own tokenizer, for trying things out.",
+                            names.p);
+    buf_free(&names);
+    const struct cmd_opt opts[] = {
+        {"--arch", CMD_STR, &arch, "NAME|FILE", "a built-in shape, or a config.json"},
+        {"--preset", CMD_STR, &preset, "tiny", "shape and tokenizer at once"},
+        {"--out", CMD_STR, &out, "DIR", "directory to create"},
+        {"--tokenizer", CMD_STR, &tokenizer, "DIR", "copy the tokenizer files from here"},
+        {"--seed", CMD_I64, &seed, "N", "of the weights (0)"},
+        {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (that of the config)"},
+        {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
+    };
+    const struct cmd_spec spec = {.usage = "verlc model init (--arch NAME|CONFIG.json | --preset tiny) --out DIR [options]",
+                                  .about = about,
+                                  .opts = opts,
+                                  .n_opts = sizeof opts / sizeof opts[0]};
+    struct out_dir o;
+    json_t *config = NULL;
+    int rc = cmd_parse(&spec, argc, argv);
+    free(about);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    if (!out || (arch == NULL) == (preset == NULL)) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (preset && strcmp(preset, "tiny") != 0) FAIL(ERR_INVAL, "--preset %s: there is tiny", preset);
+    TRY(arch_config(&config, preset ? preset : arch));
+    rc = out_open(&o, out, force);
+    if (rc == 0) rc = out_close(&o, init_into(o.tmp, config, preset, tokenizer, (uint64_t)seed, dtype));
+    json_decref(config);
+    return rc;
+}
+
+/* ---- info ---- */
+
+static const char *const ARCH_NAMES[] = {"llama", "qwen2", "qwen3", "mistral"};
+static const char *const ROPE_NAMES[] = {"default", "linear", "dynamic", "llama3", "yarn"};
+
+static int cmd_model_info(int argc, char **argv) {
+    const char *dir = NULL;
+    const struct cmd_opt opts[] = {{"--model", CMD_STR, &dir, "DIR", "Hugging Face model directory"}};
+    const struct cmd_spec spec = {
+        .usage = "verlc model info --model DIR", .about = "One JSON line about a model.", .opts = opts, .n_opts = 1};
+    const int parsed = cmd_parse(&spec, argc, argv);
+    if (parsed != 0) return parsed < 0 ? parsed : 0;
+    if (!dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    struct model_config c;
+    struct buf line = {0};
+    TRY(model_config_load(&c, dir));
+    json_t *eos = json_array();
+    for (int i = 0; i < c.n_eos; i++) json_array_append_new(eos, json_integer(c.eos[i]));
+    json_t *o = json_pack(
+        "{s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:f, s:o}", "architecture", ARCH_NAMES[c.arch],
+        "parameters", (json_int_t)model_config_params(&c), "dtype", dtype_name(c.dtype), "layers", (json_int_t)c.n_layers, "hidden",
+        (json_int_t)c.hidden, "ffn", (json_int_t)c.ffn, "q_heads", (json_int_t)c.n_q_heads, "kv_heads", (json_int_t)c.n_kv_heads,
+        "head_dim", (json_int_t)c.head_dim, "vocab", (json_int_t)c.vocab, "max_positions", (json_int_t)c.max_pos, "sliding_window",
+        (json_int_t)c.window, "tied", (int)c.tied, "rope", ROPE_NAMES[c.rope.kind], "rope_theta", c.rope.theta, "eos", eos);
+    int rc = o ? json_dump_line(&line, o) : err_set(ERR_INTERNAL, __FILE__, __LINE__, "cannot print the model's shape");
+    if (rc == 0) puts(line.p);
+    buf_free(&line);
+    json_decref(o);
+    model_config_free(&c);
+    return rc;
+}
+
+/* ---- export ---- */
+
+/* A model directory as it is; a checkpoint's actor; the newest checkpoint of a run's directory; any of
+ * them may be an adapter, which is then merged into its base model. */
+struct export_source {
+    char *model_dir;   /* of the base, with an adapter */
+    char *ckpt_dir;    /* NULL: a plain directory */
+    char *adapter_dir; /* NULL: no adapter */
+};
+
+static bool is_adapter(const char *dir) {
+    char *path = file_join(dir, "adapter_config.json");
+    const bool yes = file_exists(path);
+    free(path);
+    return yes;
+}
+
+/* The base that an adapter names, where there is such a directory. */
+static int find_base(const char *adapter, char **dir) {
+    struct lora_config l;
+    TRY(lora_config_load(&l, adapter));
+    int rc = l.base ? train_model_dir(l.base, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
+    if (rc < 0) rc = err_wrap(rc, "the base model of adapter %s (verlc model merge --model BASE says another place)", adapter);
+    lora_config_free(&l);
+    return rc;
+}
+
+static int find_source(struct export_source *s, const char *path) {
+    char *config = file_join(path, "config.json"), *manifest = file_join(path, "manifest.json");
+    int rc = 0;
+    if (is_adapter(path)) {
+        s->adapter_dir = xstrdup(path);
+    } else if (file_exists(config)) {
+        s->model_dir = xstrdup(path);
+    } else if (file_exists(manifest)) {
+        s->ckpt_dir = xstrdup(path);
+    } else if (file_is_dir(path)) {
+        int64_t step = -1;
+        TRYG(ckpt_find(path, &step, &s->ckpt_dir), out);
+        if (step < 0) FAILG(out, ERR_INPUT, "%s: neither a model directory (config.json) nor a checkpoint", path);
+        log_info("exporting %s", s->ckpt_dir);
+    } else {
+        FAILG(out, ERR_INPUT, "model directory %s does not exist", path);
+    }
+    if (s->ckpt_dir) {
+        TRYG(ckpt_verify(s->ckpt_dir), out);
+        s->model_dir = ckpt_part_dir(s->ckpt_dir, "actor");
+        if (is_adapter(s->model_dir)) {
+            s->adapter_dir = s->model_dir;
+            s->model_dir = NULL;
+        }
+    }
+    if (s->adapter_dir) TRYG(find_base(s->adapter_dir, &s->model_dir), out);
+out:
+    free(config);
+    free(manifest);
+    return rc;
+}
+
+/* Whether the adapter is a critic's, which makes a token classifier of its base. */
+static int is_critics(const char *adapter, bool *yes) {
+    struct lora_config l;
+    *yes = false;
+    if (!adapter) return 0;
+    TRY(lora_config_load(&l, adapter));
+    *yes = l.saves_head;
+    lora_config_free(&l);
+    return 0;
+}
+
+/* A checkpoint's fp32 master is more exact than its model files; it is used where fp32 is wanted. */
+static int export_into(const char *dir, const struct export_source *s, int dt, int64_t shard_mb) {
+    int rc = 0;
+    struct dev dev = {0};
+    struct model *m = NULL;
+    bool critic;
+    const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
+    char *tok = file_join(s->model_dir, "tokenizer.json");
+    TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
+    const struct model_open_args a = {
+        .dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
+    TRYG(is_critics(s->adapter_dir, &critic), out);
+    TRYG(critic ? model_open_value(&m, &dev, &a, 0) : model_open(&m, &dev, &a), out);
+    if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
+    if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
+    TRYG(model_export(m, dir, dt, file_exists(tok) ? s->model_dir : NULL, (size_t)shard_mb * 1000000), out);
+out:
+    model_close(m);
+    dev_close(&dev);
+    free(tok);
+    return rc;
+}
+
+static void free_source(struct export_source *s) {
+    free(s->model_dir);
+    free(s->ckpt_dir);
+    free(s->adapter_dir);
+}
+
+static int cmd_model_export(int argc, char **argv) {
+    const char *model = NULL, *out = NULL, *dtype = NULL;
+    int64_t shard_mb = 5000;
+    bool force = false;
+    const struct cmd_opt opts[] = {
+        {"--model", CMD_STR, &model, "DIR", "model directory, checkpoint, or a run's checkpoint directory"},
+        {"--out", CMD_STR, &out, "DIR", "directory to create"},
+        {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
+        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
+        {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
+    };
+    const struct cmd_spec spec = {.usage = "verlc model export --model DIR|CHECKPOINT --out DIR [options]",
+                                  .opts = opts,
+                                  .about = "Writes a Hugging Face model directory.",
+                                  .n_opts = sizeof opts / sizeof opts[0]};
+    struct export_source s = {0};
+    struct out_dir o;
+    int dt = -1, rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    if (!model || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (shard_mb < 1) FAIL(ERR_INVAL, "--max-shard-mb must be at least 1");
+    if (dtype) TRY(parse_dtype(dtype, &dt));
+    rc = find_source(&s, model);
+    if (rc == 0) rc = out_open(&o, out, force);
+    if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
+    free_source(&s);
+    return rc;
+}
+
+/* ---- merge ---- */
+
+static bool is_pickle(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".pt") == 0 || strcmp(dot, ".pth") == 0 || strcmp(dot, ".bin") == 0 || strcmp(dot, ".distcp") == 0);
+}
+
+/* Other trainers' shards (verl's model_world_size_N_rank_R.pt, Megatron's mp_rank_*, .distcp) are pickles, which
+ * run code when they are read; they are named and refused where no safetensors stand beside them. */
+static int refuse_pickles(const char *path) {
+    static const char *const subs[] = {"", "actor", "dist_ckpt"};
+    char *one = file_join(path, "model.safetensors"), *index = file_join(path, "model.safetensors.index.json");
+    const bool safe = file_exists(one) || file_exists(index);
+    int rc = 0;
+    for (size_t i = 0; i < sizeof subs / sizeof subs[0] && !safe && rc == 0; i++) {
+        char *sub = i == 0 ? xstrdup(path) : file_join(path, subs[i]);
+        DIR *d = opendir(sub);
+        for (struct dirent *e; d && rc == 0 && (e = readdir(d));)
+            if (is_pickle(e->d_name) || strncmp(e->d_name, "mp_rank_", 8) == 0)
+                rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                             "%s/%s: unsupported pickled shards, which run code when read; merge takes a directory with "
+                             "config.json and model.safetensors or model.safetensors.index.json with its shards: make one with "
+                             "'python -m verl.model_merger merge'",
+                             sub, e->d_name);
+        if (d) closedir(d);
+        free(sub);
+    }
+    free(one);
+    free(index);
+    return rc;
+}
+
+static int merge_source(struct export_source *s, const char *model, const char *adapter) {
+    if (!adapter) {
+        TRY(refuse_pickles(model));
+        return find_source(s, model);
+    }
+    if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
+    s->adapter_dir = xstrdup(adapter);
+    return model ? train_model_dir(model, &s->model_dir) : find_base(adapter, &s->model_dir);
+}
+
+static int cmd_model_merge(int argc, char **argv) {
+    const char *model = NULL, *adapter = NULL, *out = NULL, *dtype = NULL;
+    int64_t shard_mb = 0; /* not given */
+    bool force = false;
+    const struct cmd_opt opts[] = {
+        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names), or safetensors shards"},
+        {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter directory"},
+        {"--out", CMD_STR, &out, "DIR", "directory to create"},
+        {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
+        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
+        {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
+    };
+    const struct cmd_spec spec = {.usage = "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
+                                  .about = "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
+                                           "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
+                                           "other trainers (.pt, .distcp) are refused: they run code when read.",
+                                  .opts = opts,
+                                  .n_opts = sizeof opts / sizeof opts[0]};
+    struct export_source s = {0};
+    struct out_dir o;
+    int dt = -1, rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (shard_mb < 0 || shard_mb > ONE_FILE_MB)
+        FAIL(ERR_INVAL, "--max-shard-mb must be between 1 and %lld", (long long)ONE_FILE_MB);
+    if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
+    if (dtype) TRY(parse_dtype(dtype, &dt));
+    rc = merge_source(&s, model, adapter);
+    if (rc == 0) rc = out_open(&o, out, force);
+    if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
+    free_source(&s);
+    return rc;
+}
+
+/* ---- the command ---- */
+
+int cmd_model(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        int (*run)(int argc, char **argv);
+    } subs[] = {{"init", cmd_model_init}, {"info", cmd_model_info}, {"export", cmd_model_export}, {"merge", cmd_model_merge}};
+    static const char usage[] = "usage: verlc model init|info|export|merge [options]; each takes --help";
+    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        puts(usage);
+        return 0;
+    }
+    for (size_t i = 0; argc >= 2 && i < sizeof subs / sizeof subs[0]; i++)
+        if (strcmp(argv[1], subs[i].name) == 0) return subs[i].run(argc - 1, argv + 1);
+    FAIL(ERR_INVAL, "%s", usage);
+}

@@ -1,0 +1,281 @@
+/* conf.c - a loaded configuration: typed reads with the key in every message,
+ * the notes about settings that mean something else here, and the refusals.
+ * Composition is compose.c's, verl's cross-key rules are train/ppo/validate_config.c's. */
+#include "conf/conf_int.h"
+
+#include "base/err.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int conf_load(struct conf **out, const char *schema, int argc, char **argv) {
+    struct conf *c = xcalloc(1, sizeof *c);
+    const int rc = conf__load_args(c, schema, argc, argv);
+    if (rc < 0) {
+        conf_free(c);
+        return err_pass(rc, __FILE__, __LINE__);
+    }
+    *out = c;
+    return 0;
+}
+
+void conf_free(struct conf *c) {
+    if (!c) return;
+    conf__table_free(&c->table);
+    conf__node_free(c->raw);
+    conf__node_free(c->tree);
+    conf__node_free(c->defaults);
+    json_decref(c->json);
+    map_free(&c->set);
+    for (int64_t k = 0; k < c->n_origins; k++) free(c->origins[k]);
+    for (int64_t k = 0; k < c->n_ignored; k++) free(c->ignored[k]);
+    free(c->origins);
+    free(c->ignored);
+    free(c->help_prefix);
+    free(c);
+}
+
+const char *conf_schema(const struct conf *c) { return c->table.schema; }
+
+/* ---- getters ---- */
+
+/* A value that is there and is not ???. */
+static int get(const struct conf *c, const char *key, const struct conf_node **out) {
+    const struct conf_node *v = conf__node_at(c->tree, key);
+    if (!v && conf__table_row(&c->table, key) && conf__table_row(&c->table, key)->def)
+        FAIL(ERR_INVAL, "%s is needed but was deleted from the configuration", key);
+    if (!v) FAIL(ERR_INVAL, "%s is needed and not set", key);
+    if (conf__node_missing(v)) FAIL(ERR_INVAL, "%s is mandatory: set %s=...", key, key);
+    *out = v;
+    return 0;
+}
+
+static int mismatch(const struct conf *c, const char *key, const struct conf_node *v, const char *expected) {
+    struct buf b = {0};
+    conf__node_show(v, &b);
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s (%s)", key, b.p, expected,
+                           map_gets(&c->set, key, NULL) ? conf__origin(c, key) : "default");
+    buf_free(&b);
+    return rc;
+}
+
+int conf_i64(const struct conf *c, const char *key, int64_t *out) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind != CONF_INT) return mismatch(c, key, v, "a whole number");
+    *out = v->i;
+    return 0;
+}
+
+int conf_f64(const struct conf *c, const char *key, double *out) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind != CONF_INT && v->kind != CONF_FLOAT) return mismatch(c, key, v, "a number");
+    *out = v->kind == CONF_INT ? (double)v->i : v->f;
+    return 0;
+}
+
+int conf_bool(const struct conf *c, const char *key, bool *out) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind != CONF_BOOL) return mismatch(c, key, v, "true or false");
+    *out = v->b;
+    return 0;
+}
+
+int conf_str(const struct conf *c, const char *key, const char **out) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind == CONF_NULL || v->kind == CONF_LIST || v->kind == CONF_DICT) return mismatch(c, key, v, "a text");
+    *out = v->s;
+    return 0;
+}
+
+int conf_strs(const struct conf *c, const char *key, const char *const **out, int64_t *n) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind == CONF_NULL || (v->kind == CONF_LIST && v->n == 0)) {
+        *out = NULL;
+        *n = 0;
+    } else if (v->kind == CONF_LIST && v->strs) {
+        *out = v->strs;
+        *n = v->n;
+    } else if (v->kind != CONF_LIST && v->kind != CONF_DICT) {
+        *out = (const char *const *)&v->s;
+        *n = 1;
+    } else {
+        return mismatch(c, key, v, "a text or a list of texts");
+    }
+    return 0;
+}
+
+int conf_f64s(const struct conf *c, const char *key, double *out, int64_t max, int64_t *n) {
+    const struct conf_node *v;
+    TRY(get(c, key, &v));
+    if (v->kind != CONF_LIST || v->n > max) {
+        char what[64];
+        snprintf(what, sizeof what, "a list of at most %lld numbers", (long long)max);
+        return mismatch(c, key, v, what);
+    }
+    for (int64_t k = 0; k < v->n; k++) {
+        const struct conf_node *w = v->items[k].v;
+        if (w->kind != CONF_INT && w->kind != CONF_FLOAT) return mismatch(c, key, v, "a list of numbers");
+        out[k] = w->kind == CONF_INT ? (double)w->i : w->f;
+    }
+    *n = v->n;
+    return 0;
+}
+
+int conf_json(const struct conf *c, const char *key, const json_t **out) {
+    const json_t *j = c->json;
+    const struct conf_node *v = c->tree;
+    if (*key) TRY(get(c, key, &v));
+    for (const char *p = key; *p;) { /* the JSON value has the shape of the tree */
+        const size_t n = strcspn(p, ".");
+        j = json_is_array(j) ? json_array_get(j, (size_t)atoll(p)) : json_object_getn(j, p, n);
+        CHECK(j != NULL);
+        p += n + (p[n] == '.');
+    }
+    *out = j;
+    return 0;
+}
+
+bool conf_has(const struct conf *c, const char *key) { return conf__node_at(c->tree, key) != NULL; }
+
+bool conf_is_null(const struct conf *c, const char *key) {
+    const struct conf_node *v = conf__node_at(c->tree, key);
+    return !v || v->kind == CONF_NULL;
+}
+
+bool conf_is_set(const struct conf *c, const char *key) { return map_gets(&c->set, key, NULL); }
+
+#define GETTER_OPT(name, ctype)                                                \
+    int conf_##name##_opt(const struct conf *c, const char *key, ctype *out) { \
+        return conf_is_null(c, key) ? 0 : conf_##name(c, key, out);            \
+    }
+GETTER_OPT(i64, int64_t)
+GETTER_OPT(f64, double)
+GETTER_OPT(bool, bool)
+GETTER_OPT(str, const char *)
+
+/* ---- printing ---- */
+
+int conf_yaml(const struct conf *c, struct buf *b) {
+    struct conf_node *v = NULL;
+    TRY(conf__resolve(&v, c->raw));
+    const int rc = conf__yaml_print(b, v);
+    conf__node_free(v);
+    return rc;
+}
+
+int conf_answer(const struct conf *c, FILE *out) {
+    struct buf b = {0};
+    if (c->action == CONF_RUN) return 0;
+    if (c->action == CONF_HELP) {
+        fprintf(out, "Overrides: key=value changes a key, +key=value adds one, ++key=value does either, ~key deletes.\n"
+                     "Lists [a,b], groups {a: 1}, null, ${other.key}; text with special characters in quotes.\n"
+                     "--config-path DIR --config-name FILE reads YAML, --cfg job prints the configuration and stops,\n"
+                     "--help PREFIX shows the keys that start so.\n\n");
+        TRY(conf_help(out, c->table.schema, c->help_prefix));
+        return 1;
+    }
+    conf_notes(c);
+    TRY(conf_yaml(c, &b));
+    const size_t written = fwrite(b.p, 1, b.n, out);
+    const size_t n = b.n;
+    buf_free(&b);
+    if (written != n || fflush(out) != 0) FAIL(ERR_IO, "cannot write the configuration");
+    return 1;
+}
+
+/* ---- notes and refusals ---- */
+
+/* A rejected key that kept its default is no matter. */
+static bool is_default(const struct conf *c, const char *path) {
+    const struct conf_node *v = conf__node_at(c->tree, path), *d = conf__node_at(c->defaults, path);
+    if (!v) return true;
+    if (!d)
+        return v->kind == CONF_NULL || (v->kind == CONF_BOOL && !v->b) ||
+               (v->kind == CONF_STR && strcmp(v->s, "disabled") == 0); /* absent by default: off */
+    return conf__node_equal(v, d);
+}
+
+/* Whether the user's value needs no note: the key is used, or keeps its default, or asks for what is done anyway
+ * (rollout.name=verlc). */
+static bool is_plain(const struct conf *c, const char *path, const struct conf_key *row) {
+    const struct conf_node *v = conf__node_at(c->tree, path);
+    return row->status == CONF_USED || (row->status == CONF_REJECTED && is_default(c, path)) ||
+           (v && v->kind == CONF_STR && strcmp(v->s, "verlc") == 0);
+}
+
+/* All keys set by the user that share a note, in one line. */
+static void note_row(const struct conf *c, const struct conf_key *row, int64_t from) {
+    struct buf b = {0};
+    for (int64_t k = from; k < c->set.n; k++) {
+        const char *path = c->set.entries[k].key;
+        const struct conf_key *r = conf__table_owner(&c->table, path);
+        if (!r || r->status != row->status || strcmp(r->text, row->text) != 0 || is_plain(c, path, r)) continue;
+        buf_addf(&b, "%s%s", b.n ? ", " : "", path);
+    }
+    if (row->status == CONF_MOVED) log_note("%s: an older name of %s, which takes its value", b.p, row->text);
+    else if (row->status == CONF_REJECTED) log_note("%s: a run will refuse this value: %s", b.p, row->text);
+    else log_note("%s: %s", b.p, row->text);
+    buf_free(&b);
+}
+
+/* Whether an earlier key of the user's has the same note. */
+static bool noted_before(const struct conf *c, const struct conf_key *row, int64_t before) {
+    for (int64_t k = 0; k < before; k++) {
+        const char *path = c->set.entries[k].key;
+        const struct conf_key *r = conf__table_owner(&c->table, path);
+        if (r && r->status == row->status && strcmp(r->text, row->text) == 0 && !is_plain(c, path, r)) return true;
+    }
+    return false;
+}
+
+const char *conf_first_set(const struct conf *c, const char *prefix, const char *except, int64_t *n) {
+    const char *first = NULL;
+    *n = 0;
+    for (int64_t k = 0; k < c->set.n; k++) {
+        const char *path = c->set.entries[k].key;
+        if (strncmp(path, prefix, strlen(prefix)) != 0 || strcmp(path, except) == 0) continue;
+        if ((*n)++ == 0) first = path;
+    }
+    return first;
+}
+
+void conf_notes(const struct conf *c) {
+    for (int64_t k = 0; k < c->n_ignored; k++) log_note("%s", c->ignored[k]);
+    for (int64_t k = 0; k < c->set.n; k++) {
+        const char *path = c->set.entries[k].key;
+        const struct conf_key *row = conf__table_owner(&c->table, path);
+        if (!row && !conf__table_is_group(&c->table, path)) {
+            const char *near = conf__table_near(&c->table, path);
+            log_note("%s: nothing reads this key%s%s%s (%s)", path, near ? "; the nearest that is read is " : "", near ? near : "",
+                     "", conf__origin(c, path));
+        } else if (row && !is_plain(c, path, row) && !noted_before(c, row, k)) {
+            note_row(c, row, k);
+        }
+    }
+}
+
+int conf_check(const struct conf *c) {
+    for (int64_t k = 0; k < c->set.n; k++) {
+        const char *path = c->set.entries[k].key;
+        const struct conf_key *row = conf__table_owner(&c->table, path);
+        if (row && row->status == CONF_MOVED) { /* what counts is the key that takes the value */
+            path = row->text;
+            row = conf__table_row(&c->table, path);
+        }
+        if (!row || row->status != CONF_REJECTED || is_default(c, path)) continue;
+        const struct conf_node *v = conf__node_at(c->tree, path);
+        struct buf b = {0};
+        conf__node_show(v, &b);
+        const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: %s", path, b.p, row->text);
+        buf_free(&b);
+        return rc;
+    }
+    return 0;
+}

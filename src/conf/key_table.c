@@ -1,0 +1,307 @@
+/* key_table.c - the rows of keys.def: lookup, the little language of their
+ * types, "did you mean", config groups, help. Knows no values but defaults.
+ * Type language: alternatives between |: bool int float str list dict any null,
+ * 'word'; int and float with a bound (>=0, >0, >1 ...) or interval ([0,1], (0,1]);
+ * list[TYPE]. An int satisfies float; any scalar but null satisfies str. */
+#include "conf/conf_int.h"
+
+#include "base/err.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct conf_key rows[] = {
+#define ABSENT NULL
+#define USED CONF_USED
+#define NOTED CONF_NOTED
+#define REJECTED CONF_REJECTED
+#define MOVED CONF_MOVED
+#define SCHEMA(name, base) {NULL, (name), (base), CONF_USED, NULL},
+#define K(path, type, def, status, text) {(path), (type), (def), (status), (text)},
+#include "conf/keys.def"
+};
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+static const char *const schemas[] = {
+    "ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer", "generation", "evaluation", NULL};
+
+const char *const *conf_schemas(void) { return schemas; }
+
+static void add_row(struct conf_table *t, const struct conf_key *row) {
+    int64_t k;
+    if (map_gets(&t->index, row->path, &k)) {
+        t->rows[k] = row;
+        return;
+    }
+    xgrow((void **)&t->rows, &t->cap, t->n + 1, sizeof *t->rows);
+    map_set(&t->index, row->path, strlen(row->path), t->n);
+    t->rows[t->n++] = row;
+}
+
+/* The rows of the base schema first, then the schema's own. */
+static void add_schema(struct conf_table *t, const char *schema) {
+    int64_t k = 0;
+    while (k < N_ROWS && (rows[k].path || strcmp(rows[k].type, schema) != 0)) k++;
+    CHECK(k < N_ROWS); /* conf_schemas and keys.def agree */
+    if (rows[k].def) add_schema(t, rows[k].def);
+    for (k++; k < N_ROWS && rows[k].path; k++) add_row(t, &rows[k]);
+}
+
+int conf__table_open(struct conf_table *t, const char *schema) {
+    *t = (struct conf_table){0};
+    for (int k = 0; schemas[k]; k++)
+        if (strcmp(schemas[k], schema) == 0) t->schema = schemas[k];
+    if (!t->schema)
+        FAIL(ERR_INVAL,
+             "no configuration is named '%s'; there are ppo_trainer, ppo_megatron_trainer, "
+             "sft_trainer_engine, sft_trainer, generation, evaluation, and files under --config-path",
+             schema);
+    add_schema(t, t->schema);
+    return 0;
+}
+
+void conf__table_free(struct conf_table *t) {
+    free(t->rows);
+    map_free(&t->index);
+    *t = (struct conf_table){0};
+}
+
+static const struct conf_key *row_of(const struct conf_table *t, const char *path, size_t n) {
+    int64_t k;
+    return map_get(&t->index, path, n, &k) ? t->rows[k] : NULL;
+}
+
+const struct conf_key *conf__table_row(const struct conf_table *t, const char *path) { return row_of(t, path, strlen(path)); }
+
+const struct conf_key *conf__table_owner(const struct conf_table *t, const char *path) {
+    size_t n = strlen(path);
+    const struct conf_key *row = row_of(t, path, n);
+    while (!row) { /* up to a row that is an open dict or a list */
+        while (n > 0 && path[n - 1] != '.') n--;
+        if (n == 0) return NULL;
+        row = row_of(t, path, --n);
+        if (row && !strstr(row->type, "dict") && !strstr(row->type, "list") && !strstr(row->type, "any")) return NULL;
+    }
+    return row;
+}
+
+bool conf__table_is_group(const struct conf_table *t, const char *path) {
+    const size_t n = strlen(path);
+    for (int64_t k = 0; k < t->n; k++)
+        if (strncmp(t->rows[k]->path, path, n) == 0 && t->rows[k]->path[n] == '.') return true;
+    return false;
+}
+
+/* ---- the nearest key ---- */
+
+static const char *leaf_of(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+const char *conf__table_near(const struct conf_table *t, const char *path) {
+    const size_t n = strlen(path);
+    const char *best = NULL;
+    int best_cost = 4 + 4 * (int)(n < 128 ? n : 128) / 3; /* in quarters of an edit */
+    for (int64_t k = 0; k < t->n; k++) {
+        const char *row = t->rows[k]->path;
+        const size_t m = strlen(row);
+        int cost = 4 * str_distance(path, row);
+        if (m > n && row[m - n - 1] == '.' && strcmp(row + m - n, path) == 0) cost = 1; /* a forgotten prefix */
+        else if (strcmp(leaf_of(path), leaf_of(row)) == 0) cost = cost / 4;             /* the right word in the wrong place */
+        if (t->rows[k]->def == NULL) cost++;
+        if (cost < best_cost) {
+            best = row;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+/* ---- types ---- */
+
+struct bound { /* lo <= x <= hi, each maybe strict */
+    double lo, hi;
+    bool lo_open, hi_open;
+};
+
+/* ">=1", ">0", "[0,1]", "(0,1]" or nothing at p. false: not that. */
+static bool parse_bound(const char *p, size_t n, struct bound *b) {
+    *b = (struct bound){-INFINITY, INFINITY, false, false};
+    char *end;
+    if (n == 0) return true;
+    if (*p == '>') {
+        b->lo_open = p[1] != '=';
+        b->lo = strtod(p + 2 - b->lo_open, &end);
+        return end == p + n;
+    }
+    if (*p != '[' && *p != '(') return false;
+    b->lo_open = *p == '(';
+    b->lo = strtod(p + 1, &end);
+    if (*end != ',') return false;
+    b->hi = strtod(end + 1, &end);
+    b->hi_open = *end == ')';
+    return end + 1 == p + n;
+}
+
+static bool in_bound(double x, const struct bound *b) {
+    if (isnan(x)) return isinf(b->lo) && isinf(b->hi);
+    return (b->lo_open ? x > b->lo : x >= b->lo) && (b->hi_open ? x < b->hi : x <= b->hi);
+}
+
+static bool starts(const char *t, size_t n, const char *word) {
+    const size_t m = strlen(word);
+    return n >= m && memcmp(t, word, m) == 0;
+}
+
+static bool word_is(const char *t, size_t n, const char *word) { return n == strlen(word) && starts(t, n, word); }
+
+/* One alternative t[0..n) against v; v NULL only asks whether the text is a type. */
+static bool one_type(const char *t, size_t n, const struct conf_node *v) {
+    struct bound b;
+    if (word_is(t, n, "any")) return true;
+    if (word_is(t, n, "null")) return !v || v->kind == CONF_NULL;
+    if (word_is(t, n, "bool")) return !v || v->kind == CONF_BOOL;
+    if (word_is(t, n, "dict")) return !v || v->kind == CONF_DICT;
+    if (word_is(t, n, "list")) return !v || v->kind == CONF_LIST;
+    if (word_is(t, n, "str")) return !v || (v->kind != CONF_NULL && v->kind != CONF_LIST && v->kind != CONF_DICT);
+    if (n > 2 && t[0] == '\'' && t[n - 1] == '\'')
+        return !v || (v->kind == CONF_STR && strlen(v->s) == n - 2 && memcmp(v->s, t + 1, n - 2) == 0);
+    if (starts(t, n, "int") && parse_bound(t + 3, n - 3, &b)) return !v || (v->kind == CONF_INT && in_bound((double)v->i, &b));
+    if (starts(t, n, "float") && parse_bound(t + 5, n - 5, &b))
+        return !v || (v->kind == CONF_INT && in_bound((double)v->i, &b)) || (v->kind == CONF_FLOAT && in_bound(v->f, &b));
+    if (starts(t, n, "list[") && t[n - 1] == ']') {
+        if (!v) return one_type(t + 5, n - 6, NULL);
+        for (int64_t k = 0; k < v->n; k++)
+            if (!one_type(t + 5, n - 6, v->items[k].v)) return false;
+        return v->kind == CONF_LIST;
+    }
+    return false;
+}
+
+static bool each_type(const char *type, const struct conf_node *v, bool all) {
+    for (const char *p = type;;) {
+        const size_t n = strcspn(p, "|");
+        const bool ok = one_type(p, n, v);
+        if (ok != all) return ok;
+        if (p[n] == '\0') return all;
+        p += n + 1;
+    }
+}
+
+bool conf__type_ok(const char *type, const struct conf_node *v) { return each_type(type, v, false); }
+bool conf__type_valid(const char *type) { return each_type(type, NULL, true); }
+
+int conf__table_defaults(struct conf_node **out, const struct conf_table *t) {
+    struct conf_node *root = conf__node_new(CONF_DICT);
+    for (int64_t k = 0; k < t->n; k++) {
+        if (!t->rows[k]->def) continue;
+        struct conf_node *v = NULL;
+        int rc = conf__parse_value(&v, t->rows[k]->def, t->rows[k]->path);
+        if (rc == 0) rc = conf__node_set(root, t->rows[k]->path, v);
+        if (rc < 0) {
+            conf__node_free(root);
+            return rc;
+        }
+    }
+    *out = root;
+    return 0;
+}
+
+/* ---- config groups ---- */
+
+/* group, the option that verlc is; everything else is refused. */
+static const struct {
+    const char *schemas, *group, *option;
+} groups[] = {
+    {"ppo", "model_engine", "dp"},
+    {"ppo", "actor@actor_rollout_ref.actor", "dp_actor"},
+    {"ppo", "data@data", "legacy_data"},
+    {"ppo", "ref@actor_rollout_ref.ref", "dp_ref"},
+    {"ppo", "rollout@actor_rollout_ref.rollout", "rollout"},
+    {"ppo", "model@actor_rollout_ref.model", "hf_model"},
+    {"ppo", "critic@critic", "dp_critic"},
+    {"ppo", "model@critic.model", "hf_model"},
+    {"ppo", "reward@reward", "reward"},
+    {"ppo", "reward_manager@reward_manager", "reward_manager"},
+    {"ppo", "reward_model@reward_model", "dp_reward_loop"},
+    {"ppo", "algorithm@algorithm.rollout_correction", "rollout_correction"},
+    {"ppo", "distillation@distillation", "distillation"},
+    {"ppo", "transfer_queue@transfer_queue", "transfer_queue"},
+    {"ppo", "optim@actor_rollout_ref.actor.optim", "fsdp"},
+    {"ppo", "optim@critic.optim", "fsdp"},
+    {"ppo", "engine@actor_rollout_ref.actor.fsdp_config", "fsdp"},
+    {"ppo", "engine@actor_rollout_ref.ref.fsdp_config", "fsdp"},
+    {"ppo", "engine@critic.fsdp", "fsdp"},
+    {"sft", "model@model", "hf_model"},
+    {"sft", "engine@engine", "fsdp"},
+    {"sft", "optim@optim", "fsdp"},
+    {"sft", "profiler@profiler", "profiler"},
+};
+enum { N_GROUPS = sizeof groups / sizeof groups[0] };
+
+/* The row of a group; "engine" also finds "engine@engine". */
+static int group_row(const struct conf_table *t, const char *group) {
+    const bool sft = strncmp(t->schema, "sft", 3) == 0, eval = strcmp(t->schema, "evaluation") == 0;
+    const size_t n = strlen(group);
+    for (int k = 0; k < N_GROUPS && !eval; k++) {
+        if ((strcmp(groups[k].schemas, "sft") == 0) != sft) continue;
+        const char *at = strchr(groups[k].group, '@');
+        if (strcmp(groups[k].group, group) == 0) return k;
+        if (at && !strchr(group, '@') && strcmp(at + 1, group) == 0 && n == (size_t)(at - groups[k].group) &&
+            memcmp(groups[k].group, group, n) == 0)
+            return k;
+    }
+    return -1;
+}
+
+bool conf__group_known(const struct conf_table *t, const char *group) { return group_row(t, group) >= 0; }
+
+int conf__group_check(const struct conf_table *t, const char *group, const char *option) {
+    const int k = group_row(t, group);
+    if (k < 0) {
+        FAIL(ERR_INVAL,
+             "%s=%s: there is no config group %s; groups of this configuration are picked with "
+             "model_engine=dp or set key by key",
+             group, option, group);
+    }
+    if (strcmp(groups[k].option, option) == 0) return 0;
+    if (strstr(option, "megatron"))
+        FAIL(ERR_INVAL,
+             "%s=%s: verlc has one engine of its own; model_engine=megatron takes all of Megatron's "
+             "keys, else drop this override (%s)",
+             group, option, groups[k].option);
+    FAIL(ERR_INVAL, "%s=%s: verlc has one engine of its own, which takes %s=%s; drop this override", group, option, group,
+         groups[k].option);
+}
+
+/* ---- help ---- */
+
+static const char *status_text(const struct conf_key *row) {
+    switch (row->status) {
+    case CONF_NOTED: return "noted: ";
+    case CONF_REJECTED: return "fixed: ";
+    case CONF_MOVED: return "older name of ";
+    case CONF_USED:
+    default: return "";
+    }
+}
+
+int conf_help(FILE *f, const char *schema, const char *prefix) {
+    struct conf_table t;
+    int64_t n = 0;
+    TRY(conf__table_open(&t, schema));
+    const size_t len = prefix ? strlen(prefix) : 0;
+    for (int64_t k = 0; k < t.n; k++) {
+        const struct conf_key *row = t.rows[k];
+        if (len && strncmp(row->path, prefix, len) != 0) continue;
+        n++;
+        if (row->def) fprintf(f, "%s=%s\n", row->path, row->def);
+        else fprintf(f, "+%s=...\n", row->path);
+        fprintf(f, "    %s; %s%s\n", row->type, status_text(row), row->text);
+    }
+    conf__table_free(&t);
+    if (n == 0) FAIL(ERR_INVAL, "no key of %s starts with '%s'", schema, prefix ? prefix : "");
+    return 0;
+}

@@ -1,0 +1,245 @@
+/* rl_dataset.c - the RL dataset (verl/utils/dataset/rl_dataset.py): rows with a list
+ * of messages, rendered by the chat template and tokenised once when opened, then
+ * handed out as batches under verl's column names.  Order is the sampler's.
+ * Invariant: every prompt of an open dataset has 1 to max_prompt_length ids. */
+#include "data/data_int.h"
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "text/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- truncation --- */
+
+static const char *const truncations[] = {"error", "left", "right", "middle"};
+
+int data_truncation_parse(const char *name, enum data_truncation *out) {
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(name, truncations[i]) != 0) continue;
+        *out = (enum data_truncation)i;
+        return 0;
+    }
+    FAIL(ERR_INVAL, "truncation '%s' is none of error, left, right, middle", name);
+}
+const char *data_truncation_name(enum data_truncation t) { return truncations[t]; }
+
+int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation how) {
+    if (n <= max) return n;
+    int64_t head = 0; /* ids kept from the front; the rest from the end */
+    switch (how) {
+    case DATA_TRUNC_ERROR:
+        FAIL(ERR_INPUT,
+             "%lld tokens, the limit is %lld; raise the limit, filter such rows, or set truncation to left, "
+             "right or middle",
+             (long long)n, (long long)max);
+    case DATA_TRUNC_LEFT: head = 0; break;
+    case DATA_TRUNC_RIGHT: head = max; break;
+    case DATA_TRUNC_MIDDLE: head = max / 2; break;
+    }
+    memmove(ids + head, ids + n - (max - head), (size_t)(max - head) * sizeof *ids);
+    return max;
+}
+
+/* --- one prompt --- */
+
+static bool has_items(const json_t *row, const char *key) { return json_array_size(json_object_get(row, key)) > 0; }
+
+static int check_prompt(const struct rl_dataset *d, const json_t *row) {
+    const json_t *messages = json_object_get(row, d->prompt_key), *m;
+    size_t i;
+    if (json_array_size(messages) == 0) FAIL(ERR_INPUT, "column '%s' is not a list of messages {role, content}", d->prompt_key);
+    json_array_foreach(messages, i, m) {
+        if (!json_is_string(json_object_get(m, "role")))
+            FAIL(ERR_INPUT, "message %zu of column '%s' has no role", i + 1, d->prompt_key);
+    }
+    if (!json_is_string(json_object_get(row, d->reward_fn_key))) FAIL(ERR_INPUT, "column '%s' is not text", d->reward_fn_key);
+    if (has_items(row, "images") || has_items(row, "videos") || has_items(row, "audios"))
+        FAIL(ERR_UNSUPPORTED, "images, videos and audio in prompts are unsupported");
+    return 0;
+}
+
+/* verl drops the three from apply_chat_template_kwargs: they say how Python returns ids. */
+static json_t *render_request(const json_t *kwargs) {
+    json_t *q = kwargs ? json_copy((json_t *)(uintptr_t)kwargs) : json_object();
+    json_object_del(q, "tokenize");
+    json_object_del(q, "return_dict");
+    json_object_del(q, "return_tensors");
+    json_object_set_new(q, "add_generation_prompt", json_true());
+    return q;
+}
+
+/* --- open --- */
+
+enum { ROWS = 1024 }; /* read together */
+
+struct opening {
+    const struct rl_dataset_args *a;
+    struct data__table t;
+    json_t *common; /* what all requests to the template share */
+    int64_t shortest;
+};
+
+/* Adds row i with its ids (taken), unless the filter drops it. */
+static int add_row(struct rl_dataset *d, struct opening *o, int64_t i, struct text_ids *ids) {
+    const struct rl_dataset_args *a = o->a;
+    if (ids->n == 0) FAIL(ERR_INPUT, "the chat template renders the prompt to nothing");
+    if (o->shortest == 0 || ids->n < o->shortest) o->shortest = ids->n;
+    if (a->filter_overlong_prompts && ids->n > a->max_prompt_length) {
+        d->n_filtered++;
+        return 0;
+    }
+    const int64_t n = data_truncate(ids->p, ids->n, a->max_prompt_length, a->truncation);
+    if (n < 0) return err_wrap((int)n, "data.max_prompt_length, data.filter_overlong_prompts, data.truncation");
+    if (d->keys) TRY(data_sampler_key(a->sampler, json_array_get(o->t.rows, (size_t)i), &d->keys[d->n]));
+    d->prompts[d->n++] = (struct rl_prompt){ids->p, n, o->t.uid[i], json_incref(json_array_get(o->t.rows, (size_t)i))};
+    *ids = (struct text_ids){0};
+    return 0;
+}
+
+/* Rows [lo, hi), their prompts rendered together. *at: the row at fault after an error. */
+static int add_rows(struct rl_dataset *d, struct opening *o, int64_t lo, int64_t hi, int64_t *at) {
+    struct text_ids *ids = xcalloc((size_t)(hi - lo), sizeof *ids);
+    json_t *each = json_array();
+    int64_t done = 0;
+    int rc = 0;
+    for (*at = lo; *at < hi; ++*at) {
+        const json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        TRYG(check_prompt(d, row), out);
+        json_array_append_new(each, json_pack("{s:O}", "messages", json_object_get(row, d->prompt_key)));
+    }
+    rc = chat_template_encode_many(o->a->chat, o->common, each, ids, &done);
+    *at = lo + done;
+    if (rc < 0) goto out;
+    for (*at = lo; *at < hi; ++*at) TRYG(add_row(d, o, *at, &ids[*at - lo]), out);
+out:
+    for (int64_t i = 0; i < hi - lo; i++) text_ids_free(&ids[i]);
+    free(ids);
+    json_decref(each);
+    return rc;
+}
+
+int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
+    struct rl_dataset *d = xcalloc(1, sizeof *d);
+    struct opening o = {.a = a, .common = render_request(a->chat_kwargs)};
+    int rc = 0;
+    d->prompt_key = xstrdup(a->prompt_key ? a->prompt_key : "prompt");
+    d->reward_fn_key = xstrdup(a->reward_fn_key ? a->reward_fn_key : "data_source");
+    const char *const required[] = {d->prompt_key, d->reward_fn_key, "reward_model", NULL};
+    const struct data__table_args ta = {a->files, a->n_files, required, a->max_samples, a->shuffle, a->seed, a->what};
+
+    if (a->max_prompt_length < 1)
+        FAILG(out, ERR_INVAL, "data.max_prompt_length=%lld must be at least 1", (long long)a->max_prompt_length);
+    TRYG(data__table_read(&o.t, &ta), out);
+    d->n_rows = o.t.n_total;
+    d->prompts = xcalloc((size_t)o.t.n, sizeof *d->prompts);
+    if (a->sampler && a->sampler->order >= DATA_WEIGHTED) d->keys = xcalloc((size_t)o.t.n, sizeof *d->keys);
+    for (int64_t lo = 0, at; lo < o.t.n; lo += ROWS) {
+        rc = add_rows(d, &o, lo, o.t.n - lo < ROWS ? o.t.n : lo + ROWS, &at);
+        if (rc == 0) continue;
+        char *place = data__table_place(&o.t, at);
+        err_wrap(rc, "%s: %s", a->what, place);
+        free(place);
+        goto out;
+    }
+    if (d->n == 0)
+        FAILG(out, ERR_INPUT,
+              "%s: all %lld prompts are longer than data.max_prompt_length=%lld tokens (the shortest has "
+              "%lld); raise it",
+              a->what, (long long)o.t.n, (long long)a->max_prompt_length, (long long)o.shortest);
+    log_info("%s: %lld rows, %lld used, %lld dropped as longer than %lld tokens", a->what, (long long)d->n_rows, (long long)d->n,
+             (long long)d->n_filtered, (long long)a->max_prompt_length);
+    *out = d;
+    d = NULL;
+out:
+    rl_dataset_close(d);
+    data__table_free(&o.t);
+    json_decref(o.common);
+    return rc;
+}
+
+void rl_dataset_close(struct rl_dataset *d) {
+    if (!d) return;
+    for (int64_t i = 0; i < d->n; i++) {
+        free(d->prompts[i].ids);
+        json_decref(d->prompts[i].row);
+    }
+    free(d->prompts);
+    free(d->keys);
+    free(d->prompt_key);
+    free(d->reward_fn_key);
+    free(d);
+}
+
+/* --- batches --- */
+
+/* One JSON value of every row: pick(row, key), null where it gives NULL. */
+static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *idx, const char *name, const char *key,
+                    json_t *(*pick)(const json_t *row, const char *key)) {
+    struct batch_col *c;
+    TRY(batch_add(b, name, BATCH_JSON, NULL, NULL, &c));
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        json_t *v = pick(d->prompts[idx[i]].row, key); /* new reference */
+        if (!v) continue;
+        json_decref(c->json[i]);
+        c->json[i] = v;
+    }
+    return 0;
+}
+static json_t *pick_column(const json_t *row, const char *key) { return json_incref(json_object_get(row, key)); }
+static json_t *pick_extra(const json_t *row, const char *key) {
+    (void)key;
+    json_t *v = json_object_get(row, "extra_info");
+    return json_is_object(v) ? json_incref(v) : json_object();
+}
+static json_t *pick_index(const json_t *row, const char *key) {
+    json_t *v = json_object_get(json_object_get(row, "extra_info"), key);
+    return v && !json_is_null(v) ? json_incref(v) : json_integer(0);
+}
+static json_t *pick_kwargs(const json_t *row, const char *key) {
+    json_t *v = json_object_get(json_object_get(row, "extra_info"), key);
+    return v && !json_is_null(v) ? json_incref(v) : json_object();
+}
+
+int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, struct batch *out) {
+    struct batch b;
+    struct batch_col *ids, *c;
+    const char *key;
+    json_t *v;
+    int rc = 0;
+    int64_t *lens = xmalloc((size_t)n * sizeof *lens);
+    batch_init(&b, n);
+    for (int64_t i = 0; i < n; i++) {
+        if (idx[i] < 0 || idx[i] >= d->n)
+            FAILG(fail, ERR_INTERNAL, "prompt %lld of a dataset of %lld", (long long)idx[i], (long long)d->n);
+        lens[i] = d->prompts[idx[i]].n_ids;
+    }
+    TRYG(batch_add(&b, "prompts", BATCH_I32, lens, NULL, &ids), fail);
+    for (int64_t i = 0; i < n; i++) memcpy(ids->i32 + ids->off[i], d->prompts[idx[i]].ids, (size_t)lens[i] * sizeof(int32_t));
+    TRYG(batch_add(&b, "uid", BATCH_I64, NULL, NULL, &c), fail);
+    for (int64_t i = 0; i < n; i++) c->i64[i] = d->prompts[idx[i]].uid;
+    TRYG(batch_add(&b, d->reward_fn_key, BATCH_STR, NULL, NULL, &c), fail);
+    for (int64_t i = 0; i < n; i++) {
+        free(c->str[i]);
+        c->str[i] = xstrdup(json_string_value(json_object_get(d->prompts[idx[i]].row, d->reward_fn_key)));
+    }
+    TRYG(add_json(&b, d, idx, "raw_prompt", d->prompt_key, pick_column), fail);
+    TRYG(add_json(&b, d, idx, "extra_info", NULL, pick_extra), fail);
+    TRYG(add_json(&b, d, idx, "index", "index", pick_index), fail);
+    TRYG(add_json(&b, d, idx, "tools_kwargs", "tools_kwargs", pick_kwargs), fail);
+    TRYG(add_json(&b, d, idx, "interaction_kwargs", "interaction_kwargs", pick_kwargs), fail);
+    /* the rest as it is; files may differ in their further columns */
+    for (int64_t i = 0; i < n; i++) {
+        json_object_foreach(d->prompts[idx[i]].row, key, v) {
+            if (strcmp(key, d->prompt_key) != 0 && !batch_find(&b, key)) TRYG(add_json(&b, d, idx, key, key, pick_column), fail);
+        }
+    }
+    free(lens);
+    *out = b;
+    return 0;
+fail:
+    free(lens);
+    batch_free(&b);
+    return rc;
+}

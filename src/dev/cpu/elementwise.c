@@ -1,0 +1,293 @@
+/* elementwise.c - the CPU backend's ops without a matrix product: packing of
+ * weights, casts, embedding, rows by index, sum of squares, AdamW.
+ *
+ * All are bound by memory, so they are plain loops that the compiler turns
+ * into vectors, cut into parts of a fixed size.  Invariant: a part is a fixed
+ * range of elements, so sums do not depend on the number of threads. */
+#include "dev/cpu/gemm.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    PART = 1 << 15, /* elements of a part of a flat array */
+    LANES = 16      /* independent sums, and the step of the vector loops */
+};
+
+static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+static int64_t part_end(int64_t n, int64_t lo) { return n - lo < PART ? n : lo + PART; }
+
+/* ---- packed weights ---- */
+
+struct weight_job {
+    const struct cpu *cpu;
+    struct weight w;
+    void *rows; /* (n, k) row-major */
+    enum dtype dt;
+};
+
+size_t cpu_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k) {
+    (void)d;
+    return (size_t)(cpu_up32(n) * cpu_up32(k)) * dtype_size(dt);
+}
+
+static void pack_part(void *arg, int64_t p, int thread) {
+    const struct weight_job *j = arg;
+    const int64_t n0 = p * CPU_PANEL, k = j->w.k;
+    const int rows = (int)(j->w.n - n0 < CPU_PANEL ? j->w.n - n0 : CPU_PANEL);
+    (void)thread;
+    cpu_gemm_ops_of(j->cpu, j->w.dt)
+        ->pack_w((char *)j->w.data + (size_t)(p * cpu_panel_elems(k)) * dtype_size(j->w.dt),
+                 (const char *)j->rows + (size_t)(n0 * k) * dtype_size(j->dt), j->dt, k, rows, k);
+}
+
+int cpu_weight_pack(struct dev *d, struct weight w, struct tensor src) {
+    struct weight_job j = {cpu_of(d), w, src.data, src.dt};
+    pool_run(cpu_of(d)->pool, parts_of(w.n, CPU_PANEL), pack_part, &j);
+    return 0;
+}
+
+/* Row n of w as f32 or as bits, to out (k). */
+static void weight_row(const struct weight *w, int64_t n, void *out, enum dtype dt) {
+    const int64_t base = cpu_weight_index(w, n, 0), k = w->k;
+    if (w->dt == DT_F32) {
+        const float *s = (const float *)w->data + base;
+        for (int64_t i = 0; i < k; i++) ((float *)out)[i] = s[i * CPU_PANEL];
+        return;
+    }
+    const uint16_t *s = (const uint16_t *)w->data + base;
+    for (int64_t i = 0; i < k; i++) {
+        const uint16_t v = s[i / 32 * 1024 + i % 32 / 2 * 32 + i % 2];
+        if (dt == DT_BF16) ((uint16_t *)out)[i] = v;
+        else ((float *)out)[i] = bf16_to_f32(v);
+    }
+}
+
+static void unpack_part(void *arg, int64_t p, int thread) {
+    const struct weight_job *j = arg;
+    const int64_t hi = (p + 1) * CPU_PANEL < j->w.n ? (p + 1) * CPU_PANEL : j->w.n;
+    (void)thread;
+    for (int64_t n = p * CPU_PANEL; n < hi; n++)
+        weight_row(&j->w, n, (char *)j->rows + (size_t)(n * j->w.k) * dtype_size(j->dt), j->dt);
+}
+
+int cpu_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
+    struct weight_job j = {cpu_of(d), w, dst.data, dst.dt};
+    pool_run(cpu_of(d)->pool, parts_of(w.n, CPU_PANEL), unpack_part, &j);
+    return 0;
+}
+
+/* ---- casts ---- */
+
+struct cast_job {
+    struct tensor dst, src;
+    int64_t n;
+};
+
+static void cast_part(void *arg, int64_t part, int thread) {
+    const struct cast_job *j = arg;
+    const int64_t lo = part * PART, hi = part_end(j->n, lo);
+    (void)thread;
+    if (j->dst.dt == DT_BF16) {
+        uint16_t *restrict y = j->dst.data;
+        const float *restrict x = j->src.data;
+        int64_t i = lo;
+        for (; i + LANES <= hi; i += LANES)
+            for (int l = 0; l < LANES; l++) y[i + l] = f32_to_bf16(x[i + l]);
+        for (; i < hi; i++) y[i] = f32_to_bf16(x[i]);
+    } else {
+        float *restrict y = j->dst.data;
+        const uint16_t *restrict x = j->src.data;
+        int64_t i = lo;
+        for (; i + LANES <= hi; i += LANES)
+            for (int l = 0; l < LANES; l++) y[i + l] = bf16_to_f32(x[i + l]);
+        for (; i < hi; i++) y[i] = bf16_to_f32(x[i]);
+    }
+}
+
+int cpu_cast(struct dev *d, struct tensor dst, struct tensor src) {
+    struct cast_job j = {dst, src, tensor_count(src)};
+    if (dst.dt == src.dt) return d->ops->copy(d, dst.data, src.data, (size_t)j.n * dtype_size(src.dt));
+    pool_run(cpu_of(d)->pool, parts_of(j.n, PART), cast_part, &j);
+    return 0;
+}
+
+/* ---- rows by index ---- */
+
+enum { ROWS = 16 }; /* rows of a part */
+
+struct rows_job {
+    struct tensor dst, src, idx;
+    struct weight w;
+};
+
+static void rows_each(const struct rows_job *j, int64_t part, void (*fn)(const struct rows_job *j, int64_t r, int64_t id)) {
+    const int32_t *idx = j->idx.data;
+    const int64_t n = j->idx.dim[0], hi = (part + 1) * ROWS < n ? (part + 1) * ROWS : n;
+    for (int64_t r = part * ROWS; r < hi; r++) fn(j, r, idx[r]);
+}
+
+static void embed_row(const struct rows_job *j, int64_t r, int64_t id) {
+    CHECK(id >= 0 && id < j->w.n);
+    weight_row(&j->w, id, (float *)j->dst.data + r * j->w.k, DT_F32);
+}
+static void embed_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    rows_each(arg, part, embed_row);
+}
+int cpu_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
+    struct rows_job j = {.dst = x, .idx = ids, .w = w};
+    pool_run(cpu_of(d)->pool, parts_of(ids.dim[0], ROWS), embed_part, &j);
+    return 0;
+}
+
+static void gather_row(const struct rows_job *j, int64_t r, int64_t id) {
+    const size_t bytes = (size_t)j->src.dim[1] * dtype_size(j->src.dt);
+    CHECK(id >= 0 && id < j->src.dim[0]);
+    memcpy((char *)j->dst.data + (size_t)r * bytes, (const char *)j->src.data + (size_t)id * bytes, bytes);
+}
+static void gather_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    rows_each(arg, part, gather_row);
+}
+int cpu_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+    struct rows_job j = {.dst = dst, .src = src, .idx = idx};
+    pool_run(cpu_of(d)->pool, parts_of(idx.dim[0], ROWS), gather_part, &j);
+    return 0;
+}
+
+static void scatter_row(const struct rows_job *j, int64_t r, int64_t id) {
+    const int64_t n = j->dst.dim[1];
+    CHECK(id >= 0 && id < j->dst.dim[0]);
+    float *y = (float *)j->dst.data + id * n;
+    if (j->src.dt == DT_BF16) {
+        const uint16_t *x = (const uint16_t *)j->src.data + r * n;
+        for (int64_t i = 0; i < n; i++) y[i] += bf16_to_f32(x[i]);
+    } else {
+        const float *x = (const float *)j->src.data + r * n;
+        for (int64_t i = 0; i < n; i++) y[i] += x[i];
+    }
+}
+static void scatter_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    rows_each(arg, part, scatter_row);
+}
+int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+    struct rows_job j = {.dst = dst, .src = src, .idx = idx};
+    pool_run(cpu_of(d)->pool, parts_of(idx.dim[0], ROWS), scatter_part, &j);
+    return 0;
+}
+
+/* Ids repeat, so parts are columns and each goes through all rows in order. */
+enum { EMBED_COLS = 64 };
+
+static void embed_bwd_part(void *arg, int64_t part, int thread) {
+    const struct rows_job *j = arg;
+    const int64_t h = j->dst.dim[1], c0 = part * EMBED_COLS;
+    const int64_t c1 = c0 + EMBED_COLS < h ? c0 + EMBED_COLS : h;
+    const int32_t *ids = j->idx.data;
+    (void)thread;
+    for (int64_t t = 0; t < j->idx.dim[0]; t++) {
+        CHECK(ids[t] >= 0 && ids[t] < j->dst.dim[0]);
+        float *restrict y = (float *)j->dst.data + ids[t] * h;
+        const float *restrict x = (const float *)j->src.data + t * h;
+        for (int64_t c = c0; c < c1; c++) y[c] += x[c];
+    }
+}
+int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
+    struct rows_job j = {.dst = dw, .src = dx, .idx = ids};
+    pool_run(cpu_of(d)->pool, parts_of(dw.dim[1], EMBED_COLS), embed_bwd_part, &j);
+    return 0;
+}
+
+/* ---- sum of squares ---- */
+
+struct sumsq_job {
+    const float *x;
+    int64_t n;
+    double *sums; /* one of each part */
+};
+
+/* LANES interleaved sums in double, then added in lane order. */
+static void sumsq_part(void *arg, int64_t part, int thread) {
+    const struct sumsq_job *j = arg;
+    const int64_t lo = part * PART, hi = part_end(j->n, lo);
+    double s[LANES] = {0};
+    int64_t i = lo;
+    (void)thread;
+    for (; i + LANES <= hi; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            const double v = j->x[i + l];
+            s[l] += v * v;
+        }
+    for (int l = 0; i < hi; i++, l++) s[l] += (double)j->x[i] * j->x[i];
+    double sum = 0;
+    for (int l = 0; l < LANES; l++) sum += s[l];
+    j->sums[part] = sum;
+}
+
+int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x) {
+    struct cpu *c = cpu_of(d);
+    struct sumsq_job j = {x.data, tensor_count(x), NULL};
+    const int64_t parts = parts_of(j.n, PART);
+    void *p;
+    TRY(cpu_scratch(c, CPU_SLOT_ROW, (size_t)(parts + 1) * sizeof(double), &p));
+    j.sums = p;
+    pool_run(c->pool, parts, sumsq_part, &j);
+    double sum = 0;
+    for (int64_t i = 0; i < parts; i++) sum += j.sums[i];
+    *(double *)out.data = sum;
+    return 0;
+}
+
+/* ---- AdamW ---- */
+
+/* Loshchilov & Hutter (2019), in torch.optim.AdamW's order of f32 operations;
+ * scalars are formed in double and rounded once. */
+struct adamw_job {
+    float *p, *m, *v;
+    const float *g;
+    int64_t n;
+    float scale, keep, one_b1, b2, one_b2, eps, step_size, root_bias2;
+};
+
+static inline void adamw_one(const struct adamw_job *j, int64_t i) {
+    const float g = j->g[i] * j->scale;
+    const float m = j->m[i] + j->one_b1 * (g - j->m[i]);
+    const float v = j->v[i] * j->b2 + j->one_b2 * g * g;
+    j->m[i] = m;
+    j->v[i] = v;
+    j->p[i] = j->p[i] * j->keep - j->step_size * m / (sqrtf(v) / j->root_bias2 + j->eps);
+}
+
+static void adamw_part(void *arg, int64_t part, int thread) {
+    const struct adamw_job j = *(const struct adamw_job *)arg; /* own copy: scalars stay in registers */
+    const int64_t lo = part * PART, hi = part_end(j.n, lo);
+    int64_t i = lo;
+    (void)thread;
+    for (; i + LANES <= hi; i += LANES)
+#pragma GCC ivdep
+        for (int l = 0; l < LANES; l++) adamw_one(&j, i + l);
+    for (; i < hi; i++) adamw_one(&j, i);
+}
+
+int cpu_adamw(struct dev *d, const struct adamw_args *a) {
+    const double t = (double)a->step;
+    struct adamw_job j = {
+        .p = a->p.data,
+        .m = a->m.data,
+        .v = a->v.data,
+        .g = a->g.data,
+        .n = tensor_count(a->p),
+        .scale = (float)a->grad_scale,
+        .keep = (float)(1.0 - a->lr * a->weight_decay),
+        .one_b1 = (float)(1.0 - a->beta1),
+        .b2 = (float)a->beta2,
+        .one_b2 = (float)(1.0 - a->beta2),
+        .eps = (float)a->eps,
+        .step_size = (float)(a->lr / (1.0 - pow(a->beta1, t))),
+        .root_bias2 = (float)sqrt(1.0 - pow(a->beta2, t)),
+    };
+    pool_run(cpu_of(d)->pool, parts_of(j.n, PART), adamw_part, &j);
+    return 0;
+}

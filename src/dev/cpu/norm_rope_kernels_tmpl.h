@@ -1,0 +1,176 @@
+/* norm_rope_kernels_tmpl.h - RMSNorm, RoPE and SwiGLU on one row or one head,
+ * forward and backward; compiled by each dev_cpu_kern_ISA.c.
+ * Invariant: sums over a row go in the lane order of row_sum, whatever the
+ * caller does with other rows. */
+
+/* Calls `body(args, dtype)` with the dtype as a constant, so that it is decided once per call. */
+#define FOR_ACT(dt, body, ...)                           \
+    do {                                                 \
+        if ((dt) == DT_BF16) body(__VA_ARGS__, DT_BF16); \
+        else body(__VA_ARGS__, DT_F32);                  \
+    } while (0)
+#define LANES(n, i) ((n) - (i) < VEC ? (n) - (i) : (int64_t)VEC)
+
+/* Four running sums take the vectors of a row in turn and are added pairwise at the end. */
+struct row_sum {
+    vec s[4];
+};
+VEC_FN struct row_sum row_sum_zero(void) { return (struct row_sum){{vset1(0), vset1(0), vset1(0), vset1(0)}}; }
+VEC_FN float row_sum_total(const struct row_sum *r) { return vsum(vadd(vadd(r->s[0], r->s[1]), vadd(r->s[2], r->s[3]))); }
+
+/* ---- RMSNorm ---- */
+
+VEC_FN void rmsnorm_scale(void *y, const float *x, const void *w, int64_t n, float rstd, enum dtype act) {
+    const vec rs = vset1(rstd);
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec v = vround_act(vmul(vload_n(x + i, k), rs), act);
+        vstore_act_n(y, act, i, vmul(v, vload_act_n(w, act, i, k)), k);
+    }
+}
+static float kern_rmsnorm_fwd(void *y, const float *x, const void *w, enum dtype act, int64_t n, float eps) {
+    struct row_sum sq = row_sum_zero();
+    for (int64_t i = 0; i < n; i += VEC) {
+        const vec v = vload_n(x + i, LANES(n, i));
+        vec *s = &sq.s[i / VEC % 4];
+        *s = vfma(v, v, *s);
+    }
+    const float rstd = 1.0f / sqrtf(row_sum_total(&sq) / (float)n + eps);
+    FOR_ACT(act, rmsnorm_scale, y, x, w, n, rstd);
+    return rstd;
+}
+
+/* g = dy w, n = x rstd: dx += rstd (g - n mean(g n)), dw += dy n. */
+VEC_FN void rmsnorm_grad(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, int64_t n,
+                         float rstd, enum dtype w_dt) {
+    const vec rs = vset1(rstd);
+    struct row_sum gn = row_sum_zero();
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec d = vload_act_n(dy, dy_dt, i, k), v = vmul(vload_n(x + i, k), rs);
+        vec *s = &gn.s[i / VEC % 4];
+        *s = vfma(vmul(d, vload_act_n(w, w_dt, i, k)), v, *s);
+        vstore_n(dw + i, vfma(d, v, vload_n(dw + i, k)), k);
+    }
+    const vec mean = vset1(row_sum_total(&gn) / (float)n);
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec g = vmul(vload_act_n(dy, dy_dt, i, k), vload_act_n(w, w_dt, i, k));
+        const vec v = vmul(vload_n(x + i, k), rs);
+        vstore_n(dx + i, vfma(rs, vsub(g, vmul(v, mean)), vload_n(dx + i, k)), k);
+    }
+}
+static void kern_rmsnorm_bwd(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, enum dtype w_dt,
+                             int64_t n, float rstd) {
+    FOR_ACT(w_dt, rmsnorm_grad, dx, dw, dy, dy_dt, x, w, n, rstd);
+}
+
+/* ---- heads: RMSNorm and RoPE ---- */
+
+VEC_FN float head_rstd(const void *x, int64_t dim, float eps, enum dtype act) {
+    vec s = vset1(0);
+    for (int64_t i = 0; i < dim; i += VEC) {
+        const vec v = vload_act_n(x, act, i, LANES(dim, i));
+        s = vfma(v, v, s);
+    }
+    return 1.0f / sqrtf(vsum(s) / (float)dim + eps);
+}
+/* k entries of the head from i on, after the norm when there is one. */
+VEC_FN vec head_load(const void *x, const struct cpu_head_rot *h, float rstd, int64_t i, int64_t k, enum dtype act) {
+    const vec v = vload_act_n(x, act, i, k);
+    if (h->norm == NULL) return v;
+    const vec n = vround_act(vmul(v, vset1(rstd)), act);
+    return vround_act(vmul(n, vload_act_n(h->norm, act, i, k)), act);
+}
+VEC_FN void rot_head(void *y, const void *x, const struct cpu_head_rot *h, enum dtype act) {
+    const int64_t half = h->dim / 2;
+    const float rstd = h->norm ? head_rstd(x, h->dim, h->eps, act) : 1;
+    for (int64_t i = 0; i < half; i += VEC) {
+        const int64_t k = LANES(half, i);
+        const vec c = vload_n(h->cos + i, k), s = vload_n(h->sin + i, k);
+        const vec a = head_load(x, h, rstd, i, k, act), b = head_load(x, h, rstd, half + i, k, act);
+        vstore_act_n(y, act, i, vsub(vmul(a, c), vmul(b, s)), k);
+        vstore_act_n(y, act, half + i, vadd(vmul(b, c), vmul(a, s)), k);
+    }
+}
+static void kern_rot_fwd(void *y, const void *x, const struct cpu_head_rot *h) { FOR_ACT(h->act, rot_head, y, x, h); }
+
+/* Rotates dy back into tmp, then undoes the norm as rmsnorm_grad does. */
+VEC_FN void rot_head_grad(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
+                          float *tmp, enum dtype act) {
+    const int64_t dim = h->dim, half = dim / 2;
+    for (int64_t i = 0; i < half; i += VEC) {
+        const int64_t k = LANES(half, i);
+        const vec c = vload_n(h->cos + i, k), s = vload_n(h->sin + i, k);
+        const vec a = vload_act_n(dy, dy_dt, i, k), b = vload_act_n(dy, dy_dt, half + i, k);
+        vstore_n(tmp + i, vadd(vmul(a, c), vmul(b, s)), k);
+        vstore_n(tmp + half + i, vsub(vmul(b, c), vmul(a, s)), k);
+    }
+    if (h->norm == NULL) {
+        for (int64_t i = 0; i < dim; i += VEC) vstore_act_n(dx, act, i, vload_n(tmp + i, LANES(dim, i)), LANES(dim, i));
+        return;
+    }
+    const float rstd = head_rstd(x, dim, h->eps, act);
+    const vec rs = vset1(rstd);
+    vec gn = vset1(0);
+    for (int64_t i = 0; i < dim; i += VEC) {
+        const int64_t k = LANES(dim, i);
+        const vec d = vload_n(tmp + i, k), v = vmul(vload_act_n(x, act, i, k), rs);
+        gn = vfma(vmul(d, vload_act_n(h->norm, act, i, k)), v, gn);
+        vstore_n(dnorm + i, vfma(d, v, vload_n(dnorm + i, k)), k);
+    }
+    const vec mean = vset1(vsum(gn) / (float)dim);
+    for (int64_t i = 0; i < dim; i += VEC) {
+        const int64_t k = LANES(dim, i);
+        const vec g = vmul(vload_n(tmp + i, k), vload_act_n(h->norm, act, i, k));
+        const vec v = vmul(vload_act_n(x, act, i, k), rs);
+        vstore_act_n(dx, act, i, vmul(rs, vsub(g, vmul(v, mean))), k);
+    }
+}
+static void kern_rot_bwd(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
+                         float *tmp) {
+    FOR_ACT(h->act, rot_head_grad, dx, dnorm, dy, dy_dt, x, h, tmp);
+}
+
+/* ---- SwiGLU ---- */
+
+VEC_FN vec sigmoid(vec x) { return vdiv(vset1(1), vadd(vset1(1), vexp(vsub(vset1(0), x)))); }
+
+VEC_FN void swiglu_row(void *y, const void *gate, const void *up, int64_t n, enum dtype dt) {
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
+        vstore_act_n(y, dt, i, vmul(vmul(g, sigmoid(g)), u), k);
+    }
+}
+static void kern_swiglu_fwd(void *y, const void *gate, const void *up, enum dtype dt, int64_t n) {
+    FOR_ACT(dt, swiglu_row, y, gate, up, n);
+}
+
+/* silu'(g) = s + g s (1 - s), s = sigmoid(g). */
+VEC_FN void swiglu_grad(void *dgate, void *dup, const void *dy, const void *gate, const void *up, int64_t n, enum dtype dt) {
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
+        const vec d = vload_act_n(dy, dt, i, k), s = sigmoid(g);
+        const vec slope = vmul(s, vfma(g, vsub(vset1(1), s), vset1(1)));
+        vstore_act_n(dgate, dt, i, vmul(vmul(d, u), slope), k);
+        vstore_act_n(dup, dt, i, vmul(vmul(d, g), s), k);
+    }
+}
+static void kern_swiglu_bwd(void *dgate, void *dup, const void *dy, const void *gate, const void *up, enum dtype dt, int64_t n) {
+    FOR_ACT(dt, swiglu_grad, dgate, dup, dy, gate, up, n);
+}
+
+/* ---- plain rows ---- */
+
+VEC_FN void narrow_row(void *dst, const float *src, int64_t n, enum dtype dt) {
+    for (int64_t i = 0; i < n; i += VEC) vstore_act_n(dst, dt, i, vload_n(src + i, LANES(n, i)), LANES(n, i));
+}
+static void kern_narrow(void *dst, enum dtype dt, const float *src, int64_t n) { FOR_ACT(dt, narrow_row, dst, src, n); }
+static void kern_add(float *dst, const float *src, int64_t n) {
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        vstore_n(dst + i, vadd(vload_n(dst + i, k), vload_n(src + i, k)), k);
+    }
+}

@@ -1,0 +1,121 @@
+/* host_offload.cu - host memory that the GPU reaches, and transfers to and from it that
+ * run beside the context's stream.
+ *
+ * Blocks are page-locked and in the unified address space, so kernels and copies take their
+ * pointers as they are.  One stream copies in, one copies out, so that the bus is used both
+ * ways at once; an event a lane keeps the lane's order across the two.
+ * Invariant: a transfer waits for all of the context's stream that was queued before it, and
+ * the host touches such a block only after everything queued is done. */
+#include "dev/cuda/context.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_BLOCKS = 64 };
+
+struct cuda_offload {
+    cudaStream_t in, out;
+    cudaEvent_t queued;          /* the end of the context's stream when a transfer was asked for */
+    cudaEvent_t lane[DEV_LANES]; /* the lane's last transfer */
+    struct {
+        char *p;
+        size_t bytes;
+    } block[MAX_BLOCKS];
+    int n;
+};
+
+static int open_offload(struct cuda *c) {
+    if (c->offload) return 0;
+    struct cuda_offload *o = c->offload = (struct cuda_offload *)calloc(1, sizeof *o);
+    if (!o) FAIL(ERR_NOMEM, "cuda: out of host memory");
+    CU_TRY(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
+    CU_TRY(cudaStreamCreateWithFlags(&o->out, cudaStreamNonBlocking));
+    CU_TRY(cudaEventCreateWithFlags(&o->queued, cudaEventDisableTiming));
+    for (int i = 0; i < DEV_LANES; i++) CU_TRY(cudaEventCreateWithFlags(&o->lane[i], cudaEventDisableTiming));
+    return 0;
+}
+
+void cuda_offload_close(struct cuda *c) {
+    struct cuda_offload *o = c->offload;
+    if (!o) return;
+    for (int i = 0; i < o->n; i++) cudaFreeHost(o->block[i].p);
+    for (int i = 0; i < DEV_LANES; i++)
+        if (o->lane[i]) cudaEventDestroy(o->lane[i]);
+    if (o->queued) cudaEventDestroy(o->queued);
+    if (o->in) cudaStreamDestroy(o->in);
+    if (o->out) cudaStreamDestroy(o->out);
+    free(o);
+    c->offload = NULL;
+}
+
+int cuda_host_alloc(struct dev *d, size_t bytes, void **out) {
+    struct cuda *c = cuda_of(d);
+    TRY(open_offload(c));
+    struct cuda_offload *o = c->offload;
+    if (o->n == MAX_BLOCKS) FAIL(ERR_INTERNAL, "cuda: more than %d blocks of host memory", MAX_BLOCKS);
+    const cudaError_t e = cudaHostAlloc(out, bytes, cudaHostAllocDefault);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return ERR_NOMEM; /* the wrapper words the message */
+    }
+    CU_TRY(e);
+    o->block[o->n].p = (char *)*out;
+    o->block[o->n++].bytes = bytes;
+    return 0;
+}
+
+void cuda_host_free(struct dev *d, void *p, size_t bytes) {
+    struct cuda *c = cuda_of(d);
+    struct cuda_offload *o = c->offload;
+    (void)bytes;
+    cuda_offload_settle(c);
+    for (int i = 0; i < o->n; i++)
+        if (o->block[i].p == p) o->block[i] = o->block[--o->n];
+    cudaFreeHost(p);
+}
+
+bool cuda_offload_has(const struct cuda *c, const void *p) {
+    const struct cuda_offload *o = c->offload;
+    for (int i = 0; o && i < o->n; i++)
+        if ((const char *)p >= o->block[i].p && (const char *)p < o->block[i].p + o->block[i].bytes) return true;
+    return false;
+}
+
+int cuda_offload_settle(struct cuda *c) {
+    CU_TRY(cudaStreamSynchronize(c->stream));
+    if (!c->offload) return 0;
+    CU_TRY(cudaStreamSynchronize(c->offload->in));
+    CU_TRY(cudaStreamSynchronize(c->offload->out));
+    return 0;
+}
+
+/* One transfer on `s`, after the queue and the lane. */
+static int transfer(struct cuda *c, cudaStream_t s, int lane, void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    struct cuda_offload *o = c->offload;
+    CU_TRY(cudaEventRecord(o->queued, c->stream));
+    CU_TRY(cudaStreamWaitEvent(s, o->queued, 0));
+    CU_TRY(cudaStreamWaitEvent(s, o->lane[lane], 0)); /* nothing where the lane has had no transfer */
+    CU_TRY(cudaMemcpyAsync(dst, src, bytes, kind, s));
+    CU_TRY(cudaEventRecord(o->lane[lane], s));
+    return 0;
+}
+int cuda_fetch(struct dev *d, int lane, void *dst, const void *src, size_t bytes) {
+    struct cuda *c = cuda_of(d);
+    TRY(open_offload(c));
+    return transfer(c, c->offload->in, lane, dst, src, bytes, cudaMemcpyHostToDevice);
+}
+int cuda_evict(struct dev *d, int lane, void *dst, const void *src, size_t bytes) {
+    struct cuda *c = cuda_of(d);
+    TRY(open_offload(c));
+    return transfer(c, c->offload->out, lane, dst, src, bytes, cudaMemcpyDeviceToHost);
+}
+int cuda_lane_wait(struct dev *d, int lane) {
+    struct cuda *c = cuda_of(d);
+    if (c->offload) CU_TRY(cudaStreamWaitEvent(c->stream, c->offload->lane[lane], 0));
+    return 0;
+}
+int cuda_lane_sync(struct dev *d, int lane) {
+    struct cuda *c = cuda_of(d);
+    if (c->offload) CU_TRY(cudaEventSynchronize(c->offload->lane[lane]));
+    return 0;
+}

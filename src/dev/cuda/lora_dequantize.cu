@@ -1,0 +1,79 @@
+/* lora_dequantize.cu - the CUDA backend's ops for adapters and quantised weights:
+ * rectangles added to rectangles, codes of 4 and 8 bits turned back into numbers.
+ *
+ * Grids: one thread an element, rows by blocks' y.  Bound by memory.
+ * Invariant: each element is computed alone, in the order of roundings of dev/ref/ref.c. */
+#include "dev/cuda/vec.cuh"
+
+enum { THREADS = 256, MAX_GRID_Y = 65535 };
+
+/* ---- rectangles ---- */
+
+static __global__ void __launch_bounds__(THREADS)
+    add_block_kernel(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols, float scale) {
+    const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (j >= cols) return;
+    for (int64_t i = blockIdx.y; i < rows; i += gridDim.y)
+        dst[i * ld_dst + j] = __fadd_rn(dst[i * ld_dst + j], __fmul_rn(scale, src[i * ld_src + j]));
+}
+
+int cuda_add_block(struct dev *d, const struct add_block_args *a) {
+    const int64_t ld_dst = a->dst.dim[1], ld_src = a->src.dim[1];
+    const int64_t high = a->rows < (int64_t)MAX_GRID_Y ? a->rows : (int64_t)MAX_GRID_Y;
+    const dim3 grid((unsigned)ceil_div(a->cols, THREADS), (unsigned)high);
+    float *dst = (float *)a->dst.data + a->dst_row * ld_dst + a->dst_col;
+    const float *src = (const float *)a->src.data + a->src_row * ld_src + a->src_col;
+    add_block_kernel<<<grid, THREADS, 0, cuda_of(d)->stream>>>(dst, ld_dst, src, ld_src, a->rows, a->cols, a->scale);
+    CU_LAUNCHED();
+    return 0;
+}
+
+/* ---- codes ---- */
+
+static __device__ __forceinline__ void put(float *w, int64_t i, float v) { w[i] = v; }
+static __device__ __forceinline__ void put(__nv_bfloat16 *w, int64_t i, float v) { w[i] = __float2bfloat16_rn(v); }
+
+struct book {
+    float v[16];
+};
+
+/* A thread turns one byte into two neighbours of the flat matrix. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    nf4_kernel(T *w, const uint8_t *code, const float *scale, int64_t n, struct book book) {
+    __shared__ float value[16];
+    if (threadIdx.x < 16) value[threadIdx.x] = book.v[threadIdx.x];
+    __syncthreads();
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, i = 2 * at;
+    if (i >= n) return;
+    const float s = scale[i / DEV_NF4_BLOCK];
+    put(w, i, __fmul_rn(value[code[at] >> 4], s));
+    if (i + 1 < n) put(w, i + 1, __fmul_rn(value[code[at] & 15], s));
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) int8_kernel(T *w, const int8_t *code, const float *scale, int64_t n, int64_t k) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) put(w, i, __fdiv_rn(__fmul_rn((float)code[i], scale[i / k]), 127.0f));
+}
+
+template <typename T> static int dequant(struct dev *d, const struct dequant_args *a) {
+    const int64_t n = tensor_count(a->w), work = a->kind == QUANT_NF4 ? (n + 1) / 2 : n;
+    const unsigned blocks = (unsigned)ceil_div(work, THREADS);
+    cudaStream_t stream = cuda_of(d)->stream;
+    T *w = (T *)a->w.data;
+    if (a->kind == QUANT_NF4) {
+        struct book book;
+        for (int i = 0; i < 16; i++) book.v[i] = dev_nf4_book[i];
+        nf4_kernel<T><<<blocks, THREADS, 0, stream>>>(w, (const uint8_t *)a->code.data, (const float *)a->scale.data, n, book);
+    } else {
+        int8_kernel<T>
+            <<<blocks, THREADS, 0, stream>>>(w, (const int8_t *)a->code.data, (const float *)a->scale.data, n, a->w.dim[1]);
+    }
+    CU_LAUNCHED();
+    return 0;
+}
+
+int cuda_dequant(struct dev *d, const struct dequant_args *a) {
+    return a->w.dt == DT_BF16 ? dequant<__nv_bfloat16>(d, a) : dequant<float>(d, a);
+}

@@ -1,0 +1,90 @@
+/* ptx.cuh - the instructions that attention is made of, one function each:
+ * asynchronous copies into shared memory, fragment loads, the bf16 matrix product of a
+ * warp, and the approximate base-2 exponential and logarithm.
+ *
+ * It knows nothing of attention.  Everything is of sm_80, so that one source serves all
+ * targets; and each function is one instruction, so that a kernel's bits depend on the
+ * order in which it calls them and on nothing that the compiler may choose.
+ *
+ * Fragments of mma.m16n8k16 (lane = 4 g + t), with pairs of bf16 in a word, the lower
+ * column in the lower half:
+ *   A (16, 16): a[0] row g columns 2t, 2t+1; a[1] row g + 8; a[2], a[3] the same rows, columns + 8
+ *   B (16, 8):  b0 rows 2t, 2t+1 of column g; b1 rows + 8
+ *   C (16, 8):  c[0], c[1] row g columns 2t, 2t+1; c[2], c[3] row g + 8
+ * Invariant: row r of C depends on row r of A, on B and on row r of the old C alone. */
+#ifndef VERLC_DEV_CUDA_PTX_CUH
+#define VERLC_DEV_CUDA_PTX_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* Address of shared memory as the instructions below want it. */
+static __device__ __forceinline__ uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* 16 or 8 bytes from global to shared memory, both aligned to as much; zeros when !take (src is not read). */
+static __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src, bool take) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(take ? 16 : 0) : "memory");
+}
+static __device__ __forceinline__ void cp_async8(uint32_t dst, const void *src, bool take) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(take ? 8 : 0) : "memory");
+}
+/* What this thread copied since the last commit is a group; wait until at most N groups are under way. */
+static __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> static __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* Four 8x8 matrices of bf16; lane i gives the address of row i % 8 of matrix i / 8 (16 bytes). Lane 4 g + t gets
+ * columns 2t, 2t+1 of row g of each; trans: rows 2t, 2t+1 of column g. */
+static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+/* c (16, 8) f32 += a (16, 16) . b (16, 8). */
+static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two values rounded to bf16, to nearest even, as one word. */
+static __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+/* 2^x to 2 ulp; 1 at 0, 0 at -inf, results under 2^-126 are 0. */
+static __device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* 1 / x to 1 ulp; 0 at inf. */
+static __device__ __forceinline__ float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* log2(x) to a relative 2^-22. */
+static __device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* To some ulp, in four instructions: an exact division and exponential take as long as the memory that a chunk needs. */
+static __device__ __forceinline__ float sigmoid(float g) {
+    return rcp_approx(__fadd_rn(1.0f, exp2_approx(__fmul_rn(g, -1.4426950408889634f))));
+}
+/* silu(g) * u */
+static __device__ __forceinline__ float swiglu(float g, float u) { return __fmul_rn(__fmul_rn(g, sigmoid(g)), u); }
+
+#endif

@@ -1,0 +1,122 @@
+/* backward.c - the mirror of forward.c: from d loss / d log-prob to the
+ * gradient of every parameter that is trained, in a flat f32 array: written by
+ * the first call of a step, added to by the others.
+ *
+ * The gradient of the residual stream (a->dx, f32) is carried in place from the
+ * last layer to the first; each block adds its own part to it.
+ * Invariant: nothing here divides or normalises; splitting a batch into several
+ * calls changes the sums by f32 rounding only. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets) {
+    if (g->add) return 0;
+    if (m->lora || n_targets == 0) return dev_zero(m->dev, g->flat, (size_t)m->n_train * sizeof(float));
+    TRY(dev_zero(m->dev, g->flat + m->g_norm->offset, (size_t)m->g_norm->n * sizeof(float)));
+    if (m->g_embed == m->g_head) return 0; /* the head writes it */
+    return dev_zero(m->dev, g->flat + m->g_embed->offset, (size_t)model__group_count(m->g_embed) * sizeof(float));
+}
+
+/* Zeroes the layers' norms; queued behind the head's work, so that no GPU waits for it. */
+static int zero_norms(struct model *m, const struct model_grads *g) {
+    const struct model_layer *y = m->layers;
+    const struct model_group *const norms[] = {y->attn_norm, y->mlp_norm, y->q_norm, y->k_norm};
+    const int64_t n = m->cfg.n_layers, stride = n > 1 ? y[1].attn_norm->offset - y[0].attn_norm->offset : 0;
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (norms[i])
+            TRY(dev_zero_rows(m->dev, g->flat + norms[i]->offset, n, (size_t)stride * sizeof(float),
+                              (size_t)norms[i]->n * sizeof(float)));
+    return 0;
+}
+
+/* The head's rows, block by block: dx of the last residual, d embed or d lm_head, d final norm. */
+static int head_backward(struct model *m, struct model_acts *a, const struct model_logp_args *l, const float *dlogp,
+                         const float *dentropy, const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct tensor dx_all = model__top(a->dx, a->n_rows);
+    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
+    for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
+        const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
+        const size_t bytes = (size_t)n * sizeof(float);
+        const struct tensor dxn = model__top(a->head.dxn, n), dx = model__top(a->head.dx, n);
+        const struct tensor d_logp = model__top(a->head.dlogp, n);
+        const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
+        TRY(model__head_input(m, a, l, lo, n));
+        struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
+        if (l->list && l->list->dlogp) {
+            TRY(model__list_input(m, l->list, lo, n, &h));
+            h.dlist = h.list_logp;
+            TRY(dev_copy_in(d, h.dlist.data, l->list->dlogp + lo * l->list->k, (size_t)(n * l->list->k) * sizeof(float)));
+        }
+        TRY(dev_copy_in(d, d_logp.data, dlogp + lo, bytes));
+        if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy + lo, bytes));
+        const struct tensor dw = m->lora ? TENSOR_NONE : model__flat(g->flat, m->g_head);
+        TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, dw, g->add || lo > 0));
+        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, g->flat, m->g_norm), dxn, model__top(a->head.x, n), m->final_norm,
+                            model__top(a->head.rstd, n)));
+        TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, n)));
+    }
+    return 0;
+}
+
+/* dx += the way back through a norm of x, and dx_act with it where someone will read that. */
+static int norm_backward(struct model *m, struct model_acts *a, const struct model_group *norm, struct tensor dxn, struct tensor x,
+                         struct tensor rstd, bool read, const struct model_grads *g) {
+    const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, g->flat, norm);
+    if (m->act == DT_F32 || !read) return dev_rmsnorm_bwd(m->dev, dx, dw, dxn, x, norm->vec, rstd);
+    return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, x.dim[0]), dw, dxn, x, norm->vec, rstd);
+}
+
+/* dx and dx_act: of the layer's output, then of its input (of layer 0's nobody reads dx_act). */
+static int layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
+                          const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor dy = model__top(a->dx_act, n), dxn = model__top(a->dxn, n);
+    const struct tensor dmlp = model__top(a->dmlp, n), dgate_up = model__top(a->dgate_up, n);
+    const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    struct qkv_args qkv;
+    struct attn_args attn;
+    model__attn_args(m, b, a, l, &qkv, &attn);
+    /* x_next = x_mid + down(silu(gate) * up) */
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, y->down_bias, dmlp, dy, model__top(s->mlp, n), g}));
+    TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, y->gate_up_bias, dxn, dgate_up, model__top(s->xn2, n), g}));
+    TRY(norm_backward(m, a, y->mlp_norm, dxn, model__top(s->x_mid, n), model__top(s->rstd2, n), true, g));
+    /* x_mid = x + o(attn(norm(x))) */
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, g}));
+    TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g->flat, y->q_norm),
+                    model__vec_grad(m, g->flat, y->k_norm)));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), g}));
+    return norm_backward(m, a, y->attn_norm, dxn, model__top(a->x[l], n), model__top(s->rstd1, n), l > 0, g);
+}
+
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grads *g) {
+    if (!g->add && !m->lora) TRY(zero_norms(m, g));
+    if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
+    for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
+        const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
+        if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
+        if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
+        TRY(layer_backward(m, b, a, i, g));
+    }
+    a->n_head = 0; /* the stages are spent */
+    if (m->lora) return 0;
+    return dev_embed_bwd(m->dev, model__flat(g->flat, m->g_embed), b->ids, model__top(a->dx, b->n_rows));
+}
+
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
+                   const float *dlogp, const float *dentropy, float *grads, bool add) {
+    const struct model_grads g = {grads, add};
+    CHECK(a->keep.train && b->kv == NULL);              /* there is something to go back through */
+    CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
+    CHECK(dentropy == NULL || a->head_entropy);
+    TRY(model__grads_start(m, &g, l->n));
+    TRY(head_backward(m, a, l, dlogp, dentropy, &g));
+    return model__body_backward(m, b, a, &g);
+}

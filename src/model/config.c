@@ -1,0 +1,425 @@
+/* config.c - config.json and generation_config.json into struct model_config.
+ *
+ * Reads Llama, Qwen2, Qwen3 and Mistral in the spellings of transformers 4
+ * (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype), with
+ * transformers' defaults for absent keys.  Looks at no weights.
+ * Invariant: a setting that would change the numbers and is not supported is
+ * an error that says "unsupported" and names it; it is never ignored. */
+#include "model/model.h"
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_CONFIG_BYTES = 16 << 20 };
+
+static const struct {
+    const char *type;
+    enum model_arch arch;
+} arch_table[] = {
+    {"llama", MODEL_LLAMA},
+    {"qwen2", MODEL_QWEN2},
+    {"qwen3", MODEL_QWEN3},
+    {"mistral", MODEL_MISTRAL},
+};
+
+static const struct {
+    const char *type;
+    enum rope_kind kind;
+} rope_table[] = {
+    {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC}, {"llama3", ROPE_LLAMA3}, {"yarn", ROPE_YARN},
+};
+
+static int parse_arch(struct model_config *c, const json_t *o, const char *where) {
+    const char *type = NULL;
+    TRY(json_str_opt(o, "model_type", &type, where));
+    for (size_t i = 0; type && i < sizeof arch_table / sizeof arch_table[0]; i++) {
+        if (strcmp(type, arch_table[i].type) != 0) continue;
+        c->arch = arch_table[i].arch;
+        return 0;
+    }
+    const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s%s%s; verlc has llama, qwen2, qwen3 and mistral", where,
+         type ? type : "(no model_type)", name ? ", " : "", name ? name : "");
+}
+
+/* ---- shape ---- */
+
+struct dim {
+    const char *key;
+    int64_t *out;
+    int64_t fallback; /* used when the key is absent; 0: required */
+    int64_t max;
+};
+
+static int parse_dims(const json_t *o, const char *where, const struct dim *d, int n) {
+    for (int i = 0; i < n; i++) {
+        *d[i].out = d[i].fallback;
+        if (d[i].fallback == 0) TRY(json_i64(o, d[i].key, d[i].out, where));
+        else TRY(json_i64_opt(o, d[i].key, d[i].out, where));
+        if (*d[i].out < 1 || *d[i].out > d[i].max)
+            FAIL(ERR_FORMAT, "%s: \"%s\" is %lld, outside 1 .. %lld", where, d[i].key, (long long)*d[i].out, (long long)d[i].max);
+    }
+    return 0;
+}
+
+static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
+    const struct dim dims[] = {
+        /* ceilings keep every product far below 2^63 */
+        {"num_hidden_layers", &c->n_layers, 0, 4096}, {"hidden_size", &c->hidden, 0, 1 << 20},
+        {"intermediate_size", &c->ffn, 0, 1 << 22},   {"num_attention_heads", &c->n_q_heads, 0, 4096},
+        {"vocab_size", &c->vocab, 0, 1 << 24},        {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
+    };
+    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    int64_t kv_default = c->n_q_heads, head_default = c->hidden / c->n_q_heads;
+    if (c->arch == MODEL_MISTRAL && !json_object_get(o, "num_key_value_heads")) kv_default = 8;
+    if (c->arch == MODEL_QWEN3 && !json_object_get(o, "head_dim")) head_default = 128;
+    else if (!json_is_integer(json_object_get(o, "head_dim")) && c->hidden % c->n_q_heads != 0)
+        FAIL(ERR_FORMAT, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld", where, (long long)c->hidden,
+             (long long)c->n_q_heads);
+    const struct dim heads[] = {
+        {"num_key_value_heads", &c->n_kv_heads, kv_default, c->n_q_heads},
+        {"head_dim", &c->head_dim, head_default ? head_default : 1, 4096},
+    };
+    TRY(parse_dims(o, where, heads, 2));
+    if (c->n_q_heads % c->n_kv_heads != 0)
+        FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
+             (long long)c->n_q_heads, (long long)c->n_kv_heads);
+    if (c->head_dim % 2 != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported odd head_dim %lld (rotary embedding turns pairs)", where, (long long)c->head_dim);
+    return 0;
+}
+
+/* bitsandbytes' NF4 as transformers saves it; what is not said has that method's default. */
+static int read_quantization(struct model_config *c, const json_t *q, const char *where) {
+    const char *method = "", *type = "fp4", *storage = "uint8";
+    bool four = false, eight = false;
+    if (!json_is_object(q)) return 0;
+    TRY(json_str_opt(q, "quant_method", &method, where));
+    TRY(json_bool_opt(q, "load_in_4bit", &four, where));
+    TRY(json_bool_opt(q, "load_in_8bit", &eight, where));
+    TRY(json_str_opt(q, "bnb_4bit_quant_type", &type, where));
+    TRY(json_str_opt(q, "bnb_4bit_quant_storage", &storage, where));
+    c->saved_nf4 = strcmp(method, "bitsandbytes") == 0 && four && strcmp(type, "nf4") == 0 && strcmp(storage, "uint8") == 0;
+    if (c->saved_nf4) return 0;
+    FAIL(ERR_UNSUPPORTED,
+         "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 is read, for the rest give the "
+         "unquantized model: with quantization=%s and an adapter it is quantized as it is read",
+         where, method, four || eight ? " " : "",
+         four    ? type
+         : eight ? "int8"
+                 : "",
+         eight ? "int8" : "nf4");
+}
+
+/* ---- biases, norms, activation ---- */
+
+static int parse_features(struct model_config *c, const json_t *o, const char *where) {
+    const char *act = "silu";
+    bool attention_bias = false;
+    double eps = 1e-6;
+    c->init_range = 0.02;
+    TRY(json_bool_opt(o, "tie_word_embeddings", &c->tied, where));
+    TRY(json_f64_opt(o, "rms_norm_eps", &eps, where));
+    TRY(json_f64_opt(o, "initializer_range", &c->init_range, where));
+    TRY(json_str_opt(o, "hidden_act", &act, where));
+    if (!(eps > 0 && eps < 1)) FAIL(ERR_FORMAT, "%s: \"rms_norm_eps\" is %g, outside (0, 1)", where, eps);
+    if (!(c->init_range >= 0 && c->init_range <= 100))
+        FAIL(ERR_FORMAT, "%s: \"initializer_range\" is %g, outside 0 .. 100", where, c->init_range);
+    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported hidden_act \"%s\"; verlc has silu", where, act);
+    c->rms_eps = (float)eps;
+    if (c->arch == MODEL_LLAMA || c->arch == MODEL_QWEN3) TRY(json_bool_opt(o, "attention_bias", &attention_bias, where));
+    if (c->arch == MODEL_LLAMA) TRY(json_bool_opt(o, "mlp_bias", &c->mlp_bias, where));
+    c->qkv_bias = c->arch == MODEL_QWEN2 || attention_bias;
+    c->o_bias = attention_bias;
+    c->qk_norm = c->arch == MODEL_QWEN3;
+
+    double dropout = 0;
+    TRY(json_f64_opt(o, "attention_dropout", &dropout, where));
+    if (dropout > 0) log_note("%s: attention_dropout %g is not applied in training", where, dropout);
+    return read_quantization(c, json_object_get(o, "quantization_config"), where);
+}
+
+/* ---- sliding window ---- */
+
+/* layer_types, where given, must be full attention up to a layer and sliding from it on. */
+static int parse_layer_types(struct model_config *c, const json_t *types, const char *where) {
+    if ((int64_t)json_array_size(types) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
+             (long long)c->n_layers);
+    c->window_from = c->n_layers;
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const char *t = json_string_value(json_array_get(types, (size_t)l));
+        const bool sliding = t && strcmp(t, "sliding_attention") == 0;
+        if (!sliding && !(t && strcmp(t, "full_attention") == 0))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\"", where, t ? t : "(not a string)");
+        if (sliding && c->window_from == c->n_layers) c->window_from = l;
+        if (!sliding && c->window_from < l)
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types: full attention after sliding attention (layer %lld)", where,
+                 (long long)l);
+    }
+    return 0;
+}
+
+static int parse_window(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *w = json_object_get(o, "sliding_window");
+    bool use = c->arch == MODEL_MISTRAL;
+    c->window = w ? 0 : 4096; /* transformers' default when the key is absent */
+    c->window_from = 0;
+    if (c->arch == MODEL_LLAMA) {
+        c->window = 0;
+        return 0;
+    }
+    TRY(json_i64_opt(o, "sliding_window", &c->window, where));
+    if (c->arch != MODEL_MISTRAL) {
+        c->window_from = 28;
+        TRY(json_bool_opt(o, "use_sliding_window", &use, where));
+        TRY(json_i64_opt(o, "max_window_layers", &c->window_from, where));
+        const json_t *types = json_object_get(o, "layer_types");
+        if (json_is_array(types)) TRY(parse_layer_types(c, types, where));
+    }
+    if (!use) c->window = 0;
+    if (c->window < 0 || c->window_from < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window\" or \"max_window_layers\"", where);
+    if (c->window_from >= c->n_layers) c->window = 0;
+    return 0;
+}
+
+/* ---- rope ---- */
+
+static int parse_rope_kind(struct model_config *c, const json_t *r, const char *where) {
+    const char *type = "default";
+    TRY(json_str_opt(r, "type", &type, where));
+    TRY(json_str_opt(r, "rope_type", &type, where));
+    for (size_t i = 0; i < sizeof rope_table / sizeof rope_table[0]; i++) {
+        if (strcmp(type, rope_table[i].type) != 0) continue;
+        c->rope.kind = rope_table[i].kind;
+        return 0;
+    }
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported rope type \"%s\"; verlc has default, linear, dynamic, llama3 and yarn", where, type);
+}
+
+/* The keys of one kind; each is checked so that no frequency is infinite or NaN. */
+static int parse_rope_scaling(struct model_config *c, const json_t *r, const char *where) {
+    c->rope.factor = 1;
+    c->rope.original_max_pos = c->max_pos;
+    c->rope.beta_fast = 32;
+    c->rope.beta_slow = 1;
+    c->rope.truncate = true;
+    if (c->rope.kind == ROPE_DEFAULT) return 0;
+    TRY(json_i64_opt(r, "original_max_position_embeddings", &c->rope.original_max_pos, where));
+    if (c->rope.original_max_pos < 1)
+        FAIL(ERR_FORMAT, "%s: rope \"original_max_position_embeddings\" is %lld", where, (long long)c->rope.original_max_pos);
+    if (c->rope.kind == ROPE_YARN) { /* transformers: an absent factor is the ratio of the lengths */
+        c->rope.factor = (double)c->max_pos / (double)c->rope.original_max_pos;
+        TRY(json_f64_opt(r, "factor", &c->rope.factor, where));
+        TRY(json_f64_opt(r, "attention_factor", &c->rope.attention_factor, where));
+        TRY(json_f64_opt(r, "beta_fast", &c->rope.beta_fast, where));
+        TRY(json_f64_opt(r, "beta_slow", &c->rope.beta_slow, where));
+        TRY(json_f64_opt(r, "mscale", &c->rope.mscale, where));
+        TRY(json_f64_opt(r, "mscale_all_dim", &c->rope.mscale_all_dim, where));
+        TRY(json_bool_opt(r, "truncate", &c->rope.truncate, where));
+        if (c->rope.beta_fast == 0) c->rope.beta_fast = 32;
+        if (c->rope.beta_slow == 0) c->rope.beta_slow = 1;
+        const double factors[] = {c->rope.attention_factor, c->rope.beta_fast, c->rope.beta_slow, c->rope.mscale,
+                                  c->rope.mscale_all_dim};
+        for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
+            if (!(factors[i] >= 0 && factors[i] < 1e6))
+                FAIL(ERR_FORMAT, "%s: a yarn factor of rope is %g, outside 0 .. 1e6", where, factors[i]);
+    } else {
+        TRY(json_f64(r, "factor", &c->rope.factor, where));
+    }
+    if (!(c->rope.factor > 0 && c->rope.factor < 1e6))
+        FAIL(ERR_FORMAT, "%s: rope \"factor\" is %g, expected a positive number", where, c->rope.factor);
+    if (c->rope.kind == ROPE_DYNAMIC && (c->head_dim <= 2 || c->rope.factor < 1))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported dynamic rope with head_dim %lld and factor %g", where, (long long)c->head_dim,
+             c->rope.factor);
+    if (c->rope.kind == ROPE_LLAMA3) {
+        TRY(json_f64(r, "low_freq_factor", &c->rope.low_freq_factor, where));
+        TRY(json_f64(r, "high_freq_factor", &c->rope.high_freq_factor, where));
+        if (!(c->rope.low_freq_factor > 0 && c->rope.high_freq_factor > c->rope.low_freq_factor))
+            FAIL(ERR_FORMAT, "%s: rope \"high_freq_factor\" must be above \"low_freq_factor\", both positive", where);
+    }
+    return 0;
+}
+
+static int parse_rope(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *r = json_object_get(o, "rope_parameters");        /* transformers 5 */
+    if (!json_is_object(r)) r = json_object_get(o, "rope_scaling"); /* transformers 4, null without scaling */
+    double partial = 1;
+    c->rope.theta = 10000;
+    TRY(json_f64_opt(o, "rope_theta", &c->rope.theta, where));
+    TRY(json_f64_opt(o, "partial_rotary_factor", &partial, where));
+    if (json_is_object(r)) {
+        if (json_is_object(json_object_get(r, "full_attention")) || json_is_object(json_object_get(r, "sliding_attention")))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported rope_parameters that differ between layers", where);
+        TRY(json_f64_opt(r, "rope_theta", &c->rope.theta, where));
+        TRY(json_f64_opt(r, "partial_rotary_factor", &partial, where));
+        TRY(parse_rope_kind(c, r, where));
+    }
+    if (partial != 1) FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g", where, partial);
+    if (!(c->rope.theta > 1 && c->rope.theta < 1e30))
+        FAIL(ERR_FORMAT, "%s: \"rope_theta\" is %g, expected a number above 1", where, c->rope.theta);
+    return parse_rope_scaling(c, r, where);
+}
+
+/* ---- dtype and end tokens ---- */
+
+static int parse_dtype(struct model_config *c, const json_t *o, const char *where) {
+    const char *name = NULL;
+    TRY(json_str_opt(o, "torch_dtype", &name, where));
+    TRY(json_str_opt(o, "dtype", &name, where));
+    c->dtype = DT_F32;
+    if (!name) return 0;
+    if (strncmp(name, "torch.", 6) == 0) name += 6;
+    if (strcmp(name, "bfloat16") == 0) c->dtype = DT_BF16;
+    else if (strcmp(name, "float16") == 0) c->dtype = DT_F16;
+    else if (strcmp(name, "float32") != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported dtype \"%s\"; verlc reads float32, bfloat16 and float16", where, name);
+    return 0;
+}
+
+static int parse_eos(struct model_config *c, const json_t *v, const char *where) {
+    const size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    if (n > sizeof c->eos / sizeof c->eos[0])
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported list of %zu end tokens (at most 16)", where, n);
+    c->n_eos = 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_integer(id)) FAIL(ERR_FORMAT, "%s: \"eos_token_id\" is not a token id or a list of them", where);
+        c->eos[c->n_eos++] = json_integer_value(id);
+    }
+    return 0;
+}
+
+static int parse_tokens(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *eos = json_object_get(o, "eos_token_id");
+    if (eos && !json_is_null(eos)) TRY(parse_eos(c, eos, where));
+    TRY(json_i64_opt(o, "bos_token_id", &c->bos, where));
+    return json_i64_opt(o, "pad_token_id", &c->pad, where);
+}
+
+/* ---- public ---- */
+
+int model_config_from_json(struct model_config *c, const json_t *o, const char *where) {
+    struct model_config t = {.bos = -1, .pad = -1};
+    if (!json_is_object(o)) FAIL(ERR_FORMAT, "%s: not a JSON object", where);
+    TRY(parse_arch(&t, o, where));
+    TRY(parse_shape(&t, o, where));
+    TRY(parse_features(&t, o, where));
+    TRY(parse_window(&t, o, where));
+    TRY(parse_rope(&t, o, where));
+    TRY(parse_dtype(&t, o, where));
+    TRY(parse_tokens(&t, o, where));
+    t.json = json_deep_copy(o);
+    CHECK(t.json != NULL);
+    *c = t;
+    return 0;
+}
+
+static int load_generation(struct model_config *c, const char *dir) {
+    char *path = file_join(dir, "generation_config.json");
+    int rc = 0;
+    if (!file_exists(path)) goto out;
+    TRYG(json_load(&c->generation_json, path, MAX_CONFIG_BYTES), out);
+    if (!json_is_object(c->generation_json)) FAILG(out, ERR_FORMAT, "%s: not a JSON object", path);
+    TRYG(parse_tokens(c, c->generation_json, path), out);
+out:
+    free(path);
+    return rc;
+}
+
+int model_config_load(struct model_config *c, const char *dir) {
+    int rc = 0;
+    struct model_config t = {0};
+    json_t *o = NULL;
+    char *path = file_join(dir, "config.json");
+    if (!file_exists(dir)) FAILG(out, ERR_INPUT, "model directory %s does not exist", dir);
+    if (!file_is_dir(dir)) FAILG(out, ERR_INPUT, "%s is not a model directory", dir);
+    if (!file_exists(path)) FAILG(out, ERR_INPUT, "%s: no config.json; is this a Hugging Face model directory?", dir);
+    TRYG(json_load(&o, path, MAX_CONFIG_BYTES), out);
+    TRYG(model_config_from_json(&t, o, path), out);
+    TRYG(load_generation(&t, dir), out);
+    *c = t;
+    t = (struct model_config){0};
+out:
+    model_config_free(&t);
+    json_decref(o);
+    free(path);
+    return rc;
+}
+
+void model_config_free(struct model_config *c) {
+    json_decref(c->json);
+    json_decref(c->generation_json);
+    c->json = c->generation_json = NULL;
+}
+
+void model_config_make_value(struct model_config *c) {
+    static const char *const names[] = {
+        [MODEL_LLAMA] = "Llama", [MODEL_QWEN2] = "Qwen2", [MODEL_QWEN3] = "Qwen3", [MODEL_MISTRAL] = "Mistral"};
+    char name[64];
+    snprintf(name, sizeof name, "%sForTokenClassification", names[c->arch]);
+    c->value = true;
+    c->value_bias = !json_is_false(json_object_get(c->json, "token_classification_bias"));
+    json_object_set_new(c->json, "architectures", json_pack("[s]", name));
+    /* one label; transformers derives num_labels from the length of id2label */
+    json_object_set_new(c->json, "id2label", json_pack("{s:s}", "0", "LABEL_0"));
+    json_object_set_new(c->json, "label2id", json_pack("{s:i}", "LABEL_0", 0));
+    json_object_set_new(c->json, "classifier_dropout", json_real(0)); /* as verl sets it */
+}
+
+int model_config_make_reward(struct model_config *c, const char *where) {
+    static const char head[] = "ForSequenceClassification";
+    const char *name = json_string_value(json_array_get(json_object_get(c->json, "architectures"), 0));
+    const size_t n = name ? strlen(name) : 0, k = sizeof head - 1;
+    if (n < k || strcmp(name + n - k, head) != 0)
+        FAIL(ERR_UNSUPPORTED,
+             "%s: unsupported architecture %s for a reward model; verlc has ForSequenceClassification of llama, "
+             "qwen2, qwen3 and mistral",
+             where, name ? name : "(none)");
+    /* transformers derives num_labels from id2label and leaves 2 where neither is there */
+    const json_t *labels = json_object_get(c->json, "id2label");
+    int64_t n_labels = json_is_object(labels) ? (int64_t)json_object_size(labels) : 2;
+    if (!json_is_object(labels)) TRY(json_i64_opt(c->json, "num_labels", &n_labels, where));
+    if (n_labels != 1)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported classifier of %lld labels; a reward model has one (id2label in config.json)", where,
+             (long long)n_labels);
+    c->value = true;
+    c->value_bias = false;
+    return 0;
+}
+
+int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n) {
+    for (int64_t t = n - 1; t > 0; t--)
+        if (ids[t] != c->pad || c->pad < 0) return t;
+    return 0;
+}
+
+int64_t model_config_params(const struct model_config *c) {
+    const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    int64_t layer = 2 * h + h * (q + 2 * kv) + q * h + 3 * h * c->ffn;
+    if (c->qkv_bias) layer += q + 2 * kv;
+    if (c->o_bias) layer += h;
+    if (c->qk_norm) layer += 2 * c->head_dim;
+    if (c->mlp_bias) layer += 2 * c->ffn + h;
+    const int64_t head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
+    return c->n_layers * layer + c->vocab * h + head + h;
+}
+
+/* verl/utils/flops_counter.py, _estimate_qwen2_flops: forward and backward of all sequences. */
+double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n) {
+    const double h = (double)c->hidden, q = (double)(c->n_q_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
+    const double dense = (3 * h * (double)c->ffn + h * (2 * q + 2 * kv)) * (double)c->n_layers + 2 * (double)c->vocab * h;
+    double tokens = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        tokens += (double)lens[i];
+        squares += (double)lens[i] * (double)lens[i];
+    }
+    return 6 * dense * tokens + 6 * squares * q * (double)c->n_layers;
+}

@@ -1,0 +1,256 @@
+/* export.c - a model as a directory that transformers loads as it is:
+ * config.json, generation_config.json, safetensors in one file or in shards
+ * with their index, and the tokenizer's files.
+ *
+ * Streams: at most one group of parameters is unpacked at a time.  Publishing
+ * (temporary name, rename) is ckpt's work or the command's.
+ * Invariant: what is written equals the master (or, without one, the compute
+ * copy) rounded once to the dtype of the file. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t DEFAULT_SHARD = (size_t)5000000000; /* transformers' max_shard_size of 5 GB */
+
+/* ---- reading parameters ---- */
+
+struct reader {
+    const struct model *m;
+    enum dtype flat_dt; /* of what `stage` holds: f32 master range, or the group in act */
+    void *stage;        /* device, one group; NULL when there is a master */
+    size_t stage_bytes;
+    int64_t group; /* in stage, -1: none */
+    char *host;    /* one chunk */
+    size_t host_bytes;
+    const float *master; /* fp32 weights, NULL: the compute copy is read */
+    struct lora_host adapter;
+};
+struct param_source { /* one st_write_tensor's arg */
+    struct reader *r;
+    const struct model_param *p;
+    enum dtype dt;
+};
+
+static int unpack_group(struct reader *r, int64_t group) {
+    const struct model *m = r->m;
+    const struct model_group *g = &m->groups[group];
+    if (r->group == group) return 0;
+    r->group = -1;
+    if (g->k) {
+        struct weight w;
+        TRY(model__weight(m, g, &w));
+        TRY(dev_weight_unpack(m->dev, tensor_2d(r->stage, m->act, g->n, g->k), w));
+    } else TRY(dev_copy(m->dev, r->stage, g->vec.data, (size_t)g->n * dtype_size(m->act)));
+    r->group = group;
+    return 0;
+}
+
+static int read_param(void *arg, size_t off, void *dst, size_t n) {
+    const struct param_source *s = arg;
+    struct reader *r = s->r;
+    const size_t size = dtype_size(s->dt), from = dtype_size(r->flat_dt);
+    const int64_t count = (int64_t)(n / size);
+    CHECK(off % size == 0 && n % size == 0);
+    int64_t at = (int64_t)(off / size); /* element of the parameter, then of the flat array it is in */
+    const char *base;
+    if (r->master) {
+        base = (const char *)r->master;
+        at += s->p->offset;
+    } else {
+        TRY(unpack_group(r, s->p->group));
+        base = r->stage;
+        at += s->p->offset - r->m->groups[s->p->group].offset;
+    }
+    const size_t bytes = (size_t)count * from;
+    if (bytes > r->host_bytes) {
+        r->host = xrealloc(r->host, bytes);
+        r->host_bytes = bytes;
+    }
+    TRY(dev_copy_out(r->m->dev, r->host, base + (size_t)at * from, bytes));
+    if (!r->adapter.flat) {
+        model__convert(dst, s->dt, r->host, r->flat_dt, count);
+        return 0;
+    }
+    float *sum = xmalloc((size_t)count * sizeof *sum);
+    model__convert(sum, DT_F32, r->host, r->flat_dt, count);
+    model__lora_merge(&r->adapter, s->p, (int64_t)(off / size), sum, count);
+    model__convert(dst, s->dt, sum, DT_F32, count);
+    free(sum);
+    return 0;
+}
+
+static int reader_open(struct reader *r, const struct model *m) {
+    const float *master = m->lora ? NULL : m->master; /* an adapter's is not the weights' */
+    *r = (struct reader){.m = m, .group = -1, .flat_dt = master ? DT_F32 : m->act, .master = master};
+    TRY(model__lora_host_open(&r->adapter, m));
+    for (int64_t i = 0; !master && i < m->n_groups; i++) {
+        const size_t bytes = (size_t)model__group_count(&m->groups[i]) * dtype_size(m->act);
+        if (bytes > r->stage_bytes) r->stage_bytes = bytes;
+    }
+    return dev_alloc(m->dev, r->stage_bytes, &r->stage);
+}
+
+static void reader_close(struct reader *r) {
+    dev_free(r->m->dev, r->stage, r->stage_bytes);
+    model__lora_host_close(&r->adapter);
+    free(r->host);
+}
+
+/* ---- shards ---- */
+
+static size_t param_bytes(const struct param_source *s) { return (size_t)(s->p->rows * s->p->cols) * dtype_size(s->dt); }
+
+static int write_shard(const char *path, struct param_source *src, int64_t n) {
+    struct st_write_tensor *t = xcalloc((size_t)n, sizeof *t);
+    json_t *meta = json_pack("{s:s}", "format", "pt");
+    for (int64_t i = 0; i < n; i++)
+        t[i] = (struct st_write_tensor){.name = src[i].p->name,
+                                        .dt = src[i].dt,
+                                        .nd = src[i].p->nd,
+                                        .dim = {src[i].p->rows, src[i].p->cols},
+                                        .read = read_param,
+                                        .arg = &src[i]};
+    const int rc = st_write(path, t, n, meta);
+    json_decref(meta);
+    free(t);
+    return rc;
+}
+
+/* The end of the shard that begins at lo. */
+static int64_t shard_end(const struct param_source *src, int64_t n, int64_t lo, size_t max_shard) {
+    size_t bytes = 0;
+    int64_t hi = lo;
+    for (; hi < n; hi++) {
+        bytes += param_bytes(&src[hi]);
+        if (bytes > max_shard && hi > lo) break;
+    }
+    return hi;
+}
+
+static int write_weights(const char *dir, struct param_source *src, int64_t n, size_t max_shard) {
+    int rc = 0;
+    int64_t n_shards = 0, total = 0;
+    char *path = NULL;
+    for (int64_t lo = 0; lo < n; lo = shard_end(src, n, lo, max_shard)) n_shards++;
+    if (n_shards == 1) {
+        path = file_join(dir, "model.safetensors");
+        rc = write_shard(path, src, n);
+        free(path);
+        return rc;
+    }
+    json_t *weight_map = json_object();
+    for (int64_t lo = 0, hi, i = 1; lo < n; lo = hi, i++) {
+        char name[64];
+        hi = shard_end(src, n, lo, max_shard);
+        snprintf(name, sizeof name, "model-%05lld-of-%05lld.safetensors", (long long)i, (long long)n_shards);
+        for (int64_t k = lo; k < hi; k++) {
+            json_object_set_new(weight_map, src[k].p->name, json_string(name));
+            total += (int64_t)param_bytes(&src[k]);
+        }
+        path = file_join(dir, name);
+        TRYG(write_shard(path, src + lo, hi - lo), out);
+        free(path);
+        path = NULL;
+    }
+    path = file_join(dir, "model.safetensors.index.json");
+    json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", weight_map);
+    rc = json_save_atomic(path, index);
+    json_decref(index);
+out:
+    free(path);
+    json_decref(weight_map);
+    return rc;
+}
+
+/* ---- configuration and tokenizer ---- */
+
+/* config.json as it was read, with the dtype of the files where that was chosen. */
+static int write_configs(const struct model_config *c, const char *dir, int dt) {
+    int rc = 0;
+    json_t *o = json_deep_copy(c->json);
+    char *config = file_join(dir, "config.json"), *generation = file_join(dir, "generation_config.json");
+    if (dt >= 0) {
+        const bool v5 = json_object_get(o, "dtype") != NULL; /* transformers 5 renamed torch_dtype */
+        if (v5) json_object_set_new(o, "dtype", json_string(model__torch_dtype((enum dtype)dt)));
+        if (!v5 || json_object_get(o, "torch_dtype"))
+            json_object_set_new(o, "torch_dtype", json_string(model__torch_dtype((enum dtype)dt)));
+    }
+    TRYG(json_save_atomic(config, o), out);
+    if (c->generation_json) TRYG(json_save_atomic(generation, c->generation_json), out);
+out:
+    json_decref(o);
+    free(config);
+    free(generation);
+    return rc;
+}
+
+static int copy_file(const char *from, const char *to) {
+    struct file_map f;
+    TRY(file_map_open(&f, from));
+    const int rc = file_write_atomic(to, f.p, f.n);
+    file_unmap(&f);
+    return rc;
+}
+
+int model_copy_tokenizer(const char *from, const char *to) {
+    static const char *const names[] = {
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
+        "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json",
+    };
+    int rc = 0, copied = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && rc == 0; i++) {
+        char *src = file_join(from, names[i]), *dst = file_join(to, names[i]);
+        if (file_exists(src)) {
+            rc = copy_file(src, dst);
+            copied++;
+        }
+        free(src);
+        free(dst);
+    }
+    TRY(rc);
+    if (copied == 0) FAIL(ERR_INPUT, "%s: no tokenizer files (tokenizer.json, ...) to copy", from);
+    return 0;
+}
+
+/* ---- public ---- */
+
+/* One parameter's dtype in the files. */
+static int choose_dtype(const struct model *m, const struct model_param *p, int dt, enum dtype *out) {
+    *out = dt >= 0 ? (enum dtype)dt : p->src_dt;
+    if (dt < 0 && (!m->master || m->lora) && m->act != DT_F32 && *out != m->act)
+        FAIL(ERR_INVAL, "cannot export %s as %s: the model was opened in %s for inference only", p->name, dtype_name(*out),
+             dtype_name(m->act));
+    return 0;
+}
+
+int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir, size_t max_shard) {
+    int rc = 0;
+    struct reader r = {0};
+    struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
+    int64_t n = 0;
+    CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
+    TRYG(reader_open(&r, m), out);
+    for (int pass = 0; pass < 2; pass++) { /* f32 first, so that every tensor is aligned to its size */
+        for (int64_t i = 0; i < m->n_params; i++) {
+            enum dtype as;
+            TRYG(choose_dtype(m, &m->params[i], dt, &as), out);
+            if ((as == DT_F32) == (pass == 0)) src[n++] = (struct param_source){&r, &m->params[i], as};
+        }
+    }
+    TRYG(file_mkdirs(dir), out);
+    TRYG(write_weights(dir, src, n, max_shard ? max_shard : DEFAULT_SHARD), out);
+    TRYG(write_configs(&m->cfg, dir, dt), out);
+    if (tokenizer_dir) TRYG(model_copy_tokenizer(tokenizer_dir, dir), out);
+    TRYG(file_fsync_dir(dir), out);
+out:
+    reader_close(&r);
+    free(src);
+    return rc;
+}

@@ -1,0 +1,221 @@
+/* init.c - built-in shapes, and directories of random weights.
+ *
+ * The distribution is transformers' _init_weights: matrices and embeddings
+ * normal with initializer_range, the padding row of the embedding 0, norms 1,
+ * biases 0.  (The numbers are not torch's.)
+ * Invariant: value i of tensor t is a pure function of (seed, t, i), whatever
+ * the number of threads or the size of a chunk. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/thread_pool.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- shapes ---- */
+
+/* The fields of config.json in which the models of the table differ. */
+struct arch {
+    const char *name, *type;
+    int64_t hidden, ffn, layers, q_heads, kv_heads, head_dim, vocab, max_pos;
+    double theta, eps;
+    int64_t eos, bos, pad; /* -1: null */
+    bool tied;
+    double llama3_factor; /* 0: no rope scaling */
+};
+
+/* From the config.json of the released models on the Hugging Face hub. */
+static const struct arch archs[] = {
+    {"qwen2.5-0.5b", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-1.5b", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-3b", "qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, 151645, 151643, -1, false, 0},
+    {"qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-1.7b", "qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, false, 0},
+    {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
+    {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
+    {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
+    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
+    /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
+    {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
+};
+enum { N_ARCHS = sizeof archs / sizeof archs[0] };
+
+/* The transformers class of a model_type. */
+static const char *class_of(const char *type) {
+    if (strcmp(type, "qwen2") == 0) return "Qwen2ForCausalLM";
+    if (strcmp(type, "qwen3") == 0) return "Qwen3ForCausalLM";
+    return strcmp(type, "llama") == 0 ? "LlamaForCausalLM" : "MistralForCausalLM";
+}
+
+static json_t *token_or_null(int64_t id) { return id < 0 ? json_null() : json_integer(id); }
+
+json_t *model_arch_config(const char *name) {
+    const struct arch *a = NULL;
+    for (int i = 0; i < N_ARCHS && !a; i++)
+        if (strcmp(name, archs[i].name) == 0) a = &archs[i];
+    if (!a) return NULL;
+    json_t *o = json_pack(
+        "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}", "architectures",
+        class_of(a->type), "model_type", a->type, "hidden_size", (json_int_t)a->hidden, "intermediate_size", (json_int_t)a->ffn,
+        "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads", (json_int_t)a->q_heads, "num_key_value_heads",
+        (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim, "vocab_size", (json_int_t)a->vocab, "max_position_embeddings",
+        (json_int_t)a->max_pos, "rope_theta", a->theta, "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02,
+        "tie_word_embeddings", (int)a->tied, "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id",
+        token_or_null(a->eos), "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
+    CHECK(o != NULL);
+    if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
+    if (a->llama3_factor > 0)
+        json_object_set_new(o, "rope_scaling",
+                            json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
+                                      "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
+    if (strcmp(a->type, "mistral") == 0) json_object_set_new(o, "sliding_window", json_null()); /* v0.3 */
+    else if (strcmp(a->type, "llama") != 0) json_object_set_new(o, "use_sliding_window", json_false());
+    return o;
+}
+
+void model_arch_names(void (*fn)(void *arg, const char *name), void *arg) {
+    for (int i = 0; i < N_ARCHS; i++) fn(arg, archs[i].name);
+}
+
+/* ---- values ---- */
+
+enum init_kind { INIT_NORMAL, INIT_ONE, INIT_ZERO };
+
+struct init_source { /* one st_write_tensor's arg */
+    struct pool *pool;
+    enum init_kind kind;
+    enum dtype dt;
+    uint32_t tensor;
+    uint64_t seed;
+    float std;
+    int64_t zero_lo, zero_hi; /* elements of the padding row */
+    /* the chunk being filled */
+    int64_t first, count;
+    void *dst;
+};
+
+/* Four standard normals: Box and Muller's two pairs from one Philox block. */
+static void four_normals(float out[4], const struct init_source *s, int64_t block) {
+    const uint32_t ctr[4] = {(uint32_t)block, (uint32_t)(block >> 32), s->tensor, RNG_INIT};
+    const uint32_t key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)};
+    uint32_t u[4];
+    philox4x32(u, ctr, key);
+    for (int i = 0; i < 4; i += 2) {
+        const float r = sqrtf(-2.0f * logf(((float)(u[i] >> 8) + 0.5f) * 0x1p-24f));
+        const float angle = (float)(u[i + 1] >> 8) * (float)(0x1p-24 * 2 * M_PI);
+        float sine, cosine;
+        sincosf(angle, &sine, &cosine);
+        out[i] = r * cosine;
+        out[i + 1] = r * sine;
+    }
+}
+
+enum { PART = 1 << 14 /* elements of one part; a multiple of 4 */ };
+
+static void fill_part(void *arg, int64_t part, int thread) {
+    const struct init_source *s = arg;
+    (void)thread;
+    const int64_t lo = part * PART, hi = lo + PART < s->count ? lo + PART : s->count;
+    float v[4] = {0};
+    for (int64_t i = lo; i < hi; i++) {
+        const int64_t at = s->first + i;
+        if (s->kind == INIT_NORMAL && (i == lo || at % 4 == 0)) four_normals(v, s, at / 4);
+        float f = s->kind == INIT_ONE ? 1.0f : s->kind == INIT_ZERO ? 0.0f : v[at % 4] * s->std;
+        if (at >= s->zero_lo && at < s->zero_hi) f = 0.0f;
+        if (s->dt == DT_F32) ((float *)s->dst)[i] = f;
+        else if (s->dt == DT_BF16) ((uint16_t *)s->dst)[i] = f32_to_bf16(f);
+        else model__convert((uint16_t *)s->dst + i, s->dt, &f, DT_F32, 1);
+    }
+}
+
+static int fill(void *arg, size_t off, void *dst, size_t n) {
+    struct init_source *s = arg;
+    const size_t size = dtype_size(s->dt);
+    s->first = (int64_t)(off / size);
+    s->count = (int64_t)(n / size);
+    s->dst = dst;
+    pool_run(s->pool, (s->count + PART - 1) / PART, fill_part, s);
+    return 0;
+}
+
+/* By the names of the parameters; see model/parameters.c. */
+static enum init_kind kind_of(const struct model_param *p) {
+    const size_t n = strlen(p->name);
+    if (p->nd == 2) return INIT_NORMAL;
+    return n > 5 && strcmp(p->name + n - 5, ".bias") == 0 ? INIT_ZERO : INIT_ONE;
+}
+
+static int write_random(const struct model *m, const char *path, uint64_t seed, enum dtype dt) {
+    struct pool *pool = NULL;
+    TRY(pool_create(&pool, 0));
+    struct init_source *s = xcalloc((size_t)m->n_params, sizeof *s);
+    struct st_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
+    json_t *meta = json_pack("{s:s}", "format", "pt");
+    for (int64_t i = 0; i < m->n_params; i++) {
+        const struct model_param *p = &m->params[i];
+        s[i] = (struct init_source){
+            .pool = pool, .kind = kind_of(p), .dt = dt, .tensor = (uint32_t)i, .seed = seed, .std = (float)m->cfg.init_range};
+        if (i == 0 && m->cfg.pad >= 0) {
+            s[i].zero_lo = m->cfg.pad * p->cols;
+            s[i].zero_hi = s[i].zero_lo + p->cols;
+        }
+        t[i] =
+            (struct st_write_tensor){.name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
+    }
+    const int rc = st_write(path, t, m->n_params, meta);
+    json_decref(meta);
+    free(t);
+    free(s);
+    pool_destroy(pool);
+    return rc;
+}
+
+/* ---- public ---- */
+
+/* generation_config.json with the ids of config.json, which transformers would derive as well. */
+static json_t *generation_of(const struct model_config *c) {
+    json_t *g = json_object();
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    for (int i = 0; i < 3; i++) {
+        json_t *v = json_object_get(c->json, keys[i]);
+        if (v && !json_is_null(v)) json_object_set(g, keys[i], v);
+    }
+    return g;
+}
+
+int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dtype dt) {
+    int rc = 0;
+    struct model m = {.act = DT_F32};
+    json_t *o = json_deep_copy(config), *generation = NULL;
+    char *weights = file_join(dir, "model.safetensors"), *cfg_path = file_join(dir, "config.json");
+    char *gen_path = file_join(dir, "generation_config.json");
+    CHECK(dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
+    TRYG(model_config_from_json(&m.cfg, o, "config.json"), out);
+    json_object_del(o, "dtype");
+    json_object_set_new(o, "torch_dtype", json_string(model__torch_dtype(dt)));
+    model__params_build(&m);
+    TRYG(file_mkdirs(dir), out);
+    TRYG(write_random(&m, weights, seed, dt), out);
+    generation = generation_of(&m.cfg);
+    TRYG(json_save_atomic(gen_path, generation), out);
+    TRYG(json_save_atomic(cfg_path, o), out);
+    TRYG(file_fsync_dir(dir), out);
+out:
+    model__params_free(&m);
+    model_config_free(&m.cfg);
+    json_decref(o);
+    json_decref(generation);
+    free(weights);
+    free(cfg_path);
+    free(gen_path);
+    return rc;
+}

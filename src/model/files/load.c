@@ -1,0 +1,547 @@
+/* load.c - a Hugging Face directory into a model: find each parameter in
+ * model.safetensors or the shards of its index, check it, convert it, pack it.
+ *
+ * Data moves from the mapping to the device in chunks that stay in cache; an
+ * inference model never holds an fp32 copy.
+ * Invariant: a model that model_open returns has every parameter of its
+ * config, of the right shape, and no NaN or Inf in any of them. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/rng.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 1 << 18 /* elements converted at a time */, MAX_SHARDS = 4096, MAX_INDEX_BYTES = 256 << 20 };
+
+/* ---- conversions ---- */
+
+static float f16_to_f32(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 31u, man = h & 0x3ffu;
+    uint32_t u;
+    float f;
+    if (exp == 0) { /* zero or subnormal: man * 2^-24 is exact */
+        f = (float)man * 0x1p-24f;
+        return sign ? -f : f;
+    }
+    u = sign | (exp == 31 ? 0x7f800000u : (exp + 112) << 23) | man << 13;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static uint16_t f32_to_f16(float f) { /* nearest even; beyond the range Inf */
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000u);
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return sign | 0x7e00u;
+    if (u >= 0x477ff000u) return sign | 0x7c00u;
+    if (u < 0x38800000u) { /* subnormal: adding 0.5 rounds at 2^-24 */
+        float m, half = 0.5f;
+        memcpy(&m, &u, sizeof m);
+        m += half;
+        memcpy(&u, &m, sizeof u);
+        return (uint16_t)(sign | (u - 0x3f000000u));
+    }
+    u += 0xfffu + (u >> 13 & 1u);
+    return (uint16_t)(sign | (u - 0x38000000u) >> 13);
+}
+
+/* Files promise no alignment: every element goes through memcpy. */
+static float load_f32(const uint8_t *p, enum dtype dt) {
+    float f;
+    uint16_t h;
+    if (dt == DT_F32) {
+        memcpy(&f, p, 4);
+        return f;
+    }
+    memcpy(&h, p, 2);
+    return dt == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n) {
+    const size_t size = dtype_size(src_dt);
+    const uint8_t *p = src;
+    if (dst_dt == src_dt) {
+        memcpy(dst, src, (size_t)n * size);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const float f = load_f32(p + (size_t)i * size, src_dt);
+        if (dst_dt == DT_F32) ((float *)dst)[i] = f;
+        else ((uint16_t *)dst)[i] = dst_dt == DT_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
+    }
+}
+
+bool model__all_finite(const void *src, enum dtype dt, int64_t n) {
+    const uint8_t *p = src;
+    uint32_t bad = 0; /* an exponent of all ones is Inf or NaN */
+    if (dt == DT_F32) {
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t u;
+            memcpy(&u, p + 4 * i, 4);
+            bad |= (u & 0x7f800000u) == 0x7f800000u;
+        }
+        return !bad;
+    }
+    const uint16_t mask = dt == DT_BF16 ? 0x7f80u : 0x7c00u;
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t u;
+        memcpy(&u, p + 2 * i, 2);
+        bad |= (u & mask) == mask;
+    }
+    return !bad;
+}
+
+/* ---- the files of a directory ---- */
+
+struct weights_dir {
+    struct st_file **files;
+    char **paths;
+    int64_t n;
+    struct map by_name; /* tensor -> file; empty when there is one file and no index */
+};
+
+static void weights_close(struct weights_dir *w) {
+    for (int64_t i = 0; i < w->n; i++) {
+        st_close(w->files[i]);
+        free(w->paths[i]);
+    }
+    free(w->files);
+    free(w->paths);
+    map_free(&w->by_name);
+}
+
+static int add_file(struct weights_dir *w, int64_t *cap, char *path) {
+    int64_t cap_paths = *cap;
+    xgrow((void **)&w->files, cap, w->n + 1, sizeof *w->files);
+    xgrow((void **)&w->paths, &cap_paths, w->n + 1, sizeof *w->paths);
+    w->files[w->n] = NULL;
+    w->paths[w->n++] = path;
+    return st_open(&w->files[w->n - 1], path);
+}
+
+static int open_index(struct weights_dir *w, const char *dir, const char *path) {
+    int rc = 0;
+    json_t *index = NULL, *file;
+    struct map files = {0};
+    const char *name;
+    int64_t cap = 0;
+    TRYG(json_load(&index, path, MAX_INDEX_BYTES), out);
+    json_t *weight_map = json_object_get(index, "weight_map");
+    if (!json_is_object(weight_map)) FAILG(out, ERR_FORMAT, "%s: no \"weight_map\"", path);
+    json_object_foreach(weight_map, name, file) {
+        const char *shard = json_string_value(file);
+        if (!shard || !*shard || strchr(shard, '/') || shard[0] == '.')
+            FAILG(out, ERR_FORMAT, "%s: tensor %s: not the name of a file beside the index", path, name);
+        int64_t i;
+        if (!map_gets(&files, shard, &i)) {
+            if (w->n >= MAX_SHARDS) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported: more than %d shards", path, MAX_SHARDS);
+            i = w->n;
+            map_set(&files, shard, strlen(shard), i);
+            TRYG(add_file(w, &cap, file_join(dir, shard)), out);
+        }
+        map_set(&w->by_name, name, strlen(name), i);
+    }
+out:
+    map_free(&files);
+    json_decref(index);
+    return rc;
+}
+
+static int weights_open(struct weights_dir *w, const char *dir) {
+    int rc = 0;
+    int64_t cap = 0;
+    char *index = file_join(dir, "model.safetensors.index.json"), *one = file_join(dir, "model.safetensors");
+    char *pickle = file_join(dir, "pytorch_model.bin");
+    if (file_exists(index)) TRYG(open_index(w, dir, index), out);
+    else if (file_exists(one)) TRYG(add_file(w, &cap, xstrdup(one)), out);
+    else if (file_exists(pickle))
+        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled weights; save the model as safetensors first", pickle);
+    else FAILG(out, ERR_INPUT, "%s: neither model.safetensors nor model.safetensors.index.json", dir);
+out:
+    free(index);
+    free(one);
+    free(pickle);
+    return rc;
+}
+
+/* ---- checking ---- */
+
+struct source {
+    const struct st_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
+    const char *path;          /* of its file */
+    uint64_t seed;             /* of a new one */
+    struct bnb_weight bnb;     /* saved in 4 bits: bnb.code is t */
+};
+
+enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
+
+/* May this parameter be absent? Only a value head's, when a causal model becomes a critic. */
+static bool may_be_new(enum head head, const struct model_param *p) {
+    return head == HEAD_VALUE && strncmp(p->name, "score.", 6) == 0;
+}
+
+static bool in_files(const struct weights_dir *w, const char *name) {
+    int64_t i = 0;
+    if (w->by_name.n > 0) return map_gets(&w->by_name, name, &i);
+    return st_find(w->files[0], name) != NULL;
+}
+
+static const struct st_tensor *find_any(void *arg, const char *name) {
+    const struct weights_dir *w = arg;
+    int64_t i = 0;
+    if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
+    return st_find(w->files[i], name);
+}
+
+static int find_codes(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
+    const struct bnb_args a = {.find = find_any, .arg = w, .param = p, .path = dir};
+    s->path = dir;
+    TRY(model__bnb_find(&s->bnb, &a));
+    s->t = s->bnb.code;
+    return 0;
+}
+
+static int find_param(struct source *s, const struct weights_dir *w, const struct model_param *p, const char *dir) {
+    int64_t i = 0;
+    if (w->by_name.n > 0 && !map_gets(&w->by_name, p->name, &i))
+        FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
+    s->path = w->paths[i];
+    s->t = st_find(w->files[i], p->name);
+    if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
+    const struct st_tensor *t = s->t;
+    const bool vec = p->nd == 1;
+    if (t->nd != p->nd || t->dim[0] != p->rows || (!vec && t->dim[1] != p->cols)) {
+        char have[128] = "";
+        for (int k = 0, n = 0; k < t->nd && n < 100; k++)
+            n += snprintf(have + n, sizeof have - (size_t)n, "%s%lld", k ? ", " : "", (long long)t->dim[k]);
+        FAIL(ERR_FORMAT,
+             vec ? "%s: tensor %s has shape (%s), config.json asks for (%lld)"
+                 : "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld)",
+             s->path, p->name, have, (long long)p->rows, (long long)p->cols);
+    }
+    if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", s->path, p->name, dtype_name(t->dt));
+    return 0;
+}
+
+/* Tensors that no parameter takes are named once: they may mean another model than config.json says. */
+static void note_unused(const struct model *m, const struct weights_dir *w, const char *dir) {
+    struct map used = {0};
+    const char *first = NULL;
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->n_params; i++) map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
+    /* a copy of the embedding, as in transformers; a critic has no use for it */
+    if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
+    for (int64_t f = 0; f < w->n; f++) {
+        for (int64_t i = 0; i < st_count(w->files[f]); i++) {
+            const char *name = st_at(w->files[f], i)->name;
+            const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
+            if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
+            if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
+            if (n++ == 0) first = name;
+        }
+    }
+    if (n > 0) log_warn("%s: %lld tensors that config.json does not ask for are not used, first %s", dir, (long long)n, first);
+    map_free(&used);
+}
+
+/* ---- moving ---- */
+
+/* A parameter that no file has: transformers' init (normal with initializer_range, biases 0). */
+static int draw_param(struct model *m, const struct model_param *p, uint64_t seed, void *dst, enum dtype dt) {
+    const int64_t n = p->rows * p->cols;
+    struct rng r = {.seed = seed, .stream = RNG_INIT};
+    float *v = xcalloc((size_t)n, sizeof *v);
+    for (int64_t i = 0; i < n && p->nd == 2; i++) v[i] = rng_normal(&r) * (float)m->cfg.init_range;
+    void *as = xmalloc((size_t)n * sizeof *v);
+    model__convert(as, dt, v, DT_F32, n);
+    int rc = dev_copy_in(m->dev, dst, as, (size_t)n * dtype_size(dt));
+    if (rc == 0) rc = dev_sync(m->dev);
+    free(as);
+    free(v);
+    return rc;
+}
+
+static int check_finite(const struct model_param *p, const struct source *s, const uint8_t *src, int64_t n) {
+    if (model__all_finite(src, s->t->dt, n)) return 0;
+    FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged", s->path,
+         p->name);
+}
+
+/* Copies parameter p as dtype dt to dst on the device, refusing what is not finite. */
+static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt, void *chunk) {
+    const int64_t n = p->rows * p->cols;
+    if (!s->t) return draw_param(m, p, s->seed, dst, dt);
+    const size_t src_size = dtype_size(s->t->dt), dst_size = dtype_size(dt);
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        const int64_t k = n - i < CHUNK ? n - i : CHUNK;
+        const uint8_t *src = s->t->data + (size_t)i * src_size;
+        TRY(check_finite(p, s, src, k));
+        if (s->t->dt != dt) {
+            model__convert(chunk, dt, src, s->t->dt, k);
+            src = chunk;
+        }
+        TRY(dev_copy_in(m->dev, (char *)dst + (size_t)i * dst_size, src, (size_t)k * dst_size));
+        TRY(dev_sync(m->dev)); /* the chunk is used again */
+    }
+    return 0;
+}
+
+/* Codes of parameter i as they were saved. */
+static int copy_codes(struct model *m, int64_t i, const struct source *s) {
+    const struct quant_part *q = &m->quant->parts[i];
+    const int64_t n = tensor_count(q->scale);
+    float *scale = xmalloc((size_t)n * sizeof *scale);
+    int rc = 0;
+    model__bnb_scales(&s->bnb, n, scale);
+    if (!model__all_finite(scale, DT_F32, n))
+        FAILG(out, ERR_FORMAT, "%s: tensor %s has a scale of NaN or Inf; the file is damaged", s->path, m->params[i].name);
+    TRYG(dev_copy_in(m->dev, q->code.data, s->t->data, s->t->bytes), out);
+    TRYG(dev_copy_in(m->dev, q->scale.data, scale, (size_t)n * sizeof *scale), out);
+    TRYG(dev_sync(m->dev), out);
+out:
+    free(scale);
+    return rc;
+}
+
+/* Rows of parameter i at a time, through f32 into codes. */
+static int load_codes(struct model *m, int64_t i, const struct source *s) {
+    if (s->bnb.code) return copy_codes(m, i, s);
+    const struct model_param *p = &m->params[i];
+    const struct quant_part *q = &m->quant->parts[i];
+    const enum quant_kind kind = m->quant->kind;
+    const int64_t unit = kind == QUANT_NF4 ? DEV_NF4_BLOCK : p->cols, n = p->rows * p->cols;
+    const int64_t step = (CHUNK + unit - 1) / unit * unit; /* whole blocks of NF4, whole rows of INT8 */
+    float *w = xmalloc((size_t)step * sizeof *w), *scale = xmalloc((size_t)(step / unit) * sizeof *scale);
+    uint8_t *code = xmalloc((size_t)step);
+    int rc = 0;
+    for (int64_t lo = 0; lo < n; lo += step) {
+        const int64_t k = n - lo < step ? n - lo : step, rows = kind == QUANT_NF4 ? 1 : k / p->cols, cols = k / rows;
+        const uint8_t *src = s->t->data + (size_t)lo * dtype_size(s->t->dt);
+        TRYG(check_finite(p, s, src, k), out);
+        model__convert(w, DT_F32, src, s->t->dt, k);
+        model_quantize(kind, w, rows, cols, code, scale);
+        TRYG(dev_copy_in(m->dev, (char *)q->code.data + model__quant_codes(kind, lo), code, (size_t)model__quant_codes(kind, k)),
+             out);
+        TRYG(dev_copy_in(m->dev, (float *)q->scale.data + lo / unit, scale,
+                         (size_t)model__quant_scales(kind, rows, cols) * sizeof *scale),
+             out);
+        TRYG(dev_sync(m->dev), out); /* the buffers are used again */
+    }
+out:
+    free(w);
+    free(scale);
+    free(code);
+    return rc;
+}
+
+/* Straight into the compute copy, or its codes; stage holds one group as act on the device. */
+static int load_group(struct model *m, struct model_group *g, const struct source *src, void *stage, void *chunk) {
+    char *at = g->k ? stage : g->vec.data;
+    if (m->quant && g->linear) {
+        for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) TRY(load_codes(m, i, &src[i]));
+        return 0;
+    }
+    for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) {
+        const struct model_param *p = &m->params[i];
+        TRY(load_param(m, p, &src[i], at, m->act, chunk));
+        at += (size_t)(p->rows * p->cols) * dtype_size(m->act);
+    }
+    return g->k ? dev_weight_pack(m->dev, g->mat, tensor_2d(stage, m->act, g->n, g->k)) : 0;
+}
+
+static int load_weights(struct model *m, const struct source *src) {
+    int rc = 0;
+    size_t stage_bytes = 0;
+    void *stage = NULL, *chunk = xmalloc(CHUNK * sizeof(float));
+    if (m->master) {
+        for (int64_t i = 0; i < m->n_params; i++)
+            TRYG(load_param(m, &m->params[i], &src[i], m->master + m->params[i].offset, DT_F32, chunk), out);
+        TRYG(model_refresh(m), out);
+        goto out;
+    }
+    const int64_t own = m->base ? m->g_head - m->groups : 0; /* those before are there */
+    for (int64_t i = own; i < m->n_groups; i++) {
+        const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
+        if (!(m->quant && m->groups[i].linear) && bytes > stage_bytes) stage_bytes = bytes;
+    }
+    TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
+    for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+    TRYG(dev_sync(m->dev), out);
+out:
+    dev_free(m->dev, stage, stage_bytes);
+    free(chunk);
+    return rc;
+}
+
+/* ---- memory ---- */
+
+int model__alloc(struct model *m, int on_host, size_t bytes, void **out) {
+    return m->flags & on_host ? dev_host_alloc(m->dev, bytes, out) : dev_alloc(m->dev, bytes, out);
+}
+void model__release(struct model *m, int on_host, void *p, size_t bytes) {
+    if (m->flags & on_host) dev_host_free(m->dev, p, bytes);
+    else dev_free(m->dev, p, bytes);
+}
+
+static int alloc_rope(struct model *m, int64_t max_len) {
+    const int64_t half = m->cfg.head_dim / 2;
+    const size_t bytes = (size_t)(max_len * half * 2) * sizeof(float);
+    float *host = xmalloc(bytes);
+    void *p = NULL;
+    model_rope_table(&m->cfg, max_len, max_len, host);
+    int rc = dev_alloc(m->dev, bytes, &p);
+    if (rc == 0) {
+        m->rope = (struct tensor){p, DT_F32, 3, {max_len, half, 2, 1}};
+        rc = dev_copy_in(m->dev, p, host, bytes);
+    }
+    if (rc == 0) rc = dev_sync(m->dev);
+    free(host);
+    return rc;
+}
+
+static int alloc_model(struct model *m, const struct model_open_args *a) {
+    struct arena ar = {0};
+    model__weights_layout(m, &ar);
+    m->weights_bytes = ar.used;
+    TRY(model__alloc(m, MODEL_HOST_WEIGHTS, m->weights_bytes, &m->weights));
+    ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
+    model__weights_layout(m, &ar);
+    model__find_flat(m);
+    if (a->flags & MODEL_TRAIN) {
+        void *p = NULL;
+        TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)m->n_elems * sizeof(float), &p));
+        m->master = p;
+    }
+    return alloc_rope(m, a->max_len);
+}
+
+/* ---- public ---- */
+
+/* Whether the base has this model's groups, but for the head. */
+static int check_base(const struct model *m, const struct model_open_args *a) {
+    const struct model *b = a->base;
+    if (!b) return 0;
+    CHECK(m->cfg.value && b->dev == m->dev && b->act == m->act && !(b->master && !b->lora) && !(b->flags & MODEL_HOST_WEIGHTS) &&
+          (b->quant ? b->quant->kind : QUANT_NONE) == a->quant);
+    bool same = true;
+    for (int64_t i = 0; same && m->groups + i < m->g_head; i++)
+        same = i < b->n_groups && b->groups[i].n == m->groups[i].n && b->groups[i].k == m->groups[i].k;
+    if (!same) FAIL(ERR_INPUT, "%s: not the model that was opened from there before; was it replaced since?", a->dir);
+    return 0;
+}
+
+static int open_model(struct model **out, struct dev *dev, const struct model_open_args *a, enum head head, uint64_t head_seed) {
+    int rc = 0;
+    struct weights_dir w = {0};
+    struct source *src = NULL;
+    CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
+    CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
+    CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));
+    struct model *m = xcalloc(1, sizeof *m);
+    m->dev = dev;
+    m->act = a->act;
+    m->flags = a->flags;
+    TRYG(model_config_load(&m->cfg, a->dir), out);
+    if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
+    if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
+    if (m->cfg.saved_nf4 && a->quant != QUANT_NF4)
+        FAILG(out, ERR_UNSUPPORTED,
+              "%s holds 4-bit weights (bitsandbytes' NF4): unsupported but as the frozen base of an adapter; "
+              "set quantization=nf4 and a lora_rank, or give the unquantized model",
+              a->dir);
+    json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
+    TRYG(weights_open(&w, a->dir), out);
+    model__params_build(m);
+    TRYG(check_base(m, a), out);
+    m->base = a->base;
+    model__quant_create(m, a->quant);
+    src = xcalloc((size_t)m->n_params, sizeof *src);
+    for (int64_t i = 0; i < m->n_params; i++) {
+        if (may_be_new(head, &m->params[i]) && !in_files(&w, m->params[i].name)) {
+            if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
+            src[i].seed = head_seed;
+            continue;
+        }
+        if (m->cfg.saved_nf4 && m->groups[m->params[i].group].linear && m->params[i].nd == 2) {
+            TRYG(find_codes(&src[i], &w, &m->params[i], a->dir), out);
+            continue;
+        }
+        TRYG(find_param(&src[i], &w, &m->params[i], a->dir), out);
+        m->params[i].src_dt = src[i].t->dt;
+    }
+    note_unused(m, &w, a->dir);
+    TRYG(alloc_model(m, a), out); /* after the cheap checks: a wrong directory fails at once */
+    TRYG(load_weights(m, src), out);
+    *out = m;
+    m = NULL;
+out:
+    model_close(m);
+    weights_close(&w);
+    free(src);
+    return rc;
+}
+
+int model_open(struct model **out, struct dev *dev, const struct model_open_args *a) {
+    return open_model(out, dev, a, HEAD_TOKENS, 0);
+}
+
+int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed) {
+    return open_model(out, dev, a, HEAD_VALUE, head_seed);
+}
+
+int model_open_reward(struct model **out, struct dev *dev, const struct model_open_args *a) {
+    return open_model(out, dev, a, HEAD_REWARD, 0);
+}
+
+void model_close(struct model *m) {
+    if (!m) return;
+    dev_free(m->dev, m->rope.data, (size_t)tensor_count(m->rope) * sizeof(float));
+    model__release(m, MODEL_HOST_MASTER, m->master, (size_t)m->n_train * sizeof(float));
+    model__lora_free(m);
+    model__stream_free(m);
+    model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
+    model__params_free(m);
+    model_config_free(&m->cfg);
+    free(m);
+}
+
+int model_refresh(struct model *m) { return model_refresh_from(m, m->master); }
+
+int model_refresh_from(struct model *m, float *flat) {
+    CHECK(flat != NULL && !m->stream);
+    if (m->lora) return model__lora_refresh(m, flat);
+    if (m->flat.data) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
+    for (int64_t i = 0; i < m->n_groups; i++) {
+        struct model_group *g = &m->groups[i];
+        const struct tensor src = model__flat(flat, g);
+        if (g->k) TRY(dev_weight_pack(m->dev, g->mat, src));
+        else TRY(dev_cast(m->dev, g->vec, src));
+    }
+    return 0;
+}
+
+int model__set_trained(struct model *m, const float *flat) {
+    TRY(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat));
+    TRY(dev_sync(m->dev));
+    return model_refresh(m);
+}
+
+int model_copy_weights(struct model *dst, const struct model *src) {
+    CHECK(!dst->lora && !src->lora && !dst->stream && !src->stream); /* the reference of an adapter is the same model without it */
+    if (dst->n_elems != src->n_elems || dst->weights_bytes != src->weights_bytes || dst->act != src->act)
+        FAIL(ERR_INVAL, "cannot copy weights between models of different shape or dtype");
+    TRY(dev_copy(dst->dev, dst->weights, src->weights, src->weights_bytes));
+    if (dst->master && !src->master) FAIL(ERR_INVAL, "cannot copy an fp32 master from an inference-only model");
+    if (dst->master) TRY(dev_copy(dst->dev, dst->master, src->master, (size_t)src->n_elems * sizeof(float)));
+    return 0;
+}

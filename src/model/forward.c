@@ -1,0 +1,370 @@
+/* forward.c - the decoder's forward pass, and log-probs from its last state.
+ *
+ * One straight function over layers; what differs between generation and
+ * training is only where keys and values live and which buffers are shared.
+ * The buffers' shapes are in model_int.h.
+ * Invariant: a row's numbers depend on its own sequence alone; the recompute of
+ * backward goes through the same lines and gives the same bits. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdlib.h>
+
+/* Rows of one call of the head: many, since a GPU's products want that; backends cut them further. */
+enum { HEAD_ROWS = 8192 };
+
+/* ---- buffers ---- */
+
+static struct tensor take2(struct arena *m, enum dtype dt, int64_t r, int64_t c) {
+    return tensor_2d(arena_take(m, (size_t)(r * c) * dtype_size(dt)), dt, r, c);
+}
+static struct tensor take1(struct arena *m, enum dtype dt, int64_t n) {
+    return tensor_1d(arena_take(m, (size_t)n * dtype_size(dt)), dt, n);
+}
+static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_config *c, int64_t rows) {
+    struct tensor t = {NULL, dt, 4, {1, c->n_kv_heads, rows, c->head_dim}};
+    t.data = arena_take(m, (size_t)tensor_count(t) * dtype_size(dt));
+    return t;
+}
+
+/* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). */
+static void attention_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                             bool train) {
+    const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    s->xn1 = take2(m, act, rows, h);
+    s->qkv = take2(m, act, rows, q + 2 * kv);
+    s->q = take2(m, act, rows, q);
+    s->kv.k = take_kv(m, act, c, rows);
+    s->kv.v = take_kv(m, act, c, rows);
+    s->att = take2(m, act, rows, q);
+    if (!train) return;
+    s->x_mid = take2(m, DT_F32, rows, h);
+    s->rstd1 = take1(m, DT_F32, rows);
+    s->lse = take2(m, DT_F32, rows, c->n_q_heads);
+}
+static void mlp_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                       bool train) {
+    s->xn2 = take2(m, act, rows, c->hidden);
+    s->gate_up = take2(m, act, rows, 2 * c->ffn);
+    s->mlp = take2(m, act, rows, c->ffn);
+    if (train) s->rstd2 = take1(m, DT_F32, rows);
+}
+
+static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act, bool train) {
+    const int64_t r = a->head_rows, h = c->hidden;
+    a->head.x = take2(m, DT_F32, r, h);
+    a->head.xn = take2(m, act, r, h);
+    a->head.row = take1(m, DT_I32, r);
+    a->head.target = take1(m, DT_I32, r);
+    a->head.inv_temp = take1(m, DT_F32, r);
+    a->head.logp = take1(m, DT_F32, a->max_rows);
+    a->head.entropy = take1(m, DT_F32, a->max_rows);
+    a->head.lse = take1(m, DT_F32, a->max_rows);
+    a->head.sum_pi_sq = take1(m, DT_F32, a->max_rows);
+    if (!train) return;
+    a->head.rstd = take1(m, DT_F32, r);
+    a->head.dlogp = take1(m, DT_F32, r);
+    a->head.dentropy = take1(m, DT_F32, r);
+    a->head.dvalue = take2(m, act, r, 1);
+    a->head.dxn = take2(m, act, r, h);
+    a->head.dx = take2(m, DT_F32, r, h);
+}
+
+static void backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    const int64_t rows = a->max_rows, h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    a->dx = take2(m, DT_F32, rows, h);
+    a->dx_act = act == DT_F32 ? a->dx : take2(m, act, rows, h);
+    a->dxn = take2(m, act, rows, h);
+    a->dmlp = take2(m, act, rows, c->ffn);
+    a->dgate_up = take2(m, act, rows, 2 * c->ffn);
+    a->datt = take2(m, act, rows, q);
+    a->dq = take2(m, act, rows, q);
+    a->dk = take_kv(m, DT_F32, c, rows);
+    a->dv = take_kv(m, DT_F32, c, rows);
+    a->dqkv = take2(m, act, rows, q + 2 * kv);
+}
+
+/* Measures, then binds: see arena.h.  Needs x and stages allocated. */
+static void acts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    const bool train = a->keep.train;
+    struct model_stage shared = {0};
+    for (int64_t l = 0; l <= c->n_layers; l++) a->x[l] = l == 0 || train ? take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
+    attention_layout(&shared, m, c, act, a->max_rows, train);
+    mlp_layout(&shared, m, c, act, a->max_rows, train);
+    if (!train) shared.x_mid = a->x[0];
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        a->stages[l] = shared;
+        if (l < a->keep.all + a->keep.attention) attention_layout(&a->stages[l], m, c, act, a->max_rows, train);
+        if (l < a->keep.all) mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
+    }
+    head_layout(a, m, c, act, train);
+    if (train) backward_layout(a, m, c, act);
+}
+
+static struct model_keep bounded(struct model_keep k, int64_t layers) {
+    if (k.all > layers) k.all = layers;
+    if (k.attention > layers - k.all) k.attention = layers - k.all;
+    return k;
+}
+
+static struct model_acts *acts_new(const struct model_config *c, int64_t max_rows, struct model_keep keep) {
+    struct model_acts *a = xcalloc(1, sizeof *a);
+    CHECK(max_rows > 0);
+    a->keep = bounded(keep, c->n_layers - 1); /* the last layer has the shared buffers to itself */
+    a->max_rows = max_rows;
+    a->n_layers = c->n_layers;
+    a->head_rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
+    a->x = xcalloc((size_t)c->n_layers + 1, sizeof *a->x);
+    a->stages = xcalloc((size_t)c->n_layers, sizeof *a->stages);
+    return a;
+}
+
+size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep) {
+    struct model_acts *a = acts_new(c, max_rows, keep);
+    struct arena m = {0};
+    acts_layout(a, &m, c, act);
+    model_acts_destroy(a);
+    return m.used;
+}
+
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra) {
+    const size_t limit = model_acts_bytes(c, act, max_rows, MODEL_KEEP_LAYER) + extra;
+    const int64_t layers = c->n_layers - 1;
+    struct model_keep k = MODEL_KEEP_LAYER, more = k;
+    while (more.attention++ < layers) {
+        if (model_acts_bytes(c, act, max_rows, more) > limit) break;
+        k = more;
+    }
+    for (more = k; more.attention-- > 0;) {
+        more.all++;
+        if (model_acts_bytes(c, act, max_rows, more) > limit) break;
+        k = more;
+    }
+    return k;
+}
+
+int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep, void *block) {
+    struct model_acts *a = acts_new(&m->cfg, max_rows, keep);
+    a->dev = m->dev;
+    a->bytes = model_acts_bytes(&m->cfg, m->act, max_rows, keep);
+    if (!block) {
+        const int rc = dev_alloc(m->dev, a->bytes, &a->owned);
+        if (rc < 0) {
+            model_acts_destroy(a);
+            TRY(rc);
+        }
+        block = a->owned;
+    }
+    struct arena ar = {.base = block, .cap = a->bytes};
+    acts_layout(a, &ar, &m->cfg, m->act);
+    *out = a;
+    return 0;
+}
+
+void model_acts_destroy(struct model_acts *a) {
+    if (!a) return;
+    if (a->owned) dev_free(a->dev, a->owned, a->bytes);
+    free(a->x);
+    free(a->stages);
+    free(a);
+}
+
+/* ---- the decoder ---- */
+
+void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
+                      struct qkv_args *qkv, struct attn_args *attn) {
+    const struct model_config *c = &m->cfg;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    *qkv = (struct qkv_args){
+        .n_q_heads = c->n_q_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .qkv = model__top(s->qkv, n),
+        .q_norm = model__vec(y->q_norm),
+        .k_norm = model__vec(y->k_norm),
+        .eps = c->rms_eps,
+        .rope = m->rope,
+        .pos = b->pos,
+        .slots = b->slots,
+        .q = model__top(s->q, n),
+        .kv = b->kv ? b->kv->layers[l] : s->kv,
+    };
+    *attn = (struct attn_args){
+        .n_q_heads = c->n_q_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .scale = (float)(1.0 / __builtin_sqrt((double)c->head_dim)),
+        .window = l >= c->window_from ? c->window : 0,
+        .seqs = b->seqs,
+        .q = qkv->q,
+        .kv = qkv->kv,
+        .out = model__top(s->att, n),
+        .lse = model__top(s->lse, n),
+    };
+}
+
+int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n), xn1 = model__top(s->xn1, n);
+    struct qkv_args qkv;
+    struct attn_args attn;
+    model__attn_args(m, b, a, l, &qkv, &attn);
+    TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
+    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), .base = b->no_adapter}));
+    if (b->own_keys && !a->keep.train) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
+    else {
+        TRY(dev_qkv_fwd(d, &qkv));
+        TRY(dev_attn_fwd(d, &attn));
+    }
+    return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x});
+}
+
+int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
+    const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, model__vec(y->gate_up_bias),
+                                        .base = b->no_adapter};
+    TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
+    if (!a->keep.train) return model__linear_swiglu(m, &gate_up, mlp);
+    TRY(model__linear(m, &gate_up)); /* backward reads it */
+    return dev_swiglu_fwd(d, mlp, gate_up.y);
+}
+
+int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a) {
+    struct dev *d = m->dev;
+    const int64_t n = b->n_rows;
+    if (n < 0 || n > a->max_rows)
+        FAIL(ERR_INVAL, "model_forward: %lld rows, planned for %lld", (long long)n, (long long)a->max_rows);
+    CHECK(a->n_layers == m->cfg.n_layers);
+    a->n_rows = n;
+    a->n_head = 0;
+    TRY(model__stream_start(m));
+    TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) {
+        const struct model_layer *y = &m->layers[l];
+        const struct model_stage *s = &a->stages[l];
+        const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
+        TRY(model__stream_layer(m, l));
+        TRY(model__attention_stage(m, b, a, l));
+        TRY(model__mlp_stage(m, b, a, l));
+        TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
+                                                   b->no_adapter, x_mid}));
+        TRY(model__stream_done(m, l));
+    }
+    return 0;
+}
+
+/* ---- the head ---- */
+
+int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
+    const struct tensor x = model__top(a->head.x, idx.dim[0]);
+    TRY(dev_gather_rows(m->dev, x, model__top(a->x[a->n_layers], a->n_rows), idx));
+    return dev_rmsnorm_fwd(m->dev, out, rstd, x, m->final_norm, m->cfg.rms_eps);
+}
+
+int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {
+    for (int64_t lo = 0; lo < idx.dim[0]; lo += a->head_rows) {
+        const int64_t n = idx.dim[0] - lo < a->head_rows ? idx.dim[0] - lo : a->head_rows;
+        TRY(model__final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
+    }
+    return 0;
+}
+
+static int check_rows(const struct model *m, const struct model_acts *a, const struct model_logp_args *l) {
+    if (l->n < 0 || l->n > a->max_rows)
+        FAIL(ERR_INVAL, "log-probs of %lld rows, planned for %lld", (long long)l->n, (long long)a->max_rows);
+    for (int64_t i = 0; i < l->n; i++) {
+        if (l->row[i] < 0 || l->row[i] >= a->n_rows)
+            FAIL(ERR_INVAL, "log-prob %lld: row %d of a batch of %lld", (long long)i, l->row[i], (long long)a->n_rows);
+        if (l->target[i] < 0 || l->target[i] >= m->cfg.vocab)
+            FAIL(ERR_INVAL, "log-prob %lld: token id %d is outside the vocabulary of %lld", (long long)i, l->target[i],
+                 (long long)m->cfg.vocab);
+    }
+    for (int64_t i = 0; l->list && l->list->id && i < l->n * l->list->k; i++)
+        if (l->list->id[i] < 0 || l->list->id[i] >= m->cfg.vocab)
+            FAIL(ERR_INVAL, "log-prob %lld: listed token id %d is outside the vocabulary of %lld", (long long)(i / l->list->k),
+                 l->list->id[i], (long long)m->cfg.vocab);
+    return 0;
+}
+
+int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n) {
+    const size_t bytes = (size_t)n * sizeof(int32_t);
+    TRY(dev_copy_in(m->dev, a->head.row.data, l->row + lo, bytes));
+    TRY(dev_copy_in(m->dev, a->head.target.data, l->target + lo, bytes));
+    TRY(dev_copy_in(m->dev, a->head.inv_temp.data, l->inv_temp + lo, bytes));
+    return model__final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
+}
+
+struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy) {
+    return (struct lmhead_args){
+        .x = model__top(a->head.xn, n),
+        .w = m->head,
+        .inv_temp = model__top(a->head.inv_temp, n),
+        .target = model__top(a->head.target, n),
+        .logp = tensor_rows(a->head.logp, lo, n),
+        .entropy = entropy ? tensor_rows(a->head.entropy, lo, n) : TENSOR_NONE,
+        .lse = tensor_rows(a->head.lse, lo, n),
+    };
+}
+
+void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a) {
+    const int64_t rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
+    *l = (struct model_list){.k = k};
+    l->d_id = take2(a, DT_I32, rows, k);
+    l->d_logp = take2(a, DT_F32, rows, k);
+    l->d_top_id = take2(a, DT_I32, rows, k);
+    l->d_top_logp = take2(a, DT_F32, rows, k);
+}
+
+int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h) {
+    if (list->id) {
+        h->list_id = model__top(list->d_id, n);
+        h->list_logp = model__top(list->d_logp, n);
+        TRY(dev_copy_in(m->dev, h->list_id.data, list->id + lo * list->k, (size_t)(n * list->k) * sizeof(int32_t)));
+    }
+    if (list->top_id) {
+        h->top_id = model__top(list->d_top_id, n);
+        h->top_logp = model__top(list->d_top_logp, n);
+    }
+    return 0;
+}
+
+/* Rows [lo, lo + n) of the lists' results to the host. */
+static int list_output(struct model *m, const struct model_list *list, int64_t lo, int64_t n, const struct lmhead_args *h) {
+    const size_t bytes = (size_t)(n * list->k) * 4;
+    if (list->id) TRY(dev_copy_out(m->dev, list->logp + lo * list->k, h->list_logp.data, bytes));
+    if (!list->top_id) return 0;
+    TRY(dev_copy_out(m->dev, list->top_id + lo * list->k, h->top_id.data, bytes));
+    return list->top_logp ? dev_copy_out(m->dev, list->top_logp + lo * list->k, h->top_logp.data, bytes) : 0;
+}
+
+int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l) {
+    CHECK(!m->cfg.value);
+    TRY(check_rows(m, a, l));
+    for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
+        const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
+        TRY(model__head_input(m, a, l, lo, n));
+        struct lmhead_args h = model__head_args(m, a, lo, n, l->entropy != NULL);
+        if (l->sum_pi_sq) h.sum_pi_sq = tensor_rows(a->head.sum_pi_sq, lo, n);
+        if (l->list) TRY(model__list_input(m, l->list, lo, n, &h));
+        TRY(dev_lmhead_fwd(m->dev, &h));
+        if (l->list) TRY(list_output(m, l->list, lo, n, &h));
+    }
+    const size_t bytes = (size_t)l->n * sizeof(float);
+    TRY(dev_copy_out(m->dev, l->logp, a->head.logp.data, bytes));
+    if (l->entropy) TRY(dev_copy_out(m->dev, l->entropy, a->head.entropy.data, bytes));
+    if (l->sum_pi_sq) TRY(dev_copy_out(m->dev, l->sum_pi_sq, a->head.sum_pi_sq.data, bytes));
+    a->n_head = l->n;
+    a->head_entropy = l->entropy != NULL;
+    return 0;
+}

@@ -1,0 +1,116 @@
+/* linear.c - a linear layer and its way back, with or without adapters: the
+ * one place where the decoder multiplies by its matrices, quantised ones included.
+ *
+ * With adapters, rows go in blocks of LORA_ROWS, so that the f32 sum that is not
+ * rounded yet needs little memory.
+ * Invariant: a row's result does not depend on the other rows or on the blocks;
+ * without an adapter it has the bits of the plain matrix product. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+static struct tensor scratch(void *p, enum dtype dt, int64_t rows, int64_t cols) { return tensor_2d(p, dt, rows, cols); }
+
+/* The f32 form of `t`, itself where it is f32. */
+static struct tensor wide_of(const struct model_lora *l, struct tensor t) {
+    return t.dt == DT_F32 ? t : scratch(l->wide, DT_F32, t.dim[0], t.dim[1]);
+}
+
+static int linear_block(struct model *m, const struct linear_args *a, struct weight w, int64_t lo, int64_t n) {
+    const struct lora_group *g = a->group->lora;
+    const struct tensor x = tensor_rows(a->x, lo, n), y = tensor_rows(a->y, lo, n), wide = wide_of(m->lora, y);
+    const struct tensor z = scratch(m->lora->z, m->act, n, g->width);
+    TRY(dev_matmul_fwd(m->dev, wide, x, w, a->bias, a->add));
+    TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
+    TRY(dev_matmul_fwd(m->dev, wide, z, g->b, TENSOR_NONE, true));
+    return wide.data == y.data ? 0 : dev_cast(m->dev, y, wide);
+}
+
+int model__linear(struct model *m, const struct linear_args *a) {
+    struct weight w;
+    TRY(model__weight(m, a->group, &w));
+    if (a->base || !a->group->lora)
+        return a->add ? dev_matmul_add(m->dev, a->y, a->from, a->x, w, a->bias)
+                      : dev_matmul_fwd(m->dev, a->y, a->x, w, a->bias, false);
+    if (a->add && a->from.data != a->y.data)
+        TRY(dev_copy(m->dev, a->y.data, a->from.data, (size_t)tensor_count(a->y) * sizeof(float)));
+    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
+        TRY(linear_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
+    return 0;
+}
+
+int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out) {
+    struct weight w;
+    if (!a->base && a->group->lora) {
+        TRY(model__linear(m, a));
+        return dev_swiglu_fwd(m->dev, out, a->y);
+    }
+    TRY(model__weight(m, a->group, &w));
+    return dev_matmul_swiglu(m->dev, out, a->y, a->x, w, a->bias);
+}
+
+/* dx, and the sums of the adapters' gradients in mat_a and mat_b:
+ * dz = dy (scale B), dx = dy W + dz A, dA = dz^T x, dB = scale dy^T (A x). */
+static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, struct weight w, int64_t lo, int64_t n) {
+    const struct lora_group *g = a->group->lora;
+    const struct model_lora *l = m->lora;
+    const struct tensor x = tensor_rows(a->x, lo, n), dy = tensor_rows(a->dy, lo, n), dx = tensor_rows(a->dx, lo, n);
+    const struct tensor wide = wide_of(l, dx), z = scratch(l->z, m->act, n, g->width), dz = scratch(l->dz, m->act, n, g->width);
+    TRY(dev_matmul_dx(m->dev, wide, dy, w, false));
+    TRY(dev_matmul_dx(m->dev, dz, dy, g->b, false));
+    TRY(dev_matmul_dx(m->dev, wide, dz, g->a, true));
+    if (wide.data != dx.data) TRY(dev_cast(m->dev, dx, wide));
+    TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
+    TRY(dev_matmul_dw(m->dev, scratch(l->mat_a, DT_F32, g->width, g->k), TENSOR_NONE, dz, x, lo > 0));
+    return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, lo > 0);
+}
+
+/* Each part's own rectangle of the sums; outside of those of mat_b are products of different modules. */
+static int add_adapter_grads(struct model *m, const struct lora_group *g, float *grads) {
+    const struct model_lora *l = m->lora;
+    const int64_t r = l->cfg.rank;
+    for (int64_t i = 0; i < g->n_parts; i++) {
+        const struct lora_part *p = &g->part[i];
+        const struct add_block_args da = {.dst = tensor_2d(grads + p->a, DT_F32, r, g->k),
+                                          .src = scratch(l->mat_a, DT_F32, g->width, g->k),
+                                          .src_row = i * r,
+                                          .rows = r,
+                                          .cols = g->k,
+                                          .scale = 1};
+        const struct add_block_args db = {.dst = tensor_2d(grads + p->b, DT_F32, p->n, r),
+                                          .src = scratch(l->mat_b, DT_F32, g->n, g->width),
+                                          .src_row = p->row,
+                                          .src_col = i * r,
+                                          .rows = p->n,
+                                          .cols = r,
+                                          .scale = l->scale};
+        TRY(dev_add_block(m->dev, &da));
+        TRY(dev_add_block(m->dev, &db));
+    }
+    return 0;
+}
+
+int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
+    const struct lora_group *g = a->group->lora;
+    struct weight w;
+    float *const flat = a->grads->flat;
+    if (!m->lora) TRY(dev_matmul_dw(m->dev, model__flat(flat, a->group), model__flat(flat, a->bias), a->dy, a->x, a->grads->add));
+    TRY(model__weight(m, a->group, &w));
+    if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);
+    if (a->x.dim[0] == 0) return 0;
+    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
+        TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
+    return add_adapter_grads(m, g, flat);
+}
+
+struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g) {
+    if (!g || !m->lora) return model__flat(grads, g);
+    return tensor_1d(m->lora->vec, DT_F32, g->n);
+}
+
+struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {
+    const struct model_lora *l = m->lora;
+    if (!g || !l) return model__flat(flat, g);
+    const struct model_param *p = &l->params[l->n_sides + (g == m->g_head_bias)];
+    return g->k ? tensor_2d(flat + p->offset, DT_F32, g->n, g->k) : tensor_1d(flat + p->offset, DT_F32, g->n);
+}

@@ -1,0 +1,268 @@
+/* lora.c - adapters on a frozen model: which tensors there are, their
+ * memory, the start of training, and the way from the f32 master to the compute
+ * copies.  The products are in model/linear.c, the files in lora_files.c.
+ *
+ * The modules of a fused matrix (q, k, v; gate, up) have their A stacked and their
+ * B on the diagonal of one matrix, so that a group costs two small products.
+ * Invariant: outside its own rectangles a compute copy is zero, so a module's
+ * adapter touches its own columns of the output alone. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WIDTH_ALIGN = 16 };
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- which tensors ---- */
+
+static void add_param(struct model_lora *l, const char *module, const char *side, int64_t rows, int64_t cols, int64_t group) {
+    struct model_param *p = &l->params[l->n_params++];
+    *p = (struct model_param){.rows = rows, .cols = cols, .nd = 2, .offset = l->n_elems, .group = group, .src_dt = DT_F32};
+    const int n = snprintf(p->name, sizeof p->name, "%s.%s.weight", module, side);
+    CHECK(n > 0 && (size_t)n < sizeof p->name);
+    l->n_elems += rows * cols;
+}
+
+static void add_head(struct model_lora *l, const struct model *m, const struct model_group *g) {
+    struct model_param *p = &l->params[l->n_params++];
+    *p = m->params[g->first_param];
+    p->offset = l->n_elems;
+    l->n_elems += p->rows * p->cols;
+}
+
+/* The adapters of one group, if any of its modules has one. */
+static void build_group(struct model_lora *l, struct model *m, struct model_group *mg, struct lora_match *match) {
+    struct lora_group g = {.n = mg->n, .k = mg->k};
+    int64_t row = 0;
+    CHECK(mg->n_params <= LORA_MAX_PARTS);
+    for (int64_t i = mg->first_param; i < mg->first_param + mg->n_params; i++) {
+        const struct model_param *p = &m->params[i];
+        char module[sizeof p->name];
+        snprintf(module, sizeof module, "%s", p->name);
+        *strrchr(module, '.') = '\0'; /* .weight */
+        if (model__lora_match(match, module)) {
+            struct lora_part *t = &g.part[g.n_parts++];
+            *t = (struct lora_part){.row = row, .n = p->rows, .a = l->n_elems, .b = l->n_elems + l->cfg.rank * p->cols};
+            add_param(l, module, "lora_A", l->cfg.rank, p->cols, mg - m->groups);
+            add_param(l, module, "lora_B", p->rows, l->cfg.rank, mg - m->groups);
+        }
+        row += p->rows;
+    }
+    if (g.n_parts == 0) return;
+    g.width = (g.n_parts * l->cfg.rank + WIDTH_ALIGN - 1) / WIDTH_ALIGN * WIDTH_ALIGN;
+    l->groups[l->n_groups] = g;
+    mg->lora = &l->groups[l->n_groups++];
+}
+
+int model__lora_build(struct model_lora *l, struct model *m) {
+    int rc = 0;
+    struct lora_match *match = NULL;
+    const size_t n = (size_t)m->cfg.n_layers * MODEL_LINEARS;
+    if (l->cfg.rank < 1 || l->cfg.rank > m->cfg.hidden)
+        FAIL(ERR_INVAL, "lora_rank=%lld: expected 1 to %lld, the model's width", (long long)l->cfg.rank, (long long)m->cfg.hidden);
+    if (!isfinite(l->cfg.alpha)) FAIL(ERR_INVAL, "lora_alpha is not finite");
+    l->scale = (float)(l->cfg.alpha / (l->cfg.rslora ? sqrt((double)l->cfg.rank) : (double)l->cfg.rank));
+    TRY(model__lora_match_create(&match, &l->cfg));
+    l->groups = xcalloc(n, sizeof *l->groups);
+    l->params = xcalloc(n * LORA_MAX_PARTS * 2 + 2, sizeof *l->params);
+    for (int64_t i = 0; i < m->cfg.n_layers; i++) {
+        struct model_group *g[MODEL_LINEARS];
+        model__linears(m, i, g);
+        for (int k = 0; k < MODEL_LINEARS; k++) build_group(l, m, g[k], match);
+    }
+    l->n_sides = l->n_params;
+    if (m->cfg.value) {
+        model__lora_match_head(match);
+        add_head(l, m, m->g_head);
+        if (m->g_head_bias) add_head(l, m, m->g_head_bias);
+    }
+    rc = model__lora_match_check(match, m);
+    model__lora_match_free(match);
+    return rc;
+}
+
+/* ---- memory ---- */
+
+void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) {
+    const size_t act = dtype_size(m->act);
+    int64_t width = 0, side = 0, mat_a = 0, mat_b = 0;
+    for (int64_t i = 0; i < l->n_groups; i++) {
+        struct lora_group *g = &l->groups[i];
+        g->a = (struct weight){arena_take(a, dev_weight_bytes(m->dev, m->act, g->width, g->k)), m->act, g->width, g->k};
+        g->b = (struct weight){arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->width)), m->act, g->n, g->width};
+        width = max64(width, g->width);
+        side = max64(side, max64(g->n, g->k));
+        mat_a = max64(mat_a, g->width * g->k);
+        mat_b = max64(mat_b, g->n * g->width);
+    }
+    l->z = arena_take(a, (size_t)max64(LORA_ROWS * width, m->cfg.value ? m->cfg.hidden : 0) * act); /* lora_head_start too */
+    l->dz = arena_take(a, (size_t)(LORA_ROWS * width) * act);
+    if (m->act != DT_F32) l->wide = arena_take(a, (size_t)(LORA_ROWS * side) * sizeof(float));
+    l->mat_a = arena_take(a, (size_t)mat_a * sizeof(float));
+    l->mat_b = arena_take(a, (size_t)mat_b * sizeof(float));
+    l->vec = arena_take(a, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float));
+}
+
+static void lora_free_host(struct model_lora *l) {
+    free(l->groups);
+    free(l->params);
+    lora_config_free(&l->cfg);
+}
+
+static struct lora_config config_copy(const struct lora_config *l) {
+    struct lora_config c = *l;
+    json_incref(c.targets);
+    json_incref(c.exclude);
+    if (c.base) c.base = xstrdup(c.base);
+    return c;
+}
+
+static void use_params(struct model *m, const struct model_lora *l) {
+    m->train_params = l->params;
+    m->n_train_params = l->n_params;
+    m->n_train = l->n_elems;
+}
+
+int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
+                    const struct lora_config *lc, const struct optim_config *o) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act};
+    struct model_lora l = {.cfg = config_copy(lc)};
+    struct arena a = {0};
+    model__params_build(&m);
+    const int rc = model__lora_build(&l, &m);
+    if (rc == 0) {
+        model__lora_layout(&l, &m, &a);
+        use_params(&m, &l);
+        *p = (struct lora_plan){.weights = a.used, .master = (size_t)l.n_elems * sizeof(float), .n_train = l.n_elems};
+        p->moments = optim__bytes(&m, o, &p->host);
+    }
+    lora_free_host(&l);
+    model__params_free(&m);
+    return rc;
+}
+
+void model__lora_free(struct model *m) {
+    struct model_lora *l = m->lora;
+    if (!l) return;
+    dev_free(m->dev, l->block, l->block_bytes);
+    for (int64_t i = 0; i < m->n_groups; i++) m->groups[i].lora = NULL;
+    lora_free_host(l);
+    free(l);
+    m->lora = NULL;
+}
+
+/* An adapter with its memory, master not filled yet. */
+static int attach(struct model *m, const struct lora_config *c) {
+    void *master = NULL;
+    struct arena a = {0};
+    CHECK(m->master == NULL && m->lora == NULL); /* an inference-only model: its weights are frozen */
+    struct model_lora *l = m->lora = xcalloc(1, sizeof *l);
+    l->cfg = config_copy(c);
+    TRY(model__lora_build(l, m));
+    model__lora_layout(l, m, &a);
+    l->block_bytes = a.used;
+    TRY(dev_alloc(m->dev, l->block_bytes, &l->block));
+    a = (struct arena){.base = l->block, .cap = l->block_bytes};
+    model__lora_layout(l, m, &a);
+    TRY(dev_zero(m->dev, l->vec, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float)));
+    TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)l->n_elems * sizeof(float), &master));
+    m->master = master;
+    use_params(m, l);
+    return 0;
+}
+
+int model__lora_attach(struct model *m, const struct lora_config *c) { /* model_close frees what is there after an error */
+    const int rc = attach(m, c);
+    if (rc < 0 && !m->master) model__lora_free(m);
+    return rc;
+}
+
+void model_lora_set_base(struct model *m, const char *base) {
+    free(m->lora->cfg.base);
+    m->lora->cfg.base = xstrdup(base);
+}
+
+/* ---- the start of training ---- */
+
+/* Uniform in (-1, 1), a pure function of its address. */
+static float uniform(uint64_t seed, uint32_t tensor, int64_t i) {
+    const uint32_t ctr[4] = {(uint32_t)(i / 4), (uint32_t)(i / 4 >> 32), tensor, RNG_INIT};
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    uint32_t u[4];
+    philox4x32(u, ctr, key);
+    return ((float)(u[i % 4] >> 8) + 0.5f) * 0x1p-23f - 1.0f;
+}
+
+int model__lora_head_start(struct model *m, float *flat) {
+    for (int64_t i = m->lora->n_sides; i < m->lora->n_params; i++) {
+        const struct model_param *p = &m->lora->params[i];
+        const struct model_group *g = &m->groups[p->group];
+        const int64_t n = p->rows * p->cols;
+        const struct tensor as = tensor_2d(m->lora->z, m->act, p->rows, p->cols); /* as long as a head */
+        if (g->k) TRY(dev_weight_unpack(m->dev, as, g->mat));
+        else TRY(dev_copy(m->dev, as.data, g->vec.data, (size_t)n * dtype_size(m->act)));
+        void *host = xmalloc((size_t)n * dtype_size(m->act));
+        const int rc = dev_copy_out(m->dev, host, as.data, (size_t)n * dtype_size(m->act));
+        if (rc == 0) model__convert(flat + p->offset, DT_F32, host, m->act, n);
+        free(host);
+        TRY(rc);
+    }
+    return 0;
+}
+
+int model_lora_create(struct model *m, const struct lora_config *c, uint64_t seed) {
+    int rc = 0;
+    TRY(model__lora_attach(m, c));
+    float *flat = xcalloc((size_t)m->n_train, sizeof *flat);
+    TRYG(model__lora_head_start(m, flat), out);
+    for (int64_t i = 0; i < m->lora->n_sides; i += 2) { /* A, B, A, B, ... */
+        const struct model_param *p = &m->train_params[i];
+        const float bound = (float)(1 / sqrt((double)p->cols)); /* Kaiming with a = sqrt(5) */
+        for (int64_t k = 0; k < p->rows * p->cols; k++) flat[p->offset + k] = bound * uniform(seed, (uint32_t)i, k);
+    }
+    TRYG(model__set_trained(m, flat), out);
+out:
+    free(flat);
+    return rc;
+}
+
+/* ---- master -> compute copies ---- */
+
+static int refresh_group(struct model *m, const struct lora_group *g, float *flat) {
+    const struct model_lora *l = m->lora;
+    const int64_t r = l->cfg.rank;
+    const struct tensor a = tensor_2d(l->mat_a, DT_F32, g->width, g->k), b = tensor_2d(l->mat_b, DT_F32, g->n, g->width);
+    TRY(dev_zero(m->dev, a.data, (size_t)tensor_count(a) * sizeof(float)));
+    TRY(dev_zero(m->dev, b.data, (size_t)tensor_count(b) * sizeof(float)));
+    for (int64_t i = 0; i < g->n_parts; i++) {
+        const struct lora_part *p = &g->part[i];
+        const struct add_block_args put_a = {
+            .dst = a, .src = tensor_2d(flat + p->a, DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
+        const struct add_block_args put_b = {.dst = b,
+                                             .src = tensor_2d(flat + p->b, DT_F32, p->n, r),
+                                             .dst_row = p->row,
+                                             .dst_col = i * r,
+                                             .rows = p->n,
+                                             .cols = r,
+                                             .scale = l->scale};
+        TRY(dev_add_block(m->dev, &put_a));
+        TRY(dev_add_block(m->dev, &put_b));
+    }
+    TRY(dev_weight_pack(m->dev, g->a, a));
+    return dev_weight_pack(m->dev, g->b, b);
+}
+
+int model__lora_refresh(struct model *m, float *flat) {
+    for (int64_t i = 0; i < m->lora->n_groups; i++) TRY(refresh_group(m, &m->lora->groups[i], flat));
+    if (!m->cfg.value) return 0;
+    TRY(dev_weight_pack(m->dev, m->g_head->mat, model__head_flat(m, flat, m->g_head)));
+    return m->g_head_bias ? dev_cast(m->dev, m->g_head_bias->vec, model__head_flat(m, flat, m->g_head_bias)) : 0;
+}

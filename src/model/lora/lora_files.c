@@ -1,0 +1,232 @@
+/* lora_files.c - adapters as peft's directories, and their product for merging.
+ *
+ * adapter_model.safetensors holds base_model.model.MODULE.lora_A.weight (r, k) and
+ * lora_B.weight (n, r); written in f32, read in any float dtype.  A fingerprint of
+ * the base goes into its metadata, which peft does not read.
+ * Invariant: an adapter that is loaded has every tensor that its configuration asks
+ * for, of the right shape, finite, and no other. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFIX "base_model.model."
+#define FINGERPRINT "verlc_base"
+
+/* ---- which base ---- */
+
+/* A hash of the first rows of the embedding and the last norm, as bf16: frozen under an adapter, never
+ * quantised, and the same whatever the compute dtype. */
+static int fingerprint(const struct model *m, char hex[33]) {
+    enum { ROWS = 8 };
+    int rc = 0;
+    const int64_t n = m->cfg.vocab < ROWS ? m->cfg.vocab : ROWS, h = m->cfg.hidden;
+    const size_t ids_bytes = ROWS * sizeof(int32_t), row_bytes = (size_t)(n * h) * sizeof(float);
+    const int32_t first[ROWS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    void *ids = NULL, *rows = NULL;
+    float *host = xmalloc(row_bytes);
+    uint16_t *bits = xmalloc((size_t)((n + 1) * h) * sizeof *bits);
+    TRYG(dev_alloc(m->dev, ids_bytes, &ids), out);
+    TRYG(dev_alloc(m->dev, row_bytes, &rows), out);
+    TRYG(dev_copy_in(m->dev, ids, first, ids_bytes), out);
+    TRYG(dev_embed_fwd(m->dev, tensor_2d(rows, DT_F32, n, h), tensor_1d(ids, DT_I32, n), m->embed), out);
+    TRYG(dev_copy_out(m->dev, host, rows, row_bytes), out);
+    model__convert(bits, DT_BF16, host, DT_F32, n * h);
+    TRYG(dev_copy_out(m->dev, host, m->final_norm.data, (size_t)h * dtype_size(m->act)), out);
+    model__convert(bits + n * h, DT_BF16, host, m->act, h);
+    hash_hex(bits, (size_t)((n + 1) * h) * sizeof *bits, hex);
+out:
+    dev_free(m->dev, ids, ids_bytes);
+    dev_free(m->dev, rows, row_bytes);
+    free(host);
+    free(bits);
+    return rc;
+}
+
+/* ---- reading ---- */
+
+static int check_base(const struct model *m, const struct st_file *f, const char *dir) {
+    const char *want = st_metadata(f, FINGERPRINT);
+    char have[33];
+    if (!want) return 0; /* written by peft: the shapes alone can tell */
+    TRY(fingerprint(m, have));
+    if (strcmp(want, have) == 0) return 0;
+    FAIL(ERR_INPUT, "adapter %s was trained on another base model than this one; it names %s", dir,
+         m->lora->cfg.base ? m->lora->cfg.base : "none");
+}
+
+static int find_tensor(const struct st_tensor **out, const struct st_file *f, const struct model_param *p, const char *path) {
+    char name[160];
+    snprintf(name, sizeof name, PREFIX "%s", p->name);
+    const struct st_tensor *t = st_find(f, name);
+    if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", path, name);
+    if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
+        FAIL(ERR_FORMAT,
+             "%s: tensor %s has shape (%lld, %lld), this model and adapter_config.json ask for (%lld, %lld); is it "
+             "an adapter of another model?",
+             path, name, (long long)(t->nd > 0 ? t->dim[0] : 0), (long long)(t->nd > 1 ? t->dim[1] : 0), (long long)p->rows,
+             (long long)p->cols);
+    if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s", path, name, dtype_name(t->dt));
+    if (!model__all_finite(t->data, t->dt, p->rows * p->cols)) FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf", path, name);
+    *out = t;
+    return 0;
+}
+
+/* Every tensor of the file belongs to a parameter: one that is left out would change the model silently. */
+static int check_unused(const struct model *m, const struct st_file *f, const char *path) {
+    for (int64_t i = 0; i < st_count(f); i++) {
+        const char *name = st_at(f, i)->name;
+        bool used = false;
+        for (int64_t k = 0; k < m->n_train_params && !used; k++)
+            used = strncmp(name, PREFIX, strlen(PREFIX)) == 0 && strcmp(name + strlen(PREFIX), m->train_params[k].name) == 0;
+        if (!used) FAIL(ERR_UNSUPPORTED, "%s: unsupported tensor %s: target_modules does not name its module", path, name);
+    }
+    return 0;
+}
+
+static int fill_master(struct model *m, const struct st_file *f, const char *path) {
+    int rc = 0;
+    float *flat = xmalloc((size_t)m->n_train * sizeof *flat);
+    TRYG(model__lora_head_start(m, flat), out);
+    for (int64_t i = 0; i < m->n_train_params; i++) {
+        const struct model_param *p = &m->train_params[i];
+        const struct st_tensor *t = NULL;
+        if (i >= m->lora->n_sides && !m->lora->cfg.saves_head) break; /* an adapter without a head */
+        TRYG(find_tensor(&t, f, p, path), out);
+        model__convert(flat + p->offset, DT_F32, t->data, t->dt, p->rows * p->cols);
+    }
+    TRYG(check_unused(m, f, path), out);
+    TRYG(model__set_trained(m, flat), out);
+out:
+    free(flat);
+    return rc;
+}
+
+int model_lora_load(struct model *m, const char *dir) {
+    struct lora_config c;
+    struct st_file *f = NULL;
+    char *path = file_join(dir, "adapter_model.safetensors"), *pickle = file_join(dir, "adapter_model.bin");
+    int rc = 0;
+    TRYG(lora_config_load(&c, dir), free_paths);
+    if (!file_exists(path) && file_exists(pickle))
+        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled adapter; save it as safetensors first", pickle);
+    if (c.saves_head && !m->cfg.value)
+        FAILG(out, ERR_UNSUPPORTED, "adapter %s is a critic's, with a score head (modules_to_save): unsupported on a model without",
+              dir);
+    TRYG(st_open(&f, path), out);
+    rc = model__lora_attach(m, &c);
+    if (rc < 0) {
+        rc = err_wrap(rc, "adapter %s", dir);
+        goto out;
+    }
+    TRYG(fill_master(m, f, path), out);
+    TRYG(check_base(m, f, dir), out);
+out:
+    lora_config_free(&c);
+    st_close(f);
+free_paths:
+    free(path);
+    free(pickle);
+    return rc;
+}
+
+/* ---- writing ---- */
+
+struct slice { /* one st_write_tensor's arg */
+    const struct model *m;
+    const struct model_param *p;
+    char name[160];
+};
+
+static int read_slice(void *arg, size_t off, void *dst, size_t n) {
+    const struct slice *s = arg;
+    return dev_copy_out(s->m->dev, dst, (const char *)(s->m->master + s->p->offset) + off, n);
+}
+
+static int write_tensors(const struct model *m, const char *path) {
+    const size_t n = (size_t)m->n_train_params;
+    char hex[33];
+    TRY(fingerprint(m, hex));
+    struct slice *s = xcalloc(n, sizeof *s);
+    struct st_write_tensor *t = xcalloc(n, sizeof *t);
+    json_t *meta = json_pack("{s:s, s:s}", "format", "pt", FINGERPRINT, hex);
+    for (size_t i = 0; i < n; i++) {
+        const struct model_param *p = &m->train_params[i];
+        s[i] = (struct slice){.m = m, .p = p};
+        snprintf(s[i].name, sizeof s[i].name, PREFIX "%s", p->name);
+        t[i] = (struct st_write_tensor){
+            .name = s[i].name, .dt = DT_F32, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_slice, .arg = &s[i]};
+    }
+    const int rc = st_write(path, t, m->n_train_params, meta);
+    json_decref(meta);
+    free(t);
+    free(s);
+    return rc;
+}
+
+int model_lora_export(const struct model *m, const char *dir) {
+    CHECK(m->lora != NULL);
+    char *config = file_join(dir, "adapter_config.json"), *tensors = file_join(dir, "adapter_model.safetensors");
+    json_t *o = model__lora_json(m);
+    int rc = 0;
+    CHECK(o != NULL);
+    TRYG(file_mkdirs(dir), out);
+    TRYG(write_tensors(m, tensors), out);
+    TRYG(json_save_atomic(config, o), out);
+    TRYG(file_fsync_dir(dir), out);
+out:
+    json_decref(o);
+    free(config);
+    free(tensors);
+    return rc;
+}
+
+/* ---- merging ---- */
+
+/* The part that adapts parameter i of m, or NULL. */
+static const struct lora_part *part_of(const struct model *m, int64_t i) {
+    const struct model_param *p = &m->params[i];
+    const struct model_group *mg = &m->groups[p->group];
+    for (int64_t k = 0; mg->lora && k < mg->lora->n_parts; k++)
+        if ((p->offset - mg->offset) / mg->k == mg->lora->part[k].row) return &mg->lora->part[k];
+    return NULL;
+}
+
+int model__lora_host_open(struct lora_host *h, const struct model *m) {
+    *h = (struct lora_host){.m = m};
+    if (!m->lora) return 0;
+    h->flat = xmalloc((size_t)m->n_train * sizeof *h->flat);
+    return dev_copy_out(m->dev, h->flat, m->master, (size_t)m->n_train * sizeof *h->flat);
+}
+
+void model__lora_host_close(struct lora_host *h) { free(h->flat); }
+
+void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n) {
+    const struct model_lora *l = h->m->lora;
+    for (int64_t i = l ? l->n_sides : 0; l && i < l->n_params; i++)
+        if (strcmp(l->params[i].name, p->name) == 0) memcpy(w, h->flat + l->params[i].offset + at, (size_t)n * sizeof *w);
+    const struct lora_part *t = h->flat && p->nd == 2 ? part_of(h->m, p - h->m->params) : NULL;
+    if (!t) return;
+    const int64_t r = h->m->lora->cfg.rank, k = p->cols;
+    float *sum = xmalloc((size_t)k * sizeof *sum);
+    for (int64_t i = 0, len; i < n; i += len) { /* the rest of one row at a time */
+        const int64_t row = (at + i) / k, col = (at + i) % k;
+        len = n - i < k - col ? n - i : k - col;
+        memset(sum, 0, (size_t)len * sizeof *sum);
+        for (int64_t q = 0; q < r; q++) {
+            const float b = h->flat[t->b + row * r + q];
+            const float *a = h->flat + t->a + q * k + col;
+            for (int64_t j = 0; j < len; j++) sum[j] += b * a[j];
+        }
+        for (int64_t j = 0; j < len; j++) w[i + j] += h->m->lora->scale * sum[j];
+    }
+    free(sum);
+}

@@ -1,0 +1,301 @@
+/* optimizer.c - optimizers on the fp32 master, clipping by global norm, schedules.
+ *
+ * AdamW and SGD are here, muon.c and adamw_8bit.c have the others,
+ * optimizer_offload.c has AdamW on what is in host memory.
+ * One learning rate and one weight decay for all parameters, as verl's FSDP workers
+ * have it.  The flat master is cut into runs, each with its rule and its place in
+ * the state arrays.
+ * Invariant: a gradient that is not finite changes nothing, and is named. */
+#include "model/model_int.h"
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- schedules: verl/utils/torch_functional.py; linear is Megatron's lr_decay_style ---- */
+
+static double cosine_wave(const struct optim_config *c, double progress) { return cos(M_PI * c->num_cycles * 2 * progress); }
+
+/* The factor after warmup, step counted from its end, of n steps in all. */
+static double decay_factor(const struct optim_config *c, int64_t step, int64_t n) {
+    const double min = c->min_lr_ratio, progress = (double)step / (double)(n > 1 ? n : 1);
+    if (strcmp(c->schedule, "cosine") == 0) return fmax(min, cosine_wave(c, progress) * (1 - min) * 0.5 + (1 + min) * 0.5);
+    if (strcmp(c->schedule, "linear") == 0) return fmax(min, 1 - (1 - min) * progress);
+    if (strcmp(c->schedule, "wsd") == 0) { /* stable for 9/10, then half a cosine */
+        const int64_t all = n > 0 ? n : 0, stable = (int64_t)((double)all * 0.9), down = all - stable;
+        if (step < stable) return 1;
+        if (step >= n) return min;
+        const double at = (double)(step - stable) / (double)(down > 1 ? down : 1);
+        return (1 - min) * fmax(0, 0.5 * (1 + cosine_wave(c, at))) + min;
+    }
+    return 1; /* constant */
+}
+
+double optim_lr(const struct optim_config *c, int64_t step) {
+    const int64_t w = c->warmup_steps;
+    if (step >= w) return c->lr * decay_factor(c, step - w, c->total_steps - w);
+    const double up = (double)step / (double)w;
+    /* verl starts the warmup elsewhere than 0 in the cosine schedule alone */
+    const double from = strcmp(c->schedule, "cosine") == 0 ? c->init_lr_ratio : 0;
+    return c->lr * (from + (1 - from) * up);
+}
+
+/* ---- kinds ---- */
+
+static const struct {
+    const char *name;
+    enum optim_kind kind;
+} names[] = {{"AdamW", OPTIM_ADAMW},      {"adamw", OPTIM_ADAMW},      {"adam", OPTIM_ADAMW},
+             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"SGD", OPTIM_SGD},
+             {"sgd", OPTIM_SGD},          {"Muon", OPTIM_MUON},        {"muon", OPTIM_MUON}};
+
+bool optim_kind_find(const char *name, enum optim_kind *out) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i].name, name) != 0) continue;
+        *out = names[i].kind;
+        return true;
+    }
+    return false;
+}
+
+const char *optim_kind_name(enum optim_kind k) {
+    static const char *const text[] = {"AdamW", "AdamW8bit", "SGD", "Muon"};
+    return text[k];
+}
+
+/* ---- state ---- */
+
+enum { MIN_QUANTIZED = 4096 }; /* smaller tensors keep f32 moments, as bitsandbytes has it */
+
+static enum optim_kind rule_of(const struct model *m, const struct model_param *p, enum optim_kind kind) {
+    const struct model_group *g = &m->groups[p->group];
+    const int64_t n = p->rows * p->cols;
+    if (kind == OPTIM_MUON && (p->nd != 2 || g == m->g_embed || g == m->g_head)) return OPTIM_ADAMW;
+    if (kind == OPTIM_ADAMW8 && (p->nd != 2 || n < MIN_QUANTIZED)) return OPTIM_ADAMW;
+    return kind;
+}
+
+/* The next stretch of o's arrays for one parameter. */
+static struct optim_run place(struct optim *o, const struct model_param *p, enum optim_kind rule, bool momentum) {
+    struct optim_run r = {.rule = rule,
+                          .offset = p->offset,
+                          .n = p->rows * p->cols,
+                          .rows = p->rows,
+                          .cols = p->cols,
+                          .m_at = -1,
+                          .v_at = -1,
+                          .q_at = -1,
+                          .b_at = -1};
+    if (rule == OPTIM_ADAMW8) {
+        r.q_at = o->n_q;
+        r.b_at = o->n_b;
+        o->n_q += r.n;
+        o->n_b += (r.n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
+        return r;
+    }
+    if (rule != OPTIM_SGD || momentum) {
+        r.m_at = o->n_m;
+        o->n_m += r.n;
+    }
+    if (rule == OPTIM_ADAMW) {
+        r.v_at = o->n_v;
+        o->n_v += r.n;
+    }
+    return r;
+}
+
+/* Neighbours under an elementwise rule become one run, so that AdamW and SGD alone are one call of the device. */
+static void make_runs(struct optim *o, const struct model *m, bool momentum) {
+    o->runs = xcalloc((size_t)m->n_train_params, sizeof *o->runs);
+    for (int64_t i = 0; i < m->n_train_params; i++) {
+        const struct model_param *p = &m->train_params[i];
+        const struct optim_run r = place(o, p, rule_of(m, p, o->kind), momentum);
+        struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
+        if (last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD)) last->n += r.n;
+        else o->runs[o->n_runs++] = r;
+    }
+}
+
+/* a: the device's block; h: the host's, or measuring. */
+static void layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *a, struct arena *h) {
+    struct arena *const arrays = o->host_state ? h : a;
+    if (o->n_m) o->m = arena_take(arrays, (size_t)o->n_m * 4);
+    if (o->n_v) o->v = arena_take(arrays, (size_t)o->n_v * 4);
+    optim__adamw8_layout(o, a, arrays);
+    optim__muon_layout(o, dev, act, a);
+    optim__pieces_layout(o, a);
+    o->sum = arena_take(a, sizeof(double));
+    o->block_bytes = a->used;
+    o->host_bytes = h->used;
+}
+
+size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) {
+    struct optim o = {.kind = c->kind, .host_state = c->host_state, .host_master = c->host_master};
+    struct arena a = {0}, h = {0};
+    make_runs(&o, m, c->momentum != 0);
+    layout(&o, m->dev, m->act, &a, &h);
+    free(o.runs);
+    if (host) *host = o.host_bytes;
+    return o.block_bytes;
+}
+
+size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc, size_t *host) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act};
+    model__params_build(&m);
+    const size_t n = optim__bytes(&m, oc, host);
+    model__params_free(&m);
+    return n;
+}
+
+static int fill_books(struct optim *o, struct dev *dev) {
+    float books[2][256];
+    if (!o->book) return 0;
+    optim__dynamic_book(true, books[0]);
+    optim__dynamic_book(false, books[1]);
+    return dev_copy_in(dev, o->book, books, sizeof books);
+}
+
+int optim_create(struct optim **out, struct model *m, const struct optim_config *c) {
+    int rc = 0;
+    struct arena a = {0}, h = {0};
+    struct optim *o = xcalloc(1, sizeof *o);
+    CHECK(m->master != NULL && c->host_master == ((m->flags & MODEL_HOST_MASTER) != 0));
+    const struct dev_ops *ops = m->dev->ops;
+    const bool wants_8bit = c->kind == OPTIM_ADAMW8, wants_axpby = c->kind == OPTIM_SGD || c->kind == OPTIM_MUON;
+    if ((wants_8bit && (!ops->quant8 || !ops->dequant8)) || (wants_axpby && !ops->axpby))
+        FAILG(fail, ERR_UNSUPPORTED, "the optimizer %s is unsupported on the %s device; use AdamW, or trainer.device=cpu",
+              optim_kind_name(c->kind), ops->name);
+    o->kind = c->kind;
+    o->host_state = c->host_state;
+    o->host_master = c->host_master;
+    make_runs(o, m, c->momentum != 0);
+    layout(o, m->dev, m->act, &a, &h);
+    TRYG(dev_alloc(m->dev, o->block_bytes, &o->block), fail);
+    TRYG(dev_zero(m->dev, o->block, o->block_bytes), fail);
+    TRYG(dev_host_alloc(m->dev, o->host_bytes, &o->host_block), fail);
+    if (o->host_bytes) TRYG(dev_zero(m->dev, o->host_block, o->host_bytes), fail);
+    a = (struct arena){.base = o->block, .cap = o->block_bytes};
+    h = (struct arena){.base = o->host_block, .cap = o->host_bytes};
+    layout(o, m->dev, m->act, &a, &h);
+    TRYG(fill_books(o, m->dev), fail);
+    *out = o;
+    return 0;
+fail:
+    optim_destroy(o, m);
+    return rc;
+}
+
+void optim_destroy(struct optim *o, struct model *m) {
+    if (!o) return;
+    dev_free(m->dev, o->block, o->block_bytes);
+    dev_host_free(m->dev, o->host_block, o->host_bytes);
+    free(o->runs);
+    free(o);
+}
+
+int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
+    const bool adam = o->kind == OPTIM_ADAMW || o->kind == OPTIM_ADAMW8;
+    const struct optim_array all[OPTIM_MAX_ARRAYS] = {
+        {adam ? "exp_avg" : "momentum_buffer", DT_F32, o->n_m, o->m},
+        {"exp_avg_sq", DT_F32, o->n_v, o->v},
+        {"exp_avg_code", DT_U8, o->n_q, o->m_code},
+        {"exp_avg_scale", DT_F32, o->n_b, o->m_scale},
+        {"exp_avg_sq_code", DT_U8, o->n_q, o->v_code},
+        {"exp_avg_sq_scale", DT_F32, o->n_b, o->v_scale},
+    };
+    int n = 0;
+    for (int i = 0; i < OPTIM_MAX_ARRAYS; i++)
+        if (all[i].n > 0) out[n++] = all[i];
+    return n;
+}
+
+/* ---- the step ---- */
+
+static int grad_norm(struct model *m, struct tensor g, void *sum_dev, double *norm) {
+    double sum;
+    TRY(dev_sumsq(m->dev, tensor_1d(sum_dev, DT_F64, 1), g));
+    TRY(dev_copy_out(m->dev, &sum, sum_dev, sizeof sum));
+    *norm = sqrt(sum);
+    return 0;
+}
+
+static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char name[96]) {
+    for (int64_t i = 0; i < m->n_train_params; i++) {
+        const struct model_param *p = &m->train_params[i];
+        double norm;
+        TRY(grad_norm(m, tensor_1d(grads + p->offset, DT_F32, p->rows * p->cols), sum_dev, &norm));
+        if (isfinite(norm)) continue;
+        snprintf(name, 96, "%s", p->name);
+        return 0;
+    }
+    return 0;
+}
+
+/* rounded: the run's compute copy, or absent. */
+static int adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
+    const struct adamw_args x = {
+        .p = tensor_1d(a->m->master + r->offset, DT_F32, r->n),
+        .m = tensor_1d(o->m + r->m_at, DT_F32, r->n),
+        .v = tensor_1d(o->v + r->v_at, DT_F32, r->n),
+        .g = tensor_1d(a->grads + r->offset, DT_F32, r->n),
+        .lr = a->lr,
+        .beta1 = a->c->beta1,
+        .beta2 = a->c->beta2,
+        .eps = a->c->eps,
+        .weight_decay = a->c->weight_decay,
+        .grad_scale = a->scale,
+        .step = a->step,
+    };
+    return rounded.data ? dev_adamw_round(a->m->dev, &x, rounded) : dev_adamw(a->m->dev, &x);
+}
+
+/* torch.optim.SGD: g += wd p; b = mu b + (1 - dampening) g, in the first step b = g; p -= lr b,
+ * with nesterov lr (g + mu b). The gradients' array takes g. */
+static int sgd_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    struct dev *d = a->m->dev;
+    const struct tensor p = tensor_1d(a->m->master + r->offset, DT_F32, r->n), g = tensor_1d(a->grads + r->offset, DT_F32, r->n);
+    const float mu = (float)a->c->momentum, lr = (float)a->lr;
+    TRY(dev_axpby(d, g, (float)a->c->weight_decay, p, a->scale));
+    if (r->m_at < 0) return dev_axpby(d, p, -lr, g, 1);
+    const struct tensor buf = tensor_1d(o->m + r->m_at, DT_F32, r->n);
+    if (a->step == 1) TRY(dev_axpby(d, buf, 1, g, 0));
+    else TRY(dev_axpby(d, buf, (float)(1 - a->c->dampening), g, mu));
+    if (!a->c->nesterov) return dev_axpby(d, p, -lr, buf, 1);
+    TRY(dev_axpby(d, g, mu, buf, 1));
+    return dev_axpby(d, p, -lr, g, 1);
+}
+
+/* What is in host memory is taken from there: by AdamW in pieces, by the others as they go. A master that is
+ * there is left in the gradients as well, from which the compute copy is made at the device's speed. */
+static int step_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    switch (r->rule) {
+    case OPTIM_ADAMW: return o->host_state || o->host_master ? optim__adamw_pieces(o, r, a) : adamw_run(o, r, a, TENSOR_NONE);
+    case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, r, a)); break;
+    case OPTIM_SGD: TRY(sgd_run(o, r, a)); break;
+    case OPTIM_MUON: TRY(optim__muon_run(o, r, a)); break;
+    }
+    return o->host_master ? dev_copy(a->m->dev, a->grads + r->offset, a->m->master + r->offset, (size_t)r->n * 4) : 0;
+}
+
+int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r) {
+    *r = (struct optim_result){0};
+    TRY(grad_norm(m, tensor_1d(grads, DT_F32, m->n_train), o->sum, &r->grad_norm));
+    if (!isfinite(r->grad_norm)) return name_bad_tensor(m, grads, o->sum, r->bad_tensor);
+    double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
+    if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));
+    const struct optim_run_args a = {.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
+    const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->host_state && !o->host_master;
+    if (whole && !m->lora && m->flat.data) { /* weights are written where they are made */
+        TRY(adamw_run(o, &o->runs[0], &a, m->flat));
+        o->step++;
+        return 0;
+    }
+    for (int64_t i = 0; i < o->n_runs; i++) TRY(step_run(o, &o->runs[i], &a));
+    o->step++;
+    return o->host_master ? model_refresh_from(m, grads) : model_refresh(m);
+}

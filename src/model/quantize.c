@@ -1,0 +1,135 @@
+/* quantize.c - a frozen base in 4 or 8 bits: the matrices of the layers are kept as
+ * codes and turned back, one group at a time, into the compute dtype for each product
+ * (QLoRA: Dettmers et al. 2023).  Embedding, head, norms and biases stay as they are.
+ *
+ * NF4 codes go through each Hugging Face tensor in blocks of DEV_NF4_BLOCK with an f32
+ * absmax each, as bitsandbytes does without double quantisation; INT8 has one absmax a row.
+ * Does no training of what it quantises.
+ * Invariant: forward, backward and generation multiply by the same dequantised bits. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int model_quant_parse(const char *name, enum quant_kind *out) {
+    *out = QUANT_NONE;
+    if (!name || strcmp(name, "none") == 0) return 0;
+    if (strcmp(name, "nf4") == 0) *out = QUANT_NF4;
+    else if (strcmp(name, "int8") == 0) *out = QUANT_INT8;
+    else FAIL(ERR_INVAL, "quantization %s: expected nf4, int8 or none", name);
+    return 0;
+}
+
+/* ---- codes ---- */
+
+int64_t model__quant_codes(enum quant_kind kind, int64_t n) { return kind == QUANT_NF4 ? (n + 1) / 2 : n; }
+int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols) {
+    return kind == QUANT_NF4 ? (rows * cols + DEV_NF4_BLOCK - 1) / DEV_NF4_BLOCK : rows;
+}
+
+static float absmax(const float *w, int64_t n) {
+    float m = 0;
+    for (int64_t i = 0; i < n; i++) m = fmaxf(m, fabsf(w[i]));
+    return m;
+}
+
+/* The nearest entry of the book is as many as there are midpoints below x: the lower one of two equally near. */
+static uint8_t nf4_code(const float mid[15], float x) {
+    int code = 0;
+    for (int i = 0; i < 15; i++) code += x > mid[i];
+    return (uint8_t)code;
+}
+
+static void quantize_nf4(const float *w, int64_t n, uint8_t *code, float *scale) {
+    float mid[15];
+    for (int i = 0; i < 15; i++) mid[i] = 0.5f * (dev_nf4_book[i] + dev_nf4_book[i + 1]);
+    for (int64_t lo = 0; lo < n; lo += DEV_NF4_BLOCK) {
+        const int64_t hi = lo + DEV_NF4_BLOCK < n ? lo + DEV_NF4_BLOCK : n;
+        const float s = scale[lo / DEV_NF4_BLOCK] = absmax(w + lo, hi - lo);
+        for (int64_t i = lo; i < hi; i += 2) {
+            const uint8_t a = nf4_code(mid, s > 0 ? w[i] / s : 0), b = nf4_code(mid, s > 0 && i + 1 < hi ? w[i + 1] / s : 0);
+            code[i / 2] = (uint8_t)(a << 4 | b);
+        }
+    }
+}
+
+static void quantize_int8(const float *w, int64_t rows, int64_t cols, uint8_t *code, float *scale) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float s = scale[r] = absmax(w + r * cols, cols);
+        for (int64_t i = r * cols; i < (r + 1) * cols; i++) {
+            const int8_t q = s > 0 ? (int8_t)lrintf(w[i] * 127.0f / s) : 0;
+            memcpy(&code[i], &q, 1);
+        }
+    }
+}
+
+void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t cols, uint8_t *code, float *scale) {
+    if (kind == QUANT_NF4) quantize_nf4(w, rows * cols, code, scale);
+    else quantize_int8(w, rows, cols, code, scale);
+}
+
+/* ---- memory ---- */
+
+void model__quant_layout(struct model *m, struct arena *a) {
+    struct model_quant *q = m->quant;
+    int64_t stage = 0;
+    size_t pack = 0;
+    if (m->flags & MODEL_SHARED_BASE) { /* the base's codes, and its scratch: the two models run in turn */
+        if (!m->base) return;
+        memcpy(q->parts, m->base->quant->parts, (size_t)m->g_head->first_param * sizeof *q->parts);
+        q->stage = m->base->quant->stage;
+        q->pack = m->base->quant->pack;
+        return;
+    }
+    for (int64_t i = 0; i < m->n_groups; i++) {
+        const struct model_group *g = &m->groups[i];
+        if (!g->linear) continue;
+        for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+            const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
+                          scales = model__quant_scales(q->kind, rows, g->k);
+            q->parts[p].code = tensor_1d(arena_take(a, (size_t)codes), DT_U8, codes);
+            q->parts[p].scale = tensor_1d(arena_take(a, (size_t)scales * sizeof(float)), DT_F32, scales);
+        }
+        const size_t bytes = dev_weight_bytes(m->dev, m->act, g->n, g->k);
+        if (bytes > pack) pack = bytes;
+        if (g->n * g->k > stage) stage = g->n * g->k;
+    }
+    q->stage = arena_take(a, (size_t)stage * dtype_size(m->act));
+    q->pack = arena_take(a, pack);
+}
+
+void model__quant_create(struct model *m, enum quant_kind kind) {
+    if (kind == QUANT_NONE) return;
+    m->quant = xcalloc(1, sizeof *m->quant);
+    m->quant->kind = kind;
+    m->quant->parts = xcalloc((size_t)m->n_params, sizeof *m->quant->parts);
+}
+
+void model__quant_free(struct model *m) {
+    if (!m->quant) return;
+    free(m->quant->parts);
+    free(m->quant);
+    m->quant = NULL;
+}
+
+/* ---- codes -> weight ---- */
+
+int model__weight(const struct model *m, const struct model_group *g, struct weight *out) {
+    const struct model_quant *q = m->quant;
+    *out = g->mat;
+    if (!q || !g->linear) return 0;
+    *out = (struct weight){q->pack, m->act, g->n, g->k};
+    char *at = q->stage;
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+        const int64_t rows = m->params[p].rows;
+        const struct dequant_args a = {
+            .kind = q->kind, .code = q->parts[p].code, .scale = q->parts[p].scale, .w = tensor_2d(at, m->act, rows, g->k)};
+        TRY(dev_dequant(m->dev, &a));
+        at += (size_t)(rows * g->k) * dtype_size(m->act);
+    }
+    return dev_weight_pack(m->dev, *out, tensor_2d(q->stage, m->act, g->n, g->k));
+}

@@ -1,0 +1,100 @@
+/* rope.c - the table of rotary angles.
+ *
+ * Follows transformers' modeling_rope_utils.py operation by operation in f32
+ * (the order of roundings included), so that the angles agree bit for bit
+ * except where the two libraries' pow, cos and sin differ in the last place.
+ * Invariant: the table depends on the config and, for dynamic NTK, on the
+ * run's longest sequence; never on the sequence being computed. */
+#include "model/model_int.h"
+
+#include "base/buf.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* 1 / base^(2i/dim) */
+static void plain_freqs(float *f, int64_t half, double base) {
+    for (int64_t i = 0; i < half; i++) f[i] = 1.0f / powf((float)base, (float)(2 * i) / (float)(2 * half));
+}
+
+static void llama3_freqs(float *f, int64_t half, const struct model_config *c) {
+    const float factor = (float)c->rope.factor, low = (float)c->rope.low_freq_factor;
+    const double len = (double)c->rope.original_max_pos;
+    const float low_wave = (float)(len / c->rope.low_freq_factor), high_wave = (float)(len / c->rope.high_freq_factor);
+    const float span = (float)(c->rope.high_freq_factor - c->rope.low_freq_factor);
+    for (int64_t i = 0; i < half; i++) {
+        const float wave = 1.0f / f[i] * (float)(2 * M_PI); /* torch: scalar / tensor = reciprocal * scalar */
+        if (wave > low_wave) {
+            f[i] /= factor;
+        } else if (wave >= high_wave) {
+            const float smooth = (1.0f / wave * (float)len - low) / span;
+            f[i] = (1.0f - smooth) * f[i] / factor + smooth * f[i];
+        }
+    }
+}
+
+/* YaRN (Peng et al. 2023), find_correction_dim: the pair that makes n_rot turns over the length. */
+static double yarn_dim(double n_rot, int64_t dim, double base, double len) {
+    return (double)dim * log(len / (n_rot * 2 * M_PI)) / (2 * log(base));
+}
+
+static void yarn_freqs(float *f, int64_t half, const struct model_config *c) {
+    const int64_t dim = 2 * half;
+    const double len = (double)c->rope.original_max_pos;
+    double low = yarn_dim(c->rope.beta_fast, dim, c->rope.theta, len);
+    double high = yarn_dim(c->rope.beta_slow, dim, c->rope.theta, len);
+    if (c->rope.truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, (double)(dim - 1));
+    if (low == high) high += 0.001;
+    for (int64_t i = 0; i < half; i++) {
+        const float pos_freq = powf((float)c->rope.theta, (float)(2 * i) / (float)dim);
+        const float extra = 1.0f / pos_freq, inter = 1.0f / ((float)c->rope.factor * pos_freq);
+        const float ramp = fminf(fmaxf(((float)i - (float)low) / (float)(high - low), 0.0f), 1.0f);
+        const float keep = 1.0f - ramp;
+        f[i] = inter * (1.0f - keep) + extra * keep;
+    }
+}
+
+static double yarn_mscale(double scale, double m) { return scale <= 1 ? 1.0 : 0.1 * m * log(scale) + 1.0; }
+
+/* What cos and sin are multiplied by. */
+static float attention_scaling(const struct model_config *c) {
+    if (c->rope.kind != ROPE_YARN) return 1.0f;
+    if (c->rope.attention_factor != 0) return (float)c->rope.attention_factor;
+    if (c->rope.mscale != 0 && c->rope.mscale_all_dim != 0)
+        return (float)(yarn_mscale(c->rope.factor, c->rope.mscale) / yarn_mscale(c->rope.factor, c->rope.mscale_all_dim));
+    return (float)yarn_mscale(c->rope.factor, 1);
+}
+
+/* Dynamic NTK: transformers recomputes the base whenever a longer sequence comes by, which
+ * would make a row's numbers depend on its company; here the run's longest length sets it once. */
+static double dynamic_base(const struct model_config *c, int64_t max_len) {
+    const double max_pos = (double)c->max_pos, len = (double)(max_len > c->max_pos ? max_len : c->max_pos);
+    const double dim = (double)c->head_dim;
+    log_note("dynamic rope scaling is fixed for a longest sequence of %.0f tokens", len);
+    return c->rope.theta * pow(c->rope.factor * len / max_pos - (c->rope.factor - 1), dim / (dim - 2));
+}
+
+void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out) {
+    const int64_t half = c->head_dim / 2;
+    const float scale = attention_scaling(c);
+    float *f = xmalloc((size_t)half * sizeof *f);
+    plain_freqs(f, half, c->rope.kind == ROPE_DYNAMIC ? dynamic_base(c, max_len) : c->rope.theta);
+    if (c->rope.kind == ROPE_LINEAR)
+        for (int64_t i = 0; i < half; i++) f[i] /= (float)c->rope.factor;
+    if (c->rope.kind == ROPE_LLAMA3) llama3_freqs(f, half, c);
+    if (c->rope.kind == ROPE_YARN) yarn_freqs(f, half, c);
+    for (int64_t p = 0; p < n_pos; p++) {
+        for (int64_t i = 0; i < half; i++) {
+            const float angle = (float)p * f[i];
+            out[(p * half + i) * 2] = cosf(angle) * scale;
+            out[(p * half + i) * 2 + 1] = sinf(angle) * scale;
+        }
+    }
+    free(f);
+}

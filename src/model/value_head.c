@@ -1,0 +1,67 @@
+/* value_head.c - the value head of a critic: one number for each row, a linear
+ * map of the final norm's output, and its gradient.  Hugging Face's
+ * ForTokenClassification with one label and no dropout.
+ *
+ * Built from the ops that every backend has: the head is a matrix with one row.
+ * Invariant: as in the rest of the model, a row's value depends on its own
+ * sequence alone. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+/* Rows [lo, lo + n) gathered and normalised into head.xn. */
+static int head_input(struct model *m, struct model_acts *a, const int32_t *row, int64_t lo, int64_t n) {
+    TRY(dev_copy_in(m->dev, a->head.row.data, row + lo, (size_t)n * sizeof(int32_t)));
+    return model__final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
+}
+
+int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value) {
+    CHECK(m->cfg.value);
+    if (n < 0 || n > a->max_rows) FAIL(ERR_INVAL, "values of %lld rows, planned for %lld", (long long)n, (long long)a->max_rows);
+    for (int64_t i = 0; i < n; i++)
+        if (row[i] < 0 || row[i] >= a->n_rows)
+            FAIL(ERR_INVAL, "value %lld: row %d of a batch of %lld", (long long)i, row[i], (long long)a->n_rows);
+    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
+        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
+        const struct tensor y = tensor_2d(a->head.logp.data, DT_F32, k, 1);
+        TRY(head_input(m, a, row, lo, k));
+        TRY(dev_matmul_fwd(m->dev, y, model__top(a->head.xn, k), m->head, model__vec(m->g_head_bias), false));
+        TRY(dev_copy_out(m->dev, value + lo, y.data, (size_t)k * sizeof(float)));
+    }
+    a->n_head = n;
+    a->head_entropy = false;
+    return 0;
+}
+
+static int head_backward(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, const float *dvalue,
+                         const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct tensor dx_all = model__top(a->dx, a->n_rows);
+    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
+    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
+        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
+        const struct tensor xn = model__top(a->head.xn, k), dxn = model__top(a->head.dxn, k), dx = model__top(a->head.dx, k);
+        const struct tensor dv = model__top(a->head.dvalue, k), dv_f32 = tensor_2d(a->head.dlogp.data, DT_F32, k, 1);
+        TRY(head_input(m, a, row, lo, k));
+        TRY(dev_copy_in(d, dv_f32.data, dvalue + lo, (size_t)k * sizeof(float)));
+        TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
+        TRY(dev_matmul_dw(d, model__head_flat(m, g->flat, m->g_head), model__head_flat(m, g->flat, m->g_head_bias), dv, xn,
+                          g->add || lo > 0));
+        TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
+        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, g->flat, m->g_norm), dxn, model__top(a->head.x, k), m->final_norm,
+                            model__top(a->head.rstd, k)));
+        TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, k)));
+    }
+    return 0;
+}
+
+int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
+                         const float *dvalue, float *grads, bool add) {
+    const struct model_grads g = {grads, add};
+    CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
+    CHECK(a->n_rows == b->n_rows && a->n_head == n); /* the forward was of this batch */
+    TRY(model__grads_start(m, &g, n));
+    TRY(head_backward(m, a, row, n, dvalue, &g));
+    return model__body_backward(m, b, a, &g);
+}

@@ -1,0 +1,115 @@
+/* grade_gsm8k.c - GSM8K's final answer, as verl/utils/reward_score/gsm8k.py finds
+ * it: in the last 300 code points, strictly after "#### ", or flexibly the last
+ * number.  Answers are compared as strings: "72." is not "72".
+ * Also the text helpers of the other graders. */
+#include "reward/reward_int.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_CHARS 300
+
+const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail) {
+    size_t at = n;
+    while (at > 0 && n_chars > 0) {
+        at--;
+        if (((unsigned char)s[at] & 0xC0) != 0x80) n_chars--; /* a first byte */
+    }
+    *n_tail = n - at;
+    return s + at;
+}
+
+size_t reward__char_bytes(const char *p, size_t left) {
+    size_t n = 1;
+    while (n < left && ((unsigned char)p[n] & 0xC0) == 0x80) n++;
+    return n;
+}
+
+void reward__replace(char **s, const char *from, const char *to) {
+    const size_t n_from = strlen(from);
+    const char *p = *s, *hit = strstr(p, from);
+    if (!hit) return;
+    struct buf out = {0};
+    for (; hit; p = hit + n_from, hit = strstr(p, from)) {
+        buf_add(&out, p, (size_t)(hit - p));
+        buf_adds(&out, to);
+    }
+    buf_adds(&out, p);
+    free(*s);
+    *s = buf_take(&out);
+}
+
+const char *reward__rfind(const char *s, const char *needle) {
+    const char *last = NULL;
+    for (const char *p = s; (p = strstr(p, needle)); p++) last = p;
+    return last;
+}
+
+char *reward__balanced(const char *open) {
+    int64_t depth = 0;
+    for (const char *p = open; *p; p++) {
+        if (*p == '{') depth++;
+        if (*p == '}' && --depth == 0) return xstrndup(open, (size_t)(p - open) + 1);
+    }
+    return NULL;
+}
+
+/* ---- GSM8K ---- */
+
+static bool is_number_char(char c) { return (c >= '0' && c <= '9') || c == '.' || c == ','; }
+
+/* Length of -?[0-9.,]+ at p, 0 if there is none. */
+static size_t number_at(const char *p, const char *end) {
+    const char *q = p + (p < end && *p == '-'), *digits = q;
+    while (q < end && is_number_char(*q)) q++;
+    return q == digits ? 0 : (size_t)(q - p);
+}
+
+static char *extract_strict(const char *s, const char *end) {
+    static const char mark[] = "#### ";
+    const size_t n_mark = sizeof mark - 1;
+    const char *answer = NULL;
+    size_t n_answer = 0;
+    for (const char *p = s; (size_t)(end - p) > n_mark; p++) {
+        if (memcmp(p, mark, n_mark) != 0) continue;
+        const size_t n = number_at(p + n_mark, end);
+        if (n == 0) continue;
+        answer = p + n_mark; /* the last one counts */
+        n_answer = n;
+    }
+    if (!answer) return NULL;
+    char *out = xstrndup(answer, n_answer);
+    reward__replace(&out, ",", "");
+    return out;
+}
+
+/* The last number that is not a lone "."; where all are, the first of them. */
+static char *extract_flexible(const char *s, const char *end) {
+    const char *first = NULL, *last = NULL;
+    size_t n_last = 0;
+    for (const char *p = s; p < end;) {
+        const size_t n = number_at(p, end);
+        if (n > 0 && !first) first = p;
+        if (n > 0 && !(n == 1 && *p == '.')) {
+            last = p;
+            n_last = n;
+        }
+        p += n ? n : 1;
+    }
+    if (last) return xstrndup(last, n_last);
+    return first ? xstrdup(".") : NULL;
+}
+
+char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method) {
+    size_t n_tail;
+    const char *tail = reward__tail(s, n, WINDOW_CHARS, &n_tail), *end = tail + n_tail;
+    return method == REWARD_STRICT ? extract_strict(tail, end) : extract_flexible(tail, end);
+}
+
+double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method) {
+    char *answer = reward_gsm8k_extract(s, n, method);
+    const bool right = answer && strcmp(answer, ground_truth) == 0;
+    free(answer);
+    return right;
+}

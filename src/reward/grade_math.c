@@ -1,0 +1,292 @@
+/* grade_math.c - the graders of MATH and of DAPO's math data, after
+ * verl/utils/reward_score/{math_reward,math_dapo}.py: a boxed or announced answer,
+ * brought to a normal form by text rules, compared as a string.
+ * Invariant: where Python's version raises, this one takes the same way out. */
+#include "reward/reward_int.h"
+
+#include "base/err.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- MATH: \boxed{} and strip_string (Hendrycks et al., arXiv 2103.03874) ---- */
+
+/* The content of the last box, NULL if there is none or it is malformed. */
+static char *last_box(const char *s) {
+    const char *spaced = reward__rfind(s, "\\boxed ");
+    if (spaced) { /* "\boxed 5$": up to the next dollar */
+        const char *from = spaced + strlen("\\boxed ");
+        return xstrndup(from, strcspn(from, "$"));
+    }
+    const char *at = reward__rfind(s, "\\boxed");
+    if (!at) return NULL; /* an \fbox is found too, but its content never accepted */
+    char *box = reward__balanced(at), *content = NULL;
+    const size_t n_left = strlen("\\boxed{");
+    if (box && strncmp(box, "\\boxed{", n_left) == 0) content = xstrndup(box + n_left, strlen(box) - n_left - 1);
+    free(box);
+    return content;
+}
+
+/* \sqrt3 -> \sqrt{3}. False where Python would index an empty string. */
+static bool fix_sqrt(char **s) {
+    static const char cmd[] = "\\sqrt";
+    struct buf out = {0};
+    const char *p = *s, *hit;
+    bool ok = true;
+    while (ok && (hit = strstr(p, cmd))) {
+        buf_add(&out, p, (size_t)(hit - p) + strlen(cmd));
+        p = hit + strlen(cmd);
+        if (*p == '{') continue;
+        const size_t n = reward__char_bytes(p, strlen(p));
+        ok = *p != '\0' && strncmp(p, cmd, strlen(cmd)) != 0;
+        if (ok) {
+            buf_addf(&out, "{%.*s}", (int)n, p);
+            p += n;
+        }
+    }
+    buf_adds(&out, p);
+    free(*s);
+    *s = buf_take(&out);
+    return ok;
+}
+
+/* \frac12 -> \frac{1}{2}, \frac1{72} -> \frac{1}{72}.  A piece of one character
+ * leaves the whole string as it was; an empty piece is an error. */
+static bool fix_fracs(char **s) {
+    static const char cmd[] = "\\frac";
+    const size_t n_cmd = strlen(cmd);
+    const char *p = strstr(*s, cmd);
+    if (!p) return true;
+    struct buf out = {0};
+    buf_add(&out, *s, (size_t)(p - *s));
+    while (p) {
+        const char *piece = p + n_cmd, *next = strstr(piece, cmd);
+        const size_t n = next ? (size_t)(next - piece) : strlen(piece);
+        if (n == 0) return buf_free(&out), false;
+        const size_t n_a = reward__char_bytes(piece, n);
+        buf_adds(&out, cmd);
+        if (*piece == '{') {
+            buf_add(&out, piece, n);
+        } else if (n_a == n) {
+            return buf_free(&out), true;
+        } else {
+            const char *b = piece + n_a;
+            const size_t n_b = reward__char_bytes(b, n - n_a);
+            buf_addf(&out, "{%.*s}", (int)n_a, piece);
+            if (*b == '{') buf_add(&out, b, n - n_a);
+            else buf_addf(&out, "{%.*s}%.*s", (int)n_b, b, (int)(n - n_a - n_b), b + n_b);
+        }
+        p = next;
+    }
+    free(*s);
+    *s = buf_take(&out);
+    return true;
+}
+
+/* Length of an integer as Python prints it (no +, no leading zero, no -0). */
+static size_t canonical_int(const char *p) {
+    const size_t sign = *p == '-', digits = strspn(p + sign, "0123456789");
+    if (digits == 0 || (p[sign] == '0' && (digits > 1 || sign))) return 0;
+    return sign + digits;
+}
+
+/* a/b of two integers -> \frac{a}{b} */
+static void fix_a_slash_b(char **s) {
+    const size_t a = canonical_int(*s);
+    if (a == 0 || (*s)[a] != '/') return;
+    const char *b = *s + a + 1;
+    const size_t n_b = canonical_int(b);
+    if (n_b == 0 || b[n_b] != '\0') return;
+    char *frac = xasprintf("\\frac{%.*s}{%s}", (int)a, *s, b);
+    free(*s);
+    *s = frac;
+}
+
+/* "k = 7" -> " 7": one '=', with at most 2 characters before it. */
+static void drop_short_left_side(char **s) {
+    const char *eq = strchr(*s, '=');
+    if (!eq || strchr(eq + 1, '=')) return;
+    int64_t chars = 0;
+    for (const char *p = *s; p < eq; p += reward__char_bytes(p, (size_t)(eq - p))) chars++;
+    if (chars > 2) return;
+    char *right = xstrdup(eq + 1);
+    free(*s);
+    *s = right;
+}
+
+static bool strip_string(char **s) {
+    static const char *const first[][2] = {
+        {"\n", ""},     {"\\!", ""},     {"\\\\", "\\"},    {"tfrac", "frac"}, {"dfrac", "frac"},
+        {"\\left", ""}, {"\\right", ""}, {"^{\\circ}", ""}, {"^\\circ", ""},   {"\\$", ""},
+    };
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) reward__replace(s, first[i][0], first[i][1]);
+    char *unit = strstr(*s, "\\text{ "); /* units on the right */
+    if (unit) {
+        if (strstr(unit + 1, "\\text{ ")) return false;
+        *unit = '\0';
+    }
+    reward__replace(s, "\\\\%", "");
+    reward__replace(s, "\\%", "");
+    reward__replace(s, " .", " 0.");
+    reward__replace(s, "{.", "{0.");
+    if (**s == '\0') return true;
+    if (**s == '.') {
+        char *with_zero = xasprintf("0%s", *s);
+        free(*s);
+        *s = with_zero;
+    }
+    drop_short_left_side(s);
+    if (!fix_sqrt(s)) return false;
+    reward__replace(s, " ", "");
+    if (!fix_fracs(s)) return false;
+    if (strcmp(*s, "0.5") == 0) {
+        free(*s);
+        *s = xstrdup("\\frac{1}{2}");
+    }
+    fix_a_slash_b(s);
+    return true;
+}
+
+/* Equal in normal form; where one has none, equal as they stand. */
+static bool equivalent(const char *a, const char *b) {
+    char *na = xstrdup(a), *nb = xstrdup(b);
+    const bool normal = strip_string(&na) && strip_string(&nb);
+    const bool same = normal ? strcmp(na, nb) == 0 : strcmp(a, b) == 0;
+    free(na);
+    free(nb);
+    return same;
+}
+
+double reward_math(const char *s, size_t n, const char *ground_truth) {
+    char *text = xstrndup(s, n), *answer = last_box(text);
+    const bool right = answer && equivalent(answer, ground_truth);
+    free(text);
+    free(answer);
+    return right;
+}
+
+/* ---- DAPO: "Answer: ..." in Minerva's normal form (Lewkowycz et al., arXiv 2206.14858) ---- */
+
+#define WINDOW_CHARS 300
+#define BOX_WINDOW_CHARS 100
+#define INVALID "[INVALID]"
+#define PY_SPACE "[\\s\\x1c-\\x1f]" /* Python's \s for text has four more */
+
+/* Python's re on str: Unicode classes, '.' stops at \n only. A pattern here always compiles. */
+static pcre2_code *compile(const char *pattern) {
+    int code;
+    PCRE2_SIZE at;
+    pcre2_compile_context *ctx = pcre2_compile_context_create(NULL);
+    CHECK(ctx != NULL);
+    pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF, &code, &at, ctx);
+    pcre2_compile_context_free(ctx);
+    CHECK(re != NULL);
+    return re;
+}
+
+/* re.sub(pattern, by, *s); a text on which the matcher gives up stays as it is. */
+static void substitute(char **s, const char *pattern, const char *by) {
+    pcre2_code *re = compile(pattern);
+    const size_t n = strlen(*s);
+    PCRE2_SIZE n_out = 4 * n + 64; /* each of our patterns adds at most 4 bytes to a match of 5 or more */
+    char *out = xmalloc(n_out);
+    const int rc = pcre2_substitute(re, (PCRE2_SPTR)*s, n, 0, PCRE2_SUBSTITUTE_GLOBAL, NULL, NULL, (PCRE2_SPTR)by,
+                                    PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &n_out);
+    pcre2_code_free(re);
+    if (rc <= 0) {
+        free(out);
+        return;
+    }
+    free(*s);
+    *s = out;
+}
+
+/* Group 1 of the last match in s; NULL if there is none. */
+static char *last_match(const char *s, size_t n, const char *pattern) {
+    pcre2_code *re = compile(pattern);
+    pcre2_match_data *m = pcre2_match_data_create_from_pattern(re, NULL);
+    CHECK(m != NULL);
+    char *last = NULL;
+    for (size_t at = 0; at <= n && pcre2_match(re, (PCRE2_SPTR)s, n, at, 0, m, NULL) > 0;) {
+        const PCRE2_SIZE *v = pcre2_get_ovector_pointer(m);
+        free(last);
+        last = xstrndup(s + v[2], v[3] - v[2]);
+        at = v[1];
+    }
+    pcre2_match_data_free(m);
+    pcre2_code_free(re);
+    return last;
+}
+
+static const char *const minerva_replaced[][2] = {
+    {"an ", ""}, {"a ", ""},       {".$", "$"},           {"\\$", ""},          {"\\ ", ""},
+    {" ", ""},   {"mbox", "text"}, {",\\text{and}", ","}, {"\\text{and}", ","}, {"\\text{m}", "\\text{}"},
+};
+static const char *const minerva_removed[] = {
+    "square",    "ways",        "integers",   "dollars",    "mph",        "inches",   "hours",           "km",        "units",
+    "\\ldots",   "sue",         "points",     "feet",       "minutes",    "digits",   "cents",           "degrees",   "cm",
+    "gm",        "pounds",      "meters",     "meals",      "edges",      "students", "childrentickets", "multiples", "\\text{s}",
+    "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}",    "^\\circ",   "^{\\circ}",
+    "\\;",       ",\\!",        "{,}",        "\"",         "\\dots",
+};
+static const char *const minerva_patterns[][2] = {
+    {"(.*?)(\\$)(.*?)(\\$)(.*)", "$$${3}$$"}, {"(\\\\text\\{)(.*?)(\\})", "${2}"}, {"(\\\\textbf\\{)(.*?)(\\})", "${2}"},
+    {"(\\\\overline\\{)(.*?)(\\})", "${2}"},  {"(\\\\boxed\\{)(.*)(\\})", "${2}"}, {"(frac)([^{])(.)", "frac{${2}}{${3}}"},
+    {"(sqrt)([^{])", "sqrt{${2}}"},
+};
+
+static char *minerva_normal(const char *answer) {
+    const char *eq = strrchr(answer, '=');
+    char *s = xstrdup(eq ? eq + 1 : answer);
+    for (size_t i = 0; i < sizeof minerva_replaced / sizeof *minerva_replaced; i++)
+        reward__replace(&s, minerva_replaced[i][0], minerva_replaced[i][1]);
+    for (size_t i = 0; i < sizeof minerva_removed / sizeof *minerva_removed; i++) reward__replace(&s, minerva_removed[i], "");
+    for (size_t i = 0; i < sizeof minerva_patterns / sizeof *minerva_patterns; i++)
+        substitute(&s, minerva_patterns[i][0], minerva_patterns[i][1]);
+    reward__replace(&s, "$", "");
+    char *digits = last_match(s, strlen(s), "\\A([\\p{Nd},]*\\p{Nd}[\\p{Nd},]*)\\z");
+    if (digits) reward__replace(&s, ",", "");
+    free(digits);
+    substitute(&s, "\\A" PY_SPACE "+|" PY_SPACE "+\\z", "");
+    return s;
+}
+
+/* The content of the last \boxed{...} in the last 100 characters, NULL if none. */
+static char *strict_box(const char *s, size_t n) {
+    size_t n_tail;
+    const char *tail = reward__tail(s, n, BOX_WINDOW_CHARS, &n_tail);
+    char *text = xstrndup(tail, n_tail), *content = NULL;
+    const char *at = reward__rfind(text, "\\boxed{");
+    char *box = at ? reward__balanced(at) : NULL;
+    const size_t n_left = strlen("\\boxed{");
+    if (box) content = xstrndup(box + n_left, strlen(box) - n_left - 1);
+    free(box);
+    free(text);
+    return content;
+}
+
+double reward_math_dapo(const char *s, size_t n, const char *ground_truth, char **pred) {
+    size_t n_tail;
+    const char *tail = reward__tail(s, n, WINDOW_CHARS, &n_tail);
+    char *answer = last_match(tail, n_tail, "(?i)Answer" PY_SPACE "*:" PY_SPACE "*([^\\n]+)");
+    char *want = minerva_normal(ground_truth);
+    *pred = minerva_normal(answer ? answer : INVALID);
+    bool right = strcmp(*pred, want) == 0;
+    if (strcmp(*pred, INVALID) == 0) { /* nothing announced: a box counts, word for word */
+        char *box = strict_box(tail, n_tail);
+        if (box) {
+            right = strcmp(box, ground_truth) == 0;
+            free(*pred);
+            *pred = box;
+        }
+    }
+    free(answer);
+    free(want);
+    return right ? 1 : -1;
+}

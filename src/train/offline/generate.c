@@ -1,0 +1,241 @@
+/* generate.c - verl's main_generation: n samples for each prompt of a file, written
+ * beside the rows they belong to in a column "responses" (a list of texts).
+ *
+ * Invariant: a sample is a function of (trainer.seed, row, sample): the size of a
+ * batch and the company in it change nothing. */
+#include "data/data.h"
+#include "rollout/rollout.h"
+#include "text/text.h"
+#include "train/run/resume.h"
+#include "train/train.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct generate {
+    const char *path, *prompt_key, *output_path, *device;
+    char *model_dir;
+    int64_t n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, threads;
+    double temperature, top_p, memory_fraction;
+    int64_t top_k;
+    bool ignore_eos;
+    enum dtype act;
+    const json_t *chat_kwargs;
+    /* the run */
+    struct dev dev;
+    struct tokenizer *tok;
+    struct chat_template *chat;
+    struct model *model;
+    struct rollout_decoder *decoder;
+    struct rollout_decoder_args limits;
+    json_t *rows;
+    int64_t n;
+    struct text_ids *prompts; /* (n) */
+    char **texts;             /* (n, n_samples) */
+    int64_t tokens;
+};
+
+static int config_read(struct generate *g, const struct conf *c) {
+    const char *model, *dtype = "bfloat16";
+    TRY(conf_str(c, "data.path", &g->path));
+    TRY(conf_str(c, "data.prompt_key", &g->prompt_key));
+    TRY(conf_str(c, "data.output_path", &g->output_path));
+    TRY(conf_i64(c, "data.n_samples", &g->n_samples));
+    TRY(conf_i64(c, "data.batch_size", &g->batch_size));
+    TRY(conf_json(c, "data.apply_chat_template_kwargs", &g->chat_kwargs));
+    TRY(conf_str(c, "model.path", &model));
+    TRY(conf_f64(c, "rollout.temperature", &g->temperature));
+    TRY(conf_i64(c, "rollout.top_k", &g->top_k));
+    TRY(conf_f64(c, "rollout.top_p", &g->top_p));
+    TRY(conf_i64(c, "rollout.prompt_length", &g->prompt_length));
+    TRY(conf_i64(c, "rollout.response_length", &g->response_length));
+    TRY(conf_str_opt(c, "rollout.dtype", &dtype));
+    TRY(conf_f64(c, "rollout.gpu_memory_utilization", &g->memory_fraction));
+    TRY(conf_bool(c, "rollout.ignore_eos", &g->ignore_eos));
+    TRY(conf_i64(c, "rollout.max_num_batched_tokens", &g->max_num_batched_tokens));
+    TRY(conf_i64(c, "rollout.max_num_seqs", &g->max_num_seqs));
+    TRY(conf_i64(c, "trainer.seed", &g->seed));
+    TRY(conf_str_opt(c, "trainer.device", &g->device));
+    TRY(conf_i64_opt(c, "trainer.threads", &g->threads));
+    const bool f32 = strcmp(dtype, "float32") == 0 || strcmp(dtype, "fp32") == 0;
+    if (!f32 && strcmp(dtype, "bfloat16") != 0 && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "auto") != 0)
+        FAIL(ERR_INVAL, "rollout.dtype=%s: the compute dtypes are bfloat16 and float32", dtype);
+    g->act = f32 ? DT_F32 : DT_BF16;
+    const size_t len = strlen(g->output_path);
+    const bool parquet = len > 8 && strcmp(g->output_path + len - 8, ".parquet") == 0;
+    const bool jsonl = len > 6 && strcmp(g->output_path + len - 6, ".jsonl") == 0;
+    if (!parquet && !jsonl)
+        FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
+    return train_model_dir(model, &g->model_dir);
+}
+
+/* ---- prompts ---- */
+
+static int read_prompts(struct generate *g) {
+    const char *const required[] = {g->prompt_key, NULL};
+    json_t *each = json_array(), *common = json_copy((json_t *)(uintptr_t)g->chat_kwargs), *row;
+    int64_t done = 0;
+    size_t i;
+    int rc = 0;
+    TRYG(data_read_rows(&g->rows, g->path, required), out);
+    g->n = (int64_t)json_array_size(g->rows);
+    if (g->n == 0) FAILG(out, ERR_INPUT, "%s has no rows", g->path);
+    json_array_foreach(g->rows, i, row) {
+        json_t *messages = json_object_get(row, g->prompt_key);
+        if (json_array_size(messages) == 0)
+            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", g->path, i + 1,
+                  g->prompt_key);
+        json_array_append_new(each, json_pack("{s:O}", "messages", messages));
+    }
+    json_object_set_new(common, "add_generation_prompt", json_true());
+    g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
+    rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
+    if (rc < 0) err_wrap(rc, "%s row %lld", g->path, (long long)done + 1);
+    for (int64_t k = 0; rc == 0 && k < g->n; k++) {
+        if (g->prompts[k].n == 0) FAILG(out, ERR_INPUT, "%s row %lld: the prompt has no tokens", g->path, (long long)k + 1);
+        if (g->prompts[k].n > g->prompt_length)
+            FAILG(out, ERR_INPUT, "%s row %lld: %lld tokens, the limit is rollout.prompt_length=%lld; raise it", g->path,
+                  (long long)k + 1, (long long)g->prompts[k].n, (long long)g->prompt_length);
+    }
+out:
+    json_decref(each);
+    json_decref(common);
+    return rc;
+}
+
+/* ---- sampling ---- */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int open_model(struct generate *g) {
+    int64_t longest = 1;
+    for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
+    struct rollout_decoder_args *l = &g->limits;
+    const int64_t max_len = longest + g->response_length, seqs = least(g->max_num_seqs, least(g->batch_size, g->n) * g->n_samples);
+    const int64_t per_seq = (max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN;
+    const struct model_open_args o = {.dir = g->model_dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
+    TRY(model_open(&g->model, &g->dev, &o));
+    *l = (struct rollout_decoder_args){
+        .model = g->model, .max_seqs = seqs, .max_len = max_len, .max_burst = rollout_device_burst(&g->dev)};
+    l->max_rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
+    const double room = g->memory_fraction * (double)g->dev.mem_total / (double)rollout_page_bytes(&g->model->cfg, g->act);
+    l->n_pages = room < (double)(seqs * per_seq) ? (int64_t)room : seqs * per_seq; /* preemption makes do with less */
+    if (l->n_pages < per_seq) l->n_pages = per_seq;
+    return rollout_decoder_open(&g->decoder, l);
+}
+
+static int on_sample(void *arg, const struct rollout_sample *s) {
+    struct generate *g = arg;
+    struct buf text = {0};
+    const int rc = tokenizer_decode(g->tok, s->ids, s->n, true, &text);
+    g->texts[(int64_t)(intptr_t)s->user * g->n_samples + s->index] = buf_take(&text);
+    g->tokens += s->n;
+    return rc;
+}
+
+static int submit(struct generate *g, struct rollout_engine *e, int64_t row) {
+    const struct model_config *c = &g->model->cfg;
+    int32_t stop[17];
+    int64_t n = 0;
+    for (int i = 0; i < c->n_eos; i++) stop[n++] = (int32_t)c->eos[i];
+    const int32_t eos = tokenizer_eos(g->tok);
+    if (eos >= 0) stop[n++] = eos;
+    const struct rollout_request q = {.prompt = g->prompts[row].p,
+                                      .n_prompt = g->prompts[row].n,
+                                      .n = g->n_samples,
+                                      .max_tokens = g->response_length,
+                                      .temperature = (float)g->temperature,
+                                      .top_p = (float)g->top_p,
+                                      .top_k = (int32_t)g->top_k,
+                                      .repetition_penalty = 1,
+                                      .seed = (uint64_t)g->seed,
+                                      .uid = (uint64_t)row,
+                                      .ignore_eos = g->ignore_eos,
+                                      .stop_ids = stop,
+                                      .n_stop_ids = n,
+                                      .user = (void *)(intptr_t)row};
+    return rollout_submit(e, &q, NULL);
+}
+
+static int sample_all(struct generate *g) {
+    const struct rollout_model rm = rollout_decoder_model(g->decoder);
+    const struct rollout_config cfg = {
+        .max_rows = g->limits.max_rows, .max_seqs = g->limits.max_seqs, .tok = g->tok, .done = on_sample, .done_arg = g};
+    const double start = clock_now();
+    g->texts = xcalloc((size_t)(g->n * g->n_samples), sizeof *g->texts);
+    for (int64_t lo = 0; lo < g->n; lo += g->batch_size) {
+        struct rollout_engine *e = NULL;
+        const int64_t hi = g->n - lo < g->batch_size ? g->n : lo + g->batch_size;
+        int rc = rollout_create(&e, &rm, &cfg);
+        for (int64_t i = lo; i < hi && rc == 0; i++) rc = submit(g, e, i);
+        if (rc == 0) rc = rollout_run(e);
+        rollout_destroy(e);
+        TRY(rc);
+        log_info("%lld of %lld prompts, %.0f tokens a second", (long long)hi, (long long)g->n,
+                 (double)g->tokens / (clock_now() - start));
+    }
+    return 0;
+}
+
+/* ---- the file ---- */
+
+static int write_rows(struct generate *g) {
+    json_t *row;
+    size_t i;
+    json_array_foreach(g->rows, i, row) {
+        json_t *list = json_array();
+        for (int64_t k = 0; k < g->n_samples; k++) {
+            const char *text = g->texts[(int64_t)i * g->n_samples + k];
+            json_array_append_new(list, json_string(text ? text : ""));
+        }
+        json_object_set_new(row, "responses", list);
+    }
+    char *dir = xstrdup(g->output_path), *slash = strrchr(dir, '/');
+    int rc = 0;
+    if (slash && slash != dir) {
+        *slash = '\0';
+        rc = file_mkdirs(dir);
+    }
+    free(dir);
+    TRY(rc);
+    TRY(data_write_rows(g->output_path, g->rows, NULL));
+    log_info("%lld samples of %lld prompts are in %s", (long long)(g->n * g->n_samples), (long long)g->n, g->output_path);
+    return 0;
+}
+
+static void generate_close(struct generate *g) {
+    rollout_decoder_close(g->decoder);
+    model_close(g->model);
+    chat_template_destroy(g->chat);
+    tokenizer_close(g->tok);
+    dev_close(&g->dev);
+    for (int64_t i = 0; g->prompts && i < g->n; i++) text_ids_free(&g->prompts[i]);
+    for (int64_t i = 0; g->texts && i < g->n * g->n_samples; i++) free(g->texts[i]);
+    free(g->prompts);
+    free(g->texts);
+    json_decref(g->rows);
+    free(g->model_dir);
+}
+
+int train_generate(const struct conf *c) {
+    struct generate g = {0};
+    const struct resume none = {.step = -1};
+    int rc = 0;
+    TRYG(config_read(&g, c), out);
+    TRYG(tokenizer_open(&g.tok, g.model_dir), out);
+    TRYG(chat_template_create(&g.chat, g.tok), out);
+    TRYG(read_prompts(&g), out);
+    TRYG(resume_open_device(&g.dev, &none, g.device, (int)g.threads), out);
+    TRYG(open_model(&g), out);
+    TRYG(sample_all(&g), out);
+    rc = write_rows(&g);
+out:
+    generate_close(&g);
+    return rc;
+}

@@ -1,0 +1,519 @@
+/* memory_plan.c - the memory of a run before it starts: every block it will take,
+ * from the same layout functions that take it (DESIGN 6, invariant 6). */
+#include "train/ppo/ppo_int.h"
+#include "train/run/memory_limit.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Rows of the largest micro-batch under a cut, and its samples. */
+static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
+    if (cut.max_seqs > 0) {
+        *seqs = min_i64(cut.max_seqs, batch);
+        *rows = *seqs * max_len;
+    } else {
+        *rows = cut.max_rows > max_len ? cut.max_rows : max_len;
+        *seqs = min_i64(batch, *rows / 2 + 1);
+    }
+}
+
+/* Device bytes of the reference's pass. */
+static size_t ref_bytes(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    cut_limits(k->ref_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_ref, &p->max_seqs_ref);
+    const struct actor_args a = {.dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
+    return actor_block_bytes(m, k->act, &a);
+}
+
+/* The same of an update that keeps so much. */
+static size_t update_bytes(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
+                           struct model_keep keep) {
+    const struct actor_args a = {
+        .train = true, .keep = keep, .max_rows = p->max_rows_update, .max_seqs = p->max_seqs_update, .list = ppo_distill_k(k)};
+    return actor_block_bytes(m, k->act, &a);
+}
+static size_t critic_bytes(const struct ppo_plan *p, const struct ppo_config *k, struct model_keep keep) {
+    const struct critic_args a = {.keep = keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
+    return critic_block_bytes(p->others.critic, k->act, &a);
+}
+
+/* ---- outside the device's blocks ----
+ * Nothing here is laid out beforehand, so these are estimates: constants of the
+ * code where there are some, else measured (scripts/measure_plan.sh). */
+
+/* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
+ * of logits and their gradient, sums over rows, each thread's tiles. */
+static size_t host_working_bytes(const struct ppo_config *k, const struct model_config *m, int64_t rows) {
+    enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
+    const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
+    const size_t logits = (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act));
+    const size_t head = (size_t)(min_i64(rows, HEAD_ROWS) * m->hidden) * 4;
+    return (band < BAND ? band : BAND) + logits + head + (size_t)threads * THREAD + SMALL;
+}
+
+/* Bytes of a list of data files as rows in memory: parquet is compressed, and a row keeps its JSON and its ids. */
+static size_t rows_bytes(const char *const *files, int64_t n) {
+    size_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t bytes = file_size(files[i]);
+        const size_t len = strlen(files[i]);
+        const bool parquet = len > 8 && strcmp(files[i] + len - 8, ".parquet") == 0;
+        if (bytes > 0) sum += (size_t)bytes * (parquet ? 8 : 3);
+    }
+    return sum;
+}
+
+static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
+    enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40, LIST = 32 };
+    char *path = file_join(k->tokenizer_dir, "tokenizer.json");
+    const int64_t file = file_size(path);
+    free(path);
+    const int64_t tokens = k->train_batch_size * k->train.n * p->max_len;
+    return PROGRAM                             /* code, libraries, stacks, trackers */
+           + (file > 0 ? (size_t)file * 4 : 0) /* tokenizer, and its file while it is read */
+           + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
+           (size_t)tokens * TOKEN                       /* a batch's columns, twice in the update */
+           + (size_t)(tokens * ppo_distill_k(k)) * LIST /* the teacher's lists and the student's */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
+}
+
+/* The critic's own memory, and its pass in the block: one size for values and updates. */
+static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+    const struct ppo_critic_config *c = &k->critic;
+    const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
+    const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
+    const int64_t batch = k->train_batch_size * k->train.n;
+    size_t elems = train_pages((size_t)model_config_params(v) * 4), state;
+    int64_t rows, seqs;
+    p->critic = train_pages(model_open_bytes(v, dev, &open));
+    if (c->lora.on) {
+        struct lora_plan l;
+        TRY(model_lora_plan(&l, v, dev, k->act, &c->lora.cfg, &c->optim));
+        p->critic += train_pages(l.weights) + train_pages(l.moments);
+        p->n_train_critic = l.n_train;
+        elems = train_pages(l.master);
+        state = l.host;
+    } else {
+        p->critic += train_pages(optim_bytes(v, dev, k->act, &c->optim, &state));
+    }
+    p->critic += elems + (c->optim.host_master ? 0 : elems); /* gradients, master */
+    p->offload += state + (c->optim.host_master ? elems : 0);
+    cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
+    cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
+    if (rows > p->max_rows_critic) p->max_rows_critic = rows;
+    if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
+    p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
+    p->critic_pass = critic_bytes(p, k, p->critic_keep);
+    return 0;
+}
+
+/* The reward model scores beside generation, so what it needs is its own. */
+static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, struct dev *dev) {
+    const struct ppo_rm_config *r = &k->rm;
+    struct reward_model_args *a = &p->rm_args;
+    *a = (struct reward_model_args){
+        .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
+    if (r->judge.prompt_template) {
+        const int64_t batch = k->train_batch_size * (k->train.n + 1); /* and a baseline: no more are asked for at once */
+        a->judge = r->judge;
+        a->judge.dev = dev;
+        a->judge.dir = r->model_dir;
+        a->judge.act = k->act;
+        a->judge.max_seqs = min_i64(r->judge.max_seqs, batch);
+        if (a->judge.max_rows < a->judge.max_seqs) a->judge.max_rows = a->judge.max_seqs;
+        a->max_rows = a->judge.max_rows;
+    } else {
+        cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
+    }
+    p->rm = train_pages(reward_model_bytes(&r->model, a));
+}
+
+/* Host memory that offload may take: the machine's, less an eighth for everything else. */
+static size_t host_limit(void) {
+    const long n = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
+}
+
+static void plan_teacher(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    p->teacher = train_pages(model_open_bytes(t, dev, &open));
+    cut_limits(k->distill.cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher);
+    const struct actor_args a = {
+        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = ppo_distill_k(k)};
+    p->teacher_pass = actor_block_bytes(t, k->act, &a);
+}
+
+/* The largest of the passes that share the block with the rollout. */
+static size_t passes_bytes(const struct ppo_plan *p) {
+    return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
+}
+
+static size_t fixed_bytes(const struct ppo_plan *p) {
+    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->teacher + p->critic + p->rm + p->working +
+           p->system + p->host;
+}
+
+/* The largest block that the limit leaves room for. */
+static size_t block_room(const struct ppo_plan *p) {
+    const size_t fixed = fixed_bytes(p), page = train_pages(1);
+    return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
+}
+
+/* The ops serve another model beside the policy. */
+static void widen(struct dev_sizes *s, const struct model_config *c) {
+    const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
+    if (c->hidden > s->hidden) s->hidden = c->hidden;
+    if (c->ffn > s->ffn) s->ffn = c->ffn;
+    if (qkv > s->qkv) s->qkv = qkv;
+    if (c->vocab > s->vocab) s->vocab = c->vocab;
+    if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {
+        s->n_q_heads = c->n_q_heads;
+        s->head_dim = c->head_dim;
+    }
+}
+
+/* Rows of each phase, and what the ops need for so many. */
+static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    enum { DECODE_UNIT = 128 }; /* the decoder's steps run at rounded numbers of rows */
+    const int64_t batch = k->train_batch_size * k->train.n;
+    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
+    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
+    p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
+    int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    if (p->max_rows_critic > rows) rows = p->max_rows_critic;
+    if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
+    if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
+    p->sizes = (struct dev_sizes){.act = k->act,
+                                  .rows = rows > p->max_rows_roll ? rows : p->max_rows_roll,
+                                  .decode = p->max_seqs + DECODE_UNIT,
+                                  .hidden = m->hidden,
+                                  .ffn = m->ffn,
+                                  .qkv = (m->n_q_heads + 2 * m->n_kv_heads) * m->head_dim,
+                                  .vocab = m->vocab,
+                                  .n_q_heads = m->n_q_heads,
+                                  .head_dim = m->head_dim,
+                                  .train = true};
+    if (p->others.critic) widen(&p->sizes, p->others.critic);
+    if (p->others.teacher) widen(&p->sizes, p->others.teacher);
+    if (k->rm.enable) widen(&p->sizes, &k->rm.model);
+    if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
+    p->system = train_system_bytes(dev);
+    p->working = train_on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
+}
+
+/* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
+static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
+    const int64_t per_seq = (p->max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN;
+    struct rollout_decoder_args r = {.n_pages = p->max_seqs * per_seq,
+                                     .max_rows = p->max_rows_roll,
+                                     .max_seqs = p->max_seqs,
+                                     .max_len = p->max_len,
+                                     .max_burst = rollout_device_burst(dev)};
+    p->rollout = rollout_decoder_bytes(m, k->act, &r);
+    if (p->rollout > budget) {
+        const size_t over = p->rollout - budget, page = rollout_page_bytes(m, k->act);
+        const int64_t fewer = (int64_t)((over + page - 1) / page);
+        r.n_pages = r.n_pages - fewer > per_seq ? r.n_pages - fewer : per_seq;
+        p->rollout = rollout_decoder_bytes(m, k->act, &r);
+    }
+    p->n_pages = r.n_pages;
+}
+
+/* Where the plan is to choose: the updates keep of their activations what has room beside everything else. On a GPU that
+ * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
+ * so that it is what the block holds in any case. */
+static void plan_keep(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const size_t room = train_on_gpu(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    const struct model_config *v = p->others.critic;
+    if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
+        p->update = update_bytes(p, k, m, p->keep);
+    }
+    if (v && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
+        p->critic_pass = critic_bytes(p, k, p->critic_keep);
+    }
+}
+
+void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
+    struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
+    if (dev_has_host_memory(dev)) return;
+    if (o->host_master || v->host_master || k->ref_offload)
+        log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+    o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
+}
+
+int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct ppo_others others,
+                  struct dev *dev) {
+    const size_t elems = train_pages((size_t)model_config_params(m) * 4);
+    size_t state;
+    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .others = others, .host_limit = host_limit()};
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
+    p->weights = train_pages(model_open_bytes(m, dev, &open));
+    p->master = p->grads = elems;
+    p->moments = train_pages(optim_bytes(m, dev, k->act, &k->optim, &state));
+    if (k->lora.on) {
+        struct lora_plan l;
+        TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+        p->adapter = train_pages(l.weights);
+        p->n_train = l.n_train;
+        p->master = p->grads = train_pages(l.master);
+        p->moments = train_pages(l.moments);
+        state = l.host;
+    }
+    p->offload = state;
+    if (k->optim.host_master) {
+        p->offload += p->master;
+        p->master = 0;
+    }
+    const bool reference = k->use_kl_loss || k->use_kl_in_reward;
+    if (reference && !k->lora.on) {
+        const struct model_open_args frozen = {
+            .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = p->max_len};
+        p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
+        if (k->ref_offload) p->offload += p->weights - p->ref;
+    }
+    cut_limits(k->update_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_update, &p->max_seqs_update);
+    p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
+    p->update = update_bytes(p, k, m, p->keep);
+    /* old_log_prob passes, when forced, use the update's buffers in its own cut */
+    if (reference) p->ref_pass = ref_bytes(p, k, m, dev);
+    if (others.critic) TRY(plan_critic(p, k, others.critic, dev));
+    if (others.teacher) plan_teacher(p, k, others.teacher, dev);
+    if (k->rm.enable) plan_reward_model(p, k, dev);
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    p->host = train_on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
+    plan_working(p, k, m, dev);
+    plan_rollout(p, k, m, dev);
+    plan_keep(p, k, m, dev);
+    plan_rollout(p, k, m, dev);
+    p->block = max_size(p->rollout, passes_bytes(p));
+    p->total = fixed_bytes(p) + train_pages(p->block);
+    return 0;
+}
+
+static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
+    const bool small = bytes < (size_t)1 << 30;
+    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB",
+             note);
+}
+
+/* Why the update recomputes what it does. */
+static void recompute_line(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+    const size_t all = update_bytes(p, k, m, MODEL_KEEP_ALL);
+    const bool partly = p->update<all, on_host = p->host> 0;
+    if (k->recompute != RECOMPUTE_AUTO)
+        buf_addf(b, "  recompute: as %s says\n",
+                 conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" : "trainer.recompute");
+    else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
+    else
+        buf_addf(b, "  recompute: all activations of an update are %.2f GiB; kept is what fits %s\n", (double)all / 0x1p30,
+                 on_host ? "the block at the size that other phases give it" : "the limit");
+}
+
+int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+    char note[160], kept[96];
+    buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
+             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
+             (long long)k->max_prompt_length, (long long)k->max_response_length);
+    row(b, "policy weights", p->weights,
+        k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
+    if (p->adapter) row(b, "adapter", p->adapter, "compute copies and working space");
+    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->n_train);
+    row(b, "fp32 master", p->master, k->optim.host_master ? "in host memory" : p->adapter ? note : "");
+    row(b, "gradients", p->grads, "fp32");
+    snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
+             k->optim.host_state    ? "; in host memory, here are buffers"
+             : k->optim.host_master ? "; with buffers of the master"
+                                    : "");
+    row(b, "optimizer state", p->moments, note);
+    if (p->ref)
+        row(b, "reference weights", p->ref,
+            k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
+    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
+    snprintf(note, sizeof note, "%s; of an adapter and the head, %lld parameters, the rest",
+             k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
+    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
+    if (p->rm) {
+        if (p->rm_args.judge.prompt_template)
+            snprintf(note, sizeof note, "a judge: weights, keys and values of %lld opinions", (long long)p->rm_args.judge.max_seqs);
+        else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
+        row(b, "reward model", p->rm, note);
+    }
+    buf_addf(b, "  one block, used in turn by\n");
+    snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLLOUT_PAGE_LEN,
+             (long long)p->max_seqs);
+    row(b, "  rollout: keys, values, head", p->rollout, note);
+    row(b, "  reference log-probs", p->ref_pass, "");
+    snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
+    if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
+    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
+             train_keep_text(p->keep, m, kept, sizeof kept));
+    row(b, "  update: activations", p->update, note);
+    if (p->critic) {
+        snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
+                 train_keep_text(p->critic_keep, p->others.critic, kept, sizeof kept));
+        row(b, "  critic: values and update", p->critic_pass, note);
+    }
+    row(b, "working space", p->working, "of the matrix products, the head, the threads");
+    if (p->system) row(b, "kernels and recorded work", p->system, "the driver's (measured, not laid out)");
+    if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
+    row(b, "total", p->total, "");
+    buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
+    recompute_line(p, k, m, b);
+    if (p->offload) row(b, "offloaded: page-locked host memory", p->offload, "");
+    return 0;
+}
+
+/* ---- refusals ---- */
+
+/* Whether a run with this configuration instead would fit. */
+static bool fits(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev) {
+    struct ppo_plan p;
+    return ppo_plan_make(&p, k, m, others, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
+}
+
+/* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
+static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
+                        struct actor_cut *cut) {
+    struct ppo_config c = *k;
+    const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
+    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
+    while (*limit > least) {
+        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
+        if (*limit < least) *limit = least;
+        c.update_cut = *cut;
+        if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
+        if (fits(&c, m, others, dev)) return true;
+    }
+    return false;
+}
+
+/* The same of the critic's update; its values follow. */
+static bool smaller_critic_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
+                               struct actor_cut *cut) {
+    struct ppo_config c = *k;
+    struct actor_cut *values = &c.critic.values_cut;
+    const int64_t least = cut->max_seqs > 0 ? 1 : k->max_prompt_length + k->max_response_length;
+    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
+    while (others.critic && *limit > least) {
+        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
+        if (*limit < least) *limit = least;
+        c.critic.update_cut = *cut;
+        if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
+        if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
+        if (fits(&c, m, others, dev)) return true;
+    }
+    return false;
+}
+
+/* " (other programs hold 30.1 GiB of this GPU)", or nothing. */
+static const char *others_text(const struct dev *dev, char text[96]) {
+    text[0] = '\0';
+    if (dev->mem_others)
+        snprintf(text, 96, " (other programs hold %.2f GiB of this GPU: nvidia-smi lists them)", (double)dev->mem_others / 0x1p30);
+    return text;
+}
+
+/* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
+static void try_offload(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
+                        struct ppo_config *c, const char **text) {
+#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
+#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+    const bool ref = !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward) && !k->ref_offload, state = !k->optim.host_state;
+    *text = NULL;
+    if (!dev_has_host_memory(dev)) return;
+    for (int i = 1; i < 4; i++) { /* the cheapest first */
+        const bool r = i & 1, s = i & 2;
+        if ((r && !ref) || (s && !state)) continue;
+        c->ref_offload = k->ref_offload || r;
+        c->optim.host_state = k->optim.host_state || s;
+        c->optim.host_master = k->optim.host_master || s;
+        if (fits(c, m, others, dev)) {
+            *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
+            return;
+        }
+    }
+    c->ref_offload = k->ref_offload;
+    c->optim = k->optim;
+#undef REF_KEY
+#undef STATE_KEY
+}
+
+static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
+
+/* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
+static const char *let_recompute(struct ppo_config *c) {
+    const bool actor = keeps_more(c->recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
+    if (!actor && !critic) return NULL;
+    c->recompute = c->critic.recompute = RECOMPUTE_AUTO;
+    if (!conf_is_null(c->conf, "trainer.recompute")) return "trainer.recompute=auto";
+#define ACTOR_KEY "actor_rollout_ref.model.enable_gradient_checkpointing=True"
+#define CRITIC_KEY "critic.model.enable_gradient_checkpointing=True"
+    return !critic ? ACTOR_KEY : actor ? ACTOR_KEY " with " CRITIC_KEY : CRITIC_KEY;
+#undef ACTOR_KEY
+#undef CRITIC_KEY
+}
+
+/* The nearest change that fits: first those that leave the result as it is. */
+static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    char others[96], need[160];
+    struct ppo_config c = *k;
+    struct actor_cut cut = k->update_cut;
+    const char *offload;
+    const bool tokens = cut.max_seqs == 0;
+    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
+             (double)p->limit / 0x1p30, others_text(dev, others));
+    if (smaller_cut(k, m, p->others, dev, &cut))
+        FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
+             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+             (long long)(tokens ? cut.max_rows : cut.max_seqs));
+    cut = k->critic.update_cut;
+    if (smaller_critic_cut(k, m, p->others, dev, &cut)) {
+        const bool rows = cut.max_seqs == 0;
+        FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
+             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
+             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
+    }
+    if (p->rm_args.judge.prompt_template) {
+        for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
+            if (fits(&c, m, p->others, dev))
+                FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
+                     (long long)c.rm.judge.max_seqs);
+        c = *k;
+    }
+    const char *recompute = let_recompute(&c); /* stays so in all that follows */
+    if (recompute && fits(&c, m, p->others, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
+    const char *with = recompute ? " with " : "";
+    if (!recompute) recompute = "";
+    try_offload(k, m, p->others, dev, &c, &offload);
+    if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
+    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
+        if (fits(&c, m, p->others, dev))
+            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
+                 (long long)c.max_num_seqs, with, recompute);
+    if (fixed_bytes(p) >= p->limit)
+        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
+             (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
+             p->ref ? ", or use_kl_loss=False (no reference model)" : "");
+    FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
+}
+
+int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    if (p->offload > p->host_limit)
+        FAIL(ERR_NOMEM,
+             "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
+             "optimizer_offload off",
+             (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
+    return p->total > p->limit ? refuse(p, k, m, dev) : 0;
+}

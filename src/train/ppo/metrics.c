@@ -1,0 +1,271 @@
+/* metrics.c - verl's per-step numbers from a finished batch (spec 4.2 to
+ * 4.4, verl/trainer/ppo/metric_utils.py compute_data_metrics), and the dumps. */
+#include "train/ppo/ppo_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct spread {
+    double sum, max, min;
+    int64_t n;
+};
+static void spread_add(struct spread *s, double v) {
+    s->max = s->n == 0 || v > s->max ? v : s->max;
+    s->min = s->n == 0 || v < s->min ? v : s->min;
+    s->sum += v;
+    s->n++;
+}
+static double spread_mean(const struct spread *s) { return s->n ? s->sum / (double)s->n : 0; }
+static void spread_set(struct metrics *m, const struct spread *s, const char *name) {
+    metrics_set(m, spread_mean(s), "%s/mean", name);
+    metrics_set(m, s->max, "%s/max", name);
+    metrics_set(m, s->min, "%s/min", name);
+}
+
+static struct spread token_spread(const struct batch *b, const char *name) {
+    struct spread s = {0};
+    const struct batch_col *c = batch_find(b, name);
+    uint8_t *mask = ppo_mask(b);
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
+        if (mask[t]) spread_add(&s, c->f64[t]);
+    free(mask);
+    return s;
+}
+
+/* 1 - var(returns - values) / var(returns), n - 1, over valid tokens (verl adds 1e-5 below). */
+static double explained_variance(const struct batch *b) {
+    const double *ret = batch_find(b, "returns")->f64, *val = batch_find(b, "values")->f64;
+    const int64_t n_tokens = batch_find(b, "returns")->off[b->n_rows];
+    uint8_t *mask = ppo_mask(b);
+    double n = 0, mean_r = 0, mean_d = 0, var_r = 0, var_d = 0;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        if (!mask[t]) continue;
+        n++;
+        mean_r += ret[t];
+        mean_d += ret[t] - val[t];
+    }
+    mean_r /= n;
+    mean_d /= n;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        if (!mask[t]) continue;
+        var_r += (ret[t] - mean_r) * (ret[t] - mean_r);
+        var_d += (ret[t] - val[t] - mean_d) * (ret[t] - val[t] - mean_d);
+    }
+    free(mask);
+    return n > 1 ? 1 - var_d / (n - 1) / (var_r / (n - 1) + 1e-5) : 0;
+}
+
+/* How much of the gradient is noise, where the old pass gave sums of squared probabilities (verl
+ * compute_variance_proxy_metrics): W of a row is the sum of 1 - 2 pi + sum pi^2 over its tokens. */
+static void variance_proxy(struct ppo *p, const struct batch *b) {
+    const struct batch_col *adv = batch_find(b, "advantages"), *pi2 = batch_find(b, "sum_pi_squared"),
+                           *old = batch_find(b, "old_log_probs"), *is = batch_find(b, "rollout_is_weights");
+    const double rows = (double)b->n_rows;
+    double norm = 0, power = 0, a2 = 0, w_is = 0;
+    if (!pi2 || !adv || !metrics_get(&p->metrics, "actor/grad_norm", &norm)) return;
+    uint8_t *mask = ppo_mask(b);
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        double a = 0, w = 0, rho = 0, n = 1e-8;
+        for (int64_t t = adv->off[i]; t < adv->off[i + 1]; t++) {
+            if (!mask[t]) continue;
+            const double x = 1 - 2 * exp(old->f64[t]) + pi2->f64[t], r = is ? is->f64[t] : 1;
+            a += adv->f64[t];
+            w += x * r * r / fmax(r * r, 1e-10); /* a token of weight 0 does not count */
+            w_is += x * r * r / rows;
+            rho += r;
+            n++;
+        }
+        a /= n;
+        rho = is ? rho / n : 1;
+        power += rho * rho * a * a * fmax(w, 0) / rows;
+        a2 += a * a / rows;
+    }
+    free(mask);
+    struct metrics *m = &p->metrics;
+    metrics_set(m, norm * norm, "variance_proxy/proxy1_signal_strength");
+    metrics_set(m, power, "variance_proxy/proxy2_total_power");
+    metrics_set(m, rows > 1 ? fmax(0, (power - norm * norm) / (rows - 1)) : 0, "variance_proxy/proxy3_pure_noise");
+    metrics_set(m, a2, "variance_proxy/expected_a_squared");
+    metrics_set(m, w_is, "variance_proxy/expected_w");
+}
+
+static struct spread row_sums(const struct batch *b, const char *name) {
+    struct spread s = {0};
+    const struct batch_col *c = batch_find(b, name);
+    for (int64_t i = 0; c && i < b->n_rows; i++) {
+        double sum = 0;
+        for (int64_t t = c->off[i]; t < c->off[i + 1]; t++) sum += c->f64[t];
+        spread_add(&s, sum);
+    }
+    return s;
+}
+
+static struct spread lengths(const struct batch *b, const char *name, int64_t width, double *clip) {
+    struct spread s = {0};
+    int64_t full = 0;
+    const struct batch_col *c = batch_find(b, name);
+    for (int64_t i = 0; c && i < b->n_rows; i++) {
+        spread_add(&s, (double)batch_len(c, i));
+        full += batch_len(c, i) == width;
+    }
+    *clip = b->n_rows ? (double)full / (double)b->n_rows : 0;
+    return s;
+}
+
+int ppo_data_metrics(struct ppo *p, const struct batch *b) {
+    static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
+    static const char *const tokens[][2] = {
+        {"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
+    struct metrics *m = &p->metrics;
+    struct spread s;
+    double clip;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) { /* what a program of verlc.h did not compute has no metric */
+        s = row_sums(b, rows[i][0]);
+        if (s.n > 0) spread_set(m, &s, rows[i][1]);
+    }
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        s = token_spread(b, tokens[i][0]);
+        if (batch_find(b, tokens[i][0])) spread_set(m, &s, tokens[i][1]);
+    }
+    if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
+    variance_proxy(p, b);
+    const struct spread resp = lengths(b, "responses", p->k.max_response_length, &clip);
+    spread_set(m, &resp, "response_length");
+    metrics_set(m, clip, "response_length/clip_ratio");
+    spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
+    metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
+    metrics_set(m, 0, "response/aborted_ratio");
+    const struct spread prompt = lengths(b, "prompts", p->k.max_prompt_length, &clip);
+    spread_set(m, &prompt, "prompt_length");
+    metrics_set(m, clip, "prompt_length/clip_ratio");
+    metrics_set(m, 2, "num_turns/min");
+    metrics_set(m, 2, "num_turns/max");
+    metrics_set(m, 2, "num_turns/mean");
+    /* groups that teach nothing: every sample of the prompt has the same score */
+    const struct batch_col *group = batch_find(b, "group"), *score = batch_find(b, "score");
+    int64_t groups = 0, flat = 0;
+    for (int64_t lo = 0, hi; lo < b->n_rows; lo = hi) {
+        bool same = true;
+        for (hi = lo; hi < b->n_rows && group->i64[hi] == group->i64[lo]; hi++) same &= score->f64[hi] == score->f64[lo];
+        groups++;
+        flat += same;
+    }
+    metrics_set(m, groups ? (double)flat / (double)groups : 0, "train/zero_variance_groups");
+    const double total = prompt.sum + resp.sum;
+    static const char *const balanced[] = {"min", "max", "balanced_min", "balanced_max", "mean"};
+    for (int i = 0; i < 5; i++) metrics_set(m, total, "global_seqlen/%s", balanced[i]); /* one rank */
+    metrics_set(m, 0, "global_seqlen/minmax_diff");
+    double step = 0, t;
+    static const char *const stages[] = {
+        "gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "dump_rollout_generations"};
+    char name[64];
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        snprintf(name, sizeof name, "timing_s/%s", stages[i]);
+        if (metrics_get(m, name, &t)) step += t;
+    }
+    metrics_set(m, step, "timing_s/step");
+    if (metrics_get(m, "timing_s/gen", &t)) metrics_set(m, t * 1000 / resp.sum, "timing_per_token_ms/gen");
+    static const char *const whole[] = {"ref", "values", "adv", "update_critic", "update_actor"};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        snprintf(name, sizeof name, "timing_s/%s", whole[i]);
+        if (metrics_get(m, name, &t)) metrics_set(m, t * 1000 / total, "timing_per_token_ms/%s", whole[i]);
+    }
+    metrics_set(m, total, "perf/total_num_tokens");
+    metrics_set(m, step, "perf/time_per_step");
+    metrics_set(m, step > 0 ? total / step : 0, "perf/throughput");
+    metrics_set(m, (double)p->dev.peak / 0x1p30, "perf/max_memory_allocated_gb");
+    struct dev_memory now; /* perf/device_allocations: since the step before; 0 says that the plan held */
+    TRY(dev_memory(&p->dev, &now));
+    metrics_set(m, (double)(p->dev.peak + now.working + now.system) / 0x1p30, "perf/max_memory_reserved_gb");
+    metrics_set_i64(m, now.n_allocs - p->memory.n_allocs, "perf/device_allocations");
+    p->memory = now;
+    return 0;
+}
+
+/* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
+
+static int write_dump(const struct ppo *p, const struct batch *b, const char *dir) {
+    struct batch_col *prompts;
+    struct buf out = {0}, text = {0};
+    int rc = 0;
+    TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
+    const struct batch_col *resp = batch_find(b, "text"), *score = batch_find(b, "score"), *rm = batch_find(b, "reward_model"),
+                           *extra = batch_find(b, "reward_extra_info"), *status = batch_find(b, "reward_status");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        buf_reset(&text);
+        TRYG(tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
+        json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+        json_t *o =
+            json_pack("{s:s%, s:s, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i], "gts", gt,
+                      "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]), "step", (json_int_t)p->step);
+        if (!o) FAILG(out, ERR_INTERNAL, "a generated sample cannot be written as JSON");
+        if (!gt) json_object_set_new(o, "gts", json_null());
+        if (extra) json_object_update_missing(o, extra->json[i]);
+        if (status && strcmp(status->str[i], "score") != 0) json_object_set_new(o, "reward_status", json_string(status->str[i]));
+        rc = json_dump_line(&out, o);
+        json_decref(o);
+        if (rc < 0) goto out;
+        TRYG(buf_addc(&out, '\n'), out);
+    }
+    TRYG(file_mkdirs(dir), out);
+    char *path = xasprintf("%s/%lld.jsonl", dir, (long long)p->step);
+    rc = file_write_atomic(path, out.p ? out.p : "", out.n);
+    free(path);
+out:
+    buf_free(&out);
+    buf_free(&text);
+    return rc;
+}
+
+void ppo_dump(struct ppo *p, const struct batch *b, const char **dir) {
+    if (!*dir || write_dump(p, b, *dir) == 0) return;
+    log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)p->step, err_msg());
+    *dir = NULL;
+}
+
+/* ---- samples for run.db ---- */
+
+static struct track_sample sample_of(const struct ppo *p, const struct batch *b, int64_t i) {
+    const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
+                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
+                           *adv = batch_find(b, "advantages");
+    const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+    return (struct track_sample){
+        .step = p->step,
+        .uid = batch_find(b, "uid")->i64[i],
+        .index = batch_find(b, "sample_index")->i64[i],
+        .data_source = source ? source->str[i] : "",
+        .response = batch_find(b, "text")->str[i],
+        .ground_truth = json_is_string(gt) ? json_string_value(gt) : "",
+        .prompt_ids = prompts->i32 + prompts->off[i],
+        .n_prompt = batch_len(prompts, i),
+        .ids = resp->i32 + resp->off[i],
+        .n = batch_len(resp, i),
+        .logp = batch_find(b, "rollout_log_probs")->f32 + resp->off[i],
+        .score = batch_find(b, "score")->f64[i],
+        .advantage = adv ? adv->f64[adv->off[i]] : NAN,
+        .reward_status = batch_find(b, "reward_status")->str[i],
+        .extra = batch_find(b, "reward_extra_info")->json[i],
+        .finish = batch_find(b, "finish")->str[i],
+    };
+}
+
+void ppo_record(struct ppo *p, const struct batch *b, bool validation) {
+    struct buf prompt = {0};
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        struct track_sample s = sample_of(p, b, i);
+        buf_reset(&prompt);
+        if (tokenizer_decode(p->tok, s.prompt_ids, s.n_prompt, true, &prompt) < 0) continue;
+        s.validation = validation;
+        s.prompt = prompt.p ? prompt.p : "";
+        track_sample(p->track, &s);
+    }
+    buf_free(&prompt);
+}

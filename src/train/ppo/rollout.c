@@ -1,0 +1,570 @@
+/* rollout.c - the generation stage: prompts in, scored samples out.
+ *
+ * A sample is decoded and handed to the grader the moment it ends, while the rest
+ * is still being generated.  With filter_groups a prompt whose samples are all
+ * alike is replaced in the running engine as soon as its last sample is scored.
+ * Invariant: what comes out depends on the weights, the data's order and the seeds
+ * alone, not on the order in which samples end or scorers answer. */
+#include "train/ppo/ppo_int.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct gen_sample {
+    int32_t *ids;
+    float *logp;
+    char *text;
+    int64_t n, n_preempted;
+    enum rollout_finish finish;
+    double seconds;
+    struct reward_result reward;
+    bool scored;
+};
+
+/* One prompt and its samples. */
+struct gen_group {
+    const struct batch *prompts; /* its row is there */
+    struct batch *owned;         /* that batch, when it is this prompt alone */
+    int64_t row, data_row;       /* in prompts; in the training data (filter_groups) */
+    uint64_t seed;
+    int64_t n_scored;
+    bool useless; /* filter_groups: replaced */
+};
+
+struct gen {
+    struct ppo *p;
+    const struct ppo_sampling *sp;
+    struct rollout_engine *engine;
+    struct gen_group *groups;
+    int64_t n_groups, cap_groups;
+    struct gen_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
+    int64_t cap_samples, n, per; /* samples of a prompt without and with the baseline */
+    int64_t n_done, tokens;
+    int64_t n_useless, useless_run; /* prompts replaced; in a row */
+    double start;
+    bool validation, baseline, filter;
+};
+
+/* ---- scoring ---- */
+
+static const json_t *json_of(const struct gen_group *g, const char *column) {
+    const struct batch_col *c = batch_find(g->prompts, column);
+    return c ? c->json[g->row] : NULL;
+}
+
+/* To the scorer by rule. rm: the reward model's result, which a Python scorer finds in extra_info; NULL: no reward model. */
+static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    json_t *extra = rm ? json_deep_copy(json_of(group, "extra_info")) : NULL;
+    if (rm && !json_is_object(extra)) {
+        json_decref(extra);
+        extra = json_object();
+    }
+    if (rm) json_object_update(extra, rm->extra);
+    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
+    const struct batch_col *source = batch_find(group->prompts, g->p->k.reward_fn_key);
+    const struct reward_request q = {
+        .data_source = source ? source->str[group->row] : "",
+        .solution = s->text,
+        .n_solution = strlen(s->text),
+        .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+        .extra_info = rm ? extra : json_of(group, "extra_info"),
+        .response_len = s->n,
+    };
+    const int rc = reward_submit(g->p->reward, &q, i);
+    json_decref(extra);
+    return rc;
+}
+
+static int score_sample(struct gen *g, int64_t i) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    const struct batch_col *uid = batch_find(group->prompts, "uid");
+    if (!g->p->rm) return score_by_rule(g, i, NULL);
+    const struct reward_model_sample q = {
+        .messages = json_of(group, "raw_prompt"),
+        .prompt = prompts->i32 + prompts->off[group->row],
+        .n_prompt = batch_len(prompts, group->row),
+        .response = s->ids,
+        .n_response = s->n,
+        .judge = {.messages = json_of(group, "raw_prompt"),
+                  .response = s->text,
+                  .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+                  .seed = ~group->seed, /* not the policy's draws */
+                  .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
+    };
+    return reward_model_submit(g->p->rm, &q, i);
+}
+
+static int on_sample(void *arg, const struct rollout_sample *s) {
+    struct gen *g = arg;
+    const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
+    const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
+    struct gen_sample *o = &g->samples[i];
+    struct buf text = {0};
+    o->n = s->n;
+    o->ids = xmalloc((size_t)s->n * sizeof *o->ids);
+    o->logp = xmalloc((size_t)s->n * sizeof *o->logp);
+    memcpy(o->ids, s->ids, (size_t)s->n * sizeof *o->ids);
+    memcpy(o->logp, s->logp, (size_t)s->n * sizeof *o->logp);
+    o->finish = s->finish;
+    o->seconds = s->seconds;
+    o->n_preempted = s->n_preempted;
+    const int rc = tokenizer_decode(g->p->tok, s->ids, s->n, true, &text);
+    o->text = buf_take(&text);
+    TRY(rc);
+    g->n_done++;
+    g->tokens += s->n;
+    return score_sample(g, i);
+}
+
+static void drop_sample(struct gen_sample *s) {
+    free(s->ids);
+    free(s->logp);
+    free(s->text);
+    s->ids = NULL;
+    s->logp = NULL;
+    s->text = NULL;
+}
+
+/* ---- submitting ---- */
+
+static int submit_group(struct gen *g, int64_t k) {
+    const struct gen_group *group = &g->groups[k];
+    const struct ppo_sampling *sp = g->sp;
+    const struct model_config *c = &g->p->policy->cfg;
+    struct batch_col *prompts, *uid;
+    int32_t stop_ids[17];
+    int64_t n_stop = 0;
+    for (int i = 0; i < c->n_eos; i++) stop_ids[n_stop++] = (int32_t)c->eos[i];
+    const int32_t eos = tokenizer_eos(g->p->tok);
+    if (eos >= 0) stop_ids[n_stop++] = eos;
+    TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
+    TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
+    struct rollout_request q = {
+        .prompt = prompts->i32 + prompts->off[group->row],
+        .n_prompt = batch_len(prompts, group->row),
+        .n = sp->n,
+        .max_tokens = g->p->k.max_response_length,
+        .temperature = (float)sp->temperature,
+        .top_p = (float)sp->top_p,
+        .min_p = (float)sp->min_p,
+        .repetition_penalty = (float)sp->repetition_penalty,
+        .top_k = (int32_t)sp->top_k,
+        .seed = group->seed,
+        .uid = (uint64_t)uid->i64[group->row],
+        .ignore_eos = sp->ignore_eos,
+        .stop_ids = stop_ids,
+        .n_stop_ids = n_stop,
+        .user = (void *)(intptr_t)(2 * k),
+    };
+    TRY(rollout_submit(g->engine, &q, NULL));
+    if (!g->baseline) return 0;
+    q.n = 1;
+    q.temperature = 0;
+    q.user = (void *)(intptr_t)(2 * k + 1);
+    return rollout_submit(g->engine, &q, NULL);
+}
+
+static int add_group(struct gen *g, const struct gen_group *group) {
+    const int64_t had = g->n_groups * g->per;
+    xgrow((void **)&g->groups, &g->cap_groups, g->n_groups + 1, sizeof *g->groups);
+    xgrow((void **)&g->samples, &g->cap_samples, had + g->per, sizeof *g->samples);
+    memset(g->samples + had, 0, (size_t)g->per * sizeof *g->samples);
+    g->groups[g->n_groups] = *group;
+    return submit_group(g, g->n_groups++);
+}
+
+/* ---- prompts ---- */
+
+/* The randomness of an epoch: a row seen again draws anew. */
+static uint64_t epoch_seed(const struct ppo *p) { return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u); }
+
+static int next_prompts(struct ppo *p, struct batch *b) {
+    const int64_t *rows;
+    int64_t n;
+    int got = data_sampler_next(&p->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&p->sampler, &rows, &n); /* a new epoch */
+    TRY(got);
+    CHECK(got == 1);
+    return rl_dataset_batch(p->train_data, rows, n, b);
+}
+
+/* ---- filter_groups ---- */
+
+/* The next prompt of the training data joins the running engine. */
+static int add_next_prompt(struct gen *g) {
+    struct gen_group group = {0};
+    struct batch *b = xcalloc(1, sizeof *b);
+    group.data_row = data_sampler_take(&g->p->sampler);
+    group.seed = epoch_seed(g->p);
+    const int rc = rl_dataset_batch(g->p->train_data, &group.data_row, 1, b);
+    if (rc < 0) {
+        free(b);
+        return rc;
+    }
+    group.prompts = group.owned = b;
+    return add_group(g, &group);
+}
+
+/* The filter's metric of a scored sample. */
+static int filter_metric(const struct gen *g, const struct gen_sample *s, double *out) {
+    const char *name = g->p->k.filter.metric;
+    *out = s->reward.score;
+    if (strcmp(name, "reward") == 0) return 0;
+    const json_t *v = json_object_get(s->reward.extra, name);
+    if (!json_is_number(v) && !json_is_boolean(v))
+        FAIL(ERR_INVAL,
+             "algorithm.filter_groups.metric=%s: the scorer gives no such number; use reward, or a key of the dict that "
+             "it returns",
+             name);
+    *out = json_is_boolean(v) ? (double)json_is_true(v) : json_number_value(v);
+    return 0;
+}
+
+/* Are all of a group's scored samples alike? A lone one is not (verl); a group without any is of no use either. */
+static int group_useless(const struct gen *g, int64_t k, bool *useless) {
+    double first = 0, v;
+    int64_t n = 0;
+    bool alike = true;
+    for (int64_t i = k * g->per; i < k * g->per + g->n; i++) {
+        if (g->samples[i].reward.status != REWARD_SCORE) {
+            if (g->p->k.on_error != REWARD_DROP_SAMPLE) { /* the group goes, or the run stops */
+                *useless = g->p->k.on_error == REWARD_DROP_GROUP;
+                return 0;
+            }
+            continue;
+        }
+        TRY(filter_metric(g, &g->samples[i], &v));
+        if (n++ == 0) first = v;
+        alike = alike && v == first;
+    }
+    *useless = n == 0 || (n > 1 && alike);
+    return 0;
+}
+
+/* A group has its last score: a useless one makes room for the next prompt. One comes for each that goes, so
+ * that in the end the prompts tried are the shortest run of the data with enough useful ones. */
+static int close_group(struct gen *g, int64_t k) {
+    const struct ppo_filter_config *f = &g->p->k.filter;
+    TRY(group_useless(g, k, &g->groups[k].useless));
+    if (!g->groups[k].useless) {
+        g->useless_run = 0;
+        return 0;
+    }
+    for (int64_t i = 0; i < g->per; i++) drop_sample(&g->samples[k * g->per + i]);
+    g->n_useless++;
+    if (++g->useless_run >= g->p->train_data->n && g->useless_run >= g->p->k.train_batch_size)
+        FAIL(ERR_INPUT,
+             "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the "
+             "task is too hard or too easy for this policy, or the scorer always says the same",
+             (long long)g->useless_run, f->metric);
+    if (f->max_gen_batches > 0 && g->n_groups >= f->max_gen_batches * f->gen_batch_size)
+        FAIL(ERR_INPUT,
+             "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so "
+             "fewer than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no "
+             "limit), or look whether the data is too hard or too easy",
+             (long long)g->n_groups, (long long)g->n_useless, (long long)g->p->k.train_batch_size, (long long)f->max_gen_batches);
+    return add_next_prompt(g);
+}
+
+/* ---- the run ---- */
+
+static int take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
+    const int64_t k = tag / g->per;
+    g->samples[tag].reward = *r;
+    g->samples[tag].scored = true;
+    stage_beat(g->p->stages);
+    return ++g->groups[k].n_scored == g->per && g->filter ? close_group(g, k) : 0;
+}
+
+/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). */
+static int take_model_scores(struct gen *g, bool flush) {
+    int64_t tag;
+    struct reward_result r;
+    if (!g->p->rm) return 0;
+    TRY(reward_model_step(g->p->rm, flush));
+    while (reward_model_poll(g->p->rm, &tag, &r) > 0) {
+        if (r.status != REWARD_SCORE || !g->p->k.reward.path) {
+            TRY(take_score(g, tag, &r));
+            continue;
+        }
+        const int rc = score_by_rule(g, tag, &r);
+        reward_result_free(&r);
+        TRY(rc);
+    }
+    return 0;
+}
+
+static int take_scores(struct gen *g, double wait_s) {
+    int64_t tag;
+    struct reward_result r;
+    int got;
+    while ((got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0) TRY(take_score(g, tag, &r));
+    return got;
+}
+
+/* Samples whose score is not there yet. */
+static int64_t unscored(const struct gen *g) {
+    return reward_pending(g->p->reward) + (g->p->rm ? reward_model_pending(g->p->rm) : 0);
+}
+
+static int run_engine(struct gen *g) {
+    double shown = 0;
+    for (;;) {
+        const int more = rollout_step(g->engine);
+        TRY(more);
+        TRY(take_model_scores(g, !more)); /* this and the next may submit further prompts */
+        TRY(take_scores(g, more || reward_pending(g->p->reward) == 0 ? 0 : 0.5));
+        if (more) stage_beat(g->p->stages); /* waiting for a scorer alone is no progress */
+        const double now = clock_now();
+        const struct rollout_stats st = rollout_stats(g->engine);
+        if (now - shown > 0.2) {
+            track_progress(g->p->track, g->p->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
+                           (double)st.sampled / (now - g->start));
+            shown = now;
+        }
+        if (!more && st.waiting + st.running == 0 && unscored(g) == 0) return 0;
+        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
+    }
+}
+
+/* ---- the batch ---- */
+
+/* Columns of the samples of the kept groups; b has their prompts, each n times. */
+static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
+    const int64_t n = b->n_rows;
+    int64_t *lens = xmalloc((size_t)n * sizeof *lens);
+    struct batch_col *ids, *logp, *finish, *text, *status, *score, *extra, *index, *seconds, *preempted, *group;
+    int rc = 0;
+#define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
+    for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
+    TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "finish", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "text", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_status", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "score", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "sample_index", BATCH_I64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "group", BATCH_I64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "seconds", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
+    ids = batch_find(b, "responses");
+    logp = batch_find(b, "rollout_log_probs");
+    finish = batch_find(b, "finish");
+    text = batch_find(b, "text");
+    status = batch_find(b, "reward_status");
+    score = batch_find(b, "score");
+    extra = batch_find(b, "reward_extra_info");
+    index = batch_find(b, "sample_index");
+    group = batch_find(b, "group");
+    seconds = batch_find(b, "seconds");
+    preempted = batch_find(b, "num_preempted");
+    for (int64_t i = 0; i < n; i++) {
+        struct gen_sample *s = SAMPLE(i);
+        memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
+        memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
+        free(finish->str[i]);
+        finish->str[i] = xstrdup(rollout_finish_name(s->finish));
+        free(text->str[i]);
+        text->str[i] = s->text;
+        s->text = NULL;
+        free(status->str[i]);
+        status->str[i] = xstrdup(reward_status_name(s->reward.status));
+        score->f64[i] = s->reward.status == REWARD_SCORE ? s->reward.score : NAN;
+        json_decref(extra->json[i]);
+        extra->json[i] = s->reward.extra ? json_incref(s->reward.extra) : json_object();
+        index->i64[i] = i % g->n;
+        group->i64[i] = i / g->n;
+        seconds->f64[i] = s->seconds;
+        preempted->i64[i] = s->n_preempted;
+    }
+#undef SAMPLE
+    if (!g->baseline) goto out;
+    struct batch_col *baseline;
+    TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
+    for (int64_t i = 0; i < n; i++) {
+        const struct reward_result *r = &g->samples[kept[i / g->n] * g->per + g->n].reward;
+        baseline->f64[i] = r->status == REWARD_SCORE ? r->score : NAN;
+    }
+out:
+    free(lens);
+    return rc;
+}
+
+static void report_errors(const struct gen *g) {
+    int64_t count[REWARD_N_STATUS] = {0};
+    const char *first[REWARD_N_STATUS] = {0};
+    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
+        const struct reward_result *r = &g->samples[i].reward;
+        if (count[r->status]++ == 0) first[r->status] = r->message;
+    }
+    for (int s = 0; s < REWARD_N_STATUS; s++)
+        if (s != REWARD_SCORE && count[s] > 0)
+            log_warn("reward: %lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
+                     reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
+}
+
+static void rollout_metrics(const struct gen *g) {
+    struct metrics *m = &g->p->metrics;
+    const struct rollout_stats st = rollout_stats(g->engine);
+    metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
+    metrics_set(m, (double)st.preempted, "rollout/num_preempted");
+    metrics_set(m, (double)st.pages_peak / (double)st.n_pages, "rollout/kv_pages_peak");
+    if (!g->filter) return;
+    const int64_t size = g->p->k.filter.gen_batch_size;
+    metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");
+    metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
+}
+
+/* The kept groups, in the order of the data, as a batch. */
+static int collect(struct gen *g, const struct batch *prompts, struct batch *out) {
+    int64_t *kept = xmalloc((size_t)g->n_groups * 2 * sizeof *kept), *rows = kept + g->n_groups, n = 0;
+    struct batch own = {0};
+    int rc = 0;
+    for (int64_t k = 0; k < g->n_groups; k++) {
+        if (g->groups[k].useless) continue;
+        rows[n] = g->groups[k].data_row;
+        kept[n++] = k;
+    }
+    if (!prompts) TRYG(rl_dataset_batch(g->p->train_data, rows, n, &own), out);
+    TRYG(batch_repeat(out, prompts ? prompts : &own, g->n, true), out);
+    rc = add_columns(g, kept, out);
+    if (rc < 0) batch_free(out);
+out:
+    batch_free(&own);
+    free(kept);
+    return rc;
+}
+
+static void gen_free(struct gen *g) {
+    rollout_destroy(g->engine);
+    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
+        drop_sample(&g->samples[i]);
+        if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
+    }
+    for (int64_t k = 0; k < g->n_groups; k++) {
+        if (!g->groups[k].owned) continue;
+        batch_free(g->groups[k].owned);
+        free(g->groups[k].owned);
+    }
+    free(g->samples);
+    free(g->groups);
+}
+
+/* prompts NULL: from the training data, filtered. */
+static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, struct batch *out) {
+    struct ppo *p = g->p;
+    int rc = 0;
+    g->n = g->sp->n;
+    g->per = g->n + (g->baseline ? 1 : 0);
+    g->start = clock_now();
+    const struct rollout_model model = rollout_decoder_model(p->decoder);
+    const struct rollout_config cfg = {.max_rows = p->plan.max_rows_roll,
+                                       .max_seqs = p->plan.max_seqs,
+                                       .no_prefix_cache = !p->k.prefix_cache,
+                                       .tok = p->tok,
+                                       .done = on_sample,
+                                       .done_arg = g};
+    TRYG(rollout_create(&g->engine, &model, &cfg), out); /* a new engine has an empty cache: the weights may have changed */
+    for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
+        TRYG(add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}), out);
+    for (int64_t r = 0; !prompts && r < p->k.train_batch_size; r++) TRYG(add_next_prompt(g), out);
+    TRYG(run_engine(g), out);
+    report_errors(g);
+    TRYG(collect(g, prompts, out), out);
+    if (!g->validation) rollout_metrics(g);
+out:
+    if (rc < 0) { /* answers still on their way belong to nobody */
+        int64_t tag;
+        struct reward_result r;
+        if (p->rm) reward_model_drop(p->rm);
+        while (reward_pending(p->reward) > 0 && reward_poll(p->reward, 1.0, &tag, &r) > 0) reward_result_free(&r);
+    }
+    gen_free(g);
+    return rc;
+}
+
+int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sampling *sp, uint64_t seed, bool validation,
+                 struct batch *out) {
+    struct gen g = {
+        .p = p, .sp = sp, .validation = validation, .baseline = !validation && (p->k.adv->needs & ALGO_NEEDS_BASELINES)};
+    return generate(&g, prompts, seed, out);
+}
+
+int ppo_generate_filtered(struct ppo *p, struct batch *out) {
+    struct gen g = {.p = p, .sp = &p->k.train, .filter = true, .baseline = p->k.adv->needs & ALGO_NEEDS_BASELINES};
+    return generate(&g, NULL, 0, out);
+}
+
+int ppo_rollout(struct ppo *p, struct batch *out) {
+    struct batch prompts = {0};
+    if (p->k.filter.enable) return ppo_generate_filtered(p, out);
+    TRY(next_prompts(p, &prompts));
+    const int rc = ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, out);
+    batch_free(&prompts);
+    return rc;
+}
+
+/* ---- errors of the reward (DESIGN invariant 8) ---- */
+
+static bool no_score(const struct batch_col *score, const struct batch_col *baseline, int64_t i) {
+    return isnan(score->f64[i]) || (baseline && isnan(baseline->f64[i]));
+}
+
+int ppo_reward_errors(struct ppo *p, struct batch *b) {
+    struct batch_col *score, *group;
+    TRY(batch_get(b, "score", BATCH_F64, &score));
+    TRY(batch_get(b, "group", BATCH_I64, &group));
+    const struct batch_col *baseline = batch_find(b, "reward_baselines"); /* without it a sample has no advantage */
+    int64_t n_bad = 0, n_keep = 0;
+    int64_t *keep = xmalloc((size_t)b->n_rows * sizeof *keep);
+    for (int64_t i = 0; i < b->n_rows; i++) n_bad += no_score(score, baseline, i);
+    metrics_set_i64(&p->metrics, n_bad, "reward/num_errors");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        bool drop = no_score(score, baseline, i);
+        if (p->k.on_error == REWARD_DROP_GROUP) /* samples of a prompt are neighbours */
+            for (int64_t j = 0; j < b->n_rows && !drop; j++) drop = group->i64[j] == group->i64[i] && no_score(score, baseline, j);
+        if (!drop) keep[n_keep++] = i;
+    }
+    int rc = 0;
+    if (n_bad > 0 && p->k.on_error == REWARD_STOP)
+        rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: %lld of %lld samples have no score and reward.on_error=stop",
+                     (long long)n_bad, (long long)b->n_rows);
+    else if (n_keep == 0)
+        rc = err_set(ERR_HELPER, __FILE__, __LINE__,
+                     "reward: none of the %lld samples of this step has a score; see the warnings above", (long long)b->n_rows);
+    else if (n_keep < b->n_rows) {
+        struct batch kept;
+        rc = batch_select(&kept, b, keep, n_keep);
+        if (rc == 0) {
+            batch_free(b);
+            *b = kept;
+        }
+    }
+    free(keep);
+    return rc;
+}
+
+int ppo_reward_weights(struct ppo *p, struct batch *b) {
+    struct batch_col *score, *source;
+    if (!json_object_size(p->k.source_weights)) return 0;
+    TRY(batch_get(b, "score", BATCH_F64, &score));
+    TRY(batch_get(b, p->k.reward_fn_key, BATCH_STR, &source));
+    struct batch_col *baseline = batch_find(b, "reward_baselines");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const json_t *w = json_object_get(p->k.source_weights, source->str[i]);
+        if (w) score->f64[i] *= json_number_value(w);
+        if (w && baseline) baseline->f64[i] *= json_number_value(w);
+    }
+    return 0;
+}

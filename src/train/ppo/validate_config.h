@@ -1,0 +1,13 @@
+/* validate_config.h - verl's rules between keys (verl/utils/config.py validate_config). */
+#ifndef VERLC_TRAIN_PPO_VALIDATE_CONFIG_H
+#define VERLC_TRAIN_PPO_VALIDATE_CONFIG_H
+
+#include "conf/conf.h"
+
+/* conf_check, then verl's validate_config for this program: batch sizes that divide, micro-batch sizes set once, names
+ * that exist. ERR_INVAL. */
+int ppo_validate_config(const struct conf *c);
+/* The part of it that is about a critic, for an estimator of the user's own that needs one. ERR_INVAL. */
+int ppo_validate_critic_config(const struct conf *c);
+
+#endif

@@ -1,0 +1,329 @@
+/* validation.c - validation: generate over the validation set, and verl's
+ * statistics of it (verl/trainer/ppo/metric_utils.py process_validation_metrics,
+ * with numpy's MT19937 reproduced so that best@n and worst@n are the same numbers). */
+#include "train/ppo/ppo_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/map.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- numpy's legacy generator: np.random.seed(42); np.random.choice(n, size, replace=True) ---- */
+
+struct mt19937 {
+    uint32_t s[624];
+    int i;
+};
+static void mt_seed(struct mt19937 *m, uint32_t seed) { /* init_genrand, Matsumoto and Nishimura 2002 */
+    m->s[0] = seed;
+    for (uint32_t i = 1; i < 624; i++) m->s[i] = 1812433253u * (m->s[i - 1] ^ (m->s[i - 1] >> 30)) + i;
+    m->i = 624;
+}
+static uint32_t mt_next(struct mt19937 *m) {
+    if (m->i == 624) {
+        for (int k = 0; k < 624; k++) {
+            const uint32_t y = (m->s[k] & 0x80000000u) | (m->s[(k + 1) % 624] & 0x7fffffffu);
+            m->s[k] = m->s[(k + 397) % 624] ^ (y >> 1) ^ ((y & 1u) ? 0x9908b0dfu : 0u);
+        }
+        m->i = 0;
+    }
+    uint32_t y = m->s[m->i++];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+static int64_t mt_below(struct mt19937 *m, int64_t n) { /* masked rejection */
+    uint32_t mask = (uint32_t)n - 1, v;
+    if (n <= 1) return 0;
+    mask |= mask >> 1;
+    mask |= mask >> 2;
+    mask |= mask >> 4;
+    mask |= mask >> 8;
+    mask |= mask >> 16;
+    do v = mt_next(m) & mask;
+    while (v > (uint32_t)n - 1);
+    return v;
+}
+
+/* ---- statistics of one prompt's samples ---- */
+
+enum { N_BOOT = 1000 };
+
+static void mean_std(const double *x, int64_t n, double *mean, double *std) {
+    double s = 0, q = 0;
+    for (int64_t i = 0; i < n; i++) s += x[i];
+    *mean = s / (double)n;
+    for (int64_t i = 0; i < n; i++) q += (x[i] - *mean) * (x[i] - *mean);
+    *std = sqrt(q / (double)n);
+}
+
+/* Majority answer of the drawn samples: its first value; ties go to the one seen first. */
+static double majority(const double *x, const char *const *pred, const int64_t *draw, int64_t k) {
+    int64_t best = 0, best_count = 0;
+    for (int64_t i = 0; i < k; i++) {
+        int64_t count = 0;
+        bool first = true;
+        for (int64_t j = 0; j < k; j++) {
+            if (strcmp(pred[draw[j]], pred[draw[i]]) != 0) continue;
+            if (j < i) first = false;
+            count++;
+        }
+        if (first && count > best_count) {
+            best = i;
+            best_count = count;
+        }
+    }
+    return x[draw[best]];
+}
+
+struct accum { /* per (data source, variable, metric): mean over prompts */
+    struct map index;
+    double *sum;
+    int64_t *n;
+    int64_t cap, cap_n;
+};
+static void accum_add(struct accum *a, const char *key, double v) {
+    int64_t i;
+    if (!map_gets(&a->index, key, &i)) {
+        i = a->index.n;
+        map_set(&a->index, key, strlen(key), i);
+        xgrow((void **)&a->sum, &a->cap, i + 1, sizeof *a->sum);
+        xgrow((void **)&a->n, &a->cap_n, i + 1, sizeof *a->n);
+        a->sum[i] = 0;
+        a->n[i] = 0;
+    }
+    a->sum[i] += v;
+    a->n[i]++;
+}
+
+/* All metrics of one variable of one prompt; key prefix "source\x1fvariable\x1f". */
+static void prompt_metrics(struct accum *a, const char *prefix, const double *x, const char *const *pred, int64_t n) {
+    char key[512];
+    double mean, std, best[N_BOOT], worst[N_BOOT], maj[N_BOOT];
+    mean_std(x, n, &mean, &std);
+    snprintf(key, sizeof key, "%smean@%lld", prefix, (long long)n);
+    accum_add(a, key, mean);
+    if (n < 2) return;
+    snprintf(key, sizeof key, "%sstd@%lld", prefix, (long long)n);
+    accum_add(a, key, std);
+    int64_t *draw = xmalloc((size_t)n * sizeof *draw);
+    for (int64_t k = 2; k <= n; k = k < n && 2 * k > n ? n : 2 * k) { /* 2, 4, 8, ... < N, then N */
+        struct mt19937 rng;
+        mt_seed(&rng, 42);
+        for (int b = 0; b < N_BOOT; b++) {
+            for (int64_t j = 0; j < k; j++) draw[j] = mt_below(&rng, n);
+            best[b] = worst[b] = x[draw[0]];
+            for (int64_t j = 1; j < k; j++) {
+                best[b] = fmax(best[b], x[draw[j]]);
+                worst[b] = fmin(worst[b], x[draw[j]]);
+            }
+            if (pred) maj[b] = majority(x, pred, draw, k);
+        }
+        const struct {
+            const char *name;
+            const double *v;
+        } kinds[] = {{"best", best}, {"worst", worst}, {"maj", pred ? maj : NULL}};
+        for (int i = 0; i < 3; i++) {
+            if (!kinds[i].v) continue;
+            mean_std(kinds[i].v, N_BOOT, &mean, &std);
+            snprintf(key, sizeof key, "%s%s@%lld/mean", prefix, kinds[i].name, (long long)k);
+            accum_add(a, key, mean);
+            snprintf(key, sizeof key, "%s%s@%lld/std", prefix, kinds[i].name, (long long)k);
+            accum_add(a, key, std);
+        }
+    }
+    free(draw);
+}
+
+/* The value of variable `name` of a row; false when it is not a number there. */
+static bool variable(const struct val_row *r, const char *name, double *v) {
+    if (strcmp(name, "reward") == 0) {
+        *v = r->reward;
+        return isfinite(*v);
+    }
+    const json_t *x = json_object_get(r->extra, name);
+    if (json_is_boolean(x)) *v = json_is_true(x) ? 1 : 0;
+    else if (json_is_number(x)) *v = json_number_value(x);
+    else return false;
+    return isfinite(*v);
+}
+
+/* An answer as a text that is the same for answers that Python calls equal (1, 1.0 and True are); NULL: none.
+ * Caller frees. */
+static char *vote_of(const json_t *pred) {
+    if (!pred || json_is_null(pred)) return NULL;
+    if (json_is_string(pred)) return xasprintf("s%s", json_string_value(pred));
+    if (json_is_boolean(pred)) return xstrdup(json_is_true(pred) ? "n1" : "n0");
+    if (json_is_integer(pred)) return xasprintf("n%lld", (long long)json_integer_value(pred));
+    if (json_is_real(pred)) {
+        const double x = json_real_value(pred);
+        return fabs(x) < 0x1p63 && x == floor(x) ? xasprintf("n%lld", (long long)x) : xasprintf("n%.17g", x);
+    }
+    struct buf text = {0};
+    if (json_dump_line(&text, pred) < 0) return NULL;
+    return buf_take(&text);
+}
+
+/* Samples that lack the variable are left out, as verl leaves out None; the vote
+ * needs an answer of every sample. */
+static void group_metrics(struct accum *a, const struct val_row *rows, const int64_t *idx, int64_t n, const char *name) {
+    double *x = xmalloc((size_t)n * sizeof *x);
+    char **pred = xmalloc((size_t)n * sizeof *pred);
+    bool have_pred = true;
+    int64_t k = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (variable(&rows[idx[i]], name, &x[k])) k++;
+        pred[i] = vote_of(json_object_get(rows[idx[i]].extra, "pred"));
+        have_pred &= pred[i] != NULL;
+    }
+    if (k > 0) {
+        char prefix[256];
+        snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", rows[idx[0]].data_source, name);
+        prompt_metrics(a, prefix, x, have_pred && k == n ? (const char *const *)pred : NULL, k);
+    }
+    for (int64_t i = 0; i < n; i++) free(pred[i]);
+    free(x);
+    free(pred);
+}
+
+/* The largest N of an @N of one variable of one source; prefix as above. */
+static int64_t largest_n(const struct accum *a, const char *prefix, size_t len) {
+    int64_t best = 0;
+    for (int64_t i = 0; i < a->index.n; i++) {
+        const char *key = a->index.entries[i].key, *at = strrchr(key, '@');
+        if (strncmp(key, prefix, len) == 0 && at && atoll(at + 1) > best) best = atoll(at + 1);
+    }
+    return best;
+}
+
+static bool has_metric(const struct accum *a, const char *source, const char *var) {
+    char prefix[256];
+    const int n = snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", source, var);
+    for (int64_t i = 0; i < a->index.n; i++)
+        if (strncmp(a->index.entries[i].key, prefix, (size_t)n) == 0) return true;
+    return false;
+}
+
+/* val-core or val-aux (ray_trainer._val_metrics_update). */
+static void publish(const struct accum *a, struct metrics *m) {
+    for (int64_t i = 0; i < a->index.n; i++) {
+        char *key = xstrdup(a->index.entries[i].key);
+        char *var = strchr(key, '\x1f');
+        *var++ = '\0';
+        char *metric = strchr(var, '\x1f'), tag[32];
+        *metric++ = '\0';
+        snprintf(tag, sizeof tag, "@%lld", (long long)largest_n(a, a->index.entries[i].key, (size_t)(metric - key)));
+        const char *core = has_metric(a, key, "acc") ? "acc" : "reward";
+        const bool kind = strncmp(metric, "mean", 4) == 0 || strncmp(metric, "maj", 3) == 0 || strncmp(metric, "best", 4) == 0;
+        const bool is_core = strcmp(var, core) == 0 && kind && strstr(metric, tag) != NULL;
+        metrics_set(m, a->sum[i] / (double)a->n[i], "%s/%s/%s/%s", is_core ? "val-core" : "val-aux", key, var, metric);
+        free(key);
+    }
+}
+
+int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
+    struct accum a = {0};
+    struct map groups = {0}, names = {0};
+    int64_t *of = xmalloc((size_t)n * sizeof *of), *idx = xmalloc((size_t)n * sizeof *idx);
+    char key[256];
+    map_set(&names, "reward", 6, 0);
+    for (int64_t i = 0; i < n; i++) {
+        snprintf(key, sizeof key, "%s\x1f%lld", rows[i].data_source, (long long)rows[i].uid);
+        if (!map_gets(&groups, key, &of[i])) map_set(&groups, key, strlen(key), of[i] = groups.n);
+        const char *name;
+        json_t *v;
+        json_object_foreach((json_t *)(uintptr_t)rows[i].extra, name, v) if (json_is_number(v) || json_is_boolean(v))
+            map_set(&names, name, strlen(name), 0);
+    }
+    for (int64_t g = 0; g < groups.n; g++) {
+        int64_t k = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (of[i] == g) idx[k++] = i;
+        for (int64_t v = 0; v < names.n; v++) group_metrics(&a, rows, idx, k, names.entries[v].key);
+    }
+    publish(&a, m);
+    map_free(&groups);
+    map_free(&names);
+    map_free(&a.index);
+    free(a.sum);
+    free(a.n);
+    free(of);
+    free(idx);
+    return 0;
+}
+
+/* ---- the stage ---- */
+
+struct val_rows {
+    struct val_row *v;
+    int64_t n, cap, errors;
+};
+
+static void keep_rows(struct val_rows *out, const struct batch *b, const char *source_key) {
+    const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score"), *source = batch_find(b, source_key),
+                           *extra = batch_find(b, "reward_extra_info");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        if (isnan(score->f64[i])) { /* an error is never a number */
+            out->errors++;
+            continue;
+        }
+        xgrow((void **)&out->v, &out->cap, out->n + 1, sizeof *out->v);
+        out->v[out->n++] = (struct val_row){source ? xstrdup(source->str[i]) : xstrdup("unknown"), uid->i64[i], score->f64[i],
+                                            json_incref(extra->json[i])};
+    }
+}
+
+int ppo_validate(struct ppo *p) {
+    const int64_t n = p->val_data->n, size = p->k.val_batch_size > 0 && p->k.val_batch_size < n ? p->k.val_batch_size : n;
+    struct val_rows rows = {0};
+    int64_t *idx = xmalloc((size_t)size * sizeof *idx);
+    struct batch whole = {0};
+    int rc = 0;
+    stage_begin(p->stages, "testing");
+    for (int64_t lo = 0; lo < n && rc == 0; lo += size) {
+        struct batch prompts, out;
+        const int64_t k = n - lo < size ? n - lo : size;
+        for (int64_t i = 0; i < k; i++) idx[i] = lo + i;
+        TRYG(rl_dataset_batch(p->val_data, idx, k, &prompts), out);
+        rc = ppo_generate(p, &prompts, &p->k.val, p->k.seed, true, &out);
+        batch_free(&prompts);
+        if (rc < 0) break;
+        keep_rows(&rows, &out, p->k.reward_fn_key);
+        ppo_record(p, &out, true);
+        if (whole.n_rows == 0) {
+            whole = out;
+        } else {
+            const struct batch *parts[2] = {&whole, &out};
+            struct batch joined;
+            rc = batch_concat(&joined, parts, 2);
+            batch_free(&out);
+            if (rc == 0) {
+                batch_free(&whole);
+                whole = joined;
+            }
+        }
+    }
+    if (rc == 0) rc = val_metrics(rows.v, rows.n, &p->metrics);
+    if (rc == 0) {
+        metrics_set_i64(&p->metrics, rows.errors, "val-aux/reward_errors");
+        metrics_set(&p->metrics, 2, "val-aux/num_turns/min");
+        metrics_set(&p->metrics, 2, "val-aux/num_turns/max");
+        metrics_set(&p->metrics, 2, "val-aux/num_turns/mean");
+        ppo_dump(p, &whole, &p->k.validation_data_dir);
+    }
+out:
+    stage_end(p->stages);
+    for (int64_t i = 0; i < rows.n; i++) {
+        free((char *)(uintptr_t)rows.v[i].data_source);
+        json_decref((json_t *)(uintptr_t)rows.v[i].extra);
+    }
+    free(rows.v);
+    free(idx);
+    batch_free(&whole);
+    return rc;
+}

@@ -1,0 +1,125 @@
+/* early_stopping.c - see early_stopping.h.  verl has none; metric, mode, patience, min_delta and
+ * stopping_threshold mean what they mean in Keras and Lightning.
+ * Invariant: the state is a function of the validations seen, so a resumed run stops
+ * where an unbroken one does. */
+#include "train/run/early_stopping.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int early_stop_read(struct early_stop *e, const struct conf *c, const char *default_metric, bool validates) {
+    const char *mode = NULL;
+    *e = (struct early_stop){.metric = default_metric, .patience = 3, .threshold = NAN, .best_step = -1};
+    TRY(conf_bool_opt(c, "trainer.early_stopping.enable", &e->enable));
+    TRY(conf_str_opt(c, "trainer.early_stopping.metric", &e->metric));
+    TRY(conf_str_opt(c, "trainer.early_stopping.mode", &mode));
+    TRY(conf_i64_opt(c, "trainer.early_stopping.patience", &e->patience));
+    TRY(conf_f64_opt(c, "trainer.early_stopping.min_delta", &e->min_delta));
+    TRY(conf_f64_opt(c, "trainer.early_stopping.stopping_threshold", &e->threshold));
+    e->has_threshold = !isnan(e->threshold);
+    if (!e->enable) return 0;
+    if (!e->metric)
+        FAIL(ERR_INVAL, "trainer.early_stopping.metric is not set; name a validation metric such as "
+                        "val-core/openai/gsm8k/reward/mean@1 (verlc prints them at every validation)");
+    if (!validates) FAIL(ERR_INVAL, "trainer.early_stopping.enable needs validations: set data.val_files and trainer.test_freq");
+    /* a loss is better when it is low, everything else when it is high */
+    e->maximize = mode ? strcmp(mode, "max") == 0 : strstr(e->metric, "loss") == NULL;
+    return 0;
+}
+
+/* A few names of validation metrics, for the message. */
+static char *some_names(const struct metrics *m) {
+    struct buf b = {0};
+    int n = 0;
+    for (int64_t i = 0; i < m->n && n < 4; i++) {
+        if (strncmp(m->items[i].name, "val", 3) != 0) continue;
+        buf_addf(&b, "%s%s", n++ ? ", " : "", m->items[i].name);
+    }
+    return n ? buf_take(&b) : xstrdup("none");
+}
+
+/* v is as good as the threshold asks; false for NaN. */
+static bool good_enough(const struct early_stop *e, double v) {
+    return e->has_threshold && (e->maximize ? v >= e->threshold : v <= e->threshold);
+}
+
+int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step) {
+    double v;
+    if (!e->enable) return 0;
+    if (!metrics_get(m, e->metric, &v)) {
+        char *names = some_names(m);
+        const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
+                               "trainer.early_stopping.metric=%s: this validation has no such metric; it has %s", e->metric, names);
+        free(names);
+        return rc;
+    }
+    const double gain = e->maximize ? v - e->best : e->best - v;
+    /* past the threshold is a new best, however small the gain */
+    if (!isnan(v) && (e->best_step < 0 || gain > e->min_delta || (good_enough(e, v) && !good_enough(e, e->best)))) {
+        e->best = v;
+        e->best_step = step;
+        e->waited = 0;
+        return 1;
+    }
+    e->waited++;
+    return 0;
+}
+
+static bool arrived(const struct early_stop *e) { return e->best_step >= 0 && good_enough(e, e->best); }
+
+bool early_stop_done(const struct early_stop *e) { return e->enable && (e->waited >= e->patience || arrived(e)); }
+
+void early_stop_say(const struct early_stop *e, int64_t step) {
+    if (!early_stop_done(e)) return;
+    if (arrived(e)) log_info("stopped early after step %lld: %s has reached %g", (long long)step, e->metric, e->threshold);
+    else
+        log_info("stopped early after step %lld: %s has not improved for %lld validations", (long long)step, e->metric,
+                 (long long)e->waited);
+}
+
+json_t *early_stop_state(const struct early_stop *e) {
+    if (!e->enable) return json_null();
+    return json_pack("{s:s, s:s, s:f, s:I, s:I}", "metric", e->metric, "mode", e->maximize ? "max" : "min", "best", e->best,
+                     "best_step", (json_int_t)e->best_step, "waited", (json_int_t)e->waited);
+}
+
+int early_stop_restore(struct early_stop *e, const json_t *state, const char *where) {
+    const char *metric, *mode;
+    if (!e->enable || !json_is_object(state)) return 0;
+    TRY(json_str(state, "metric", &metric, where));
+    TRY(json_str(state, "mode", &mode, where));
+    if (strcmp(metric, e->metric) != 0 || (strcmp(mode, "max") == 0) != e->maximize) {
+        log_note("early stopping looks at %s (%s) now, before at %s (%s): the best so far starts anew", e->metric,
+                 e->maximize ? "max" : "min", metric, mode);
+        return 0;
+    }
+    TRY(json_f64(state, "best", &e->best, where));
+    TRY(json_i64(state, "best_step", &e->best_step, where));
+    return json_i64(state, "waited", &e->waited, where);
+}
+
+int early_stop_publish(const struct early_stop *e, const char *root) {
+    if (!e->enable || e->best_step < 0) return 0;
+    char *name = xasprintf("global_step_%lld", (long long)e->best_step), *path = file_join(root, "best_checkpoint.json");
+    json_t *o = json_pack("{s:I, s:s, s:s, s:f, s:s}", "step", (json_int_t)e->best_step, "metric", e->metric, "mode",
+                          e->maximize ? "max" : "min", "value", e->best, "checkpoint", name);
+    CHECK(o);
+    const int rc = json_save_atomic(path, o);
+    json_decref(o);
+    free(path);
+    free(name);
+    return rc;
+}
+
+void early_stop_report(const struct early_stop *e, const char *root, const char *part) {
+    if (!e->enable || e->best_step < 0) return;
+    log_info("best: %s %g at step %lld; its model is in %s/global_step_%lld/%s", e->metric, e->best, (long long)e->best_step, root,
+             (long long)e->best_step, part);
+}

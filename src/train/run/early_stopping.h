@@ -1,0 +1,43 @@
+/* early_stopping.h - early stopping: which validation is the best so far, and whether to go
+ * on (trainer.early_stopping).  Private to train. */
+#ifndef VERLC_TRAIN_STOP_H
+#define VERLC_TRAIN_STOP_H
+
+#include "conf/conf.h"
+#include "track/track.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct early_stop {
+    bool enable, maximize;
+    const char *metric; /* borrowed from the conf */
+    int64_t patience;   /* validations in a row without a new best before the run ends */
+    double min_delta;   /* a new best is better by more than this */
+    bool has_threshold;
+    double threshold; /* a validation at least this good ends the run */
+    /* state */
+    double best;
+    int64_t best_step; /* -1: none yet */
+    int64_t waited;    /* validations since then */
+};
+
+/* default_metric may be NULL: then the key must be set. validates: whether the run has validations at
+ * all; without them early stopping is refused. */
+int early_stop_read(struct early_stop *e, const struct conf *c, const char *default_metric, bool validates);
+/* Takes the validation of a step. 1: a new best, whose checkpoint must be kept; 0: none.
+ * ERR_INVAL: there is no such metric (some that exist are named), ERR_NUMERIC never: NaN is no best. */
+int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step);
+bool early_stop_done(const struct early_stop *e);
+/* Where it is done: why the run ends after this step, to log_info. */
+void early_stop_say(const struct early_stop *e, int64_t step);
+/* For trainer.json. A state of another metric or mode is dropped with a note. */
+json_t *early_stop_state(const struct early_stop *e);
+int early_stop_restore(struct early_stop *e, const json_t *state, const char *where);
+/* ROOT/best_checkpoint.json: {"step", "metric", "mode", "value", "checkpoint"}. Nothing before the first best. */
+int early_stop_publish(const struct early_stop *e, const char *root);
+/* The closing line's words about the best checkpoint, to log_info. */
+void early_stop_report(const struct early_stop *e, const char *root, const char *part);
+
+#endif

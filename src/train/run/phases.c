@@ -1,0 +1,170 @@
+/* phases.c - see phases.h.  The watchdog thread is the one place below cmd that
+ * may end the process: the thread it reports on cannot. */
+#include "train/run/phases.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_STAGES = 48 };
+
+struct stages {
+    pthread_t watchdog;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool stop;
+    double deadline, last_beat;
+    char current[48];
+    double since;
+    struct {
+        char name[48];
+        double seconds;
+    } done[MAX_STAGES];
+    int n_done;
+    void (*follow)(void *arg, const char *name); /* NULL: nobody */
+    void *follow_arg;
+    struct sigaction old_int, old_term;
+};
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int sig) {
+    if (stop_signal) { /* asked twice: end now, as the default action would */
+        signal(sig, SIG_DFL);
+        raise(sig);
+        return;
+    }
+    stop_signal = sig;
+    static const char text[] = "\nstopping: saving the state; once more ends at once\n";
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+}
+
+int stage_stop_signal(void) { return stop_signal; }
+
+const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : "SIGTERM"; }
+
+static void *watch(void *v) {
+    struct stages *s = v;
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop) {
+        const double late = clock_now() - s->last_beat;
+        if (s->current[0] && late > s->deadline) {
+            log_error("stage '%s' made no progress for %.0f s (deadline %.0f s, trainer.deadline); "
+                      "ending; resume continues from the last checkpoint",
+                      s->current, late, s->deadline);
+            _exit(err_exit_status(ERR_TIMEOUT));
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        const double left = s->current[0] ? s->deadline - late : s->deadline;
+        const double nap = left < 1.0 ? (left > 0.05 ? left : 0.05) : 1.0;
+        until.tv_sec += (time_t)nap;
+        until.tv_nsec += (long)((nap - (double)(time_t)nap) * 1e9);
+        if (until.tv_nsec >= 1000000000L) {
+            until.tv_nsec -= 1000000000L;
+            until.tv_sec++;
+        }
+        pthread_cond_timedwait(&s->wake, &s->lock, &until);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+int stages_create(struct stages **out, double deadline_s) {
+    struct stages *s = xcalloc(1, sizeof *s);
+    s->deadline = deadline_s > 0 ? deadline_s : 600;
+    s->last_beat = clock_now();
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    stop_signal = 0;
+    struct sigaction sa = {.sa_handler = on_signal};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, &s->old_int);
+    sigaction(SIGTERM, &sa, &s->old_term);
+    const int e = pthread_create(&s->watchdog, NULL, watch, s);
+    if (e) {
+        free(s);
+        FAIL(ERR_NOMEM, "cannot start the watchdog thread: %s", strerror(e));
+    }
+    *out = s;
+    return 0;
+}
+
+void stages_destroy(struct stages *s) {
+    if (!s) return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->watchdog, NULL);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    sigaction(SIGINT, &s->old_int, NULL);
+    sigaction(SIGTERM, &s->old_term, NULL);
+    free(s);
+}
+
+static void close_current(struct stages *s, double now) {
+    if (!s->current[0]) return;
+    int i = 0;
+    while (i < s->n_done && strcmp(s->done[i].name, s->current) != 0) i++;
+    if (i == s->n_done && s->n_done < MAX_STAGES) {
+        memcpy(s->done[i].name, s->current, sizeof s->current);
+        s->done[i].seconds = 0;
+        s->n_done++;
+    }
+    if (i < MAX_STAGES) s->done[i].seconds += now - s->since;
+    s->current[0] = '\0';
+}
+
+void stage_begin(struct stages *s, const char *name) {
+    const double now = clock_now();
+    pthread_mutex_lock(&s->lock);
+    close_current(s, now);
+    snprintf(s->current, sizeof s->current, "%s", name);
+    s->since = s->last_beat = now;
+    pthread_mutex_unlock(&s->lock);
+    if (s->follow) s->follow(s->follow_arg, name);
+}
+
+void stage_end(struct stages *s) {
+    pthread_mutex_lock(&s->lock);
+    close_current(s, clock_now());
+    pthread_mutex_unlock(&s->lock);
+    if (s->follow) s->follow(s->follow_arg, NULL);
+}
+
+void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg) {
+    s->follow = fn;
+    s->follow_arg = arg;
+}
+
+void stage_beat(struct stages *s) {
+    pthread_mutex_lock(&s->lock);
+    s->last_beat = clock_now();
+    pthread_mutex_unlock(&s->lock);
+}
+
+double stage_seconds(const struct stages *s, const char *name) {
+    for (int i = 0; i < s->n_done; i++)
+        if (strcmp(s->done[i].name, name) == 0) return s->done[i].seconds;
+    return 0;
+}
+
+void stages_metrics(struct stages *s, struct metrics *m) {
+    for (int i = 0; i < s->n_done; i++) metrics_set(m, s->done[i].seconds, "timing_s/%s", s->done[i].name);
+    s->n_done = 0;
+}

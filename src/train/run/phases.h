@@ -1,0 +1,33 @@
+/* phases.h - named, timed phases of a step; signals; the watchdog.
+ *
+ * Invariant: no wait without a deadline.  A run is always inside a named stage;
+ * whoever makes progress calls stage_beat.  When no beat comes for the deadline
+ * the watchdog names the stage and ends the program with the deadline's exit
+ * status: the state of the last checkpoint is what a resume continues from. */
+#ifndef VERLC_TRAIN_STAGE_H
+#define VERLC_TRAIN_STAGE_H
+
+#include "track/track.h"
+
+#include <stdbool.h>
+
+struct stages; /* one run's clock; create one at a time */
+
+/* deadline_s: longest silence; <= 0: 600. Installs SIGINT and SIGTERM handlers:
+ * the first asks for a stop (stage_stop_signal), the second ends at once. */
+int stages_create(struct stages **out, double deadline_s);
+void stages_destroy(struct stages *s); /* restores the handlers; NULL ok */
+/* Stages do not nest in time keeping: begin ends the one before. seconds add up
+ * per name until stages_metrics. */
+void stage_begin(struct stages *s, const char *name);
+void stage_end(struct stages *s);
+/* fn(arg, name) at each beginning of a stage, fn(arg, NULL) at each end, by the thread that begins or ends it. One at a time. */
+void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg);
+void stage_beat(struct stages *s); /* any thread */
+double stage_seconds(const struct stages *s, const char *name);
+/* timing_s/NAME of everything since the last call, and resets. */
+void stages_metrics(struct stages *s, struct metrics *m);
+int stage_stop_signal(void);            /* 0, or the signal that asked for a stop */
+const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM" */
+
+#endif

@@ -1,0 +1,30 @@
+/* resume.h - where a run continues from, and on which device: what ppo and sft
+ * share.  Private to train. */
+#ifndef VERLC_TRAIN_RESUME_H
+#define VERLC_TRAIN_RESUME_H
+
+#include "dev/dev.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+struct resume {
+    char *dir;       /* checkpoint directory, NULL: from scratch */
+    int64_t step;    /* -1: from scratch */
+    json_t *trainer; /* its trainer.json */
+};
+struct resume_args {
+    const char *mode; /* trainer.resume_mode: auto, disable, resume_path */
+    const char *path; /* trainer.resume_from_path, may be NULL */
+    const char *root; /* trainer.default_local_dir */
+};
+int resume_find(struct resume *r, const struct resume_args *a);
+void resume_free(struct resume *r);
+
+/* Opens the device of a run: trainer.device as dev_open_named has it, NULL: auto; one line says which.
+ * A GPU that is named but missing becomes the CPU, with a note. A resumed run on the CPU takes the
+ * instruction set it began with, since bits are equal only within one; a run that goes on with
+ * another, or on another device, is warned. */
+int resume_open_device(struct dev *d, const struct resume *r, const char *device, int threads);
+
+#endif

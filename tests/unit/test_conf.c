@@ -1,0 +1,649 @@
+/* test_conf.c - the configuration: the table itself, refusals and their
+ * messages, types and ranges, statuses, older names, getters.
+ * What values mean in Hydra's grammar is tested against Hydra in
+ * golden/test_conf_hydra.c. */
+#include "conf/conf_int.h"
+#include "base/err.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define A "actor_rollout_ref.actor."
+#define R "actor_rollout_ref.rollout."
+
+/* The two command lines that the project must take, spec Appendix B. */
+#define COMMON                                                                                                                 \
+    "algorithm.adv_estimator=grpo", "data.train_files=/d/train.parquet", "data.val_files=/d/test.parquet",                     \
+        "data.max_prompt_length=512", "data.max_response_length=1024", "data.filter_overlong_prompts=True",                    \
+        "data.truncation='error'", A "optim.lr=1e-6", "actor_rollout_ref.model.use_remove_padding=True", A "use_kl_loss=True", \
+        A "kl_loss_coef=0.001", A "kl_loss_type=low_var_kl", A "entropy_coeff=0",                                              \
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True", A "fsdp_config.param_offload=False",                     \
+        A "fsdp_config.optimizer_offload=False", R "tensor_model_parallel_size=1", R "name=vllm",                              \
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True", "algorithm.use_kl_in_reward=False", "trainer.critic_warmup=0", \
+        "trainer.n_gpus_per_node=1", "trainer.nnodes=1"
+#define SEED_0                                                                                                                 \
+    COMMON, "data.train_batch_size=16", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct", A "ppo_mini_batch_size=16", \
+        A "ppo_micro_batch_size_per_gpu=4", R "gpu_memory_utilization=0.7", R "n=5", R "log_prob_micro_batch_size_per_gpu=8",  \
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", R "trace.backend=mlflow", R "trace.token2text=True",      \
+        R "trace.max_samples_per_step_per_worker=2", "trainer.logger=[\"console\",\"mlflow\"]",                                \
+        "trainer.project_name=verl_grpo_gsm8k", "trainer.experiment_name=qwen25_05b",                                          \
+        "trainer.default_local_dir=/data/gsmk8/checkpoints", "trainer.save_freq=20", "trainer.test_freq=5",                    \
+        "trainer.total_epochs=5"
+#define SEED_2                                                                                                                    \
+    COMMON, "data.train_batch_size=1024", "actor_rollout_ref.model.path=Qwen/Qwen3-1.7B", A "ppo_mini_batch_size=80",             \
+        A "ppo_micro_batch_size_per_gpu=20", R "gpu_memory_utilization=0.6", R "n=3", R "log_prob_micro_batch_size_per_gpu=20",   \
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=20", "trainer.logger=['console']",                               \
+        "trainer.project_name=verl_grpo_example_gsm8k", "trainer.experiment_name=qwen3_1_7b_function_rm", "trainer.save_freq=-1", \
+        "trainer.test_freq=5", "trainer.total_epochs=15"
+
+static int load_n(struct conf **c, const char *schema, const char *const *args) {
+    char *argv[64];
+    int n = 0;
+    for (; args[n]; n++) argv[n] = (char *)args[n];
+    return conf_load(c, schema, n, argv);
+}
+#define LOAD(c, ...) load_n((c), "ppo_trainer", (const char *const[]){__VA_ARGS__, NULL})
+
+/* Loading fails as a configuration error whose message holds each of the texts. */
+#define REFUSED(texts, ...)                                        \
+    do {                                                           \
+        struct conf *refused_ = NULL;                              \
+        assert_int_equal(LOAD(&refused_, __VA_ARGS__), ERR_INVAL); \
+        assert_null(refused_);                                     \
+        message_has(texts);                                        \
+    } while (0)
+
+/* texts: pieces between '|'. */
+static void message_has(const char *texts) {
+    char *copy = xstrdup(texts), *save = NULL;
+    for (char *t = strtok_r(copy, "|", &save); t; t = strtok_r(NULL, "|", &save))
+        if (!strstr(err_msg(), t)) fail_msg("message: %s\nlacks: %s", err_msg(), t);
+    free(copy);
+}
+
+/* ---- the table ---- */
+
+static void test_table(void **state) {
+    (void)state;
+    for (const char *const *s = conf_schemas(); *s; s++) {
+        struct conf_table t;
+        struct conf_node *defaults = NULL, *resolved = NULL;
+        assert_int_equal(conf__table_open(&t, *s), 0);
+        if (conf__table_defaults(&defaults, &t) < 0) fail_msg("%s: %s", *s, err_msg());
+        if (conf__resolve(&resolved, defaults) < 0) fail_msg("%s: %s", *s, err_msg());
+        for (int64_t k = 0; k < t.n; k++) {
+            const struct conf_key *row = t.rows[k];
+            if (!conf__type_valid(row->type)) fail_msg("%s: '%s' is no type", row->path, row->type);
+            if (row->status == CONF_MOVED && !conf__table_row(&t, row->text))
+                fail_msg("%s: its new name %s is no key", row->path, row->text);
+            assert_true(strlen(row->text) >= 4);
+            const struct conf_node *v = conf__node_at(resolved, row->path);
+            if ((v != NULL) != (row->def != NULL)) fail_msg("%s: %s", row->path, v ? "absent, yet there" : "no default");
+            if (v && !conf__node_missing(v) && !conf__type_ok(row->type, v))
+                fail_msg("%s: the default %s is no %s", row->path, row->def, row->type);
+        }
+        conf__node_free(defaults);
+        conf__node_free(resolved);
+        conf__table_free(&t);
+    }
+}
+
+static void test_types(void **state) {
+    (void)state;
+    static const struct {
+        const char *type, *value;
+        bool ok;
+    } cases[] = {
+        {"int", "3", true},
+        {"int", "3.0", false},
+        {"int", "true", false},
+        {"int", "'3'", false},
+        {"int", "null", false},
+        {"int>=1", "1", true},
+        {"int>=1", "0", false},
+        {"int>=1|null", "null", true},
+        {"float", "3", true},
+        {"float", "1e-3", true},
+        {"float", "inf", true},
+        {"float", "nan", true},
+        {"float>=0", "nan", false},
+        {"float>0", "0", false},
+        {"float>0", "1e-300", true},
+        {"float(0,1]", "0", false},
+        {"float(0,1]", "1", true},
+        {"float[0,1]", "0", true},
+        {"float[0,1]", "1.0001", false},
+        {"bool", "True", true},
+        {"bool", "1", false},
+        {"bool", "'True'", false},
+        {"str", "abc", true},
+        {"str", "3", true},
+        {"str", "null", false},
+        {"str", "[a]", false},
+        {"'a'|'b'", "b", true},
+        {"'a'|'b'", "c", false},
+        {"'a'|'b'", "A", false},
+        {"list[str]", "[a,b]", true},
+        {"list[str]", "[a,null]", false},
+        {"list[str]", "a", false},
+        {"str|list[str]", "a", true},
+        {"list[float]", "[1,2.5]", true},
+        {"list[float]", "[1,x]", false},
+        {"list", "[]", true},
+        {"dict", "{}", true},
+        {"dict", "[]", false},
+        {"any", "{a:[1]}", true},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        struct conf_node *v = NULL;
+        assert_true(conf__type_valid(cases[k].type));
+        assert_int_equal(conf__parse_value(&v, cases[k].value, "v"), 0);
+        if (conf__type_ok(cases[k].type, v) != cases[k].ok) fail_msg("%s of %s", cases[k].value, cases[k].type);
+        conf__node_free(v);
+    }
+    assert_false(conf__type_valid("integer"));
+    assert_false(conf__type_valid("int>=x"));
+    assert_false(conf__type_valid("int|"));
+}
+
+/* ---- refusals ---- */
+
+static void test_unknown_keys(void **state) {
+    (void)state;
+    REFUSED("trainer.total_epoch|did you mean trainer.total_epochs?|+trainer.total_epoch=3", "trainer.total_epoch=3");
+    REFUSED("did you mean actor_rollout_ref.rollout.n?", "rollout.n=5");
+    REFUSED("did you mean actor_rollout_ref.actor.optim.lr?", "actor.optim.lr=1e-6");
+    REFUSED("did you mean data.train_batch_size?", "train_batch_size=8");
+    REFUSED("did you mean algorithm.adv_estimator?", "algorithm.adv_estimater=grpo");
+    REFUSED("no key zzz.qqq|+zzz.qqq=1", "zzz.qqq=1");
+    REFUSED("algorithm.kl_ctrl.kl_coeff|did you mean algorithm.kl_ctrl.kl_coef?", "algorithm.kl_ctrl={kl_coeff: 1}");
+    REFUSED("exists already", "+trainer.nnodes=2");
+    REFUSED("there is no key trainer.nope to delete", "~trainer.nope");
+    REFUSED("not deleted, the value is 1", "~trainer.nnodes=2");
+}
+
+static void test_wrong_values(void **state) {
+    (void)state;
+    REFUSED("data.train_batch_size='abc'|expected int>=1|command line", "data.train_batch_size=abc");
+    REFUSED("data.train_batch_size=0|expected int>=1", "data.train_batch_size=0");
+    REFUSED("data.train_batch_size=16.5", "data.train_batch_size=16.5");
+    REFUSED("data.shuffle='yes'|expected bool", "data.shuffle=yes");
+    REFUSED("actor_rollout_ref.rollout.top_p=1.5|float(0,1]", R "top_p=1.5");
+    REFUSED("optim.lr=nan", A "optim.lr=nan");
+    REFUSED("data.truncation='eror'|'error'|'middle'", "data.truncation=eror");
+    REFUSED("loss_agg_mode='token_mean'|'token-mean'", A "loss_agg_mode=token_mean");
+    REFUSED("data.train_files={a: 1}", "data.train_files={a: 1}");
+    REFUSED("clip_ratio_c=1|float>1", A "clip_ratio_c=1");
+    REFUSED("trainer is a group of keys", "trainer=3x");
+    REFUSED("rollout.response_length='x'", "data.max_response_length=1024", R "response_length=x");
+    REFUSED("trainer.experiment_name=[1, 'a']|expected str", "trainer.experiment_name=[1,a]");
+    REFUSED("does not fit in 64 bits", "trainer.seed=9223372036854775808");
+}
+
+static void test_syntax(void **state) {
+    (void)state;
+    REFUSED("not an override; write key=value", "trainer.nnodes");
+    REFUSED("sweep|[a,b]", "trainer.seed=1,2");
+    REFUSED("choice(...)", "trainer.seed=choice(1,2)");
+    REFUSED("not closed", "trainer.experiment_name='x");
+    REFUSED("','", "trainer.logger=[a b");
+    REFUSED("unexpected '!'|quotes", "trainer.experiment_name=a!");
+    REFUSED("unexpected '='", "trainer.experiment_name=a=b");
+    REFUSED("has no end", "trainer.experiment_name=${a");
+    REFUSED("key", "=3");
+    REFUSED("cannot be part of a key", "a..b=3");
+    REFUSED("does not run sweeps", "--multirun");
+    REFUSED("not UTF-8", "trainer.experiment_name=a\xff");
+    REFUSED("unknown flag --cgf", "--cgf", "job");
+    REFUSED("--config-name needs a value", "--config-name");
+    REFUSED("job is the one", "--cfg", "hydra");
+    REFUSED("no such file", "--config-name", "nope");
+    char deep[400] = "+x=";
+    memset(deep + 3, '[', 200);
+    REFUSED("nested", deep);
+    char parts[200] = "+a";
+    for (int k = 0; k < 40; k++) strcat(parts, ".a");
+    strcat(parts, "=1");
+    REFUSED("over 32 parts", parts);
+}
+
+static void test_references(void **state) {
+    (void)state;
+    REFUSED("trainer.seed: ${data.nope}: there is no key data.nope", "trainer.seed=${data.nope}");
+    REFUSED("circle", "+a=${b}", "+b=${a}");
+    REFUSED("circle", "+a.b=${a}");
+    REFUSED("no variable VERLC_TEST_UNSET", "+a=${oc.env:VERLC_TEST_UNSET}");
+    REFUSED("resolver 'now'", "+a=${now:x}");
+    REFUSED("takes 1 to 2 arguments, not 3", "+a=${oc.select:a,b,c}");
+    REFUSED("cannot be part of a text", "+a=x${algorithm.kl_ctrl}");
+    REFUSED("expected int>=1", "data.train_batch_size=${trainer.project_name}");
+    /* a dozen doublings of a dozen doublings: refused before it fills the memory */
+    char *args[25];
+    for (int k = 0; k < 24; k++) args[k] = xasprintf("+x%d=[${x%d},${x%d}]", k, k + 1, k + 1);
+    args[24] = xstrdup("+x24=1");
+    struct conf *c = NULL;
+    assert_int_equal(conf_load(&c, "ppo_trainer", 25, args), ERR_INVAL);
+    message_has("blow the configuration up");
+    for (int k = 0; k < 25; k++) free(args[k]);
+    struct buf b = {0}; /* ${${${... deeper than the limit */
+    buf_adds(&b, "+a='");
+    for (int k = 0; k < 5000; k++) buf_adds(&b, "${");
+    for (int k = 0; k < 5000; k++) buf_adds(&b, "}");
+    buf_adds(&b, "'");
+    REFUSED("deep", b.p);
+    buf_free(&b);
+}
+
+static void test_groups(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    bool offload;
+    assert_int_equal(LOAD(&c, "actor@actor_rollout_ref.actor=dp_actor", "model_engine=dp", "critic=dp_critic"), 0);
+    conf_free(c);
+    REFUSED("verlc has one engine|model_engine=megatron", "actor@actor_rollout_ref.actor=megatron_actor");
+    REFUSED("takes actor@actor_rollout_ref.actor=dp_actor", "actor@actor_rollout_ref.actor=veomni_actor");
+    REFUSED("there is no config group foo@bar", "foo@bar=x");
+    assert_int_equal(LOAD(&c, "model_engine=megatron", A "megatron.param_offload=True"), 0);
+    assert_string_equal(conf_schema(c), "ppo_megatron_trainer");
+    assert_int_equal(conf_bool(c, A "megatron.param_offload", &offload), 0);
+    assert_true(offload);
+    assert_int_equal(conf_bool(c, "actor_rollout_ref.ref.megatron.param_offload", &offload), 0);
+    assert_true(offload); /* follows the actor by interpolation */
+    conf_free(c);
+}
+
+/* ---- getters ---- */
+
+static void test_getters(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    int64_t i = -7, n = 0;
+    double f, fs[4];
+    bool b;
+    const char *s = "kept";
+    const char *const *strs;
+    const json_t *j;
+    if (LOAD(&c, SEED_0) < 0) fail_msg("%s", err_msg());
+    assert_int_equal(conf_i64(c, "data.train_batch_size", &i), 0);
+    assert_int_equal(i, 16);
+    assert_int_equal(conf_f64(c, A "optim.lr", &f), 0);
+    assert_true(f == 1e-6);
+    assert_int_equal(conf_f64(c, A "entropy_coeff", &f), 0); /* an integer is a number */
+    assert_true(f == 0);
+    assert_int_equal(conf_i64(c, R "response_length", &i), 0); /* interpolated */
+    assert_int_equal(i, 1024);
+    assert_int_equal(conf_bool(c, "data.filter_overlong_prompts", &b), 0);
+    assert_true(b);
+    assert_int_equal(conf_strs(c, "trainer.logger", &strs, &n), 0);
+    assert_int_equal(n, 2);
+    assert_string_equal(strs[1], "mlflow");
+    assert_int_equal(conf_strs(c, "data.train_files", &strs, &n), 0); /* one text is a list of one */
+    assert_int_equal(n, 1);
+    assert_string_equal(strs[0], "/d/train.parquet");
+    assert_int_equal(conf_strs(c, "trainer.rollout_data_dir", &strs, &n), 0);
+    assert_int_equal(n, 0);
+    assert_int_equal(conf_f64s(c, A "optim.betas", fs, 4, &n), 0);
+    assert_int_equal(n, 2);
+    assert_true(fs[1] == 0.999);
+    assert_int_equal(conf_f64s(c, A "optim.betas", fs, 1, &n), ERR_INVAL);
+    assert_int_equal(conf_str(c, "trainer.logger.0", &s), 0);
+    assert_string_equal(s, "console");
+    assert_int_equal(conf_json(c, "algorithm.kl_ctrl", &j), 0);
+    assert_true(json_integer_value(json_object_get(j, "horizon")) == 10000);
+    assert_int_equal(conf_json(c, "", &j), 0);
+    assert_non_null(json_object_get(j, "trainer"));
+    assert_true(conf_is_null(c, "data.seed") && conf_has(c, "data.seed") && !conf_has(c, "data.nope"));
+    assert_true(conf_is_set(c, "trainer.save_freq") && !conf_is_set(c, "trainer.seed"));
+    s = "kept";
+    assert_int_equal(conf_str_opt(c, "trainer.resume_from_path", &s), 0);
+    assert_string_equal(s, "kept");
+    assert_int_equal(conf_i64(c, "trainer.resume_mode", &i), ERR_INVAL);
+    message_has("trainer.resume_mode='auto'|a whole number|default");
+    assert_int_equal(conf_str(c, "data.seed", &s), ERR_INVAL);
+    message_has("data.seed=null");
+    assert_int_equal(conf_i64(c, "data.nope", &i), ERR_INVAL);
+    conf_free(c);
+
+    assert_int_equal(LOAD(&c, "trainer.experiment_name=1e-6", "~trainer.seed", "+my.list=[1,a,{b:inf}]", "+my.x=nan"), 0);
+    assert_int_equal(conf_str(c, "trainer.experiment_name", &s), 0);
+    assert_string_equal(s, "1e-06"); /* str() of Python */
+    assert_int_equal(conf_i64(c, "trainer.seed", &i), ERR_INVAL);
+    message_has("trainer.seed is needed but was deleted");
+    assert_int_equal(conf_str(c, R "name", &s), ERR_INVAL);
+    message_has("mandatory|set actor_rollout_ref.rollout.name=");
+    assert_int_equal(conf_strs(c, "my.list", &strs, &n), ERR_INVAL);
+    assert_int_equal(conf_json(c, "my.list.2.b", &j), 0);
+    assert_string_equal(json_string_value(j), "inf");
+    conf_free(c);
+}
+
+/* ---- statuses ---- */
+
+static void test_older_names(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    const char *s;
+    int64_t i;
+    bool b;
+    assert_int_equal(LOAD(&c, "custom_reward_function.path=/x.py", "reward_model.reward_manager=dapo",
+                          "reward_model.sandbox_fusion.max_concurrent=3", "critic.model.fsdp_config.forward_prefetch=true",
+                          "+custom_reward_function.reward_kwargs.a=1"),
+                     0);
+    assert_int_equal(conf_str(c, "reward.custom_reward_function.path", &s), 0);
+    assert_string_equal(s, "/x.py");
+    assert_int_equal(conf_str(c, "reward.custom_reward_function.name", &s), 0);
+    assert_string_equal(s, "compute_score"); /* the older key is null: the new default holds */
+    assert_int_equal(conf_str(c, "reward.reward_manager.name", &s), 0);
+    assert_string_equal(s, "dapo");
+    assert_int_equal(conf_i64(c, "reward.sandbox_fusion.max_concurrent", &i), 0);
+    assert_int_equal(i, 3);
+    assert_int_equal(conf_bool(c, "critic.fsdp.forward_prefetch", &b), 0);
+    assert_true(b);
+    assert_int_equal(conf_i64(c, "reward.custom_reward_function.reward_kwargs.a", &i), 0);
+    conf_free(c);
+    assert_int_equal(LOAD(&c, "reward_manager.name=${oc.select:reward_model.reward_manager,naive}",
+                          "+reward_manager.module.path=${.file}", "+reward_manager.module.file=f.py",
+                          "+algorithm.filter_groups.enable=false"),
+                     0);
+    assert_int_equal(conf_str(c, "reward.reward_manager.name", &s), 0);
+    assert_string_equal(s, "naive"); /* a null hands on nothing */
+    assert_int_equal(conf_str(c, "reward.reward_manager.module.path", &s), 0);
+    assert_string_equal(s, "f.py"); /* relative to where it was written */
+    conf_free(c);
+    REFUSED("same setting", "custom_reward_function.path=/x.py", "reward.custom_reward_function.path=/y.py");
+    assert_int_equal(load_n(&c, "sft_trainer", (const char *const[]){"model.partial_pretrain=/m", NULL}), 0);
+    assert_int_equal(conf_str(c, "model.path", &s), 0);
+    assert_string_equal(s, "/m");
+    assert_int_equal(conf_str(c, "optim.lr_scheduler_type", &s), 0);
+    assert_string_equal(s, "cosine"); /* the older trainer's default */
+    conf_free(c);
+    const char *const old_sft[] = {"data.prompt_key=question", "optim.lr_scheduler=cosine", NULL};
+    assert_int_equal(load_n(&c, "sft_trainer_engine", old_sft), 0);
+    assert_int_equal(conf_str(c, "optim.lr_scheduler_type", &s), 0);
+    assert_string_equal(s, "cosine");
+    conf_free(c);
+}
+
+static void test_rejected(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    static const struct {
+        const char *arg, *texts;
+    } cases[] = {
+        {"actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.model.lora.rank=8|lora_rank"},
+        {"actor_rollout_ref.rollout.multi_turn.enable=true", "multi-turn"},
+        {A "ulysses_sequence_parallel_size=2", "one device"},
+        {"reward_model.reward_loop_source=importlib", "reward.reward_manager.source='importlib'|native"},
+        {"trainer.v1.trainer_mode=colocate_async", "sync"},
+        {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
+        {A "router_replay.mode=R2", "mixture-of-experts"},
+        {"+async_training.require_batches=2", "async"},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        if (LOAD(&c, cases[k].arg) < 0) fail_msg("%s", err_msg()); /* shown by --cfg job, refused by a run */
+        assert_int_equal(conf_check(c), ERR_INVAL);
+        message_has(cases[k].texts);
+        conf_free(c);
+    }
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", A "ulysses_sequence_parallel_size=1",
+                          "reward_model.enable=false", A "router_replay.mode=disabled",
+                          "+actor_rollout_ref.model.override_config.attn_implementation=eager"),
+                     0);
+    assert_int_equal(conf_check(c), 0);
+    conf_free(c);
+}
+
+/* What conf_notes writes to stderr. */
+static char *notes_of(const struct conf *c) {
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    fflush(stderr);
+    const int saved = dup(2);
+    assert_true(dup2(fileno(f), 2) == 2);
+    conf_notes(c);
+    fflush(stderr);
+    dup2(saved, 2);
+    close(saved);
+    struct buf b = {0};
+    char line[1024];
+    rewind(f);
+    while (fgets(line, sizeof line, f)) buf_adds(&b, line);
+    fclose(f);
+    return buf_take(&b);
+}
+
+static void test_notes(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    assert_int_equal(LOAD(&c, A "fsdp_config.reshard_after_forward=False", "data.use_shm=true",
+                          A "fsdp_config.forward_prefetch=True", "+my.key=1", "hydra.run.dir=x", "trainer.save_freq=3",
+                          "trainer.use_legacy_worker_impl=auto"),
+                     0);
+    char *n = notes_of(c);
+    const char *has[] = {"reshard_after_forward, actor_rollout_ref.actor.fsdp_config.forward_prefetch: ", "data.use_shm: ",
+                         "my.key: nothing reads this key", "hydra.run.dir=x", "trainer.use_v1"};
+    for (size_t k = 0; k < sizeof has / sizeof has[0]; k++)
+        if (!strstr(n, has[k])) fail_msg("no '%s' in\n%s", has[k], n);
+    assert_null(strstr(n, "save_freq"));
+    free(n);
+    conf_free(c);
+    /* the one engine, asked for by its name, needs no note */
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.rollout.name=verlc"), 0);
+    n = notes_of(c);
+    assert_string_equal(n, "");
+    free(n);
+    conf_free(c);
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.rollout.name=sglang"), 0);
+    n = notes_of(c);
+    assert_non_null(strstr(n, "rollout.name: generation runs in verlc's own engine"));
+    free(n);
+    conf_free(c);
+}
+
+/* ---- printing ---- */
+
+static char *answer(const char *const *args, int *rc) {
+    struct conf *c = NULL;
+    FILE *f = tmpfile();
+    if (load_n(&c, "ppo_trainer", args) < 0) fail_msg("%s", err_msg());
+    *rc = conf_answer(c, f);
+    conf_free(c);
+    struct buf b = {0};
+    char line[1024];
+    rewind(f);
+    while (fgets(line, sizeof line, f)) buf_adds(&b, line);
+    fclose(f);
+    return buf_take(&b);
+}
+
+static void test_answers(void **state) {
+    (void)state;
+    int rc;
+    /* no divisibility, no mandatory value is asked for when printing */
+    char *s = answer((const char *const[]){"--cfg", "job", "data.train_batch_size=7", "trainer.n_gpus_per_node=4", NULL}, &rc);
+    assert_int_equal(rc, 1);
+    assert_non_null(strstr(s, "    name: ???\n"));
+    assert_non_null(strstr(s, "  train_batch_size: 7\n"));
+    assert_non_null(strstr(s, "    prompt_length: 512\n"));
+    assert_non_null(strstr(s, "      lr: 1.0e-06\n"));
+    free(s);
+    s = answer((const char *const[]){"--help", "trainer.total_e", NULL}, &rc);
+    assert_int_equal(rc, 1);
+    assert_non_null(strstr(s, "trainer.total_epochs=30\n    int>=1; passes over the training data\n"));
+    assert_null(strstr(s, "data."));
+    free(s);
+    s = answer((const char *const[]){"trainer.nnodes=1", NULL}, &rc);
+    assert_int_equal(rc, 0);
+    assert_string_equal(s, "");
+    free(s);
+    assert_int_equal(conf_help(stdout, "ppo_trainer", "zzz"), ERR_INVAL);
+    assert_int_equal(conf_help(stdout, "nope", NULL), ERR_INVAL);
+}
+
+/* Every text survives a trip through YAML, whatever it looks like. */
+static void test_yaml_texts(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        "",
+        " ",
+        "a",
+        "null",
+        "Null",
+        "~",
+        "true",
+        "yes",
+        "n",
+        "Y",
+        "1",
+        "-1",
+        "1_000",
+        "0x1f",
+        "010",
+        "1.5",
+        "1e5",
+        ".5",
+        "inf",
+        ".inf",
+        "nan",
+        "1:30",
+        "2024-01-01",
+        "2024-01-01 10:00:00",
+        "=",
+        "<<",
+        "- a",
+        "a: b",
+        "a:b",
+        "#x",
+        "a #b",
+        "'",
+        "\"",
+        "a'b\"c",
+        "{a}",
+        "[a]",
+        "&a",
+        "*a",
+        "!a",
+        "|",
+        ">",
+        "%",
+        "@",
+        "`",
+        "a\nb",
+        "\n",
+        "a\n\n",
+        " lead",
+        "trail ",
+        "tab\there",
+        "\x01",
+        "\xc3\xa9",
+        "\xe4\xb8\xad\xf0\x9f\x98\x80",
+        "???",
+        "a\\b",
+        "\\",
+        "-",
+        "--",
+        "---",
+        "...",
+        "${a}",
+        "${a}\\",
+        "\\${a} \\\\",
+        "\\${a}",
+        "\\\\${a}",
+        "x${",
+        "$",
+        "${a} and ${b}",
+    };
+    struct conf_node *list = conf__node_new(CONF_LIST), *raw = NULL, *back = NULL;
+    for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+        struct conf_node *v = conf__node_str(texts[k], strlen(texts[k]));
+        v->literal = true;
+        conf__node_put(list, NULL, v);
+    }
+    struct conf_node *root = conf__node_new(CONF_DICT);
+    conf__node_put(root, "list", list);
+    struct buf b = {0};
+    assert_int_equal(conf__yaml_print(&b, root), 0);
+    if (conf__yaml_parse(&raw, b.p, b.n, "texts") < 0 || conf__resolve(&back, raw) < 0) fail_msg("%s\n%s", err_msg(), b.p);
+    for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+        const struct conf_node *v = conf__node_child(back, "list", 4)->items[k].v;
+        if (v->kind != CONF_STR || strcmp(v->s, texts[k]) != 0) fail_msg("'%s' came back as '%s'", texts[k], v->s);
+    }
+    conf__node_free(root);
+    conf__node_free(raw);
+    conf__node_free(back);
+    buf_free(&b);
+}
+
+static void test_yaml_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *yaml, *texts;
+    } cases[] = {
+        {"a: [1", "f.yaml:"},
+        {"a: 1\na: 2\n", "f.yaml:2|stands twice"},
+        {"a: !!python/object:x {}", "f.yaml:1|tag"},
+        {"a: !!int 3", "tag"},
+        {"a: *b", "anchor"},
+        {"--- 1\n--- 2\n", "more than one"},
+        {"? [a]\n: 1", "key must be a word"},
+        {"a: 99999999999999999999", "64 bits"},
+        {"a: \"x\\0y\"", "zero byte"},
+        {"<<: 3", "takes a mapping"},
+        {"a: \xff", "f.yaml:1"},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        struct conf_node *v = NULL;
+        if (conf__yaml_parse(&v, cases[k].yaml, strlen(cases[k].yaml), "f.yaml") != ERR_INVAL) fail_msg("%s", cases[k].yaml);
+        message_has(cases[k].texts);
+    }
+    struct buf b = {0}; /* aliases that double */
+    buf_adds(&b, "a0: &a0 [1]\n");
+    for (int k = 1; k < 30; k++) buf_addf(&b, "a%d: &a%d [*a%d, *a%d]\n", k, k, k - 1, k - 1);
+    struct conf_node *v = NULL;
+    assert_int_equal(conf__yaml_parse(&v, b.p, b.n, "f.yaml"), ERR_INVAL);
+    message_has("values");
+    buf_free(&b);
+}
+
+static void test_floats(void **state) {
+    (void)state;
+    static const struct {
+        double f;
+        const char *text;
+    } cases[] = {{0, "0.0"},
+                 {-0.0, "-0.0"},
+                 {1, "1.0"},
+                 {0.1, "0.1"},
+                 {1e-6, "1e-06"},
+                 {1e-4, "0.0001"},
+                 {1e16, "1e+16"},
+                 {123456789012345680.0, "1.2345678901234568e+17"},
+                 {1e15, "1000000000000000.0"},
+                 {5e-324, "5e-324"},
+                 {1.7976931348623157e308, "1.7976931348623157e+308"},
+                 {2.5, "2.5"},
+                 {100, "100.0"}};
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        char t[32];
+        conf__float_text(cases[k].f, t);
+        assert_string_equal(t, cases[k].text);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),        cmocka_unit_test(test_types),         cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_syntax),        cmocka_unit_test(test_references),
+        cmocka_unit_test(test_groups),       cmocka_unit_test(test_getters),       cmocka_unit_test(test_older_names),
+        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_notes),         cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_yaml_texts),   cmocka_unit_test(test_yaml_refusals), cmocka_unit_test(test_floats),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
