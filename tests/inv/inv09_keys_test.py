@@ -94,7 +94,7 @@ def main():
         missing = [k for k in keys if k not in everything and not k.endswith(".json")
                    and not any(k.startswith(p + ".") or p.startswith(k + ".") for p in everything)]
         test(f"{program}: the {len(keys)} dotted names it reads are in the table", not missing, ", ".join(missing))
-        names = strings(f for g in globs for f in sorted(SRC.glob(g)) if f.name != "validate_config.c")  # rules also check noted keys
+        names = strings(f for g in globs for f in sorted(SRC.glob(g)) if f.name != "validate_config.c")
         wrong = [k for k in keys & names if any(rows[s].get(k, ("", ""))[1] in ("NOTED", "MOVED") for s in loaded
                                                 if s.startswith(program))]
         test(f"{program}: it reads no key that the table calls noted or moved", not wrong, ", ".join(wrong))
