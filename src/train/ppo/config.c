@@ -1,8 +1,10 @@
 /* config.c - the keys of a ppo run, read once into struct ppo_config.
  * Every later stage reads that struct; no other file of ppo names a key. */
 #include "train/ppo/validate_config.h"
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/config.h"
 #include "train/run/optimizer_keys.h"
+#include "train/run/sampler_keys.h"
+#include "train/train.h"
 
 #include "base/err.h"
 #include "base/file.h"

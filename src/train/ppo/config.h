@@ -1,0 +1,152 @@
+/* config.h - a ppo run's configuration as one struct: every key that acts, read once.  Private to train.
+ *
+ * Knows no stage. Invariant: no other file of ppo names a key but in messages. */
+#ifndef VERLC_TRAIN_PPO_CONFIG_H
+#define VERLC_TRAIN_PPO_CONFIG_H
+
+#include "algo/algo.h"
+#include "data/data.h"
+#include "model/model.h"
+#include "reward/reward.h"
+#include "train/run/activation_recompute.h"
+#include "train/run/lora_keys.h"
+#include "train/run/micro_batch.h"
+#include "train/score/generative_judge.h"
+
+/* What a sampling pass needs to know. */
+struct ppo_sampling {
+    int64_t n;
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t top_k;
+    bool ignore_eos;
+};
+
+/* The critic's keys (critic.*). */
+struct ppo_critic_config {
+    bool enable;     /* gae, unless critic.enable says otherwise */
+    char *model_dir; /* owned */
+    struct train_lora lora;
+    bool shares_base; /* with adapters on both of one directory: the policy's frozen weights are the critic's */
+    enum train_recompute recompute;
+    struct actor_cut update_cut, values_cut;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, cliprange;
+    int64_t mini_batch_size, epochs; /* mini-batch in prompts */
+    bool shuffle, zero_indexed_step;
+    uint64_t seed; /* data_loader_seed, else trainer.seed */
+    struct optim_config optim;
+    double warmup_ratio;
+    int64_t actor_from; /* trainer.critic_warmup: the policy is updated from this step on */
+};
+
+/* The reward model's keys (reward.reward_model.*). */
+struct ppo_rm_config {
+    bool enable, policy_tokens;
+    char *model_dir;           /* owned */
+    struct judge_args judge;   /* a judge: what its keys say; no prompt_template: a classifier */
+    struct model_config model; /* its config.json, a classifier's as a reward model; owned */
+    struct actor_cut cut;
+    int64_t max_length; /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
+};
+
+/* distillation.*: a teacher's distribution on the student's own samples. */
+struct ppo_distill_config {
+    bool enable;
+    char *teacher_dir; /* owned */
+    struct algo_distill loss;
+    int64_t topk;          /* tokens of a list; read by the ..._topk losses */
+    bool use_task_rewards; /* beside the policy loss, weighted by coef; else alone */
+    double coef;
+    struct actor_cut cut; /* of the teacher's passes */
+};
+
+/* algorithm.filter_groups: DAPO's dynamic sampling. */
+struct ppo_filter_config {
+    bool enable;
+    const char *metric;                      /* reward, or a key of reward_extra_info */
+    int64_t gen_batch_size, max_gen_batches; /* max_gen_batches <= 0: no limit */
+};
+
+enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
+
+enum { MAX_PROFILE_STEPS = 64 };
+
+/* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
+struct ppo_config {
+    const struct conf *conf;
+    /* data */
+    const char *const *train_files, *const *val_files;
+    int64_t n_train_files, n_val_files;
+    const char *prompt_key, *reward_fn_key;
+    int64_t train_batch_size, val_batch_size, train_max_samples, val_max_samples;
+    int64_t max_prompt_length, max_response_length;
+    bool shuffle, filter_overlong_prompts;
+    struct data_sampler_spec sampler;
+    enum data_truncation truncation;
+    uint64_t seed; /* data.seed, else trainer.seed */
+    json_t *chat_kwargs;
+    /* model */
+    char *model_dir; /* owned */
+    const char *tokenizer_dir;
+    struct train_lora lora;
+    enum dtype act;
+    enum train_recompute recompute;
+    int threads;
+    const char *device;
+    /* rollout */
+    struct ppo_sampling train, val;
+    int64_t max_num_seqs, max_num_batched_tokens;
+    bool prefix_cache, force_old_log_prob;
+    double memory_fraction;
+    int64_t memory_limit; /* bytes; 0: all */
+    struct actor_cut ref_cut, logp_cut, update_cut;
+    bool ref_offload; /* the reference's weights rest in host memory */
+    /* algorithm */
+    const char *adv_estimator;
+    const struct algo_adv_entry *adv;
+    struct algo_user *my_adv, *my_loss; /* the user's own, owned; NULL: of the tables */
+    const json_t *adv_kwargs;
+    double gamma, lam;
+    bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;
+    struct algo_pf_ppo pf_ppo;
+    const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
+    double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
+    int64_t n_gdpo;
+    bool correct; /* rollout_correction between old and rollout log-probs */
+    struct algo_corr corr;
+    struct ppo_filter_config filter;
+    struct algo_kl_type kl_penalty;
+    const char *kl_ctrl_type;
+    double kl_ctrl_coef, kl_ctrl_target, kl_ctrl_horizon;
+    /* actor */
+    const struct algo_policy_entry *loss_mode;
+    struct algo_policy_cfg policy;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, entropy_coeff, kl_loss_coef;
+    bool use_kl_loss, mini_shuffle;
+    struct algo_kl_type kl_loss_type;
+    int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
+    uint64_t mini_seed;
+    struct optim_config optim;
+    double warmup_ratio;
+    bool zero_indexed_step; /* the schedule's first step is 0 (verl 0.9.1), else 1 */
+    struct ppo_critic_config critic;
+    struct ppo_distill_config distill;
+    /* reward */
+    struct reward_args reward;
+    enum reward_policy on_error;
+    struct ppo_rm_config rm;
+    const json_t *source_weights; /* {data source: factor}, or NULL */
+    /* trainer */
+    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir, *validation_data_dir;
+    const char *const *loggers;
+    int64_t n_loggers, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    bool val_before_train, val_only;
+    double deadline_s;
+    double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
+    int64_t n_profile_steps;
+};
+int ppo_config_read(struct ppo_config *k, const struct conf *c);
+void ppo_config_free(struct ppo_config *k);
+
+#endif
