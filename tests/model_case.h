@@ -14,7 +14,14 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
-#include "model/model.h"
+#include "model/files/export.h"
+#include "model/files/init.h"
+#include "model/files/load.h"
+#include "model/files/safetensors.h"
+#include "model/forward.h"
+#include "model/lora/lora.h"
+#include "model/optim/optimizer.h"
+#include "model/quantize.h"
 
 #include <math.h>
 #include <stdio.h>

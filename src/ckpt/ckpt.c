@@ -8,6 +8,10 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/files/export.h"
+#include "model/files/load.h"
+#include "model/files/safetensors.h"
+#include "model/lora/lora.h"
 
 #include <ctype.h>
 #include <dirent.h>

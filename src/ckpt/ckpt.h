@@ -13,7 +13,8 @@
 #ifndef VERLC_CKPT_H
 #define VERLC_CKPT_H
 
-#include "model/model.h"
+#include "model/optim/optimizer.h"
+#include "model/parameters.h"
 
 #include <jansson.h>
 #include <stdbool.h>

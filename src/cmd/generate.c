@@ -8,6 +8,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/files/load.h"
+#include "model/lora/lora.h"
 #include "rollout/rollout.h"
 #include "text/text.h"
 

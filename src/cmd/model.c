@@ -13,7 +13,10 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "model/model.h"
+#include "model/files/export.h"
+#include "model/files/init.h"
+#include "model/files/load.h"
+#include "model/lora/lora.h"
 #include "text/text.h"
 #include "train/train.h"
 

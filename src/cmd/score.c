@@ -9,7 +9,9 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "model/model.h"
+#include "model/files/load.h"
+#include "model/forward.h"
+#include "model/lora/lora.h"
 
 #include <math.h>
 #include <stdio.h>

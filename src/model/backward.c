@@ -9,6 +9,7 @@
 #include "model/model_int.h"
 
 #include "base/err.h"
+#include "model/forward.h"
 
 int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets) {
     if (g->add) return 0;

@@ -5,7 +5,7 @@
  * transformers' defaults for absent keys.  Looks at no weights.
  * Invariant: a setting that would change the numbers and is not supported is
  * an error that says "unsupported" and names it; it is never ignored. */
-#include "model/model.h"
+#include "model/config.h"
 
 #include "base/err.h"
 #include "base/file.h"

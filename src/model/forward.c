@@ -5,10 +5,11 @@
  * The buffers' shapes are in model_int.h.
  * Invariant: a row's numbers depend on its own sequence alone; the recompute of
  * backward goes through the same lines and gives the same bits. */
-#include "model/model_int.h"
+#include "model/forward.h"
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/model_int.h"
 
 #include <stdlib.h>
 

@@ -8,6 +8,7 @@
 #include "model/model_int.h"
 
 #include "base/err.h"
+#include "model/lora/lora_int.h"
 
 static struct tensor scratch(void *p, enum dtype dt, int64_t rows, int64_t cols) { return tensor_2d(p, dt, rows, cols); }
 

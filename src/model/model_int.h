@@ -1,9 +1,11 @@
-/* model_int.h - private to model: the activations, shared by forward and
- * backward, and the helpers of loading and saving.  Not for other modules. */
+/* model_int.h - private to model: the parameter layout, linear layers, and the
+ * activations that forward and backward share.  Not for other modules. */
 #ifndef VERLC_MODEL_INT_H
 #define VERLC_MODEL_INT_H
 
-#include "model/model.h"
+#include "base/arena.h"
+#include "model/forward.h"
+#include "model/parameters.h"
 
 /* ---- parameters ---- */
 /* Fills params, groups, layers and n_elems of a model whose cfg is set; no memory of the device. */
@@ -49,54 +51,9 @@ int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
  * until the next call. */
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
 
-/* ---- matrices that bitsandbytes saved in NF4 (model/files/bitsandbytes.c) ---- */
-struct bnb_weight { /* tensors of a file; borrowed */
-    const struct st_tensor *code, *absmax, *nested_absmax, *nested_map;
-    int64_t nested_block; /* 0: absmax is f32; else absmax is codes of nested_map, in blocks of so many */
-    double offset;        /* nested: added to each */
-};
-struct bnb_args {
-    const struct st_tensor *(*find)(void *arg, const char *name); /* NULL: not in the files */
-    void *arg;
-    const struct model_param *param;
-    const char *path; /* for messages */
-};
-/* ERR_FORMAT, ERR_UNSUPPORTED: not NF4 in blocks of 64 of the parameter's shape, with all its parts. */
-int model__bnb_find(struct bnb_weight *b, const struct bnb_args *a);
-void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* of its n blocks */
-
-/* "float32", "bfloat16", "float16": the names of torch_dtype. */
-const char *model__torch_dtype(enum dtype dt);
-
-/* ---- optimizers: one step of one run, with gradients times scale ---- */
-struct optim_run_args {
-    struct model *m;
-    float *grads;
-    const struct optim_config *c;
-    double lr;
-    float scale;
-    int64_t step; /* 1-based */
-};
-/* Device bytes of the state for what m trains; m needs no memory of its own. */
-size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
-int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-/* AdamW of arrays in host memory, piece by piece; the new master is left in the gradients. */
-int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-void optim__pieces_layout(struct optim *o, struct arena *m);
-/* Claims the scratch of the largest runs; fields that no run needs stay NULL. arrays: of the state. */
-void optim__adamw8_layout(struct optim *o, struct arena *m, struct arena *arrays);
-void optim__muon_layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *m);
-/* Ascending code book of the dynamic data type, signed for m, not negative for v. */
-void optim__dynamic_book(bool is_signed, float book[256]);
-
 /* Memory of the device, or of the host where m's flags have this one. */
 int model__alloc(struct model *m, int on_host, size_t bytes, void **out);
 void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NULL ok */
-
-/* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
-void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
-bool model__all_finite(const void *src, enum dtype dt, int64_t n);
 
 /* ---- linear layers (linear.c) ---- */
 /* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) = from + that. */
@@ -128,62 +85,6 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
 struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g);
 /* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g);
-
-/* ---- LoRA ---- */
-enum { LORA_MAX_PARTS = 3 };
-struct lora_part { /* the adapter of one linear module: rows [row, row + n) of its group */
-    int64_t row, n;
-    int64_t a, b; /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
-};
-struct lora_group { /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
-    struct lora_part part[LORA_MAX_PARTS];
-    int64_t n_parts, n, k;
-    int64_t width;      /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
-    struct weight a, b; /* (width, k): the A on top of each other; (n, width): scale B, block-diagonal */
-};
-struct model_lora {
-    struct lora_config cfg;
-    float scale;
-    struct lora_group *groups;
-    int64_t n_groups;
-    struct model_param *params; /* peft's names without "base_model.model."; group: of the base model */
-    int64_t n_params, n_elems;
-    int64_t n_sides; /* of the params: A and B in turn; then a value model's head, weight and bias */
-    void *block;     /* compute copies and scratch, on the device; owned */
-    size_t block_bytes;
-    /* scratch; rows at a time: LORA_ROWS */
-    void *z, *dz;         /* (rows, width) act */
-    float *wide;          /* (rows, n or k) f32: a sum that is not rounded yet; NULL when act is f32 */
-    float *mat_a, *mat_b; /* (width, k), (n, width): gradients of a group, or what is packed */
-    float *vec;           /* gradient of a frozen vector */
-};
-enum { LORA_ROWS = 1024 };
-/* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
-int model__lora_build(struct model_lora *l, struct model *m);
-void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
-int model__lora_attach(struct model *m, const struct lora_config *c);            /* with its memory; master not filled */
-int model__lora_refresh(struct model *m, float *flat);                           /* master -> compute copies */
-int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
-void model__lora_free(struct model *m);
-/* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */
-struct lora_match;
-int model__lora_match_create(struct lora_match **out, const struct lora_config *l);
-bool model__lora_match(struct lora_match *t, const char *module);
-/* A value model's head may be listed among the targets: it takes no adapter, as it is trained in full. */
-void model__lora_match_head(struct lora_match *t);
-/* ERR_INVAL when nothing, or not every listed name, has matched; names the modules of m. */
-int model__lora_match_check(const struct lora_match *t, const struct model *m);
-void model__lora_match_free(struct lora_match *t);
-/* adapter_config.json of m's adapter. */
-json_t *model__lora_json(const struct model *m);
-/* The adapter on the host, for merging: w, elements [at, at + n) of parameter p, += scale B A; a head's are replaced. */
-struct lora_host {
-    const struct model *m;
-    float *flat; /* the adapter's master; NULL: no adapter, nothing is added */
-};
-int model__lora_host_open(struct lora_host *h, const struct model *m);
-void model__lora_host_close(struct lora_host *h);
-void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n);
 
 /* ---- weights from host memory (weight_streaming.c); nothing where they are on the device ---- */
 int model__stream_start(struct model *m);            /* a forward begins */

@@ -3,10 +3,13 @@
  *
  * Invariant: the flat arrays (master, gradients, moments) have no gaps, and
  * the parameters of a group follow each other, so a group is one matrix there. */
-#include "model/model_int.h"
+#include "model/parameters.h"
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/files/files_int.h"
+#include "model/files/load.h"
+#include "model/model_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>

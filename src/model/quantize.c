@@ -6,10 +6,12 @@
  * absmax each, as bitsandbytes does without double quantisation; INT8 has one absmax a row.
  * Does no training of what it quantises.
  * Invariant: forward, backward and generation multiply by the same dequantised bits. */
-#include "model/model_int.h"
+#include "model/quantize.h"
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/files/load.h"
+#include "model/model_int.h"
 
 #include <math.h>
 #include <stdlib.h>

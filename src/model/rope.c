@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "model/config.h"
 
 #include <math.h>
 #include <stdlib.h>

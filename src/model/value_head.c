@@ -8,6 +8,7 @@
 #include "model/model_int.h"
 
 #include "base/err.h"
+#include "model/forward.h"
 
 /* Rows [lo, lo + n) gathered and normalised into head.xn. */
 static int head_input(struct model *m, struct model_acts *a, const int32_t *row, int64_t lo, int64_t n) {

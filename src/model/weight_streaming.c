@@ -6,11 +6,13 @@
  * pass reads few of its rows.  Knows nothing of the arithmetic: groups point into the
  * buffers, so the forward is the one of forward.c.
  * Invariant: layer l is read from buffer l % 2, after its lane has brought it. */
-#include "model/model_int.h"
+#include "model/weight_streaming.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/files/load.h"
+#include "model/model_int.h"
 
 #include <stdlib.h>
 

@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/forward.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -17,7 +17,7 @@
 #ifndef VERLC_ROLL_H
 #define VERLC_ROLL_H
 
-#include "model/model.h"
+#include "model/parameters.h"
 #include "text/text.h"
 
 #include <stdbool.h>

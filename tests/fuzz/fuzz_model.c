@@ -5,7 +5,7 @@
 
 #include "base/buf.h"
 #include "base/json.h"
-#include "model/model_int.h"
+#include "model/files/files_int.h"
 
 #include <string.h>
 #include <sys/mman.h>

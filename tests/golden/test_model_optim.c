@@ -3,7 +3,7 @@
 #include "model_case.h"
 
 #include "base/json.h"
-#include "model/model_int.h"
+#include "model/optim/optimizer_int.h"
 
 static json_t *want;
 

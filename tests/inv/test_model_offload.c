@@ -4,7 +4,8 @@
 #include "model_case.h"
 
 #include "base/rng.h"
-#include "model/model_int.h"
+#include "model/lora/lora_int.h"
+#include "model/weight_streaming.h"
 
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)

@@ -4,6 +4,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "ckpt/ckpt.h"
+#include "model/files/init.h"
+#include "model/files/load.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -3,7 +3,9 @@
 #define VERLC_CMD_BENCH_H
 
 #include "dev/dev.h"
-#include "model/model.h"
+#include "model/files/load.h"
+#include "model/forward.h"
+#include "model/optim/optimizer.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                      \

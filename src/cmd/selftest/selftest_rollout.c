@@ -13,6 +13,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "model/files/init.h"
+#include "model/files/load.h"
 #include "rollout/rollout.h"
 #include "train/run/actor.h"
 

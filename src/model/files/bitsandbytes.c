@@ -3,7 +3,7 @@
  *
  * Nothing is quantised here, and FP4 and other block sizes are refused.  Invariant: codes and scales give the f32
  * values that bitsandbytes' dequantize_4bit gives, to the bit. */
-#include "model/model_int.h"
+#include "model/files/files_int.h"
 
 #include "base/buf.h"
 #include "base/err.h"

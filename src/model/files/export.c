@@ -6,12 +6,14 @@
  * (temporary name, rename) is ckpt's work or the command's.
  * Invariant: what is written equals the master (or, without one, the compute
  * copy) rounded once to the dtype of the file. */
-#include "model/model_int.h"
+#include "model/files/export.h"
 
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "model/files/files_int.h"
+#include "model/lora/lora_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>

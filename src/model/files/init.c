@@ -5,14 +5,15 @@
  * biases 0.  (The numbers are not torch's.)
  * Invariant: value i of tensor t is a pure function of (seed, t, i), whatever
  * the number of threads or the size of a chunk. */
-#include "model/model_int.h"
+#include "model/files/init.h"
 
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/thread_pool.h"
 #include "base/rng.h"
+#include "base/thread_pool.h"
+#include "model/files/files_int.h"
 
 #include <math.h>
 #include <stdlib.h>

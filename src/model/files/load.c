@@ -5,7 +5,7 @@
  * inference model never holds an fp32 copy.
  * Invariant: a model that model_open returns has every parameter of its
  * config, of the right shape, and no NaN or Inf in any of them. */
-#include "model/model_int.h"
+#include "model/files/load.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -14,6 +14,9 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/rng.h"
+#include "model/files/files_int.h"
+#include "model/lora/lora_int.h"
+#include "model/quantize.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -534,14 +537,4 @@ int model__set_trained(struct model *m, const float *flat) {
     TRY(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat));
     TRY(dev_sync(m->dev));
     return model_refresh(m);
-}
-
-int model_copy_weights(struct model *dst, const struct model *src) {
-    CHECK(!dst->lora && !src->lora && !dst->stream && !src->stream); /* the reference of an adapter is the same model without it */
-    if (dst->n_elems != src->n_elems || dst->weights_bytes != src->weights_bytes || dst->act != src->act)
-        FAIL(ERR_INVAL, "cannot copy weights between models of different shape or dtype");
-    TRY(dev_copy(dst->dev, dst->weights, src->weights, src->weights_bytes));
-    if (dst->master && !src->master) FAIL(ERR_INVAL, "cannot copy an fp32 master from an inference-only model");
-    if (dst->master) TRY(dev_copy(dst->dev, dst->master, src->master, (size_t)src->n_elems * sizeof(float)));
-    return 0;
 }

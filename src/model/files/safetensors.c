@@ -5,7 +5,7 @@
  * Invariant: after st_open every tensor lies inside the mapping, its bytes are
  * exactly its shape times its dtype, and the tensors tile the data without
  * hole or overlap (the rule of the safetensors library). */
-#include "model/model.h"
+#include "model/files/safetensors.h"
 
 #include "base/buf.h"
 #include "base/err.h"

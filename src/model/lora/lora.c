@@ -6,11 +6,16 @@
  * B on the diagonal of one matrix, so that a group costs two small products.
  * Invariant: outside its own rectangles a compute copy is zero, so a module's
  * adapter touches its own columns of the output alone. */
-#include "model/model_int.h"
+#include "model/lora/lora.h"
 
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/rng.h"
+#include "model/files/files_int.h"
+#include "model/files/load.h"
+#include "model/lora/lora_int.h"
+#include "model/optim/optimizer.h"
+#include "model/optim/optimizer_int.h"
 
 #include <math.h>
 #include <stdio.h>

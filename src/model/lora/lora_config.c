@@ -5,7 +5,7 @@
  * is a regular expression for the whole path, or "all-linear", which is every
  * linear layer but lm_head.  Embeddings and lm_head take no adapter here.
  * Invariant: what adapter_config.json asks for is done or refused, never skipped. */
-#include "model/model_int.h"
+#include "model/lora/lora.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/lora/lora_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>

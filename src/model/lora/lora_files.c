@@ -5,13 +5,16 @@
  * the base goes into its metadata, which peft does not read.
  * Invariant: an adapter that is loaded has every tensor that its configuration asks
  * for, of the right shape, finite, and no other. */
-#include "model/model_int.h"
+#include "model/lora/lora.h"
 
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "model/files/files_int.h"
+#include "model/files/safetensors.h"
+#include "model/lora/lora_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * Block-wise Quantization", 2022).  A matrix is taken piece by piece: moments to
  * f32, the AdamW step, moments back to codes; the step itself sees f32.
  * Invariant: blocks start at the beginning of a matrix, so none spans two. */
-#include "model/model_int.h"
+#include "model/optim/optimizer_int.h"
 
 #include "base/err.h"
 

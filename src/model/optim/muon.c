@@ -4,7 +4,7 @@
  * the device's matrix products in the compute dtype with f32 sums, so nothing here
  * is a kernel.
  * Invariant: the update of a matrix depends on that matrix alone. */
-#include "model/model_int.h"
+#include "model/optim/optimizer_int.h"
 
 #include "base/err.h"
 

@@ -6,11 +6,13 @@
  * have it.  The flat master is cut into runs, each with its rule and its place in
  * the state arrays.
  * Invariant: a gradient that is not finite changes nothing, and is named. */
-#include "model/model_int.h"
+#include "model/optim/optimizer.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/files/load.h"
+#include "model/optim/optimizer_int.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  * on the device is used where it is.
  * Invariant: a piece is computed by the same call as the whole, so the bits are those
  * without offload; piece i lives in buffer i % 2, which is its lane too. */
-#include "model/model_int.h"
+#include "model/optim/optimizer_int.h"
 
 #include "base/arena.h"
 #include "base/err.h"

@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "model/files/load.h"
 
 #include <jansson.h>
 #include <stdlib.h>

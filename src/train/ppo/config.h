@@ -6,7 +6,7 @@
 
 #include "algo/algo.h"
 #include "data/data.h"
-#include "model/model.h"
+#include "model/optim/optimizer.h"
 #include "reward/reward.h"
 #include "train/run/activation_recompute.h"
 #include "train/run/lora_keys.h"

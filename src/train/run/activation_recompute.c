@@ -1,5 +1,5 @@
 /* activation_recompute.c - see activation_recompute.h. Whatever is chosen, the same code computes
- * the same bits (model.h, struct model_keep): the choice is time against memory alone. */
+ * the same bits (model/forward.h, struct model_keep): the choice is time against memory alone. */
 #include "train/run/activation_recompute.h"
 
 #include "base/err.h"

@@ -4,7 +4,7 @@
 #define VERLC_TRAIN_RECOMPUTE_H
 
 #include "conf/conf.h"
-#include "model/model.h"
+#include "model/forward.h"
 
 enum train_recompute {
     RECOMPUTE_AUTO, /* as little as the memory allows */

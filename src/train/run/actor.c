@@ -1,10 +1,11 @@
 /* actor.c - log-probs and gradient accumulation over packed micro-batches.
- * The arithmetic of the loss is the caller's, that of the model model.h's. */
+ * The arithmetic of the loss is the caller's, that of the model model/forward.h's. */
 #include "train/run/actor.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/weight_streaming.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 #ifndef VERLC_TRAIN_ACTOR_H
 #define VERLC_TRAIN_ACTOR_H
 
+#include "model/optim/optimizer.h"
 #include "train/run/micro_batch.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* critic.c - values, gradient accumulation and the optimizer step of a critic.
- * The arithmetic of the loss is the caller's, that of the model model.h's. */
+ * The arithmetic of the loss is the caller's, that of the model model/forward.h's. */
 #include "train/run/critic.h"
 
 #include "base/arena.h"

@@ -9,6 +9,7 @@
 #ifndef VERLC_TRAIN_CRITIC_H
 #define VERLC_TRAIN_CRITIC_H
 
+#include "model/optim/optimizer.h"
 #include "train/run/micro_batch.h"
 
 struct critic_args {

@@ -4,7 +4,8 @@
 #define VERLC_TRAIN_LORA_H
 
 #include "conf/conf.h"
-#include "model/model.h"
+#include "model/files/load.h"
+#include "model/lora/lora.h"
 
 struct train_lora {
     bool on;                /* lora_rank > 0, or lora_adapter_path is set */

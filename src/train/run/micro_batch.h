@@ -6,7 +6,7 @@
 #ifndef VERLC_TRAIN_PACK_H
 #define VERLC_TRAIN_PACK_H
 
-#include "model/model.h"
+#include "model/forward.h"
 
 #include <stdint.h>
 

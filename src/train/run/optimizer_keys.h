@@ -4,7 +4,7 @@
 #define VERLC_TRAIN_OPTIM_H
 
 #include "conf/conf.h"
-#include "model/model.h"
+#include "model/optim/optimizer.h"
 
 /* Reads SECTION.optimizer, lr, betas, ..., override_optimizer_config; the largest gradient norm
  * is the caller's.  warmup_ratio and zero_indexed_step keep their values where a section lacks the key. */

@@ -3,6 +3,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/files/load.h"
 
 #include <math.h>
 #include <stdlib.h>

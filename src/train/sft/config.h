@@ -3,7 +3,7 @@
 #define VERLC_TRAIN_SFT_CONFIG_H
 
 #include "data/data.h"
-#include "model/model.h"
+#include "model/optim/optimizer.h"
 #include "train/run/activation_recompute.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"

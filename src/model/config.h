@@ -1,0 +1,63 @@
+/* config.h - config.json of Llama 3.x, Qwen2/2.5, Qwen3 and Mistral as one struct, with what follows from
+ * it alone: parameter and FLOP counts, the RoPE table.  No weights. */
+#ifndef VERLC_MODEL_CONFIG_H
+#define VERLC_MODEL_CONFIG_H
+
+#include "dev/dev.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum model_arch { MODEL_LLAMA, MODEL_QWEN2, MODEL_QWEN3, MODEL_MISTRAL };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN };
+
+struct model_config {
+    enum model_arch arch;
+    int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
+    int64_t max_pos;        /* max_position_embeddings */
+    int64_t window;         /* sliding window, 0: none */
+    int64_t window_from;    /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
+    bool tied;              /* lm_head shares embed_tokens */
+    bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
+    bool qkv_bias, qk_norm; /* Qwen2, attention_bias; Qwen3 */
+    bool o_bias, mlp_bias;  /* attention_bias of Llama and Qwen3; Llama mlp_bias */
+    float rms_eps;
+    double init_range; /* initializer_range */
+    struct {
+        enum rope_kind kind;
+        double theta, factor;
+        double low_freq_factor, high_freq_factor;      /* llama3 */
+        double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
+        double mscale, mscale_all_dim;                 /* yarn, optional (0: absent) */
+        bool truncate;                                 /* yarn: round the correction range */
+        int64_t original_max_pos;
+    } rope;
+    bool saved_nf4;   /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
+    enum dtype dtype; /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];  /* end tokens: generation_config.json, else config.json */
+    int n_eos;
+    int64_t bos, pad;        /* -1: none */
+    json_t *json;            /* config.json as read, for export; owned */
+    json_t *generation_json; /* generation_config.json or NULL; owned */
+};
+/* Reads dir/config.json (transformers 4 and 5 spellings) and generation_config.json.
+ * ERR_INPUT: directory or file missing. ERR_UNSUPPORTED: names the architecture or feature. */
+int model_config_load(struct model_config *c, const char *dir);
+int model_config_from_json(struct model_config *c, const json_t *config, const char *where);
+void model_config_free(struct model_config *c);
+/* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has
+ * a bias unless config.json says token_classification_bias=false. */
+void model_config_make_value(struct model_config *c);
+/* The same model as a reward model: ForSequenceClassification with one label, whose head has no bias. ERR_UNSUPPORTED:
+ * config.json names another head, or more labels; `where` names the directory. */
+int model_config_make_reward(struct model_config *c, const char *where);
+/* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
+int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
+int64_t model_config_params(const struct model_config *c);                               /* number of parameters */
+double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n); /* verl 4.5: 6N.tokens + attention */
+/* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
+ * sequence of the run (dynamic NTK is fixed from it). */
+void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);
+
+#endif

@@ -1,0 +1,31 @@
+/* files_int.h - private to model: bitsandbytes' NF4 in the files, dtypes of files and their conversion. */
+#ifndef VERLC_MODEL_FILES_INT_H
+#define VERLC_MODEL_FILES_INT_H
+
+#include "model/files/safetensors.h"
+#include "model/model_int.h"
+
+/* ---- matrices that bitsandbytes saved in NF4 (model/files/bitsandbytes.c) ---- */
+struct bnb_weight { /* tensors of a file; borrowed */
+    const struct st_tensor *code, *absmax, *nested_absmax, *nested_map;
+    int64_t nested_block; /* 0: absmax is f32; else absmax is codes of nested_map, in blocks of so many */
+    double offset;        /* nested: added to each */
+};
+struct bnb_args {
+    const struct st_tensor *(*find)(void *arg, const char *name); /* NULL: not in the files */
+    void *arg;
+    const struct model_param *param;
+    const char *path; /* for messages */
+};
+/* ERR_FORMAT, ERR_UNSUPPORTED: not NF4 in blocks of 64 of the parameter's shape, with all its parts. */
+int model__bnb_find(struct bnb_weight *b, const struct bnb_args *a);
+void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* of its n blocks */
+
+/* "float32", "bfloat16", "float16": the names of torch_dtype. */
+const char *model__torch_dtype(enum dtype dt);
+
+/* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
+void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
+bool model__all_finite(const void *src, enum dtype dt, int64_t n);
+
+#endif

@@ -1,0 +1,38 @@
+/* safetensors.h - reads and writes safetensors files. */
+#ifndef VERLC_MODEL_SAFETENSORS_H
+#define VERLC_MODEL_SAFETENSORS_H
+
+#include "dev/dev.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+struct st_tensor {
+    char *name;
+    enum dtype dt;
+    int nd;
+    int64_t dim[8];
+    const uint8_t *data; /* into the mapping */
+    size_t bytes;
+};
+struct st_file;                                      /* one mapped file */
+int st_open(struct st_file **out, const char *path); /* validates header and every range; ERR_INPUT, ERR_FORMAT */
+void st_close(struct st_file *f);
+int64_t st_count(const struct st_file *f);
+const struct st_tensor *st_at(const struct st_file *f, int64_t i);
+const struct st_tensor *st_find(const struct st_file *f, const char *name); /* NULL if absent */
+const char *st_metadata(const struct st_file *f, const char *key);          /* a string of __metadata__, or NULL */
+/* Streaming writer: header from the declared tensors, then data in that order. */
+struct st_write_tensor {
+    const char *name;
+    enum dtype dt;
+    int nd;
+    int64_t dim[8];
+    /* fills up to n bytes of this tensor starting at byte off */
+    int (*read)(void *arg, size_t off, void *dst, size_t n);
+    void *arg;
+};
+/* Writes path (not atomic itself: ckpt publishes whole directories), fsyncs. metadata may be NULL. */
+int st_write(const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
+
+#endif

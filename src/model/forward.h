@@ -1,0 +1,101 @@
+/* forward.h - the decoder: activations, forward, log-probs, values, backward.
+ *
+ * Invariant: model_forward is the only forward pass in the program.  Prefill, decode, log-prob passes and
+ * training call it; they differ in where the KV cache lives and in what is kept for backward, never in
+ * arithmetic. */
+#ifndef VERLC_MODEL_FORWARD_H
+#define VERLC_MODEL_FORWARD_H
+
+#include "base/arena.h"
+#include "model/parameters.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Keys and values of all layers. */
+struct model_kv {
+    struct kv *layers; /* (n_layers) */
+};
+
+struct model_batch { /* T packed rows; arrays on the device */
+    int64_t n_rows;
+    struct tensor ids;   /* (T) i32 */
+    struct tensor pos;   /* (T) i32, position in its sequence */
+    struct tensor slots; /* (T) i32, key/value slot of the row; kv == NULL: row index */
+    struct attn_seqs seqs;
+    const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
+    bool no_adapter;           /* the base model alone: the reference of an adapter's training */
+    bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
+};
+
+/* What a training forward keeps of its layers until backward. The rest is computed again there by the same code, so
+ * that no bit depends on it. Layers in their order: the first `all` keep everything that backward reads, the next
+ * `attention` everything but the MLP's wide buffers, the others their input alone. Counts above the number of layers
+ * mean all of them. The last layer's buffers are still there when backward begins, and need no place of their own. */
+struct model_keep {
+    bool train; /* false: inference, layers share all buffers */
+    int64_t all, attention;
+};
+#define MODEL_KEEP_NONE ((struct model_keep){0})
+#define MODEL_KEEP_LAYER ((struct model_keep){.train = true})
+#define MODEL_KEEP_ATTENTION ((struct model_keep){.train = true, .attention = INT64_MAX})
+#define MODEL_KEEP_ALL ((struct model_keep){.train = true, .all = INT64_MAX})
+/* Buffers of one forward (and backward) of at most max_rows rows. */
+struct model_acts;
+/* Bytes for these limits; model_acts_create takes that much from the device. */
+size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep);
+/* The most that fits `extra` bytes above those of MODEL_KEEP_LAYER: first the attention of as many layers as it can be
+ * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them. */
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra);
+/* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
+int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep, void *block);
+void model_acts_destroy(struct model_acts *a);
+
+/* Runs the decoder. The residual stream after the last layer stays in `a`. */
+int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a);
+/* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward. */
+int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
+
+/* Log-probs of chosen rows (host in, host out), in blocks of rows so that the
+ * head's buffers stay small: logp[i] belongs to target[i] predicted from row
+ * row[i] of the last forward. entropy, sum_pi_sq may be NULL. n is at most the
+ * max_rows of the activations; model_backward wants distinct rows. */
+struct model_logp_args {
+    int64_t n;
+    const int32_t *row, *target; /* host */
+    const float *inv_temp;       /* (n) host */
+    float *logp, *entropy, *sum_pi_sq;
+    struct model_list *list; /* NULL: none */
+};
+/* Log-probs of several tokens of each row (distillation): of given ones, of the k most probable, or both.
+ * Device arrays for a block of rows come from model_list_layout; host arrays are the caller's, (n, k). */
+struct model_list {
+    int64_t k; /* at most the vocabulary */
+    struct tensor d_id, d_logp, d_top_id, d_top_logp;
+    const int32_t *id; /* distinct in a row; NULL: no given tokens */
+    float *logp;       /* of these, at the row's temperature */
+    int32_t *top_id;   /* largest first, equal ones by id; NULL: not wanted */
+    float *top_logp;
+    const float *dlogp; /* model_backward: d loss / d logp; NULL: none */
+};
+/* Claims the device arrays for activations of max_rows rows: measure, then bind (base/arena.h). */
+void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a);
+int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
+
+/* Values of chosen rows of a model with a value head: value[i] (n) host, of the state after row
+ * row[i] of the last forward. n is at most the max_rows of the activations. */
+int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
+
+/* ---- backward ---- */
+/* After model_forward (keep.train) and model_logp over the same rows: grads (n_train) f32 on the
+ * device = d loss / d parameters, given dlogp (n) and dentropy (n, may be NULL; needs l->entropy),
+ * host. add: += instead of =; without it grads may hold anything. */
+int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
+                   const float *dlogp, const float *dentropy, float *grads, bool add);
+
+/* The same after model_value over the same distinct rows, given dvalue (n) host. */
+int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
+                         const float *dvalue, float *grads, bool add);
+
+#endif

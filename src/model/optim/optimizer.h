@@ -1,0 +1,90 @@
+/* optimizer.h - AdamW, 8-bit AdamW, SGD and Muon over the flat fp32 master; learning-rate schedules. */
+#ifndef VERLC_MODEL_OPTIMIZER_H
+#define VERLC_MODEL_OPTIMIZER_H
+
+#include "model/parameters.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum optim_kind {
+    OPTIM_ADAMW,  /* torch.optim.AdamW on everything */
+    OPTIM_ADAMW8, /* the same with 8-bit moments of matrices (Dettmers et al., 2022) */
+    OPTIM_SGD,    /* torch.optim.SGD: momentum, dampening, nesterov; weight decay in the gradient */
+    OPTIM_MUON,   /* torch.optim.Muon on the matrices of the layers, AdamW on embedding, head and vectors */
+};
+/* By a name that verl takes from torch.optim or bitsandbytes.optim; false: no such optimizer. */
+bool optim_kind_find(const char *name, enum optim_kind *out);
+const char *optim_kind_name(enum optim_kind k);
+
+struct optim_config {
+    enum optim_kind kind;
+    double lr, beta1, beta2, eps, weight_decay, clip;
+    double momentum, dampening;   /* SGD; Muon: momentum */
+    bool nesterov;                /* SGD, Muon */
+    int64_t ns_steps;             /* Muon: Newton-Schulz iterations */
+    bool host_state, host_master; /* state arrays, and what model_open put there: the master, are in host memory */
+    bool muon_original_lr;        /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
+    const char *schedule;         /* constant | cosine | linear | wsd */
+    int64_t warmup_steps, total_steps;
+    double min_lr_ratio, num_cycles, init_lr_ratio;
+};
+double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step, by c->schedule */
+
+/* A stretch of the flat master under one rule. State indices count elements of their arrays. */
+struct optim_run {
+    enum optim_kind rule;
+    int64_t offset, n, rows, cols;
+    int64_t m_at, v_at; /* f32 state; -1: none */
+    int64_t q_at, b_at; /* 8-bit state: codes and blocks; -1: none */
+};
+/* Optimizer state, on the device, in arrays that are as long as this optimizer needs. */
+struct optim {
+    enum optim_kind kind;
+    struct optim_run *runs; /* in the order of the master, without gaps */
+    int64_t n_runs;
+    int64_t n_m, n_v, n_q, n_b;
+    float *m, *v;             /* (n_m) momentum, (n_v) second moment */
+    uint8_t *m_code, *v_code; /* (n_q) */
+    float *m_scale, *v_scale; /* (n_b) */
+    float *book;              /* (2, 256): code books of m and of v */
+    struct optim_scratch {    /* of one matrix, or of a piece of it */
+        float *x, *y;         /* f32 */
+        void *act, *pack;     /* compute dtype; packed for the products */
+        void *gram_act;
+        float *gram, *gram2; /* (r, r), r the shorter side */
+        size_t pack_bytes;
+        float *piece[2][3]; /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
+    } s;
+    bool host_state, host_master;
+    void *host_block; /* the state arrays where they are in host memory; owned */
+    size_t host_bytes;
+    void *sum;   /* one f64 */
+    void *block; /* all of the above; owned */
+    size_t block_bytes;
+    int64_t step; /* steps taken */
+};
+/* Device bytes of the state of this optimizer for a model of this shape. *host: bytes in host memory; NULL ok. */
+size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
+/* c: which optimizer, and its momentum; the rest may change from step to step. All state is zero. */
+int optim_create(struct optim **out, struct model *m, const struct optim_config *c);
+void optim_destroy(struct optim *o, struct model *m);
+/* The arrays that a checkpoint must hold, under their names there ("exp_avg", ...). */
+enum { OPTIM_MAX_ARRAYS = 6 };
+struct optim_array {
+    const char *name;
+    enum dtype dt;
+    int64_t n;
+    void *data; /* device */
+};
+int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]);
+struct optim_result {
+    double grad_norm;    /* before clipping; not finite: nothing was changed */
+    char bad_tensor[96]; /* first tensor with a non-finite gradient, or "" */
+};
+/* Clips by global norm, updates master and state, refreshes the compute copy. A
+ * non-finite norm changes nothing and is reported in r (return is 0). grads is spoiled. */
+int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r);
+
+#endif

@@ -1,0 +1,30 @@
+/* optimizer_int.h - private to model: one step of one run of each optimizer, and their layouts. */
+#ifndef VERLC_MODEL_OPTIMIZER_INT_H
+#define VERLC_MODEL_OPTIMIZER_INT_H
+
+#include "model/model_int.h"
+#include "model/optim/optimizer.h"
+
+/* One step of one run, with gradients times scale. */
+struct optim_run_args {
+    struct model *m;
+    float *grads;
+    const struct optim_config *c;
+    double lr;
+    float scale;
+    int64_t step; /* 1-based */
+};
+/* Device bytes of the state for what m trains; m needs no memory of its own. */
+size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
+int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+/* AdamW of arrays in host memory, piece by piece; the new master is left in the gradients. */
+int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+void optim__pieces_layout(struct optim *o, struct arena *m);
+/* Claims the scratch of the largest runs; fields that no run needs stay NULL. arrays: of the state. */
+void optim__adamw8_layout(struct optim *o, struct arena *m, struct arena *arrays);
+void optim__muon_layout(struct optim *o, struct dev *dev, enum dtype act, struct arena *m);
+/* Ascending code book of the dynamic data type, signed for m, not negative for v. */
+void optim__dynamic_book(bool is_signed, float book[256]);
+
+#endif

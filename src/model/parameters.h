@@ -1,0 +1,74 @@
+/* parameters.h - struct model: its parameters as the files name them, and the groups (fused matrices and
+ * vectors) that the forward pass reads.  Opened by files/load.h, run by forward.h, updated by optim/optimizer.h.
+ *
+ * Invariant: a parameter is a range of rows of its group in the flat fp32 master, in the gradients and in the
+ * optimizer's state alike. */
+#ifndef VERLC_MODEL_PARAMETERS_H
+#define VERLC_MODEL_PARAMETERS_H
+
+#include "dev/dev.h"
+#include "model/config.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One Hugging Face tensor. */
+struct model_param {
+    char name[96];      /* "model.layers.0.self_attn.q_proj.weight" */
+    int64_t rows, cols; /* cols == 1, nd == 1 for vectors */
+    int nd;
+    int64_t offset;    /* elements into the flat master, gradient and moments */
+    int64_t group;     /* index into model.groups */
+    enum dtype src_dt; /* dtype in the file it came from; export keeps it */
+};
+
+/* One tensor of the forward pass: a matrix or a vector, made of one or more
+ * parameters (q, k, v; gate, up) that are neighbours in the flat master, so
+ * that each Hugging Face tensor is a range of its rows. */
+struct model_group {
+    int64_t offset;    /* elements into the flat master */
+    int64_t n, k;      /* matrix (n, k); k == 0: vector of n */
+    struct weight mat; /* compute copy of a matrix */
+    struct tensor vec; /* compute copy of a vector, act */
+    int64_t first_param, n_params;
+    struct lora_group *lora; /* adapters on its modules, NULL: none; private to model */
+    bool linear;             /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
+};
+
+struct model_layer { /* NULL: this model has none */
+    struct model_group *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
+    struct model_group *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+};
+
+struct model {
+    struct model_config cfg;
+    struct dev *dev; /* borrowed until model_close */
+    enum dtype act;  /* compute dtype */
+    struct model_param *params;
+    int64_t n_params; /* entries of params */
+    int64_t n_elems;  /* elements of the flat master, without gaps */
+    struct model_group *groups;
+    int64_t n_groups;
+    struct model_layer *layers;
+    struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied; the score of a value model */
+    struct model_group *g_head_bias;               /* score.bias, or NULL */
+    /* compute copy, on the device */
+    struct weight embed, head; /* head.data == embed.data when tied */
+    struct tensor final_norm;
+    struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
+    void *weights;               /* the one block behind all groups */
+    struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one */
+    int flags;                   /* model_load_flags it was opened with */
+    const struct model *base;    /* whose weights it reads below its head; NULL: its own */
+    struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
+    size_t weights_bytes;
+    /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
+    float *master;
+    /* what is trained: the parameters above, or with an adapter its matrices and nothing else */
+    const struct model_param *train_params;
+    int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments */
+    struct model_lora *lora;         /* NULL: no adapter; private to model */
+    struct model_quant *quant;       /* NULL: not quantised; private to model */
+};
+
+#endif

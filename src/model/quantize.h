@@ -1,0 +1,14 @@
+/* quantize.h - matrices in 4 or 8 bits (NF4, INT8), quantised as they are read. */
+#ifndef VERLC_MODEL_QUANTIZE_H
+#define VERLC_MODEL_QUANTIZE_H
+
+#include "dev/dev.h"
+
+#include <stdint.h>
+
+/* "nf4", "int8"; NULL and "none": QUANT_NONE. */
+int model_quant_parse(const char *name, enum quant_kind *out);
+/* What a load does to a matrix (rows, cols): code and scale as struct dequant_args has them, host. */
+void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t cols, uint8_t *code, float *scale);
+
+#endif
