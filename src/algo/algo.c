@@ -154,8 +154,6 @@ const struct algo_agg_mode *algo_agg_find(const char *name) {
     return NULL;
 }
 
-const char *algo_agg_name(const struct algo_agg_mode *mode) { return mode->name; }
-
 /* The divisor of the mode: the global count where given, else the count here. */
 static int normaliser(const struct algo_ragged *r, const struct algo_agg *g, double *out) {
     const struct algo_agg_mode *mode = g->mode;

@@ -139,7 +139,6 @@ struct algo_agg {
 /* token-mean, token-sum, seq-mean-token-sum, seq-mean-token-sum-norm, seq-mean-token-mean.
  * NULL: unknown, message lists the names. */
 const struct algo_agg_mode *algo_agg_find(const char *name);
-const char *algo_agg_name(const struct algo_agg_mode *mode);
 /* w[t] such that the loss is the sum of w[t] * loss_mat[t]; 0 where masked.
  * No valid token: all 0. ERR_INVAL: dp_size > 1 without the global count. */
 int algo_agg_weights(const struct algo_ragged *r, const struct algo_agg *agg, double *w);

@@ -27,7 +27,6 @@ extern "C" {
     X(NUMERIC, -8, 5, "numerical failure")                                  \
     X(TIMEOUT, -9, 6, "deadline passed")                                    \
     X(HELPER, -10, 1, "helper process failed")                              \
-    X(COMM, -11, 1, "communication error")                                  \
     X(SIGNAL, -12, 1, "interrupted by a signal") /* exit is 128 + signal */ \
     X(INTERNAL, -13, 1, "internal error")
 
@@ -39,7 +38,7 @@ enum err {
 };
 
 const char *err_name(int code);
-int err_exit_status(int code); /* the exit status of spec/cli.md for this code */
+int err_exit_status(int code); /* DESIGN section 7 */
 const char *err_msg(void);     /* this thread's last message, never NULL */
 const char *err_trace(void);   /* its "file:line" chain, innermost first */
 

@@ -1,5 +1,5 @@
-/* generate.c - verlc generate: JSONL requests in, one JSONL line a sample out
- * (spec/cli.md).  All requests are in the engine together; lines come out in
+/* generate.c - verlc generate: JSONL requests in, one JSONL line a sample
+ * out.  All requests are in the engine together; lines come out in
  * order, each as soon as everything before it is done. */
 #include "cmd/cmd.h"
 

@@ -472,7 +472,7 @@ static int read_distill(struct ppo_config *k, const struct conf *c) {
 #undef TEACHER
 }
 
-/* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg (spec 2.12). */
+/* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg. */
 static int read_overlong(struct ppo_config *k, const struct conf *c) {
     bool enable = false;
     k->reward.max_resp_len = k->max_response_length;

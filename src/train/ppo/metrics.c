@@ -1,5 +1,5 @@
-/* metrics.c - verl's per-step numbers from a finished batch (spec 4.2 to
- * 4.4, verl/trainer/ppo/metric_utils.py compute_data_metrics), and the dumps. */
+/* metrics.c - verl's per-step numbers from a finished batch
+ * (verl/trainer/ppo/metric_utils.py compute_data_metrics), and the dumps. */
 #include "train/ppo/ppo_int.h"
 
 #include "base/buf.h"

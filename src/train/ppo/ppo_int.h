@@ -179,7 +179,7 @@ void ppo_add_metrics(struct algo_metrics *sum, const struct algo_metrics *m);
 int ppo_bad_gradient(struct ppo *p, const struct batch *mini, const struct optim_result *r);
 /* Sequences of a batch for the actor; caller frees. Borrow b's columns. */
 int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
-/* verl's data metrics (spec 4.2 - 4.4). */
+/* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
 int ppo_data_metrics(struct ppo *p, const struct batch *b);
 /* Every sample of the batch to run.db. */
 void ppo_record(struct ppo *p, const struct batch *b, bool validation);
