@@ -190,10 +190,11 @@ int dev_memory(struct dev *d, struct dev_memory *out) {
 
 /* ---- host memory beside the device's ---- */
 
-bool dev_has_host_memory(const struct dev *d) { return d->ops->host_alloc != NULL; }
+bool dev_has_own_memory(const struct dev *d) { return d->ops->caps.own_memory; }
+size_t dev_driver_bytes(const struct dev *d) { return d->ops->caps.driver_bytes; }
 
 int dev_host_alloc(struct dev *d, size_t bytes, void **out) {
-    if (!d->ops->host_alloc) return dev_alloc(d, bytes, out);
+    if (!dev_has_own_memory(d)) return dev_alloc(d, bytes, out);
     *out = NULL;
     if (bytes == 0) return 0;
     const int rc = d->ops->host_alloc(d, bytes, out);
@@ -206,7 +207,7 @@ int dev_host_alloc(struct dev *d, size_t bytes, void **out) {
 }
 
 void dev_host_free(struct dev *d, void *p, size_t bytes) {
-    if (!d->ops->host_alloc) {
+    if (!dev_has_own_memory(d)) {
         dev_free(d, p, bytes);
         return;
     }
@@ -515,7 +516,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
 
 /* ---- recorded work ---- */
 
-bool dev_has_graphs(const struct dev *d) { return d->ops->graph_begin != NULL; }
+bool dev_has_graphs(const struct dev *d) { return d->ops->caps.graphs; }
 int dev_graph_begin(struct dev *d) {
     HAVE(graph_begin);
     dev_trace__pause(d, true); /* calls that are recorded take no time of their own */

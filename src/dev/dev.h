@@ -224,7 +224,15 @@ struct quant8_args {
     struct tensor book;  /* (256) f32, ascending */
 };
 
-/* The largest sizes of a run, from which a backend sizes what it keeps for its ops. */
+/* What a backend can do and where its memory lies: known without a device, so that a plan may ask. */
+struct dev_caps {
+    bool own_memory;     /* device memory is not the host's: there is pinned host memory and there are copy streams */
+    bool graphs;         /* calls can be captured and replayed: CUDA graphs */
+    bool plain_weights;  /* a packed weight is its row-major matrix and nothing else: neighbours may be written as one array */
+    size_t driver_bytes; /* device memory that the driver takes beside all else: kernels' code, graphs (measured) */
+};
+
+/* The largest sizes of a run, from which a backend sizes its scratch memory. */
 struct dev_sizes {
     enum dtype act;
     int64_t rows;                    /* of one forward, training or generating */
@@ -246,7 +254,8 @@ struct dev;
 /* pre for every op: tensors live on this device and were checked by the
  * wrapper. A NULL entry makes the wrapper return ERR_UNSUPPORTED. */
 struct dev_ops {
-    const char *name; /* "ref", "cpu", "cuda" */
+    const char *name; /* "ref", "cpu", "cuda": for messages */
+    struct dev_caps caps;
     void (*close)(struct dev *d);
     /* memory; alloc is 256-aligned, zeroed where the system does so for free */
     int (*alloc)(struct dev *d, size_t bytes, void **out);
@@ -258,12 +267,11 @@ struct dev_ops {
     int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
     /* NULL: the wrapper zeroes them one by one */
     int (*zero_rows)(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes);
-    /* what the backend takes beside alloc; all NULL where that is host memory */
+    /* scratch memory of the ops, beside alloc; NULL: next to none, nothing to reserve, not counted */
     size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
     int (*reserve)(struct dev *d, const struct dev_sizes *s);
     int (*memory)(struct dev *d, struct dev_memory *out);
-    /* host memory that ops reach too, and transfers to and from it beside the queue; all NULL where
-     * alloc's memory is the host's */
+    /* pinned host memory and the copy streams; NULL without caps.own_memory */
     int (*host_alloc)(struct dev *d, size_t bytes, void **out);
     void (*host_free)(struct dev *d, void *p, size_t bytes);
     int (*fetch)(struct dev *d, int lane, void *dst_dev, const void *src_host, size_t bytes);
@@ -272,7 +280,6 @@ struct dev_ops {
     int (*lane_sync)(struct dev *d, int lane);
 
     /* weights */
-    bool plain_weights; /* a weight is its matrix, row-major, and nothing else: neighbours may be written as one array */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
     int (*weight_pack)(struct dev *d, struct weight w, struct tensor src);
     int (*weight_unpack)(struct dev *d, struct tensor dst, struct weight w);
@@ -316,7 +323,7 @@ struct dev_ops {
     int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                       struct tensor dw, bool add);
 
-    /* recorded work; all NULL where there is none */
+    /* CUDA graphs; NULL without caps.graphs */
     int (*graph_begin)(struct dev *d);
     int (*graph_end)(struct dev *d, void **graph);
     int (*graph_run)(struct dev *d, void *graph);
@@ -390,14 +397,18 @@ int dev_trace_stop(struct dev *d, const char *path, FILE *table);
 /* bytes == 0 gives NULL. ERR_NOMEM says how much was asked and is there. */
 int dev_alloc(struct dev *d, size_t bytes, void **out);
 void dev_free(struct dev *d, void *p, size_t bytes);
-/* Bytes that dev_reserve takes for a run of these sizes; 0: the backend has no memory of its own. */
+/* Bytes of scratch that the ops of a run of these sizes take at most, each thread's included. */
 size_t dev_working_bytes(struct dev *d, const struct dev_sizes *s);
-/* Takes them now: afterwards no op of a run within these sizes asks for memory. ERR_NOMEM. */
+/* With memory of its own the device takes them now: afterwards no op of a run within these sizes asks for memory. Else the
+ * ops take them as they need them. ERR_NOMEM. */
 int dev_reserve(struct dev *d, const struct dev_sizes *s);
+/* Bytes that the driver takes beside every allocation: kernels' code and CUDA graphs. What the context takes was gone before
+ * mem_total was asked. */
+size_t dev_driver_bytes(const struct dev *d);
 int dev_memory(struct dev *d, struct dev_memory *out);
 /* Memory of the host beside the device's: every call below takes it as it takes the device's, the ops of
  * a GPU at the speed of its bus. Where the device's memory is the host's it is dev_alloc's. */
-bool dev_has_host_memory(const struct dev *d); /* whether the two are not the same */
+bool dev_has_own_memory(const struct dev *d); /* whether the two are not the same */
 int dev_host_alloc(struct dev *d, size_t bytes, void **out);
 void dev_host_free(struct dev *d, void *p, size_t bytes); /* NULL ok */
 /* Transfers between the two that run beside the queue. One begins when what was queued before it, and the

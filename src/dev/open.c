@@ -120,24 +120,12 @@ static size_t planned_weight(struct dev *d, enum dtype dt, int64_t n, int64_t k)
 static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
     static const struct cuda_shape h100 = {.n_sm = 132, .l2_bytes = (size_t)50 << 20}; /* it moves the sum by tens of MiB */
     (void)d;
-    return cuda_sizes_sum(&h100, s);
-}
-static int planned_host_alloc(struct dev *d, size_t bytes, void **out) {
-    (void)d, (void)bytes, (void)out;
-    FAIL(ERR_DEVICE, "cuda: this device is for planning alone");
-}
-static int planned_graph(struct dev *d) {
-    (void)d;
-    FAIL(ERR_DEVICE, "cuda: this device is for planning alone");
+    return cuda_scratch_sum(&h100, s);
 }
 
 void dev_open_cuda_planned(struct dev *d, size_t mem) {
-    /* of the calls below a plan makes the first three; that the others are there says what a GPU can do */
-    static const struct dev_ops ops = {.name = "cuda",
-                                       .weight_bytes = planned_weight,
-                                       .working_bytes = planned_working,
-                                       .host_alloc = planned_host_alloc,
-                                       .graph_begin = planned_graph};
+    static const struct dev_ops ops = {
+        .name = "cuda", .caps = CUDA_CAPS, .weight_bytes = planned_weight, .working_bytes = planned_working};
     *d = (struct dev){.ops = &ops, .mem_total = mem};
     snprintf(d->describe, sizeof d->describe, "cuda: a GPU of %.0f GiB, not there", (double)mem / 0x1p30);
 }

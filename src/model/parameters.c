@@ -133,7 +133,7 @@ void model__weights_layout(struct model *m, struct arena *a) {
 void model__find_flat(struct model *m) {
     const char *const base = m->weights;
     m->flat = TENSOR_NONE;
-    if (m->quant || !m->dev->ops->plain_weights) return;
+    if (m->quant || !m->dev->ops->caps.plain_weights) return;
     for (int64_t i = 0; i < m->n_groups; i++) {
         const struct model_group *g = &m->groups[i];
         const char *const at = g->k ? g->mat.data : g->vec.data;

@@ -247,7 +247,7 @@ static void state_is_where_it_was_planned(void **state) {
         assert_int_equal(o->block_bytes, device);
         assert_int_equal(o->host_bytes, host);
         assert_int_equal(dev.allocated + dev.host_allocated - device_before - host_before, device + host);
-        if (dev_has_host_memory(&dev)) assert_int_equal(dev.host_allocated - host_before, host);
+        if (dev_has_own_memory(&dev)) assert_int_equal(dev.host_allocated - host_before, host);
         optim_destroy(o, m);
         model_close(m);
         dev_close(&dev);

@@ -54,7 +54,7 @@ static int alloc_random(struct dev *d, struct tensor *t, enum dtype dt, int64_t 
     return rc;
 }
 
-static bool on_cpu(const struct dev *d) { return strcmp(d->ops->name, "cpu") == 0 || strcmp(d->ops->name, "ref") == 0; }
+static bool on_cpu(const struct dev *d) { return !dev_has_own_memory(d); }
 
 static void free_tensor(struct dev *d, struct tensor t) { dev_free(d, t.data, (size_t)tensor_count(t) * dtype_size(t.dt)); }
 

@@ -90,7 +90,7 @@ static int step_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, 
 static int open_all(struct step_bench *b) {
     const int64_t total = b->prompt + b->len;
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    const bool far = b->offload && dev_has_host_memory(&b->dev);
+    const bool far = b->offload && dev_has_own_memory(&b->dev);
     struct model_open_args o = {.dir = b->model, .act = b->act, .max_len = total};
     if (b->offload && !far) log_note("--offload changes nothing on this device, whose memory is the host's");
     b->optim.host_state = b->optim.host_master = far;

@@ -96,7 +96,7 @@ static int job_init(struct job *j, struct dev *d, const struct attn_args *a, boo
              "the working memory of a thread",
              (long long)j->group, (long long)j->dim);
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_ATTN, (size_t)(2 * a->seqs.n + 1) * sizeof(int64_t), &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_ATTN, (size_t)(2 * a->seqs.n + 1) * sizeof(int64_t), &p));
     j->first_part = p;
     j->order = j->first_part + a->seqs.n + 1;
     return 0;

@@ -46,16 +46,22 @@ void cpu_pages_free(void *p, size_t bytes) {
     if (p) munmap(p, page_round(bytes));
 }
 
-int cpu_scratch(struct cpu *c, enum cpu_slot slot, size_t bytes, void **out) {
-    if (c->slot[slot].bytes < bytes) {
-        cpu_pages_free(c->slot[slot].p, c->slot[slot].bytes);
-        c->slot[slot].bytes = 0;
-        c->slot[slot].p = cpu_pages_alloc(bytes);
-        if (!c->slot[slot].p) FAIL(ERR_NOMEM, "cpu: out of memory for %zu MiB of working space", bytes >> 20);
-        c->slot[slot].bytes = bytes;
+int cpu_scratch(struct cpu *c, enum cpu_scratch_id id, size_t bytes, void **out) {
+    if (c->scratch[id].bytes < bytes) {
+        cpu_pages_free(c->scratch[id].p, c->scratch[id].bytes);
+        c->scratch[id].bytes = 0;
+        c->scratch[id].p = cpu_pages_alloc(bytes);
+        if (!c->scratch[id].p) FAIL(ERR_NOMEM, "cpu: out of memory for %zu MiB of working space", bytes >> 20);
+        c->scratch[id].bytes = bytes;
     }
-    *out = c->slot[slot].p;
+    *out = c->scratch[id].p;
     return 0;
+}
+
+/* The rest: partial sums of row ops, attention's list of parts. */
+static size_t op_working_bytes(struct dev *d, const struct dev_sizes *s) {
+    enum { REST = 4 << 20 };
+    return cpu_gemm_scratch_bytes(s) + cpu_lmhead_scratch_bytes(s) + (size_t)cpu_of(d)->n_threads * CPU_THREAD_BYTES + REST;
 }
 
 static int op_alloc(struct dev *d, size_t bytes, void **out) {
@@ -112,7 +118,7 @@ static int op_sync(struct dev *d) {
 static void op_close(struct dev *d) {
     struct cpu *c = cpu_of(d);
     pool_destroy(c->pool);
-    for (int i = 0; i < CPU_N_SLOTS; i++) cpu_pages_free(c->slot[i].p, c->slot[i].bytes);
+    for (int i = 0; i < CPU_N_SCRATCH; i++) cpu_pages_free(c->scratch[i].p, c->scratch[i].bytes);
     cpu_pages_free(c->thread_mem, (size_t)c->n_threads * CPU_THREAD_BYTES);
     free(c);
 }
@@ -127,6 +133,7 @@ static const struct dev_ops cpu_ops = {
     .copy_out = op_copy_out,
     .copy = op_copy,
     .zero = op_zero,
+    .working_bytes = op_working_bytes,
     .weight_bytes = cpu_weight_bytes,
     .weight_pack = cpu_weight_pack,
     .weight_unpack = cpu_weight_unpack,

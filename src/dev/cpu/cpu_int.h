@@ -30,13 +30,13 @@ enum cpu_isa_id cpu_isa_fastest(void *mem);
 struct cpu_gemm_isa; /* gemm.h: block kernels of the matrix products */
 
 /* ---- context ---- */
-/* Memory that outlives one call, one block for each purpose. */
-enum cpu_slot {
-    CPU_SLOT_GEMM, /* packed rows of a product with few rows; cpu_matmul_* use it */
-    CPU_SLOT_HEAD, /* logits of one vocabulary chunk, gradients of them */
-    CPU_SLOT_ATTN,
-    CPU_SLOT_ROW, /* partial sums of row ops and reductions */
-    CPU_N_SLOTS
+/* Scratch memory that outlives one call, one buffer for each purpose. */
+enum cpu_scratch_id {
+    CPU_SCRATCH_GEMM, /* packed left operand; cpu_matmul_* use it */
+    CPU_SCRATCH_HEAD, /* logits of one vocabulary chunk, gradients of them */
+    CPU_SCRATCH_ATTN,
+    CPU_SCRATCH_ROW, /* partial sums of row ops and reductions */
+    CPU_N_SCRATCH
 };
 /* Per thread: the largest user is a block of a matrix product. */
 #define CPU_THREAD_BYTES ((size_t)4 << 20)
@@ -50,15 +50,18 @@ struct cpu {
     struct {
         void *p;
         size_t bytes;
-    } slot[CPU_N_SLOTS]; /* owned */
+    } scratch[CPU_N_SCRATCH]; /* owned */
 };
 static inline struct cpu *cpu_of(struct dev *d) { return d->ctx; }
 
 /* The running op's private memory of `thread`, CPU_THREAD_BYTES, not cleared. */
 static inline void *cpu_thread_mem(const struct cpu *c, int thread) { return c->thread_mem + (size_t)thread * CPU_THREAD_BYTES; }
-/* At least `bytes` of the slot, 256-aligned, contents undefined. Grows (and then
+/* At least `bytes` of this buffer, 256-aligned, contents undefined. Grows (and then
  * allocates) only when no earlier call asked for as much: nothing after warm-up. */
-int cpu_scratch(struct cpu *c, enum cpu_slot slot, size_t bytes, void **out);
+int cpu_scratch(struct cpu *c, enum cpu_scratch_id id, size_t bytes, void **out);
+/* What the ops of gemm.c and of lm_head.c take of it at most in a run of these sizes. */
+size_t cpu_gemm_scratch_bytes(const struct dev_sizes *s);
+size_t cpu_lmhead_scratch_bytes(const struct dev_sizes *s);
 /* Zeroed pages, 2 MiB aligned and advised to be huge when large. NULL: none left. */
 void *cpu_pages_alloc(size_t bytes);
 void cpu_pages_free(void *p, size_t bytes);

@@ -231,7 +231,7 @@ int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x) {
     struct sumsq_job j = {x.data, tensor_count(x), NULL};
     const int64_t parts = parts_of(j.n, PART);
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_ROW, (size_t)(parts + 1) * sizeof(double), &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(parts + 1) * sizeof(double), &p));
     j.sums = p;
     pool_run(c->pool, parts, sumsq_part, &j);
     double sum = 0;

@@ -115,7 +115,7 @@ static void stream_part(void *arg, int64_t part, int thread) {
 static int gemm_stream(struct cpu *cpu, struct gemm_job *j) {
     const int64_t np = ceil_div(j->n, TILE);
     void *pa;
-    TRY(cpu_scratch(cpu, CPU_SLOT_GEMM, (size_t)(j->g->max_rows * cpu_up32(j->r)) * j->g->a_bytes, &pa));
+    TRY(cpu_scratch(cpu, CPU_SCRATCH_GEMM, (size_t)(j->g->max_rows * cpu_up32(j->r)) * j->g->a_bytes, &pa));
     j->pa = pa;
     j->g->pack_a(pa, j->a, j->lda, (int)j->m, j->r);
     j->nu = min64(np, max64(np / 64, cpu->n_threads * (int64_t)UNITS_PER_THREAD));
@@ -234,7 +234,7 @@ static int gemm(struct cpu *cpu, struct gemm_job *j) {
     const int64_t blocks = ceil_div(j->m, g->max_rows), bands = ceil_div(blocks, max_blocks);
     const int64_t band_blocks = ceil_div(blocks, bands);
     void *pa;
-    TRY(cpu_scratch(cpu, CPU_SLOT_GEMM, (size_t)band_blocks * per_block, &pa));
+    TRY(cpu_scratch(cpu, CPU_SCRATCH_GEMM, (size_t)band_blocks * per_block, &pa));
     j->pa = pa;
     for (j->m0 = 0; j->m0 < j->m; j->m0 += j->bm) {
         j->bm = min64(j->m - j->m0, band_blocks * g->max_rows);
@@ -244,6 +244,11 @@ static int gemm(struct cpu *cpu, struct gemm_job *j) {
         pool_run(cpu->pool, j->mu * j->nu, unit_part, j);
     }
     return 0;
+}
+
+size_t cpu_gemm_scratch_bytes(const struct dev_sizes *s) {
+    const size_t bytes = (size_t)(s->rows * max64(s->ffn, s->hidden)) * sizeof(float);
+    return bytes < BAND_BYTES ? bytes : BAND_BYTES;
 }
 
 static struct gemm_job job_of(const struct cpu *c, enum gemm_kind kind, enum dtype act) {

@@ -17,6 +17,12 @@ enum {
     PART_ROWS = 4,    /* rows of a part in the passes over logits */
 };
 
+size_t cpu_lmhead_scratch_bytes(const struct dev_sizes *s) {
+    const int64_t rows = s->rows < CALL_ROWS ? s->rows : CALL_ROWS, block = s->rows < ROWS ? s->rows : ROWS;
+    const int64_t cols = s->vocab < DEV_VOCAB_CHUNK ? s->vocab : DEV_VOCAB_CHUNK;
+    return (size_t)(block * cols) * (sizeof(float) + dtype_size(s->act)) + (size_t)(rows * s->hidden) * sizeof(float);
+}
+
 /* ---- statistics ---- */
 
 void cpu_head_merge(struct cpu_head_state *s, const struct cpu_head_sum *chunk) {
@@ -171,7 +177,7 @@ static int forward_rows(struct dev *d, const struct lmhead_args *a) {
     const size_t logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof *j.logits;
     const size_t state = (size_t)rows * sizeof *j.state;
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_HEAD, logits + state + (size_t)rows * sizeof *j.raw_target, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, logits + state + (size_t)rows * sizeof *j.raw_target, &p));
     j.logits = p;
     j.state = (void *)((char *)p + logits);
     j.raw_target = (void *)((char *)p + logits + state);
@@ -258,7 +264,7 @@ static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tens
     const size_t dz = (size_t)(block * DEV_VOCAB_CHUNK) * dtype_size(a->x.dt);
     const size_t acc = (size_t)(rows * h) * sizeof *j.dx;
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_HEAD, logits + dz + acc, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, logits + dz + acc, &p));
     j.logits = p;
     j.dz = (char *)p + logits;
     j.dx = (void *)(j.dz + dz);

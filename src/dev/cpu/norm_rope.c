@@ -66,7 +66,7 @@ int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
     struct norm_job j = {.k = cpu_kern_of(c), .dx = dx, .dy = dy, .x = x, .w = w, .rstd = rstd};
     const int64_t blocks = n_blocks(x.dim[0], BLOCK);
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_ROW, (size_t)(blocks * x.dim[1]) * sizeof *j.sums, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * x.dim[1]) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, rmsnorm_bwd_part, &j);
     add_partials(j.k, dw.data, j.sums, blocks, x.dim[1]);
@@ -170,7 +170,7 @@ int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
     struct qkv_job j = {.a = a, .cpu = c, .k = cpu_kern_of(c), .dq = dq, .dk = dk, .dv = dv, .dqkv = dqkv};
     const int64_t blocks = n_blocks(a->qkv.dim[0], BLOCK), dim = a->head_dim;
     void *p;
-    TRY(cpu_scratch(c, CPU_SLOT_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, qkv_bwd_part, &j);
     for (int64_t i = 0; i < blocks; i++) {

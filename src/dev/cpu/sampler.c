@@ -309,7 +309,7 @@ int cpu_sample(struct dev *d, const struct sample_args *a) {
         j.big_bytes = (size_t)vocab * (2 * sizeof(struct entry) + sizeof(float));
         j.big_bytes = (j.big_bytes + 255) & ~(size_t)255;
         void *p;
-        TRY(cpu_scratch(c, CPU_SLOT_HEAD, j.big_bytes * (size_t)c->n_threads, &p));
+        TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, j.big_bytes * (size_t)c->n_threads, &p));
         j.big = p;
     }
     pool_run(c->pool, rows, sample_part, &j);

@@ -79,13 +79,13 @@ int cuda_drop(struct cuda *c, void *p, size_t bytes) {
 
 /* Lets go of a scratch block, at once where no recorded work can know it: algorithms are chosen
  * before work is recorded. */
-static int retire(struct cuda_dev *cd, enum cuda_slot slot) {
-    void *p = cd->c.slot[slot].p;
-    const size_t bytes = cd->c.slot[slot].bytes;
-    cd->c.slot[slot].p = NULL;
-    cd->c.slot[slot].bytes = 0;
+static int retire(struct cuda_dev *cd, enum cuda_scratch_id id) {
+    void *p = cd->c.scratch[id].p;
+    const size_t bytes = cd->c.scratch[id].bytes;
+    cd->c.scratch[id].p = NULL;
+    cd->c.scratch[id].bytes = 0;
     if (!p) return 0;
-    if (!cd->recorded || slot == CUDA_SLOT_TUNE) {
+    if (!cd->recorded || id == CUDA_SCRATCH_AUTOTUNE) {
         CU_TRY(cudaStreamSynchronize(cd->c.stream)); /* what is queued may read it */
         return cuda_drop(&cd->c, p, bytes);
     }
@@ -94,14 +94,14 @@ static int retire(struct cuda_dev *cd, enum cuda_slot slot) {
     return 0;
 }
 
-int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out) {
+int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **out) {
     const size_t unit = 1 << 20, need = bytes ? (bytes + unit - 1) / unit * unit : unit;
-    if (c->slot[slot].bytes < bytes || !c->slot[slot].p) {
-        TRY(retire((struct cuda_dev *)c, slot));
-        TRY(cuda_hold(c, need, &c->slot[slot].p));
-        c->slot[slot].bytes = need;
+    if (c->scratch[id].bytes < bytes || !c->scratch[id].p) {
+        TRY(retire((struct cuda_dev *)c, id));
+        TRY(cuda_hold(c, need, &c->scratch[id].p));
+        c->scratch[id].bytes = need;
     }
-    *out = c->slot[slot].p;
+    *out = c->scratch[id].p;
     return 0;
 }
 
@@ -239,7 +239,7 @@ static void op_close(struct dev *d) {
     if (c->stream) cudaStreamSynchronize(c->stream);
     cuda_offload_close(c);
     if (c->gemm) cuda_gemm_close(c);
-    for (int i = 0; i < CUDA_N_SLOTS; i++) cudaFree(c->slot[i].p);
+    for (int i = 0; i < CUDA_N_SCRATCH; i++) cudaFree(c->scratch[i].p);
     for (int i = 0; i < cd->n_old; i++) cudaFree(cd->old[i]);
     cudaFreeHost(c->pinned);
     for (int64_t i = 0; i < c->n_stamps; i++) cudaEventDestroy(c->stamps[i]);
@@ -261,6 +261,7 @@ static int op_graph_begin(struct dev *d) {
 static struct dev_ops make_ops(void) {
     struct dev_ops o = {};
     o.name = "cuda";
+    o.caps = CUDA_CAPS;
     o.close = op_close;
     o.alloc = op_alloc;
     o.free = op_free;
@@ -279,7 +280,6 @@ static struct dev_ops make_ops(void) {
     o.evict = cuda_evict;
     o.lane_wait = cuda_lane_wait;
     o.lane_sync = cuda_lane_sync;
-    o.plain_weights = true;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;
     o.weight_unpack = cuda_weight_unpack;

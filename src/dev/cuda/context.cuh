@@ -36,7 +36,7 @@ struct cuda {
     struct {
         void *p;
         size_t bytes;
-    } slot[CUDA_N_SLOTS];
+    } scratch[CUDA_N_SCRATCH];
     void *pinned; /* host memory for small transfers of ops that wait */
     size_t pinned_bytes;
     cudaEvent_t *stamps; /* of a trace */
@@ -119,9 +119,9 @@ static __device__ __forceinline__ unsigned cuda_last_first(void) { return gridDi
 int cuda_hold(struct cuda *c, size_t bytes, void **out);
 int cuda_drop(struct cuda *c, void *p, size_t bytes); /* NULL ok */
 
-/* At least `bytes` of scratch in this slot, 256-aligned; contents undefined. A block that was
- * outgrown stays until the device is closed: a recorded graph may still use it. */
-int cuda_scratch(struct cuda *c, enum cuda_slot slot, size_t bytes, void **out);
+/* At least `bytes` of this scratch buffer, 256-aligned; contents undefined. A buffer that was
+ * outgrown stays until the device is closed: a CUDA graph may still use it. */
+int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **out);
 /* At least `bytes` of pinned host memory. */
 int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 

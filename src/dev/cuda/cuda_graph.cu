@@ -80,7 +80,7 @@ static int step_take(struct cuda *c, int64_t n, int64_t vocab, struct step_mem *
     const auto padded = [](size_t bytes) { return (bytes + 255) & ~(size_t)255; };
     const size_t params = padded((size_t)n * sizeof(struct sample_param)), column = padded((size_t)n * 4);
     void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_DECODE, params + 4 * column + (size_t)(head_tiles(vocab) * n) * sizeof(head_sum), &p));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_DECODE, params + 4 * column + (size_t)(head_tiles(vocab) * n) * sizeof(head_sum), &p));
     char *columns = (char *)p + params;
     m->param = (struct sample_param *)p;
     m->inv_temp = tensor_1d(columns, DT_F32, n);

@@ -212,7 +212,7 @@ int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct te
     const int64_t rows = ids.dim[0], h = dw.dim[1];
     const size_t bytes = (size_t)dw.dim[0] * sizeof(struct id_rows);
     void *of;
-    TRY(cuda_scratch(c, CUDA_SLOT_ROW, bytes, &of));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, bytes, &of));
     CU_TRY(cudaMemsetAsync(of, 0, bytes, c->stream));
     note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, c->stream>>>((struct id_rows *)of, (const int32_t *)ids.data, rows,
                                                                               dw.dim[0]);
@@ -298,7 +298,7 @@ int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, str
 
 /* ---- sum of squares ---- */
 
-enum { SUMSQ_BLOCKS = 1024 }; /* at most; it and n alone decide the order of the sum */
+/* CUDA_SUMSQ_BLOCKS and n alone decide the order of the sum. */
 
 /* Sum over the block in double, for thread 0. */
 static __device__ double block_sum_f64(double v) {
@@ -334,9 +334,9 @@ static __global__ void sumsq_last_kernel(double *out, const double *sums, int n)
 int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x) {
     struct cuda *c = cuda_of(d);
     const int64_t n = tensor_count(x), need = ceil_div(n, THREADS * CHUNK);
-    const int blocks = need < SUMSQ_BLOCKS ? (int)need : SUMSQ_BLOCKS;
+    const int blocks = need < CUDA_SUMSQ_BLOCKS ? (int)need : CUDA_SUMSQ_BLOCKS;
     void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_ROW, SUMSQ_BLOCKS * sizeof(double), &p));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, CUDA_SUMSQ_BLOCKS * sizeof(double), &p));
     if (aligned16(x.data)) sumsq_kernel<true><<<blocks, THREADS, 0, c->stream>>>((double *)p, (const float *)x.data, n);
     else sumsq_kernel<false><<<blocks, THREADS, 0, c->stream>>>((double *)p, (const float *)x.data, n);
     CU_LAUNCHED();

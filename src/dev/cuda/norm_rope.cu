@@ -42,7 +42,7 @@ static int64_t rows_per_block(const struct cuda *c, int64_t rows) { return ceil_
 
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
-enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4, NORM_BWD_BLOCKS = 8 };
+enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4 };
 
 template <typename T, bool VEC>
 static __global__ void __launch_bounds__(NORM_THREADS)
@@ -151,7 +151,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
     }
 }
 
-/* As many blocks as run at a time, at most NORM_BWD_BLOCKS a multiprocessor; *blocks: how many they are. */
+/* As many blocks as run at a time, at most CUDA_NORM_BLOCKS a multiprocessor; *blocks: how many they are. */
 template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, int64_t *blocks) {
     const int64_t chunks = ceil_div(a->n, CHUNK);
     const int threads = warps_for(chunks, NORM_BWD_THREADS);
@@ -160,7 +160,7 @@ template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, i
                                                 : rmsnorm_bwd_kernel<NORM_BWD_CHUNKS, VEC>;
     int fit = 1;
     CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, threads, 0));
-    if (fit > NORM_BWD_BLOCKS) fit = NORM_BWD_BLOCKS;
+    if (fit > CUDA_NORM_BLOCKS) fit = CUDA_NORM_BLOCKS;
     *blocks = (int64_t)c->n_sm * (fit < 1 ? 1 : fit);
     if (*blocks > a->rows) *blocks = a->rows;
     CU_TRY(cuda_launch_early(c, kernel, (unsigned)*blocks, threads, 0, *a));
@@ -172,10 +172,10 @@ int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounde
     struct cuda *c = cuda_of(d);
     const int64_t n = x.dim[1], rows = x.dim[0], widest = NORM_BWD_THREADS * NORM_BWD_CHUNKS * CHUNK;
     if (n > widest) FAIL(ERR_UNSUPPORTED, "cuda: RMSNorm over %lld columns: at most %lld", (long long)n, (long long)widest);
-    const int64_t most = (int64_t)c->n_sm * NORM_BWD_BLOCKS;
+    const int64_t most = (int64_t)c->n_sm * CUDA_NORM_BLOCKS;
     int64_t blocks = 0;
     void *sums;
-    TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)((rows < most ? rows : most) * n) * sizeof(float), &sums));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)((rows < most ? rows : most) * n) * sizeof(float), &sums));
     norm_bwd a;
     a.dx = (float *)dx.data, a.sums = (float *)sums;
     a.rounded = rounded.dt == DT_BF16 ? (bf16 *)rounded.data : NULL;
@@ -503,7 +503,7 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     const int64_t blocks = ceil_div(j.rows, j.per);
     const size_t shared = norms ? (size_t)(threads / j.lanes) * (size_t)j.dim * sizeof(float) : 0; /* at most 16 KiB */
     void *sums = NULL;
-    if (norms) TRY(cuda_scratch(c, CUDA_SLOT_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
+    if (norms) TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
     j.sums = (float *)sums;
     if (wide) CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
     else CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));

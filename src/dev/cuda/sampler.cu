@@ -524,7 +524,7 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
              (long long)vocab, MAX_CHUNKS * DEV_VOCAB_CHUNK);
     const size_t sums = padded((size_t)(rows * chunks) * sizeof(head_sum)), values = padded((size_t)(rows * groups) * 4);
     void *mem;
-    TRY(cuda_scratch(c, CUDA_SLOT_SAMPLE, 2 * sums + 4 * values, &mem));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_SAMPLE, 2 * sums + 4 * values, &mem));
     char *p = (char *)mem;
     struct sample_job j = {};
     j.logits = (const float *)logits.data;
@@ -552,7 +552,7 @@ int cuda_sample(struct dev *d, const struct sample_args *a) {
     const size_t bytes = (size_t)a->logits.dim[0] * sizeof *a->param;
     void *host, *param;
     TRY(cuda_pinned(c, bytes, &host));
-    TRY(cuda_scratch(c, CUDA_SLOT_HEAD2, bytes, &param));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_SAMPLE_PARAM, bytes, &param));
     memcpy(host, a->param, bytes);
     CU_TRY(cudaMemcpyAsync(param, host, bytes, cudaMemcpyHostToDevice, c->stream));
     TRY(cuda_sample_device(c, a->logits, NULL, (const struct sample_param *)param, a->seen, a->id, a->logp, a->logp_kept));

@@ -8,9 +8,6 @@
 #include "dev/cuda/lm_head/log_softmax.cuh"
 #include "dev/cuda/scratch_sizes.h"
 
-static_assert(sizeof(head_sum) == CUDA_HEAD_SUM && (int)HEAD_GROUP == (int)CUDA_HEAD_GROUP && (int)HEAD_TILE == (int)CUDA_HEAD_TILE,
-              "scratch_sizes.h knows the head's parts");
-
 static struct cuda_shape shape_of(const struct cuda *c, const struct dev_sizes *s) {
     int l2 = 0;
     struct cuda_shape gpu = {c->n_sm, 0, s->act == DT_BF16 ? cuda_head_try_bytes(s->hidden, s->vocab) : 0};
@@ -20,15 +17,15 @@ static struct cuda_shape shape_of(const struct cuda *c, const struct dev_sizes *
 
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s) {
     const struct cuda_shape gpu = shape_of(cuda_of(d), s);
-    return cuda_sizes_sum(&gpu, s);
+    return cuda_scratch_sum(&gpu, s);
 }
 
 int cuda_reserve(struct dev *d, const struct dev_sizes *s) {
     const struct cuda_shape gpu = shape_of(cuda_of(d), s);
-    size_t bytes[CUDA_N_SLOTS];
+    size_t bytes[CUDA_N_SCRATCH];
     void *p;
-    cuda_slot_bytes(&gpu, s, bytes);
-    for (int i = 0; i < CUDA_N_SLOTS; i++)
-        if (bytes[i]) TRY(cuda_scratch(cuda_of(d), (enum cuda_slot)i, cuda_slot_round(bytes[i]), &p));
+    cuda_scratch_sizes(&gpu, s, bytes);
+    for (int i = 0; i < CUDA_N_SCRATCH; i++)
+        if (bytes[i]) TRY(cuda_scratch(cuda_of(d), (enum cuda_scratch_id)i, cuda_scratch_round(bytes[i]), &p));
     return 0;
 }

@@ -210,6 +210,7 @@ static int ref_dequant(struct dev *d, const struct dequant_args *a) {
 
 static const struct dev_ops ref_ops = {
     .name = "ref",
+    .caps = {.plain_weights = true},
     .close = ref_close,
     .alloc = ref_alloc,
     .free = ref_free,
@@ -218,7 +219,6 @@ static const struct dev_ops ref_ops = {
     .copy_out = ref_copy,
     .copy = ref_copy,
     .zero = ref_zero,
-    .plain_weights = true,
     .weight_bytes = ref_weight_bytes,
     .weight_pack = ref_weight_pack,
     .weight_unpack = ref_weight_unpack,

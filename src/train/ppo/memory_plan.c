@@ -48,17 +48,6 @@ static size_t critic_bytes(const struct ppo_plan *p, const struct ppo_config *k,
  * Nothing here is laid out beforehand, so these are estimates: constants of the
  * code where there are some, else measured (scripts/measure_plan.sh). */
 
-/* What the CPU backend keeps for its ops, in 2 MiB pages: a packed band of the left matrix, a block
- * of logits and their gradient, sums over rows, each thread's tiles. */
-static size_t host_working_bytes(const struct ppo_config *k, const struct model_config *m, int64_t rows) {
-    enum { BAND = 16 << 20, HEAD_ROWS = 1024, LOGIT_ROWS = 512, THREAD = 4 << 20, SMALL = 4 << 20 };
-    const long threads = k->threads > 0 ? k->threads : sysconf(_SC_NPROCESSORS_ONLN);
-    const size_t band = (size_t)(rows * (m->ffn > m->hidden ? m->ffn : m->hidden)) * 4;
-    const size_t logits = (size_t)(min_i64(rows, LOGIT_ROWS) * min_i64(m->vocab, DEV_VOCAB_CHUNK)) * (4 + dtype_size(k->act));
-    const size_t head = (size_t)(min_i64(rows, HEAD_ROWS) * m->hidden) * 4;
-    return (band < BAND ? band : BAND) + logits + head + (size_t)threads * THREAD + SMALL;
-}
-
 /* Bytes of a list of data files as rows in memory: parquet is compressed, and a row keeps its JSON and its ids. */
 static size_t rows_bytes(const char *const *files, int64_t n) {
     size_t sum = 0;
@@ -205,8 +194,8 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
     if (p->others.teacher) widen(&p->sizes, p->others.teacher);
     if (k->rm.enable) widen(&p->sizes, &k->rm.model);
     if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
-    p->system = train_system_bytes(dev);
-    p->working = train_on_gpu(dev) ? dev_working_bytes(dev, &p->sizes) : host_working_bytes(k, m, rows);
+    p->system = dev_driver_bytes(dev);
+    p->working = dev_working_bytes(dev, &p->sizes);
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
@@ -233,7 +222,7 @@ static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const s
  * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
  * so that it is what the block holds in any case. */
 static void plan_keep(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    const size_t room = train_on_gpu(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     const struct model_config *v = p->others.critic;
     if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
@@ -247,7 +236,7 @@ static void plan_keep(struct ppo_plan *p, const struct ppo_config *k, const stru
 
 void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
-    if (dev_has_host_memory(dev)) return;
+    if (dev_has_own_memory(dev)) return;
     if (o->host_master || v->host_master || k->ref_offload)
         log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
@@ -292,7 +281,7 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     if (others.teacher) plan_teacher(p, k, others.teacher, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = train_memory_limit(dev, k->memory_limit);
-    p->host = train_on_gpu(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
+    p->host = dev_has_own_memory(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
     plan_working(p, k, m, dev);
     plan_rollout(p, k, m, dev);
     plan_keep(p, k, m, dev);
@@ -432,7 +421,7 @@ static void try_offload(const struct ppo_config *k, const struct model_config *m
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
     const bool ref = !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward) && !k->ref_offload, state = !k->optim.host_state;
     *text = NULL;
-    if (!dev_has_host_memory(dev)) return;
+    if (!dev_has_own_memory(dev)) return;
     for (int i = 1; i < 4; i++) { /* the cheapest first */
         const bool r = i & 1, s = i & 2;
         if ((r && !ref) || (s && !state)) continue;

@@ -290,7 +290,7 @@ static int fixed_bytes(struct sft *s, const struct model_config *c, const struct
     if (k->lora.on) TRY(model_lora_plan(&l, c, &s->dev, k->act, &k->lora.cfg, o));
     else l.moments = optim_bytes(c, &s->dev, k->act, o, &host);
     *out = train_pages(model_open_bytes(c, &s->dev, &open)) + train_pages(l.weights) + train_pages(l.moments) +
-           train_pages(l.master) * (o->host_master ? 1 : 2) + train_system_bytes(&s->dev);
+           train_pages(l.master) * (o->host_master ? 1 : 2) + dev_driver_bytes(&s->dev);
     return 0;
 }
 
@@ -349,7 +349,7 @@ static int refuse(struct sft *s, const struct model_config *c, const struct acto
              cut.max_seqs > 0 ? "micro_batch_size_per_gpu" : "max_token_len_per_gpu",
              (long long)(cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows));
     o.host_master = o.host_state = true;
-    if (dev_has_host_memory(&s->dev) && !s->k.optim.host_state) {
+    if (dev_has_own_memory(&s->dev) && !s->k.optim.host_state) {
         TRY(fixed_bytes(s, c, &o, &fixed));
         if (fixed + pass_bytes(s, c, a) <= limit)
             FAIL(ERR_NOMEM, "%s; engine.optimizer_offload=True fits (the result is the same)", need);
@@ -368,7 +368,7 @@ static int plan_activations(struct sft *s, const struct model_config *c, struct 
     TRY(fixed_bytes(s, c, &k->optim, &fixed));
     a->keep = train_keep(k->recompute, c, k->act, a->max_rows, 0);
     const size_t least = fixed + pass_bytes(s, c, a);
-    if (train_on_gpu(&s->dev) && k->recompute == RECOMPUTE_AUTO && least < limit)
+    if (dev_has_own_memory(&s->dev) && k->recompute == RECOMPUTE_AUTO && least < limit)
         a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, limit - least);
     log_info("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
              (double)actor_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
@@ -380,7 +380,7 @@ static int open_model(struct sft *s) {
     const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
     struct optim_config *const o = &s->k.optim;
     struct model_config shape;
-    if (o->host_master && !dev_has_host_memory(&s->dev)) {
+    if (o->host_master && !dev_has_own_memory(&s->dev)) {
         log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
         o->host_master = o->host_state = false;
     }

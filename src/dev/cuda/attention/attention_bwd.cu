@@ -405,8 +405,8 @@ int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, 
     TRY(attn_params("attn_bwd", a, &p));
     if (attn_on_tensor_cores(a) && (((uintptr_t)dout.data | (uintptr_t)dq.data | (uintptr_t)dk.data | (uintptr_t)dv.data) & 15))
         FAIL(ERR_INVAL, "dev op attn_bwd: dout, dq, dk and dv must be aligned to 16 bytes");
-    TRY(cuda_scratch(c, CUDA_SLOT_ATTN, (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2) + cuda_attn_bwd_sm90_bytes(c, a, p),
-                     &stat));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ATTN,
+                     (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2) + cuda_attn_bwd_sm90_bytes(c, a, p), &stat));
     p.stat = (float2 *)stat;
     p.dout = dout.data;
     p.dq = dq.data;

@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TWO_PASS_ROWS = 1024 }; /* bounds the scratch of the sums; no row's bits depend on it */
-
 /* ---- paths ---- */
 
 static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
@@ -82,11 +80,11 @@ static int run_two_pass(struct cuda *c, struct gemm_plan *base, const struct cud
         TRY(run_sums(c, base, &s));
         return a->bias ? gemm_finish(c, a, (const float *)a->out, a->ld_out) : 0;
     }
-    TRY(cuda_scratch(c, CUDA_SLOT_GEMM, (size_t)(gemm_min(a->m, TWO_PASS_ROWS) * width) * sizeof(float), &s.out));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_GEMM, (size_t)(gemm_min(a->m, CUDA_TWO_PASS_ROWS) * width) * sizeof(float), &s.out));
     s.ld_out = width;
     struct cuda_gemm_args part = *a;
-    for (int64_t row = 0; row < a->m; row += TWO_PASS_ROWS) {
-        part.m = s.m = gemm_min(TWO_PASS_ROWS, a->m - row);
+    for (int64_t row = 0; row < a->m; row += CUDA_TWO_PASS_ROWS) {
+        part.m = s.m = gemm_min(CUDA_TWO_PASS_ROWS, a->m - row);
         part.a = s.a = (const char *)a->a + (size_t)(row * in_width) * dtype_size(a->in);
         part.out = (char *)a->out + (size_t)(row * a->ld_out) * dtype_size(a->out_dt);
         TRY(run_sums(c, base, &s));
@@ -216,7 +214,7 @@ int cuda_gemm_open(struct cuda *c) {
         g->handle = NULL;
         FAIL(ERR_DEVICE, "cuda: cublasLtCreate: %s", g->lt->cublasLtGetStatusString(s));
     }
-    return cuda_hold(c, GEMM_WORK_BYTES, &g->work);
+    return cuda_hold(c, GEMM_WORKSPACE_BYTES, &g->work);
 }
 
 void cuda_gemm_close(struct cuda *c) {

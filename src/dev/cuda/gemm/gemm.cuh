@@ -48,7 +48,7 @@ struct gemm_plan {
 struct cuda_gemm {
     const struct cuda_blaslt *lt;
     cublasLtHandle_t handle;
-    void *work;  /* GEMM_WORK_BYTES */
+    void *work;  /* GEMM_WORKSPACE_BYTES */
     bool poison; /* VERLC_CUDA_POISON: gemm_plan_run fills what the library is to write with NaN */
     struct gemm_plan *plans[64];
     bool small_ready[GEMM_SMALL_ROWS / 16][GEMM_N_SMALL], few_ready[GEMM_N_FEW + GEMM_N_PAIR];

@@ -116,7 +116,7 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
     const size_t out = (size_t)sum_width(p) * dtype_size(p->out_dt);
     const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)sum_width(p) * 8 + (p->swiglu ? 2 * out : out);
-    const int64_t most = (int64_t)((p->part ? GEMM_PARTS_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
+    const int64_t most = (int64_t)((p->part ? GEMM_SPLIT_TRIAL_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     memset(t, 0, sizeof *t);
     a->op = p->op;
@@ -130,7 +130,7 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     a->add = p->add;
     t->out_bytes = (size_t)(a->m * out_width(p)) * dtype_size(p->out_dt);
     t->flush_bytes = flush_bytes(c);
-    TRY(cuda_scratch(c, CUDA_SLOT_TUNE, trial_bind(t, p, NULL), &t->block));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_AUTOTUNE, trial_bind(t, p, NULL), &t->block));
     trial_bind(t, p, t->block);
     TRY(gemm_fill(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
     TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));

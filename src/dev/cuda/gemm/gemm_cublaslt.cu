@@ -139,7 +139,7 @@ static int set_preference(struct cuda_gemm *g, cublasLtMatmulPreference_t pref, 
     static const cublasLtMatmulPreferenceAttributes_t operand[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint64_t bytes = exact ? 0 : GEMM_WORK_BYTES;
+    const uint64_t bytes = exact ? 0 : GEMM_WORKSPACE_BYTES;
     const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16; /* parts of sums stay f32 */
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
@@ -195,7 +195,7 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
     if (p->bias) LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
     const cublasStatus_t s =
         g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta, a->from ? a->from : a->out, p->d, a->out,
-                              p->d, algo, in_parts ? g->work : NULL, in_parts ? GEMM_WORK_BYTES : 0, c->stream);
+                              p->d, algo, in_parts ? g->work : NULL, in_parts ? GEMM_WORKSPACE_BYTES : 0, c->stream);
     *ran = s == CUBLAS_STATUS_SUCCESS;
     if (*ran || s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return 0;
     char name[128];

@@ -141,7 +141,7 @@ int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc
 
 /* ---- column sums: first of bands of rows, then of the bands in order ---- */
 
-enum { BAND = 256, BAND_Y = 8 }; /* rows of a band; of its BAND_Y threads a column each takes every 8th */
+enum { BAND = CUDA_COLSUM_ROWS, BAND_Y = 8 }; /* rows of a band; of its BAND_Y threads a column each takes every 8th */
 
 template <typename In, int V> struct row_vec; /* V neighbour values, one load */
 template <typename In> struct row_vec<In, 1> { In v[1]; };
@@ -194,7 +194,7 @@ int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_
     const bool wide = n % vec == 0 && (uintptr_t)dy % 16 == 0; /* the same sums either way */
     void *part;
     if (bands > 65535) FAIL(ERR_UNSUPPORTED, "cuda: matmul_dw: %lld rows are too many", (long long)m);
-    TRY(cuda_scratch(c, CUDA_SLOT_GEMM, (size_t)(bands * n) * sizeof(float), &part));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_GEMM, (size_t)(bands * n) * sizeof(float), &part));
     if (dt == DT_F32 && wide) CU_TRY((launch_bands<float, 4>(c, (float *)part, dy, m, n)));
     else if (dt == DT_F32) CU_TRY((launch_bands<float, 1>(c, (float *)part, dy, m, n)));
     else if (wide) CU_TRY((launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy, m, n)));

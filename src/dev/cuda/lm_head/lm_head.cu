@@ -20,12 +20,12 @@ enum {
      * product of them all where cuda_gemm sees the same bits. */
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
     /* Those of the backward, whose logits need no equal bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
-    BWD_COLS = 9600,
+    BWD_COLS = CUDA_HEAD_BWD_COLS,
     /* The same without logits: twice as many entries of dz need less room than they did beside logits. */
-    DZ_COLS = 19200,
+    DZ_COLS = 2 * CUDA_HEAD_BWD_COLS,
     /* Rows of a block. On an H200 fewer and larger launches gain more than logits that stay in the L2 cache:
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
-    HEAD_ROWS = 8192,
+    HEAD_ROWS = CUDA_HEAD_ROWS,
     DZ_THREADS = 256,
     DZ_LIST = 4, /* entries of a row's list that a thread holds */
 };
@@ -229,7 +229,7 @@ static size_t work_bytes(const struct lmhead_args *a) {
 static int work_take(struct cuda *c, const struct lmhead_args *a, size_t more, struct head_work *w, char **before) {
     const size_t room = work_bytes(a), sums = (size_t)(head_chunks(a->w.n) * a->x.dim[0]) * sizeof(head_sum);
     void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_HEAD, more + room + sums + (size_t)a->x.dim[0] * sizeof(float), &p));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, more + room + sums + (size_t)a->x.dim[0] * sizeof(float), &p));
     *before = (char *)p;
     w->room = (char *)p + more;
     w->sums = (head_sum *)((char *)w->room + room);
@@ -551,7 +551,7 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
     const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;
     const size_t dz_bytes = bf16 ? ((size_t)(block * widest) * 2 + 255) & ~(size_t)255 : 0;
     void *p;
-    TRY(cuda_scratch(c, CUDA_SLOT_HEAD, logits_bytes + dz_bytes + (bf16 ? (size_t)(rows * a->w.k) * sizeof(float) : 0), &p));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, logits_bytes + dz_bytes + (bf16 ? (size_t)(rows * a->w.k) * sizeof(float) : 0), &p));
     float *logits = (float *)p, *sum_dx = bf16 ? (float *)((char *)p + logits_bytes + dz_bytes) : (float *)dx.data;
     void *dz = bf16 ? (char *)p + logits_bytes : p;
     for (int64_t lo = 0; lo < vocab; lo += widest)

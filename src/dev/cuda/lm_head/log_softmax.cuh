@@ -22,17 +22,14 @@ enum {
     HEAD_THREADS = 256,
     HEAD_WARPS = HEAD_THREADS / 32,
     HEAD_PER_THREAD = DEV_VOCAB_CHUNK / HEAD_THREADS,
-    HEAD_GROUP = DEV_VOCAB_CHUNK / HEAD_WARPS, /* entries that one warp holds: its share of the chunk, contiguous */
-    HEAD_TILE = 256,
+    HEAD_GROUP = CUDA_HEAD_GROUP, /* entries that one warp holds: its share of the chunk, contiguous */
+    HEAD_TILE = CUDA_HEAD_TILE,
     HEAD_TILES = DEV_VOCAB_CHUNK / HEAD_TILE,
     HEAD_LANES = HEAD_TILE / HEAD_PER_THREAD, /* that hold a tile */
 };
-static_assert(HEAD_GROUP == 2 * HEAD_TILE && HEAD_LANES == 16 && HEAD_TILES == HEAD_LANES, "a warp has two tiles");
-
-/* Of a tile or a chunk: sum e, sum e (z - max), sum e^2, with e = exp(z - max); the last two when asked. */
-struct head_sum {
-    float max, sum, sum_t, sum_sq;
-};
+static_assert(HEAD_GROUP * HEAD_WARPS == DEV_VOCAB_CHUNK && HEAD_GROUP == 2 * HEAD_TILE && HEAD_LANES == 16 &&
+                  HEAD_TILES == HEAD_LANES,
+              "a warp has two tiles");
 
 static inline int64_t head_tiles(int64_t vocab) { return (vocab + HEAD_TILE - 1) / HEAD_TILE; }
 static inline int64_t head_chunks(int64_t vocab) { return (vocab + DEV_VOCAB_CHUNK - 1) / DEV_VOCAB_CHUNK; }
@@ -202,7 +199,7 @@ static __device__ __forceinline__ float head_logp(float z, double lse) { return 
 
 /* ---- lm_head_sm90.cu: the logits' product with what is made of them, and no logits in memory ---- */
 
-/* lm_head.cu: bytes of CUDA_SLOT_HEAD in which a head of this shape is tried. */
+/* lm_head.cu: bytes of CUDA_SCRATCH_HEAD in which a head of this shape is tried. */
 size_t cuda_head_try_bytes(int64_t k, int64_t vocab);
 /* lm_head.cu: whether the head's own kernel serves it, that is, gives the bits of cuda_logits. Tries a shape at its first
  * call, which waits. */
