@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every figure with a peer: see tools/bench_peers.py, and `verlc bench --help` for ours alone.
+# The CPU's figures beside torch's and transformers' into build/bench/cpu.json: see tools/bench_peers.py, and
+# `verlc bench --help` for ours alone.
 set -eu
 cd "$(dirname "$0")/.."
 export VERLC=$PWD/build/release/verlc
@@ -12,9 +13,10 @@ data=${SHARED_DATA:-$PWD/../shared/data} tok=build/bench/tokenizer
 if [ -f "$data/tokenizers/qwen2_5/tokenizer.json.xz" ] && [ -f "$data/gsm8k/train.jsonl" ]; then
     mkdir -p $tok
     for f in "$data"/tokenizers/qwen2_5/*.xz; do xz -dc "$f" >"$tok/$(basename "$f" .xz)"; done
-    echo "tokenizer Qwen2.5: $("$VERLC" tokenize --model $tok --bench "$data/gsm8k/train.jsonl" |
+    TOKENIZER=$("$VERLC" tokenize --model $tok --bench "$data/gsm8k/train.jsonl" |
         awk '/^open/ { o = $2 } /^encode/ { e = ($0 ~ /tokens\/s/ && $8 + 0 > e) ? $8 : e } /^decode/ { d = $8 }
-            END { printf "opens in %s s, encodes %s and decodes %s M tokens/s", o, e, d }')"
+            END { print o, e, d }') # seconds to open, M tokens/s
+    export TOKENIZER
 else
     echo "tokenizer: skipped, no $data/tokenizers/qwen2_5 and $data/gsm8k"
 fi

@@ -14,7 +14,8 @@ named or with --long.
 
 --long: recipe2 too.  --compile: torch.compile beside eager (minutes).
 A figure without a bar is there to be read.  The bars are those of an H200; on another GPU
-they are printed all the same.  Writes build/bench/gpu.json; exit status 1: a bar was missed."""
+they are printed all the same.  Writes build/bench/gpu.json (tools/figures.py says what it holds), which
+`make performance FIGURES=build/bench/gpu.json` takes into docs/performance.md; exit status 1: a bar was missed."""
 
 import json
 import lzma
@@ -25,23 +26,39 @@ import subprocess
 import sys
 import time
 
+from figures import Figures
+
 VERLC = os.environ.get("VERLC", "build/release/verlc")
 OUT = pathlib.Path(os.environ.get("OUT_DIR", "build/bench"))
 DATA = pathlib.Path(os.environ.get("SHARED_DATA", "../shared/data"))
 BATCH, LENGTH = 16, 1024  # of training and log-probs
 
-TABLE = []
+COMMITTED = pathlib.Path(__file__).resolve().parent.parent / "docs/figures/gpu.json"
+FIGURES = Figures(Figures.read(COMMITTED).machine)  # its ceilings, for the roofline
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def row(what, ours, peer=None, bar=None, lower=False, unit="tok/s", by="torch"):
-    """One line; lower: less is better; by: the peer's name."""
-    by = by if peer else None
-    TABLE.append({"what": what, "ours": ours, "by": by, "peer": peer, "bar": bar, "lower": lower, "unit": unit})
-    say(f"{what}: {ours:.4g} {unit}" + (f", {by} {peer:.4g}" if peer else ""))
+def row(name, what, ours, peer=None, by="torch", **more):
+    """One line; by: the peer's name, a figure of this run."""
+    FIGURES.add(name, what, ours, peers=[(by, peer, True)], **more)
+    say(f"{what}: {ours:.4g} {more.get('unit', 'tokens/s')}" + (f", {by} {peer:.4g}" if peer else ""))
+
+
+def machine():
+    """What the driver says of the GPU; another GPU than the committed one has no ceilings here."""
+    try:
+        p = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
+                           text=True)
+    except OSError:
+        return
+    if p.returncode == 0 and p.stdout:
+        name, driver = p.stdout.splitlines()[0].split(", ")
+        if name != FIGURES.machine.get("gpu"):
+            FIGURES.machine.clear()
+        FIGURES.machine |= {"gpu": name, "driver": driver}
 
 
 def call(*args, **kw):
@@ -89,6 +106,10 @@ def torch_or_none(args):
         return torch if torch.cuda.is_available() else None
     except ImportError:
         return None
+
+
+def torch_name(torch):
+    return f"torch {torch.__version__.split('+')[0]}, eager" if torch else "torch"
 
 
 def torch_model(torch, path, dtype):
@@ -182,6 +203,7 @@ def vllm(arch, args):
         if not line.startswith("{"):
             continue
         r = json.loads(line)
+        VLLM[arch]["name"] = "vLLM " + r.pop("version", "")
         key = "start" if "first_token_s" in r else (r["prompts"], r["n"], r["prompt"], r["new"])
         VLLM[arch][key] = r.get("first_token_s", r.get("tokens_per_s"))
     if code:
@@ -201,10 +223,12 @@ DECODE = (("qwen2.5-0.5b", 16, 5, 128, 1024, 70e3), ("qwen2.5-0.5b", 16, 5, 512,
 def decode(torch, args):
     for arch, prompts, n, length, new, bar in DECODE:
         peer = vllm(arch, args).get((prompts, n, length, new))
+        size = {"prompts": prompts, "n": n, "prompt": length, "new": new}
         r = bench("generate", "--model", model(arch), "--batch", prompts * n, "--n", n, "--prompt", length, "--len", new,
                   "--steps", 1)
-        row(f"decode {arch}, {prompts} x {n}, {length} + {new}", r["tokens_per_s"], peer, bar, by="vLLM")
-        say(f"  without the prompts' part: {r['decode_tokens_per_s']:.4g} tok/s")
+        row(f"generate/{arch}/{prompts}x{n}/{length}+{new}", f"{arch}, {prompts} x {n}, {length} + {new}", r["tokens_per_s"], peer,
+            VLLM[arch].get("name", "vLLM"), bar=bar, work={"op": "generate", "model": arch} | size,
+            note=f"without prefill {r['decode_tokens_per_s'] / 1e3:.1f} k")
 
 
 def train(torch, args):
@@ -214,13 +238,17 @@ def train(torch, args):
             say(f"torch.compile, {arch}: {torch_train(torch, model(arch), compiled=True):.4g} tok/s")
         r = bench("train", "--model", model(arch), "--batch", BATCH, "--len", LENGTH, "--steps", 3,
                   *(["--recompute", "layer"] * recompute))
-        row(f"training {arch}{', recompute' * recompute}", r["tokens"] / (r["seconds"] + r["optimizer_seconds"]), peer, bar)
+        row(f"train/{arch}/{BATCH}x{LENGTH}{'/recompute' * recompute}",
+            f"training step, {arch}, {BATCH} x {LENGTH}{', layers recomputed' * recompute}",
+            r["tokens"] / (r["seconds"] + r["optimizer_seconds"]), peer, torch_name(torch), bar=bar,
+            work={"op": "train", "model": arch, "length": LENGTH})
 
 
 def logprob(torch, args):
     peer = torch_logprob(torch, model("qwen2.5-0.5b")) if torch else None
     r = bench("logprob", "--model", model("qwen2.5-0.5b"), "--batch", BATCH, "--len", LENGTH, "--steps", 3)
-    row("log-probs and entropy, qwen2.5-0.5b", r["tokens_per_s"], peer, 450e3)
+    row(f"logprob/qwen2.5-0.5b/{BATCH}x{LENGTH}", f"log-probs and entropy, qwen2.5-0.5b, {BATCH} x {LENGTH}",
+        r["tokens_per_s"], peer, torch_name(torch), bar=450e3, work={"op": "logprob", "model": "qwen2.5-0.5b", "length": LENGTH})
 
 
 def recipe(arch, data, run, batch, n, mini, micro, steps):
@@ -244,7 +272,7 @@ def phases_of(done):
     return ", ".join(f"{k} {done[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
 
 
-def run_recipe(name, arch, shape, bar, verl, steps=4):
+def run_recipe(name, arch, shape, bar, steps=4):
     run, data = OUT / f"run_{arch}", OUT / "gsm8k"
     if not (data / "train.parquet").exists():
         call("data", "gsm8k", "--local_dataset_path", DATA / "gsm8k", "--local_save_dir", data)
@@ -269,38 +297,40 @@ def run_recipe(name, arch, shape, bar, verl, steps=4):
     log = next(iter(run.glob("**/*.jsonl")))
     done = [json.loads(x)["data"] for x in log.read_text().splitlines()]
     warm = min(done[1:-1] or done[1:], key=lambda x: x["timing_s/step"])  # the last one is traced
-    row(f"GRPO step, {name} ({phases_of(warm)})", warm["timing_s/step"], bar=bar, lower=True, unit="s")
-    say(f"  verl 0.9.1 + vLLM 0.22.0 on an H200: {verl} s")
-    row(f"{name}: command to first training step", first or time.time() - t, bar=15 if path.name.startswith("qwen2.5") else None,
+    key, small = f"grpo/{name.replace(' ', '')}", path.name.startswith("qwen2.5")
+    row(f"{key}/step", f"GRPO step, {name}", warm["timing_s/step"], bar=bar, lower=True, unit="s", note=phases_of(warm))
+    row(f"{key}/first", f"{name}: command to the end of the first step", first or time.time() - t, bar=15 if small else None,
         lower=True, unit="s")
     waits = re.search(r"trace: .* in which the device waits .* \(([0-9.]+) %\)", text)
     recorded = re.search(r"trace: .* recorded steps .* the host ([0-9.]+) us to launch, and the device waits ([0-9.]+) us "
                          r"\(([0-9.]+) %\)", text)
-    row(f"{name}: GPU idle in a step", float(waits[1]), bar=3, lower=True, unit="%")
-    row(f"{name}: host's work for a decoding step, beside the GPU's", float(recorded[1]), lower=True, unit="us")
-    row(f"{name}: GPU idle for the host in a decoding step", float(recorded[3]), bar=3, lower=True, unit="%")
+    row(f"{key}/idle", f"{name}: GPU idle, waiting for the host", float(waits[1]), bar=3, lower=True, unit="% of a step")
+    row(f"{key}/launch", f"{name}: host time to launch a decoding step", float(recorded[1]), lower=True, unit="us")
+    row(f"{key}/decode_idle", f"{name}: GPU idle in a decoding step", float(recorded[3]), bar=3, lower=True, unit="%")
     plan = re.search(r"^ *total +([0-9.]+) ([MG])iB", text, re.M)
     planned = float(plan[1]) / (1 if plan[2] == "G" else 1024)
     used = max(x["perf/max_memory_reserved_gb"] for x in done)
-    row(f"{name}: device memory", used, bar=20 if bar and bar < 10 else None, lower=True, unit="GiB")
-    row(f"{name}: device memory off the plan of {planned:.2f} GiB", abs(used / planned - 1) * 100, bar=3, lower=True, unit="%")
-    row(f"{name}: device allocations after the start", sum(x["perf/device_allocations"] for x in done), bar=0, lower=True, unit="")
+    row(f"memory/{key[5:]}/used", f"{name}: device memory", used, bar=20 if small else None, lower=True, unit="GiB",
+        note=f"planned {planned:.2f}")
+    row(f"memory/{key[5:]}/plan", f"{name}: off the plan", abs(used / planned - 1) * 100, bar=3, lower=True, unit="%")
+    row(f"memory/{key[5:]}/allocations", f"{name}: device allocations after the start",
+        sum(x["perf/device_allocations"] for x in done), bar=0, lower=True, unit="")
 
 
 def step(torch, args):
     if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen2_5"):
         say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): the step is timed without tokenizer, data and reward")
         r = bench("step", "--model", model("qwen2.5-0.5b"), "--batch", 80, "--n", 5, "--prompt", 128, "--len", 1024, "--micro", 4)
-        row("phases of a GRPO step, 16 x 5 x 1024", r["seconds"], bar=2.2, lower=True, unit="s")
+        row("grpo/phases/step", "phases of a GRPO step, 16 x 5 x 1024", r["seconds"], bar=2.2, lower=True, unit="s")
         return
-    run_recipe("recipe 1", "qwen2.5-0.5b", (16, 5, 16, 4), 2.2, 10.15)
+    run_recipe("recipe 1", "qwen2.5-0.5b", (16, 5, 16, 4), 2.2)
 
 
 def recipe2(torch, args):
     if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen3"):
         say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): no recipe 2")
         return
-    run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, 88.6, steps=2)
+    run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, steps=2)
 
 
 def start(torch, args):
@@ -310,7 +340,9 @@ def start(torch, args):
         t = time.time()
         call("generate", "--model", path, "--device", "cuda", input='{"ids": [9707, 11], "max_tokens": 1}\n')
         best = min(best, time.time() - t)
-    row("start to first token, qwen2.5-0.5b", best, vllm("qwen2.5-0.5b", args).get("start"), 5, lower=True, unit="s", by="vLLM")
+    peer = vllm("qwen2.5-0.5b", args)
+    row("start/qwen2.5-0.5b", "start to first token, qwen2.5-0.5b", best, peer.get("start"), peer.get("name", "vLLM"), bar=5,
+        lower=True, unit="s")
 
 
 def main():
@@ -324,21 +356,14 @@ def main():
                                                          ("--long", "--no-peers", "--compile")]:
         sys.exit(f"unknown: {' '.join(unknown)}; rows: {' '.join(rows)}; options: --long --no-peers --compile")
     OUT.mkdir(parents=True, exist_ok=True)
+    machine()
     torch = torch_or_none(args)
     if not torch:
         say("no peers: python3 has no torch with CUDA, or --no-peers")
     for name in named:
         rows[name](torch, args)
-    missed = 0
-    print(f"{'what':74s} {'verlc':>10s} {'peer':>10s} {'ratio':>6s} {'bar':>9s}")
-    for r in TABLE:
-        ok = r["bar"] is None or (r["ours"] <= r["bar"] if r["lower"] else r["ours"] >= r["bar"])
-        missed += not ok
-        better = r["peer"] and (r["peer"] / r["ours"] if r["lower"] else r["ours"] / r["peer"])
-        peer = f"{r['peer']:10.4g} {better:6.2f}" if r["peer"] else f"{'-':>10s} {'-':>6s}"
-        bar = "none" if r["bar"] is None else f"{'<=' if r['lower'] else '>='} {r['bar']:.4g} {'ok' if ok else 'MISSED'}"
-        print(f"{r['what'] + ', ' + r['unit'] if r['unit'] else r['what']:74s} {r['ours']:10.4g} {peer} {bar:>9s}")
-    (OUT / "gpu.json").write_text(json.dumps(TABLE, indent=1))
+    missed = FIGURES.show()
+    (OUT / "gpu.json").write_text(FIGURES.text())
     sys.exit(1 if missed else 0)
 
 

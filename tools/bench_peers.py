@@ -2,8 +2,9 @@
 
 Training (forward and backward, bf16, the Qwen2.5-0.5B shape), generation at batch 1
 and 80, start to first token, tokenizer. Each pair is measured in alternating rounds and
-the best of each counts, so that a busy machine hurts both. Prints a table of ratios
-and writes it to build/bench/peers.json.
+the best of each counts, so that a busy machine hurts both. Prints a table and writes
+build/bench/cpu.json (tools/figures.py says what it holds), which
+`make performance FIGURES=build/bench/cpu.json` takes into docs/performance.md.
 
   python tools/bench_peers.py MODEL_DIR [train] [generate] [start]"""
 
@@ -15,10 +16,13 @@ import subprocess
 import sys
 import time
 
+from figures import Figures
+
 VERLC = os.environ.get("VERLC", "build/release/verlc")
 DEVICE = {x: ["--device", "cpu"] for x in ("train", "generate")}
 THREADS = len(os.sched_getaffinity(0))
 ROUNDS = int(os.environ.get("ROUNDS", "2"))
+MODEL = "qwen2.5-0.5b"
 
 
 def verlc(*args):
@@ -26,6 +30,14 @@ def verlc(*args):
     if p.returncode:
         sys.exit(p.stderr)
     return json.loads(p.stdout.splitlines()[-1])
+
+
+def gemm_ceiling():
+    """FLOP/s of the largest GEMM of a layer."""
+    m, n, k = 2048, 9728, 896
+    p = subprocess.run([VERLC, "bench", "gemm", "--jsonl"], input=json.dumps({"op": "fwd", "m": m, "n": n, "k": k}) + "\n",
+                       capture_output=True, text=True, check=True)
+    return 2 * m * n * k / json.loads(p.stdout.splitlines()[-1])["seconds"]
 
 
 def say(text):
@@ -68,7 +80,9 @@ def train(model, table):
         ours = max(ours, r["tokens_per_s"])
         theirs = max(theirs, step(peer))
         say(f"training: {ours:.1f} and {theirs:.1f} tokens/s")
-    table.append((f"training tokens/s, {batch} x {length}, forward and backward, bf16", ours, theirs, ours / theirs, 1.2))
+    table.add(f"train/{batch}x{length}", f"training, forward and backward, {batch} x {length}", ours, bar_ratio=1.2,
+              peers=[(f"torch {torch.__version__.split('+')[0]}, the faster attention", theirs, True)],
+              work={"op": "train", "model": MODEL, "length": length})
 
 
 # prompts, samples of each, prompt tokens, new tokens, bar. 16 x 5 is the seed recipe's batch; the
@@ -78,6 +92,7 @@ SHAPES = ((1, 1, 64, 64, 1.5), (16, 5, 64, 64, 3.0), (80, 1, 64, 16, None))
 
 def generate(model, table):
     import torch
+    import transformers
 
     m = torch_model(model).eval()
     for prompts, n, prompt, new, bar in SHAPES:
@@ -98,12 +113,15 @@ def generate(model, table):
                            num_return_sequences=n, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
                 best["hf"] = max(best["hf"], batch * new / (time.time() - t))
             say(f"generation, batch {batch}: {best['verlc']:.1f} and {best['hf']:.1f} tokens/s")
-        what = f"generation tokens/s, {prompts} prompts x {n}, {prompt} + {new} tokens"
-        table.append((what, best["verlc"], best["hf"], best["verlc"] / best["hf"], bar))
+        table.add(f"generate/{prompts}x{n}/{prompt}+{new}", f"generation, {prompts} x {n}, {prompt} + {new}", best["verlc"],
+                  peers=[(f"transformers {transformers.__version__}", best["hf"], True)], bar_ratio=bar,
+                  work={"op": "generate", "model": MODEL, "prompts": prompts, "n": n, "prompt": prompt, "new": new})
         if batch == 1:
             # both sides by the median: of the steps of a run and of the passes over memory, then of the turns
             rate, ceiling = r["weight_bytes"] / statistics.median(steps), statistics.median(reads)
-            table.append(("batch 1: bytes of weights read per second / ceiling", rate, ceiling, rate / ceiling, 0.85))
+            table.machine["memory"] = ceiling
+            table.add("decode/weights", "decoding, batch 1: weight bytes read", rate / ceiling, "of memory's rate", bar=0.85,
+                      note=f"{rate / 1e9:.1f} of {ceiling / 1e9:.1f} GB/s")
 
 
 def start(model, table):
@@ -114,22 +132,24 @@ def start(model, table):
         t = time.time()
         subprocess.run([VERLC, "generate", "--model", model], input=request, text=True, capture_output=True, check=True)
         times.append(time.time() - t)
-    table.append(("start to first token, s (bar: under 5)", min(times), 5.0, 5.0 / min(times), 1.0))
+    table.add("start/first_token", "start to first token, files cached", min(times), "s", bar=5, lower=True)
 
 
 def main():
     model, what = sys.argv[1], sys.argv[2:] or ["train", "generate", "start"]
-    table = []
+    table = Figures({"memory": verlc("read")["median_bytes_per_s"], "gemm": gemm_ceiling()})
+    if os.environ.get("TOKENIZER"):  # scripts/bench.sh measures it
+        opens, encodes, decodes = map(float, os.environ["TOKENIZER"].split())
+        table.add("tokenizer/open", "Qwen2.5's tokenizer opens", opens, "s", bar=0.5, lower=True)
+        table.add("tokenizer/encode", "it encodes, one thread", encodes * 1e6, bar=1e6)
+        table.add("tokenizer/decode", "it decodes, one thread", decodes * 1e6, bar=1e6)
     for name, run in (("train", train), ("generate", generate), ("start", start)):
         if name in what:
             run(model, table)
-    print(f"{'what':58s} {'verlc':>12s} {'peer':>12s} {'ratio':>7s}  bar")
-    for row, ours, theirs, ratio, bar in table:
-        verdict = "no bar" if bar is None else f"{bar:g} {'ok' if ratio >= bar else 'MISSED'}"
-        print(f"{row:58s} {ours:12.4g} {theirs:12.4g} {ratio:7.2f}  {verdict}")
+    table.show()
     out = pathlib.Path("build/bench")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "peers.json").write_text(json.dumps(table, indent=1))
+    (out / "cpu.json").write_text(table.text())
 
 
 main()

@@ -19,13 +19,13 @@ def say(**what):
 
 
 def main():
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams, __version__
 
     path, cases = sys.argv[1], [tuple(map(int, c.split(","))) for c in sys.argv[2:]]
     llm = LLM(model=path, dtype="bfloat16", max_model_len=max(p + new for _, _, p, new in cases),
               max_num_seqs=max(prompts * n for prompts, n, _, _ in cases), gpu_memory_utilization=0.8, seed=1)
     llm.generate([{"prompt_token_ids": [9707, 11]}], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)
-    say(first_token_s=time.time() - START)
+    say(version=__version__, first_token_s=time.time() - START)
     rng = random.Random(1)
     for prompts, n, length, new in cases:
         best = 1e9
@@ -37,7 +37,7 @@ def main():
             best = min(best, time.time() - t)
             made = sum(len(o.token_ids) for r in done for o in r.outputs)
             assert made == prompts * n * new, f"{made} tokens"
-        say(prompts=prompts, n=n, prompt=length, new=new, tokens_per_s=prompts * n * new / best)
+        say(version=__version__, prompts=prompts, n=n, prompt=length, new=new, tokens_per_s=prompts * n * new / best)
 
 
 if __name__ == "__main__":  # vLLM starts its engine by importing this file again

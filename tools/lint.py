@@ -1,6 +1,7 @@
 """Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
 private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
-longer than 300 lines; and that clang-format leaves the tree as it is.
+longer than 300 lines; that clang-format leaves the tree as it is; and that the tables of docs/performance.md
+are those of docs/figures.
 C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
 
 import pathlib
@@ -47,6 +48,11 @@ def unformatted():
     return sorted({f"{pathlib.Path(f).relative_to(TOP)}:{n}: not formatted; run make format" for f, n in bad})
 
 
+def stale_tables():
+    p = subprocess.run([sys.executable, TOP / "tools/performance_tables.py", "--check"], capture_output=True, text=True)
+    return [p.stderr.strip()] if p.returncode else []
+
+
 def functions(path):
     start = name = None
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -77,7 +83,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *unformatted()]
+    bad += [*long_lines(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)
