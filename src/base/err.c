@@ -54,9 +54,9 @@ int err_pass(int code, const char *file, int line) {
     return code;
 }
 
-int err_wrap(int code, const char *fmt, ...) {
+int err_put_before(int code, const char *file, int line, const char *fmt, ...) {
     va_list ap;
-    char text[sizeof msg_buf];
+    char text[sizeof msg_buf]; /* an argument may point into msg_buf */
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
@@ -64,7 +64,26 @@ int err_wrap(int code, const char *fmt, ...) {
     if ((size_t)n >= sizeof text) n = (int)sizeof text - 1;
     snprintf(text + n, sizeof text - (size_t)n, ": %s", msg_buf);
     memcpy(msg_buf, text, sizeof text);
-    return code;
+    return err_pass(code, file, line);
+}
+
+int err_put_after(int code, const char *file, int line, const char *fmt, ...) {
+    va_list ap;
+    const size_t n = strlen(msg_buf);
+    va_start(ap, fmt);
+    vsnprintf(msg_buf + n, sizeof msg_buf - n, fmt, ap);
+    va_end(ap);
+    return err_pass(code, file, line);
+}
+
+void err_save(struct err_saved *s) {
+    memcpy(s->msg, msg_buf, sizeof msg_buf);
+    memcpy(s->trace, trace_buf, sizeof trace_buf);
+}
+
+void err_restore(const struct err_saved *s) {
+    memcpy(msg_buf, s->msg, sizeof msg_buf);
+    memcpy(trace_buf, s->trace, sizeof trace_buf);
 }
 
 void err_check_failed(const char *what, const char *file, int line) {

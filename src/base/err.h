@@ -46,8 +46,16 @@ const char *err_trace(void);   /* its "file:line" chain, innermost first */
 int err_set(int code, const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* Appends "file:line" to the trace; returns code. */
 int err_pass(int code, const char *file, int line);
-/* Puts "prefix: " in front of the message ("loading model DIR: ..."); returns code. */
-int err_wrap(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Puts "prefix: " in front of the message ("loading model DIR: ..."), or text behind it, and appends "file:line" to the
+ * trace; returns code. */
+int err_put_before(int code, const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+int err_put_after(int code, const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+/* Message and trace, to be there again after calls that may fail on their own. */
+struct err_saved {
+    char msg[2048], trace[1024];
+};
+void err_save(struct err_saved *s);
+void err_restore(const struct err_saved *s);
 void err_check_failed(const char *what, const char *file, int line) __attribute__((noreturn));
 
 /* The code is returned as it stands, so that the compiler sees that a failure is negative. */
@@ -57,6 +65,8 @@ void err_check_failed(const char *what, const char *file, int line) __attribute_
         int try_rc_ = (call);                                                     \
         if (try_rc_ < 0) return (err_pass(try_rc_, __FILE__, __LINE__), try_rc_); \
     } while (0)
+#define err_wrap(code, ...) err_put_before((code), __FILE__, __LINE__, __VA_ARGS__)
+#define err_append(code, ...) err_put_after((code), __FILE__, __LINE__, __VA_ARGS__)
 /* For functions with cleanup: need a local "int rc" and the label. */
 #define FAILG(label, code, ...)                           \
     do {                                                  \

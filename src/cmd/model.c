@@ -83,10 +83,10 @@ static int out_publish(struct out_dir *o) {
 static int out_close(struct out_dir *o, int rc) {
     if (rc == 0) rc = out_publish(o);
     if (rc < 0) {
-        char *msg = xstrdup(err_msg());
+        struct err_saved why;
+        err_save(&why);
         if (file_remove_tree(o->tmp) < 0) log_warn("%s", err_msg());
-        rc = err_set(rc, __FILE__, __LINE__, "%s", msg);
-        free(msg);
+        err_restore(&why);
     }
     free(o->tmp);
     return rc;

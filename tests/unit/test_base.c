@@ -63,6 +63,16 @@ static void test_err(void **state) {
     assert_int_equal(hops, 3);
     assert_int_equal(err_wrap(ERR_INPUT, "loading %s", "m"), ERR_INPUT);
     assert_string_equal(err_msg(), "loading m: file x: gone");
+    assert_non_null(strstr(err_trace(), "test_base.c")); /* a message made longer keeps where it came from */
+    struct err_saved why;
+    err_save(&why);
+    err_set(ERR_IO, "f", 1, "of a call in between");
+    err_restore(&why);
+    assert_int_equal(err_append(ERR_INPUT, "; %d left", 2), ERR_INPUT);
+    assert_string_equal(err_msg(), "loading m: file x: gone; 2 left");
+    for (hops = 1, trace = err_trace(); (trace = strstr(trace, " < ")) != NULL; trace += 3) hops++;
+    assert_int_equal(hops, 5);
+    err_set(ERR_IO, "f", 1, "loading m: file x: gone");
     assert_int_equal(err_set(ERR_IO, "f", 1, "again: %s", err_msg()), ERR_IO); /* own message as argument */
     assert_string_equal(err_msg(), "again: loading m: file x: gone");
     pthread_t t;
@@ -75,6 +85,7 @@ static void test_err(void **state) {
     big[sizeof big - 1] = '\0';
     err_set(ERR_IO, "f", 1, "%s", big);
     err_wrap(ERR_IO, "%s", big);
+    err_append(ERR_IO, "%s", big);
     assert_true(strlen(err_msg()) < sizeof big);
     for (int i = 0; i < 200; i++) err_pass(ERR_IO, "some/long/path/to/a/file.c", i);
     assert_true(strlen(err_trace()) < sizeof big);

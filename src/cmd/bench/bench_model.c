@@ -208,9 +208,9 @@ static int generate_once(struct model_bench *b, struct rollout_decoder *d, int64
         rc = rollout_submit(e, &q, NULL);
     }
     const double t = clock_now();
-    while (rc == 0 && rollout_stats(e).sampled < b->batch) rc = rollout_step(e) < 0 ? -1 : 0; /* every sample has its first token */
+    while (rc >= 0 && rollout_stats(e).sampled < b->batch) rc = rollout_step(e); /* every sample has its first token */
     times->prefill = clock_now() - t;
-    if (rc == 0) rc = decode_times(e, b->batch, b->len, times);
+    if (rc >= 0) rc = decode_times(e, b->batch, b->len, times);
     rollout_destroy(e);
     free(ids);
     return rc;
