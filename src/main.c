@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "cmd/cmd.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,9 +27,8 @@ static void print_help(FILE *f) {
     fprintf(f, "\n'verlc COMMAND --help' explains a command. Start with: make demo\n");
 }
 
-int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not a death */
-    signal(SIGXFSZ, SIG_IGN); /* so is a file over its limit */
+/* A negative error code, or the exit status. */
+static int run(int argc, char **argv) {
     if (argc < 2) {
         print_help(stderr);
         return err_exit_status(ERR_INVAL);
@@ -43,22 +41,23 @@ int main(int argc, char **argv) {
         printf("verlc %s\n", VERLC_VERSION);
         return 0;
     }
-    for (int i = 0; i < N_COMMANDS; i++) {
-        if (strcmp(argv[1], commands[i].name) != 0) continue;
-        const int rc = commands[i].run(argc - 1, argv + 1);
-        if (fflush(stdout) != 0 && rc >= 0) {
-            if (errno == EPIPE) return err_exit_status(ERR_IO); /* the reader has seen enough: `| head` */
-            log_error("cannot write the results to standard output");
-            return err_exit_status(ERR_IO);
-        }
-        if (rc >= 0) return rc;
-        log_error("%s", err_msg());
-        log_debug("%s: %s", err_name(rc), err_trace());
-        return err_exit_status(rc);
-    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
     int best = 0;
     for (int i = 1; i < N_COMMANDS; i++)
         if (str_distance(argv[1], commands[i].name) < str_distance(argv[1], commands[best].name)) best = i;
     log_error("unknown command '%s'; did you mean '%s'? 'verlc --help' lists them", argv[1], commands[best].name);
     return err_exit_status(ERR_INVAL);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not a death */
+    signal(SIGXFSZ, SIG_IGN); /* so is a file over its limit */
+    int rc = run(argc, argv);
+    if (rc >= 0 && cmd_flush() < 0) rc = ERR_IO;
+    if (rc >= 0) return rc;
+    if (cmd_reader_gone()) return err_exit_status(rc); /* `| head` has seen enough */
+    log_error("%s", err_msg());
+    log_debug("%s: %s", err_name(rc), err_trace());
+    return err_exit_status(rc);
 }

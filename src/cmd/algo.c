@@ -94,12 +94,9 @@ static int one_line(void *arg, char *line, size_t n, int64_t no) {
         answer = error_answer(err_msg());
     }
     buf_reset(&t->out);
-    int rc = json_dump_line(&t->out, answer);
+    const int rc = json_dump_line(&t->out, answer);
     json_decref(answer);
-    if (rc == 0) rc = buf_addc(&t->out, '\n');
-    if (rc < 0) return rc;
-    if (fwrite(t->out.p, 1, t->out.n, stdout) != t->out.n) FAIL(ERR_IO, "cannot write the answers to standard output");
-    return 0;
+    return rc < 0 ? rc : cmd_print_line(t->out.p, t->out.n);
 }
 
 static int open_mine(struct algo_user **out, const char *option, const char *spec, bool loss) {

@@ -57,6 +57,13 @@ struct cmd_spec {
  * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
 
+/* Results: a line (n bytes without the newline) to standard output, and what is buffered of them. ERR_IO: it could not be
+ * written; the command ends then. */
+int cmd_print_line(const char *line, size_t n);
+int cmd_flush(void);
+/* The last such failure was a reader that has closed its end: nothing to report. */
+bool cmd_reader_gone(void);
+
 /* The compute dtype that --dtype names: bf16 or fp32. ERR_INVAL: another one. */
 int cmd_compute_dtype(const char *name, enum dtype *dt);
 /* ERR_INVAL: not at least one of each, or more tokens than any machine's memory holds, which sums and products of these

@@ -151,7 +151,7 @@ out:
 }
 
 /* Prints what is finished from the front. */
-static void print_ready(struct gen *g) {
+static int print_ready(struct gen *g) {
     while (g->next < g->n) {
         struct gen_request *q = &g->rq[g->next];
         if (g->next_sample == q->n) {
@@ -161,11 +161,12 @@ static void print_ready(struct gen *g) {
         }
         char *line = q->lines[g->next_sample];
         if (!line) break;
-        puts(line);
-        free(line);
         q->lines[g->next_sample++] = NULL;
+        const int rc = cmd_print_line(line, strlen(line));
+        free(line);
+        TRY(rc);
     }
-    fflush(stdout);
+    return cmd_flush();
 }
 
 static int on_sample(void *arg, const struct rollout_sample *s) {
@@ -189,7 +190,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     rc = json_dump_line(&line, o);
     json_decref(o);
     if (rc == 0) q->lines[s->index] = buf_take(&line);
-    if (rc == 0) print_ready(g);
+    if (rc == 0) rc = print_ready(g);
 out:
     buf_free(&text);
     buf_free(&line);
@@ -258,7 +259,7 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
     TRYG(rollout_create(&e, &rm, &cfg), out);
     TRYG(submit(g, e, &m->cfg), out);
     TRYG(rollout_run(e), out);
-    print_ready(g);
+    rc = print_ready(g);
 out:
     rollout_destroy(e);
     rollout_decoder_close(d);

@@ -221,7 +221,7 @@ static int cmd_model_info(int argc, char **argv) {
         "head_dim", (json_int_t)c.head_dim, "vocab", (json_int_t)c.vocab, "max_positions", (json_int_t)c.max_pos, "sliding_window",
         (json_int_t)c.window, "tied", (int)c.tied, "rope", ROPE_NAMES[c.rope.kind], "rope_theta", c.rope.theta, "eos", eos);
     int rc = o ? json_dump_line(&line, o) : err_set(ERR_INTERNAL, __FILE__, __LINE__, "cannot print the model's shape");
-    if (rc == 0) puts(line.p);
+    if (rc == 0) rc = cmd_print_line(line.p, line.n);
     buf_free(&line);
     json_decref(o);
     model_config_free(&c);

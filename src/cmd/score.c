@@ -166,7 +166,7 @@ static int print_answer(const float *logp, const float *entropy, int64_t n, int6
     json_t *o = json_pack("{s:O, s:O}", "logp", lp, "entropy", en);
     rc = json_dump_line(&b, o);
     json_decref(o);
-    if (rc == 0) puts(b.p);
+    if (rc == 0) rc = cmd_print_line(b.p, b.n);
 out:
     json_decref(lp);
     json_decref(en);

@@ -25,9 +25,7 @@ struct job {
 static int print_line(struct job *j, const json_t *answer) {
     buf_reset(&j->line);
     TRY(json_dump_line(&j->line, answer));
-    TRY(buf_addc(&j->line, '\n'));
-    if (fwrite(j->line.p, 1, j->line.n, stdout) != j->line.n) FAIL(ERR_IO, "cannot write the results to standard output");
-    return 0;
+    return cmd_print_line(j->line.p, j->line.n);
 }
 
 static json_t *ids_json(const struct text_ids *ids) {
