@@ -49,7 +49,8 @@ fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzz
 lint: ## include order, formatting, function lengths, line lengths
 	@python3 tools/lint.py
 format: ## clang-format 14 over C and CUDA files
-	@.venv/bin/clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' ':!src/text/unicode_tables.h' ':!tests/fixtures')
+	@.venv/bin/clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' \
+	    ':!src/text/unicode_tables.h' ':!tests/fixtures')
 clean:
 	rm -rf build
 help:
