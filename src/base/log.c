@@ -44,6 +44,17 @@ void log_set_redraw(void (*clear)(void *), void (*draw)(void *), void *arg) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Data in a message must not steer the terminal nor look like a line of its own: control characters become \\x1b, \\n.
+ * Of log_info, whose tables have lines, newlines stay. */
+static void print_visible(const char *text, bool lines) {
+    for (const char *p = text; *p; p++) {
+        const unsigned char c = (unsigned char)*p;
+        if (c == '\n' && !lines) fputs("\\n", stderr);
+        else if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) fprintf(stderr, "\\x%02x", c);
+        else fputc(c, stderr);
+    }
+}
+
 static void log_line(const char *tag, const char *fmt, va_list ap, bool once) {
     char text[4096];
     vsnprintf(text, sizeof text, fmt, ap);
@@ -59,7 +70,9 @@ static void log_line(const char *tag, const char *fmt, va_list ap, bool once) {
         if (n_notes < N_NOTES) notes[n_notes++] = h;
     }
     if (redraw_clear) redraw_clear(redraw_arg);
-    fprintf(stderr, "%s%s\n", tag, text);
+    fputs(tag, stderr);
+    print_visible(text, tag[0] == '\0');
+    fputc('\n', stderr);
     fflush(stderr);
     if (redraw_draw) redraw_draw(redraw_arg);
     pthread_mutex_unlock(&lock);

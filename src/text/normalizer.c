@@ -2,7 +2,7 @@
  *
  * A Sequence is flattened into one list of steps.  A step that would change
  * nothing does not copy: ASCII text passes the Unicode forms as it is.
- * Invariant: the result is valid UTF-8 when the input is. */
+ * Invariant: the result is valid UTF-8 when the input is, and not much longer than it. */
 #include "text/text_int.h"
 
 #include "base/json.h"
@@ -153,11 +153,16 @@ static int run_step(const struct text__norm *step, struct text__scratch *s, cons
 
 int text__normalize(const struct text__norms *v, struct text__scratch *s, const char *text, size_t n, const char **out,
                     size_t *out_n) {
+    enum { GROWTH = 256, SLACK = 65536 };
     struct buf *to = &s->norm, *other = &s->norm2;
+    to->max = other->max = n * GROWTH + SLACK;
     for (int64_t i = 0; i < v->n; i++) {
         bool changed;
         buf_reset(to);
-        TRY(run_step(&v->p[i], s, &text, &n, to, &changed));
+        const int rc = run_step(&v->p[i], s, &text, &n, to, &changed);
+        if (rc == ERR_FORMAT && to->n + GROWTH > to->max)
+            FAIL(ERR_INPUT, "the tokenizer's normalizer multiplies the text: %s", err_msg());
+        TRY(rc);
         if (!changed) continue;
         text = to->p ? to->p : "";
         n = to->n;

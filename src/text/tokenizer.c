@@ -222,14 +222,19 @@ static int special_ids(const json_t *token, int32_t **out, int64_t *n, const cha
 /* Only "single" matters: texts are never encoded in pairs here. */
 static int parse_template(struct tokenizer *t, const json_t *v, const char *where) {
     const json_t *single = json_object_get(v, "single"), *tokens = json_object_get(v, "special_tokens");
-    int64_t cap = 0;
+    enum { MAX_PIECES = 64, MAX_TEXTS = 1 }; /* a template adds a few special tokens around one text */
+    int64_t cap = 0, texts = 0;
     if (!json_is_array(single)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template without \"single\"", where);
+    if (json_array_size(single) > MAX_PIECES)
+        FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a template of %zu pieces; at most %d", where, json_array_size(single),
+             MAX_PIECES);
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *piece = json_array_get(single, i), *seq = json_object_get(piece, "Sequence");
         const char *id;
         if (seq) {
             TRY(json_str(seq, "id", &id, where));
             if (strcmp(id, "A") != 0) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a single template with sequence %s", where, id);
+            if (++texts > MAX_TEXTS) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a single template with the text twice", where);
             add_post(t, &cap, NULL, 0);
             continue;
         }

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/map.h"
 #include "base/thread_pool.h"
 #include "base/rng.h"
@@ -99,6 +100,24 @@ static void test_err(void **state) {
     assert_int_equal(err_exit_status(ERR_TIMEOUT), 6);
     assert_int_equal(err_exit_status(-999), 1);
     assert_string_equal(err_name(ERR_NOMEM), "out of memory");
+}
+
+/* Data in a message neither steers the terminal nor makes a line of its own. */
+static void test_log_escapes(void **state) {
+    (void)state;
+    char got[256] = "";
+    int fd[2];
+    assert_int_equal(pipe(fd), 0);
+    const int saved = dup(2);
+    assert_true(saved >= 0 && dup2(fd[1], 2) == 2);
+    log_warn("row \x1b[2J%s\r", "a\nerror: not one");
+    log_info("a table\n  of two lines");
+    dup2(saved, 2);
+    close(saved);
+    close(fd[1]);
+    assert_true(read(fd[0], got, sizeof got - 1) > 0);
+    close(fd[0]);
+    assert_string_equal(got, "warning: row \\x1b[2Ja\\nerror: not one\\x0d\na table\n  of two lines\n");
 }
 
 /* CHECK stops the process, also in release builds. */
@@ -594,6 +613,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_err),
         cmocka_unit_test(test_check),
+        cmocka_unit_test(test_log_escapes),
         cmocka_unit_test(test_buf),
         cmocka_unit_test(test_arena),
         cmocka_unit_test(test_map),

@@ -281,6 +281,28 @@ static void test_runaway_regex(void **state) {
     tokenizer_close(t);
 }
 
+/* Normalizers that multiply the text twelve times by ten, and templates of 100,000 texts, are refused in time. */
+static void test_bombs(void **state) {
+    (void)state;
+    struct buf json = {0};
+    struct text_ids ids = {0};
+    buf_addf(&json, "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    for (int i = 0; i < 12; i++)
+        buf_addf(&json, "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aaaaaaaaaa\"}", i ? "," : "");
+    buf_addf(&json, "]}," MODEL "}");
+    struct tokenizer *t = open_text(json.p);
+    assert_int_equal(tokenizer_encode(t, "aaaa", 4, true, &ids), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "normalizer multiplies the text"));
+    text_ids_free(&ids);
+    tokenizer_close(t);
+    buf_reset(&json);
+    buf_addf(&json, "{\"post_processor\":{\"type\":\"TemplateProcessing\",\"special_tokens\":{},\"single\":[");
+    for (int i = 0; i < 100000; i++) buf_addf(&json, "%s{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}", i ? "," : "");
+    buf_addf(&json, "]}," MODEL "}");
+    refuse(json.p, ERR_FORMAT, "100000 pieces");
+    buf_free(&json);
+}
+
 /* Texts that make a careless implementation quadratic or overflow a stack. */
 static void test_large_texts(void **state) {
     (void)state;
@@ -491,6 +513,7 @@ int main(void) {
         cmocka_unit_test(test_side_files),
         cmocka_unit_test(test_bad_utf8),
         cmocka_unit_test(test_runaway_regex),
+        cmocka_unit_test(test_bombs),
         cmocka_unit_test(test_large_texts),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_stream_holds),
