@@ -111,8 +111,10 @@ int cpu_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b)
 int cpu_quant8(struct dev *d, const struct quant8_args *a);
 int cpu_dequant8(struct dev *d, const struct quant8_args *a);
 
-/* ---- ops in lora_dequantize.c ---- */
+/* ---- ops in lora.c ---- */
 int cpu_add_block(struct dev *d, const struct add_block_args *a);
+
+/* ---- ops in dequantize.c ---- */
 int cpu_dequant(struct dev *d, const struct dequant_args *a);
 
 /* ---- ops in attention.c ---- */

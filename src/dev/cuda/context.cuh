@@ -15,6 +15,7 @@
 
 #include "base/err.h"
 #include "dev/dev.h"
+#include "dev/cuda/ptx.cuh"
 #include "dev/cuda/scratch_sizes.h"
 
 #include <cuda_bf16.h>
@@ -66,23 +67,13 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
 /* ---- launches ----
  * In recorded work on sm_90 and later a kernel launched by cuda_launch may start while the one before it
  * still runs (programmatic dependent launch), so that its own start costs nothing.  Such a kernel calls
- * cuda_next_may_start() at once and, in every thread, cuda_wait_before() ahead of its first access to memory
+ * pdl_launch_dependents() at once and, in every thread, pdl_wait() ahead of its first access to memory
  * that is not a weight.  Weights may be read earlier: no recorded work writes one; so may what dev_graph_begin says
- * of attention.  A kernel that waits ahead of every access may start early at any time: cuda_launch_early.
+ * of attention.  A kernel that waits ahead of every access may start early at any time: cuda_launch_pdl.
  * (The wait ends when the kernel before has ended, which itself has waited: so everything before is done.) */
-static __device__ __forceinline__ void cuda_next_may_start(void) {
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void cuda_wait_before(void) {
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 template <class... P, class... A>
-static inline cudaError_t cuda_launch_if(bool early_too, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
-                                         size_t smem, A... args) {
+static inline cudaError_t cuda_launch_with(bool early_too, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
+                                           size_t smem, A... args) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -97,12 +88,12 @@ static inline cudaError_t cuda_launch_if(bool early_too, const struct cuda *c, v
 }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
-    return cuda_launch_if(c->recording, c, kernel, grid, threads, smem, args...);
+    return cuda_launch_with(c->recording, c, kernel, grid, threads, smem, args...);
 }
 template <class... P, class... A>
-static inline cudaError_t cuda_launch_early(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
-                                            A... args) {
-    return cuda_launch_if(true, c, kernel, grid, threads, smem, args...);
+static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                          A... args) {
+    return cuda_launch_with(true, c, kernel, grid, threads, smem, args...);
 }
 
 /* Whether this GPU runs what is built for sm_90a alone: the files *_sm90.cu. */
@@ -113,7 +104,7 @@ static inline bool cuda_hopper(const struct cuda *c) {
 
 /* The block's number counted from the end of the grid. What the kernel before wrote last is still in L2: a kernel that
  * begins there reads part of its input from L2, and leaves there what the next one begins with. */
-static __device__ __forceinline__ unsigned cuda_last_first(void) { return gridDim.x - 1 - blockIdx.x; }
+static __device__ __forceinline__ unsigned cuda_block_reversed(void) { return gridDim.x - 1 - blockIdx.x; }
 
 /* Device memory of the backend's own, counted. ERR_NOMEM. */
 int cuda_hold(struct cuda *c, size_t bytes, void **out);
@@ -185,8 +176,9 @@ int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor ro
 int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 int cuda_quant8(struct dev *d, const struct quant8_args *a);
 int cuda_dequant8(struct dev *d, const struct quant8_args *a);
-/* lora_dequantize.cu */
+/* lora.cu */
 int cuda_add_block(struct dev *d, const struct add_block_args *a);
+/* dequantize.cu */
 int cuda_dequant(struct dev *d, const struct dequant_args *a);
 /* norm_rope.cu */
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);

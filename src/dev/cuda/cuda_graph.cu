@@ -28,8 +28,8 @@ __device__ static float token_uniform(const struct decode_row *w) {
 __global__ static void rules_kernel(struct sample_param *param, float *inv_temp, int32_t *step, const struct decode_row *rows,
                                     int64_t n) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (r == 0) *step += 1;
     if (r >= n) return;
     param[r] = rows[r].rule;
@@ -48,8 +48,8 @@ struct move_args {
 
 __global__ static void move_on_kernel(struct move_args a) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (r >= a.n) return;
     struct decode_row *w = &a.rows[r];
     if (w->left == 0) return;

@@ -4,7 +4,7 @@
  * All are bound by memory: 16-byte accesses where width and alignment allow.
  * Invariant: sums have one order (rows in row order in embed_bwd, a fixed tree in sumsq); atomics
  * count whole numbers only.  Bad ids and indices stop the kernel as ref's CHECK stops ref. */
-#include "dev/cuda/ptx.cuh"
+#include "dev/cuda/swiglu.cuh"
 #include "dev/cuda/vec.cuh"
 
 #include <math.h>
@@ -63,8 +63,8 @@ static __device__ __forceinline__ int64_t checked(const int32_t *idx, int64_t i,
 template <typename W, bool VEC>
 static __global__ void embed_fwd_kernel(float *x, const int32_t *ids, const W *w, int64_t vocab, int64_t h) {
     const int64_t t = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (c >= h) return;
     const int n = h - c < CHUNK ? (int)(h - c) : CHUNK;
     float v[CHUNK];
@@ -91,8 +91,8 @@ int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct wei
 template <typename U>
 static __global__ void gather_kernel(U *dst, const U *src, const int32_t *idx, int64_t src_rows, int64_t units) {
     const int64_t r = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (i < units) dst[r * units + i] = src[checked(idx, r, src_rows) * units + i];
 }
 template <typename U> static int gather_any(struct cuda *c, struct tensor dst, struct tensor src, struct tensor idx) {
@@ -228,10 +228,10 @@ int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct te
 
 /* Blocks of a row follow each other. */
 template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f, unsigned per_row) {
-    const unsigned block = cuda_last_first();
+    const unsigned block = cuda_block_reversed();
     const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (c >= f) return;
     const int n = f - c < CHUNK ? (int)(f - c) : CHUNK;
     float g[CHUNK], u[CHUNK];
@@ -243,10 +243,10 @@ template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, c
 }
 template <typename T, bool VEC>
 static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate_up, int64_t f, unsigned per_row) {
-    const unsigned block = cuda_last_first();
+    const unsigned block = cuda_block_reversed();
     const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK, at = t * 2 * f + c;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (c >= f) return;
     const int n = f - c < CHUNK ? (int)(f - c) : CHUNK;
     float g[CHUNK], u[CHUNK], dv[CHUNK];
@@ -271,8 +271,8 @@ template <typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y,
     T *out = (T *)y.data;
     const T *in = (const T *)gate_up.data;
     if (f % CHUNK == 0 && aligned16(out) && aligned16(in))
-        CU_TRY(cuda_launch_early(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, out, in, f, per_row));
-    else CU_TRY(cuda_launch_early(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, out, in, f, per_row));
+        CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, out, in, f, per_row));
+    else CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, out, in, f, per_row));
     return 0;
 }
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up) {
@@ -287,8 +287,8 @@ template <typename T> static int swiglu_bwd_any(struct cuda *c, struct tensor dg
     T *out = (T *)dgate_up.data;
     const T *in = (const T *)gate_up.data, *g = (const T *)dy.data;
     if (f % CHUNK == 0 && aligned16(out) && aligned16(in) && aligned16(g))
-        CU_TRY(cuda_launch_early(c, swiglu_bwd_kernel<T, true>, grid, threads, 0, out, g, in, f, per_row));
-    else CU_TRY(cuda_launch_early(c, swiglu_bwd_kernel<T, false>, grid, threads, 0, out, g, in, f, per_row));
+        CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<T, true>, grid, threads, 0, out, g, in, f, per_row));
+    else CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<T, false>, grid, threads, 0, out, g, in, f, per_row));
     return 0;
 }
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {

@@ -19,8 +19,8 @@ static __global__ void add_parts_kernel(float *out, const float *part, int64_t n
     const int64_t c = (int64_t)blockIdx.x * SUM_COLS + threadIdx.x % SUM_COLS;
     const int way = (int)threadIdx.x / SUM_COLS;
     float s = 0;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (c < cols)
 #pragma unroll 8
         for (int64_t i = way; i < n; i += SUM_WAYS) s = __fadd_rn(s, part[i * stride + c]);
@@ -32,8 +32,8 @@ static __global__ void add_parts_kernel(float *out, const float *part, int64_t n
     }
 }
 static int add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
-    CU_TRY(cuda_launch_early(c, add_parts_kernel, (unsigned)ceil_div(cols, SUM_COLS), SUM_COLS * SUM_WAYS, 0, out, part, n, stride,
-                             cols));
+    CU_TRY(cuda_launch_pdl(c, add_parts_kernel, (unsigned)ceil_div(cols, SUM_COLS), SUM_COLS * SUM_WAYS, 0, out, part, n, stride,
+                           cols));
     return 0;
 }
 
@@ -48,10 +48,10 @@ template <typename T, bool VEC>
 static __global__ void __launch_bounds__(NORM_THREADS)
     rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n, float eps) {
     __shared__ float sh[32];
-    const int64_t t = cuda_last_first(), row = t * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
+    const int64_t t = cuda_block_reversed(), row = t * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
     float v[CHUNK], g[CHUNK], sum = 0;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (first < n) load8<VEC>(g, w + first, n - first < CHUNK ? (int)(n - first) : CHUNK); /* while x is on its way */
     for (int64_t c = first; c < n; c += step) {
         load8<VEC>(v, x + row + c, n - c < CHUNK ? (int)(n - c) : CHUNK);
@@ -83,8 +83,8 @@ static int rmsnorm_fwd_any(struct cuda *c, struct tensor y, struct tensor rstd, 
     const float *from = (const float *)x.data;
     const T *scale = (const T *)w.data;
     if (n % CHUNK == 0 && aligned16(out) && aligned16(x.data) && aligned16(w.data))
-        CU_TRY(cuda_launch_early(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
-    else CU_TRY(cuda_launch_early(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
+        CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
+    else CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
     return 0;
 }
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
@@ -107,8 +107,8 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
     __shared__ float sh[2][32];
     float dw[C][CHUNK] = {};
     int turn = 0;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     for (int64_t t = a.rows - 1 - blockIdx.x; t >= 0; t -= gridDim.x, turn ^= 1) {
         const float rs = a.rstd[t];
         float v[C][CHUNK], g[C][CHUNK], old[C][CHUNK], sum = 0; /* old: read before the barrier, so that nothing waits for it */
@@ -163,7 +163,7 @@ template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, i
     if (fit > CUDA_NORM_BLOCKS) fit = CUDA_NORM_BLOCKS;
     *blocks = (int64_t)c->n_sm * (fit < 1 ? 1 : fit);
     if (*blocks > a->rows) *blocks = a->rows;
-    CU_TRY(cuda_launch_early(c, kernel, (unsigned)*blocks, threads, 0, *a));
+    CU_TRY(cuda_launch_pdl(c, kernel, (unsigned)*blocks, threads, 0, *a));
     return 0;
 }
 
@@ -230,8 +230,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
     const int n = i >= half ? 0 : half - i < CHUNK ? (int)(half - i) : CHUNK;
     int64_t p, slot;
     float cs[2 * CHUNK] = {};
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     row_place(j, t, &p, &slot);
     if (n) load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
     for (int64_t h0 = 0; h0 < heads; h0 += groups) {
@@ -274,10 +274,10 @@ static __device__ __forceinline__ void rotate_back(float d0[CHUNK], float d1[CHU
 /* qkv_fwd_kernel without norms, for many rows: a thread has a lane's part of one head of one row. The same operations. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
-    const unsigned unit = cuda_last_first() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (t >= j.rows || i >= half) return;
     const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
     const bool is_q = h < j.n_q, is_v = h >= j.n_q + j.n_k;
@@ -379,8 +379,8 @@ static __device__ void store_sums(const qkv_job<T> &j, float *sh, const float su
 
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_kernel(const qkv_job<T> j) {
     extern __shared__ float sh[]; /* (groups, D), with norms */
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
     const int groups = blockDim.x / j.lanes, group = threadIdx.x / j.lanes;
     const int64_t i = (int64_t)(threadIdx.x % j.lanes) * CHUNK;
@@ -411,10 +411,10 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
 /* The same without norms, where nothing is summed: a thread has a lane's part of one head of one row. */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_back_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
-    const unsigned unit = cuda_last_first() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
+    const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (t >= j.rows || i >= half) return;
     const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
     int64_t p, slot;
@@ -471,12 +471,12 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     const bool wide = qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v);
     if (!j.q_norm && !j.k_norm && j.rows >= QKV_MANY && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_early(c, qkv_turn_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_early(c, qkv_turn_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_turn_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_turn_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
-    if (wide) CU_TRY(cuda_launch_early(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
-    else CU_TRY(cuda_launch_early(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
+    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
+    else CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
     return 0;
 }
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
@@ -495,8 +495,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
                wide = qkv_wide(&j) && aligned16(j.dq) && aligned16(j.dk) && aligned16(j.dv) && aligned16(j.dqkv);
     if (!norms && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_early(c, qkv_turn_back_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_early(c, qkv_turn_back_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_turn_back_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_turn_back_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (norms) j.per = rows_per_block(c, j.rows);
@@ -505,8 +505,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     void *sums = NULL;
     if (norms) TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
     j.sums = (float *)sums;
-    if (wide) CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
-    else CU_TRY(cuda_launch_early(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));
+    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
+    else CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));
     if (j.q_norm) TRY(add_parts(c, (float *)dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
     if (j.k_norm) TRY(add_parts(c, (float *)dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;

@@ -1,10 +1,9 @@
-/* ptx.cuh - the instructions that attention is made of, one function each:
- * asynchronous copies into shared memory, fragment loads, the bf16 matrix product of a
- * warp, and the approximate base-2 exponential and logarithm.
+/* ptx.cuh - wrappers of PTX instructions that every target has (sm_80), one function each: cp.async,
+ * ldmatrix, mma.sync with bf16 operands, named barriers, approximate base-2 exponential and logarithm,
+ * L2 cache policies; and programmatic dependent launch, which is empty below sm_90.
  *
- * It knows nothing of attention.  Everything is of sm_80, so that one source serves all
- * targets; and each function is one instruction, so that a kernel's bits depend on the
- * order in which it calls them and on nothing that the compiler may choose.
+ * Hopper's instructions are in wgmma.cuh and tma.cuh.  docs/kernels/ptx.md says why these are not <cuda/ptx>.
+ * One function is one instruction, so a kernel's bits depend on the order of its calls alone.
  *
  * Fragments of mma.m16n8k16 (lane = 4 g + t), with pairs of bf16 in a word, the lower
  * column in the lower half:
@@ -21,12 +20,36 @@
 /* Address of shared memory as the instructions below want it. */
 static __device__ __forceinline__ uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* 16 or 8 bytes from global to shared memory, both aligned to as much; zeros when !take (src is not read). */
+/* 16 bytes from global to shared memory, both aligned to as much. */
+static __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+/* 16 or 8 bytes; zeros when !take (src is not read). */
 static __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src, bool take) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(take ? 16 : 0) : "memory");
 }
 static __device__ __forceinline__ void cp_async8(uint32_t dst, const void *src, bool take) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(take ? 8 : 0) : "memory");
+}
+/* cp_async16 that also prefetches 256 bytes into L2; with POLICY, L2 keeps the line by that cache policy. */
+template <bool POLICY>
+static __device__ __forceinline__ void cp_async16_l2(uint32_t dst, const void *src, bool take, uint64_t policy) {
+    const int bytes = take ? 16 : 0;
+    if (POLICY)
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(bytes),
+                     "l"(policy)
+                     : "memory");
+    else asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ uint64_t l2_evict_normal() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+static __device__ __forceinline__ uint64_t l2_evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 /* What this thread copied since the last commit is a group; wait until at most N groups are under way. */
 static __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -54,6 +77,27 @@ static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Named barrier `id` of the block among `threads` threads: wait for all; or arrive and go on. */
+static __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Programmatic dependent launch: lets the next kernel of the stream start; waits until the one before has ended. See
+ * cuda_launch in context.cuh. */
+static __device__ __forceinline__ void pdl_launch_dependents(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void pdl_wait(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* Two values rounded to bf16, to nearest even, as one word. */
 static __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
     uint32_t r;
@@ -79,12 +123,5 @@ static __device__ __forceinline__ float log2_approx(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
-/* To some ulp, in four instructions: an exact division and exponential take as long as the memory that a chunk needs. */
-static __device__ __forceinline__ float sigmoid(float g) {
-    return rcp_approx(__fadd_rn(1.0f, exp2_approx(__fmul_rn(g, -1.4426950408889634f))));
-}
-/* silu(g) * u */
-static __device__ __forceinline__ float swiglu(float g, float u) { return __fmul_rn(__fmul_rn(g, sigmoid(g)), u); }
 
 #endif

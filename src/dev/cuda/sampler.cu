@@ -51,8 +51,8 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
     __shared__ head_shared shared;
     const int64_t row = blockIdx.x / j.chunks, chunk = blockIdx.x % j.chunks, first = chunk * DEV_VOCAB_CHUNK;
     const int n = j.vocab - first < DEV_VOCAB_CHUNK ? (int)(j.vocab - first) : DEV_VOCAB_CHUNK;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const struct sample_param p = j.param[row];
     const float inv_temp = p.greedy ? 1.0f : p.inv_temp, *raw = j.logits + row * j.vocab + first;
     float z[HEAD_PER_THREAD];
@@ -82,8 +82,8 @@ __global__ static void __launch_bounds__(TILES_THREADS)
     sample_tiles_kernel(struct sample_job j, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
     const int64_t row = (int64_t)blockIdx.x * TILES_THREADS + threadIdx.x, chunk = blockIdx.y;
     head_sum v[HEAD_TILES];
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (row >= rows) return;
     head_load_tiles(v, tiles, chunk * HEAD_TILES, n_tiles, rows, row);
     if (truncates(j.param[row], j.vocab))
@@ -475,8 +475,8 @@ static __device__ int64_t draw_truncated(const struct row &r, const struct sampl
 __global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(struct sample_job j) {
     __shared__ struct draw_shared s;
     const int64_t n = blockIdx.x;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const struct sample_param p = j.param[n];
     const bool penalty = penalised(j, p);
     const head_sum *raw_sums = j.mem.raw + n * j.chunks;

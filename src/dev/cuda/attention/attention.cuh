@@ -251,7 +251,7 @@ static inline int attn_tiles(const struct attn_args *a, int64_t rows) {
     return (int)((longest + rows - 1) / rows);
 }
 
-/* Queues kernel(p) with a grid (seqs * p.n_tiles, kv heads, parts). early: the kernel waits as cuda_launch_early asks. */
+/* Queues kernel(p) with a grid (seqs * p.n_tiles, kv heads, parts). early: the kernel waits as cuda_launch_pdl asks. */
 static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), bool early, int64_t n_seqs, int parts, int threads,
                               size_t smem, struct cuda_attn p) {
     if (n_seqs * p.n_tiles == 0) return 0;
@@ -265,7 +265,7 @@ static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), 
         CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     void *args[] = {&p};
     const dim3 grid((unsigned)(n_seqs * p.n_tiles), (unsigned)p.n_kv_heads, (unsigned)parts);
-    if (early) CU_TRY(cuda_launch_early(c, kernel, grid, threads, smem, p));
+    if (early) CU_TRY(cuda_launch_pdl(c, kernel, grid, threads, smem, p));
     else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), args, smem, c->stream));
     return 0;
 }

@@ -37,9 +37,9 @@ template <int SIZE> struct bwd_shape {
 
 /* 8 lanes a (row, head). flags become 0. */
 __global__ void __launch_bounds__(256) bwd_delta(const struct cuda_attn a, int64_t n, int *flags, int64_t n_flags) {
-    const int64_t at = (int64_t)cuda_last_first() * 32 + threadIdx.x / 8;
-    cuda_next_may_start();
-    cuda_wait_before();
+    const int64_t at = (int64_t)cuda_block_reversed() * 32 + threadIdx.x / 8;
+    pdl_launch_dependents();
+    pdl_wait();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n_flags; i += (int64_t)gridDim.x * 256) flags[i] = 0;
     if (at - threadIdx.x % 32 / 8 >= n) return; /* the whole warp is beyond the end */
     float sum = 0;
@@ -377,7 +377,7 @@ template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *
     bool ran;
     int *const flags = (int *)(p.stat + n);
     const int64_t n_flags = (int64_t)(cuda_attn_bwd_sm90_bytes(c, a, p) / sizeof(int));
-    CU_TRY(cuda_launch_early(c, bwd_delta, (unsigned)((n + 31) / 32), 256, 0, p, n, flags, n_flags));
+    CU_TRY(cuda_launch_pdl(c, bwd_delta, (unsigned)((n + 31) / 32), 256, 0, p, n, flags, n_flags));
     TRY(cuda_attn_bwd_sm90(c, a, p, flags, &ran));
     if (ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + BWD_BLOCK - 1) / BWD_BLOCK);

@@ -33,7 +33,7 @@ static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, con
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS, COPIES = TILE / STEP;
     static_assert(STEP % 8 == 0, "a thread's rows have one permutation");
     const int r = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS;
-    const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_at(r, c % 8);
+    const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_offset(r, c % 8);
     const int64_t from = (first + (int64_t)r * stride) * CHUNKS + c, step = (int64_t)stride * (STEP * CHUNKS); /* in 16 bytes */
     const uint4 *px = (const uint4 *)x + from, *py = (const uint4 *)y + from;
     if (n >= TILE) {
@@ -57,7 +57,7 @@ template <int D> static __device__ __forceinline__ void product_abt(float (&d)[8
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        wgmma_rows(d, panel_desc(a) + (at >> 4), panel_desc(b) + (at >> 4), k > 0);
+        wgmma_m64n64_ss(d, panel_desc(a) + (at >> 4), panel_desc(b) + (at >> 4), k > 0);
     }
 }
 /* acc (64, D) += P . B, P 64 x 64 as fragments, B 64 rows. */
@@ -66,11 +66,11 @@ static __device__ __forceinline__ void product_pb(float (&acc)[D / 64][8][4], co
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int n = 0; n < D / 64; n++) wgmma_cols(acc[n], p[k], panel_desc(b + (uint32_t)(n * PANEL + k * 16 * PANEL_ROW)));
+        for (int n = 0; n < D / 64; n++) wgmma_m64n64_rs(acc[n], p[k], panel_desc(b + (uint32_t)(n * PANEL + k * 16 * PANEL_ROW)));
 }
 template <int D> static __device__ __forceinline__ void hold(float (&acc)[D / 64][8][4]) {
 #pragma unroll
-    for (int n = 0; n < D / 64; n++) wgmma_hold(acc[n]);
+    for (int n = 0; n < D / 64; n++) wgmma_fence_registers(acc[n]);
 }
 
 static __device__ __forceinline__ bool sees(const struct cuda_attn &a, int pos, int key) {
@@ -178,13 +178,13 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
 #pragma unroll 1
     for (; left > 0; left--, stage ^= 1) {
         cp_wait<0>();
-        wgmma_publish();
+        fence_proxy_async();
         __syncthreads();
         const uint32_t q = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), dout = q + sh::OPERAND;
         const float2 *stat = (const float2 *)(sm90_smem + sh::STAT) + stage * TILE;
         float t[8][4], dp[8][4];
         uint32_t p[4][4], ds[4][4];
-        wgmma_hold(t), wgmma_hold(dp);
+        wgmma_fence_registers(t), wgmma_fence_registers(dp);
         wgmma_fence();
         product_abt<D>(t, smem, q);
         product_abt<D>(dp, smem + sh::OPERAND, dout);
@@ -194,7 +194,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         if (pos >= end) pos = key, h++;
         if (left > 1) queue(pos, h, stage ^ 1);
         wgmma_wait<0>();
-        wgmma_hold(t), wgmma_hold(dp);
+        wgmma_fence_registers(t), wgmma_fence_registers(dp);
         if (!all_see(a, now, key)) mask<true>(a, t, now, key);
         keys_weights(p, ds, t, dp, stat, a.scale_log2);
         hold<D>(dv), hold<D>(dk);
@@ -253,12 +253,12 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
 #pragma unroll 1
     for (int key = from; key < end; key += TILE, stage ^= 1) {
         cp_wait<0>();
-        wgmma_publish();
+        fence_proxy_async();
         __syncthreads();
         const uint32_t k = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), v = k + sh::OPERAND;
         float p[8][4], ds[8][4];
         uint32_t x[4][4];
-        wgmma_hold(p), wgmma_hold(ds);
+        wgmma_fence_registers(p), wgmma_fence_registers(ds);
         wgmma_fence();
         product_abt<D>(p, smem, k);
         wgmma_commit();
@@ -266,14 +266,14 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
         wgmma_commit();
         if (key + TILE < end) queue(key + TILE, stage ^ 1); /* while these products run */
         wgmma_wait<1>();
-        wgmma_hold(p);
+        wgmma_fence_registers(p);
         if (!all_see(a, pos, key)) mask<false>(a, p, pos, key);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(__fmaf_rn(p[n][e], a.scale_log2, -stat[e / 2].x));
         wgmma_wait<0>();
-        wgmma_hold(ds);
+        wgmma_fence_registers(ds);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -304,8 +304,8 @@ template <int D>
 __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS)
     bwd_kernel(const struct cuda_attn a, int n_seqs, int n_keys, int *half_done) {
     const int block = (int)blockIdx.x;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (block < n_keys) keys_block<D>(a, block, n_seqs, half_done);
     else rows_block<D>(a, block - n_keys, n_seqs);
 }
@@ -322,7 +322,7 @@ template <int D> static int run(struct cuda *c, const struct attn_args *a, const
         FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
              (long long)a->seqs.n, p.n_tiles, (long long)p.n_q_heads);
     CU_TRY(cudaFuncSetAttribute((const void *)bwd_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<D>::SMEM));
-    CU_TRY(cuda_launch_early(c, bwd_kernel<D>, (unsigned)blocks, THREADS, shape<D>::SMEM, p, (int)a->seqs.n, (int)keys, half_done));
+    CU_TRY(cuda_launch_pdl(c, bwd_kernel<D>, (unsigned)blocks, THREADS, shape<D>::SMEM, p, (int)a->seqs.n, (int)keys, half_done));
     return 0;
 }
 

@@ -241,7 +241,7 @@ static __device__ __forceinline__ void make_rows(const struct cuda_attn &a, cons
         float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, cs[2 * CHUNK] = {};
         if (h.pos >= 0) load_rope<true>(cs, f.rope, h.pos, D, i, CHUNK);
         if (h.norm) load8<true>(w0, h.norm + i, CHUNK), load8<true>(w1, h.norm + D / 2 + i, CHUNK);
-        cuda_wait_before();
+        pdl_wait();
         if (h.have) load8<true>(x0, from, CHUNK), load8<true>(x1, from + D / 2, CHUNK);
         if (f.q_norm || f.k_norm) { /* alike for all lanes */
             const float rs = head_rstd(x0, x1, D, LANES, f.eps);
@@ -250,32 +250,11 @@ static __device__ __forceinline__ void make_rows(const struct cuda_attn &a, cons
         if (h.pos >= 0) rotate(x0, x1, cs);
         if (h.to) store8<true>(h.to, x0, CHUNK), store8<true>(h.to + D / 2, x1, CHUNK);
     }
-    cuda_wait_before();
-    bar_arrive(smem_addr(few_smem) + shape::READY);
+    pdl_wait();
+    mbarrier_arrive(smem_addr(few_smem) + shape::READY);
 }
 
 /* ---- the copies ---- */
-
-/* How L2 shall treat what is copied: keys that one unit sees go first, so that those of a prompt are there for the next. */
-struct policies {
-    uint64_t usual, once;
-};
-static __device__ __forceinline__ struct policies make_policies() {
-    struct policies p;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p.usual));
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p.once));
-    return p;
-}
-
-/* 16 bytes; zeros unless take. */
-template <bool POLICY> static __device__ __forceinline__ void copy16(uint32_t dst, const char *src, bool take, uint64_t policy) {
-    const int bytes = take ? 16 : 0;
-    if (POLICY)
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(bytes),
-                     "l"(policy)
-                     : "memory");
-    else asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
-}
 
 /* 16 keys of a job: where they start, as page and offset, and [first, last) of them that are seen: seen = first | last << 8. */
 struct piece {
@@ -317,8 +296,8 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const char *const 
         for (int n = 0; n < PIECE / ROWS; n++) {
             const int r = n * ROWS + row;
             const bool take = WHOLE || (r >= (seen_of & 255) && r < seen_of >> 8);
-            copy16<POLICY>(to + (k * PIECE + n * ROWS) * PANEL_ROW + place_of[n % TURN], take ? src[k] + n * 512 : anywhere, take,
-                           policy);
+            cp_async16_l2<POLICY>(to + (k * PIECE + n * ROWS) * PANEL_ROW + place_of[n % TURN], take ? src[k] + n * 512 : anywhere,
+                                  take, policy);
         }
     }
 }
@@ -330,7 +309,7 @@ static __device__ __forceinline__ void fill_ring(const struct cuda_attn &a, cons
                                                  uint32_t full) {
     constexpr int AT_ONCE = 32 / PIECES, ALL = (1 << PIECES) - 1;
     const char *from = (const char *)x + (int)threadIdx.x % 32 * 16;
-    const struct policies policies = make_policies();
+    const uint64_t usual = l2_evict_normal(), once = l2_evict_first(); /* keys that one unit sees go first, a prompt's stay */
     struct place at = {0, 1};
     bool waited = false;
     struct piece next = piece_of(a, runs_of<shape>(0), 0);
@@ -349,15 +328,15 @@ static __device__ __forceinline__ void fill_ring(const struct cuda_attn &a, cons
             for (int i = 0; i < AT_ONCE && base + i < n_jobs; i++, move_on<shape::RING>(at, 1)) {
                 const int first = i * PIECES;
                 const uint32_t to = ring + (uint32_t)(at.slot * shape::TILE);
-                const uint64_t policy = shared >> first & 1 ? policies.usual : policies.once;
+                const uint64_t policy = shared >> first & 1 ? usual : once;
                 const char *src[PIECES];
 #pragma unroll
                 for (int k = 0; k < PIECES; k++) src[k] = from + (int64_t)__shfl_sync(WARP_ALL, row, first + k) * (shape::DIM * 2);
-                if (!waited && newest >> first & ALL) bar_wait(smem_addr(few_smem) + shape::READY, 0), waited = true;
-                bar_wait(full + (shape::RING + at.slot) * 8, at.parity);
+                if (!waited && newest >> first & ALL) mbarrier_wait(smem_addr(few_smem) + shape::READY, 0), waited = true;
+                mbarrier_wait(full + (shape::RING + at.slot) * 8, at.parity);
                 if ((whole >> first & ALL) == ALL) copy_tile<shape, true>(to, src, from, seen, first, policy);
                 else copy_tile<shape, false>(to, src, from, seen, first, policy);
-                bar_arrive_after_copies(full + at.slot * 8);
+                mbarrier_arrive_cp_async(full + at.slot * 8);
             }
         }
     }
@@ -383,7 +362,7 @@ static __device__ __forceinline__ void tile_scores(float (&s)[8][4], const uint3
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint32_t y[4];
-            ldmatrix_x4(y, k_tile + k / 4 * PANEL + n * 16 * PANEL_ROW + panel_at(row, k % 4 * 2 + half));
+            ldmatrix_x4(y, k_tile + k / 4 * PANEL + n * 16 * PANEL_ROW + panel_offset(row, k % 4 * 2 + half));
             mma_bf16(s[2 * n], q[k], y[0], y[1]);
             mma_bf16(s[2 * n + 1], q[k], y[2], y[3]);
         }
@@ -446,7 +425,7 @@ template <class shape> static __device__ __forceinline__ void weigh_tiles(float 
     float *tops = (float *)(few_smem + shape::TOPS);
     uint32_t wave = 0, turn = 0;
     struct place start = {0, 0};
-    bar_wait(smem + shape::READY, 0);
+    mbarrier_wait(smem + shape::READY, 0);
 #pragma unroll 1
     for (int u = 0; u < w.n; u++) {
         const struct runs *runs = runs_of<shape>(u);
@@ -467,9 +446,9 @@ template <class shape> static __device__ __forceinline__ void weigh_tiles(float 
                 const struct run x = runs->run[run_of(runs, j)];
                 const int first = (x.tile + j - x.from) * KEYS;
                 rows = x.rows;
-                bar_wait(smem + shape::K_FULL + at.slot * 8, at.parity);
+                mbarrier_wait(smem + shape::K_FULL + at.slot * 8, at.parity);
                 tile_scores<D>(s, q, smem + (uint32_t)(at.slot * shape::TILE));
-                bar_arrive(smem + shape::K_EMPTY + at.slot * 8);
+                mbarrier_arrive(smem + shape::K_EMPTY + at.slot * 8);
                 if (first < x.lo || first + KEYS > x.hi) hide_ends(s, first, x.lo, x.hi);
                 const float t[2] = {tile_top(s, 0), tile_top(s, 1)};
                 if (rows >> row & 1) top[0] = t[0];
@@ -477,11 +456,11 @@ template <class shape> static __device__ __forceinline__ void weigh_tiles(float 
             }
             float *of_wave = tops + wave * GROUP * 16 + row;
             if (lane % 4 == 0) of_wave[warp * 16] = top[0], of_wave[warp * 16 + 8] = top[1];
-            group_sync(1, GROUP * 32);
+            named_barrier_sync(1, GROUP * 32);
 #pragma unroll
             for (int i = 0; i < 2; i++) from[i] = rescale(&m[i], of_wave + 8 * i, warp, top[i], scale_log2, &shrink[i]);
             if (j >= n_jobs) continue;
-            bar_wait(p_empty, turn ^ 1);
+            mbarrier_wait(p_empty, turn ^ 1);
             turn ^= 1;
             if (lane % 4 == 0) to->shrink[row] = shrink[0], to->shrink[row + 8] = shrink[1];
             if (lane == 0) to->rows = rows;
@@ -490,7 +469,7 @@ template <class shape> static __device__ __forceinline__ void weigh_tiles(float 
                 float *max = (float *)(few_smem + shape::MAXIMA) + u * 16;
                 max[row] = m[0], max[row + 8] = m[1];
             }
-            bar_arrive(p_full);
+            mbarrier_arrive(p_full);
         }
     }
 }
@@ -535,7 +514,7 @@ static __device__ __forceinline__ void store_rows(const struct cuda_attn &a, str
 template <class shape> static __device__ __forceinline__ void add_tiles(const struct cuda_attn &a, const struct work &w, int warp) {
     constexpr int COLS = shape::COLS;
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
-    const uint32_t smem = smem_addr(few_smem), v_mine = smem + shape::V + panel_at(lane, warp);
+    const uint32_t smem = smem_addr(few_smem), v_mine = smem + shape::V + panel_offset(lane, warp);
     const struct weighed *const weights = (const struct weighed *)(few_smem + shape::WEIGHED);
     struct place at = {0, 0};
     uint32_t turns = 0; /* bit i: parity of the next weights i */
@@ -550,8 +529,8 @@ template <class shape> static __device__ __forceinline__ void add_tiles(const st
     };
     const auto wait = [&](int tile) {
         const int i = tile % GROUP;
-        bar_wait(smem + shape::V_FULL + at.slot * 8, at.parity);
-        bar_wait(smem + shape::P_FULL + i * 8, turns >> i & 1);
+        mbarrier_wait(smem + shape::V_FULL + at.slot * 8, at.parity);
+        mbarrier_wait(smem + shape::P_FULL + i * 8, turns >> i & 1);
         turns ^= 1u << i;
     };
 #pragma unroll 1
@@ -576,7 +555,7 @@ template <class shape> static __device__ __forceinline__ void add_tiles(const st
             if (seen[0]) x.l[0] = row_sum(x.l[0], shrink[0], part.x);
             if (seen[1]) x.l[1] = row_sum(x.l[1], shrink[1], part.y);
             add_half(sum, first);
-            bar_arrive(smem + shape::V_EMPTY + at.slot * 8), bar_arrive(smem + shape::P_EMPTY + j % GROUP * 8);
+            mbarrier_arrive(smem + shape::V_EMPTY + at.slot * 8), mbarrier_arrive(smem + shape::P_EMPTY + j % GROUP * 8);
             move_on<shape::RING>(at, 1);
             if (j + 1 < n_jobs) wait(j + 1), load(first, 0, j + 1);
             add_half(sum, second);
@@ -591,7 +570,7 @@ template <class shape> static __device__ __forceinline__ void add_tiles(const st
             x.l[i] = quad_sum(x.l[i]);
             if (lane % 4 == 0) sums[warp * 16 + row + 8 * i] = x.l[i];
         }
-        group_sync(2, GROUP * 32);
+        named_barrier_sync(2, GROUP * 32);
         store_rows<shape>(a, unit_of(w, u), w.head, warp, x, sums, (const float *)(few_smem + shape::MAXIMA) + u * 16);
     }
 }
@@ -599,12 +578,13 @@ template <class shape> static __device__ __forceinline__ void add_tiles(const st
 template <class shape> static __device__ __forceinline__ void init_barriers() {
     const uint32_t smem = smem_addr(few_smem);
     for (int i = 0; i < shape::RING; i++) {
-        bar_init(smem + shape::K_FULL + i * 8, 32), bar_init(smem + shape::K_EMPTY + i * 8, 32);
-        bar_init(smem + shape::V_FULL + i * 8, 32), bar_init(smem + shape::V_EMPTY + i * 8, GROUP * 32);
+        mbarrier_init(smem + shape::K_FULL + i * 8, 32), mbarrier_init(smem + shape::K_EMPTY + i * 8, 32);
+        mbarrier_init(smem + shape::V_FULL + i * 8, 32), mbarrier_init(smem + shape::V_EMPTY + i * 8, GROUP * 32);
     }
-    for (int i = 0; i < GROUP; i++) bar_init(smem + shape::P_FULL + i * 8, 32), bar_init(smem + shape::P_EMPTY + i * 8, GROUP * 32);
-    bar_init(smem + shape::READY, 2 * GROUP * 32);
-    bar_init_done();
+    for (int i = 0; i < GROUP; i++)
+        mbarrier_init(smem + shape::P_FULL + i * 8, 32), mbarrier_init(smem + shape::P_EMPTY + i * 8, GROUP * 32);
+    mbarrier_init(smem + shape::READY, 2 * GROUP * 32);
+    mbarrier_init_fence();
 }
 
 /* Block (its first unit, kv head). Units have at most `most` sequences and differ by at most one, and no two have a new key in
@@ -619,7 +599,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const struct work w = {(int)blockIdx.y, first,         step, shape::UNITS > 1 ? (units - first + step - 1) / step : 1,
                            n_seqs / units,  n_seqs % units};
     const uint32_t smem = smem_addr(few_smem);
-    cuda_next_may_start();
+    pdl_launch_dependents();
     if (threadIdx.x == 0) init_barriers<shape>();
     if (planned < w.n) plan(a, unit_of(w, planned), runs_of<shape>(planned));
     __syncthreads();

@@ -203,8 +203,8 @@ static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, co
 template <int SIZE>
 __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::BLOCKS) fwd_rows(const struct cuda_attn a) {
     using shape = rows_shape<SIZE>;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (a.n_tiles - 1 - (int)(blockIdx.x % (unsigned)a.n_tiles)) * shape::ROWS, head = (int)blockIdx.y;
     if (first >= s.packed || s.packed <= a.few_rows) return;
@@ -323,8 +323,8 @@ template <int SIZE, int TS>
 __global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZE, TS>::BLOCKS) fwd_few(const struct cuda_attn a) {
     using shape = few_shape<SIZE, TS>;
     constexpr int T = shape::T;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * 16, head = (int)blockIdx.y;
     if (first >= s.packed || (a.few_rows >= 0 && s.packed > a.few_rows)) return;
@@ -409,8 +409,8 @@ static __device__ __forceinline__ float plain_top(float x, float y) {
 /* Tiles and running maximum as in ref; a lane scores two keys of the tile and sums columns lane, lane + 32, ... */
 template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_plain(const struct cuda_attn a) {
     constexpr int N = ATTN_PLAIN_COLS / 32;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int r = (int)(blockIdx.x % (unsigned)a.n_tiles) * ATTN_PLAIN_WARPS + (int)threadIdx.x / 32;
     if (r >= s.packed) return;

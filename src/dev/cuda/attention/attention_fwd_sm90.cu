@@ -27,7 +27,7 @@ template <int D> struct shape {
 
 /* Where 8 columns from 8 * chunk on, of row `row`, lie in panels of 64 rows. */
 template <int D> static __device__ __forceinline__ uint32_t place(int row, int chunk) {
-    return (uint32_t)(row / 64 * shape<D>::OPERAND + chunk / 8 * PANEL) + panel_at(row % 64, chunk % 8);
+    return (uint32_t)(row / 64 * shape<D>::OPERAND + chunk / 8 * PANEL) + panel_offset(row % 64, chunk % 8);
 }
 
 /* The block's packed rows [first, last], zeros beyond. */
@@ -63,8 +63,8 @@ template <int D> static __device__ __forceinline__ void scores(float (&s)[8][4],
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         const uint32_t at = (uint32_t)(i / 4 * PANEL + i % 4 * 32);
-        if (i == 0) wgmma_rows_new(s, panel_desc(q), panel_desc(k));
-        else wgmma_rows(s, panel_desc(q) + (at >> 4), panel_desc(k) + (at >> 4), 1);
+        if (i == 0) wgmma_m64n64_ss_zero(s, panel_desc(q), panel_desc(k));
+        else wgmma_m64n64_ss(s, panel_desc(q) + (at >> 4), panel_desc(k) + (at >> 4), 1);
     }
 }
 /* acc (64, D) += P . V over 64 keys, ascending. */
@@ -73,16 +73,16 @@ template <int D> static __device__ __forceinline__ void results(float (&acc)[D /
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int n = 0; n < D / 64; n++)
-            wgmma_cols(reinterpret_cast<float(&)[8][4]>(acc[n * 8]), p[i],
-                       panel_desc(v + (uint32_t)(n * PANEL + i * 16 * PANEL_ROW)));
+            wgmma_m64n64_rs(reinterpret_cast<float(&)[8][4]>(acc[n * 8]), p[i],
+                            panel_desc(v + (uint32_t)(n * PANEL + i * 16 * PANEL_ROW)));
 }
 
 /* Block (tile of rows, sequence; kv head). The last rows of all sequences, which see most keys, start first. */
 template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) rows_kernel(const struct cuda_attn a) {
     using sh = shape<D>;
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t keys = (int64_t)head * a.page_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* on its way beside s */
     const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
     const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
@@ -111,24 +111,24 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
         float score[8][4];
         uint32_t weight[4][4];
         cp_wait<AHEAD - 1>();
-        wgmma_publish();
+        fence_proxy_async();
         __syncthreads();
         queue(now + AHEAD);
         wgmma_fence();
         scores<D>(score, q, stage(now));
         wgmma_commit();
         wgmma_wait<0>(); /* for the results of the tile before, too */
-        wgmma_hold(score), wgmma_hold(x.acc);
+        wgmma_fence_registers(score), wgmma_fence_registers(x.acc);
         const int j = now * TILE;
         if (j + TILE - 1 > p_min || j < from_max) hide(a, score, p, j);
         rows_weights<D>(x, weight, score, a.scale_log2);
-        wgmma_hold(x.acc);
+        wgmma_fence_registers(x.acc);
         wgmma_fence();
         results<D>(x.acc, weight, stage(now) + sh::OPERAND);
         wgmma_commit();
     } while (++now < end);
     wgmma_wait<0>();
-    wgmma_hold(x.acc);
+    wgmma_fence_registers(x.acc);
     rows_store<D>(a, s, head, r, x);
 }
 

@@ -333,8 +333,8 @@ static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const 
 
 /* Stands for the small kernel between two products of a step. */
 static __global__ void link_kernel(float *p) {
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     p[blockIdx.x * blockDim.x + threadIdx.x] += 1;
 }
 

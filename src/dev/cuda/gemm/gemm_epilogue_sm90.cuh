@@ -56,10 +56,10 @@ static __device__ __forceinline__ void produce(const struct product &p, const CU
         const struct tile_place at = tile_at(p, t, rank);
         for (int k = 0; k < p.k_tiles; k++) {
             const uint32_t full = smem + AT_BARS + stage * 8, a = smem + stage * STAGE, b = a + A_BYTES + rank * (B_BYTES / 2);
-            bar_wait(full + STAGES * 8, parity);
-            bar_expect(full, STAGE);
+            mbarrier_wait(full + STAGES * 8, parity);
+            mbarrier_expect_tx(full, STAGE);
             tma_load(a, x, k * BK, at.row, full);
-            tma_load_all(b, w, k * BK, at.col + (int)rank * p.second, full, 3);
+            tma_load_multicast(b, w, k * BK, at.col + (int)rank * p.second, full, 3);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -71,33 +71,34 @@ static __device__ __forceinline__ void consume(const struct product &p, WORK wor
                                                int cluster, int clusters) {
     const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     uint32_t stage = 0, parity = 0;
-    if (group == 1 && cluster < p.tiles) group_sync(BAR_LAG, 2 * GROUP);
+    if (group == 1 && cluster < p.tiles) named_barrier_sync(BAR_LAG, 2 * GROUP);
     for (int t = cluster; t < p.tiles; t += clusters) {
         const struct tile_place at = tile_at(p, t, rank);
         const int row = at.row + group * 64;
         float z[32][4];
         uint32_t before = 0;
         work.begin(row + mine); /* the lane's rows: this one and the eighth after it */
-        wgmma_hold(z);
+        wgmma_fence_registers(z);
         for (int k = 0; k < p.k_tiles; k++) {
             const uint32_t full = smem + AT_BARS + stage * 8, tile = smem + stage * STAGE;
             const uint64_t a = panel_desc(tile + (uint32_t)(group * 64 * PANEL_ROW)), b = panel_desc(tile + A_BYTES);
-            bar_wait(full, parity);
+            mbarrier_wait(full, parity);
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < BK / 16; i++) wgmma_rows_256(z, a + i * 2, b + i * 2, k > 0 || i > 0);
+            for (int i = 0; i < BK / 16; i++) wgmma_m64n256_ss(z, a + i * 2, b + i * 2, k > 0 || i > 0);
             wgmma_commit();
             if (k > 0) {
                 wgmma_wait<1>();
-                if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+                if (lane < 2) mbarrier_arrive_cluster(before + STAGES * 8, (uint32_t)lane);
             }
             before = full;
             if (++stage == STAGES) stage = 0, parity ^= 1;
-            if (group == 0 && t == cluster && k == (LAG < p.k_tiles ? LAG : p.k_tiles) - 1) group_arrive(BAR_LAG, 2 * GROUP);
+            if (group == 0 && t == cluster && k == (LAG < p.k_tiles ? LAG : p.k_tiles) - 1)
+                named_barrier_arrive(BAR_LAG, 2 * GROUP);
         }
         wgmma_wait<0>();
-        wgmma_hold(z);
-        if (lane < 2) bar_arrive_at(before + STAGES * 8, (uint32_t)lane);
+        wgmma_fence_registers(z);
+        if (lane < 2) mbarrier_arrive_cluster(before + STAGES * 8, (uint32_t)lane);
         work.end(z, smem, group, row, at.col);
     }
     work.done();
@@ -113,17 +114,17 @@ static __device__ __forceinline__ void product_store(const float (&z)[32][4], co
     for (int q = 0; q < PANELS; q++) {
         if (col + q * 64 >= cols) break;
         const uint32_t buffer = smem + AT_OUT + (uint32_t)((group * 2 + q % 2) * OUT);
-        if (first) tma_stores_read<1>();
-        group_sync(BAR_GROUP + group, GROUP);
+        if (first) tma_store_wait_read<1>();
+        named_barrier_sync(BAR_GROUP + group, GROUP);
 #pragma unroll
         for (int h = 0; h < 4; h++) { /* 16 columns: matrices of rows 0-7, 8-15, twice */
             const int n = q * 8 + h * 2;
             const uint32_t v[4] = {pack_bf16(z[n][0], z[n][1]), pack_bf16(z[n][2], z[n][3]), pack_bf16(z[n + 1][0], z[n + 1][1]),
                                    pack_bf16(z[n + 1][2], z[n + 1][3])};
-            stmatrix_x4(buffer + panel_at(warp * 16 + lane % 16, h * 2 + lane / 16), v);
+            stmatrix_x4(buffer + panel_offset(warp * 16 + lane % 16, h * 2 + lane / 16), v);
         }
-        wgmma_publish();
-        group_sync(BAR_GROUP + group, GROUP);
+        fence_proxy_async();
+        named_barrier_sync(BAR_GROUP + group, GROUP);
         if (first) tma_store(out, col + q * 64, row, buffer);
     }
 }
@@ -143,21 +144,21 @@ static __device__ __forceinline__ void product_block(const struct product &p, co
     const int cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2, group = (int)threadIdx.x / GROUP;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            bar_init(smem + AT_BARS + s * 8, 1);
-            bar_init(smem + AT_BARS + (STAGES + s) * 8, 2 * 2 * 4); /* the warps of two warpgroups of both blocks */
+            mbarrier_init(smem + AT_BARS + s * 8, 1);
+            mbarrier_init(smem + AT_BARS + (STAGES + s) * 8, 2 * 2 * 4); /* the warps of two warpgroups of both blocks */
         }
-        bar_init_done();
+        mbarrier_init_fence();
     }
     __syncwarp();
     cluster_sync();
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (group == 2) {
-        registers_down<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 2 * GROUP) produce(p, x, w, smem, rank, cluster, clusters);
         __syncwarp();
     } else {
-        registers_up<232>();
+        setmaxnreg_inc<232>();
         consume(p, work, smem, rank, group, cluster, clusters);
     }
     cluster_sync(); /* nobody leaves while the other block still arrives here */

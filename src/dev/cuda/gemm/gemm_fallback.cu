@@ -156,8 +156,8 @@ static __global__ void __launch_bounds__(32 * BAND_Y) band_kernel(float *part, c
     const int64_t col = ((int64_t)blockIdx.x * 32 + lane) * V;
     const int64_t row0 = (int64_t)blockIdx.y * BAND, end = row0 + BAND < m ? row0 + BAND : m;
     float sum[V] = {};
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (col < n)
 #pragma unroll 8
         for (int64_t row = row0 + y; row < end; row += BAND_Y) {
@@ -177,8 +177,8 @@ static __global__ void __launch_bounds__(32 * BAND_Y) band_kernel(float *part, c
 static __global__ void bands_kernel(float *db, const float *part, int64_t bands, int64_t n, bool add) {
     const int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     float sum = 0;
-    cuda_next_may_start();
-    cuda_wait_before();
+    pdl_launch_dependents();
+    pdl_wait();
 #pragma unroll 16
     for (int64_t b = 0; b < bands && col < n; b++) sum += part[b * n + col];
     if (col < n) db[col] = add ? db[col] + sum : sum;
@@ -186,7 +186,7 @@ static __global__ void bands_kernel(float *db, const float *part, int64_t bands,
 
 template <typename In, int V> static cudaError_t launch_bands(struct cuda *c, float *part, const void *dy, int64_t m, int64_t n) {
     const dim3 grid((unsigned)gemm_ceil_div(n, 32 * V), (unsigned)gemm_ceil_div(m, BAND));
-    return cuda_launch_early(c, band_kernel<In, V>, grid, 32 * BAND_Y, 0, part, (const In *)dy, m, n);
+    return cuda_launch_pdl(c, band_kernel<In, V>, grid, 32 * BAND_Y, 0, part, (const In *)dy, m, n);
 }
 
 int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n, bool add) {
@@ -199,7 +199,7 @@ int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_
     else if (dt == DT_F32) CU_TRY((launch_bands<float, 1>(c, (float *)part, dy, m, n)));
     else if (wide) CU_TRY((launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy, m, n)));
     else CU_TRY((launch_bands<__nv_bfloat16, 1>(c, (float *)part, dy, m, n)));
-    CU_TRY(cuda_launch_early(c, bands_kernel, (unsigned)gemm_ceil_div(n, 128), 128, 0, db, (const float *)part, bands, n, add));
+    CU_TRY(cuda_launch_pdl(c, bands_kernel, (unsigned)gemm_ceil_div(n, 128), 128, 0, db, (const float *)part, bands, n, add));
     return 0;
 }
 

@@ -26,28 +26,6 @@ struct small {
     bool out_f32, add;
 };
 
-/* ---- instructions ---- */
-
-static __device__ __forceinline__ void copy_16(uint32_t dst, const void *src) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
-}
-static __device__ __forceinline__ void copies_end_group(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> static __device__ __forceinline__ void copies_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* ---- the kernel ---- */
 
 /* Where in a slot a 16-byte chunk lies: those of 8 neighbour rows are in different banks. For an
@@ -86,26 +64,26 @@ template <int MT, int WN, int WM, int SLOTS> static __global__ void __launch_bou
 #pragma unroll
                                         for (int i = 0; i < W_PASSES; i++)
                                             if (row0 + i * PASS < BN)
-                                                copy_16(at + chunk_at(row0 + i * PASS, chunk), w_src + i * pass);
+                                                cp_async16(at + chunk_at(row0 + i * PASS, chunk), w_src + i * pass);
                                         w_src += KC;
     };
     const auto fill_x = [&](int slot) {
         const uint32_t at = ring0 + (uint32_t)(slot * ROWS * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < X_PASSES; i++)
-            if (row0 + i * PASS < p.m) copy_16(at + chunk_at(BN + row0 + i * PASS, chunk), x_src + i * pass);
+            if (row0 + i * PASS < p.m) cp_async16(at + chunk_at(BN + row0 + i * PASS, chunk), x_src + i * pass);
         x_src += KC;
     };
-    cuda_next_may_start();
+    pdl_launch_dependents();
 #pragma unroll
     for (int s = 0; s < SLOTS - 1; s++)
         if (s < steps) fill_w(s);
-    cuda_wait_before();
+    pdl_wait();
     float sum[GROUPS][2][4] = {};
 #pragma unroll
     for (int s = 0; s < SLOTS - 1; s++) {
         if (s < steps) fill_x(s);
-        copies_end_group(); /* the first group has W of all of them */
+        cp_commit(); /* the first group has W of all of them */
     }
     /* ldmatrix: lane l names a row of matrix l / 8. W: rows 0-7 and 8-15 of k 0-7, then of k 8-15; x: k 0-7 and
      * 8-15 of rows 0-7, then of rows 8-15. */
@@ -113,24 +91,24 @@ template <int MT, int WN, int WM, int SLOTS> static __global__ void __launch_bou
     const uint32_t b_at = chunk_at(BN + wm * GROUPS * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     int slot = 0, free_slot = SLOTS - 1; /* slot holds this step; free_slot is what the step before left */
     for (int step = 0; step < steps; step++) {
-        copies_wait<SLOTS - 2>(); /* this thread's part of this step is there */
-        __syncthreads();          /* everyone's is, and everyone has left free_slot */
+        cp_wait<SLOTS - 2>(); /* this thread's part of this step is there */
+        __syncthreads();      /* everyone's is, and everyone has left free_slot */
         if (step + SLOTS - 1 < steps) {
             fill_w(free_slot);
             fill_x(free_slot);
         }
-        copies_end_group();
+        cp_commit();
         const uint32_t at = ring0 + (uint32_t)(slot * ROWS * ROW_BYTES);
 #pragma unroll
         for (int ks = 0; ks < KC / 16; ks++) { /* the compiler loads the next operands while an mma runs */
             uint32_t a[4];
-            load_matrices(a, at + (a_at ^ (ks * 32)));
+            ldmatrix_x4(a, at + (a_at ^ (ks * 32)));
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 uint32_t b[4];
-                load_matrices(b, at + (b_at ^ (ks * 32)) + g * 16 * ROW_BYTES);
-                mma(sum[g][0], a, b[0], b[1]);
-                mma(sum[g][1], a, b[2], b[3]);
+                ldmatrix_x4(b, at + (b_at ^ (ks * 32)) + g * 16 * ROW_BYTES);
+                mma_bf16(sum[g][0], a, b[0], b[1]);
+                mma_bf16(sum[g][1], a, b[2], b[3]);
             }
         }
         free_slot = slot;
@@ -153,7 +131,7 @@ template <int MT, int WN, int WM, int SLOTS> static __global__ void __launch_bou
  * multiplied: one product may be under way. Built for another architecture it writes nothing, and so
  * is never chosen. */
 template <int NB, int WG, int SLOTS> static __global__ void __launch_bounds__(128 * WG) wide_kernel(const struct small p) {
-#if WGMMA_HERE
+#if WGMMA_ENABLED
     constexpr int BN = 64 * WG, ROWS = BN + 8 * NB, PASS = 128 * WG / (WIDE_KC / 8), X_PASSES = (8 * NB + PASS - 1) / PASS;
     extern __shared__ __align__(WIDE_ALIGN) unsigned char ring[];
     const uint32_t ring0 = ((uint32_t)__cvta_generic_to_shared(ring) + WIDE_ALIGN - 1) & ~(uint32_t)(WIDE_ALIGN - 1);
@@ -164,42 +142,42 @@ template <int NB, int WG, int SLOTS> static __global__ void __launch_bounds__(12
 
     const auto fill_w = [&](int slot) {
 #pragma unroll
-        for (int i = 0; i < BN / PASS; i++) copy_16(to + (uint32_t)((slot * ROWS + i * PASS) * WIDE_ROW), w_src + i * pass);
+        for (int i = 0; i < BN / PASS; i++) cp_async16(to + (uint32_t)((slot * ROWS + i * PASS) * WIDE_ROW), w_src + i * pass);
         w_src += WIDE_KC;
     };
     const auto fill_x = [&](int slot) {
 #pragma unroll
         for (int i = 0; i < X_PASSES; i++)
-            if (row0 + i * PASS < p.m) copy_16(to + (uint32_t)((slot * ROWS + BN + i * PASS) * WIDE_ROW), x_src + i * pass);
+            if (row0 + i * PASS < p.m) cp_async16(to + (uint32_t)((slot * ROWS + BN + i * PASS) * WIDE_ROW), x_src + i * pass);
         x_src += WIDE_KC;
     };
-    cuda_next_may_start();
+    pdl_launch_dependents();
 #pragma unroll
     for (int s = 0; s < SLOTS - 2; s++)
         if (s < steps) fill_w(s);
-    cuda_wait_before();
+    pdl_wait();
 #pragma unroll
     for (int s = 0; s < SLOTS - 2; s++) {
         if (s < steps) fill_x(s);
-        copies_end_group();
+        cp_commit();
     }
     const int group = WG == 1 ? 0 : __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* seen to be the same for the warp */
     float sum[NB][4] = {};
     int slot = 0, free_slot = SLOTS - 2;
     for (int step = 0; step < steps; step++) {
-        copies_wait<SLOTS - 3>();
-        wgmma_publish(); /* what I copied is seen by wgmma */
-        __syncthreads(); /* and everyone has left free_slot */
+        cp_wait<SLOTS - 3>();
+        fence_proxy_async(); /* what I copied is seen by wgmma */
+        __syncthreads();     /* and everyone has left free_slot */
         if (step + SLOTS - 2 < steps) {
             fill_w(free_slot);
             fill_x(free_slot);
         }
-        copies_end_group();
+        cp_commit();
         const uint32_t at = ring0 + (uint32_t)(slot * ROWS * WIDE_ROW);
-        const uint32_t w = panel_low(at + group * 64 * WIDE_ROW), x = panel_low(at + BN * WIDE_ROW);
+        const uint32_t w = panel_desc_low(at + group * 64 * WIDE_ROW), x = panel_desc_low(at + BN * WIDE_ROW);
         wgmma_fence();
 #pragma unroll
-        for (int ks = 0; ks < WIDE_KC / 16; ks++) wgmma_few<NB>(sum, w + ks * 2, x + ks * 2);
+        for (int ks = 0; ks < WIDE_KC / 16; ks++) wgmma_small_n<NB>(sum, w + ks * 2, x + ks * 2);
         wgmma_commit();
         wgmma_wait<1>();
         slot = slot + 1 == SLOTS ? 0 : slot + 1;

@@ -10,6 +10,7 @@
  * Invariant: as in gemm_small_m.cu, a result is sum over k of steps of 16, ascending, from 0. */
 #include "dev/cuda/gemm/gemm.cuh"
 #include "dev/cuda/tma.cuh"
+#include "dev/cuda/swiglu.cuh"
 
 #include <stdint.h>
 
@@ -48,7 +49,7 @@ struct few_place {
 template <int NB, int KA, bool PAIR>
 static __device__ __forceinline__ void load_w(const struct few_place &q, const CUtensorMap *map, int step, int slot) {
     constexpr int W_PANEL = 8 * NB * PANEL_ROW;
-    bar_expect(q.w_full + 8 * slot, KA * W_PANEL);
+    mbarrier_expect_tx(q.w_full + 8 * slot, KA * W_PANEL);
 #pragma unroll
     for (int a = 0; a < KA; a++) {
         const uint32_t to = q.w_ring + (uint32_t)((slot * KA + a) * W_PANEL);
@@ -62,12 +63,12 @@ static __device__ __forceinline__ void load_w(const struct few_place &q, const C
 template <int NB, int KA, bool PAIR>
 static __device__ __forceinline__ void begin(const struct few &p, const struct few_place &q, const CUtensorMap *w_map,
                                              const CUtensorMap *x_map, int readers) {
-    for (int s = 0; s < p.w_slots; s++) bar_init(q.w_full + 8 * s, 1);
+    for (int s = 0; s < p.w_slots; s++) mbarrier_init(q.w_full + 8 * s, 1);
     for (int s = 0; s < p.x_slots; s++) {
-        bar_init(q.x_full + 8 * s, 1);
-        bar_init(q.free + 8 * s, readers);
+        mbarrier_init(q.x_full + 8 * s, 1);
+        mbarrier_init(q.free + 8 * s, readers);
     }
-    bar_init_done();
+    mbarrier_init_fence();
     for (int s = 0; s < p.w_slots && s < q.steps; s++) load_w<NB, KA, PAIR>(q, w_map, s, s);
     tma_prefetch_map(x_map);
 }
@@ -79,12 +80,12 @@ static __device__ __forceinline__ void feed(const struct few &p, const struct fe
     int slot = 0, w_slot = 0, parity = 1; /* slot: of x; w_slot: of the step that left it */
     for (int step = 0; step < q.steps; step++) {
         if (step >= p.x_slots) {
-            bar_wait(q.free + 8 * slot, (uint32_t)parity);
+            mbarrier_wait(q.free + 8 * slot, (uint32_t)parity);
             const int next = step - p.x_slots + p.w_slots;
             if (next < q.steps) load_w<NB, KA, PAIR>(q, w_map, next, w_slot);
             w_slot = w_slot + 1 == p.w_slots ? 0 : w_slot + 1;
         }
-        bar_expect(q.x_full + 8 * slot, (uint32_t)q.x_slot);
+        mbarrier_expect_tx(q.x_full + 8 * slot, (uint32_t)q.x_slot);
 #pragma unroll
         for (int a = 0; a < KA; a++)
             tma_load(q.x_ring + (uint32_t)(slot * q.x_slot + a * q.x_panel), x_map, (step * KA + a) * (PANEL_ROW / 2), q.m0,
@@ -100,11 +101,11 @@ template <int NB, int KA>
 static __device__ __forceinline__ void multiply(const struct few &p, const struct few_place &q, int group, int lane,
                                                 float (&sum)[NB][4]) {
     constexpr int W_PANEL = 8 * NB * PANEL_ROW;
-    const uint32_t x_desc = panel_low(q.x_ring + (uint32_t)(group * 64 * PANEL_ROW)), w_desc = panel_low(q.w_ring);
+    const uint32_t x_desc = panel_desc_low(q.x_ring + (uint32_t)(group * 64 * PANEL_ROW)), w_desc = panel_desc_low(q.w_ring);
     int slot = 0, w_slot = 0;
     uint32_t parity = 0, w_parity = 0;
-    bar_wait(q.w_full, 0);
-    bar_wait(q.x_full, 0);
+    mbarrier_wait(q.w_full, 0);
+    mbarrier_wait(q.x_full, 0);
     wgmma_fence();
     for (int step = 0; step < q.steps; step++) {
         const uint32_t x = x_desc + (uint32_t)(slot * q.x_slot) / 16, w = w_desc + (uint32_t)(w_slot * KA * W_PANEL) / 16;
@@ -114,20 +115,20 @@ static __device__ __forceinline__ void multiply(const struct few &p, const struc
         bool w_there = true, x_there = true; /* the next step's: asked while products are under way */
 #pragma unroll
         for (int i = 0; i < 4 * KA; i++) {
-            wgmma_few<NB>(sum, x + (uint32_t)(i / 4 * q.x_panel) / 16 + i % 4 * 2, w + i / 4 * W_PANEL / 16 + i % 4 * 2);
-            if (i == 4 * KA - 4) w_there = bar_test(q.w_full + 8 * w_slot, w_parity);
-            if (i == 4 * KA - 3) x_there = bar_test(q.x_full + 8 * slot, parity);
+            wgmma_small_n<NB>(sum, x + (uint32_t)(i / 4 * q.x_panel) / 16 + i % 4 * 2, w + i / 4 * W_PANEL / 16 + i % 4 * 2);
+            if (i == 4 * KA - 4) w_there = mbarrier_test(q.w_full + 8 * w_slot, w_parity);
+            if (i == 4 * KA - 3) x_there = mbarrier_test(q.x_full + 8 * slot, parity);
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (step && lane == 0) bar_arrive(before);
+        if (step && lane == 0) mbarrier_arrive(before);
         if (step + 1 < q.steps && !(w_there && x_there)) {
-            bar_wait(q.w_full + 8 * w_slot, w_parity);
-            bar_wait(q.x_full + 8 * slot, parity);
+            mbarrier_wait(q.w_full + 8 * w_slot, w_parity);
+            mbarrier_wait(q.x_full + 8 * slot, parity);
         }
     }
     wgmma_wait<0>();
-    wgmma_hold(sum);
+    wgmma_fence_registers(sum);
 }
 
 template <int NB, int RG, int KA, bool PAIR>
@@ -144,7 +145,7 @@ static __device__ __forceinline__ void make_rows(const struct few &p, const stru
             if (col < p.n) bias[j] = __bfloat1622float2(*(const __nv_bfloat162 *)(p.bias + j / SETS * p.n + col));
         }
     }
-    cuda_wait_before();
+    pdl_wait();
     if (!PAIR && p.add) {
 #pragma unroll
         for (int j = 0; j < SETS; j++)
@@ -181,7 +182,7 @@ static __device__ __forceinline__ void make_rows(const struct few &p, const stru
 template <int NB, int RG, int KA, bool PAIR>
 static __global__ void __launch_bounds__(128 * RG + 32)
     few_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, const struct few p) {
-#if WGMMA_HERE
+#if WGMMA_ENABLED
     extern __shared__ unsigned char memory[];
     __shared__ struct few_bars bars;
     struct few_place q;
@@ -197,15 +198,15 @@ static __global__ void __launch_bounds__(128 * RG + 32)
     q.m0 = (int)blockIdx.y * p.bm;
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* and seen to be the same for all of it */
-    cuda_next_may_start();
+    pdl_launch_dependents();
     if (warp == 4 * RG) {
-        if (warp_elect()) begin<NB, KA, PAIR>(p, q, &w_map, &x_map, 4 * RG);
+        if (elect_one()) begin<NB, KA, PAIR>(p, q, &w_map, &x_map, 4 * RG);
         __syncwarp();
     }
     __syncthreads();
     if (warp == 4 * RG) {
-        if (!warp_elect()) return;
-        cuda_wait_before();
+        if (!elect_one()) return;
+        pdl_wait();
         feed<NB, KA, PAIR>(p, q, &w_map, &x_map);
         return;
     }

@@ -8,6 +8,7 @@
  * seen at run time (gemm_autotune.cu). */
 #include "dev/cuda/gemm/gemm.cuh"
 #include "dev/cuda/gemm/gemm_epilogue_sm90.cuh"
+#include "dev/cuda/swiglu.cuh"
 
 enum { COLS = BN / 2 };      /* of a block */
 enum { X_BYTES = 16 << 20 }; /* of the rows of a call: every column of tiles reads them again, so L2 has to hold them */
@@ -28,7 +29,7 @@ struct swiglu_work {
         product_store<2>(z, out, smem, group, row, col, p.cols);
     }
     __device__ __forceinline__ void done() const {
-        if (threadIdx.x % GROUP == 0) tma_stores_end();
+        if (threadIdx.x % GROUP == 0) tma_store_wait();
     }
 };
 
@@ -56,7 +57,7 @@ int gemm_swiglu_many(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) 
         TRY(cuda_tensor_map(&w, a->b, a->n, a->k, COLS));
         TRY(cuda_tensor_map(&out, (__nv_bfloat16 *)a->out + row * f, n, f, 64));
         TRY(product_prepare(c, (const void *)swiglu_product_kernel, p, &blocks));
-        CU_TRY(cuda_launch_early(c, swiglu_product_kernel, blocks, THREADS, SMEM, p, x, w, out));
+        CU_TRY(cuda_launch_pdl(c, swiglu_product_kernel, blocks, THREADS, SMEM, p, x, w, out));
     }
     return 0;
 }

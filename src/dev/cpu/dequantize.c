@@ -1,6 +1,5 @@
-/* lora_dequantize.c - the CPU backend's ops for adapters and quantised weights:
- * rectangles added to rectangles, codes of 4 and 8 bits turned back into numbers.
- * Makes no codes: a weight is quantised once, on the host, by model.
+/* dequantize.c - the CPU backend's dequantization of NF4 and INT8 weights.  It does not quantize: a
+ * weight is quantized once, on the host, by model.
  *
  * Invariant: each element is computed alone, so threads and parts change nothing. */
 #include "dev/cpu/cpu_int.h"
@@ -9,28 +8,6 @@ enum { PART = 1 << 14 /* elements of a part, about; a multiple of DEV_NF4_BLOCK 
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t rows_of_part(int64_t cols) { return cols < PART ? PART / cols : 1; }
-
-/* ---- rectangles ---- */
-
-static void add_part(void *arg, int64_t part, int thread) {
-    const struct add_block_args *a = arg;
-    const int64_t per = rows_of_part(a->cols), hi = min64(a->rows, (part + 1) * per);
-    (void)thread;
-    for (int64_t i = part * per; i < hi; i++) {
-        float *dst = (float *)a->dst.data + (a->dst_row + i) * a->dst.dim[1] + a->dst_col;
-        const float *src = (const float *)a->src.data + (a->src_row + i) * a->src.dim[1] + a->src_col;
-        for (int64_t j = 0; j < a->cols; j++) dst[j] += a->scale * src[j];
-    }
-}
-
-int cpu_add_block(struct dev *d, const struct add_block_args *a) {
-    struct add_block_args job = *a;
-    const int64_t per = rows_of_part(a->cols);
-    pool_run(cpu_of(d)->pool, (a->rows + per - 1) / per, add_part, &job);
-    return 0;
-}
-
-/* ---- codes ---- */
 
 static void put(const struct dequant_args *a, int64_t i, float v) {
     if (a->w.dt == DT_F32) ((float *)a->w.data)[i] = v;
