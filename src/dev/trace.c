@@ -5,7 +5,7 @@
  * (struct dev's range) is told of the same calls and phases.
  *
  * Invariant: with no trace on and no profiler, a call costs two comparisons more. */
-#include "dev/trace.h"
+#include "dev/dev_int.h"
 
 #include "base/buf.h"
 #include "base/clock.h"

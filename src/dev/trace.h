@@ -1,12 +1,24 @@
-/* trace.h - what dev.c notes while a trace is on (trace.c). */
+/* trace.h - which call took how long, on the host and on the device. */
 #ifndef VERLC_DEV_TRACE_H
 #define VERLC_DEV_TRACE_H
 
-#include "dev/dev.h"
+#include <stdio.h>
 
-void dev_trace__open(struct dev *d, const char *op, int64_t a, int64_t b, int64_t c);
-int dev_trace__close(struct dev *d, int rc);       /* gives rc back */
-void dev_trace__pause(struct dev *d, bool paused); /* no trace is fine */
-void dev_trace__drop(struct dev *d);
+#ifdef __cplusplus
+extern "C" {
+#endif
 
+struct dev;
+
+void dev_trace_start(struct dev *d);
+/* What the run does from here on, until the next call: a track of its own in the trace, and an NVTX range where a profiler
+ * listens. NULL: nothing. Without a trace only the range. */
+void dev_trace_phase(struct dev *d, const char *name);
+/* Ends the trace. path: Chrome's trace format, for Perfetto or chrome://tracing; NULL: none. table: the calls
+ * that took the most device time, to this stream; NULL: none. The log says how long the device idled, by phase. */
+int dev_trace_stop(struct dev *d, const char *path, FILE *table);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

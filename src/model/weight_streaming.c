@@ -5,7 +5,7 @@
  * the last norm stay on the device for a pass; the embedding is read where it rests, as a
  * pass reads few of its rows.  Knows nothing of the arithmetic: groups point into the
  * buffers, so the forward is the one of forward.c.
- * Invariant: layer l is read from buffer l % 2, after its lane has brought it. */
+ * Invariant: layer l is read from buffer l % 2, after its copy stream has brought it. */
 #include "model/weight_streaming.h"
 
 #include "base/arena.h"
@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-enum { TAIL_LANE = 2 };
+enum { TAIL_COPY_STREAM = 2 };
 
 /* A part of the block of weights, and where it is read. */
 struct span {
@@ -117,23 +117,25 @@ void model_stream_begin(struct model *m) {
     if (m->stream) m->stream->whole = false;
 }
 
-static int fetch(struct model *m, const struct span *s, int lane) { return dev_fetch(m->dev, lane, s->here, s->host, s->bytes); }
+static int fetch(struct model *m, const struct span *s, int stream) {
+    return dev_fetch(m->dev, stream, s->here, s->host, s->bytes);
+}
 
 int model__stream_start(struct model *m) {
     struct model_stream *s = m->stream;
     if (!s) return 0;
     for (int64_t l = 0; l < 2 && l < m->cfg.n_layers; l++) TRY(fetch(m, &s->layers[l], (int)l));
     if (s->whole) return 0;
-    for (int i = 0; i < 2; i++) TRY(fetch(m, &s->tail[i], TAIL_LANE));
+    for (int i = 0; i < 2; i++) TRY(fetch(m, &s->tail[i], TAIL_COPY_STREAM));
     s->whole = true;
     return 0;
 }
 
-int model__stream_layer(struct model *m, int64_t l) { return m->stream ? dev_lane_wait(m->dev, (int)(l % 2)) : 0; }
+int model__stream_layer(struct model *m, int64_t l) { return m->stream ? dev_copy_stream_wait(m->dev, (int)(l % 2)) : 0; }
 
 int model__stream_done(struct model *m, int64_t l) {
     struct model_stream *s = m->stream;
     if (!s) return 0;
     if (l + 2 < m->cfg.n_layers) return fetch(m, &s->layers[l + 2], (int)(l % 2));
-    return l + 1 == m->cfg.n_layers ? dev_lane_wait(m->dev, TAIL_LANE) : 0;
+    return l + 1 == m->cfg.n_layers ? dev_copy_stream_wait(m->dev, TAIL_COPY_STREAM) : 0;
 }

@@ -16,14 +16,14 @@
 #include <string.h>
 
 enum {
-    OUT_BLOCK = 128, /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
-    MAX_BURST = 16,  /* steps without the host, where the device records work */
-    BURST_PARTS = 4, /* in which their results come back */
-    RESULT_LANE = 3, /* of the transfers of the first part; the others' follow */
-    MAX_STOP = 32,   /* end tokens of a row */
+    OUT_BLOCK = 128,        /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
+    MAX_BURST = 16,         /* steps without the host, where the device records work */
+    BURST_PARTS = 4,        /* in which their results come back */
+    RESULT_COPY_STREAM = 3, /* of the transfers of the first part; the others' follow */
+    MAX_STOP = 32,          /* end tokens of a row */
     MAX_GRAPHS = 64,
 };
-_Static_assert(RESULT_LANE + BURST_PARTS <= DEV_LANES, "each part has a lane of its own");
+_Static_assert(RESULT_COPY_STREAM + BURST_PARTS <= DEV_COPY_STREAMS, "each part has a stream of its own");
 
 /* Recorded steps run at these numbers of rows; rows that are not needed stand still on a page of their own. */
 static int64_t bucket_of(int64_t n) {
@@ -373,10 +373,10 @@ static int send_results(struct rollout_decoder *d, int64_t lo, int64_t hi) {
     struct dev *dev = d->model->dev;
     const int64_t at = lo * d->burst_rows;
     const size_t bytes = (size_t)((hi - lo) * d->burst_rows) * 4;
-    const int lane = RESULT_LANE + (int)(lo / part_of(d));
-    TRY(dev_evict(dev, lane, d->host_id + at, d->burst_id + at, bytes));
-    TRY(dev_evict(dev, lane, d->host_logp + at, d->burst_logp + at, bytes));
-    return dev_evict(dev, lane, d->host_kept + at, d->burst_kept + at, bytes);
+    const int stream = RESULT_COPY_STREAM + (int)(lo / part_of(d));
+    TRY(dev_evict(dev, stream, d->host_id + at, d->burst_id + at, bytes));
+    TRY(dev_evict(dev, stream, d->host_logp + at, d->burst_logp + at, bytes));
+    return dev_evict(dev, stream, d->host_kept + at, d->burst_kept + at, bytes);
 }
 
 static int decoder_burst(void *ctx, const struct rollout_burst *b) {
@@ -401,7 +401,7 @@ static int decoder_results(void *ctx, int64_t have, struct rollout_results *out)
     struct rollout_decoder *d = ctx;
     const int64_t part = part_of(d), left = d->burst_steps - have, at = have * d->burst_rows;
     CHECK(have % part == 0 && left > 0);
-    TRY(dev_lane_sync(d->model->dev, RESULT_LANE + (int)(have / part)));
+    TRY(dev_copy_stream_sync(d->model->dev, RESULT_COPY_STREAM + (int)(have / part)));
     *out =
         (struct rollout_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
     return 0;

@@ -278,8 +278,8 @@ static struct dev_ops make_ops(void) {
     o.host_free = cuda_host_free;
     o.fetch = cuda_fetch;
     o.evict = cuda_evict;
-    o.lane_wait = cuda_lane_wait;
-    o.lane_sync = cuda_lane_sync;
+    o.copy_stream_wait = cuda_copy_stream_wait;
+    o.copy_stream_sync = cuda_copy_stream_sync;
     o.weight_bytes = cuda_weight_bytes;
     o.weight_pack = cuda_weight_pack;
     o.weight_unpack = cuda_weight_unpack;

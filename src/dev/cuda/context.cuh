@@ -119,10 +119,10 @@ int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 /* ---- host memory (host_offload.cu): see dev_host_alloc and dev_fetch ---- */
 int cuda_host_alloc(struct dev *d, size_t bytes, void **out);
 void cuda_host_free(struct dev *d, void *p, size_t bytes);
-int cuda_fetch(struct dev *d, int lane, void *dst, const void *src, size_t bytes);
-int cuda_evict(struct dev *d, int lane, void *dst, const void *src, size_t bytes);
-int cuda_lane_wait(struct dev *d, int lane);
-int cuda_lane_sync(struct dev *d, int lane);
+int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
+int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
+int cuda_copy_stream_wait(struct dev *d, int stream);
+int cuda_copy_stream_sync(struct dev *d, int stream);
 bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points into such memory */
 int cuda_offload_settle(struct cuda *c);                    /* waits for the stream and for all transfers */
 void cuda_offload_close(struct cuda *c);

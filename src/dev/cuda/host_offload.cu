@@ -1,10 +1,9 @@
-/* host_offload.cu - host memory that the GPU reaches, and transfers to and from it that
- * run beside the context's stream.
+/* host_offload.cu - pinned host memory for offload, and copy streams.
  *
- * Blocks are page-locked and in the unified address space, so kernels and copies take their
- * pointers as they are.  One stream copies in, one copies out, so that the bus is used both
- * ways at once; an event a lane keeps the lane's order across the two.
- * Invariant: a transfer waits for all of the context's stream that was queued before it, and
+ * Blocks are pinned and in the unified address space, so kernels and copies take their pointers as
+ * they are.  The copy streams of dev/memory.h are logical: one CUDA stream copies host to device, one device to
+ * host, so both directions of the bus are used at once, and an event for each copy stream keeps its order across the two.
+ * Invariant: a transfer waits for all that was queued before it on the compute stream, and
  * the host touches such a block only after everything queued is done. */
 #include "dev/cuda/context.cuh"
 
@@ -15,8 +14,8 @@ enum { MAX_BLOCKS = 64 };
 
 struct cuda_offload {
     cudaStream_t in, out;
-    cudaEvent_t queued;          /* the end of the context's stream when a transfer was asked for */
-    cudaEvent_t lane[DEV_LANES]; /* the lane's last transfer */
+    cudaEvent_t queued;                 /* the end of the compute stream when a transfer was asked for */
+    cudaEvent_t done[DEV_COPY_STREAMS]; /* the copy stream's last transfer */
     struct {
         char *p;
         size_t bytes;
@@ -31,7 +30,7 @@ static int open_offload(struct cuda *c) {
     CU_TRY(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
     CU_TRY(cudaStreamCreateWithFlags(&o->out, cudaStreamNonBlocking));
     CU_TRY(cudaEventCreateWithFlags(&o->queued, cudaEventDisableTiming));
-    for (int i = 0; i < DEV_LANES; i++) CU_TRY(cudaEventCreateWithFlags(&o->lane[i], cudaEventDisableTiming));
+    for (int i = 0; i < DEV_COPY_STREAMS; i++) CU_TRY(cudaEventCreateWithFlags(&o->done[i], cudaEventDisableTiming));
     return 0;
 }
 
@@ -39,8 +38,8 @@ void cuda_offload_close(struct cuda *c) {
     struct cuda_offload *o = c->offload;
     if (!o) return;
     for (int i = 0; i < o->n; i++) cudaFreeHost(o->block[i].p);
-    for (int i = 0; i < DEV_LANES; i++)
-        if (o->lane[i]) cudaEventDestroy(o->lane[i]);
+    for (int i = 0; i < DEV_COPY_STREAMS; i++)
+        if (o->done[i]) cudaEventDestroy(o->done[i]);
     if (o->queued) cudaEventDestroy(o->queued);
     if (o->in) cudaStreamDestroy(o->in);
     if (o->out) cudaStreamDestroy(o->out);
@@ -89,33 +88,33 @@ int cuda_offload_settle(struct cuda *c) {
     return 0;
 }
 
-/* One transfer on `s`, after the queue and the lane. */
-static int transfer(struct cuda *c, cudaStream_t s, int lane, void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+/* One transfer on `s`, after the compute stream and the copy stream. */
+static int transfer(struct cuda *c, cudaStream_t s, int stream, void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
     struct cuda_offload *o = c->offload;
     CU_TRY(cudaEventRecord(o->queued, c->stream));
     CU_TRY(cudaStreamWaitEvent(s, o->queued, 0));
-    CU_TRY(cudaStreamWaitEvent(s, o->lane[lane], 0)); /* nothing where the lane has had no transfer */
+    CU_TRY(cudaStreamWaitEvent(s, o->done[stream], 0)); /* no wait before its first transfer */
     CU_TRY(cudaMemcpyAsync(dst, src, bytes, kind, s));
-    CU_TRY(cudaEventRecord(o->lane[lane], s));
+    CU_TRY(cudaEventRecord(o->done[stream], s));
     return 0;
 }
-int cuda_fetch(struct dev *d, int lane, void *dst, const void *src, size_t bytes) {
+int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
     struct cuda *c = cuda_of(d);
     TRY(open_offload(c));
-    return transfer(c, c->offload->in, lane, dst, src, bytes, cudaMemcpyHostToDevice);
+    return transfer(c, c->offload->in, stream, dst, src, bytes, cudaMemcpyHostToDevice);
 }
-int cuda_evict(struct dev *d, int lane, void *dst, const void *src, size_t bytes) {
+int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
     struct cuda *c = cuda_of(d);
     TRY(open_offload(c));
-    return transfer(c, c->offload->out, lane, dst, src, bytes, cudaMemcpyDeviceToHost);
+    return transfer(c, c->offload->out, stream, dst, src, bytes, cudaMemcpyDeviceToHost);
 }
-int cuda_lane_wait(struct dev *d, int lane) {
+int cuda_copy_stream_wait(struct dev *d, int stream) {
     struct cuda *c = cuda_of(d);
-    if (c->offload) CU_TRY(cudaStreamWaitEvent(c->stream, c->offload->lane[lane], 0));
+    if (c->offload) CU_TRY(cudaStreamWaitEvent(c->stream, c->offload->done[stream], 0));
     return 0;
 }
-int cuda_lane_sync(struct dev *d, int lane) {
+int cuda_copy_stream_sync(struct dev *d, int stream) {
     struct cuda *c = cuda_of(d);
-    if (c->offload) CU_TRY(cudaEventSynchronize(c->offload->lane[lane]));
+    if (c->offload) CU_TRY(cudaEventSynchronize(c->offload->done[stream]));
     return 0;
 }

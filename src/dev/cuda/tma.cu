@@ -34,8 +34,8 @@ static int make_map(CUtensorMap *map, const void *data, int64_t rows, int64_t co
                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
-        FAIL(ERR_DEVICE, "cuda: a matrix of %lld x %lld at %p has no tensor map (error %d)", (long long)rows,
-             (long long)cols, data, (int)r);
+        FAIL(ERR_DEVICE, "cuda: a matrix of %lld x %lld at %p has no tensor map (error %d)", (long long)rows, (long long)cols, data,
+             (int)r);
     return 0;
 }
 int cuda_tensor_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box) {

@@ -5,7 +5,7 @@
  * Which of master and moments are in host memory is the optimizer's configuration; what is
  * on the device is used where it is.
  * Invariant: a piece is computed by the same call as the whole, so the bits are those
- * without offload; piece i lives in buffer i % 2, which is its lane too. */
+ * without offload; piece i lives in buffer i % 2, which is its copy stream too. */
 #include "model/optim/optimizer_int.h"
 
 #include "base/arena.h"
@@ -67,7 +67,7 @@ static int step_piece(struct optim *o, const struct optim_run *r, const struct o
                                  .weight_decay = a->c->weight_decay,
                                  .grad_scale = a->scale,
                                  .step = a->step};
-    TRY(dev_lane_wait(d, (int)(i % 2)));
+    TRY(dev_copy_stream_wait(d, (int)(i % 2)));
     TRY(dev_adamw(d, &x));
     if (o->host_master) TRY(dev_copy(d, grads, at[0], bytes));
     for (int k = 0; k < 3; k++)
@@ -82,6 +82,6 @@ int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct
         if (i + 1 < n) TRY(bring(o, r, a, i + 1));
         TRY(step_piece(o, r, a, i));
     }
-    for (int lane = 0; lane < 2; lane++) TRY(dev_lane_wait(a->m->dev, lane));
+    for (int i = 0; i < 2; i++) TRY(dev_copy_stream_wait(a->m->dev, i));
     return 0;
 }

@@ -1,0 +1,24 @@
+/* dev_int.h - what the checked calls share: the test for a missing table entry, and spans of a trace. */
+#ifndef VERLC_DEV_INT_H
+#define VERLC_DEV_INT_H
+
+#include "base/err.h"
+#include "dev/dev.h"
+
+void dev_trace__open(struct dev *d, const char *op, int64_t a, int64_t b, int64_t c);
+int dev_trace__close(struct dev *d, int rc);       /* gives rc back */
+void dev_trace__pause(struct dev *d, bool paused); /* no trace is fine */
+void dev_trace__drop(struct dev *d);
+
+/* After the checks, so that a bad call is refused on every backend alike. */
+#define HAVE(op)                                                                                      \
+    do {                                                                                              \
+        if (d->ops->op == NULL) FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op); \
+    } while (0)
+
+/* The call, with its span noted while a trace is on or a profiler listens; a, b, c: what tells calls of one op apart. */
+#define TRACED(op, args, a, b, c)                           \
+    (d->trace == NULL && d->range == NULL ? d->ops->op args \
+                                          : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))
+
+#endif
