@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job at full size on this machine: seed command 1 (spec, appendix B) on real GSM8K with the real
+# GRPO at full size on this machine: recipe 1 of docs/performance.md on GSM8K with the
 # Qwen2.5 tokenizer and the Qwen2.5-0.5B shape in random weights; responses cut to 128 tokens, 3 steps,
-# stopped after step 2 by SIGTERM and resumed.  Log with the time of each phase: docs/full_size.log.
-#   scripts/full_size.sh TOKENIZER_DIR GSM8K_DIR [OUT] >docs/full_size.log 2>&1
+# stopped after step 2 by SIGTERM and resumed.  Writes OUT/log, with the time of each phase.
+#   scripts/full_size.sh TOKENIZER_DIR GSM8K_DIR [OUT]
 set -eu
 cd "$(dirname "$0")/.."
 verlc=$PWD/build/release/verlc
@@ -31,11 +31,12 @@ run() { # in a subshell: the program takes its place, so that $! is the program
         trainer.default_local_dir="$out/run" trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=5 \
         trainer.total_training_steps=3 data.val_max_samples=16 "$@"
 }
-log=docs/full_size.log
+log=$out/log
+exec > >(tee "$log") 2>&1
 date -u
 run trainer.val_before_train=True &
 pid=$!
-while ! grep -q '^step:1 ' $log 2>/dev/null; do sleep 2; kill -0 $pid || exit 1; done
+while ! grep -q "^step:1 " "$log" 2>/dev/null; do sleep 2; kill -0 $pid || exit 1; done
 peak=$(awk '/VmHWM/ {print $2 / 1048576}' /proc/$pid/status)
 kill -TERM $pid # in the middle of step 2: its update is finished, or its rollout made again
 wait $pid || echo "first part ended with status $?; its peak resident memory was $peak GiB"
