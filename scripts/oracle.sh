@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft tables text track train.  GSM8K and
-# the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what
+# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft steps tables text track train.
+# GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what
 # needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python.
 # As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
 # build/oracle/NAME.log.  Exit status 0 when all passed.
@@ -22,7 +22,7 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-algo text conf train grpo optim model lora quant critic reward sft distill eval graders data tables track}
+names=${*:-algo text conf steps train grpo optim model lora quant critic reward sft distill eval graders data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"
@@ -103,6 +103,7 @@ compare_sft() {
     [ -d "$SHARED_DATA/tokenizers/qwen2_5" ] || { echo "skipped, no $SHARED_DATA/tokenizers/qwen2_5"; return 0; }
     $py tools/oracle_sft.py "$VERLC" "$SHARED_DATA/tokenizers/qwen2_5"
 }
+compare_steps() { $py tools/oracle_steps.py "$VERLC"; } # more by hand: --mixes 160 --seed 2
 compare_track() { $py tools/oracle_track.py; }
 compare_train() {
     fresh train && make_train "$out/train" && same train && fresh train_many &&
