@@ -7,8 +7,8 @@
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
 # NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft steps tables text track train.
-# GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz); what
-# needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python.
+# GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
+# what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python.
 # As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
 # build/oracle/NAME.log.  Exit status 0 when all passed.
 set -u
