@@ -1,14 +1,12 @@
 """`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
 where python3 has torch with CUDA and transformers, or vLLM, beside theirs from the same run.
 
-Rows: decode, train, logprob, step, start, recipe2.  `decode` samples from random weights, no end
-token, the prompts' part of the time included; `train` is forward, backward and AdamW over packed
-rows of 1024 tokens; `step` is the seed's first GRPO command at full size (random weights of Qwen2.5-0.5B, real tokenizer,
-GSM8K, every response 1024 tokens), of which it takes the step time, the time from command
-to first step, the GPU's idle share, and the device's memory beside the plan.  Without
-SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` is the second
-command (Qwen3-1.7B, 240 x 3): two steps, about three minutes on an H200; it runs where it is
-named or with --long.
+Rows: decode, train, logprob, step, start, recipe2.  `decode` samples from random weights, without an end
+token, prefill included.  `train` is forward, backward and AdamW over packed rows of 1024 tokens.  `step` is
+recipe 1 of docs/performance.md (GRPO, random weights of Qwen2.5-0.5B, real tokenizer, GSM8K, every response
+1024 tokens): step time, time from command to first step, the GPU's idle share, and device memory beside the
+plan.  Without SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` (Qwen3-1.7B,
+240 x 3) takes two steps, about three minutes on an H200; it runs where it is named or with --long.
 
   python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [recipe2] [--long] [--no-peers] [--compile]
 
@@ -252,7 +250,7 @@ def logprob(torch, args):
 
 
 def recipe(arch, data, run, batch, n, mini, micro, steps):
-    """The seed's GRPO command, every response of full length."""
+    """A GRPO command, every response of full length."""
     a, r = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
     return [
         "algorithm.adv_estimator=grpo", f"data.train_files={data / 'train.parquet'}", f"data.val_files={data / 'test.parquet'}",

@@ -85,8 +85,8 @@ def train(model, table):
               work={"op": "train", "model": MODEL, "length": length})
 
 
-# prompts, samples of each, prompt tokens, new tokens, bar. 16 x 5 is the seed recipe's batch; the
-# last row shares no prompt and has no bar: there both sides are bound by the prompts' arithmetic.
+# prompts, samples of each, prompt tokens, new tokens, bar. 16 x 5 is recipe 1's batch; the last
+# row shares no prompt and has no bar: there both sides are bound by the GEMMs of prefill.
 SHAPES = ((1, 1, 64, 64, 1.5), (16, 5, 64, 64, 3.0), (80, 1, 64, 16, None))
 
 
