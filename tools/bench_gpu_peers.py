@@ -46,17 +46,16 @@ def row(name, what, ours, peer=None, by="torch", **more):
 
 
 def machine():
-    """What the driver says of the GPU; another GPU than the committed one has no ceilings here."""
+    """What the driver says of the GPU; another GPU than the committed one has no ceilings here, so no roofline."""
     try:
-        p = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
-                           text=True)
+        said = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
+                              text=True).stdout
     except OSError:
-        return
-    if p.returncode == 0 and p.stdout:
-        name, driver = p.stdout.splitlines()[0].split(", ")
-        if name != FIGURES.machine.get("gpu"):
-            FIGURES.machine.clear()
-        FIGURES.machine |= {"gpu": name, "driver": driver}
+        said = ""
+    name, driver = (said.splitlines() or ["unknown, unknown"])[0].split(", ")
+    if name != FIGURES.machine["gpu"]:
+        FIGURES.machine.clear()
+    FIGURES.machine |= {"gpu": name, "driver": driver}
 
 
 def call(*args, **kw):

@@ -19,8 +19,8 @@ def take(path):
     new = Figures.read(path)
     home = FIGURES / pathlib.Path(path).name
     old = Figures.read(home)
-    if new.machine.get("gpu") != old.machine.get("gpu"):
-        old.rows = []
+    if new.machine.get("gpu") != old.machine.get("gpu"):  # figures of two GPUs do not mix
+        old.machine, old.rows = {}, []
     old.machine |= new.machine
     fresh = {r["id"]: r for r in new.rows}
     for i, r in enumerate(old.rows):
@@ -37,7 +37,8 @@ def table(name, groups):
     """Columns that are empty in every row are left out."""
     f = Figures.read(FIGURES / f"{name}.json")
     if groups == ["machine"]:
-        said = f.machine | {"memory": f"{f.machine['memory'] / 1e9:,.1f} GB/s", "gemm": f"{f.machine['gemm'] / 1e12:.2f} TFLOP/s"}
+        form = {"memory": lambda v: f"{v / 1e9:,.1f} GB/s", "gemm": lambda v: f"{v / 1e12:.2f} TFLOP/s"}
+        said = {k: form.get(k, str)(v) for k, v in f.machine.items()}
         return "".join(f"- {k}: {v}\n" for k, v in said.items())
     rows = [r for r in f.rows if r["id"].split("/")[0] in groups]
     cells = []
