@@ -3,6 +3,8 @@
 Started by verlc (VERLC_HELPER_FD names the socket) a frame is a 4-byte
 little-endian length and that many bytes of UTF-8 JSON.  Started by hand the
 same requests and replies go line by line over standard input and output.
+Requests are served one by one, in their order; or, where init returns an async handler,
+concurrently (event_loop.py).
 
 Invariant: every request gets exactly one reply with its id, an error included;
 nothing but frames is ever written to the socket.  This file imports the
@@ -26,7 +28,7 @@ class HelperError(Exception):
 
 
 def one_line(text):
-    return " ".join(str(text).split())
+    return " ".join(str(text).replace("\0", "\\0").split())
 
 
 def describe(error):
@@ -42,26 +44,31 @@ def describe(error):
     return "FORMAT", one_line(f"{type(error).__name__}: {error}")
 
 
-def answer(handle, init, message):
+def failure(message, error):
+    code, text = describe(error)
+    return {"id": message.get("id", 0), "error": text, "code": code}
+
+
+def answer(handle, message):
     """One reply object for one request object."""
     try:
-        if "init" in message:
-            if init is not None:
-                init(message["init"])
-            return {"id": message.get("id", 0), "ok": True}
         return {"id": message.get("id", 0), "ok": handle(message.get("req"))}
     except Exception as error:  # a handler's failure is an answer, not a death
-        code, text = describe(error)
-        return {"id": message.get("id", 0), "error": text, "code": code}
+        return failure(message, error)
 
 
 def encode(reply):
-    """Bytes of a reply; one that JSON or UTF-8 cannot carry becomes an error."""
+    """Bytes of a reply's JSON; one that JSON or UTF-8 cannot carry becomes an error."""
     try:
         return json.dumps(reply, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         text = one_line(f"the result is not JSON: {error}").encode("utf-8", "replace").decode("utf-8")
         return json.dumps({"id": reply["id"], "error": text, "code": "FORMAT"}).encode("utf-8")
+
+
+def frame(reply):
+    data = encode(reply)
+    return struct.pack("<I", len(data)) + data
 
 
 def read_exactly(sock, n):
@@ -76,16 +83,28 @@ def read_exactly(sock, n):
     return b"".join(parts)
 
 
+def read_message(sock):
+    """The next frame's object, or None at the end of the stream."""
+    head = read_exactly(sock, 4)
+    body = head and read_exactly(sock, struct.unpack("<I", head)[0])
+    return body and json.loads(body)
+
+
 def serve_socket(sock, handle, init):
-    while True:
-        head = read_exactly(sock, 4)
-        if head is None:
-            return
-        body = read_exactly(sock, struct.unpack("<I", head)[0])
-        if body is None:
-            return
-        data = encode(answer(handle, init, json.loads(body)))
-        sock.sendall(struct.pack("<I", len(data)) + data)
+    message = read_message(sock)
+    if message is None:
+        return
+    try:
+        concurrent = init(message["init"]) if init is not None else None
+    except Exception as error:
+        sock.sendall(frame(failure(message, error)))
+        return
+    sock.sendall(frame({"id": 0, "ok": True}))
+    if concurrent is not None:
+        from verlc_helpers.event_loop import serve_concurrently  # asyncio takes a while to load
+        return serve_concurrently(sock, concurrent)
+    while (message := read_message(sock)) is not None:
+        sock.sendall(frame(answer(handle, message)))
 
 
 def serve_lines(handle, init):
@@ -93,14 +112,14 @@ def serve_lines(handle, init):
         init(json.loads(sys.argv[1]))
     for line in sys.stdin:
         if line.strip():
-            reply = encode(answer(handle, init, {"req": json.loads(line)}))
-            sys.stdout.write(reply.decode("utf-8") + "\n")
+            sys.stdout.write(encode(answer(handle, {"req": json.loads(line)})).decode("utf-8") + "\n")
             sys.stdout.flush()
 
 
 def serve(handle, init=None):
     """Answers requests with handle(request) until the other end closes.
-    init(value) is called once at every start, before the first request."""
+    init(value) is called once at every start, before the first request.  An async handler that it
+    returns takes the place of handle, which then serves requests made by hand only."""
     fd = os.environ.pop("VERLC_HELPER_FD", None)
     if fd is None:
         return serve_lines(handle, init)

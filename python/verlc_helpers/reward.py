@@ -5,9 +5,10 @@
       -> {"score": number, "extra": {...}}   a number, or a dict with "score"
       -> {"crash": text}                     it raised
       -> {"unparsed": text}                  it returned something else
-  {"ping": true} -> {}                       the file loads
+  {"ping": true} -> {"async": bool}          the file loads
 
-def and async def both work.  By hand:
+A def is called once at a time.  Calls of an async def run on one event loop, as many as verlc
+sends, and its deadline is kept there (event_loop.py).  By hand:
   echo '{"solution_str": "#### 1", ...}' | python3 -m verlc_helpers.reward '{"path": "f.py", "name": "compute_score"}'
 """
 
@@ -27,6 +28,7 @@ def init(value):
     global FUNCTION, KWARGS
     FUNCTION = load(value["path"], value["name"], " (custom_reward_function.name)")
     KWARGS = value.get("kwargs") or {}
+    return handle_async if inspect.iscoroutinefunction(FUNCTION) else None
 
 
 def plain(value):
@@ -37,7 +39,7 @@ def plain(value):
         except (ValueError, RuntimeError, TypeError):
             return str(value)
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k).replace("\0", "\\0"): plain(v) for k, v in value.items()}  # JSON readers refuse NUL in keys
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -57,16 +59,27 @@ def result(value):
     return {"score": float(score), "extra": plain(value) if isinstance(value, dict) else {"acc": float(score)}}
 
 
+def arguments(request):
+    return {key: request.get(key) for key in ("data_source", "solution_str", "ground_truth", "extra_info")} | KWARGS
+
+
 def handle(request):
     if request.get("ping"):
-        return {}
-    call = {key: request.get(key) for key in ("data_source", "solution_str", "ground_truth", "extra_info")}
-    call.update(KWARGS)
+        return {"async": False}
     try:
-        value = FUNCTION(**call)
-        if inspect.isawaitable(value):
+        value = FUNCTION(**arguments(request))
+        if inspect.isawaitable(value):  # a def that returns a coroutine, or a function made async by hand
             value = asyncio.run(finish(value))
         return result(value)
+    except (Exception, SystemExit) as error:
+        return {"crash": describe(error)}
+
+
+async def handle_async(request):
+    if request.get("ping"):
+        return {"async": True}
+    try:
+        return result(await FUNCTION(**arguments(request)))
     except (Exception, SystemExit) as error:
         return {"crash": describe(error)}
 

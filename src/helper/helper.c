@@ -1,9 +1,11 @@
 /* helper.c - one helper: frames over its socket, deadlines, and what to say when
  * it fails.  A frame is a 4-byte little-endian length and that many bytes of JSON:
- *   to it    {"id": 0, "init": ...}, then {"id": N, "req": ...}
+ *   to it    {"id": 0, "init": ...}, then {"id": N, "timeout_s": T, "req": ...}
  *   from it  {"id": N, "ok": ...} or {"id": N, "error": text, "code": name}
- * Invariant: ids count up from 1 and replies come in that order; whatever breaks
- * this ends the process, so a late reply can never answer a later request. */
+ * Ids count up from 1 in each process.  Replies may come in any order; only helper_recv
+ * insists on that of the requests.
+ * Invariant: a reply names a pending request, once; whatever breaks this ends the
+ * process, so a late reply can never answer a later request. */
 #include "helper/helper_int.h"
 
 #include "base/buf.h"
@@ -33,8 +35,10 @@ struct helper {
     double start_deadline;
     struct buf out; /* frames not yet written, from out_pos on */
     size_t out_pos;
-    struct buf in;          /* bytes read, at most one incomplete frame after a step */
-    int64_t sent, received; /* ids */
+    struct buf in;    /* bytes read, at most one incomplete frame after a step */
+    int64_t last_id;  /* of the request sent last */
+    int64_t *pending; /* ids sent and not answered, oldest first */
+    int64_t n_pending, cap_pending;
     /* its stdout and stderr, line by line */
     char line[LINE_MAX_BYTES], last_line[LINE_MAX_BYTES];
     size_t n_line;
@@ -99,15 +103,19 @@ static void stop(struct helper *h, double grace_s, char *how, size_t n) {
     buf_free(&h->in);
     h->out_pos = 0;
     h->ready = false;
-    h->sent = h->received = 0;
+    h->last_id = h->n_pending = 0;
     h->n_line = 0;
 }
 
-static int queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id) {
+void helper__kill(struct helper *h) { stop(h, 0, NULL, 0); }
+
+static int queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id, double timeout_s) {
     const size_t start = h->out.n;
     int rc = 0;
     TRYG(buf_add(&h->out, "\0\0\0\0", HEAD), fail);
-    TRYG(buf_addf(&h->out, "{\"id\":%lld,\"%s\":", (long long)id, key), fail);
+    TRYG(buf_addf(&h->out, "{\"id\":%lld,", (long long)id), fail);
+    if (timeout_s > 0) TRYG(buf_addf(&h->out, "\"timeout_s\":%.17g,", timeout_s), fail);
+    TRYG(buf_addf(&h->out, "\"%s\":", key), fail);
     TRYG(json_dump_line(&h->out, value), fail);
     TRYG(buf_addc(&h->out, '}'), fail);
     const size_t n = h->out.n - start - HEAD;
@@ -124,7 +132,7 @@ static int start(struct helper *h) {
     h->last_line[0] = '\0';
     TRY(helper__spawn(&h->proc, &a));
     h->start_deadline = clock_now() + h->a.start_timeout_s;
-    int rc = queue_frame(h, "init", h->a.init, 0);
+    int rc = queue_frame(h, "init", h->a.init, 0, 0);
     if (rc < 0) stop(h, 0, NULL, 0);
     return rc;
 }
@@ -133,12 +141,13 @@ void helper_destroy(struct helper *h) {
     if (!h) return;
     if (h->proc.pid > 0) {
         /* a helper that still owes replies is not asked, only ended */
-        const double grace = h->sent == h->received ? 2.0 : 0.0;
+        const double grace = h->n_pending == 0 ? 2.0 : 0.0;
         drain_output(h);
         helper__stop(&h->proc, grace, NULL, 0);
     }
     buf_free(&h->out);
     buf_free(&h->in);
+    free(h->pending);
     json_decref((json_t *)(uintptr_t)h->a.init);
     free((char *)(uintptr_t)h->a.module);
     free(h->python);
@@ -268,42 +277,46 @@ static int io_read(struct helper *h) {
     }
 }
 
-/* A reply frame to the caller's value or error. */
-static int give_reply(struct helper *h, json_t *frame, json_t **reply) {
+/* Takes an id out of the pending ones; false: it is not among them. */
+static bool settle(struct helper *h, const json_t *id) {
+    for (int64_t i = 0; json_is_integer(id) && i < h->n_pending; i++) {
+        if (h->pending[i] != json_integer_value(id)) continue;
+        h->n_pending--;
+        memmove(h->pending + i, h->pending + i + 1, (size_t)(h->n_pending - i) * sizeof *h->pending);
+        return true;
+    }
+    return false;
+}
+
+/* 1: a reply frame is one request's value or error; 0: it answered the init; < 0: the process is gone. */
+static int give_reply(struct helper *h, json_t *frame, struct helper__reply *r) {
     const json_t *id = json_object_get(frame, "id"), *text = json_object_get(frame, "error");
     json_t *ok = json_object_get(frame, "ok");
-    const int64_t expect = h->ready ? h->received + 1 : 0;
-    if (!json_is_integer(id) || json_integer_value(id) != expect || (!ok && !json_is_string(text)) || expect > h->sent) {
+    const bool known = h->ready ? settle(h, id) : json_is_integer(id) && json_integer_value(id) == 0;
+    if (!known || (!ok && !json_is_string(text))) {
         json_decref(frame);
         return died(h, "broke the protocol");
     }
+    *r = (struct helper__reply){.id = (int64_t)json_integer_value(id), .value = h->ready && ok ? json_incref(ok) : NULL};
     if (!ok) {
         const json_t *name = json_object_get(frame, "code");
         const int code = code_of(json_is_string(name) ? json_string_value(name) : "");
-        char message[1024];
-        snprintf(message, sizeof message, "%s", json_string_value(text));
-        json_decref(frame);
-        if (!h->ready) stop(h, 0, NULL, 0); /* refused its init: useless, and the pending requests with it */
-        else h->received++;
-        FAIL(code, "%s (helper %s)", message, h->a.module);
-    }
-    if (h->ready) {
-        h->received++;
-        *reply = json_incref(ok);
+        r->rc = err_set(code, __FILE__, __LINE__, "%.1023s (helper %s)", json_string_value(text), h->a.module);
     }
     json_decref(frame);
     if (h->ready) return 1;
-    h->ready = true;
-    return 0;
+    if (r->rc == 0) h->ready = true;
+    else stop(h, 0, NULL, 0); /* refused its init: useless, and the pending requests with it */
+    return r->rc;
 }
 
-int helper__step(struct helper *h, json_t **reply) {
+int helper__step(struct helper *h, struct helper__reply *r) {
     for (bool ended = false;;) {
         json_t *frame;
         const int got = take_frame(h, &frame);
         if (got < 0) return got;
         if (got == 1) {
-            const int rc = give_reply(h, frame, reply);
+            const int rc = give_reply(h, frame, r);
             if (rc != 0) return rc;
             continue; /* the start was answered; its first reply may be here as well */
         }
@@ -329,28 +342,45 @@ void helper__fds(const struct helper *h, struct pollfd fds[HELPER__N_FDS]) {
 
 bool helper__ready(const struct helper *h) { return h->ready; }
 double helper__start_deadline(const struct helper *h) { return h->start_deadline; }
-int64_t helper_pending(const struct helper *h) { return h->sent - h->received; }
+int64_t helper_pending(const struct helper *h) { return h->n_pending; }
 
 /* --- requests --- */
 
-int helper_send(struct helper *h, const json_t *request) {
+int helper__send(struct helper *h, const json_t *request, double timeout_s, int64_t *id) {
     if (h->proc.pid > 0 && helper_pending(h) == 0 && helper__exited(&h->proc)) {
         log_debug("helper %s ended between two requests; starting it again", h->a.module);
         stop(h, 0, NULL, 0);
     }
     if (h->proc.pid <= 0) TRY(start(h));
-    TRY(queue_frame(h, "req", request, h->sent + 1));
-    h->sent++;
+    TRY(queue_frame(h, "req", request, h->last_id + 1, timeout_s));
+    *id = ++h->last_id;
+    xgrow((void **)&h->pending, &h->cap_pending, h->n_pending + 1, sizeof *h->pending);
+    h->pending[h->n_pending++] = *id;
     if (h->a.cpu_s > 0) helper__grant_cpu(&h->proc, h->a.cpu_s * helper_pending(h));
     return io_write(h);
 }
 
+int helper_send(struct helper *h, const json_t *request) {
+    int64_t id;
+    return helper__send(h, request, 0, &id);
+}
+
 int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
+    struct helper__reply r;
     if (helper_pending(h) == 0) FAIL(ERR_HELPER, "helper %s: no request is pending (lost with an earlier failure)", h->a.module);
+    const int64_t oldest = h->pending[0];
     double deadline = 0;
     for (;;) {
-        const int rc = helper__step(h, reply);
-        if (rc != 0) return rc > 0 ? 0 : rc;
+        const int rc = helper__step(h, &r);
+        if (rc < 0) return rc;
+        if (rc == 1 && r.id != oldest) {
+            json_decref(r.value);
+            return died(h, "broke the protocol: it answered out of order");
+        }
+        if (rc == 1) {
+            *reply = r.value;
+            return r.rc;
+        }
         if (h->ready && deadline == 0) deadline = clock_now() + timeout_s;
         int ms = clock_poll_ms(h->ready ? deadline : h->start_deadline);
         if (ms == 0) return helper__expire(h, timeout_s);

@@ -49,8 +49,10 @@ int helper_send(struct helper *h, const json_t *request);
 int helper_recv(struct helper *h, double timeout_s, json_t **reply);
 int64_t helper_pending(const struct helper *h);
 
-/* n processes of one kind, one request in flight in each, so that a crash costs
- * one request.  No threads: work moves on inside send and recv. */
+/* n processes of one kind, n_calls requests in flight in each.  With one a crash costs one
+ * request; above one the module has to serve them concurrently (protocol.py: init returns an
+ * async handler), and a process that dies costs all of its requests.  No threads: work moves on
+ * inside send and recv. */
 struct helper_pool;
 struct helper_result {
     int64_t ticket;
@@ -58,9 +60,13 @@ struct helper_result {
     json_t *reply; /* when rc == 0 */
     char *error;   /* when rc < 0 */
 };
-int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n);
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n, int64_t n_calls);
 void helper_pool_destroy(struct helper_pool *p); /* NULL ok */
-/* Queues a request; tickets count up from 0.  timeout_s as in helper_call. */
+/* Forgets every request and result; processes that were serving one are killed. */
+void helper_pool_cancel(struct helper_pool *p);
+/* Queues a request; tickets count up from 0.  timeout_s as in helper_call; with n_calls > 1 the
+ * module answers ERR_TIMEOUT for that request alone, and is killed if it answers nothing for
+ * timeout_s and 5 s more. */
 int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket);
 /* 1: *out is one finished request, in the order of finishing; 0: none within
  * wait_s (0: only look) or none pending. Free with helper_result_free. */

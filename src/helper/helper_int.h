@@ -33,12 +33,20 @@ void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n);
 enum { HELPER__N_FDS = 2 };
 /* What poll(2) has to watch before the next step. */
 void helper__fds(const struct helper *h, struct pollfd fds[HELPER__N_FDS]);
-/* Reads and writes what is possible without waiting.  1: *reply is the oldest
- * request's; 0: nothing yet; < 0: its error (helper_pending says what is left). */
-int helper__step(struct helper *h, json_t **reply);
+/* Queues a request.  timeout_s goes with it, for a module that serves many at once (0: none). */
+int helper__send(struct helper *h, const json_t *request, double timeout_s, int64_t *id);
+struct helper__reply {
+    int64_t id;    /* of its request */
+    int rc;        /* 0, or the error that the module answered, with the thread's message */
+    json_t *value; /* rc 0: new reference */
+};
+/* Reads and writes what is possible without waiting.  1: *r answers one pending request; 0: nothing
+ * yet; < 0: the process is gone, and with it every pending request. */
+int helper__step(struct helper *h, struct helper__reply *r);
 bool helper__ready(const struct helper *h); /* past start-up */
 double helper__start_deadline(const struct helper *h);
 /* Kills the process for having taken longer than timeout_s (start-up: its own limit). */
 int helper__expire(struct helper *h, double timeout_s);
+void helper__kill(struct helper *h); /* ends the process and forgets every pending request */
 
 #endif

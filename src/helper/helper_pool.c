@@ -1,7 +1,8 @@
 /* helper_pool.c - several helpers of one kind behind one queue, without threads.
- * Each process has one request in flight, so a crash or a hang costs that request
- * only and the others go on.  Results come in the order of finishing.
- * Invariant: every ticket yields exactly one result. */
+ * A helper has up to n_calls requests in flight: one, so that a crash or a hang costs that
+ * request only; or many, where the module serves them concurrently and keeps their deadlines
+ * itself.  Results come in the order of finishing.
+ * Invariant: every ticket yields exactly one result, unless the pool is cancelled. */
 #include "helper/helper_int.h"
 
 #include "base/buf.h"
@@ -13,20 +14,26 @@
 #include <string.h>
 
 enum { MAX_WORKERS = 256, SLICE_MS = 100 };
+#define GRACE_S 5. /* for a module that keeps deadlines itself to say that one has passed */
 
 struct job {
     int64_t ticket;
     json_t *request;
     double timeout_s;
 };
+struct call { /* a request in flight */
+    int64_t ticket, id;
+};
 struct worker {
     struct helper *h;
-    int64_t ticket; /* -1: idle */
-    double timeout_s;
-    double deadline; /* 0: the helper is still starting */
+    struct call *calls;
+    int64_t n_calls, cap_calls;
+    double timeout_s; /* the longest of the calls' */
+    double deadline;  /* for its next answer; 0: the helper is still starting */
 };
 struct helper_pool {
     int n;
+    int64_t n_calls; /* most calls of a worker */
     struct worker *w;
     /* two queues as arrays with a head; compacted when empty */
     struct job *jobs;
@@ -36,13 +43,14 @@ struct helper_pool {
     int64_t next_ticket, running;
 };
 
-int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n) {
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n, int64_t n_calls) {
     if (n < 1 || n > MAX_WORKERS)
         FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, n, MAX_WORKERS);
+    CHECK(n_calls >= 1);
     struct helper_pool *p = xcalloc(1, sizeof *p);
+    p->n_calls = n_calls;
     p->w = xcalloc((size_t)n, sizeof *p->w);
     for (; p->n < n; p->n++) {
-        p->w[p->n].ticket = -1;
         const int rc = helper_create(&p->w[p->n].h, args);
         if (rc < 0) {
             helper_pool_destroy(p);
@@ -53,11 +61,23 @@ int helper_pool_create(struct helper_pool **out, const struct helper_args *args,
     return 0;
 }
 
-void helper_pool_destroy(struct helper_pool *p) {
-    if (!p) return;
-    for (int i = 0; i < p->n; i++) helper_destroy(p->w[i].h);
+void helper_pool_cancel(struct helper_pool *p) {
+    for (int i = 0; i < p->n; i++) {
+        if (p->w[i].n_calls > 0) helper__kill(p->w[i].h);
+        p->w[i].n_calls = 0;
+    }
     for (int64_t i = p->job_head; i < p->n_jobs; i++) json_decref(p->jobs[i].request);
     for (int64_t i = p->done_head; i < p->n_done; i++) helper_result_free(&p->done[i]);
+    p->job_head = p->n_jobs = p->done_head = p->n_done = p->running = 0;
+}
+
+void helper_pool_destroy(struct helper_pool *p) {
+    if (!p) return;
+    helper_pool_cancel(p);
+    for (int i = 0; i < p->n; i++) {
+        helper_destroy(p->w[i].h);
+        free(p->w[i].calls);
+    }
     free(p->w);
     free(p->jobs);
     free(p->done);
@@ -77,44 +97,77 @@ static void finish(struct helper_pool *p, int64_t ticket, int rc, json_t *reply)
         .ticket = ticket, .rc = rc, .reply = rc == 0 ? reply : NULL, .error = rc < 0 ? xstrdup(err_msg()) : NULL};
 }
 
+/* The process is gone (the thread's error says why): its calls with it. */
+static void lose_calls(struct helper_pool *p, struct worker *w, int rc) {
+    for (int64_t i = 0; i < w->n_calls; i++) finish(p, w->calls[i].ticket, rc, NULL);
+    p->running -= w->n_calls;
+    w->n_calls = 0;
+}
+
+/* The worker with the fewest calls; NULL: all are full. */
+static struct worker *freest(struct helper_pool *p) {
+    struct worker *best = &p->w[0];
+    for (int i = 1; i < p->n; i++)
+        if (p->w[i].n_calls < best->n_calls) best = &p->w[i];
+    return best->n_calls < p->n_calls ? best : NULL;
+}
+
+/* A worker's next answer is due from now on. */
+static void arm(const struct helper_pool *p, struct worker *w) {
+    w->deadline = helper__ready(w->h) ? clock_now() + w->timeout_s + (p->n_calls > 1 ? GRACE_S : 0) : 0;
+}
+
 static void hand_out(struct helper_pool *p) {
-    for (int i = 0; i < p->n && p->job_head < p->n_jobs; i++) {
-        struct worker *w = &p->w[i];
-        if (w->ticket >= 0) continue;
+    struct worker *w;
+    while (p->job_head < p->n_jobs && (w = freest(p))) {
         struct job *j = &p->jobs[p->job_head++];
-        const int rc = helper_send(w->h, j->request);
+        int64_t id;
+        const int rc = helper__send(w->h, j->request, p->n_calls > 1 ? j->timeout_s : 0, &id);
         json_decref(j->request);
         if (rc < 0) {
             finish(p, j->ticket, rc, NULL);
-            i--; /* this worker is still free */
+            if (helper_pending(w->h) == 0) lose_calls(p, w, rc);
             continue;
         }
-        w->ticket = j->ticket;
-        w->timeout_s = j->timeout_s;
-        w->deadline = 0;
+        if (w->n_calls == 0 || j->timeout_s > w->timeout_s) w->timeout_s = j->timeout_s;
+        xgrow((void **)&w->calls, &w->cap_calls, w->n_calls + 1, sizeof *w->calls);
+        w->calls[w->n_calls++] = (struct call){j->ticket, id};
+        if (w->n_calls == 1) arm(p, w);
         p->running++;
     }
     if (p->job_head == p->n_jobs) p->job_head = p->n_jobs = 0;
 }
 
+static void take(struct helper_pool *p, struct worker *w, const struct helper__reply *r) {
+    int64_t i = 0;
+    while (i < w->n_calls && w->calls[i].id != r->id) i++;
+    CHECK(i < w->n_calls); /* helper__step gives answers to pending requests only */
+    finish(p, w->calls[i].ticket, r->rc, r->value);
+    w->calls[i] = w->calls[--w->n_calls];
+    p->running--;
+    arm(p, w);
+}
+
 /* Moves one busy worker on; it may become idle. */
 static void advance(struct helper_pool *p, struct worker *w) {
-    json_t *reply = NULL;
-    int rc = helper__step(w->h, &reply);
-    if (rc == 0) {
-        const bool ready = helper__ready(w->h);
-        if (ready && w->deadline == 0) w->deadline = clock_now() + w->timeout_s;
-        if (clock_poll_ms(ready ? w->deadline : helper__start_deadline(w->h)) > 0) return;
-        rc = helper__expire(w->h, w->timeout_s);
+    struct helper__reply r;
+    while (w->n_calls > 0) {
+        int rc = helper__step(w->h, &r);
+        if (rc > 0) {
+            take(p, w, &r);
+            continue;
+        }
+        if (rc == 0) {
+            if (w->deadline == 0) arm(p, w);
+            if (clock_poll_ms(w->deadline > 0 ? w->deadline : helper__start_deadline(w->h)) > 0) return;
+            rc = helper__expire(w->h, w->timeout_s);
+        }
+        lose_calls(p, w, rc);
     }
-    finish(p, w->ticket, rc < 0 ? rc : 0, reply);
-    w->ticket = -1;
-    p->running--;
 }
 
 static void advance_all(struct helper_pool *p) {
-    for (int i = 0; i < p->n; i++)
-        if (p->w[i].ticket >= 0) advance(p, &p->w[i]);
+    for (int i = 0; i < p->n; i++) advance(p, &p->w[i]);
     hand_out(p);
 }
 
@@ -124,7 +177,7 @@ static int wait_any(const struct helper_pool *p, int ms) {
     nfds_t n = 0;
     for (int i = 0; i < p->n; i++) {
         const struct worker *w = &p->w[i];
-        if (w->ticket < 0) continue;
+        if (w->n_calls == 0) continue;
         helper__fds(w->h, fds + n);
         n += HELPER__N_FDS;
         const int left = clock_poll_ms(w->deadline > 0 ? w->deadline : helper__start_deadline(w->h));

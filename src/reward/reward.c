@@ -1,38 +1,26 @@
-/* reward.c - from a finished response to its result: native graders by
- * data_source, or the user's compute_score in helper processes, and the overlong
- * penalty of verl's dapo manager.
+/* reward.c - from a finished response to its result: native graders by data_source, the
+ * overlong penalty of verl's dapo manager, and the list of results to be polled.
  *
- * Native graders answer at once and wait in a list to be polled; calls of user
- * code run in the helper pool and finish in any order.
+ * Native graders answer at once; the user's function is called in compute_score.c and
+ * its calls finish in any order.
  * Invariant: whatever goes wrong with one sample is that sample's result, with a
  * status that is not a score; it never ends the run from here. */
 #include "reward/reward_int.h"
 
 #include "base/err.h"
-#include "base/file.h"
-#include "base/json.h"
-#include "helper/helper.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
-#define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
-
 struct done {
     int64_t tag;
     struct reward_result result;
 };
-struct flight { /* a call in the helper pool */
-    int64_t tag, response_len;
-};
 struct reward {
-    struct reward_args args;  /* its pointers are not kept */
-    struct helper_pool *pool; /* NULL: native */
-    struct flight *flight;    /* of ticket first_ticket + i */
-    int64_t n_flight, flight_cap, first_ticket;
-    struct done *done; /* finished, not yet polled: done[done_at .. n_done) */
+    struct reward_args args;     /* its pointers are not read after the start */
+    struct reward__calls *calls; /* NULL: native */
+    struct done *done;           /* finished, not yet polled: done[done_at .. n_done) */
     int64_t done_at, n_done, done_cap;
 };
 
@@ -45,8 +33,7 @@ void reward_result_free(struct reward_result *r) {
     *r = (struct reward_result){0};
 }
 
-/* Takes message. */
-static struct reward_result failure(enum reward_status status, char *message) {
+struct reward_result reward__failure(enum reward_status status, char *message) {
     return (struct reward_result){.status = status, .extra = json_object(), .message = message};
 }
 
@@ -111,13 +98,13 @@ static struct reward_result grade(const struct reward_request *q) {
     const char *source = q->data_source ? q->data_source : "";
     const struct route *r = route_of(source);
     if (!r || !r->grade)
-        return failure(REWARD_MISSING, xasprintf("data_source '%s' has no %sgrader; give a compute_score with "
-                                                 "custom_reward_function.path",
-                                                 source, r ? "native " : ""));
+        return reward__failure(REWARD_MISSING, xasprintf("data_source '%s' has no %sgrader; give a compute_score with "
+                                                         "custom_reward_function.path",
+                                                         source, r ? "native " : ""));
     if (!json_is_string(q->ground_truth))
-        return failure(REWARD_MISSING,
-                       xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", source,
-                                 q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
+        return reward__failure(REWARD_MISSING,
+                               xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", source,
+                                         q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
     return r->grade(q, json_string_value(q->ground_truth));
 }
 
@@ -139,41 +126,7 @@ void reward_penalise_overlong(const struct reward_args *a, int64_t response_len,
     json_object_set_new(r->extra, "overlong", json_boolean(penalty < 0));
 }
 
-/* ---- the user's compute_score ---- */
-
-/* What verlc_helpers/reward.py answers: {"score", "extra"}, {"crash"} or {"unparsed"}. */
-static struct reward_result from_reply(const json_t *reply) {
-    const char *what = json_string_value(json_object_get(reply, "crash"));
-    if (what) return failure(REWARD_CRASH, xstrdup(what));
-    what = json_string_value(json_object_get(reply, "unparsed"));
-    if (what) return failure(REWARD_UNPARSED, xstrdup(what));
-    const json_t *score = json_object_get(reply, "score"), *extra = json_object_get(reply, "extra");
-    if (!json_is_number(score) || !json_is_object(extra))
-        return failure(REWARD_UNPARSED, xstrdup("the reward helper's reply has no score"));
-    return (struct reward_result){.status = REWARD_SCORE, .score = json_number_value(score), .extra = json_deep_copy(extra)};
-}
-
-static struct reward_result from_helper(const struct helper_result *h) {
-    if (h->rc == 0) return from_reply(h->reply);
-    return failure(h->rc == ERR_TIMEOUT ? REWARD_TIMEOUT : REWARD_CRASH, xstrdup(h->error ? h->error : err_name(h->rc)));
-}
-
-static int send_call(struct reward *r, const struct reward_request *q, int64_t tag, int64_t *ticket) {
-    json_t *solution = json_stringn(q->solution, q->n_solution);
-    if (!solution) FAIL(ERR_INPUT, "a response is not valid UTF-8 and cannot be scored");
-    json_t *call = json_pack("{s:s, s:o, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "", "solution_str",
-                             solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info);
-    CHECK(call != NULL);
-    const int rc = helper_pool_send(r->pool, call, r->args.timeout_s, ticket);
-    json_decref(call);
-    if (rc < 0) return rc;
-    if (r->n_flight == 0) r->first_ticket = *ticket;
-    const int64_t at = *ticket - r->first_ticket;
-    CHECK(at == r->n_flight);
-    xgrow((void **)&r->flight, &r->flight_cap, at + 1, sizeof *r->flight);
-    r->flight[r->n_flight++] = (struct flight){tag, q->response_len};
-    return 0;
-}
+/* ---- results that are ready ---- */
 
 static void add_done(struct reward *r, int64_t tag, struct reward_result result) {
     if (r->done_at == r->n_done) r->done_at = r->n_done = 0;
@@ -181,59 +134,19 @@ static void add_done(struct reward *r, int64_t tag, struct reward_result result)
     r->done[r->n_done++] = (struct done){tag, result};
 }
 
-/* 1: one call has finished; its result is in *out. */
-static int take_call(struct reward *r, double wait_s, int64_t *ticket, struct flight *f, struct reward_result *out) {
-    struct helper_result h;
-    const int rc = helper_pool_recv(r->pool, wait_s, &h);
-    if (rc <= 0) return rc;
-    *ticket = h.ticket;
-    *f = r->flight[h.ticket - r->first_ticket];
-    *out = from_helper(&h);
-    reward_penalise_overlong(&r->args, f->response_len, out);
-    helper_result_free(&h);
-    if (helper_pool_pending(r->pool) == 0) r->n_flight = 0; /* tickets start over at the next call */
-    return 1;
+static int take_call(struct reward *r, double wait_s, struct reward__called *out) {
+    const int rc = reward__call_take(r->calls, wait_s, out);
+    if (rc == 1) reward_penalise_overlong(&r->args, out->response_len, &out->result);
+    return rc;
 }
 
 /* ---- public ---- */
-
-/* Starts one helper and loads the file, so that a mistake in it shows before step 1. */
-static int check_loads(const struct helper_args *h) {
-    struct helper *probe;
-    json_t *reply = NULL, *ping = json_pack("{s:b}", "ping", 1);
-    int rc = helper_create(&probe, h);
-    if (rc == 0) {
-        rc = helper_call(probe, ping, DEFAULT_TIMEOUT_S, &reply);
-        helper_destroy(probe);
-    }
-    json_decref(ping);
-    json_decref(reply);
-    return rc;
-}
-
-static int start_helpers(struct reward *r, const struct reward_args *args) {
-    char *path = file_expand(args->path);
-    const char *name = args->name ? args->name : "compute_score";
-    json_t *init = json_pack("{s:s, s:s, s:O?}", "path", path, "name", name, "kwargs", args->kwargs);
-    const struct helper_args h = {.module = "verlc_helpers.reward", .init = init, .memory_bytes = USER_MEMORY_BYTES};
-    int rc = 0;
-    if (!file_exists(path)) FAILG(done, ERR_INPUT, "custom_reward_function.path %s does not exist", path);
-    TRYG(check_loads(&h), done);
-    TRYG(helper_pool_create(&r->pool, &h, args->n_workers > 0 ? args->n_workers : 1), done);
-done:
-    json_decref(init);
-    free(path);
-    return rc;
-}
 
 int reward_create(struct reward **out, const struct reward_args *args) {
     TRY(reward_check_overlong(args));
     struct reward *r = xcalloc(1, sizeof *r);
     r->args = *args;
-    r->args.path = r->args.name = NULL;
-    r->args.kwargs = NULL;
-    if (!(r->args.timeout_s > 0)) r->args.timeout_s = DEFAULT_TIMEOUT_S;
-    const int rc = args->path ? start_helpers(r, args) : 0;
+    const int rc = args->path ? reward__calls_create(&r->calls, args) : 0;
     if (rc < 0) {
         reward_destroy(r);
         return err_pass(rc, __FILE__, __LINE__);
@@ -242,36 +155,41 @@ int reward_create(struct reward **out, const struct reward_args *args) {
     return 0;
 }
 
+void reward_drop(struct reward *r) {
+    if (r->calls) reward__calls_cancel(r->calls);
+    for (int64_t i = r->done_at; i < r->n_done; i++) reward_result_free(&r->done[i].result);
+    r->done_at = r->n_done = 0;
+}
+
 void reward_destroy(struct reward *r) {
     if (!r) return;
-    helper_pool_destroy(r->pool);
-    for (int64_t i = r->done_at; i < r->n_done; i++) reward_result_free(&r->done[i].result);
+    reward_drop(r);
+    reward__calls_destroy(r->calls);
     free(r->done);
-    free(r->flight);
     free(r);
 }
 
 int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out) {
-    if (!r->pool) {
+    if (!r->calls) {
         *out = grade(q);
         reward_penalise_overlong(&r->args, q->response_len, out);
         return 0;
     }
-    int64_t mine, ticket;
-    struct flight f;
-    TRY(send_call(r, q, -1, &mine));
-    for (;;) { /* the pool's deadlines bound this wait */
-        const int rc = take_call(r, 1, &ticket, &f, out);
+    struct reward__called c;
+    TRY(reward__call_send(r->calls, q, -1));
+    for (;;) { /* the helpers' deadlines bound this wait */
+        const int rc = take_call(r, 1, &c);
         TRY(rc);
-        if (rc == 1 && ticket == mine) return 0;
-        if (rc == 1) add_done(r, f.tag, *out);
+        if (rc == 1 && c.tag == -1) break;
+        if (rc == 1) add_done(r, c.tag, c.result);
     }
+    *out = c.result;
+    return 0;
 }
 
 int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag) {
-    int64_t ticket;
     struct reward_result result;
-    if (r->pool) return send_call(r, q, tag, &ticket);
+    if (r->calls) return reward__call_send(r->calls, q, tag);
     TRY(reward_score(r, q, &result));
     add_done(r, tag, result);
     return 0;
@@ -283,12 +201,13 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
         *out = r->done[r->done_at++].result;
         return 1;
     }
-    if (!r->pool) return 0;
-    int64_t ticket;
-    struct flight f;
-    const int rc = take_call(r, wait_s, &ticket, &f, out);
-    if (rc == 1) *tag = f.tag;
+    struct reward__called c;
+    const int rc = r->calls ? take_call(r, wait_s, &c) : 0;
+    if (rc == 1) {
+        *tag = c.tag;
+        *out = c.result;
+    }
     return rc;
 }
 
-int64_t reward_pending(const struct reward *r) { return r->n_done - r->done_at + (r->pool ? helper_pool_pending(r->pool) : 0); }
+int64_t reward_pending(const struct reward *r) { return r->n_done - r->done_at + (r->calls ? reward__calls_pending(r->calls) : 0); }

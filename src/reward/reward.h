@@ -46,11 +46,12 @@ struct reward_request {                                /* borrowed for the call 
 };
 
 struct reward_args {
-    const char *path;     /* custom_reward_function.path; NULL: native graders */
-    const char *name;     /* its function; NULL: compute_score */
-    const json_t *kwargs; /* custom_reward_function.reward_kwargs, object or NULL; copied */
-    double timeout_s;     /* of one call; 0: 300, verl's */
-    int n_workers;        /* helper processes; 0: 1 */
+    const char *path;       /* custom_reward_function.path; NULL: native graders */
+    const char *name;       /* its function; NULL: compute_score */
+    const json_t *kwargs;   /* custom_reward_function.reward_kwargs, object or NULL; copied */
+    double timeout_s;       /* of one call; 0: 300, verl's */
+    int n_workers;          /* helper processes; 0: 1 */
+    int64_t max_concurrent; /* calls of an async function in flight in each; 0: 256 */
     /* The dapo manager's overlong_buffer_cfg; overlong_len 0: off. */
     int64_t overlong_len, max_resp_len;
     double overlong_penalty_factor;
@@ -71,6 +72,7 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
  * look), or none pending.  The caller frees *out. */
 int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out);
 int64_t reward_pending(const struct reward *r);
+void reward_drop(struct reward *r); /* forgets all of them; calls under way are killed */
 
 /* The overlong penalty of a (the fields above) on a score; anything else stays. */
 int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the lengths do not fit */

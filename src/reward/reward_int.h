@@ -1,4 +1,4 @@
-/* reward_int.h - text operations that the graders share. */
+/* reward_int.h - calls of compute_score, and text operations that the graders share. */
 #ifndef VERLC_REWARD_INT_H
 #define VERLC_REWARD_INT_H
 
@@ -6,6 +6,23 @@
 
 #include "base/buf.h"
 
+/* Takes message. */
+struct reward_result reward__failure(enum reward_status status, char *message);
+
+/* --- compute_score.c --- */
+struct reward__calls;
+int reward__calls_create(struct reward__calls **out, const struct reward_args *a); /* ERR_INPUT: no such file */
+void reward__calls_destroy(struct reward__calls *c);                               /* NULL ok */
+void reward__calls_cancel(struct reward__calls *c);                                /* forgets them all */
+int reward__call_send(struct reward__calls *c, const struct reward_request *q, int64_t tag);
+struct reward__called {
+    int64_t tag, response_len; /* as they were sent */
+    struct reward_result result;
+};
+int reward__call_take(struct reward__calls *c, double wait_s, struct reward__called *out); /* 1: one has finished */
+int64_t reward__calls_pending(const struct reward__calls *c);
+
+/* --- texts (grade_gsm8k.c) --- */
 /* The last n_chars code points of s[0 .. n) (Python s[-n_chars:]). */
 const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail);
 /* Bytes of the code point at p (at least 1, at most `left`). */

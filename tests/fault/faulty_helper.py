@@ -1,5 +1,6 @@
 """A helper that fails on request, for tests/fault/test_helper_faults.c."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ def init(value):
     if value == "refuse":
         raise HelperError("this init is refused", "INVAL")
     state["init"] = value
+    return handle_async if value == "async" else None
 
 
 def handle(request):
@@ -75,6 +77,22 @@ def handle(request):
             os._exit(3)
         return child.pid
     raise HelperError("unknown request")
+
+
+async def handle_async(request):
+    if request["do"] == "wait":
+        await asyncio.sleep(request["s"])
+        return {"pid": os.getpid()}
+    if request["do"] == "cancel":
+        asyncio.current_task().cancel()
+        await asyncio.sleep(600)
+    if request["do"] == "stubborn":
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                pass
+    return handle(request)
 
 
 if __name__ == "__main__":

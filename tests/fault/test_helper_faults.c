@@ -242,7 +242,7 @@ static void pool_loses_only_the_bad_request(void **state) {
     const int fds = count_fds();
     static const char *const kinds[] = {"echo", "exit", "echo", "hang", "refuse", "echo", "segv", "echo"};
     struct helper_pool *p = NULL;
-    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper"}, 3), 0);
+    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper"}, 3, 1), 0);
     for (int i = 0; i < 24; i++) {
         int64_t ticket;
         json_t *q = json_pack("{s:s, s:i}", "do", kinds[i % 8], "value", i);
@@ -281,6 +281,118 @@ static void pool_loses_only_the_bad_request(void **state) {
     assert_true(clock_now() - t < 5);
     assert_no_children();
     assert_int_equal(count_fds(), fds);
+}
+
+/* ---- many requests in one process ---- */
+
+static struct helper_pool *make_concurrent(int n, int64_t n_calls) {
+    struct helper_pool *p = NULL;
+    json_t *init = json_string("async");
+    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper", .init = init}, n, n_calls), 0);
+    json_decref(init);
+    return p;
+}
+
+static int64_t send_to(struct helper_pool *p, const char *kind, double seconds, double timeout_s) {
+    int64_t ticket;
+    json_t *q = json_pack("{s:s, s:f}", "do", kind, "s", seconds);
+    assert_int_equal(helper_pool_send(p, q, timeout_s, &ticket), 0);
+    json_decref(q);
+    return ticket;
+}
+
+/* The next result's ticket; rc is what it must be. */
+static int64_t next(struct helper_pool *p, int rc, json_t **reply) {
+    struct helper_result r;
+    assert_int_equal(helper_pool_recv(p, 60, &r), 1);
+    if (r.rc != rc) fail_msg("%lld: %s", (long long)r.ticket, r.error ? r.error : "no error");
+    if (reply) *reply = json_incref(r.reply);
+    const int64_t ticket = r.ticket;
+    helper_result_free(&r);
+    return ticket;
+}
+
+static void pool_serves_many_at_once(void **state) {
+    (void)state;
+    enum { N = 200 };
+    const int fds = count_fds();
+    struct helper_pool *p = make_concurrent(1, N);
+    json_t *first, *last = NULL;
+    send_to(p, "wait", 0, 20);
+    assert_int_equal(next(p, 0, &first), 0);
+    const double t = clock_now();
+    for (int i = 0; i < N; i++) send_to(p, "wait", i == 0 ? 2 : 1, 20); /* the first takes longest */
+    for (int i = 0; i < N - 1; i++) assert_true(next(p, 0, NULL) != 1);
+    assert_int_equal(next(p, 0, &last), 1);
+    assert_true(clock_now() - t < 10);    /* one by one: 201 s */
+    assert_true(json_equal(first, last)); /* one process served them all */
+    json_decref(first);
+    json_decref(last);
+    helper_pool_destroy(p);
+    assert_no_children();
+    assert_int_equal(count_fds(), fds);
+}
+
+static void each_request_has_its_own_deadline(void **state) {
+    (void)state;
+    struct helper_pool *p = make_concurrent(1, 16);
+    json_t *before, *after;
+    const int64_t slow = send_to(p, "wait", 600, 1), stubborn = send_to(p, "stubborn", 0, 1), good = send_to(p, "wait", 2, 20);
+    const int64_t cancelled = send_to(p, "cancel", 0, 20), refused = send_to(p, "refuse", 0, 20);
+    const int64_t a = next(p, ERR_HELPER, NULL), b = next(p, ERR_INPUT, NULL);
+    assert_true(a == cancelled && b == refused);
+    const int64_t c = next(p, ERR_TIMEOUT, NULL), d = next(p, ERR_TIMEOUT, NULL);
+    assert_true((c == slow && d == stubborn) || (c == stubborn && d == slow));
+    assert_int_equal(next(p, 0, &before), good);
+    send_to(p, "wait", 0, 20);
+    next(p, 0, &after);
+    assert_true(json_equal(before, after)); /* nobody was killed */
+    json_decref(before);
+    json_decref(after);
+    /* a blocked event loop: the process goes, once it has answered nothing for the timeout and its grace */
+    send_to(p, "hang", 0, 0.5);
+    send_to(p, "wait", 0, 0.5);
+    next(p, ERR_TIMEOUT, NULL);
+    next(p, ERR_TIMEOUT, NULL);
+    send_to(p, "wait", 0, 20);
+    next(p, 0, NULL);
+    helper_pool_destroy(p);
+    assert_no_children();
+}
+
+static void a_crash_costs_the_requests_in_flight(void **state) {
+    (void)state;
+    struct helper_pool *p = make_concurrent(2, 4);
+    for (int i = 0; i < 2; i++) { /* both are up */
+        send_to(p, "wait", 0.5, 20);
+    }
+    next(p, 0, NULL);
+    next(p, 0, NULL);
+    int64_t lost = 0, served = 0;
+    for (int i = 0; i < 20; i++) send_to(p, i == 6 ? "exit" : "wait", 1, 20); /* 8 in flight, 12 queued */
+    for (int i = 0; i < 20; i++) {
+        struct helper_result r;
+        assert_int_equal(helper_pool_recv(p, 60, &r), 1);
+        assert_true(r.rc == 0 || (r.rc == ERR_HELPER && strstr(r.error, "exit code 7")));
+        lost += r.rc < 0;
+        served += r.rc == 0;
+        helper_result_free(&r);
+    }
+    assert_int_equal(lost, 4);
+    assert_int_equal(served, 16);
+    /* cancelled with work in flight and queued: nothing is left, and the pool goes on */
+    for (int i = 0; i < 20; i++) send_to(p, "wait", 600, 900);
+    assert_int_equal(helper_pool_pending(p), 20);
+    const double t = clock_now();
+    helper_pool_cancel(p);
+    assert_true(clock_now() - t < 5);
+    assert_int_equal(helper_pool_pending(p), 0);
+    assert_no_children();
+    const int64_t ticket = send_to(p, "wait", 0, 20);
+    assert_int_equal(next(p, 0, NULL), ticket);
+    for (int i = 0; i < 20; i++) send_to(p, "stubborn", 0, 900);
+    helper_pool_destroy(p);
+    assert_no_children();
 }
 
 static bool is_gone(pid_t pid) {
@@ -343,6 +455,9 @@ int main(void) {
         cmocka_unit_test(missing_pieces),
         cmocka_unit_test(pipelined_requests_keep_order_and_fail_together),
         cmocka_unit_test(pool_loses_only_the_bad_request),
+        cmocka_unit_test(pool_serves_many_at_once),
+        cmocka_unit_test(each_request_has_its_own_deadline),
+        cmocka_unit_test(a_crash_costs_the_requests_in_flight),
         cmocka_unit_test(nothing_outlives_us),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -36,6 +36,7 @@ static int config_read(struct eval *e, const struct conf *c) {
         TRY(conf_json(c, "custom_reward_function.reward_kwargs", &e->reward_args.kwargs));
     TRY(conf_i64_opt(c, "reward.num_workers", &workers));
     e->reward_args.n_workers = (int)workers;
+    TRY(conf_i64_opt(c, "reward.max_concurrent", &e->reward_args.max_concurrent));
     return conf_f64_opt(c, "reward.timeout", &e->reward_args.timeout_s);
 }
 

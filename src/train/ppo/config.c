@@ -510,6 +510,7 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     TRY(conf_f64(c, "reward.timeout", &k->reward.timeout_s));
     TRY(conf_i64(c, "reward.num_workers", &workers));
     k->reward.n_workers = (int)workers;
+    TRY(conf_i64(c, "reward.max_concurrent", &k->reward.max_concurrent));
     TRY(conf_str(c, "reward.reward_manager.name", &manager));
     if (strcmp(manager, "dapo") == 0) TRY(read_overlong(k, c));
     else if (strcmp(manager, "naive") != 0) FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", manager);

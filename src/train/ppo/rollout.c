@@ -485,10 +485,8 @@ static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, s
     if (!g->validation) rollout_metrics(g);
 out:
     if (rc < 0) { /* answers still on their way belong to nobody */
-        int64_t tag;
-        struct reward_result r;
         if (p->rm) reward_model_drop(p->rm);
-        while (reward_pending(p->reward) > 0 && reward_poll(p->reward, 1.0, &tag, &r) > 0) reward_result_free(&r);
+        reward_drop(p->reward);
     }
     gen_free(g);
     return rc;
