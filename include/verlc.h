@@ -56,7 +56,7 @@ struct verlc_batch *verlc_batch_create(void); /* empty; a stage fills it, and em
 void verlc_batch_free(struct verlc_batch *b); /* NULL ok */
 
 /* One column: sample i owns the elements off[i] .. off[i + 1) of the array that is not
- * NULL.  A column of one number a sample has off[i] == i.  The arrays may be written;
+ * NULL.  A column of one number a sample has off[i] == i.  The numbers may be written;
  * they are the batch's and valid until a column is added or the batch is filled anew. */
 struct verlc_column {
     int64_t n;          /* samples */
@@ -65,7 +65,8 @@ struct verlc_column {
     int64_t *i64;
     float *f32;
     double *f64;
-    char **str;
+    char **str;            /* UTF-8; a text may hold NUL: */
+    const size_t *str_len; /* bytes of each */
 };
 /* A failure: the batch has no such column, or it holds JSON values. */
 int verlc_column(struct verlc *v, const struct verlc_batch *b, const char *name, struct verlc_column *out);

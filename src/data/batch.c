@@ -41,6 +41,7 @@ static void col_free(struct batch_col *c, int64_t n_rows) {
     if (c->type == BATCH_JSON)
         for (int64_t i = 0; i < n; i++) json_decref(c->json[i]);
     free(c->p);
+    free(c->str_len);
     free(c->off);
     free(c->name);
 }
@@ -59,22 +60,27 @@ void batch_free_all(struct batch *pieces, int64_t n) {
 
 /* --- elements --- */
 
-/* Copies n elements; strings are duplicated, JSON values shared (they are not changed in place). src == NULL:
- * defaults. */
-static void copy_elems(enum batch_type t, void *dst, const void *src, int64_t n) {
-    if (t == BATCH_STR) {
-        char **d = dst;
-        char *const *s = src;
-        for (int64_t i = 0; i < n; i++) d[i] = xstrdup(s ? s[i] : "");
-    } else if (t == BATCH_JSON) {
-        json_t **d = dst;
-        json_t *const *s = src;
-        for (int64_t i = 0; i < n; i++) d[i] = s ? json_incref(s[i]) : json_null();
-    } else if (src) {
-        if (n > 0) memcpy(dst, src, (size_t)n * elem_size(t));
-    } else {
-        memset(dst, 0, (size_t)n * elem_size(t));
-    }
+/* Room for the elements that off counts: zeros, which for strings and JSON the caller fills. */
+static void alloc_elems(struct batch_col *c, int64_t n_rows) {
+    c->p = xcalloc((size_t)c->off[n_rows], elem_size(c->type));
+    if (c->type == BATCH_STR) c->str_len = xcalloc((size_t)c->off[n_rows], sizeof *c->str_len);
+}
+
+/* Copies n elements; strings are duplicated, JSON values shared (they are not changed in place). */
+static void copy_elems(struct batch_col *dst, int64_t at, const struct batch_col *src, int64_t from, int64_t n) {
+    const size_t size = elem_size(dst->type);
+    for (int64_t i = 0; i < n && dst->type == BATCH_STR; i++)
+        batch_set_str(dst, at + i, src->str[from + i], src->str_len[from + i]);
+    for (int64_t i = 0; i < n && dst->type == BATCH_JSON; i++) dst->json[at + i] = json_incref(src->json[from + i]);
+    if (dst->type != BATCH_STR && dst->type != BATCH_JSON && n > 0)
+        memcpy((char *)dst->p + (size_t)at * size, (const char *)src->p + (size_t)from * size, (size_t)n * size);
+}
+
+void batch_set_str(struct batch_col *c, int64_t i, const char *s, size_t n) {
+    char *copy = xstrndup(s, n);
+    free(c->str[i]);
+    c->str[i] = copy;
+    c->str_len[i] = n;
 }
 
 static bool same_f64(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
@@ -85,7 +91,7 @@ static bool same_elem(const struct batch_col *a, const struct batch_col *b, int6
     case BATCH_I64: return a->i64[i] == b->i64[i];
     case BATCH_F32: return same_f64((double)a->f32[i], (double)b->f32[i]);
     case BATCH_F64: return same_f64(a->f64[i], b->f64[i]);
-    case BATCH_STR: return strcmp(a->str[i], b->str[i]) == 0;
+    case BATCH_STR: return a->str_len[i] == b->str_len[i] && memcmp(a->str[i], b->str[i], a->str_len[i]) == 0;
     case BATCH_JSON: return json_equal(a->json[i], b->json[i]);
     }
     return false;
@@ -126,8 +132,13 @@ int batch_add(struct batch *b, const char *name, enum batch_type type, const int
         CHECK(!lens || lens[r] >= 0);
         c->off[r + 1] = c->off[r] + (lens ? lens[r] : 1);
     }
-    c->p = xcalloc((size_t)c->off[b->n_rows], elem_size(type));
-    copy_elems(type, c->p, data, c->off[b->n_rows]);
+    const int64_t n = c->off[b->n_rows];
+    json_t *const *json = data;
+    CHECK(type != BATCH_STR || !data);
+    alloc_elems(c, b->n_rows);
+    for (int64_t i = 0; i < n && type == BATCH_STR; i++) batch_set_str(c, i, "", 0);
+    for (int64_t i = 0; i < n && type == BATCH_JSON; i++) c->json[i] = json ? json_incref(json[i]) : json_null();
+    if (type != BATCH_STR && type != BATCH_JSON && data && n > 0) memcpy(c->p, data, (size_t)n * elem_size(type));
     if (out) *out = c;
     return 0;
 }
@@ -171,12 +182,9 @@ void batch_drop(struct batch *b, const char *name) {
 /* dst (n_rows of the new batch set) gets the named rows of one column, in that order. */
 static void gather(struct batch *dst, const struct batch_col *src, const int64_t *rows) {
     struct batch_col *c = push_col(dst, src->name, src->type);
-    const size_t size = elem_size(src->type);
     for (int64_t i = 0; i < dst->n_rows; i++) c->off[i + 1] = c->off[i] + batch_len(src, rows[i]);
-    c->p = xcalloc((size_t)c->off[dst->n_rows], size);
-    for (int64_t i = 0; i < dst->n_rows; i++)
-        copy_elems(src->type, (char *)c->p + (size_t)c->off[i] * size, (const char *)src->p + (size_t)src->off[rows[i]] * size,
-                   batch_len(src, rows[i]));
+    alloc_elems(c, dst->n_rows);
+    for (int64_t i = 0; i < dst->n_rows; i++) copy_elems(c, c->off[i], src, src->off[rows[i]], batch_len(src, rows[i]));
 }
 
 int batch_select(struct batch *out, const struct batch *b, const int64_t *rows, int64_t n) {
@@ -349,18 +357,16 @@ int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n)
     batch_init(&r, rows);
     r.meta = meta;
     for (int k = 0; k < parts[0]->n_cols; k++) {
-        const enum batch_type type = parts[0]->cols[k].type;
-        const size_t size = elem_size(type);
-        struct batch_col *c = push_col(&r, parts[0]->cols[k].name, type);
+        struct batch_col *c = push_col(&r, parts[0]->cols[k].name, parts[0]->cols[k].type);
         int64_t row = 0, at = 0;
         for (int64_t i = 0; i < n; i++) {
             const struct batch_col *s = batch_find(parts[i], c->name);
             for (int64_t j = 0; j < parts[i]->n_rows; j++, row++) c->off[row + 1] = c->off[row] + batch_len(s, j);
         }
-        c->p = xcalloc((size_t)c->off[rows], size);
+        alloc_elems(c, rows);
         for (int64_t i = 0; i < n; i++) {
             const struct batch_col *s = batch_find(parts[i], c->name);
-            copy_elems(type, (char *)c->p + (size_t)at * size, s->p, s->off[parts[i]->n_rows]);
+            copy_elems(c, at, s, 0, s->off[parts[i]->n_rows]);
             at += s->off[parts[i]->n_rows];
         }
     }

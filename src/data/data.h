@@ -26,18 +26,20 @@ struct chat_template; /* text/text.h */
 enum batch_type { BATCH_I32, BATCH_I64, BATCH_F32, BATCH_F64, BATCH_STR, BATCH_JSON };
 
 /* One column: row r holds the elements off[r] .. off[r+1] of the array that
- * `type` selects.  A scalar column has one element in every row. */
+ * `type` selects.  A scalar column has one element in every row.  A string may hold NUL: its
+ * length stands beside it (batch_set_str keeps the two together). */
 struct batch_col {
     char *name;
     enum batch_type type;
-    int64_t *off; /* n_rows + 1 */
+    int64_t *off;    /* n_rows + 1 */
+    size_t *str_len; /* BATCH_STR: bytes of each; else NULL */
     union {
         void *p;
         int32_t *i32;
         int64_t *i64;
         float *f32;
         double *f64;
-        char **str;    /* each owned; never NULL */
+        char **str;    /* each owned; never NULL; a NUL follows its str_len bytes */
         json_t **json; /* each owned; never NULL */
     };
 };
@@ -52,11 +54,14 @@ static inline int64_t batch_len(const struct batch_col *c, int64_t row) { return
 void batch_init(struct batch *b, int64_t n_rows);
 void batch_free(struct batch *b); /* a zeroed struct is fine */
 
-/* A new column, filled from `data` (copied; JSON values get a reference). lens == NULL: one element a row.
+/* A new column, filled from `data` (copied; JSON values get a reference; strings have none).
+ * lens == NULL: one element a row.
  * data == NULL: zeros, "" or null, to be written in place through *out (out may be NULL; valid until the next
  * column is added or removed).  ERR_INTERNAL if the name is taken. */
 int batch_add(struct batch *b, const char *name, enum batch_type type, const int64_t *lens, const void *data,
               struct batch_col **out);
+/* Element i of a string column becomes the n bytes at s (copied). */
+void batch_set_str(struct batch_col *c, int64_t i, const char *s, size_t n);
 /* ERR_INTERNAL naming the column if it is absent or of another type. */
 int batch_get(const struct batch *b, const char *name, enum batch_type type, struct batch_col **out);
 struct batch_col *batch_find(const struct batch *b, const char *name); /* NULL if absent */

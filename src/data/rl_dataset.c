@@ -221,8 +221,8 @@ int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, 
     for (int64_t i = 0; i < n; i++) c->i64[i] = d->prompts[idx[i]].uid;
     TRYG(batch_add(&b, d->reward_fn_key, BATCH_STR, NULL, NULL, &c), fail);
     for (int64_t i = 0; i < n; i++) {
-        free(c->str[i]);
-        c->str[i] = xstrdup(json_string_value(json_object_get(d->prompts[idx[i]].row, d->reward_fn_key)));
+        const json_t *source = json_object_get(d->prompts[idx[i]].row, d->reward_fn_key);
+        batch_set_str(c, i, json_string_value(source), json_string_length(source));
     }
     TRYG(add_json(&b, d, idx, "raw_prompt", d->prompt_key, pick_column), fail);
     TRYG(add_json(&b, d, idx, "extra_info", NULL, pick_extra), fail);

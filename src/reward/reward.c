@@ -94,6 +94,45 @@ static const struct route *route_of(const char *data_source) {
     return NULL;
 }
 
+/* The graders work on C strings.  A NUL in a text is this for them, a character that no text has, and comes back as
+ * a NUL in what they say. */
+static const struct {
+    const char *p;
+    size_t n;
+} nul = {"", 1}, stand_in = {"\xF4\x8F\xBF\xBF", 4}; /* U+10FFFF */
+
+static struct buf swap_nul(const char *s, size_t n, bool back) {
+    const char *from = back ? stand_in.p : nul.p, *to = back ? nul.p : stand_in.p, *hit;
+    const size_t n_from = back ? stand_in.n : nul.n, n_to = back ? nul.n : stand_in.n;
+    struct buf out = {0};
+    for (; (hit = memmem(s, n, from, n_from)); n -= (size_t)(hit - s) + n_from, s = hit + n_from) {
+        buf_add(&out, s, (size_t)(hit - s));
+        buf_add(&out, to, n_to);
+    }
+    buf_add(&out, s, n);
+    return out;
+}
+
+static struct reward_result grade_without_nul(const struct route *r, const struct reward_request *q) {
+    const char *truth = json_string_value(q->ground_truth);
+    const size_t n_truth = json_string_length(q->ground_truth);
+    if (!memchr(truth, 0, n_truth) && !(q->n_solution > 0 && memchr(q->solution, 0, q->n_solution))) return r->grade(q, truth);
+    struct buf want = swap_nul(truth, n_truth, false), said = swap_nul(q->n_solution > 0 ? q->solution : "", q->n_solution, false);
+    struct reward_request clean = *q;
+    clean.solution = said.p;
+    clean.n_solution = said.n;
+    struct reward_result result = r->grade(&clean, want.p);
+    const json_t *pred = json_object_get(result.extra, "pred");
+    if (pred) {
+        struct buf text = swap_nul(json_string_value(pred), json_string_length(pred), true);
+        json_object_set_new(result.extra, "pred", json_stringn(text.p, text.n));
+        buf_free(&text);
+    }
+    buf_free(&want);
+    buf_free(&said);
+    return result;
+}
+
 static struct reward_result grade(const struct reward_request *q) {
     const char *source = q->data_source ? q->data_source : "";
     const struct route *r = route_of(source);
@@ -105,7 +144,7 @@ static struct reward_result grade(const struct reward_request *q) {
         return reward__failure(REWARD_MISSING,
                                xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", source,
                                          q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
-    return r->grade(q, json_string_value(q->ground_truth));
+    return grade_without_nul(r, q);
 }
 
 /* ---- the overlong penalty (verl's DAPORewardManager) ---- */

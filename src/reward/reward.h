@@ -78,7 +78,7 @@ void reward_drop(struct reward *r); /* forgets all of them; calls under way are 
 int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the lengths do not fit */
 void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r);
 
-/* ---- native graders (verl/utils/reward_score) ---- */
+/* ---- native graders (verl/utils/reward_score), of texts without NUL (reward_score sees to it) ---- */
 /* The extracted answer (caller frees), NULL when there is none. */
 char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
 double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method);

@@ -5,7 +5,7 @@
  *   metrics(step, name, value)       one row a metric
  *   samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score,
  *           advantage, reward_status, finish, prompt_ids, ids, logp, extra)
- *           ids: little-endian int32; logp: little-endian float32; extra: JSON */
+ *           texts are UTF-8 and may hold NUL; ids: little-endian int32; logp: little-endian float32; extra: JSON */
 #include "track/track_int.h"
 
 #include "base/buf.h"
@@ -128,8 +128,10 @@ static int db_sample(void *v, const struct track_sample *s) {
     sqlite3_bind_int(st, 2, s->validation);
     sqlite3_bind_int64(st, 3, s->uid);
     sqlite3_bind_int64(st, 4, s->index);
-    const char *const texts[] = {s->data_source, s->prompt, s->response, s->ground_truth};
-    for (int i = 0; i < 4; i++) sqlite3_bind_text(st, 5 + i, texts[i], -1, SQLITE_STATIC);
+    sqlite3_bind_text(st, 5, s->data_source, -1, SQLITE_STATIC);
+    const struct track_text texts[] = {s->prompt, s->response, s->ground_truth};
+    for (int i = 0; i < 3; i++) /* whole, NUL or not: SQLite keeps the bytes, its shell shows those before the NUL */
+        sqlite3_bind_text64(st, 6 + i, texts[i].p, (sqlite3_uint64)texts[i].n, SQLITE_STATIC, SQLITE_UTF8);
     sqlite3_bind_double(st, 9, s->score);
     sqlite3_bind_double(st, 10, s->advantage);
     sqlite3_bind_text(st, 11, s->reward_status, -1, SQLITE_STATIC);
@@ -137,7 +139,7 @@ static int db_sample(void *v, const struct track_sample *s) {
     sqlite3_bind_blob64(st, 13, s->prompt_ids, (sqlite3_uint64)s->n_prompt * 4, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 14, s->ids, (sqlite3_uint64)s->n * 4, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 15, s->logp, (sqlite3_uint64)s->n * 4, SQLITE_STATIC);
-    sqlite3_bind_text(st, 16, extra.p, -1, SQLITE_STATIC);
+    sqlite3_bind_text64(st, 16, extra.p, (sqlite3_uint64)extra.n, SQLITE_STATIC, SQLITE_UTF8);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
     return rc;

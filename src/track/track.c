@@ -97,9 +97,9 @@ static void record_free(struct record *r) {
     metrics_free(&r->metrics);
     if (r->is_sample) {
         free((char *)(uintptr_t)s->data_source);
-        free((char *)(uintptr_t)s->prompt);
-        free((char *)(uintptr_t)s->response);
-        free((char *)(uintptr_t)s->ground_truth);
+        free((char *)(uintptr_t)s->prompt.p);
+        free((char *)(uintptr_t)s->response.p);
+        free((char *)(uintptr_t)s->ground_truth.p);
         free((char *)(uintptr_t)s->reward_status);
         free((char *)(uintptr_t)s->finish);
         free((int32_t *)(uintptr_t)s->prompt_ids);
@@ -257,19 +257,20 @@ static void *copy(const void *p, size_t n) {
     if (n) memcpy(q, p, n);
     return q;
 }
-static char *text(const char *s) { return xstrdup(s ? s : ""); }
+static char *name(const char *s) { return xstrdup(s ? s : ""); }
+static struct track_text text(struct track_text s) { return (struct track_text){copy(s.p, s.n), s.n}; }
 
 void track_sample(struct track *t, const struct track_sample *s) {
     struct record *r = xcalloc(1, sizeof *r);
     r->is_sample = true;
     r->step = s->step;
     r->sample = *s;
-    r->sample.data_source = text(s->data_source);
+    r->sample.data_source = name(s->data_source);
     r->sample.prompt = text(s->prompt);
     r->sample.response = text(s->response);
     r->sample.ground_truth = text(s->ground_truth);
-    r->sample.reward_status = text(s->reward_status);
-    r->sample.finish = text(s->finish);
+    r->sample.reward_status = name(s->reward_status);
+    r->sample.finish = name(s->finish);
     r->sample.prompt_ids = copy(s->prompt_ids, (size_t)s->n_prompt * sizeof *s->prompt_ids);
     r->sample.ids = copy(s->ids, (size_t)s->n * sizeof *s->ids);
     r->sample.logp = copy(s->logp, (size_t)s->n * sizeof *s->logp);

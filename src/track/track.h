@@ -30,13 +30,18 @@ void metrics_merge(struct metrics *into, const struct metrics *from); /* later w
 bool metrics_get(const struct metrics *m, const char *name, double *value);
 
 /* ---- the run ---- */
+struct track_text { /* may hold NUL */
+    const char *p;  /* NULL: empty */
+    size_t n;
+};
 /* One generated sample, for run.db and the dumps. Borrowed during the call. */
 struct track_sample {
     int64_t step;
     bool validation;
-    int64_t uid;                                                /* dataset row */
-    int64_t index;                                              /* sample of its prompt */
-    const char *data_source, *prompt, *response, *ground_truth; /* text */
+    int64_t uid;   /* dataset row */
+    int64_t index; /* sample of its prompt */
+    const char *data_source;
+    struct track_text prompt, response, ground_truth;
     const int32_t *prompt_ids, *ids;
     int64_t n_prompt, n;
     const float *logp;         /* (n) */

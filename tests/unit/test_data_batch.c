@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* Row r: ids of length r % 3, score r / 2, name "row r", meta object {"r": r}. */
+/* Row r: ids of length r % 3, score r / 2, name "row r", NUL, "end", meta object {"r": r}. */
 static struct batch make(int64_t n) {
     struct batch b;
     struct batch_col *c;
@@ -27,9 +27,8 @@ static struct batch make(int64_t n) {
     for (int64_t r = 0; r < n; r++) c->f32[r] = (float)r / 2;
     assert_int_equal(batch_add(&b, "name", BATCH_STR, NULL, NULL, &c), 0);
     for (int64_t r = 0; r < n; r++) {
-        snprintf(name, sizeof name, "row %d", (int)r);
-        free(c->str[r]);
-        c->str[r] = strdup(name);
+        const int len = snprintf(name, sizeof name, "row %d%cend", (int)r, 0);
+        batch_set_str(c, r, name, (size_t)len);
     }
     assert_int_equal(batch_add(&b, "info", BATCH_JSON, NULL, NULL, &c), 0);
     for (int64_t r = 0; r < n; r++) {
@@ -49,8 +48,9 @@ static void assert_row(const struct batch *b, int64_t i, int64_t r) {
     assert_int_equal(batch_get(b, "score", BATCH_F32, &c), 0);
     assert_true(c->f32[i] == (float)r / 2);
     assert_int_equal(batch_get(b, "name", BATCH_STR, &c), 0);
-    snprintf(name, sizeof name, "row %d", (int)r);
-    assert_string_equal(c->str[i], name);
+    const int n = snprintf(name, sizeof name, "row %d%cend", (int)r, 0);
+    assert_int_equal(c->str_len[i], n);
+    assert_memory_equal(c->str[i], name, (size_t)n + 1);
     assert_int_equal(batch_get(b, "info", BATCH_JSON, &c), 0);
     assert_int_equal(json_integer_value(json_object_get(c->json[i], "r")), r);
 }

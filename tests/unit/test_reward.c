@@ -57,6 +57,39 @@ static void data_source_picks_the_grader(void **state) {
     reward_destroy(r);
 }
 
+/* A NUL is a character like any other: what follows it counts, and an answer with one is not the answer without. */
+static void nul_is_a_character(void **state) {
+    (void)state;
+    static const char box[] = "so \0 \\boxed{5}", gsm[] = "a\0b #### 72", tail[] = "#### 72\0 6", said[] = "Answer: 7\0x\ny";
+    const struct {
+        const char *source, *text;
+        size_t n;
+        const char *truth;
+        size_t n_truth;
+        double want;
+    } cases[] = {
+        {"lighteval/MATH", box, sizeof box - 1, "5", 1, 1},  {"lighteval/MATH", box, sizeof box - 1, "5\0", 2, 0},
+        {"openai/gsm8k", gsm, sizeof gsm - 1, "72", 2, 1},   {"openai/gsm8k", gsm, sizeof gsm - 1, "72\0x", 4, 0},
+        {"openai/gsm8k", tail, sizeof tail - 1, "72", 2, 1}, {"math", said, sizeof said - 1, "7", 1, -1},
+        {"math", said, sizeof said - 1, "7\0x", 3, 1},
+    };
+    struct reward *r = make(&(struct reward_args){0});
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct reward_result out;
+        json_t *truth = json_stringn(cases[i].truth, cases[i].n_truth);
+        const struct reward_request q = {
+            .data_source = cases[i].source, .solution = cases[i].text, .n_solution = cases[i].n, .ground_truth = truth};
+        assert_int_equal(reward_score(r, &q, &out), 0);
+        if (out.status != REWARD_SCORE || out.score != cases[i].want) fail_msg("case %zu: %g", i, out.score);
+        const json_t *pred = json_object_get(out.extra, "pred");
+        if (pred) assert_int_equal(json_string_length(pred), 3);
+        if (pred) assert_memory_equal(json_string_value(pred), "7\0x", 3);
+        reward_result_free(&out);
+        json_decref(truth);
+    }
+    reward_destroy(r);
+}
+
 static void window_is_300_code_points(void **state) {
     (void)state;
     /* "#### 7" and then n two-byte characters: the mark must lie in the last 300 */
@@ -211,9 +244,13 @@ static void a_bad_file_is_refused_at_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(data_source_picks_the_grader),  cmocka_unit_test(window_is_300_code_points),
-        cmocka_unit_test(overlong_responses_pay),        cmocka_unit_test(submitted_samples_come_back),
-        cmocka_unit_test(user_code_is_contained),        cmocka_unit_test(user_code_may_be_async_and_parallel),
+        cmocka_unit_test(data_source_picks_the_grader),
+        cmocka_unit_test(window_is_300_code_points),
+        cmocka_unit_test(nul_is_a_character),
+        cmocka_unit_test(overlong_responses_pay),
+        cmocka_unit_test(submitted_samples_come_back),
+        cmocka_unit_test(user_code_is_contained),
+        cmocka_unit_test(user_code_may_be_async_and_parallel),
         cmocka_unit_test(a_bad_file_is_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -62,9 +62,9 @@ static void log_sample(struct track *t, int64_t step, double score) {
                                    .uid = 3,
                                    .index = 1,
                                    .data_source = "openai/gsm8k",
-                                   .prompt = "2 + 2 = ?",
-                                   .response = "4 \xE2\x82\xAC",
-                                   .ground_truth = "4",
+                                   .prompt = {"2 + 2 = ?", 9},
+                                   .response = {"4\0\xE2\x82\xAC", 5},
+                                   .ground_truth = {"4\0", 2},
                                    .prompt_ids = prompt,
                                    .ids = ids,
                                    .n_prompt = 3,
@@ -224,13 +224,16 @@ static void test_db(void **state) {
     assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE score IS NULL"), 1); /* no score is no number */
     assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key = 'project' AND value = 'p'"), 1);
     assert_int_equal(sqlite3_prepare_v2(db,
-                                        "SELECT prompt, response, ids, logp, extra, uid, sample, score, finish FROM samples "
+                                        "SELECT prompt, response, ids, logp, extra, uid, sample, score, ground_truth FROM samples "
                                         "WHERE step = 1",
                                         -1, &st, NULL),
                      SQLITE_OK);
     assert_int_equal(sqlite3_step(st), SQLITE_ROW);
     assert_string_equal((const char *)sqlite3_column_text(st, 0), "2 + 2 = ?");
-    assert_string_equal((const char *)sqlite3_column_text(st, 1), "4 \xE2\x82\xAC");
+    assert_memory_equal(sqlite3_column_text(st, 1), "4\0\xE2\x82\xAC", 6); /* whole, the NUL in it too */
+    assert_int_equal(sqlite3_column_bytes(st, 1), 5);
+    assert_memory_equal(sqlite3_column_text(st, 8), "4\0", 3);
+    assert_int_equal(sqlite3_column_bytes(st, 8), 2);
     assert_int_equal(sqlite3_column_bytes(st, 2), 8);
     assert_memory_equal(sqlite3_column_blob(st, 2), ((const int32_t[]){9, 10}), 8);
     assert_memory_equal(sqlite3_column_blob(st, 3), ((const float[]){-0.5f, -1.25f}), 8);

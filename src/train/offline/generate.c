@@ -38,7 +38,7 @@ struct generate {
     json_t *rows;
     int64_t n;
     struct text_ids *prompts; /* (n) */
-    char **texts;             /* (n, n_samples) */
+    json_t **texts;           /* (n, n_samples); NULL: not yet there */
     int64_t tokens;
 };
 
@@ -135,7 +135,8 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     struct generate *g = arg;
     struct buf text = {0};
     const int rc = tokenizer_decode(g->tok, s->ids, s->n, true, &text);
-    g->texts[(int64_t)(intptr_t)s->user * g->n_samples + s->index] = buf_take(&text);
+    if (rc == 0) g->texts[(int64_t)(intptr_t)s->user * g->n_samples + s->index] = json_stringn(text.p ? text.p : "", text.n);
+    buf_free(&text);
     g->tokens += s->n;
     return rc;
 }
@@ -191,10 +192,7 @@ static int write_rows(struct generate *g) {
     size_t i;
     json_array_foreach(g->rows, i, row) {
         json_t *list = json_array();
-        for (int64_t k = 0; k < g->n_samples; k++) {
-            const char *text = g->texts[(int64_t)i * g->n_samples + k];
-            json_array_append_new(list, json_string(text ? text : ""));
-        }
+        for (int64_t k = 0; k < g->n_samples; k++) json_array_append(list, g->texts[(int64_t)i * g->n_samples + k]);
         json_object_set_new(row, "responses", list);
     }
     char *dir = xstrdup(g->output_path), *slash = strrchr(dir, '/');
@@ -217,7 +215,7 @@ static void generate_close(struct generate *g) {
     tokenizer_close(g->tok);
     dev_close(&g->dev);
     for (int64_t i = 0; g->prompts && i < g->n; i++) text_ids_free(&g->prompts[i]);
-    for (int64_t i = 0; g->texts && i < g->n * g->n_samples; i++) free(g->texts[i]);
+    for (int64_t i = 0; g->texts && i < g->n * g->n_samples; i++) json_decref(g->texts[i]);
     free(g->prompts);
     free(g->texts);
     json_decref(g->rows);

@@ -472,6 +472,42 @@ static int read_distill(struct ppo_config *k, const struct conf *c) {
 #undef TEACHER
 }
 
+/* reward.reward_kwargs has the dapo manager's keys: another is refused, and under the naive manager, which reads
+ * none, they are noted. */
+static int check_reward_kwargs(const struct conf *c, bool dapo) {
+#define KWARGS "reward.reward_kwargs"
+    static const char *const known[] = {"max_resp_len", "overlong_buffer_cfg", NULL};
+    static const char *const of_buffer[] = {"enable", "len", "penalty_factor", "log", NULL};
+    const struct {
+        const char *key;
+        const char *const *known;
+    } dicts[] = {{KWARGS, known}, {KWARGS ".overlong_buffer_cfg", of_buffer}};
+    for (int i = 0; i < 2; i++) {
+        const json_t *given;
+        const char *name;
+        json_t *v;
+        if (conf_is_null(c, dicts[i].key)) return 0;
+        TRY(conf_json(c, dicts[i].key, &given));
+        if (!json_is_object(given)) FAIL(ERR_INVAL, "%s: expected a dictionary", dicts[i].key);
+        json_object_foreach((json_t *)(uintptr_t)given, name, v) {
+            int k = 0;
+            while (dicts[i].known[k] && strcmp(dicts[i].known[k], name) != 0) k++;
+            if (!dicts[i].known[k])
+                FAIL(ERR_INVAL,
+                     "%s.%s: no reward manager reads it; known are max_resp_len and "
+                     "overlong_buffer_cfg.{enable,len,penalty_factor,log}, and arguments of a function of your own go to "
+                     "reward.custom_reward_function.reward_kwargs",
+                     dicts[i].key, name);
+            if (i == 0 && !dapo)
+                log_note(KWARGS ".%s has no effect: reward.reward_manager.name=naive does not read it, as in verl; "
+                                "the overlong penalty is the dapo manager's",
+                         name);
+        }
+    }
+    return 0;
+#undef KWARGS
+}
+
 /* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg. */
 static int read_overlong(struct ppo_config *k, const struct conf *c) {
     bool enable = false;
@@ -512,8 +548,11 @@ static int read_reward(struct ppo_config *k, const struct conf *c) {
     k->reward.n_workers = (int)workers;
     TRY(conf_i64(c, "reward.max_concurrent", &k->reward.max_concurrent));
     TRY(conf_str(c, "reward.reward_manager.name", &manager));
-    if (strcmp(manager, "dapo") == 0) TRY(read_overlong(k, c));
-    else if (strcmp(manager, "naive") != 0) FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", manager);
+    const bool dapo = strcmp(manager, "dapo") == 0;
+    k->tell_rollout = strcmp(manager, "naive") == 0;
+    if (!dapo && !k->tell_rollout) FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", manager);
+    TRY(check_reward_kwargs(c, dapo));
+    if (dapo) TRY(read_overlong(k, c));
     TRY(read_source_weights(k, c));
     TRY(conf_str(c, "reward.on_error", &policy));
     if (strcmp(policy, "drop_sample") == 0) k->on_error = REWARD_DROP_SAMPLE;

@@ -134,6 +134,7 @@ struct ppo_config {
     struct ppo_distill_config distill;
     /* reward */
     struct reward_args reward;
+    bool tell_rollout; /* extra_info says more of a sample's rollout, as under verl's naive manager */
     enum reward_policy on_error;
     struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */

@@ -202,9 +202,9 @@ static int write_dump(const struct ppo *p, const struct batch *b, const char *di
         buf_reset(&text);
         TRYG(tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
         json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
-        json_t *o =
-            json_pack("{s:s%, s:s, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i], "gts", gt,
-                      "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]), "step", (json_int_t)p->step);
+        json_t *o = json_pack("{s:s%, s:s%, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i],
+                              resp->str_len[i], "gts", gt, "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]),
+                              "step", (json_int_t)p->step);
         if (!o) FAILG(out, ERR_INTERNAL, "a generated sample cannot be written as JSON");
         if (!gt) json_object_set_new(o, "gts", json_null());
         if (extra) json_object_update_missing(o, extra->json[i]);
@@ -235,15 +235,15 @@ void ppo_dump(struct ppo *p, const struct batch *b, const char **dir) {
 static struct track_sample sample_of(const struct ppo *p, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
-                           *adv = batch_find(b, "advantages");
+                           *adv = batch_find(b, "advantages"), *text = batch_find(b, "text");
     const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
     return (struct track_sample){
         .step = p->step,
         .uid = batch_find(b, "uid")->i64[i],
         .index = batch_find(b, "sample_index")->i64[i],
         .data_source = source ? source->str[i] : "",
-        .response = batch_find(b, "text")->str[i],
-        .ground_truth = json_is_string(gt) ? json_string_value(gt) : "",
+        .response = {text->str[i], text->str_len[i]},
+        .ground_truth = {json_string_value(gt), json_string_length(gt)},
         .prompt_ids = prompts->i32 + prompts->off[i],
         .n_prompt = batch_len(prompts, i),
         .ids = resp->i32 + resp->off[i],
@@ -264,7 +264,7 @@ void ppo_record(struct ppo *p, const struct batch *b, bool validation) {
         buf_reset(&prompt);
         if (tokenizer_decode(p->tok, s.prompt_ids, s.n_prompt, true, &prompt) < 0) continue;
         s.validation = validation;
-        s.prompt = prompt.p ? prompt.p : "";
+        s.prompt = (struct track_text){prompt.p, prompt.n};
         track_sample(p->track, &s);
     }
     buf_free(&prompt);

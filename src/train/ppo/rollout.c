@@ -19,7 +19,7 @@
 struct gen_sample {
     int32_t *ids;
     float *logp;
-    char *text;
+    struct buf text;
     int64_t n, n_preempted;
     enum rollout_finish finish;
     double seconds;
@@ -58,24 +58,42 @@ static const json_t *json_of(const struct gen_group *g, const char *column) {
     return c ? c->json[g->row] : NULL;
 }
 
-/* To the scorer by rule. rm: the reward model's result, which a Python scorer finds in extra_info; NULL: no reward model. */
+/* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
+static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
+    static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
+    const int64_t version = g->validation ? g->p->step : g->p->step - 1;
+    json_t *scores = (json_t *)(uintptr_t)json_of(group, "reward_scores");
+    for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
+    json_object_set_new(extra, "turn_scores", json_array());
+    json_object_set_new(extra, "tool_rewards", json_array());
+    json_object_set(extra, "raw_prompt", (json_t *)(uintptr_t)json_of(group, "raw_prompt"));
+    json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
+}
+
+/* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
+ * the rollout tells. */
+static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
+    json_t *extra = json_copy((json_t *)(uintptr_t)json_of(group, "extra_info"));
+    if (!extra) extra = json_object();
+    if (rm) json_object_update(extra, rm->extra);
+    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
+    if (g->p->k.tell_rollout) tell_rollout(g, group, extra);
+    return extra;
+}
+
+/* To the scorer by rule; rm as above. */
 static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
-    json_t *extra = rm ? json_deep_copy(json_of(group, "extra_info")) : NULL;
-    if (rm && !json_is_object(extra)) {
-        json_decref(extra);
-        extra = json_object();
-    }
-    if (rm) json_object_update(extra, rm->extra);
-    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
+    json_t *extra = g->p->k.reward.path ? extra_info(g, group, rm) : NULL;
     const struct batch_col *source = batch_find(group->prompts, g->p->k.reward_fn_key);
     const struct reward_request q = {
         .data_source = source ? source->str[group->row] : "",
-        .solution = s->text,
-        .n_solution = strlen(s->text),
+        .solution = s->text.p,
+        .n_solution = s->text.n,
         .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
-        .extra_info = rm ? extra : json_of(group, "extra_info"),
+        .extra_info = extra,
         .response_len = s->n,
     };
     const int rc = reward_submit(g->p->reward, &q, i);
@@ -96,7 +114,8 @@ static int score_sample(struct gen *g, int64_t i) {
         .response = s->ids,
         .n_response = s->n,
         .judge = {.messages = json_of(group, "raw_prompt"),
-                  .response = s->text,
+                  .response = s->text.p,
+                  .n_response = s->text.n,
                   .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
                   .seed = ~group->seed, /* not the policy's draws */
                   .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
@@ -109,7 +128,6 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
     const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
     struct gen_sample *o = &g->samples[i];
-    struct buf text = {0};
     o->n = s->n;
     o->ids = xmalloc((size_t)s->n * sizeof *o->ids);
     o->logp = xmalloc((size_t)s->n * sizeof *o->logp);
@@ -118,9 +136,8 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->finish = s->finish;
     o->seconds = s->seconds;
     o->n_preempted = s->n_preempted;
-    const int rc = tokenizer_decode(g->p->tok, s->ids, s->n, true, &text);
-    o->text = buf_take(&text);
-    TRY(rc);
+    TRY(buf_adds(&o->text, "")); /* an empty text is one, too */
+    TRY(tokenizer_decode(g->p->tok, s->ids, s->n, true, &o->text));
     g->n_done++;
     g->tokens += s->n;
     return score_sample(g, i);
@@ -129,10 +146,9 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
 static void drop_sample(struct gen_sample *s) {
     free(s->ids);
     free(s->logp);
-    free(s->text);
+    buf_free(&s->text);
     s->ids = NULL;
     s->logp = NULL;
-    s->text = NULL;
 }
 
 /* ---- submitting ---- */
@@ -373,13 +389,10 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         struct gen_sample *s = SAMPLE(i);
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
-        free(finish->str[i]);
-        finish->str[i] = xstrdup(rollout_finish_name(s->finish));
-        free(text->str[i]);
-        text->str[i] = s->text;
-        s->text = NULL;
-        free(status->str[i]);
-        status->str[i] = xstrdup(reward_status_name(s->reward.status));
+        const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status);
+        batch_set_str(finish, i, finish_name, strlen(finish_name));
+        batch_set_str(text, i, s->text.p, s->text.n);
+        batch_set_str(status, i, status_name, strlen(status_name));
         score->f64[i] = s->reward.status == REWARD_SCORE ? s->reward.score : NAN;
         json_decref(extra->json[i]);
         extra->json[i] = s->reward.extra ? json_incref(s->reward.extra) : json_object();

@@ -157,7 +157,6 @@ static bool variable(const struct val_row *r, const char *name, double *v) {
  * Caller frees. */
 static char *vote_of(const json_t *pred) {
     if (!pred || json_is_null(pred)) return NULL;
-    if (json_is_string(pred)) return xasprintf("s%s", json_string_value(pred));
     if (json_is_boolean(pred)) return xstrdup(json_is_true(pred) ? "n1" : "n0");
     if (json_is_integer(pred)) return xasprintf("n%lld", (long long)json_integer_value(pred));
     if (json_is_real(pred)) {

@@ -138,7 +138,7 @@ static int find_column(const struct verlc_batch *b, const char *name, struct ver
     case BATCH_I64: out->i64 = c->i64; break;
     case BATCH_F32: out->f32 = c->f32; break;
     case BATCH_F64: out->f64 = c->f64; break;
-    case BATCH_STR: out->str = c->str; break;
+    case BATCH_STR: out->str = c->str, out->str_len = c->str_len; break;
     case BATCH_JSON: FAIL(ERR_INVAL, "verlc_column: the column %s holds JSON values, not numbers or strings", name);
     }
     return 0;

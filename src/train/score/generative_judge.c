@@ -1,12 +1,13 @@
 /* generative_judge.c - see generative_judge.h. */
 #include "train/score/generative_judge.h"
 
-#include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "model/files/load.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <math.h>
-#include <regex.h>
+#include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +25,8 @@ struct judge {
     struct rollout_engine *engine;
     void *block; /* the decoder's */
     size_t block_bytes;
-    regex_t regex;
-    bool has_regex;
+    pcre2_code *regex;
+    pcre2_match_data *match;
     struct opinion *done; /* finished, in order */
     int64_t n_done, at_done, cap_done, n_running;
 };
@@ -64,56 +65,69 @@ static struct reward_result failure(enum reward_status status, char *why) {
 }
 
 /* The last number that the expression finds. */
-static bool find_score(const struct judge *j, const char *text, double *score) {
-    regmatch_t m[2];
+static bool find_score(const struct judge *j, const char *text, size_t n, double *score) {
+    const PCRE2_SIZE *at = pcre2_get_ovector_pointer(j->match);
     bool found = false;
-    for (const char *p = text; regexec(&j->regex, p, 2, m, p == text ? 0 : REG_NOTBOL) == 0;) {
-        const regmatch_t *g = m[1].rm_so >= 0 ? &m[1] : &m[0];
-        char *end, *number = xasprintf("%.*s", (int)(g->rm_eo - g->rm_so), p + g->rm_so);
+    /* what the matcher gives up on is no match */
+    for (size_t from = 0; from <= n && pcre2_match(j->regex, (PCRE2_SPTR)text, n, from, 0, j->match, NULL) > 0;) {
+        const int group = pcre2_get_ovector_count(j->match) > 1 && at[2] != PCRE2_UNSET ? 2 : 0;
+        char *number = xstrndup(text + at[group], at[group + 1] - at[group]), *end;
         const double v = strtod(number, &end);
         if (end != number && isfinite(v)) {
             *score = v;
             found = true;
         }
         free(number);
-        if (p[m[0].rm_eo] == '\0') break;
-        p += m[0].rm_eo > 0 ? m[0].rm_eo : 1;
+        from = at[1];
+        if (at[1] == at[0]) /* an empty match: on to the next character */
+            do from++;
+            while (from < n && ((unsigned char)text[from] & 0xC0) == 0x80);
     }
     return found;
 }
 
 static int on_answer(void *arg, const struct rollout_sample *s) {
     struct judge *j = arg;
-    struct buf raw = {0}, text = {0};
-    int rc = tokenizer_decode(j->tok, s->ids, s->n, true, &raw);
-    if (rc == 0) rc = text_utf8_repair(&text, raw.p ? raw.p : "", raw.n);
-    buf_free(&raw);
-    char *answer = buf_take(&text);
+    struct buf text = {0};
+    const int rc = tokenizer_decode(j->tok, s->ids, s->n, true, &text);
+    const char *answer = text.p ? text.p : "";
     if (rc == 0) {
         struct reward_result r = {.status = REWARD_SCORE};
-        if (!find_score(j, answer, &r.score))
+        if (!find_score(j, answer, text.n, &r.score))
             r = failure(REWARD_UNPARSED,
                         xasprintf("the judge's answer has no match of reward.reward_model.score_regex: %.120s", answer));
         if (!r.extra) r.extra = json_object();
-        json_object_set_new(r.extra, "judgement", json_string(answer));
+        json_object_set_new(r.extra, "judgement", json_stringn(answer, text.n));
         add_done(j, (int64_t)(intptr_t)s->user, r);
         j->n_running--;
     }
-    free(answer);
+    buf_free(&text);
     return rc;
 }
 
+/* Python's re is the nearest of PCRE2: characters are Unicode's, '.' stops at \n only. */
+static int compile_regex(struct judge *j) {
+    PCRE2_UCHAR why[128];
+    PCRE2_SIZE at;
+    int code;
+    pcre2_compile_context *ctx = pcre2_compile_context_create(NULL);
+    CHECK(ctx != NULL);
+    pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
+    j->regex = pcre2_compile((PCRE2_SPTR)j->a.score_regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, ctx);
+    pcre2_compile_context_free(ctx);
+    if (!j->regex) {
+        pcre2_get_error_message(code, why, sizeof why);
+        FAIL(ERR_INVAL, "reward.reward_model.score_regex=%s: %s at character %zu", j->a.score_regex, (const char *)why, at);
+    }
+    j->match = pcre2_match_data_create_from_pattern(j->regex, NULL);
+    CHECK(j->match != NULL);
+    return 0;
+}
+
 static int check_args(struct judge *j) {
-    char why[128];
     if (!strstr(j->a.prompt_template, "{response}"))
         FAIL(ERR_INVAL, "reward.reward_model.prompt_template has no {response}: the judge would not see what it judges");
-    const int rc = regcomp(&j->regex, j->a.score_regex, REG_EXTENDED);
-    if (rc == 0) {
-        j->has_regex = true;
-        return 0;
-    }
-    regerror(rc, &j->regex, why, sizeof why);
-    FAIL(ERR_INVAL, "reward.reward_model.score_regex=%s: %s", j->a.score_regex, why);
+    return compile_regex(j);
 }
 
 static int open_all(struct judge *j) {
@@ -159,40 +173,42 @@ void judge_destroy(struct judge *j) {
     chat_template_destroy(j->chat);
     tokenizer_close(j->tok);
     model_close(j->model);
-    if (j->has_regex) regfree(&j->regex);
+    pcre2_match_data_free(j->match);
+    pcre2_code_free(j->regex);
     free(j->done);
     free(j);
 }
 
 /* ---- asking ---- */
 
-/* The content of the last message, or "". */
-static const char *question(const json_t *messages) {
-    const size_t n = json_array_size(messages);
-    const char *s = n ? json_string_value(json_object_get(json_array_get(messages, n - 1), "content")) : NULL;
-    return s ? s : "";
+/* A text as it is, another value as its JSON, NULL as nothing. */
+static struct buf text_of(const json_t *v) {
+    struct buf b = {0};
+    if (json_is_string(v)) buf_add(&b, json_string_value(v), json_string_length(v));
+    else if (v) CHECK(json_dump_line(&b, v) == 0); /* it was read from JSON */
+    return b;
 }
 
 /* The template with its three names filled in; what is filled in is not looked at again. */
-static char *fill(const char *template, const struct judge_sample *s) {
-    char *truth = json_is_string(s->ground_truth) ? xstrdup(json_string_value(s->ground_truth))
-                  : s->ground_truth               ? json_dumps(s->ground_truth, JSON_ENCODE_ANY)
-                                                  : NULL;
+static struct buf fill(const char *template, const struct judge_sample *s) {
+    const size_t n = json_array_size(s->messages);
+    const json_t *question = n ? json_object_get(json_array_get(s->messages, n - 1), "content") : NULL;
     const char *const names[] = {"{question}", "{response}", "{ground_truth}"};
-    const char *const values[] = {question(s->messages), s->response, truth ? truth : ""};
-    struct buf out = {0};
+    struct buf own[] = {json_is_string(question) ? text_of(question) : (struct buf){0}, text_of(s->ground_truth)}, out = {0};
+    const struct buf values[] = {own[0], {.p = (char *)(uintptr_t)s->response, .n = s->n_response}, own[1]};
     for (const char *p = template; *p;) {
         int k = 0;
         while (k < 3 && strncmp(p, names[k], strlen(names[k])) != 0) k++;
         if (k < 3) {
-            buf_adds(&out, values[k]);
+            buf_add(&out, values[k].p, values[k].n);
             p += strlen(names[k]);
         } else {
             buf_addc(&out, *p++);
         }
     }
-    free(truth);
-    return buf_take(&out);
+    buf_free(&own[0]);
+    buf_free(&own[1]);
+    return out;
 }
 
 static int submit_ids(struct judge *j, const struct text_ids *ids, const struct judge_sample *s, int64_t tag) {
@@ -220,8 +236,9 @@ static int submit_ids(struct judge *j, const struct text_ids *ids, const struct 
 
 int judge_submit(struct judge *j, const struct judge_sample *s, int64_t tag) {
     struct text_ids ids = {0};
-    char *text = fill(j->a.prompt_template, s);
-    json_t *request = json_pack("{s:[{s:s, s:s}], s:b}", "messages", "role", "user", "content", text, "add_generation_prompt", 1);
+    struct buf text = fill(j->a.prompt_template, s);
+    json_t *request =
+        json_pack("{s:[{s:s, s:s%}], s:b}", "messages", "role", "user", "content", text.p, text.n, "add_generation_prompt", 1);
     CHECK(request != NULL); /* texts are UTF-8 */
     int rc = chat_template_encode(j->chat, request, NULL, &ids);
     if (rc == ERR_FORMAT) {
@@ -237,7 +254,7 @@ int judge_submit(struct judge *j, const struct judge_sample *s, int64_t tag) {
     }
     json_decref(request);
     text_ids_free(&ids);
-    free(text);
+    buf_free(&text);
     return rc;
 }
 

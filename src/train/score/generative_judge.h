@@ -15,7 +15,7 @@ struct judge_args {
     const char *dir; /* a causal model with a chat template */
     enum dtype act;
     const char *prompt_template; /* {question}, {response}, {ground_truth}; NULL: there is no judge */
-    const char *score_regex;     /* POSIX extended; its last match in the answer, the first group of it where it has one */
+    const char *score_regex;     /* PCRE2's, which is near Python's re; its last match in the answer, or that's first group */
     int64_t prompt_length, response_length; /* most tokens of each */
     int64_t max_rows, max_seqs;             /* of its engine */
     float temperature, top_p;
@@ -31,6 +31,7 @@ void judge_destroy(struct judge *j); /* NULL ok */
 struct judge_sample {       /* borrowed for the call */
     const json_t *messages; /* of the prompt: its last one is the question */
     const char *response;
+    size_t n_response;
     const json_t *ground_truth; /* NULL: "" */
     uint64_t seed, uid;         /* address of its randomness */
 };
