@@ -86,7 +86,8 @@ def check_extra_info(s, test):
     got, p = scored("naive")
     test("the naive manager: num_turns, rollout_reward_scores and the agent loop's fields", len(got) == 16 and
          all(x["score"] == 2 for x in got), p.stderr[-600:])
-    test("and the version of the weights", [x.get("version") for x in got] == [0] * 8 + [1] * 8, str([x.get("version") for x in got]))
+    versions = [x.get("version") for x in got]
+    test("and the version of the weights", versions == [0] * 8 + [1] * 8, str(versions))
     got, p = scored("given", data__train_files=s.write("given.jsonl", rows), data__shuffle=False, trainer__total_training_steps=1)
     test("a column reward_scores of the data is rollout_reward_scores", [x["score"] for x in got] == [0, 0, 1, 1, 2, 2, 3, 3],
          p.stderr[-600:])
@@ -142,12 +143,14 @@ def check_nul(s, test):
     val = samples(s.dir / "nul/val")
     test("validation too", len(val) == 64 and all(x["output"] == x["seen"] for x in val) and any("\0" in x["seen"] for x in val))
     db = sqlite3.connect(s.dir / "nul/run.db")
-    kept = db.execute("SELECT prompt, response, ground_truth, score, extra FROM samples WHERE validation = 0 ORDER BY id").fetchall()
+    kept = db.execute("SELECT prompt, response, ground_truth, score, extra FROM samples WHERE validation = 0 ORDER BY id")
+    kept = kept.fetchall()
     test("run.db has them whole", len(kept) == 256 and any("\0" in r[1] for r in kept) and all(
         r[:4] == (x["input"], x["output"], x["gts"], x["score"]) and json.loads(r[4])["seen"] == r[1] for r, x in zip(kept, got)))
 
-    run("generate", f"model.path={s.dir / 'model'}", f"data.path={s.dir / 'nul.jsonl'}", f"data.output_path={s.dir / 'said.jsonl'}",
-        "data.n_samples=4", "rollout.prompt_length=64", "rollout.response_length=48", "rollout.top_p=1", "rollout.top_k=-1")
+    run("generate", f"model.path={s.dir / 'model'}", f"data.path={s.dir / 'nul.jsonl'}",
+        f"data.output_path={s.dir / 'said.jsonl'}", "data.n_samples=4", "rollout.prompt_length=64",
+        "rollout.response_length=48", "rollout.top_p=1", "rollout.top_k=-1")
     said = samples_of(s.dir / "said.jsonl")
     whole = [t for r in said for t in r["responses"] if "\0" in t.rstrip("\0")]
     test("generate writes what follows a NUL", len(whole) > 0)

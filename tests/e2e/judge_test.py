@@ -65,6 +65,15 @@ def opinions(s, test, d):
     run(*s.ppo("few", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_few", RM + "rollout.max_num_seqs": 1,
                                    RM + "rollout.max_num_batched_tokens": 16})))
     test("one opinion at a time: the same", [x["score"] for x in samples(s.dir / "dump_few")] == [x["score"] for x in got])
+    run(*s.ppo("python", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_python",
+                                      RM + "score_regex": r"'(?i)GIVE\s+(\d)(?!\d)|\d'"})))
+    again = samples(s.dir / "dump_python")
+
+    def last(text):
+        m = list(re.finditer(r"(?i)GIVE\s+(\d)(?!\d)|\d", text))[-1]
+        return float(m[1] or m[0])
+    test("score_regex finds what Python's re finds", len(again) == 32 and all(last(x["judgement"]) == x["score"] for x in again),
+         str(again[:2]))
     (s.dir / "both.py").write_text(COMBINED)
     run(*s.ppo("both", **keys(d, **{"reward.custom_reward_function.path": s.dir / "both.py",
                                     "trainer.rollout_data_dir": s.dir / "dump_both"})))
