@@ -114,7 +114,7 @@ class Tests:
 def state(run_dir, step, parts=("actor",)):
     """The bytes that make up a run's state at a step."""
     d = pathlib.Path(run_dir) / f"global_step_{step}"
-    files = [f for p in parts for f in sorted((d / p).glob("*.safetensors"))]
+    files = [f for p in parts for f in [*sorted((d / p).glob("*.safetensors")), d / f"optim/{p}.safetensors"]]
     assert len(files) >= 2 * len(parts), files  # weights or an adapter, and the optimizer's state
     return {str(f.relative_to(d)): f.read_bytes() for f in [*files, d / "trainer.json"]}
 

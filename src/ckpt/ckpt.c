@@ -25,7 +25,7 @@
 
 #define PREFIX "global_step_"
 #define TRACKER "latest_checkpointed_iteration.txt"
-enum { MANIFEST_MAX = 16 << 20, TRAINER_MAX = 256 << 20 };
+enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 256 << 20 };
 
 int ckpt_step_of(const char *dir, int64_t *step) {
     size_t n = strlen(dir);
@@ -47,6 +47,84 @@ int ckpt_step_of(const char *dir, int64_t *step) {
 
 char *ckpt_part_dir(const char *dir, const char *name) { return file_join(dir, name); }
 
+static bool has_file(const char *dir, const char *name) {
+    char *path = file_join(dir, name);
+    const bool yes = file_exists(path);
+    free(path);
+    return yes;
+}
+
+static char *step_dir(const char *root, int64_t step) { return xasprintf("%s/" PREFIX "%lld", root, (long long)step); }
+
+/* ---- whose a checkpoint is ---- */
+
+bool ckpt_is_ours(const char *dir) {
+    json_t *m = NULL;
+    char *path = file_join(dir, "manifest.json");
+    const bool says = file_exists(path) && json_load(&m, path, MANIFEST_MAX) == 0 && json_is_string(json_object_get(m, "verlc"));
+    json_decref(m);
+    free(path);
+    return says || (has_file(dir, "trainer.json") && has_file(dir, "config.yaml"));
+}
+
+/* Steps of the directories global_step_N that are ours, or of those that are not, ascending; caller frees. */
+static int list_steps(const char *root, bool ours, int64_t **steps, int64_t *n) {
+    int64_t cap = 0;
+    *steps = NULL;
+    *n = 0;
+    DIR *d = opendir(root);
+    if (!d) {
+        if (errno == ENOENT) return 0;
+        FAIL(ERR_INPUT, "%s: %s", root, strerror(errno));
+    }
+    for (struct dirent *e; (e = readdir(d));) {
+        int64_t step;
+        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || ckpt_step_of(e->d_name, &step) < 0) continue;
+        char *dir = step_dir(root, step), *here = file_join(root, e->d_name);
+        const bool listed = strcmp(dir, here) == 0 && ckpt_is_ours(dir) == ours; /* global_step_07 is nobody's */
+        free(dir);
+        free(here);
+        if (!listed) continue;
+        xgrow((void **)steps, &cap, *n + 1, sizeof **steps);
+        int64_t i = (*n)++;
+        for (; i > 0 && (*steps)[i - 1] > step; i--) (*steps)[i] = (*steps)[i - 1];
+        (*steps)[i] = step;
+    }
+    closedir(d);
+    return 0;
+}
+
+int ckpt_foreign(const char *root, int64_t after, int64_t to, int64_t *step) {
+    int64_t *steps, n;
+    *step = -1;
+    TRY(list_steps(root, false, &steps, &n));
+    for (int64_t i = n; i-- > 0;)
+        if (steps[i] > after && steps[i] <= to) *step = steps[i];
+    free(steps);
+    return 0;
+}
+
+static bool is_foreign(const char *root, int64_t step) {
+    char *dir = step_dir(root, step);
+    const bool yes = file_exists(dir) && !ckpt_is_ours(dir);
+    free(dir);
+    return yes;
+}
+
+/* The step that was saved last, -1 where the file says nothing usable. */
+static int64_t read_tracker(const char *root) {
+    struct buf text = {0};
+    char *path = file_join(root, TRACKER), *end = NULL;
+    long long v = -1;
+    if (file_exists(path) && file_read(&text, path, 64) == 0 && text.n > 0) {
+        v = strtoll(text.p, &end, 10);
+        if (end == text.p || v < 0) v = -1;
+    }
+    buf_free(&text);
+    free(path);
+    return v;
+}
+
 /* ---- writing ---- */
 
 struct dev_read { /* a flat device array as the writer's source */
@@ -64,8 +142,13 @@ static int read_host(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
-/* optim.safetensors: master and state arrays as they are, so that a resume is bitwise. */
-static int save_optim(const char *dir, const struct ckpt_part *p) {
+/* Where a part's optimizer state is: beside the model directories, since loaders read every *.safetensors of one. */
+static char *optim_name(const char *part) { return xasprintf("optim/%s.safetensors", part); }
+/* Where checkpoints of format 1 have it. */
+static char *optim_name_1(const char *part) { return xasprintf("%s/optim.safetensors", part); }
+
+/* Master and state arrays as they are, so that a resume is bitwise. */
+static int save_optim(const char *tmp, const struct ckpt_part *p) {
     struct model *m = p->model;
     struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, m->n_train, m->master}};
     struct dev_read src[OPTIM_MAX_ARRAYS + 1];
@@ -77,8 +160,11 @@ static int save_optim(const char *dir, const struct ckpt_part *p) {
             .name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n}, .read = read_device, .arg = &src[i]};
     }
     t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
-    char *path = file_join(dir, "optim.safetensors");
-    const int rc = st_write(path, t, n + 1, NULL);
+    char *dir = file_join(tmp, "optim"), *name = optim_name(p->name), *path = file_join(tmp, name);
+    int rc = file_mkdirs(dir);
+    if (rc == 0) rc = st_write(path, t, n + 1, NULL);
+    free(dir);
+    free(name);
     free(path);
     return rc;
 }
@@ -111,9 +197,8 @@ static int save_part(const char *tmp, const struct ckpt_part *p) {
     if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, -1, p->tokenizer_dir, 0);
     if (rc == 0 && p->model->lora) rc = model_lora_export(p->model, dir);
     if (rc == 0 && p->model->lora && p->tokenizer_dir) rc = model_copy_tokenizer(p->tokenizer_dir, dir);
-    if (rc == 0 && p->optim) rc = save_optim(dir, p);
     free(dir);
-    return rc;
+    return rc == 0 ? save_optim(tmp, p) : rc;
 }
 
 /* Calls fn for every regular file under root/sub, with its path relative to root. */
@@ -170,15 +255,24 @@ static int fsync_dirs(const char *dir) {
     return file_fsync_dir(dir);
 }
 
-static int write_manifest(const char *tmp, int64_t step) {
-    json_t *files = json_object();
+static int write_manifest(const char *tmp, const struct ckpt_save_args *a) {
+    json_t *files = json_object(), *parts = json_array();
     int rc = each_file(tmp, "", manifest_add, files);
-    json_t *m = json_pack("{s:i, s:s, s:I, s:o}", "format", 1, "verlc", VERLC_VERSION, "step", (json_int_t)step, "files", files);
+    for (int i = 0; i < a->n_parts; i++) json_array_append_new(parts, json_string(a->parts[i].name));
+    json_t *m = json_pack("{s:i, s:s, s:I, s:o, s:o}", "format", FORMAT, "verlc", VERLC_VERSION, "step", (json_int_t)a->step,
+                          "parts", parts, "files", files);
     char *path = file_join(tmp, "manifest.json");
     if (rc == 0) rc = json_save_atomic(path, m);
     free(path);
     json_decref(m);
     return rc;
+}
+
+/* global_step_N.tmp and global_step_N.old.tmp: only verlc makes such names. */
+static bool is_temporary(const char *name) {
+    const size_t n = strspn(name + strlen(PREFIX), "0123456789");
+    const char *end = name + strlen(PREFIX) + n;
+    return n > 0 && (strcmp(end, ".tmp") == 0 || strcmp(end, ".old.tmp") == 0);
 }
 
 /* What processes left that were killed while saving or deleting. */
@@ -187,8 +281,7 @@ static int remove_half_written(const char *root) {
     DIR *d = opendir(root);
     if (!d) FAIL(ERR_IO, "%s: %s", root, strerror(errno));
     for (struct dirent *e; rc == 0 && (e = readdir(d));) {
-        const size_t n = strlen(e->d_name);
-        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || n < 4 || strcmp(e->d_name + n - 4, ".tmp") != 0) continue;
+        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || !is_temporary(e->d_name)) continue;
         char *path = file_join(root, e->d_name);
         rc = file_remove_tree(path);
         free(path);
@@ -198,6 +291,9 @@ static int remove_half_written(const char *root) {
 }
 
 static int write_all(const char *tmp, const struct ckpt_save_args *a) {
+    if (is_foreign(a->root, a->step))
+        FAIL(ERR_IO, "%s/" PREFIX "%lld is there and was not written by verlc, which never writes over such a one", a->root,
+             (long long)a->step);
     TRY(remove_half_written(a->root));
     TRY(file_mkdirs(tmp));
     for (int i = 0; i < a->n_parts; i++) TRY(save_part(tmp, &a->parts[i]));
@@ -209,39 +305,15 @@ static int write_all(const char *tmp, const struct ckpt_save_args *a) {
     rc = file_write_atomic(p, a->config_yaml, strlen(a->config_yaml));
     free(p);
     TRY(rc);
-    TRY(write_manifest(tmp, a->step));
+    TRY(write_manifest(tmp, a));
     return fsync_dirs(tmp);
 }
-
-/* Steps of all directories named global_step_N, ascending; caller frees. */
-static int list_steps(const char *root, int64_t **steps, int64_t *n) {
-    int64_t cap = 0;
-    *steps = NULL;
-    *n = 0;
-    DIR *d = opendir(root);
-    if (!d) {
-        if (errno == ENOENT) return 0;
-        FAIL(ERR_INPUT, "%s: %s", root, strerror(errno));
-    }
-    for (struct dirent *e; (e = readdir(d));) {
-        int64_t step;
-        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || ckpt_step_of(e->d_name, &step) < 0) continue;
-        xgrow((void **)steps, &cap, *n + 1, sizeof **steps);
-        int64_t i = (*n)++;
-        for (; i > 0 && (*steps)[i - 1] > step; i--) (*steps)[i] = (*steps)[i - 1];
-        (*steps)[i] = step;
-    }
-    closedir(d);
-    return 0;
-}
-
-static char *step_dir(const char *root, int64_t step) { return xasprintf("%s/" PREFIX "%lld", root, (long long)step); }
 
 /* Keeps the newest `keep` up to `step`, and `best`; what is on disk counts, not what this process wrote. */
 static int retire(const char *root, int64_t step, int64_t keep, int64_t best) {
     int64_t *steps, n;
     if (keep <= 0) return 0;
-    TRY(list_steps(root, &steps, &n));
+    TRY(list_steps(root, true, &steps, &n));
     int rc = 0;
     int64_t newer = 0;
     for (int64_t i = n; i-- > 0 && rc == 0;) {
@@ -285,6 +357,7 @@ static int publish(const char *root, const char *tmp, int64_t step) {
     free(dir);
     TRY(rc);
     TRY(file_fsync_dir(root));
+    if (is_foreign(root, read_tracker(root))) return file_remove_tree(tmp); /* another program's tracker file: it stays */
     snprintf(text, sizeof text, "%lld", (long long)step);
     char *path = file_join(root, TRACKER);
     rc = file_write_atomic(path, text, strlen(text));
@@ -299,11 +372,12 @@ int ckpt_save(const struct ckpt_save_args *a) {
     int rc = write_all(tmp, a);
     if (rc == 0) rc = publish(a->root, tmp, a->step);
     if (rc < 0) {
-        char *why = xstrdup(err_msg());
+        struct err_saved why;
+        err_save(&why);
         file_remove_tree(tmp);
-        rc = err_set(rc == ERR_INPUT ? ERR_IO : rc, __FILE__, __LINE__,
-                     "checkpoint of step %lld was not saved: %s; older checkpoints are untouched", (long long)a->step, why);
-        free(why);
+        err_restore(&why);
+        err_wrap(rc, "checkpoint of step %lld was not saved", (long long)a->step);
+        rc = err_append(rc == ERR_INPUT ? ERR_IO : rc, "; older checkpoints are untouched");
     }
     free(tmp);
     TRY(rc);
@@ -333,6 +407,74 @@ static int verify_file(const char *dir, const char *rel, const json_t *want) {
     return rc;
 }
 
+/* ERR_FORMAT unless the manifest lists name, which is taken. */
+static int check_listed(const char *dir, const json_t *files, char *name) {
+    int rc = 0;
+    if (!json_object_get(files, name)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s/manifest.json does not list %s", dir, name);
+    free(name);
+    return rc;
+}
+
+/* The shards that a part's index names. */
+static int check_shards(const char *dir, const json_t *files, const char *part, const char *index) {
+    json_t *j = NULL, *shard;
+    char *path = file_join(dir, index);
+    const char *tensor;
+    int rc = 0;
+    TRYG(json_load(&j, path, MANIFEST_MAX), out);
+    json_t *map = json_object_get(j, "weight_map");
+    if (json_object_size(map) == 0) FAILG(out, ERR_FORMAT, "%s: no weight_map", path);
+    json_object_foreach(map, tensor, shard) {
+        if (!json_is_string(shard)) FAILG(out, ERR_FORMAT, "%s: the file of %s is not a name", path, tensor);
+        TRYG(check_listed(dir, files, file_join(part, json_string_value(shard))), out);
+    }
+out:
+    json_decref(j);
+    free(path);
+    return rc;
+}
+
+/* A part's optimizer state, configuration and weights. */
+static int check_part(const char *dir, const json_t *files, const char *part, int64_t format) {
+    char *adapter = file_join(part, "adapter_config.json"), *index = file_join(part, "model.safetensors.index.json");
+    int rc = 0;
+    TRYG(check_listed(dir, files, format == 1 ? optim_name_1(part) : optim_name(part)), out);
+    if (json_object_get(files, adapter)) {
+        TRYG(check_listed(dir, files, file_join(part, "adapter_model.safetensors")), out);
+    } else {
+        TRYG(check_listed(dir, files, file_join(part, "config.json")), out);
+        if (json_object_get(files, index)) TRYG(check_shards(dir, files, part, index), out);
+        else TRYG(check_listed(dir, files, file_join(part, "model.safetensors")), out);
+    }
+out:
+    free(adapter);
+    free(index);
+    return rc;
+}
+
+/* The files without which there is no resuming: a manifest that leaves one out must not pass. Format 1 does not
+ * say its parts: an actor, and a critic where there is its directory. */
+static int check_required(const char *dir, const json_t *m, const json_t *files) {
+    const json_t *parts = json_object_get(m, "parts");
+    int64_t format;
+    TRY(json_i64(m, "format", &format, dir));
+    if (format < 1 || format > FORMAT)
+        FAIL(ERR_UNSUPPORTED, "%s/manifest.json: format %lld, this verlc reads 1 to %d", dir, (long long)format, FORMAT);
+    TRY(check_listed(dir, files, xstrdup("trainer.json")));
+    TRY(check_listed(dir, files, xstrdup("config.yaml")));
+    if (format == 1) {
+        TRY(check_part(dir, files, "actor", format));
+        return has_file(dir, "critic") ? check_part(dir, files, "critic", format) : 0;
+    }
+    if (json_array_size(parts) == 0) FAIL(ERR_FORMAT, "%s/manifest.json: no list of parts", dir);
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        const char *part = json_string_value(json_array_get(parts, i));
+        if (!part) FAIL(ERR_FORMAT, "%s/manifest.json: a part is not a name", dir);
+        TRY(check_part(dir, files, part, format));
+    }
+    return 0;
+}
+
 int ckpt_verify(const char *dir) {
     json_t *m = NULL;
     char *path = file_join(dir, "manifest.json");
@@ -348,34 +490,35 @@ int ckpt_verify(const char *dir) {
             rc = verify_file(dir, rel, want);
             if (rc < 0) break;
         }
+    if (rc == 0) rc = check_required(dir, m, files);
     json_decref(m);
     return rc;
 }
 
-/* The step that was saved last, -1 where the file says nothing usable. */
-static int64_t read_tracker(const char *root) {
-    struct buf text = {0};
-    char *path = file_join(root, TRACKER), *end = NULL;
-    long long v = -1;
-    if (file_exists(path) && file_read(&text, path, 64) == 0 && text.n > 0) {
-        v = strtoll(text.p, &end, 10);
-        if (end == text.p || v < 0) v = -1;
-    }
-    buf_free(&text);
-    free(path);
-    return v;
+/* ERR_UNSUPPORTED when the newest under root is another program's: the one that the tracker names, else the highest. */
+static int check_newest(const char *root, int64_t last, int64_t highest) {
+    int64_t step = -1;
+    char *dir = last >= 0 ? step_dir(root, last) : NULL;
+    const bool named = dir && file_exists(dir);
+    free(dir);
+    if (named) step = is_foreign(root, last) ? last : -1;
+    else TRY(ckpt_foreign(root, highest, INT64_MAX, &step));
+    if (step < 0) return 0;
+    FAIL(ERR_UNSUPPORTED, "the newest checkpoint in %s, " PREFIX "%lld, was not written by verlc and cannot be read", root,
+         (long long)step);
 }
 
 int ckpt_find(const char *root, int64_t *step, char **dir) {
     int64_t *steps, n, at = 0;
     *step = -1;
     *dir = NULL;
-    TRY(list_steps(root, &steps, &n));
+    const int64_t last = read_tracker(root);
+    TRY(list_steps(root, true, &steps, &n));
+    int rc = check_newest(root, last, n > 0 ? steps[n - 1] : -1);
     /* The one saved last comes first: a higher number may be left of an earlier run
      * that this one started over. Those come after all others. */
-    const int64_t last = read_tracker(root);
     while (at < n && (last < 0 || steps[at] <= last)) at++;
-    for (int64_t k = 0; k < n && *step < 0; k++) {
+    for (int64_t k = 0; rc == 0 && k < n && *step < 0; k++) {
         const int64_t i = k < at ? at - 1 - k : n - 1 - (k - at);
         char *d = step_dir(root, steps[i]);
         if (ckpt_verify(d) == 0) {
@@ -387,7 +530,7 @@ int ckpt_find(const char *root, int64_t *step, char **dir) {
         free(d);
     }
     free(steps);
-    return 0;
+    return rc;
 }
 
 int ckpt_read_trainer(const char *dir, json_t **trainer) {
@@ -408,7 +551,13 @@ static int load_flat(const struct st_file *f, const struct optim_array *a, struc
 
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     CHECK(p->model->master != NULL);
-    char *path = xasprintf("%s/%s/optim.safetensors", dir, p->name);
+    char *name = optim_name(p->name);
+    if (!has_file(dir, name)) {
+        free(name);
+        name = optim_name_1(p->name);
+    }
+    char *path = file_join(dir, name);
+    free(name);
     struct st_file *f = NULL;
     int rc = 0;
     TRYG(st_open(&f, path), out);

@@ -1,15 +1,17 @@
 /* ckpt.h - checkpoint directories: save, find, verify, load, retain.
  *
  *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
- *   ROOT/global_step_N/actor/                    a Hugging Face model directory as it is; a peft one with an adapter
- *   ROOT/global_step_N/actor/optim.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step
- *   ROOT/global_step_N/trainer.json              step, optimizer step, data cursor, RNG, controller values
+ *   ROOT/global_step_N/actor/                    a Hugging Face model directory and nothing else; with an adapter a peft one
+ *   ROOT/global_step_N/critic/                   the same of a critic
+ *   ROOT/global_step_N/optim/actor.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step; critic.safetensors
+ *   ROOT/global_step_N/trainer.json              step, data cursor, controller values
  *   ROOT/global_step_N/config.yaml               resolved configuration
- *   ROOT/global_step_N/manifest.json             size and XXH3-128 of every file; written last
+ *   ROOT/global_step_N/manifest.json             format, verlc's version, parts; size and XXH3-128 of every file; written last
  *
- * Invariant: a directory named global_step_N is complete.  It is written as
- * global_step_N.tmp, every file and directory fsynced, then renamed; readers
- * accept it only if the manifest and every size and checksum hold. */
+ * Invariants: a directory named global_step_N with such a manifest is complete.  It is written as
+ * global_step_N.tmp, every file and directory fsynced, then renamed; readers accept it only if the
+ * manifest lists what its parts need and every size and checksum hold.  A global_step_N that verlc did
+ * not write (ckpt_is_ours) is never written over, moved, deleted or counted. */
 #ifndef VERLC_CKPT_H
 #define VERLC_CKPT_H
 
@@ -24,7 +26,7 @@
 struct ckpt_part {
     const char *name;
     struct model *model;
-    struct optim *optim;       /* NULL: weights only */
+    struct optim *optim;       /* NULL, when loading alone: only the weights are wanted */
     const char *tokenizer_dir; /* its files go along; NULL: none */
 };
 struct ckpt_save_args {
@@ -37,13 +39,19 @@ struct ckpt_save_args {
     int64_t keep; /* newest checkpoints kept on disk after this one; <= 0: all */
     int64_t best; /* the step of a checkpoint that is kept besides these; <= 0: none */
 };
-/* ERR_IO (disk full, not writable), ERR_NUMERIC (a weight is not finite; named): nothing
- * half-written remains, older ones untouched. Also removes what a killed save left. */
+/* ERR_IO (disk full, not writable; global_step_N is there and not ours), ERR_NUMERIC (a weight is not finite; named):
+ * nothing half-written remains, older ones untouched. Also removes what a killed save left. A tracker file
+ * that names a checkpoint which is not ours stays as it is. */
 int ckpt_save(const struct ckpt_save_args *a);
 
 /* The complete checkpoint that was saved last under root: *step = -1 when there is
- * none. A torn or altered one is named in a warning and the one before it taken. */
+ * none. A torn or altered one is named in a warning and the one before it taken.
+ * ERR_UNSUPPORTED: the newest one there is not ours; named. *dir: caller frees. */
 int ckpt_find(const char *root, int64_t *step, char **dir);
+/* Whether verlc wrote dir: its manifest.json has verlc's version; of a damaged one, trainer.json and config.yaml are there. */
+bool ckpt_is_ours(const char *dir);
+/* The least step in (after, to] whose directory under root is there and not ours; *step = -1: none. */
+int ckpt_foreign(const char *root, int64_t after, int64_t to, int64_t *step);
 /* Verifies dir against its manifest; ERR_FORMAT names the file. */
 int ckpt_verify(const char *dir);
 /* Reads trainer.json; caller owns. */

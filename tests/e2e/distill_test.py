@@ -96,8 +96,8 @@ def resumes(s, test):
     run(*distill(s, "whole", **keys))
     run(*distill(s, "parts", **{**keys, "trainer.total_training_steps": 2}))
     run(*distill(s, "parts", **keys))
-    test("a resumed run ends in the bits of an unbroken one", state(s.dir / "whole", 4)["actor/optim.safetensors"] ==
-         state(s.dir / "parts", 4)["actor/optim.safetensors"])
+    test("a resumed run ends in the bits of an unbroken one", state(s.dir / "whole", 4)["optim/actor.safetensors"] ==
+         state(s.dir / "parts", 4)["optim/actor.safetensors"])
     run(*distill(s, "cut", **{**keys, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 3, "trainer.total_training_steps": 1,
                               "distillation.teacher_models.teacher_model.inference.max_num_batched_tokens": 1}))
     a, b = (series(s.dir / d, "distillation/loss")[0] for d in ("whole", "cut"))

@@ -15,7 +15,7 @@ MODEL = "actor_rollout_ref.model."
 
 def state(run_dir, step):
     d = pathlib.Path(run_dir) / f"global_step_{step}"
-    names = ("actor/adapter_model.safetensors", "actor/adapter_config.json", "actor/optim.safetensors", "trainer.json")
+    names = ("actor/adapter_model.safetensors", "actor/adapter_config.json", "optim/actor.safetensors", "trainer.json")
     return {f: (d / f).read_bytes() for f in names}
 
 
@@ -116,7 +116,7 @@ def resume(s, test):
     run(*s.ppo("broken", **keys))
     test("killed and resumed, an adapter's run ends in the bits of an unbroken one", state(s.dir / "broken", 6) == want)
     test.refused("resumed with another rank it is refused", run(*s.ppo("broken", **{**keys, MODEL + "lora_rank": 4,
-                 "trainer.total_training_steps": 8}), check=False), 3, "optim.safetensors", "master")
+                 "trainer.total_training_steps": 8}), check=False), 3, "optim/actor.safetensors", "master")
 
 
 def policy_mib(p):

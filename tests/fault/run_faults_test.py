@@ -187,7 +187,7 @@ def check_checkpoints(s, test):
     want = state(whole, 6)
     damages = {
         "a flipped bit in the weights": lambda d: flip(d / "actor/model.safetensors"),
-        "a flipped bit in the optimizer": lambda d: flip(d / "actor/optim.safetensors", 0.9),
+        "a flipped bit in the optimizer": lambda d: flip(d / "optim/actor.safetensors", 0.9),
         "truncated weights": lambda d: os.truncate(d / "actor/model.safetensors", 1000),
         "a missing file": lambda d: (d / "trainer.json").unlink(),
         "a missing manifest": lambda d: (d / "manifest.json").unlink(),
@@ -207,9 +207,9 @@ def check_checkpoints(s, test):
              p.returncode == 0 and "global_step_6 is not usable" in p.stderr and "resumed from" in p.stderr and
              "global_step_5" in p.stderr and state(d, 6) == want, p.stderr[-600:])
     d = s.dir / "damaged"
-    flip(d / "global_step_5/actor/optim.safetensors")
+    flip(d / "global_step_5/optim/actor.safetensors")
     p = run(*s.ppo("damaged", trainer__resume_mode="resume_path", trainer__resume_from_path=d / "global_step_5"), check=False)
-    test.refused("a damaged checkpoint named by resume_from_path", p, DATA, "global_step_5", "optim.safetensors", "checksum")
+    test.refused("a damaged checkpoint named by resume_from_path", p, DATA, "global_step_5", "optim/actor.safetensors", "checksum")
     p = run(*s.ppo("damaged", trainer__resume_mode="resume_path", trainer__resume_from_path=d / "global_step_77"), check=False)
     test.refused("a missing checkpoint named by resume_from_path", p, DATA, "global_step_77")
     p = run(*s.ppo("damaged", trainer__resume_mode="resume_path"), check=False)
@@ -218,6 +218,54 @@ def check_checkpoints(s, test):
     test.refused("unknown resume_mode", p, USAGE, "trainer.resume_mode", "sometimes")
     p = run(*s.ppo("damaged", data__train_files=s.dir / "test.jsonl"), check=False)
     test.refused("a checkpoint of a run on other data", p, DATA, "rows")
+
+
+def check_foreign(s, test):
+    """A checkpoint of another program in the run's directory: never resumed, moved, deleted, counted or written over."""
+    def verls(name, step, tracker=None):
+        d = s.dir / name
+        (d / f"global_step_{step}/actor").mkdir(parents=True)
+        (d / f"global_step_{step}/actor/model_world_size_1_rank_0.pt").write_bytes(b"verl's weights")
+        (d / f"global_step_{step}/data.pt").write_bytes(b"verl's cursor")
+        if tracker:
+            (d / "latest_checkpointed_iteration.txt").write_text(tracker)
+        return d, lambda: sorted(p.name for p in (d / f"global_step_{step}").rglob("*") if p.is_file()) == [
+            "data.pt", "model_world_size_1_rank_0.pt"]
+
+    once = {"trainer__max_actor_ckpt_to_keep": 1, "trainer__total_training_steps": 3}
+    for tracker in (None, "7"):
+        name = f"foreign{tracker}"
+        d, whole = verls(name, 7, tracker)
+        p = run(*s.ppo(name, **once), check=False)
+        test.refused("resuming over verl's checkpoint", p, DATA, "global_step_7", "not written by verlc",
+                     "trainer.default_local_dir", "trainer.resume_mode=disable")
+        test("and nothing is written", saved(d) == ["global_step_7"] and whole(), str(saved(d)))
+        p = run(*s.ppo(name, trainer__resume_mode="disable", **once))
+        test("resume_mode=disable writes beside it; retention does not count it",
+             saved(d) == ["global_step_3", "global_step_7"] and whole() and "global_step_7 was not written by verlc" in p.stderr,
+             f"{saved(d)} {p.stderr[-400:]}")
+        latest = (d / "latest_checkpointed_iteration.txt").read_text()
+        test("verl's tracker file stays verl's", latest == (tracker or "3"), latest)
+        further = {**once, "trainer__total_training_steps": 5}
+        if tracker:
+            test.refused("and names verl's for the next run too", run(*s.ppo(name, **further), check=False), DATA, "global_step_7")
+            further |= {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": d / "global_step_3"}
+        p = run(*s.ppo(name, **further))
+        test("the run beside it is resumed", "resumed from" in p.stderr and saved(d) == ["global_step_5", "global_step_7"] and
+             whole(), f"{saved(d)} {p.stderr[-400:]}")
+        p = run(*s.ppo(name, **{**further, "trainer__total_training_steps": 8, "trainer__resume_mode": "resume_path",
+                                "trainer__resume_from_path": d / "global_step_5"}), check=False)
+        test.refused("a run that would come to it does not start", p, DATA, "global_step_7", "never written over")
+        test("and leaves everything", saved(d) == ["global_step_5", "global_step_7"] and whole())
+    p = run(*s.ppo("foreign7", trainer__resume_mode="resume_path", trainer__resume_from_path=d / "global_step_7"), check=False)
+    test.refused("resume_from_path=verl's checkpoint", p, DATA, "trainer.resume_from_path", "not written by verlc")
+    sft = s.write("beside.jsonl", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 4)
+    d, whole = verls("foreign-sft", 2)
+    p = run("sft", f"data.train_files={sft}", "data.train_batch_size=4", "data.max_length=64", "data.max_token_len_per_gpu=512",
+            f"model.path={s.dir / 'model'}", "trainer.total_training_steps=3", "trainer.save_freq=1", "trainer.resume_mode=disable",
+            f"trainer.default_local_dir={d}", "trainer.logger=[console]", check=False)
+    test.refused("SFT that would come to it does not start", p, DATA, "global_step_2", "never written over")
+    test("SFT leaves it", saved(d) == ["global_step_2"] and whole())
 
 
 # ---- rewards ----
@@ -315,7 +363,7 @@ def check_trackers(s, test):
 def main():
     test = Tests()
     with Scratch() as s:
-        for check in (check_output, custom_function, check_numbers, check_checkpoints, check_rewards, check_helpers,
+        for check in (check_output, custom_function, check_numbers, check_checkpoints, check_foreign, check_rewards, check_helpers,
                       check_trackers):
             if len(sys.argv) < 2 or check.__name__ in sys.argv[1:] + ["check_output"]:
                 check(s, test)

@@ -128,12 +128,16 @@ def sft():
 def ckpt():
     none = "0" * 32
     entry = lambda n, s=none: {"bytes": n, "xxh3_128": s}
-    manifest = lambda files: b"\0" + compact({"format": 1, "verlc": "0.1.0", "step": 7, "files": files})
+    manifest = lambda files, **more: b"\0" + compact({"format": 1, "verlc": "0.1.0", "step": 7, "files": files, **more})
     yield manifest({"actor/config.json": entry(2)})
     yield manifest({"actor/config.json": entry(2), "trainer.json": entry(2)})
     yield manifest({"../escape": entry(1), "/etc/passwd": entry(1)})
-    braces = "dc7048f8f8747f561349cde127705c16"  # XXH3-128 of "{}", what the target puts into both files
-    yield manifest({"actor/config.json": entry(2, braces), "trainer.json": entry(2, braces)})
+    braces = "dc7048f8f8747f561349cde127705c16"  # XXH3-128 of "{}", what the target puts into all files
+    whole = {f: entry(2, braces) for f in ("actor/config.json", "actor/model.safetensors", "trainer.json", "config.yaml")}
+    yield manifest({**whole, "actor/optim.safetensors": entry(2, braces)})
+    yield manifest({**whole, "optim/actor.safetensors": entry(2, braces)}, format=2, parts=["actor"])
+    yield manifest({**whole, "optim/actor.safetensors": entry(2, braces),
+                    "actor/model.safetensors.index.json": entry(2, braces)}, format=2, parts=["actor", "critic", 3])
     yield manifest({})
     yield b"\1" + compact({"global_step": 7, "isa": "avx2", "data": {"epoch": 0, "index": 4}, "kl_ctrl": 0.001, "bad_steps": 0,
                            "total_tokens": 99})

@@ -9,11 +9,24 @@ static void put(const char *name, const void *p, size_t n) { free(fuzz_file(name
 
 static void open_all(void) {
     fuzz_quiet();
-    char *dir = file_join(fuzz_dir(), "global_step_7/actor");
-    CHECK(file_mkdirs(dir) == 0);
-    free(dir);
-    put("global_step_7/actor/config.json", "{}", 2);
-    put("global_step_7/trainer.json", "{}", 2);
+    static const char *const dirs[] = {"global_step_7/actor", "global_step_7/optim"};
+    static const char *const files[] = {"actor/config.json",
+                                        "actor/model.safetensors",
+                                        "actor/model.safetensors.index.json",
+                                        "actor/optim.safetensors",
+                                        "optim/actor.safetensors",
+                                        "trainer.json",
+                                        "config.yaml"};
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+        char *dir = file_join(fuzz_dir(), dirs[i]);
+        CHECK(file_mkdirs(dir) == 0);
+        free(dir);
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char *name = file_join("global_step_7", files[i]);
+        put(name, "{}", 2);
+        free(name);
+    }
 }
 
 static void find(const char *root) {
@@ -32,6 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (!opened) open_all();
     opened = true;
     const unsigned which = data[0] % 3;
+    if (which != 1) put(names[1], "{}", 2);
     put(names[which], data + 1, n - 1);
     char *dir = file_join(fuzz_dir(), "global_step_7");
     json_t *trainer = NULL;

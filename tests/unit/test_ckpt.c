@@ -7,6 +7,7 @@
 #include "model/files/init.h"
 #include "model/files/load.h"
 
+#include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -127,6 +128,18 @@ static void flip(struct fix *f, int64_t step, const char *name) {
     free(p);
 }
 
+static int count_files(const char *dir, const char *end) {
+    int n = 0;
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        const size_t len = strlen(e->d_name), tail = strlen(end);
+        n += e->d_name[0] != '.' && len >= tail && strcmp(e->d_name + len - tail, end) == 0;
+    }
+    closedir(d);
+    return n;
+}
+
 static void test_round_trip(void **state) {
     struct fix *f = *state;
     const struct ckpt_part part = {"actor", f->model, f->optim, NULL};
@@ -148,8 +161,9 @@ static void test_round_trip(void **state) {
     OK(ckpt_read_trainer(dir, &trainer));
     assert_int_equal(json_integer_value(json_object_get(trainer, "global_step")), 12);
     json_decref(trainer);
-    /* actor/ is a model directory as it is */
+    /* actor/ is a model directory and nothing else: loaders read every *.safetensors where there is no index */
     char *model = ckpt_part_dir(dir, "actor");
+    assert_int_equal(count_files(model, ".safetensors"), 1);
     struct model *again;
     const struct model_open_args a = {.dir = model, .act = DT_F32, .flags = MODEL_INFER, .max_len = 32};
     OK(model_open(&again, &f->dev, &a));
@@ -167,7 +181,7 @@ static void test_other_shape(void **state) {
     smaller.n_train--;
     const struct ckpt_part part = {"actor", &smaller, f->optim, NULL}, missing = {"critic", f->model, f->optim, NULL};
     assert_int_equal(ckpt_load_part(dir, &part), ERR_FORMAT);
-    assert_non_null(strstr(err_msg(), "optim.safetensors"));
+    assert_non_null(strstr(err_msg(), "optim/actor.safetensors"));
     assert_true(ckpt_load_part(dir, &missing) < 0);
     assert_non_null(strstr(err_msg(), "critic"));
     free(dir);
@@ -193,7 +207,7 @@ static void test_step_of(void **state) {
 }
 
 static void test_damage(void **state) {
-    static const char *const files[] = {"actor/model.safetensors", "actor/optim.safetensors", "actor/config.json", "trainer.json",
+    static const char *const files[] = {"actor/model.safetensors", "optim/actor.safetensors", "actor/config.json", "trainer.json",
                                         "config.yaml"};
     struct fix *f = *state;
     fill(f, 1);
@@ -222,6 +236,7 @@ static void test_damage(void **state) {
                                             "{\"files\": {\"config.yaml\": 1}}",
                                             "{\"files\": {\"/etc/passwd\": {\"bytes\": 1, \"xxh3_128\": \"00\"}}}",
                                             "{\"files\": {\"../../x\": {\"bytes\": 1, \"xxh3_128\": \"00\"}}}"};
+    OK(save(f, 2, 0));
     char *dir = path_of(f, 2, NULL), *path = path_of(f, 2, "manifest.json");
     for (size_t i = 0; i < sizeof manifests / sizeof *manifests; i++) {
         OK(file_write_atomic(path, manifests[i], strlen(manifests[i])));
@@ -268,6 +283,132 @@ static void test_retention(void **state) {
     assert_false(file_exists(tmp)); /* what a killed save left */
     free(tmp);
     free(half);
+}
+
+static json_t *manifest_of(struct fix *f, int64_t step) {
+    char *path = path_of(f, step, "manifest.json");
+    json_t *m;
+    OK(json_load(&m, path, 0));
+    free(path);
+    return m;
+}
+static void put_manifest(struct fix *f, int64_t step, json_t *m) {
+    char *path = path_of(f, step, "manifest.json");
+    OK(json_save_atomic(path, m));
+    json_decref(m);
+    free(path);
+}
+
+/* Every file that is there has the bytes that the manifest says; what it leaves out makes the difference. */
+static void test_required(void **state) {
+    static const char *const files[] = {"actor/model.safetensors", "optim/actor.safetensors", "actor/config.json", "trainer.json",
+                                        "config.yaml"};
+    struct fix *f = *state;
+    fill(f, 1);
+    OK(save(f, 1, 0));
+    char *dir = path_of(f, 2, NULL);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        OK(save(f, 2, 0));
+        json_t *m = manifest_of(f, 2);
+        assert_int_equal(json_object_del(json_object_get(m, "files"), files[i]), 0);
+        put_manifest(f, 2, m);
+        assert_int_equal(ckpt_verify(dir), ERR_FORMAT);
+        assert_non_null(strstr(err_msg(), files[i]));
+        assert_int_equal(newest(f), 1);
+    }
+    json_t *m = manifest_of(f, 1);
+    json_array_append_new(json_object_get(m, "parts"), json_string("critic"));
+    put_manifest(f, 1, m);
+    free(dir);
+    dir = path_of(f, 1, NULL);
+    assert_int_equal(ckpt_verify(dir), ERR_FORMAT);
+    assert_non_null(strstr(err_msg(), "critic"));
+    free(dir);
+    dir = path_of(f, 2, NULL);
+    OK(save(f, 2, 0));
+    m = manifest_of(f, 2);
+    json_object_set_new(m, "format", json_integer(3));
+    put_manifest(f, 2, m);
+    assert_int_equal(ckpt_verify(dir), ERR_UNSUPPORTED);
+    free(dir);
+}
+
+/* A checkpoint of 0.1.0 has the optimizer's state within actor/. */
+static void test_format_1(void **state) {
+    struct fix *f = *state;
+    const struct ckpt_part part = {"actor", f->model, f->optim, NULL};
+    fill(f, 5);
+    const uint64_t w = sum(f, f->model->master), v = sum(f, f->optim->v);
+    OK(save(f, 3, 0));
+    char *dir = path_of(f, 3, NULL), *at = path_of(f, 3, "optim/actor.safetensors"),
+         *old = path_of(f, 3, "actor/optim.safetensors");
+    assert_int_equal(rename(at, old), 0);
+    json_t *m = manifest_of(f, 3), *files = json_object_get(m, "files");
+    json_object_set(files, "actor/optim.safetensors", json_object_get(files, "optim/actor.safetensors"));
+    json_object_del(files, "optim/actor.safetensors");
+    json_object_del(m, "parts");
+    json_object_set_new(m, "format", json_integer(1));
+    put_manifest(f, 3, m);
+    fill(f, 6);
+    assert_int_equal(newest(f), 3);
+    OK(ckpt_load_part(dir, &part));
+    assert_true(sum(f, f->model->master) == w && sum(f, f->optim->v) == v);
+    assert_int_equal(f->optim->step, 5);
+    free(old);
+    free(at);
+    free(dir);
+}
+
+static void put_foreign(struct fix *f, int64_t step, const char *name, const char *text) {
+    char *path = path_of(f, step, name), *dir = xstrdup(path);
+    *strrchr(dir, '/') = 0;
+    OK(file_mkdirs(dir));
+    OK(file_write_atomic(path, text, strlen(text)));
+    free(dir);
+    free(path);
+}
+static bool holds(struct fix *f, const char *path, const char *text) {
+    struct buf b = {0};
+    char *full = file_join(f->root, path);
+    const bool yes = file_read(&b, full, 0) == 0 && b.n == strlen(text) && memcmp(b.p, text, b.n) == 0;
+    buf_free(&b);
+    free(full);
+    return yes;
+}
+
+/* A global_step_N of another program (verl's) is not counted, moved, deleted, written over or resumed. */
+static void test_foreign(void **state) {
+    static const char tracker[] = "latest_checkpointed_iteration.txt", verls[] = "global_step_7/actor/model_world_size_1_rank_0.pt";
+    struct fix *f = *state;
+    int64_t step;
+    char *dir, *path = file_join(f->root, tracker), *tmp = path_of(f, 7, NULL);
+    fill(f, 1);
+    put_foreign(f, 7, "actor/model_world_size_1_rank_0.pt", "verl");
+    assert_int_equal(ckpt_find(f->root, &step, &dir), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err_msg(), "global_step_7"));
+    OK(save(f, 1, 0)); /* beside it: the tracker file is ours, and so is the newest */
+    assert_int_equal(newest(f), 1);
+    put_foreign(f, 2, "manifest.json", "{\"files\": {}}"); /* not ours either */
+    for (int64_t s = 3; s <= 8; s++)
+        if (s != 7) OK(save(f, s, 2));
+    for (int64_t s = 1; s <= 8; s++) assert_int_equal(there(f, s), s == 2 || s >= 6);
+    assert_int_equal(save(f, 7, 2), ERR_IO);
+    assert_non_null(strstr(err_msg(), "global_step_7"));
+    assert_int_equal(newest(f), 8);
+    assert_true(holds(f, verls, "verl"));
+    assert_int_equal(count_files(tmp, ""), 1);
+    /* verl's tracker file names verl's checkpoint: it stays, and no other is resumed in its place */
+    OK(file_write_atomic(path, "7", 1));
+    OK(save(f, 9, 1));
+    assert_true(holds(f, tracker, "7") && holds(f, verls, "verl"));
+    assert_int_equal(ckpt_find(f->root, &step, &dir), ERR_UNSUPPORTED);
+    static const int64_t spans[][3] = {{0, 9, 2}, {2, 9, 7}, {2, 6, -1}, {7, 9, -1}, {6, 7, 7}};
+    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
+        OK(ckpt_foreign(f->root, spans[i][0], spans[i][1], &step));
+        assert_int_equal(step, spans[i][2]);
+    }
+    free(path);
+    free(tmp);
 }
 
 static void test_not_finite(void **state) {
@@ -323,7 +464,9 @@ static void test_root_in_the_way(void **state) {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_round_trip), T(test_other_shape), cmocka_unit_test(test_step_of), T(test_damage), T(test_newest), T(test_retention),
+        T(test_round_trip), T(test_other_shape), cmocka_unit_test(test_step_of),
+        T(test_damage),     T(test_newest),      T(test_retention),
+        T(test_required),   T(test_format_1),    T(test_foreign),
         T(test_not_finite), T(test_full_disk),   T(test_root_in_the_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -312,6 +312,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     log_info("%s", text.p);
     TRYG(ppo_plan_check(&p->plan, &p->k, m, &p->dev), out);
     TRYG(open_data(p), out);
+    if (!p->k.val_only) TRYG(resume_check_room(&from, p->k.default_local_dir, p->total_steps), out);
     TRYG(reward_create(&p->reward, &p->k.reward), out);
     TRYG(open_models(p), out);
     TRYG(algo_kl_ctrl_init(&p->kl_ctrl, p->k.kl_ctrl_type, p->k.kl_ctrl_coef, p->k.kl_ctrl_target, p->k.kl_ctrl_horizon), out);

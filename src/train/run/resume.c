@@ -3,6 +3,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
@@ -10,20 +11,49 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The newest checkpoint of the run directory. */
+static int find_newest(struct resume *r, const char *root) {
+    const int rc = ckpt_find(root, &r->step, &r->dir);
+    if (rc != ERR_UNSUPPORTED) return rc;
+    return err_append(rc, "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes beside "
+                          "it and never over it; trainer.resume_mode=resume_path with "
+                          "trainer.resume_from_path=.../global_step_N resumes one of verlc's");
+}
+
+static int find_named(struct resume *r, const char *path) {
+    if (!path) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
+    TRY(ckpt_step_of(path, &r->step));
+    if (file_is_dir(path) && !ckpt_is_ours(path))
+        FAIL(ERR_UNSUPPORTED, "trainer.resume_from_path=%s: it was not written by verlc and cannot be resumed", path);
+    TRY(ckpt_verify(path));
+    r->dir = xstrdup(path);
+    return 0;
+}
+
 int resume_find(struct resume *r, const struct resume_args *a) {
     *r = (struct resume){.step = -1};
     if (strcmp(a->mode, "disable") == 0) return 0;
-    if (strcmp(a->mode, "auto") == 0) {
-        TRY(ckpt_find(a->root, &r->step, &r->dir));
-    } else if (strcmp(a->mode, "resume_path") == 0) {
-        if (!a->path) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
-        TRY(ckpt_step_of(a->path, &r->step));
-        TRY(ckpt_verify(a->path));
-        r->dir = xstrdup(a->path);
-    } else {
-        FAIL(ERR_INVAL, "trainer.resume_mode=%s: expected auto, disable or resume_path", a->mode);
-    }
+    if (strcmp(a->mode, "auto") == 0) TRY(find_newest(r, a->root));
+    else if (strcmp(a->mode, "resume_path") == 0) TRY(find_named(r, a->path));
+    else FAIL(ERR_INVAL, "trainer.resume_mode=%s: expected auto, disable or resume_path", a->mode);
     return r->dir ? ckpt_read_trainer(r->dir, &r->trainer) : 0;
+}
+
+int resume_check_room(const struct resume *r, const char *root, int64_t total_steps) {
+    const int64_t from = r->step > 0 ? r->step : 0;
+    int64_t foreign;
+    TRY(ckpt_foreign(root, from, total_steps, &foreign));
+    if (foreign >= 0)
+        FAIL(ERR_INPUT,
+             "trainer.default_local_dir=%s: global_step_%lld there was not written by verlc, is never written over, and is among "
+             "the steps %lld to %lld of this run; give another trainer.default_local_dir, or fewer trainer.total_training_steps",
+             root, (long long)foreign, (long long)from + 1, (long long)total_steps);
+    TRY(ckpt_foreign(root, -1, INT64_MAX, &foreign));
+    if (foreign >= 0)
+        log_note("%s/global_step_%lld was not written by verlc: it is left as it is and not counted by retention; "
+                 "trainer.resume_mode=resume_path with trainer.resume_from_path=.../global_step_N resumes this run",
+                 root, (long long)foreign);
+    return 0;
 }
 
 void resume_free(struct resume *r) {

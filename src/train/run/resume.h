@@ -18,7 +18,11 @@ struct resume_args {
     const char *path; /* trainer.resume_from_path, may be NULL */
     const char *root; /* trainer.default_local_dir */
 };
+/* ERR_INVAL: mode or path. ERR_UNSUPPORTED: the checkpoint is another program's; says the way out. */
 int resume_find(struct resume *r, const struct resume_args *a);
+/* ERR_INPUT: another program's checkpoint stands in root where one of the steps after r up to total_steps would be saved.
+ * One that stands elsewhere is noted. */
+int resume_check_room(const struct resume *r, const char *root, int64_t total_steps);
 void resume_free(struct resume *r);
 
 /* Opens the device of a run: trainer.device as dev_open_named has it, NULL: auto; one line says which.

@@ -413,6 +413,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRYG(resume_open_device(&s->dev, &from, s->k.device, (int)s->k.threads), out);
     if (s->k.memory_limit > 0 && (size_t)s->k.memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)s->k.memory_limit;
     TRYG(open_data(s), out);
+    TRYG(resume_check_room(&from, s->k.default_local_dir, s->total_steps), out);
     TRYG(open_model(s), out);
     TRYG(open_track(s, c, from.step), out);
     if (from.dir) TRYG(resume_from(s, &from), out);
