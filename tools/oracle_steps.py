@@ -44,7 +44,6 @@ DIFFERENT = {  # the name is demanded, its value is not verl's
     "perf/*": "seconds, memory and FLOPS of a machine",
     "timing_*": "as perf/*",
     "train/mfu": "as perf/*",
-    "global_seqlen/*": "batch-in-order: those of one rank",
     "*_length*/clip_ratio": "V1 counts those as long as the longest; its predecessor and verlc, as the limit",
 }
 ABSENT = {  # verl's, not demanded
