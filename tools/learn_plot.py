@@ -1,125 +1,92 @@
-"""The end of `make learn-gpu`: accuracy before and after GRPO from the runs' metrics and samples, a table of the
-seeds where the torch loop has run too, and the curves as a picture (with matplotlib; without it the numbers alone).
+"""The end of `make learn-gpu`: tables of the runs of scripts/learn_gpu.sh and their curves as a picture (with matplotlib;
+without it the tables alone).
 
   python tools/learn_plot.py LEARN_DIR PICTURE
 
-Two accuracies: by the reward's rule (the number after ####) and of the last number of the answer, marked or not.
-Exit status 1: held-out accuracy on generated problems, by the reward's rule, rose by less than 15 points."""
+Reads LEARN_DIR/seed_N/NAME/metrics.jsonl and, for the kinds of problem, the validation dumps beside it. Writes
+LEARN_DIR/table.md. Exit status 1: no GRPO run, or one that starts above 30 % or ends below 90 % (greedy, held out)."""
 
-import itertools
 import json
 import pathlib
-import re
-import sqlite3
 import statistics
 import sys
 
-BAR = 0.15
+START, END = 0.3, 0.9
+NAMES = {"grpo": "GRPO", "torch": "GRPO, torch loop", "dapo": "GRPO, dynamic sampling", "rloo": "RLOO", "ppo": "PPO"}
+KINDS = {"sums": lambda a, b, r: a + b == r, "differences": lambda a, b, r: a - b == r, "products": lambda a, b, r: a * b == r}
 
 
-def metrics(path):
-    """[(step, {metric: value})] of one run; nothing where it has not run."""
-    return [(r["step"], r["data"]) for r in map(json.loads, open(path))] if path.exists() else []
+class Run:
+    def __init__(self, path):
+        self.path, self.seed = path, path.parent.name.removeprefix("seed_")
+        rows = [json.loads(line) for line in open(path / "metrics.jsonl")]
+        values = [(r["step"], k, v) for r in rows for k, v in r["data"].items()]
+        self.accuracy = [(s, v) for s, k, v in values if k == "val/accuracy" or k.startswith("val-core/")]
+        times = [v for _, k, v in values if k == "timing_s/step"]
+        self.step_s = statistics.median(times) if times else float("nan")
+        self.seconds = sum(int(f.read_text()) for f in (path / "seconds", path.parent / "seconds") if f.exists())
+        self.ended = (path / "seconds").exists()
+
+    def at(self, step):
+        return dict(self.accuracy).get(step)
+
+    def kinds(self, step):
+        """{kind of problem: accuracy} at a validation."""
+        right = {}
+        for r in map(json.loads, open(self.path / f"validation/{step}.jsonl")):
+            a, b = [int(w) for w in r["input"].split() if w.isdigit()][:2]
+            kind = next(k for k, f in KINDS.items() if f(a, b, int(r["gts"])))
+            right.setdefault(kind, []).append(r["score"])
+        return {k: statistics.mean(right[k]) for k in KINDS}
 
 
-def curve(rows, name):
-    return [(step, data[name]) for step, data in rows if name in data]
+def percent(x):
+    return "" if x is None else f"{100 * x:.1f}"
 
 
-def accuracy_name(rows):
-    """The mean reward of a validation: val-core/SOURCE/reward/mean@1 or what stands for it."""
-    names = sorted({k for _, data in rows for k in data if k.startswith("val-") and k.split("/")[-1].startswith("mean@")})
-    return next((k for k in names if k.startswith("val-core/")), names[0] if names else None)
+def line(*cells):
+    return "| " + " | ".join(str(c) for c in cells) + " |"
 
 
-def validations(path):
-    rows = metrics(path)
-    name = accuracy_name(rows)
-    return curve(rows, name) if name else []
+def seeds_table(runs):
+    """The GRPO runs, one line a seed."""
+    yield line("seed", "before, %", "after, %", *(f"{k}, %" for k in KINDS), "steps to 90 %", "s a step", "s in all")
+    yield "|" + "---|" * (6 + len(KINDS))
+    for r in runs:
+        first, last = r.accuracy[0], r.accuracy[-1]
+        before, after = r.kinds(first[0]), r.kinds(last[0])
+        to_bar = next((s for s, v in r.accuracy if v >= END), "-")
+        yield line(r.seed, percent(first[1]), percent(last[1]), *(f"{percent(before[k])} to {percent(after[k])}" for k in KINDS),
+                   to_bar, f"{r.step_s:.2f}", r.seconds)
 
 
-def last_number_right(run):
-    """{step: share of the validation's answers whose last number is right} from the samples of run.db."""
-    right = {}
-    if (run / "run.db").exists():
-        for step, text, truth in sqlite3.connect(run / "run.db").execute(
-                "SELECT step, response, ground_truth FROM samples WHERE validation = 1"):
-            numbers = re.findall(r"-?[0-9][0-9.,]*", text)
-            right.setdefault(step, []).append(bool(numbers) and numbers[-1].replace(",", "").rstrip(".") == truth)
-    return {step: statistics.mean(r) for step, r in right.items()}
+def names_table(runs):
+    """Accuracy at some steps, the seeds of an algorithm in one cell."""
+    steps = [s for s in (0, 20, 40, 80, 120, 160, 200, 300, 400) if any(r.at(s) is not None for n in runs for r in runs[n])]
+    yield line("algorithm", *(f"step {s}" for s in steps), "s a step")
+    yield "|" + "---|" * (len(steps) + 2)
+    for n, found in runs.items():
+        cells = [" ".join(percent(r.at(s)) for r in found if r.at(s) is not None) for s in steps]
+        yield line(NAMES[n], *cells, " ".join(f"{r.step_s:.2f}" for r in found))
 
 
-def before_after(run, what):
-    accuracy, number = validations(run / "metrics.jsonl"), last_number_right(run)
-    ends = [accuracy[0], accuracy[-1]]
-    values = " -> ".join(f"{100 * a:.1f} %" + (f" (last number {100 * number[s]:.1f} %)" if s in number else "") for s, a in ends)
-    print(f"{what}: {values}")
-    return ends[1][1] - ends[0][1]
-
-
-def runs_of(out):
-    """[(label, colour, reward curve, accuracy curve)], verlc's first."""
-    paths = sorted(out.glob("grpo*/metrics.jsonl"))
-    ours = [("verlc", "C0", curve(metrics(p), "critic/rewards/mean"), validations(p)) for p in paths]
-    theirs = [("torch loop", "C1", curve(metrics(p), "critic/rewards/mean"), curve(metrics(p), "val/accuracy"))
-              for p in sorted(out.glob("torch_*.jsonl"))]
-    return ours, theirs
-
-
-def compare(ours, theirs):
-    """Accuracy at each validation that all runs have, and the mean reward since the one before."""
-    steps = sorted(set.intersection(*(set(dict(r[3])) for r in ours + theirs)))
-    print(f"{'steps':>9s}  {'accuracy, verlc':>24s}  {'accuracy, torch':>24s}  {'reward, verlc':>24s}  {'reward, torch':>24s}")
-    for before, step in zip([steps[0], *steps], steps):
-        cells = []
-        for runs in (ours, theirs):
-            cells.append(" ".join(f"{dict(r[3])[step]:.3f}" for r in runs))
-        for runs in (ours, theirs):
-            mean = [[v for s, v in r[2] if before < s <= step] for r in runs]
-            cells.append(" ".join(f"{statistics.mean(m):.3f}" for m in mean if m))
-        print(f"{step:9d}  " + "  ".join(f"{c:>24s}" for c in cells))
-
-
-def distances(ours, theirs):
-    """How far two runs are from each other, on average over the steps that both have: seeds of one program, and of two.
-    Without step 0: nothing is trained yet, and greedy answers where two tokens are as probable follow rounding."""
-    def apart(a, b, index):
-        a, b = (dict(smooth(r[2]) if index == 2 else r[3]) for r in (a, b))
-        return statistics.mean(abs(a[s] - b[s]) for s in set(a) & set(b) - {0})
-
-    for index, what in ((2, "reward, mean of 5 steps"), (3, "accuracy")):
-        pairs = {"two seeds of verlc": list(itertools.combinations(ours, 2)),
-                 "two of torch": list(itertools.combinations(theirs, 2)), "one of each": list(itertools.product(ours, theirs))}
-        print(f"mean distance of {what}: " +
-              ", ".join(f"{name} {statistics.mean(apart(a, b, index) for a, b in p):.4f}" for name, p in pairs.items() if p))
-
-
-def smooth(points, width=5):
-    values = [v for _, v in points]
-    return [(s, statistics.mean(values[max(0, i - width + 1):i + 1])) for i, (s, _) in enumerate(points)]
-
-
-def draw(out, picture, ours, theirs):
+def draw(runs, picture):
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, 3, figsize=(14, 4))
-    loss = curve(metrics(out / "sft/metrics.jsonl"), "train/loss")
-    axes[0].plot(*zip(*loss)) if loss else None
-    axes[0].set(title="supervised training", xlabel="step", ylabel="loss", yscale="log")
-    for ax, title, index in ((axes[1], "GRPO: reward, mean of 5 steps", 2), (axes[2], "GRPO: accuracy, held out", 3)):
-        seen = set()
-        for label, colour, *curves in ours + theirs:
-            points = curves[index - 2]
-            ax.plot(*zip(*(smooth(points) if index == 2 else points)), color=colour, label=None if label in seen else label, lw=1.2)
-            seen.add(label)
-        last = max(s for r in theirs or ours for s, _ in r[2])  # of the comparison, where there is one; the right side shows all
-        ax.set(title=title, xlabel="step", ylim=(0, 1), xlim=(0, last if index == 2 else None))
-        ax.legend()
-    for ax in axes:
+    fig, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for ax, names, title in ((axes[0], ("grpo", "torch"), "GRPO, one line a seed"),
+                             (axes[1], ("grpo", "dapo", "rloo", "ppo"), "algorithms, first seed of each")):
+        for colour, n in enumerate(names):
+            for i, r in enumerate(runs.get(n, [])[:1 if ax is axes[1] else None]):
+                ax.plot(*zip(*r.accuracy), color=f"C{colour}", label=None if i else NAMES[n], lw=1.3)
+        ax.axhline(END, color="grey", lw=0.8, ls=":")
+        ax.set(title=title, xlabel="step", ylim=(0, 1))
         ax.grid(alpha=0.3)
+        ax.legend(loc="lower right")
+    axes[0].set_ylabel("accuracy, held out, greedy")
     fig.tight_layout()
     fig.savefig(picture, dpi=110)
     print(f"curves: {picture}")
@@ -127,21 +94,20 @@ def draw(out, picture, ours, theirs):
 
 def main():
     out, picture = pathlib.Path(sys.argv[1]), sys.argv[2]
-    ours, theirs = runs_of(out)
-    if not ours or len(ours[0][3]) < 2:
-        sys.exit(f"{out}/grpo has no validations: did the run end?")
-    rise = before_after(out / "grpo", "generated problems, held out")
-    gsm8k = [validations(out / f"gsm8k_{when}/metrics.jsonl") for when in ("before", "after")]
-    if all(gsm8k):
-        print(f"GSM8K test: {100 * gsm8k[0][-1][1]:.1f} % -> {100 * gsm8k[1][-1][1]:.1f} %")
-    if theirs:
-        compare(ours, theirs)
-        distances(ours, theirs)
+    runs = {n: [Run(p.parent) for p in sorted(out.glob(f"seed_*/{n}/metrics.jsonl"))] for n in NAMES}
+    runs = {n: [r for r in found if len(r.accuracy) > 1] for n, found in runs.items()}
+    runs = {n: found for n, found in runs.items() if found}
+    grpo = [r for r in runs.get("grpo", []) if r.ended]
+    tables = "\n".join([*seeds_table(grpo), "", *names_table(runs), ""])
+    print(tables)
+    (out / "table.md").write_text(tables)
     try:
-        draw(out, picture, ours, theirs)
+        draw(runs, picture)
     except ImportError:
         print("no curves: this Python has no matplotlib")
-    sys.exit(0 if rise >= BAR else 1)
+    missed = [r.seed for r in grpo if r.accuracy[0][1] > START or r.accuracy[-1][1] < END]
+    if missed or not grpo:
+        sys.exit(f"missed: at most {START:.0%} before and at least {END:.0%} after, seeds {' '.join(missed) or 'none run'}")
 
 
 main()

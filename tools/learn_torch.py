@@ -1,47 +1,34 @@
-"""GRPO in a plain torch loop, for comparison with `verlc ppo` from the same start (make learn-gpu).
+"""The GRPO recipe of scripts/learn_gpu.sh in a plain torch loop, from the same start, for comparison with `verlc ppo`.
 
-Group-normalised advantages (Shao et al. 2024), one optimizer step a batch, so that the ratio
-is 1 and clipping does nothing; token mean over the batch; the low-variance KL estimator
-against the start (verl's low_var_kl); AdamW as verl sets it.  The prompts come in the file's
-order.  Sampling by transformers' generate from a copy of the weights in the compute type, at
-temperature 1; the accuracy is greedy.  fp32 master weights; products in bf16 on a GPU (--fp32: not), fp32 on a CPU.
-Nothing here is fast.  Needs torch, transformers, pyarrow.
+Group-normalised advantages (Shao et al. 2024), the clipped loss with its dual clip, token mean, an entropy bonus, no KL;
+AdamW and the cosine schedule as verl sets them. Sampling by transformers' generate from a copy of the weights in the
+compute type, at temperature 1; the accuracy is greedy. fp32 master weights; products in bf16 on a GPU, fp32 on a CPU.
+Nothing here is fast. Needs torch and transformers.
 
-  python tools/learn_torch.py MODEL TRAIN.parquet TEST.parquet OUT.jsonl [--steps N] [--seed S] [sizes]
-  python tools/learn_torch.py MODEL - - OUT.jsonl --replay RUN/run.db [--final CHECKPOINT/actor] [--fp32]
+  python tools/learn_torch.py MODEL TRAIN.jsonl TEST.jsonl OUT_DIR [--steps N] [--seed S] ...
 
-Writes {"step", "data"} lines under verl's names.  With --replay the samples and scores are those
-that a run of verlc has recorded, and each step's metrics stand beside the run's own (`verlc/NAME`);
---final compares the weights after the last step with a checkpoint's.  Exit status 1: in fp32 a metric or the
-weights' way differ by 1 % or more (in bf16 the numbers are there to be read: AdamW makes steps of one size of gradients
-that differ by rounding)."""
+Writes OUT_DIR/metrics.jsonl: {"step", "data"} lines under verl's names."""
 
 import argparse
 import contextlib
 import copy
 import json
+import math
 import pathlib
+import random
 import re
-import sqlite3
 import time
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-CLIP = 1.0
-METRICS = ("critic/rewards/mean", "critic/advantages/max", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm")
+CLIP_GRAD, CLIP_LOW, DUAL_CLIP, MINI_BATCHES = 1.0, 0.2, 3.0, 2
 
 
 def score(text, truth):
     """GSM8K's strict rule: the last number after ####, compared as text."""
     found = re.findall(r"#### (\-?[0-9\.\,]+)", text[-300:])
-    return float(bool(found) and found[-1].replace(",", "").replace("$", "") == str(truth))
-
-
-def rows(path):
-    import pyarrow.parquet as pq
-
-    return [(r["prompt"], r["reward_model"]["ground_truth"]) for r in pq.read_table(path).to_pylist()]
+    return float(bool(found) and found[-1].replace(",", "").replace("$", "") == truth)
 
 
 class Loop:
@@ -49,12 +36,17 @@ class Loop:
         self.a = a
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tok = AutoTokenizer.from_pretrained(a.model, padding_side="left")
-        load = lambda: AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).to(self.device)  # noqa: E731
-        self.policy, self.reference = load(), load().eval()
-        half = self.device == "cuda" and not a.fp32
+        self.policy = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).to(self.device)
+        half = self.device == "cuda"
         self.sampler = copy.deepcopy(self.policy).to(torch.bfloat16 if half else torch.float32).eval()
         self.autocast = lambda: torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext()
-        self.opt = torch.optim.AdamW(self.policy.parameters(), lr=a.lr, betas=(0.9, 0.999), weight_decay=0.01)
+        self.opt = torch.optim.AdamW(self.policy.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.01)
+
+    def rows(self, path):
+        """[(prompt in the chat template, ground truth)]"""
+        found = [json.loads(line) for line in open(path)]
+        return [(self.tok.apply_chat_template(r["prompt"], add_generation_prompt=True, tokenize=False),
+                 r["reward_model"]["ground_truth"]) for r in found]
 
     @torch.no_grad()
     def sample(self, prompts, n, greedy):
@@ -62,8 +54,7 @@ class Loop:
         A response's end token counts, what follows it does not."""
         for to, source in zip(self.sampler.parameters(), self.policy.parameters()):
             to.copy_(source)
-        texts = [self.tok.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
-        batch = self.tok(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
+        batch = self.tok(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
         how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         ids = self.sampler.generate(**batch, max_new_tokens=self.a.new, num_return_sequences=n, pad_token_id=self.tok.pad_token_id,
                                     eos_token_id=self.tok.eos_token_id, **how)
@@ -73,135 +64,82 @@ class Loop:
         attention = torch.cat([batch.attention_mask.repeat_interleave(n, 0), mask.long()], 1)
         return (ids, attention, mask, width), self.tok.batch_decode(ids[:, width:], skip_special_tokens=True)
 
-    def log_probs(self, model, ids, attention, width):
+    def log_probs(self, ids, attention, width):
+        """Log-probs of the response tokens and the entropies where they were drawn."""
         position = (attention.cumsum(1) - 1).clamp(min=0)
         with self.autocast():
-            out = model(input_ids=ids, attention_mask=attention, position_ids=position, logits_to_keep=ids.shape[1] - width + 1)
-        return torch.log_softmax(out.logits[:, :-1].float(), -1).gather(-1, ids[:, width:, None]).squeeze(-1)
+            out = self.policy(input_ids=ids, attention_mask=attention, position_ids=position, logits_to_keep=ids.shape[1] - width + 1)
+        logp = torch.log_softmax(out.logits[:, :-1].float(), -1)
+        return logp.gather(-1, ids[:, width:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
     def update(self, batch, advantages):
-        """One optimizer step; the metrics are sums over tokens divided by the batch's tokens."""
-        ids, attention, mask, width = batch
-        tokens, pg_sum, kl_sum = mask.sum(), 0.0, 0.0
-        self.policy.train()
-        self.opt.zero_grad(set_to_none=True)
-        for lo in range(0, len(ids), self.a.micro):
-            s = slice(lo, lo + self.a.micro)
-            logp = self.log_probs(self.policy, ids[s], attention[s], width)
-            with torch.no_grad():
-                ref = self.log_probs(self.reference, ids[s], attention[s], width)
-            ratio = torch.exp(logp - logp.detach())
-            gap = (ref - logp).clamp(-20, 20)
-            kl = ((torch.exp(gap) - gap - 1).clamp(-10, 10) * mask[s]).sum() / tokens
-            pg = (-advantages[s, None] * ratio * mask[s]).sum() / tokens
-            (pg + self.a.kl * kl).backward()
-            pg_sum, kl_sum = pg_sum + pg.item(), kl_sum + kl.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), CLIP)
-        self.opt.step()
-        return {"actor/pg_loss": pg_sum, "actor/kl_loss": kl_sum, "actor/grad_norm": norm.item()}
-
-    def step(self, batch, reward):
-        """reward: (prompts, samples)."""
-        advantages = (reward - reward.mean(1, True)) / (reward.std(1, keepdim=True) + 1e-6)
-        data = {"critic/rewards/mean": reward.mean().item(), "critic/advantages/max": advantages.max().item(),
-                "response_length/mean": batch[2].sum(1).float().mean().item()}
-        return data | self.update(batch, advantages.view(-1).to(self.device))
+        """One optimizer step a mini-batch; losses are token means of the mini-batch."""
+        (ids, attention, mask, width), a = batch, self.a
+        cuts = [slice(lo, lo + a.micro) for lo in range(0, len(ids), a.micro)]
+        with torch.no_grad():
+            old = torch.cat([self.log_probs(ids[s], attention[s], width)[0] for s in cuts])
+        means = {"actor/pg_loss": [], "actor/entropy": [], "actor/grad_norm": []}
+        for part in torch.arange(len(ids), device=self.device).chunk(MINI_BATCHES):
+            tokens, losses, entropies = mask[part].sum(), 0.0, 0.0
+            self.opt.zero_grad(set_to_none=True)
+            for s in part.split(a.micro):
+                logp, entropy = self.log_probs(ids[s], attention[s], width)
+                ratio, adv = torch.exp((logp - old[s]).clamp(-20, 20)), advantages[s, None]
+                loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1 - CLIP_LOW, 1 + a.clip_high))
+                loss = torch.where(adv < 0, torch.minimum(loss, -adv * DUAL_CLIP), loss)
+                pg, h = (loss * mask[s]).sum() / tokens, (entropy * mask[s]).sum() / tokens
+                (pg - a.entropy * h).backward()
+                losses, entropies = losses + pg.item(), entropies + h.item()
+            norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), CLIP_GRAD)
+            self.opt.step()
+            for values, value in zip(means.values(), (losses, entropies, norm.item())):
+                values.append(value)
+        return {name: sum(values) / len(values) for name, values in means.items()}
 
     def accuracy(self, test):
-        right = 0.0
-        for lo in range(0, len(test), 500):
-            part = test[lo:lo + 500]
-            _, texts = self.sample([p for p, _ in part], 1, True)
-            right += sum(score(t, truth) for t, (_, truth) in zip(texts, part))
-        return right / len(test)
+        _, texts = self.sample([p for p, _ in test], 1, True)
+        return sum(score(t, truth) for t, (_, truth) in zip(texts, test)) / len(test)
 
 
 def train(loop, log):
     a = loop.a
-    problems, test = rows(a.train), rows(a.test)
+    problems, test, order, shuffle = loop.rows(a.train), loop.rows(a.test), [], random.Random(a.seed)
     log(0, {"val/accuracy": loop.accuracy(test)})
-    for step in range(1, a.steps + 1):
+    for step in range(1, min(a.steps, a.stop or a.steps) + 1):
         begin = time.time()
-        part = [problems[((step - 1) * a.prompts + i) % len(problems)] for i in range(a.prompts)]
-        batch, texts = loop.sample([q for q, _ in part], a.samples, False)
+        if len(order) < a.prompts:
+            order = shuffle.sample(range(len(problems)), len(problems))
+        part, order = [problems[i] for i in order[:a.prompts]], order[a.prompts:]
+        for group in loop.opt.param_groups:
+            group["lr"] = a.lr * (a.floor + (1 - a.floor) * (1 + math.cos(math.pi * (step - 1) / a.steps)) / 2)
+        batch, texts = loop.sample([p for p, _ in part], a.samples, False)
         generated = time.time() - begin
         reward = torch.tensor([score(t, part[i // a.samples][1]) for i, t in enumerate(texts)]).view(a.prompts, a.samples)
-        data = loop.step(batch, reward)
+        advantages = (reward - reward.mean(1, True)) / (reward.std(1, keepdim=True) + 1e-6)
+        data = {"critic/rewards/mean": reward.mean().item()} | loop.update(batch, advantages.view(-1).to(loop.device))
         data |= {"timing_s/gen": generated, "timing_s/step": time.time() - begin}
         if step % a.test_every == 0 or step == a.steps:
             data["val/accuracy"] = loop.accuracy(test)
         log(step, data)
 
 
-def recorded(db, step, pad):
-    """The samples of a step of a verlc run as sample() gives them, prompts padded on the left, and their scores."""
-    lists = lambda blob: torch.frombuffer(bytearray(blob), dtype=torch.int32).long()  # noqa: E731
-    found = db.execute("SELECT uid, sample, prompt_ids, ids, score FROM samples WHERE step = ? AND validation = 0 "
-                       "ORDER BY uid, sample",
-                       (step,)).fetchall()
-    groups = len({r[0] for r in found})
-    prompts, responses = [lists(r[2]) for r in found], [lists(r[3]) for r in found]
-    width, longest = max(map(len, prompts)), max(map(len, responses))
-    ids = torch.full((len(found), width + longest), pad)
-    attention = torch.zeros_like(ids)
-    for i, (p, r) in enumerate(zip(prompts, responses)):
-        ids[i, width - len(p):width + len(r)] = torch.cat([p, r])
-        attention[i, width - len(p):width + len(r)] = 1
-    return (ids, attention, attention[:, width:].bool(), width), torch.tensor([r[4] for r in found]).view(groups, -1)
-
-
-def replay(loop, log):
-    """Steps of a recorded run; the greatest relative difference of a metric from the run's own."""
-    db, worst = sqlite3.connect(loop.a.replay), 0.0
-    for (step,) in db.execute("SELECT DISTINCT step FROM samples WHERE validation = 0 ORDER BY step").fetchall():
-        batch, reward = recorded(db, step, loop.tok.pad_token_id)
-        data = loop.step(tuple(x.to(loop.device) if torch.is_tensor(x) else x for x in batch), reward)
-        own = dict(db.execute("SELECT name, value FROM metrics WHERE step = ?", (step,)))
-        for name in METRICS:
-            data[f"verlc/{name}"] = own[name]
-            worst = max(worst, abs(data[name] - own[name]) / max(1e-3, abs(own[name])))
-        log(step, data)
-    return worst
-
-
-def weights_differ(loop, path):
-    """||ours - theirs|| / ||ours - start|| over all weights: the part of the way that the two do not share."""
-    from safetensors.torch import load_file
-
-    final, start = load_file(pathlib.Path(path) / "model.safetensors"), loop.reference.state_dict()
-    apart = way = 0.0
-    for name, w in loop.policy.state_dict().items():
-        if name in final:
-            apart += (w.cpu().float() - final[name].float()).square().sum().item()
-            way += (w - start[name]).square().sum().item()
-    return (apart / way) ** 0.5
-
-
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("model"), p.add_argument("train"), p.add_argument("test"), p.add_argument("out")
-    for name, value in (("steps", 60), ("seed", 1), ("prompts", 64), ("samples", 8), ("new", 64), ("micro", 128),
-                        ("test-every", 10)):
+    p.add_argument("model"), p.add_argument("train"), p.add_argument("test"), p.add_argument("out", type=pathlib.Path)
+    for name, value in (("steps", 400), ("stop", 0), ("seed", 1), ("prompts", 1024), ("samples", 8), ("new", 48), ("micro", 4096),
+                        ("test-every", 20)):
         p.add_argument(f"--{name}", type=int, default=value)
-    p.add_argument("--lr", type=float, default=2e-5)
-    p.add_argument("--kl", type=float, default=0.001)
-    p.add_argument("--replay"), p.add_argument("--final"), p.add_argument("--fp32", action="store_true")
+    for name, value in (("lr", 3e-4), ("floor", 0.1), ("clip-high", 0.28), ("entropy", 0.003)):
+        p.add_argument(f"--{name}", type=float, default=value)
     a = p.parse_args()
     torch.manual_seed(a.seed)
-    loop, start = Loop(a), time.time()
-    with open(a.out, "w") as out:
+    a.out.mkdir(parents=True, exist_ok=True)
+    with open(a.out / "metrics.jsonl", "w") as out:
         def log(step, data):
             out.write(json.dumps({"step": step, "data": data}) + "\n")
             out.flush()
-            shown = ", ".join(f"{k} {v:.6g}" for k, v in data.items())
-            print(f"step {step}: {shown} ({time.time() - start:.0f} s)", flush=True)
 
-        if not a.replay:
-            train(loop, log)
-            return 0
-        worst, apart = replay(loop, log), weights_differ(loop, a.final) if a.final else 0.0
-        print(f"largest relative difference of a metric {worst:.2g}; of the weights' way {apart:.2g}")
-        return int((a.fp32 or loop.device == "cpu") and not (worst < 0.01 and apart < 0.01))
+        train(Loop(a), log)
 
 
-raise SystemExit(main())
+main()
