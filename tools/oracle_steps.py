@@ -312,7 +312,7 @@ class Mix(Run):
         k[LOSS + "use_policy_gradient"], k[LOSS + "use_task_rewards"] = mode == "k1", r.random() < 0.6
         k[LOSS + "topk"], k[LOSS + "loss_max_clamp"] = r.choice([4, 16]), r.choice(["null", 1.0])
         self.topk = k[LOSS + "topk"] if mode == "forward_kl_topk" else 1
-        if mode == "k1" and CORRECTION + "rollout_is" in k:  # verl 0.9.1 fails: its weights are still jagged there
+        if mode == "k1" and CORRECTION + "rollout_is" in k:  # verl fails: its weights are jagged there
             k[CORRECTION + "rollout_is"] = "null"
 
     def for_verl(self):
