@@ -41,7 +41,7 @@ METRIC_TOL = 1e-3  # relative
 FLOOR = {"*rollout_corr/*": 1e-4, "*": 5e-6}  # absolute, for 0 but for rounding: sums over a response; means
 
 DIFFERENT = {  # the name is demanded, its value is not verl's
-    "perf/*": "seconds, memory and FLOPS of a machine",
+    "*perf/*": "seconds, memory and FLOPS of a machine",
     "timing_*": "as perf/*",
     "*_length*/clip_ratio": "V1 counts those as long as the longest; its predecessor and verlc, as the limit",
 }
@@ -382,10 +382,6 @@ class Mix(Run):
         for step in range(1, STEPS + 1):
             with quiet():
                 theirs, dw = trainer.step(self.samples(step, teacher), self.weights(step - 1))
-            theirs = {
-                k.removeprefix("actor/") if k.startswith("actor/perf/") else k: v
-                for k, v in theirs.items()
-            }
             of_update = theirs.get("actor/entropy_loss")
             if not self.keys[ACTOR + "calculate_entropy"] and not self.keys[ACTOR + "entropy_coeff"]:
                 theirs.pop("actor/entropy_loss", None)  # it was asked for to have of_update
