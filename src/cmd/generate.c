@@ -229,20 +229,20 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
     struct model *m = NULL;
     struct rollout_decoder *d = NULL;
     struct rollout_engine *e = NULL;
-    int64_t longest = 1, samples = 0, most_prompt = 1, pages = 0;
+    int64_t longest = 1, samples = 0, most_prompt = 1, blocks = 0;
     int rc = 0;
     for (int64_t i = 0; i < g->n; i++) {
         const int64_t len = g->rq[i].n_ids + g->rq[i].max_tokens;
         longest = len > longest ? len : longest;
         most_prompt = g->rq[i].n_ids > most_prompt ? g->rq[i].n_ids : most_prompt;
         samples += g->rq[i].n;
-        pages += g->rq[i].n * ((len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN);
+        blocks += g->rq[i].n * ((len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
     }
     if (samples < max_seqs) max_seqs = samples;
-    const int64_t full = max_seqs * ((longest + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN);
+    const int64_t full = max_seqs * ((longest + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
     int64_t rows = max_seqs > 1024 ? max_seqs : 1024;
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
-    struct rollout_decoder_args a = {.n_pages = pages < full ? pages : full,
+    struct rollout_decoder_args a = {.n_kv_blocks = blocks < full ? blocks : full,
                                      .max_rows = rows,
                                      .max_seqs = max_seqs,
                                      .max_len = longest,
@@ -250,8 +250,8 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
     const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
-    const size_t page = rollout_page_bytes(&m->cfg, m->act), half = dev->mem_total / 2;
-    if ((size_t)a.n_pages * page > half) a.n_pages = (int64_t)(half / page); /* preemption makes do with less */
+    const size_t block = rollout_kv_block_bytes(&m->cfg, m->act), half = dev->mem_total / 2;
+    if ((size_t)a.n_kv_blocks * block > half) a.n_kv_blocks = (int64_t)(half / block); /* preemption makes do with less */
     a.model = m;
     TRYG(rollout_decoder_open(&d, &a), out);
     const struct rollout_model rm = rollout_decoder_model(d);

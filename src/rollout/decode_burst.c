@@ -1,12 +1,11 @@
-/* decode_burst.c - many decoding steps in one call of the model, for devices on which
- * going back to the host after each token would cost as much as the token.
+/* decode_burst.c - multi-step decode bursts.  A burst is several decode steps that the device makes in a
+ * row, feeding each sampled token to the next step itself; the host sees the tokens afterwards.  It is for
+ * devices on which a round trip to the host for each token would cost as much as the token.
  *
- * A burst is possible when every running sample lacks exactly its last token and
- * nobody waits who could be let in.  Pages for all its steps are taken beforehand.
- * Results come in parts, each taken over while the device makes the next one.
- * A sample that ends within a burst stands still until the burst is over; one that
- * a stop string ends has drawn tokens that are dropped.  The pages of both may be free
- * before that, but nobody is given any within a burst.
+ * A burst is possible when every running sample lacks exactly its last token and no waiting sample can be
+ * admitted.  KV blocks for all its steps are allocated beforehand.  Results are copied out in parts, while
+ * the device makes the next part.  A sample that ends within a burst idles until the burst is over; tokens
+ * after a stop string are dropped.  No block changes its owner within a burst.
  *
  * Invariant: a burst changes when tokens are drawn, never which. */
 #include "rollout/rollout_int.h"
@@ -26,24 +25,24 @@ static bool possible(const struct rollout_engine *e) {
     return true;
 }
 
-/* Plans up to `steps` steps; false when the pages do not suffice (what was taken stays with its sample). */
+/* Plans up to `steps` steps; false when too few blocks are free (those taken stay with their samples). */
 static bool plan(struct rollout_engine *e, int64_t steps, struct rollout_burst *b) {
     int64_t longest = 0;
     for (struct sample *s = e->running.head; s; s = s->next) {
         const int64_t take = left_of(s) < steps ? left_of(s) : steps;
-        if (!rollout__grow_pages(e, s, s->n_computed + take)) return false;
+        if (!rollout__grow_blocks(e, s, s->n_computed + take)) return false;
         if (take > b->steps) b->steps = take;
-        if (s->n_pages > longest) longest = s->n_pages;
+        if (s->n_blocks > longest) longest = s->n_blocks;
         if (!s->req->r.ignore_eos && s->req->n_stop_ids > b->max_stop) b->max_stop = s->req->n_stop_ids;
         e->planned[b->n_seqs++] = s;
     }
-    b->max_pages = longest;
+    b->max_blocks = longest;
     return true;
 }
 
 static void fill(struct rollout_engine *e, struct rollout_burst *b) {
     struct burst_arrays *a = &e->burst;
-    rollout__fill_tables(e, b->n_seqs, b->max_pages);
+    rollout__fill_tables(e, b->n_seqs, b->max_blocks);
     xgrow((void **)&a->stop, &a->cap_stop, b->n_seqs * b->max_stop, sizeof *a->stop);
     for (int64_t i = 0; i < b->n_seqs; i++) {
         const struct sample *s = e->planned[i];
@@ -62,7 +61,7 @@ static void fill(struct rollout_engine *e, struct rollout_burst *b) {
     }
     b->ids = e->ids;
     b->pos = e->pos;
-    b->pages = e->pages;
+    b->block_table = e->block_table;
     b->rows = a->rows;
     b->stop = a->stop;
 }
@@ -89,8 +88,8 @@ int rollout__burst(struct rollout_engine *e) {
     TRY(e->model.burst(e->model.ctx, &b));
     e->stats.steps += b.steps;
     e->stats.bursts++;
-    const int64_t used = e->pool.n_pages - e->pool.n_free;
-    if (used > e->stats.pages_peak) e->stats.pages_peak = used;
+    const int64_t used = e->pool.n_blocks - e->pool.n_free;
+    if (used > e->stats.kv_blocks_peak) e->stats.kv_blocks_peak = used;
     struct rollout_results r = {0};
     for (int64_t have = 0; have < b.steps; have += r.steps) {
         TRY(e->model.burst_results(e->model.ctx, have, &r));

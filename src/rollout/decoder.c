@@ -1,10 +1,9 @@
-/* decoder.c - the real decoder behind struct rollout_model: the page pool on
- * the device, one model_forward a step, then head and sampler over the rows to
- * sample; and bursts, in which the device itself feeds each token to the next step.
- * Schedules nothing.
+/* decoder.c - the real decoder behind struct rollout_model: the KV cache on the device, one model_forward a
+ * step, then head and sampler over the rows to sample; and multi-step decode bursts, as CUDA graphs where
+ * there are such.  Schedules nothing.
  *
- * Invariant: it calls the same model_forward and the same head arithmetic as
- * training, so log-probs come out bit-equal. */
+ * Invariant: it calls the same model_forward and the same head arithmetic as training, so log-probs come
+ * out bit-equal. */
 #include "rollout/rollout.h"
 
 #include "base/arena.h"
@@ -17,15 +16,15 @@
 
 enum {
     OUT_BLOCK = 128,        /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
-    MAX_BURST = 16,         /* steps without the host, where the device records work */
-    BURST_PARTS = 4,        /* in which their results come back */
-    RESULT_COPY_STREAM = 3, /* of the transfers of the first part; the others' follow */
+    MAX_BURST = 16,         /* steps, where the device has CUDA graphs */
+    BURST_PARTS = 4,        /* in which results are copied out */
+    RESULT_COPY_STREAM = 3, /* of the first part; the others' follow */
     MAX_STOP = 32,          /* end tokens of a row */
     MAX_GRAPHS = 64,
 };
 _Static_assert(RESULT_COPY_STREAM + BURST_PARTS <= DEV_COPY_STREAMS, "each part has a stream of its own");
 
-/* Recorded steps run at these numbers of rows; rows that are not needed stand still on a page of their own. */
+/* CUDA graphs are captured at these batch sizes; padding rows write to a dummy block. */
 static int64_t bucket_of(int64_t n) {
     const int64_t unit = n <= 4 ? 1 : n <= 32 ? 4 : n <= 128 ? 8 : n <= 512 ? 32 : 128;
     return (n + unit - 1) / unit * unit;
@@ -36,30 +35,30 @@ struct rollout_decoder {
     struct model_acts *acts;
     struct model_kv kv;
     struct kv *layers;
-    int64_t n_pages, max_rows, max_seqs, max_pages, max_burst, out_block;
+    int64_t n_kv_blocks, max_rows, max_seqs, max_blocks, max_burst, out_block;
     /* device */
     void *owned_block;
     size_t block_bytes;
     void *acts_block;
-    int32_t *ids, *pos, *slots, *q_start, *pos0, *pages, *out_row, *id;
+    int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *id;
     float *logp, *logp_kept, *logits;
     void *hidden;
     uint8_t *seen;
-    /* device, of bursts: n is the bucket of max_seqs */
+    /* device, of bursts: n is bucket_of(max_seqs) */
     struct decode_row *rows;
     int32_t *stop, *step, *iota;     /* (n, MAX_STOP), (1), (n + 1): 0, 1, 2, ... */
-    int32_t *burst_pages, *burst_id; /* (n, max_pages), (max_burst, n) */
+    int32_t *burst_table, *burst_id; /* (n, max_blocks), (max_burst, n) */
     float *burst_logp, *burst_kept;  /* (max_burst, n) */
     struct {
         int64_t rows;
-        void *graph; /* NULL: this many rows have run once and can be recorded */
+        void *graph; /* NULL: this batch size has run once and can be captured */
     } graphs[MAX_GRAPHS];
     int n_graphs;
     int32_t *host; /* as uploaded: the largest of the arrays above */
     struct decode_row *host_rows;
     int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
     int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
-    /* the burst under way: its rows and steps, and its results, (steps, rows), in host memory that the device reaches */
+    /* the burst under way: its rows and steps, and its results, (steps, rows), in page-locked host memory */
     int64_t burst_rows, burst_steps;
     void *results_block;
     size_t results_bytes;
@@ -67,18 +66,18 @@ struct rollout_decoder {
     float *host_logp, *host_kept;
 };
 
-size_t rollout_page_bytes(const struct model_config *c, enum dtype act) {
-    return (size_t)(2 * c->n_layers * c->n_kv_heads * c->head_dim * ROLLOUT_PAGE_LEN) * dtype_size(act);
+size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act) {
+    return (size_t)(2 * c->n_layers * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
 }
 
-static int64_t max_pages_of(const struct rollout_decoder_args *a) { return (a->max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN; }
+static int64_t max_blocks_of(const struct rollout_decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
 /* Measures, then binds: see arena.h. */
 static void decoder_layout(struct rollout_decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
-    const int64_t n_pages = d->n_pages + (d->max_burst > 1); /* the last one is the idle rows' */
-    const size_t side = (size_t)(c->n_kv_heads * c->head_dim * ROLLOUT_PAGE_LEN * n_pages) * dtype_size(act);
+    const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
+    const size_t side = (size_t)(c->n_kv_heads * c->head_dim * KV_BLOCK_LEN * n_kv_blocks) * dtype_size(act);
     for (int64_t l = 0; l < c->n_layers; l++) {
-        struct tensor t = {NULL, act, 4, {n_pages, c->n_kv_heads, ROLLOUT_PAGE_LEN, c->head_dim}};
+        struct tensor t = {NULL, act, 4, {n_kv_blocks, c->n_kv_heads, KV_BLOCK_LEN, c->head_dim}};
         t.data = arena_take(m, side);
         if (d->layers) d->layers[l].k = t;
         t.data = arena_take(m, side);
@@ -90,7 +89,7 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
     d->slots = arena_take(m, rows * 4);
     d->q_start = arena_take(m, (seqs + 1) * 4);
     d->pos0 = arena_take(m, seqs * 4);
-    d->pages = arena_take(m, seqs * (size_t)d->max_pages * 4);
+    d->block_table = arena_take(m, seqs * (size_t)d->max_blocks * 4);
     d->out_row = arena_take(m, out * 4);
     d->id = arena_take(m, out * 4);
     d->logp = arena_take(m, out * 4);
@@ -104,7 +103,7 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
         d->stop = arena_take(m, n * MAX_STOP * 4);
         d->step = arena_take(m, 4);
         d->iota = arena_take(m, (n + 1) * 4);
-        d->burst_pages = arena_take(m, n * (size_t)d->max_pages * 4);
+        d->burst_table = arena_take(m, n * (size_t)d->max_blocks * 4);
         d->burst_id = arena_take(m, results);
         d->burst_logp = arena_take(m, results);
         d->burst_kept = arena_take(m, results);
@@ -113,14 +112,14 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
 }
 
 static void decoder_limits(struct rollout_decoder *d, const struct rollout_decoder_args *a) {
-    d->n_pages = a->n_pages;
+    d->n_kv_blocks = a->n_kv_blocks;
     d->max_burst = a->max_burst > 1 ? a->max_burst : 1;
     d->max_seqs = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows;
     d->max_rows = a->max_rows;
-    d->max_pages = max_pages_of(a);
+    d->max_blocks = max_blocks_of(a);
     d->out_block = d->max_seqs < OUT_BLOCK ? d->max_seqs : OUT_BLOCK;
     if (d->max_burst == 1) return;
-    d->out_block = bucket_of(d->max_seqs); /* a recorded step samples all its rows at once */
+    d->out_block = bucket_of(d->max_seqs); /* a CUDA graph samples all its rows at once */
     if (d->max_rows < d->out_block) d->max_rows = d->out_block;
 }
 
@@ -154,7 +153,7 @@ int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_deco
     decoder_layout(d, &m, c, a->model->act);
     TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
     if (d->max_burst > 1) {
-        const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_pages > MAX_STOP ? (size_t)d->max_pages : MAX_STOP;
+        const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_blocks > MAX_STOP ? (size_t)d->max_blocks : MAX_STOP;
         const size_t results = n * (size_t)d->max_burst;
         d->host = xmalloc((n + 1) * wide * sizeof *d->host);
         d->host_rows = xmalloc(n * sizeof *d->host_rows);
@@ -218,7 +217,7 @@ static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p,
 static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept) {
     struct rollout_decoder *d = ctx;
     struct dev *dev = d->model->dev;
-    CHECK(p->n_rows <= d->max_rows && p->n_seqs <= d->max_seqs && p->max_pages <= d->max_pages);
+    CHECK(p->n_rows <= d->max_rows && p->n_seqs <= d->max_seqs && p->max_blocks <= d->max_blocks);
     const size_t rows = (size_t)p->n_rows * 4;
     d->n_sent_stop = d->n_sent_iota = 0;
     TRY(dev_copy_in(dev, d->ids, p->ids, rows));
@@ -226,7 +225,7 @@ static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, fl
     TRY(dev_copy_in(dev, d->slots, p->slots, rows));
     TRY(dev_copy_in(dev, d->q_start, p->q_start, (size_t)(p->n_seqs + 1) * 4));
     TRY(dev_copy_in(dev, d->pos0, p->pos0, (size_t)p->n_seqs * 4));
-    TRY(dev_copy_in(dev, d->pages, p->pages, (size_t)(p->n_seqs * p->max_pages) * 4));
+    TRY(dev_copy_in(dev, d->block_table, p->block_table, (size_t)(p->n_seqs * p->max_blocks) * 4));
     const struct model_batch b = {
         .n_rows = p->n_rows,
         .ids = tensor_1d(d->ids, DT_I32, p->n_rows),
@@ -239,7 +238,7 @@ static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, fl
                 .max_kv = p->max_kv,
                 .q_start = tensor_1d(d->q_start, DT_I32, p->n_seqs + 1),
                 .pos0 = tensor_1d(d->pos0, DT_I32, p->n_seqs),
-                .pages = tensor_2d(d->pages, DT_I32, p->n_seqs, p->max_pages),
+                .pages = tensor_2d(d->block_table, DT_I32, p->n_seqs, p->max_blocks),
             },
         .kv = &d->kv,
     };
@@ -270,10 +269,10 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
                 .max_kv = max_kv,
                 .q_start = tensor_1d(d->iota, DT_I32, n + 1),
                 .pos0 = tensor_1d(d->pos, DT_I32, n),
-                .pages = tensor_2d(d->burst_pages, DT_I32, n, d->max_pages),
+                .pages = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
             },
         .kv = &d->kv,
-        .own_keys = true, /* idle rows share a slot, and write the same there */
+        .own_keys = true, /* padding rows share a slot, and write the same there */
     };
     const struct decode_args next = {
         .x = hidden,
@@ -281,7 +280,7 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
         .logits = tensor_2d(d->logits, DT_F32, n, c->vocab),
         .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
         .stop = tensor_2d(d->stop, DT_I32, n, MAX_STOP),
-        .page_len = ROLLOUT_PAGE_LEN,
+        .page_len = KV_BLOCK_LEN,
         .pages = b.seqs.pages,
         .ids = b.ids,
         .pos = b.pos,
@@ -296,14 +295,14 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
     return dev_decode_next(dev, &next);
 }
 
-/* The recording for n rows; NULL before its first run and on devices that record nothing. */
+/* The CUDA graph for n rows; NULL before its first run and on devices without graphs. */
 static int graph_for(struct rollout_decoder *d, int64_t n, void **graph) {
     struct dev *dev = d->model->dev;
     *graph = NULL;
     if (!dev_has_graphs(dev)) return 0;
     int i = 0;
     while (i < d->n_graphs && d->graphs[i].rows != n) i++;
-    if (i == d->n_graphs) { /* first time: run as it is, which also warms up */
+    if (i == d->n_graphs) { /* first time: run without capture, which also warms up */
         if (i < MAX_GRAPHS) {
             d->graphs[i].rows = n;
             d->graphs[i].graph = NULL;
@@ -313,7 +312,7 @@ static int graph_for(struct rollout_decoder *d, int64_t n, void **graph) {
     }
     if (!d->graphs[i].graph) {
         TRY(dev_graph_begin(dev));
-        const int rc = burst_step(d, n, d->max_pages * ROLLOUT_PAGE_LEN);
+        const int rc = burst_step(d, n, d->max_blocks * KV_BLOCK_LEN);
         const int end = dev_graph_end(dev, &d->graphs[i].graph);
         TRY(rc);
         TRY(end);
@@ -326,9 +325,9 @@ static int upload(struct rollout_decoder *d, void *to, int64_t n) {
     return dev_copy_in(d->model->dev, to, d->host, (size_t)n * sizeof *d->host);
 }
 
-/* The burst's inputs for n >= b->n_seqs rows; the idle ones stand at position 0 of the last page. */
+/* The burst's inputs for n >= b->n_seqs rows; padding rows stay at position 0 of the dummy block. */
 static int burst_upload(struct rollout_decoder *d, const struct rollout_burst *b, int64_t n) {
-    const int32_t idle = (int32_t)d->n_pages;
+    const int32_t dummy = (int32_t)d->n_kv_blocks;
     const int64_t used = b->n_seqs;
     int32_t *h = d->host;
     for (int64_t i = 0; i < n; i++) h[i] = i < used ? b->ids[i] : 0;
@@ -337,14 +336,14 @@ static int burst_upload(struct rollout_decoder *d, const struct rollout_burst *b
     TRY(upload(d, d->pos, n));
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = i < used ? b->pos[i] : 0;
-        h[i] = (i < used ? b->pages[i * b->max_pages + at / ROLLOUT_PAGE_LEN] : idle) * ROLLOUT_PAGE_LEN +
-               (int32_t)(at % ROLLOUT_PAGE_LEN);
+        h[i] = (i < used ? b->block_table[i * b->max_blocks + at / KV_BLOCK_LEN] : dummy) * KV_BLOCK_LEN +
+               (int32_t)(at % KV_BLOCK_LEN);
     }
     TRY(upload(d, d->slots, n));
     for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < d->max_pages; k++)
-            h[i * d->max_pages + k] = i < used && k < b->max_pages ? b->pages[i * b->max_pages + k] : idle;
-    TRY(upload(d, d->burst_pages, n * d->max_pages));
+        for (int64_t k = 0; k < d->max_blocks; k++)
+            h[i * d->max_blocks + k] = i < used && k < b->max_blocks ? b->block_table[i * b->max_blocks + k] : dummy;
+    TRY(upload(d, d->burst_table, n * d->max_blocks));
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < MAX_STOP; k++)
             h[i * MAX_STOP + k] = i < used && k < b->max_stop ? b->stop[i * b->max_stop + k] : -1;
@@ -382,7 +381,7 @@ static int send_results(struct rollout_decoder *d, int64_t lo, int64_t hi) {
 static int decoder_burst(void *ctx, const struct rollout_burst *b) {
     struct rollout_decoder *d = ctx;
     const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs, part = part_of(d);
-    CHECK(b->n_seqs <= d->max_seqs && b->max_pages <= d->max_pages && b->steps <= d->max_burst);
+    CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
     TRY(burst_upload(d, b, n));
     d->burst_rows = n;
@@ -391,7 +390,7 @@ static int decoder_burst(void *ctx, const struct rollout_burst *b) {
         void *graph = NULL;
         TRY(graph_for(d, n, &graph));
         if (graph) TRY(dev_graph_run(d->model->dev, graph));
-        else TRY(burst_step(d, n, d->max_pages * ROLLOUT_PAGE_LEN));
+        else TRY(burst_step(d, n, d->max_blocks * KV_BLOCK_LEN));
         if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
     return 0;
@@ -408,5 +407,6 @@ static int decoder_results(void *ctx, int64_t have, struct rollout_results *out)
 }
 
 struct rollout_model rollout_decoder_model(struct rollout_decoder *d) {
-    return (struct rollout_model){d, d->n_pages, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
+    return (struct rollout_model){
+        d, d->n_kv_blocks, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
 }

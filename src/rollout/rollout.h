@@ -1,19 +1,16 @@
-/* rollout.h - generation: continuous batching over a paged key/value pool.
+/* rollout.h - generation: continuous batching over a paged KV cache.
  *
- * A request is a prompt with n samples.  The engine keeps a set of running
- * samples and, step by step, gives the model the rows that each still lacks:
- * many for a prompt (in chunks), one for a token being decoded, many again
- * for a sample that was preempted.  There is one path for all three.  Full
- * pages are found again by the tokens they stand for, so the n samples of a
- * prompt share its pages, prompts share a common system turn, and a preempted
- * sample often finds its own pages.
+ * A request is a prompt with n samples.  The engine keeps a set of running samples and, step by step, gives
+ * the model the rows that each still lacks: many for a prompt (chunked prefill), one for a sample that
+ * decodes, many again for one that was preempted.  There is one path for all three.  Prefix caching: a full
+ * KV block is found again by the tokens it stands for, so the n samples of a prompt share its blocks,
+ * prompts share a common system turn, and a preempted sample often finds its own.
  *
- * Invariant: what a sample contains is a function of (weights, prompt, sampling
- * rule, seed, uid, sample index) alone - not of pool size, batch limits, order,
- * company, sharing or preemption.
+ * Invariant: what a sample contains is a function of (weights, prompt, sampling rule, seed, uid, sample
+ * index) alone - not of cache size, batch limits, order, batch composition, sharing or preemption.
  *
- * Scheduler and pool hold no device code: they talk to struct rollout_model, which
- * the real decoder (rollout_model_open) and the tests' fake implement. */
+ * Scheduler and block pool hold no device code: they talk to struct rollout_model, which the real decoder
+ * (rollout_decoder_model) and the tests' fake implement. */
 #ifndef VERLC_ROLL_H
 #define VERLC_ROLL_H
 
@@ -23,28 +20,28 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ROLLOUT_PAGE_LEN 16 /* tokens of a page; a quarter of DEV_KEY_TILE */
+#define KV_BLOCK_LEN 16 /* tokens of a block; a quarter of DEV_KEY_TILE */
 
 /* ---- what the engine asks of a model ---- */
 /* One step: n_rows packed rows of n_seqs sequences, and the rows to sample. */
 struct rollout_plan {
-    int64_t n_rows, n_seqs, max_pages; /* max_pages: row length of `pages` */
-    int64_t max_q, max_kv;             /* longest run of rows, most keys of a sequence */
-    const int32_t *ids, *pos, *slots;  /* (n_rows) */
-    const int32_t *q_start;            /* (n_seqs + 1) */
-    const int32_t *pos0;               /* (n_seqs) */
-    const int32_t *pages;              /* (n_seqs, max_pages) */
-    int64_t n_out;                     /* rows to sample from */
-    const int32_t *out_row;            /* (n_out) */
-    const struct sample_param *param;  /* (n_out) */
-    const uint8_t *seen;               /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
+    int64_t n_rows, n_seqs, max_blocks; /* max_blocks: row length of `block_table` */
+    int64_t max_q, max_kv;              /* longest run of rows, longest sequence */
+    const int32_t *ids, *pos, *slots;   /* (n_rows) */
+    const int32_t *q_start;             /* (n_seqs + 1) */
+    const int32_t *pos0;                /* (n_seqs) */
+    const int32_t *block_table;         /* (n_seqs, max_blocks) */
+    int64_t n_out;                      /* rows to sample from */
+    const int32_t *out_row;             /* (n_out) */
+    const struct sample_param *param;   /* (n_out) */
+    const uint8_t *seen;                /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
 };
-/* Many steps of samples that only decode, without the host between them. Each has one token
- * whose keys are missing; its pages hold the keys of every step it may take. */
+/* A multi-step decode burst: many steps of samples that only decode, without the host between them. Each has one token
+ * that is not in the KV cache; its blocks have room for every step that it may take. */
 struct rollout_burst {
-    int64_t n_seqs, steps, max_pages;
+    int64_t n_seqs, steps, max_blocks;
     const int32_t *ids, *pos;      /* (n_seqs): that token and its position */
-    const int32_t *pages;          /* (n_seqs, max_pages) */
+    const int32_t *block_table;    /* (n_seqs, max_blocks) */
     const struct decode_row *rows; /* (n_seqs); left <= steps */
     int64_t max_stop;
     const int32_t *stop; /* (n_seqs, max_stop), -1 fills up */
@@ -57,7 +54,7 @@ struct rollout_results {
 };
 struct rollout_model {
     void *ctx;
-    int64_t n_pages, vocab;
+    int64_t n_kv_blocks, vocab;
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
     int (*step)(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept);
     int64_t max_burst;                                      /* most steps of one burst; below 2: decoding goes step by step */
@@ -66,20 +63,20 @@ struct rollout_model {
     int (*burst_results)(void *ctx, int64_t have, struct rollout_results *out);
 };
 
-/* The decoder as a rollout_model: owns the page pool and the activations. */
+/* The decoder as a rollout_model: owns the KV cache and the activations. */
 struct rollout_decoder;
 struct rollout_decoder_args {
     struct model *model; /* borrowed until rollout_decoder_close */
-    int64_t n_pages;     /* of ROLLOUT_PAGE_LEN tokens */
+    int64_t n_kv_blocks; /* of KV_BLOCK_LEN tokens */
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
-    int64_t max_burst;   /* steps without the host (rollout_device_burst); 0: one */
+    int64_t max_burst;   /* steps of a burst (rollout_device_burst); 0: one */
     void *block;         /* rollout_decoder_bytes of device memory shared with another phase; NULL: own */
 };
-int64_t rollout_device_burst(const struct dev *d); /* 1 where work cannot be recorded */
+int64_t rollout_device_burst(const struct dev *d); /* 1 on devices without CUDA graphs */
 size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
-size_t rollout_page_bytes(const struct model_config *c, enum dtype act); /* keys and values of all layers */
+size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
 int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a);
 void rollout_decoder_close(struct rollout_decoder *d); /* NULL ok */
 struct rollout_model rollout_decoder_model(struct rollout_decoder *d);
@@ -120,7 +117,7 @@ struct rollout_sample { /* lives until the callback returns */
 };
 
 struct rollout_config {
-    int64_t max_rows; /* rolls at most so many rows a step (max_num_batched_tokens) */
+    int64_t max_rows; /* forwards at most so many rows a step (max_num_batched_tokens) */
     int64_t max_seqs; /* and so many samples (max_num_seqs) */
     bool no_prefix_cache;
     const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
@@ -132,23 +129,23 @@ struct rollout_config {
 struct rollout_stats {
     int64_t waiting, running, finished; /* samples */
     int64_t rows, sampled, steps;       /* rows forwarded, tokens sampled, model steps */
-    int64_t bursts;                     /* calls of the model that made many steps */
-    int64_t cached_rows;                /* rows found in shared pages instead */
+    int64_t bursts;                     /* multi-step decode bursts */
+    int64_t cached_rows;                /* rows found in cached blocks instead */
     int64_t preempted;
-    int64_t pages_used, pages_peak, n_pages;
+    int64_t kv_blocks_used, kv_blocks_peak, n_kv_blocks;
 };
 
 struct rollout_engine;
 int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c);
 void rollout_destroy(struct rollout_engine *e); /* NULL ok; open samples are dropped */
-/* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the pool
- * (says how many pages it needs). *id counts submitted requests from 0. */
+/* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the KV cache
+ * (says how many blocks it needs). *id counts submitted requests from 0. */
 int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, int64_t *id);
 /* One model step. 1: work remains; 0: everything submitted is done. */
 int rollout_step(struct rollout_engine *e);
 /* Steps until all is done. */
 int rollout_run(struct rollout_engine *e);
-/* Forgets cached pages: after the weights have changed. Pre: nothing running. */
+/* Forgets cached blocks: after the weights have changed. Pre: nothing running. */
 void rollout_forget(struct rollout_engine *e);
 /* Drops every waiting and running sample. */
 void rollout_cancel_all(struct rollout_engine *e);

@@ -1,4 +1,4 @@
-/* rollout_int.h - the page pool and the engine's state, private to roll. */
+/* rollout_int.h - private to rollout: the pool of KV blocks and the engine's state. */
 #ifndef VERLC_ROLL_INT_H
 #define VERLC_ROLL_INT_H
 
@@ -6,33 +6,33 @@
 
 #include "base/buf.h"
 
-/* Identity of a full page: XXH3-128 of the key of the page before it and its own tokens. */
+/* Identity of a full block: XXH3-128 of the key of the block before it and its own tokens. */
 struct kv_key {
     uint64_t lo, hi;
 };
 struct kv_key kv_key_next(struct kv_key prev, const int32_t *tokens, int64_t n);
 
-struct kv_page {
+struct kv_block {
     int32_t refs;
     bool published; /* findable under `key` */
     struct kv_key key;
     int32_t prev, next; /* in the free list (refs == 0), least recently freed first */
-    int32_t chain;      /* next page in the hash bucket */
+    int32_t chain;      /* next block in the hash bucket */
 };
 struct kv_pool {
-    struct kv_page *pages;
-    int32_t n_pages, n_free;
+    struct kv_block *blocks;
+    int32_t n_blocks, n_free;
     int32_t free_head, free_tail; /* -1: empty */
     int32_t *buckets;
     int32_t n_buckets; /* power of two */
 };
-void kv_pool_init(struct kv_pool *p, int32_t n_pages);
+void kv_pool_init(struct kv_pool *p, int32_t n_blocks);
 void kv_pool_free(struct kv_pool *p);
-int32_t kv_alloc(struct kv_pool *p);                                 /* refs 1; -1 when none is free */
-int32_t kv_find(struct kv_pool *p, struct kv_key key);               /* refs + 1; -1 if not there */
-void kv_unref(struct kv_pool *p, int32_t page);                      /* a published page stays findable until reused */
-void kv_publish(struct kv_pool *p, int32_t page, struct kv_key key); /* no-op if the key is there already */
-void kv_forget(struct kv_pool *p);                                   /* unpublishes all */
+int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1; -1 when none is free */
+int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1 if not there */
+void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
+void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is there already */
+void kv_forget(struct kv_pool *p);                                    /* unpublishes all */
 
 /* ---- the engine (scheduler.c, decode_burst.c) ---- */
 struct request {
@@ -50,12 +50,12 @@ struct sample {
     int64_t index;
     int32_t *tokens; /* prompt and response */
     int64_t n_tokens, cap_tokens;
-    int64_t n_computed; /* tokens whose keys are in pages */
+    int64_t n_computed; /* tokens that are in the KV cache */
     int64_t n_planned;  /* rows of this sample in the current plan */
-    int32_t *pages;
-    int64_t n_pages, cap_pages;
-    struct kv_key key;       /* of the last published page */
-    int64_t n_keyed;         /* pages whose key is part of `key` */
+    int32_t *blocks;
+    int64_t n_blocks, cap_blocks;
+    struct kv_key key;       /* of the last published block */
+    int64_t n_keyed;         /* blocks whose key is part of `key` */
     float *logp, *logp_kept; /* (response) */
     int64_t cap_logp;
     uint8_t *seen;                 /* bit set over the vocabulary, with a repetition penalty only */
@@ -69,6 +69,30 @@ struct list {
     struct sample *head, *tail;
     int64_t n;
 };
+
+static inline void list_push_back(struct list *l, struct sample *s) {
+    s->prev = l->tail;
+    s->next = NULL;
+    if (l->tail) l->tail->next = s;
+    else l->head = s;
+    l->tail = s;
+    l->n++;
+}
+static inline void list_push_front(struct list *l, struct sample *s) {
+    s->next = l->head;
+    s->prev = NULL;
+    if (l->head) l->head->prev = s;
+    else l->tail = s;
+    l->head = s;
+    l->n++;
+}
+static inline void list_remove(struct list *l, struct sample *s) {
+    if (s->prev) s->prev->next = s->next;
+    else l->head = s->next;
+    if (s->next) s->next->prev = s->prev;
+    else l->tail = s->prev;
+    l->n--;
+}
 
 struct burst_arrays { /* of decode_burst.c, sized at the first burst */
     struct decode_row *rows;
@@ -84,25 +108,30 @@ struct rollout_engine {
     int64_t n_requests;
     struct rollout_stats stats;
     /* the plan's arrays, sized once */
-    int32_t *ids, *pos, *slots, *q_start, *pos0, *pages, *out_row, *out_id;
-    int64_t cap_page_row;
+    int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *out_id;
+    int64_t cap_block_table;
     struct sample_param *param;
     uint8_t *seen;
     float *out_logp, *out_logp_kept;
     struct sample **planned; /* (max_seqs) */
     struct burst_arrays burst;
-    bool no_room; /* the sample at the head of the queue waits for pages */
+    bool no_room; /* the sample at the head of the queue waits for blocks */
 };
 
-bool rollout__grow_pages(struct rollout_engine *e, struct sample *s, int64_t upto);
-void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_pages);
+/* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */
+bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto);
+void rollout__drop_blocks(struct rollout_engine *e, struct sample *s); /* all; what was computed is forgotten */
+/* Room for the next token of s, by preemption where no block is free; false: s itself was preempted. */
+bool rollout__make_room(struct rollout_engine *e, struct sample *s);
+void rollout__preempt(struct rollout_engine *e, struct sample *s); /* running -> head of the queue */
+void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks);
 struct sample_param rollout__rule(const struct rollout_request *r);
 void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto);
 /* Takes the next token of s; 1: that ended it, and s is gone. */
 int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
-static inline int64_t rollout__pages_for(int64_t tokens) { return (tokens + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN; }
+static inline int64_t rollout__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
-/* Many steps of decoding at once, when nothing else is to be done: 1 done, 0 not now. */
+/* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
 int rollout__burst(struct rollout_engine *e);
 
 #endif

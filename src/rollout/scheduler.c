@@ -1,15 +1,11 @@
-/* scheduler.c - the scheduler.  See rollout.h for what it promises.
+/* scheduler.c - continuous batching.  See rollout.h for what it promises.
  *
- * Every step it plans, for each running sample, the rows that are missing
- * ("pending"): one for a sample that decodes, many for one that starts or
- * comes back.  Decoding samples go first, then longer runs in chunks, then
- * waiting samples are admitted, oldest first.  When a decoding sample needs a
- * page and none is free, the youngest running sample gives its pages back and
- * waits at the head of the queue.
+ * Every step it plans, for each running sample, the rows that are missing ("pending"): one for a sample
+ * that decodes, many for one that starts or comes back.  Decoding samples go first, then longer runs in
+ * chunks, then waiting samples are admitted, oldest first.  preemption.c makes room when the KV cache is full.
  *
- * A page is published (made findable) when its last row is planned, so a
- * sibling in the same step may already read it: the forward pass writes all
- * keys of a layer before it reads any. */
+ * A block is published (made findable) when its last row is planned, so a sibling in the same step may
+ * already read it: the forward pass writes all keys of a layer before it reads any. */
 #include "rollout/rollout_int.h"
 
 #include "base/buf.h"
@@ -23,44 +19,19 @@
 
 const char *rollout_finish_name(enum rollout_finish f) { return f == ROLLOUT_STOP ? "stop" : "length"; }
 
-/* ---- lists ---- */
-
-static void list_push_back(struct list *l, struct sample *s) {
-    s->prev = l->tail;
-    s->next = NULL;
-    if (l->tail) l->tail->next = s;
-    else l->head = s;
-    l->tail = s;
-    l->n++;
-}
-static void list_push_front(struct list *l, struct sample *s) {
-    s->next = l->head;
-    s->prev = NULL;
-    if (l->head) l->head->prev = s;
-    else l->tail = s;
-    l->head = s;
-    l->n++;
-}
-static void list_remove(struct list *l, struct sample *s) {
-    if (s->prev) s->prev->next = s->next;
-    else l->head = s->next;
-    if (s->next) s->next->prev = s->prev;
-    else l->tail = s->prev;
-    l->n--;
-}
-
-/* ---- life and death ---- */
+/* ---- creating and destroying ---- */
 
 int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c) {
     if (c->max_rows < 1 || c->max_seqs < 1)
         FAIL(ERR_INVAL, "rollout: max_num_batched_tokens (%lld) and max_num_seqs (%lld) must be at least 1", (long long)c->max_rows,
              (long long)c->max_seqs);
-    if (m->n_pages < 1 || m->n_pages > INT32_MAX) FAIL(ERR_INVAL, "rollout: a pool of %lld pages", (long long)m->n_pages);
+    if (m->n_kv_blocks < 1 || m->n_kv_blocks > INT32_MAX)
+        FAIL(ERR_INVAL, "rollout: a KV cache of %lld blocks", (long long)m->n_kv_blocks);
     struct rollout_engine *e = xcalloc(1, sizeof *e);
     e->model = *m;
     e->cfg = *c;
     if (e->cfg.max_seqs > e->cfg.max_rows) e->cfg.max_seqs = e->cfg.max_rows; /* a decoding sample needs a row */
-    kv_pool_init(&e->pool, (int32_t)m->n_pages);
+    kv_pool_init(&e->pool, (int32_t)m->n_kv_blocks);
     const size_t rows = (size_t)e->cfg.max_rows, seqs = (size_t)e->cfg.max_seqs;
     e->ids = xmalloc(rows * sizeof *e->ids);
     e->pos = xmalloc(rows * sizeof *e->pos);
@@ -87,18 +58,18 @@ static void request_release(struct request *q) {
     free(q);
 }
 
-static void sample_drop_pages(struct rollout_engine *e, struct sample *s) {
-    for (int64_t i = s->n_pages; i-- > 0;) kv_unref(&e->pool, s->pages[i]); /* the prefix is freed last, lives longest */
-    s->n_pages = s->n_keyed = s->n_computed = 0;
+void rollout__drop_blocks(struct rollout_engine *e, struct sample *s) {
+    for (int64_t i = s->n_blocks; i-- > 0;) kv_unref(&e->pool, s->blocks[i]); /* the prefix is freed last, lives longest */
+    s->n_blocks = s->n_keyed = s->n_computed = 0;
     s->key = (struct kv_key){0, 0};
 }
 
 static void sample_free(struct rollout_engine *e, struct sample *s) {
-    sample_drop_pages(e, s);
+    rollout__drop_blocks(e, s);
     tokenizer_stream_destroy(s->text);
     buf_free(&s->decoded);
     free(s->tokens);
-    free(s->pages);
+    free(s->blocks);
     free(s->logp);
     free(s->logp_kept);
     free(s->seen);
@@ -125,7 +96,7 @@ void rollout_destroy(struct rollout_engine *e) {
     free(e->slots);
     free(e->q_start);
     free(e->pos0);
-    free(e->pages);
+    free(e->block_table);
     free(e->out_row);
     free(e->out_id);
     free(e->param);
@@ -160,12 +131,12 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     if (r->n_stop > 0 && !e->cfg.tok) FAIL(ERR_INVAL, "generate: stop strings need the model's tokenizer");
     for (int64_t i = 0; i < r->n_stop; i++)
         if (r->stop[i][0] == '\0') FAIL(ERR_INVAL, "generate: a stop string is empty");
-    const int64_t need = rollout__pages_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
-    if (need > e->model.n_pages)
+    const int64_t need = rollout__blocks_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
+    if (need > e->model.n_kv_blocks)
         FAIL(ERR_NOMEM,
-             "generate: %lld prompt and %lld response tokens need %lld pages of %d tokens, the pool has %lld; "
+             "generate: %lld prompt and %lld response tokens need %lld KV blocks of %d tokens, the cache has %lld; "
              "raise gpu_memory_utilization or lower max_response_length",
-             (long long)r->n_prompt, (long long)r->max_tokens, (long long)need, ROLLOUT_PAGE_LEN, (long long)e->model.n_pages);
+             (long long)r->n_prompt, (long long)r->max_tokens, (long long)need, KV_BLOCK_LEN, (long long)e->model.n_kv_blocks);
     return 0;
 }
 
@@ -224,49 +195,38 @@ int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, in
 
 /* ---- planning ---- */
 
-static void preempt(struct rollout_engine *e, struct sample *s) {
-    if (s->n_computed < s->req->n_prompt) s->req->planned = 0; /* a sibling may have to lead the prompt */
-    rollout__publish_full(e, s, s->n_computed);                /* to be found again */
-    sample_drop_pages(e, s);
-    s->n_preempted++;
-    e->stats.preempted++;
-    list_remove(&e->running, s);
-    list_push_front(&e->waiting, s);
-}
-
-/* Pages for tokens [0, upto); false when the pool is empty (then unchanged beyond what was got). */
-bool rollout__grow_pages(struct rollout_engine *e, struct sample *s, int64_t upto) {
-    while (s->n_pages < rollout__pages_for(upto)) {
-        const int32_t page = kv_alloc(&e->pool);
-        if (page < 0) return false;
-        xgrow((void **)&s->pages, &s->cap_pages, s->n_pages + 1, sizeof *s->pages);
-        s->pages[s->n_pages++] = page;
+bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto) {
+    while (s->n_blocks < rollout__blocks_for(upto)) {
+        const int32_t block = kv_alloc(&e->pool);
+        if (block < 0) return false;
+        xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
+        s->blocks[s->n_blocks++] = block;
     }
     return true;
 }
 
-/* Takes over published pages that hold this sample's first tokens; always
+/* Takes over published blocks that hold this sample's first tokens; always
  * leaves at least one row to compute. */
 static void adopt_cached(struct rollout_engine *e, struct sample *s) {
     if (e->cfg.no_prefix_cache) return;
-    const int64_t most = (s->n_tokens - 1) / ROLLOUT_PAGE_LEN;
-    for (int64_t i = s->n_pages; i < most; i++) {
-        const struct kv_key key = kv_key_next(s->key, s->tokens + i * ROLLOUT_PAGE_LEN, ROLLOUT_PAGE_LEN);
-        const int32_t page = kv_find(&e->pool, key);
-        if (page < 0) break;
-        xgrow((void **)&s->pages, &s->cap_pages, s->n_pages + 1, sizeof *s->pages);
-        s->pages[s->n_pages++] = page;
+    const int64_t most = (s->n_tokens - 1) / KV_BLOCK_LEN;
+    for (int64_t i = s->n_blocks; i < most; i++) {
+        const struct kv_key key = kv_key_next(s->key, s->tokens + i * KV_BLOCK_LEN, KV_BLOCK_LEN);
+        const int32_t block = kv_find(&e->pool, key);
+        if (block < 0) break;
+        xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
+        s->blocks[s->n_blocks++] = block;
         s->key = key;
-        s->n_keyed = s->n_pages;
-        s->n_computed = s->n_pages * ROLLOUT_PAGE_LEN;
+        s->n_keyed = s->n_blocks;
+        s->n_computed = s->n_blocks * KV_BLOCK_LEN;
     }
 }
 
 void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto) {
     if (e->cfg.no_prefix_cache) return;
-    for (; (s->n_keyed + 1) * ROLLOUT_PAGE_LEN <= upto; s->n_keyed++) {
-        s->key = kv_key_next(s->key, s->tokens + s->n_keyed * ROLLOUT_PAGE_LEN, ROLLOUT_PAGE_LEN);
-        kv_publish(&e->pool, s->pages[s->n_keyed], s->key);
+    for (; (s->n_keyed + 1) * KV_BLOCK_LEN <= upto; s->n_keyed++) {
+        s->key = kv_key_next(s->key, s->tokens + s->n_keyed * KV_BLOCK_LEN, KV_BLOCK_LEN);
+        kv_publish(&e->pool, s->blocks[s->n_keyed], s->key);
     }
 }
 
@@ -288,13 +248,13 @@ static struct sample_param next_param(const struct sample *s) {
     return p;
 }
 
-/* Adds `take` rows of s to the plan. Pre: its pages are there. */
+/* Adds `take` rows of s to the plan. Pre: its blocks are there. */
 static void plan_rows(struct rollout_engine *e, struct rollout_plan *p, struct sample *s, int64_t take) {
     const int64_t lo = s->n_computed, hi = lo + take;
     for (int64_t t = lo; t < hi; t++) {
         e->ids[p->n_rows] = s->tokens[t];
         e->pos[p->n_rows] = (int32_t)t;
-        e->slots[p->n_rows] = s->pages[t / ROLLOUT_PAGE_LEN] * ROLLOUT_PAGE_LEN + (int32_t)(t % ROLLOUT_PAGE_LEN);
+        e->slots[p->n_rows] = s->blocks[t / KV_BLOCK_LEN] * KV_BLOCK_LEN + (int32_t)(t % KV_BLOCK_LEN);
         p->n_rows++;
     }
     e->q_start[p->n_seqs + 1] = (int32_t)p->n_rows;
@@ -314,16 +274,9 @@ static void plan_rows(struct rollout_engine *e, struct rollout_plan *p, struct s
 static int64_t pending(const struct sample *s) { return s->n_tokens - s->n_computed; }
 
 static void plan_decoding(struct rollout_engine *e, struct rollout_plan *p) {
-    for (struct sample *s = e->running.head, *next; s; s = next) {
-        next = s->next;
+    for (struct sample *s = e->running.head; s; s = s->next) {
         if (pending(s) != 1) continue;
-        while (!rollout__grow_pages(e, s, s->n_tokens)) {
-            struct sample *victim = e->running.tail; /* youngest: never one planned before s */
-            preempt(e, victim);
-            if (victim == s) break;
-            if (victim == next) next = NULL; /* it was the tail */
-        }
-        if (s->n_pages < rollout__pages_for(s->n_tokens)) continue; /* gave itself up */
+        if (!rollout__make_room(e, s)) return; /* s was the youngest: none comes after it */
         plan_rows(e, p, s, 1);
     }
 }
@@ -334,7 +287,7 @@ static void plan_prompts(struct rollout_engine *e, struct rollout_plan *p) {
         int64_t take = e->cfg.max_rows - p->n_rows;
         if (take <= 0) return;
         if (take > pending(s)) take = pending(s);
-        if (!rollout__grow_pages(e, s, s->n_computed + take)) take = s->n_pages * ROLLOUT_PAGE_LEN - s->n_computed;
+        if (!rollout__grow_blocks(e, s, s->n_computed + take)) take = s->n_blocks * KV_BLOCK_LEN - s->n_computed;
         if (take > 0) plan_rows(e, p, s, take);
     }
 }
@@ -342,7 +295,7 @@ static void plan_prompts(struct rollout_engine *e, struct rollout_plan *p) {
 /* A prompt is computed once: its samples wait for the one in front. */
 static bool sibling_leads(const struct rollout_engine *e, const struct sample *s) {
     if (e->cfg.no_prefix_cache || s->req->r.n == 1 || s->req->planned == 0) return false;
-    return s->req->planned < (s->req->n_prompt - 1) / ROLLOUT_PAGE_LEN * ROLLOUT_PAGE_LEN;
+    return s->req->planned < (s->req->n_prompt - 1) / KV_BLOCK_LEN * KV_BLOCK_LEN;
 }
 
 static void admit(struct rollout_engine *e, struct rollout_plan *p) {
@@ -352,15 +305,15 @@ static void admit(struct rollout_engine *e, struct rollout_plan *p) {
         adopt_cached(e, s);
         const int64_t room = e->cfg.max_rows - p->n_rows;
         const int64_t take = pending(s) < room ? pending(s) : room;
-        /* leave every running sample its next page, or it would preempt this one at once */
+        /* leave every running sample its next block, or it would preempt this one at once */
         const int64_t reserve = e->running.n;
-        if (rollout__pages_for(s->n_tokens) - s->n_pages + reserve > e->pool.n_free && e->running.n > 0) {
-            sample_drop_pages(e, s);
+        if (rollout__blocks_for(s->n_tokens) - s->n_blocks + reserve > e->pool.n_free && e->running.n > 0) {
+            rollout__drop_blocks(e, s);
             e->no_room = true;
             return;
         }
-        if (!rollout__grow_pages(e, s, s->n_computed + take)) { /* cannot be: the pool holds one sample (rollout_submit) */
-            sample_drop_pages(e, s);
+        if (!rollout__grow_blocks(e, s, s->n_computed + take)) { /* cannot be: the cache holds one sample (rollout_submit) */
+            rollout__drop_blocks(e, s);
             return;
         }
         list_remove(&e->waiting, s);
@@ -379,23 +332,23 @@ static void plan_step(struct rollout_engine *e, struct rollout_plan *p) {
         plan_prompts(e, p);
         admit(e, p);
         if (p->n_rows > 0 || e->running.n == 0) return;
-        preempt(e, e->running.tail); /* prompts hold all pages and none can go on */
+        rollout__preempt(e, e->running.tail); /* prompts hold all blocks and none can go on */
     }
 }
 
-/* e->pages: the page table of each planned sample, a row of max_pages. */
-void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_pages) {
-    xgrow((void **)&e->pages, &e->cap_page_row, n_seqs * max_pages, sizeof *e->pages);
+/* The block tables of the planned samples, a row of max_blocks each. */
+void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks) {
+    xgrow((void **)&e->block_table, &e->cap_block_table, n_seqs * max_blocks, sizeof *e->block_table);
     for (int64_t i = 0; i < n_seqs; i++) {
         const struct sample *s = e->planned[i];
-        for (int64_t k = 0; k < max_pages; k++) e->pages[i * max_pages + k] = k < s->n_pages ? s->pages[k] : 0;
+        for (int64_t k = 0; k < max_blocks; k++) e->block_table[i * max_blocks + k] = k < s->n_blocks ? s->blocks[k] : 0;
     }
 }
 
-/* Page tables and penalty sets of the planned samples. */
+/* Block tables and penalty sets of the planned samples. */
 static void plan_tables(struct rollout_engine *e, struct rollout_plan *p) {
-    p->max_pages = rollout__pages_for(p->max_kv);
-    rollout__fill_tables(e, p->n_seqs, p->max_pages);
+    p->max_blocks = rollout__blocks_for(p->max_kv);
+    rollout__fill_tables(e, p->n_seqs, p->max_blocks);
     const size_t set = (size_t)(e->model.vocab + 7) / 8;
     bool penalty = false;
     for (int64_t i = 0; i < p->n_seqs; i++) penalty |= e->planned[i]->seen != NULL;
@@ -442,7 +395,7 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
 /* Hands s out and ends it: 1. */
 static int finish(struct rollout_engine *e, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
-    rollout__publish_full(e, s, s->n_computed); /* for who comes with the same tokens */
+    rollout__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
     const struct rollout_sample r = {
         .user = q->r.user,
         .request = q->id,
@@ -508,14 +461,14 @@ int rollout_step(struct rollout_engine *e) {
     p.slots = e->slots;
     p.q_start = e->q_start;
     p.pos0 = e->pos0;
-    p.pages = e->pages;
+    p.block_table = e->block_table;
     p.out_row = e->out_row;
     p.param = e->param;
     TRY(e->model.step(e->model.ctx, &p, e->out_id, e->out_logp, e->out_logp_kept));
     e->stats.steps++;
     e->stats.rows += p.n_rows;
-    const int64_t used = e->pool.n_pages - e->pool.n_free;
-    if (used > e->stats.pages_peak) e->stats.pages_peak = used;
+    const int64_t used = e->pool.n_blocks - e->pool.n_free;
+    if (used > e->stats.kv_blocks_peak) e->stats.kv_blocks_peak = used;
     for (int64_t i = 0, k = 0; i < p.n_seqs; i++) {
         struct sample *s = e->planned[i];
         s->n_computed += s->n_planned;
@@ -540,7 +493,7 @@ struct rollout_stats rollout_stats(const struct rollout_engine *e) {
     struct rollout_stats s = e->stats;
     s.waiting = e->waiting.n;
     s.running = e->running.n;
-    s.n_pages = e->pool.n_pages;
-    s.pages_used = e->pool.n_pages - e->pool.n_free;
+    s.n_kv_blocks = e->pool.n_blocks;
+    s.kv_blocks_used = e->pool.n_blocks - e->pool.n_free;
     return s;
 }

@@ -66,7 +66,7 @@ def main():
         p = run(*on, "--batch", 40, "--n", 5, "--prompt", 60, "--len", 40)
         equal = [x for x in p.stdout.splitlines() if "rollout = training, model, " in x and " ok " in x and " 0 of 1" in x]
         test("selftest --model compares rollout and training on it", len(equal) == 3, p.stdout)
-        test("also where samples lose their pages", "preemptions" in p.stdout, p.stdout)
+        test("also where samples are preempted", "preemptions" in p.stdout, p.stdout)
         p = run(*on, "--batch", 5, "--n", 2, check=False)
         test.refused("selftest: a batch that its prompts do not divide is refused", p, 2, "multiple of --n")
         for what in on, ("bench", "step", *on[1:]), ("bench", "generate", *on[1:]):

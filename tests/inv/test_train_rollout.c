@@ -57,7 +57,7 @@ static void fill_prompts(struct rig *r) {
     struct rng rng = {.seed = 9, .stream = RNG_TEST};
     for (int i = 0; i < N_PROMPTS; i++)
         for (int64_t t = 0; t < PROMPT_LENS[i]; t++) /* the longer ones begin alike, for two full pages */
-            r->prompts[i][t] = t < 2 * ROLLOUT_PAGE_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
+            r->prompts[i][t] = t < 2 * KV_BLOCK_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
 }
 
 /* An adapter in mid-training on every linear layer: an odd rank, B not zero. */
@@ -103,7 +103,7 @@ static int take(void *arg, const struct rollout_sample *s) {
 
 struct limits {
     const char *what;
-    int64_t n_pages, max_rows, max_seqs;
+    int64_t n_kv_blocks, max_rows, max_seqs;
     bool no_prefix_cache, reversed;
     int64_t max_burst;
 };
@@ -154,7 +154,7 @@ static void generate_on(struct rig *r, struct rollout_decoder *d, const struct l
 static void generate(struct rig *r, const struct limits *l, struct samples *out) {
     struct rollout_decoder *d;
     const struct rollout_decoder_args a = {.model = r->m,
-                                           .n_pages = l->n_pages,
+                                           .n_kv_blocks = l->n_kv_blocks,
                                            .max_rows = l->max_rows,
                                            .max_seqs = l->max_seqs,
                                            .max_len = MAX_LEN,
@@ -393,7 +393,7 @@ static void no_allocation_after_open(bool adapter) {
     const struct dev_ops *own = r.dev.ops;
     r.dev.ops = &ops;
     rig_open(&r, dir, DT_BF16, MODEL_TRAIN);
-    struct rollout_decoder_args ra = {.model = r.m, .n_pages = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
+    struct rollout_decoder_args ra = {.model = r.m, .n_kv_blocks = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
     struct actor_args aa = {
         .dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN, .max_seqs = 4};
     const size_t rollout_bytes = rollout_decoder_bytes(&r.m->cfg, DT_BF16, &ra),

@@ -1,8 +1,8 @@
-/* test_rollout.c - the scheduler and the page pool against a fake model.
+/* test_rollout.c - the scheduler and the pool of KV blocks against a fake model.
  *
  * The fake keeps a token per slot, as the real one keeps keys: what a step
- * samples is a hash of the whole history read back through the page table, so
- * a wrong page, slot, position or sharing decision changes the result.  The
+ * samples is a hash of the whole history read back through the block table, so
+ * a wrong block, slot, position or sharing decision changes the result.  The
  * expected result of a request is computed without any engine. */
 #include "base/err.h"
 #include "base/hash.h"
@@ -21,7 +21,7 @@ enum { VOCAB = 97, EOS = 7, MAX_RESULTS = 4096 };
 
 struct fake {
     int32_t *token, *pos; /* per slot; -1: never written */
-    int64_t n_pages, max_rows_seen;
+    int64_t n_blocks, max_rows_seen;
     int fail_at; /* this step fails */
     int steps, bursts;
     /* the burst under way: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
@@ -42,7 +42,7 @@ static int fake_step(void *ctx, const struct rollout_plan *p, int32_t *id, float
     if (++f->steps == f->fail_at) FAIL(ERR_DEVICE, "injected");
     if (p->n_rows > f->max_rows_seen) f->max_rows_seen = p->n_rows;
     for (int64_t r = 0; r < p->n_rows; r++) {
-        assert_in_range(p->slots[r], 0, f->n_pages * ROLLOUT_PAGE_LEN - 1);
+        assert_in_range(p->slots[r], 0, f->n_blocks * KV_BLOCK_LEN - 1);
         f->token[p->slots[r]] = p->ids[r];
         f->pos[p->slots[r]] = p->pos[r];
     }
@@ -53,7 +53,7 @@ static int fake_step(void *ctx, const struct rollout_plan *p, int32_t *id, float
         const int64_t n = p->pos0[s] + (p->q_start[s + 1] - p->q_start[s]);
         int32_t *history = malloc((size_t)n * 4);
         for (int64_t j = 0; j < n; j++) {
-            const int64_t slot = p->pages[s * p->max_pages + j / ROLLOUT_PAGE_LEN] * ROLLOUT_PAGE_LEN + j % ROLLOUT_PAGE_LEN;
+            const int64_t slot = p->block_table[s * p->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
             assert_int_equal(f->pos[slot], j);
             history[j] = f->token[slot];
         }
@@ -80,12 +80,12 @@ static int fake_burst(void *ctx, const struct rollout_burst *b) {
         assert_in_range(w->left, 1, b->steps);
         for (int64_t t = 0, n = b->pos[i]; t < w->left; t++) {
             int32_t history[512];
-            const int64_t put = b->pages[i * b->max_pages + n / ROLLOUT_PAGE_LEN] * ROLLOUT_PAGE_LEN + n % ROLLOUT_PAGE_LEN;
-            assert_in_range(put, 0, f->n_pages * ROLLOUT_PAGE_LEN - 1);
+            const int64_t put = b->block_table[i * b->max_blocks + n / KV_BLOCK_LEN] * KV_BLOCK_LEN + n % KV_BLOCK_LEN;
+            assert_in_range(put, 0, f->n_blocks * KV_BLOCK_LEN - 1);
             f->token[put] = token;
             f->pos[put] = (int32_t)n++;
             for (int64_t j = 0; j < n; j++) {
-                const int64_t slot = b->pages[i * b->max_pages + j / ROLLOUT_PAGE_LEN] * ROLLOUT_PAGE_LEN + j % ROLLOUT_PAGE_LEN;
+                const int64_t slot = b->block_table[i * b->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
                 assert_int_equal(f->pos[slot], j);
                 history[j] = f->token[slot];
             }
@@ -111,16 +111,16 @@ static int fake_results(void *ctx, int64_t have, struct rollout_results *out) {
 }
 
 static struct rollout_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct rollout_model){f, f->n_pages, VOCAB, fake_step, max_burst, fake_burst, fake_results};
+    return (struct rollout_model){f, f->n_blocks, VOCAB, fake_step, max_burst, fake_burst, fake_results};
 }
 
-static struct fake *fake_new(int64_t n_pages) {
+static struct fake *fake_new(int64_t n_blocks) {
     struct fake *f = calloc(1, sizeof *f);
-    f->n_pages = n_pages;
-    f->token = malloc((size_t)(n_pages * ROLLOUT_PAGE_LEN) * 4);
-    f->pos = malloc((size_t)(n_pages * ROLLOUT_PAGE_LEN) * 4);
-    memset(f->token, -1, (size_t)(n_pages * ROLLOUT_PAGE_LEN) * 4);
-    memset(f->pos, -1, (size_t)(n_pages * ROLLOUT_PAGE_LEN) * 4);
+    f->n_blocks = n_blocks;
+    f->token = malloc((size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    f->pos = malloc((size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    memset(f->token, -1, (size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    memset(f->pos, -1, (size_t)(n_blocks * KV_BLOCK_LEN) * 4);
     return f;
 }
 static void fake_free(struct fake *f) {
@@ -190,8 +190,8 @@ static void test_any_limits(void **state) {
                                              .n_stop_ids = 1,
                                              .user = &prompts[i]};
             total += rq[i].n;
-            const int64_t pages = (n + rq[i].max_tokens - 1 + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN;
-            if (pages > longest) longest = pages;
+            const int64_t blocks = (n + rq[i].max_tokens - 1 + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+            if (blocks > longest) longest = blocks;
         }
         struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
         const struct rollout_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
@@ -213,7 +213,7 @@ static void test_any_limits(void **state) {
         assert_int_equal(seen.n_done, total);
         assert_true(f->max_rows_seen <= cfg.max_rows);
         const struct rollout_stats st = rollout_stats(e);
-        assert_int_equal(st.pages_used, 0); /* every page came back */
+        assert_int_equal(st.kv_blocks_used, 0); /* every block came back */
         assert_int_equal(st.finished, total);
         preempted += st.preempted;
         cached += st.cached_rows;
@@ -223,11 +223,11 @@ static void test_any_limits(void **state) {
         fake_free(f);
     }
     assert_true(preempted > 50); /* the small pools did preempt */
-    assert_true(cached > 1000);  /* and pages were shared */
+    assert_true(cached > 1000);  /* and blocks were shared */
     assert_true(bursts > 200);   /* and most of the decoding went in bursts */
 }
 
-/* The n samples of a prompt compute its full pages once. */
+/* The n samples of a prompt compute its full blocks once. */
 static void test_prompt_computed_once(void **state) {
     (void)state;
     int32_t prompt[100];
@@ -296,9 +296,9 @@ static void test_refusals(void **state) {
     const struct rollout_request ok = {
         .prompt = prompt, .n_prompt = 4, .n = 1, .max_tokens = 4, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
     struct rollout_request r = ok;
-    r.max_tokens = 30; /* 33 positions: three pages */
+    r.max_tokens = 30; /* 33 positions: three blocks */
     assert_int_equal(rollout_submit(e, &r, NULL), ERR_NOMEM);
-    assert_non_null(strstr(err_msg(), "3 pages"));
+    assert_non_null(strstr(err_msg(), "3 KV blocks"));
     r = ok;
     r.n_prompt = 0;
     assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
@@ -329,14 +329,14 @@ static void test_pool(void **state) {
     const int32_t a = kv_alloc(&p), b = kv_alloc(&p), c = kv_alloc(&p);
     assert_int_equal(kv_alloc(&p), -1);
     const struct kv_key ka = kv_key_next(none, t, 16), kb = kv_key_next(ka, t, 16);
-    assert_true(ka.lo != kb.lo); /* the same tokens after another prefix are another page */
+    assert_true(ka.lo != kb.lo); /* the same tokens after another prefix are another block */
     kv_publish(&p, a, ka);
     kv_publish(&p, b, kb);
     assert_int_equal(kv_find(&p, ka), a);
     kv_unref(&p, a);
     kv_unref(&p, a);
     kv_unref(&p, b);
-    assert_int_equal(kv_find(&p, kb), b); /* free pages are still found */
+    assert_int_equal(kv_find(&p, kb), b); /* free blocks are still found */
     assert_int_equal(kv_alloc(&p), a);    /* until they are handed out again */
     assert_int_equal(kv_find(&p, ka), -1);
     kv_unref(&p, b);

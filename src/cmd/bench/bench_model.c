@@ -227,7 +227,7 @@ int bench_generate(int argc, char **argv) {
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
     const struct rollout_decoder_args a = {.model = b.m,
-                                           .n_pages = b.batch * ((total + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN),
+                                           .n_kv_blocks = b.batch * ((total + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
                                            .max_rows = max_rows,
                                            .max_seqs = b.batch,
                                            .max_len = total,

@@ -101,7 +101,7 @@ static int open_all(struct step_bench *b) {
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
     struct rollout_decoder_args r = {.model = b->policy,
-                                     .n_pages = b->batch * ((total + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN),
+                                     .n_kv_blocks = b->batch * ((total + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
                                      .max_rows = b->max_rows,
                                      .max_seqs = b->batch,
                                      .max_len = total,

@@ -2,7 +2,7 @@
  * tokens, in every bit?
  *
  * A model samples answers to random prompts, then the same tokens are scored; each way of doing so is a line: many sequences at
- * a time or few, prompts in chunks, with too few pages, scored in batches of any size. On small models with random weights, or
+ * a time or few, prompts in chunks, with too few KV blocks, scored in batches of any size. On small models with random weights, or
  * on the user's own at the sizes of the user's run.
  * Invariant: both sides are what a run calls, the rollout's engine and the actor's log-probs. */
 #include "cmd/selftest/selftest.h"
@@ -41,7 +41,7 @@ struct rollout {
 struct way {
     const char *what;
     int64_t max_rows, max_seqs; /* of a step of the rollout */
-    int64_t pages;              /* the pool: one of so many parts of all pages */
+    int64_t cache_part;         /* the KV cache: one of so many parts of what all would need */
     struct actor_cut cut;
 };
 
@@ -78,7 +78,7 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
     return 0;
 }
 
-/* Lengths around the pages' first, then any. */
+/* Lengths around those of KV blocks first, then any. */
 static int64_t prompt_len(const struct rollout_size *size, int64_t i, struct rng *r) {
     static const int64_t first[] = {1, 16, 17, 40, 97, 150};
     const int64_t any = 1 + (int64_t)rng_below(r, (uint64_t)size->prompt);
@@ -127,10 +127,10 @@ static int run(struct rollout_engine *e, const char *what) {
 static int sample(struct model *m, const struct way *w, struct rollout *o) {
     struct rollout_decoder *d = NULL;
     struct rollout_engine *e = NULL;
-    const int64_t each = (o->max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN, part = o->size.seqs * each / w->pages;
+    const int64_t each = (o->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN, part = o->size.seqs * each / w->cache_part;
     const int64_t max_seqs = w->max_seqs < o->size.seqs ? w->max_seqs : o->size.seqs;
     const struct rollout_decoder_args a = {.model = m,
-                                           .n_pages = part > each ? part : each,
+                                           .n_kv_blocks = part > each ? part : each,
                                            .max_rows = w->max_rows,
                                            .max_seqs = max_seqs,
                                            .max_len = o->max_len,
@@ -231,7 +231,7 @@ int selftest_model(struct selftest *t, const char *dir, enum dtype act, const st
     enum { BATCH_ROWS = 8192 };
     const int64_t longest = size->prompt + size->new, batch = longest > BATCH_ROWS ? longest : BATCH_ROWS;
     const struct way ways[] = {{"all at once", batch, size->seqs, 1, {.max_rows = batch}},
-                               {"a third of the pages", batch, size->seqs, 3, {.max_seqs = 1}},
+                               {"a third of the KV cache", batch, size->seqs, 3, {.max_seqs = 1}},
                                {"7 at a time, 64 rows a step", 64, 7, 1, {.max_rows = longest}}};
     struct model *m = NULL;
     TRY(model_open(&m, t->dev, &(struct model_open_args){.dir = dir, .act = act, .flags = MODEL_INFER, .max_len = longest}));

@@ -119,15 +119,15 @@ static int open_model(struct generate *g) {
     for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
     struct rollout_decoder_args *l = &g->limits;
     const int64_t max_len = longest + g->response_length, seqs = least(g->max_num_seqs, least(g->batch_size, g->n) * g->n_samples);
-    const int64_t per_seq = (max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN;
+    const int64_t per_seq = (max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     const struct model_open_args o = {.dir = g->model_dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
     TRY(model_open(&g->model, &g->dev, &o));
     *l = (struct rollout_decoder_args){
         .model = g->model, .max_seqs = seqs, .max_len = max_len, .max_burst = rollout_device_burst(&g->dev)};
     l->max_rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
-    const double room = g->memory_fraction * (double)g->dev.mem_total / (double)rollout_page_bytes(&g->model->cfg, g->act);
-    l->n_pages = room < (double)(seqs * per_seq) ? (int64_t)room : seqs * per_seq; /* preemption makes do with less */
-    if (l->n_pages < per_seq) l->n_pages = per_seq;
+    const double room = g->memory_fraction * (double)g->dev.mem_total / (double)rollout_kv_block_bytes(&g->model->cfg, g->act);
+    l->n_kv_blocks = room < (double)(seqs * per_seq) ? (int64_t)room : seqs * per_seq; /* preemption makes do with less */
+    if (l->n_kv_blocks < per_seq) l->n_kv_blocks = per_seq;
     return rollout_decoder_open(&g->decoder, l);
 }
 

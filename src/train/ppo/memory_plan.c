@@ -202,20 +202,20 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
 static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
-    const int64_t per_seq = (p->max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN;
-    struct rollout_decoder_args r = {.n_pages = p->max_seqs * per_seq,
+    const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    struct rollout_decoder_args r = {.n_kv_blocks = p->max_seqs * per_seq,
                                      .max_rows = p->max_rows_roll,
                                      .max_seqs = p->max_seqs,
                                      .max_len = p->max_len,
                                      .max_burst = rollout_device_burst(dev)};
     p->rollout = rollout_decoder_bytes(m, k->act, &r);
     if (p->rollout > budget) {
-        const size_t over = p->rollout - budget, page = rollout_page_bytes(m, k->act);
-        const int64_t fewer = (int64_t)((over + page - 1) / page);
-        r.n_pages = r.n_pages - fewer > per_seq ? r.n_pages - fewer : per_seq;
+        const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
+        const int64_t fewer = (int64_t)((over + block - 1) / block);
+        r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
         p->rollout = rollout_decoder_bytes(m, k->act, &r);
     }
-    p->n_pages = r.n_pages;
+    p->n_kv_blocks = r.n_kv_blocks;
 }
 
 /* Where the plan is to choose: the updates keep of their activations what has room beside everything else. On a GPU that
@@ -340,7 +340,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
         row(b, "reward model", p->rm, note);
     }
     buf_addf(b, "  one block, used in turn by\n");
-    snprintf(note, sizeof note, "%lld pages of %d tokens, %lld samples at a time", (long long)p->n_pages, ROLLOUT_PAGE_LEN,
+    snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs);
     row(b, "  rollout: keys, values, head", p->rollout, note);
     row(b, "  reference log-probs", p->ref_pass, "");

@@ -190,7 +190,7 @@ static int open_models(struct ppo *p) {
     TRY(dev_alloc(&p->dev, l->block, &p->block));
     TRY(dev_zero(&p->dev, p->block, l->block)); /* the memory is really there, now rather than in mid-run */
     const struct rollout_decoder_args r = {.model = p->policy,
-                                           .n_pages = l->n_pages,
+                                           .n_kv_blocks = l->n_kv_blocks,
                                            .max_rows = l->max_rows_roll,
                                            .max_seqs = l->max_seqs,
                                            .max_len = l->max_len,

@@ -432,7 +432,7 @@ static void rollout_metrics(const struct gen *g) {
     const struct rollout_stats st = rollout_stats(g->engine);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
-    metrics_set(m, (double)st.pages_peak / (double)st.n_pages, "rollout/kv_pages_peak");
+    metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
     const int64_t size = g->p->k.filter.gen_batch_size;
     metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");

@@ -36,7 +36,7 @@ struct judge {
 static struct rollout_decoder_args decoder_args(const struct judge_args *a, struct model *m) {
     const int64_t max_len = a->prompt_length + a->response_length;
     return (struct rollout_decoder_args){.model = m,
-                                         .n_pages = a->max_seqs * ((max_len + ROLLOUT_PAGE_LEN - 1) / ROLLOUT_PAGE_LEN),
+                                         .n_kv_blocks = a->max_seqs * ((max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
                                          .max_rows = a->max_rows,
                                          .max_seqs = a->max_seqs,
                                          .max_len = max_len,
