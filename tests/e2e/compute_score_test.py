@@ -9,7 +9,9 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run  # noqa: E402
+from verlc_test import Scratch, Tests, run, signal, start  # noqa: E402
+
+SMALL = {"reward.num_workers": 1, "trainer.save_freq": -1, "actor_rollout_ref.actor.use_kl_loss": False}
 
 JUDGE = '''
 import asyncio, os
@@ -50,6 +52,32 @@ def check_async(s, test):
          got["test_score/a/b"] == 1, f"{got} {p.stderr[-500:]}")
 
 
+def check_shutdown(s, test):
+    """SIGINT while 8 calls wait for an answer that takes a minute."""
+    calls = s.dir / "calls"
+    (s.dir / "long.py").write_text("import asyncio, os, subprocess\nasync def compute_score(**kw):\n"
+                                   "    child = subprocess.Popen(['sleep', '60'])\n"
+                                   f"    open({str(calls)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
+                                   "    await asyncio.sleep(60)\n    return 1\n")
+    p = start(s.ppo("stopped", **SMALL, **{"reward.custom_reward_function.path": s.dir / "long.py"}))
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (calls.exists() and len(calls.read_text().splitlines()) == 8):
+        time.sleep(0.05)
+    pids = calls.read_text().split() if calls.exists() else []
+    p.send_signal(signal.SIGINT)
+    t = time.monotonic()
+    p.communicate(timeout=100)
+    test("a signal ends the run, and its calls with it", p.returncode == 130 and len(pids) == 16 and time.monotonic() - t < 20,
+         f"{p.returncode} after {time.monotonic() - t:.1f} s, {len(pids)}")
+
+    def alive(pid):
+        stat = pathlib.Path(f"/proc/{pid}/stat")
+        return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    while any(map(alive, pids)) and time.monotonic() - t < 30:
+        time.sleep(0.05)
+    test("and no process is left", pids and not any(map(alive, pids)), str([q for q in pids if alive(q)]))
+
+
 TELLS = '''
 def naive(data_source, solution_str, ground_truth, extra_info=None):
     e = extra_info
@@ -61,9 +89,6 @@ def given(data_source, solution_str, ground_truth, extra_info=None):
 def dapo(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1, "n_keys": len(extra_info)}
 '''
-SMALL = {"reward.num_workers": 1, "trainer.save_freq": -1, "actor_rollout_ref.actor.use_kl_loss": False}
-
-
 def samples_of(path):
     return [json.loads(x) for x in path.read_text().splitlines()]
 
@@ -168,6 +193,7 @@ def main():
     test = Tests()
     with Scratch() as s:
         check_async(s, test)
+        check_shutdown(s, test)
         check_extra_info(s, test)
         check_reward_kwargs(s, test)
         check_nul(s, test)

@@ -324,7 +324,7 @@ static int take_scores(struct gen *g, double wait_s) {
     int64_t tag;
     struct reward_result r;
     int got;
-    while ((got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0) TRY(take_score(g, tag, &r));
+    for (; (got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(take_score(g, tag, &r));
     return got;
 }
 
