@@ -3,6 +3,8 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "conf/conf.h"
+#include "conf/words.def"
 
 #include <errno.h>
 #include <math.h>
@@ -89,9 +91,9 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
 }
 
 int cmd_compute_dtype(const char *name, enum dtype *dt) {
-    if (strcmp(name, "bf16") == 0) *dt = DT_BF16;
-    else if (strcmp(name, "fp32") == 0) *dt = DT_F32;
-    else FAIL(ERR_INVAL, "--dtype %s: expected bf16 or fp32", name);
+    int value = DT_BF16;
+    TRY(conf_word("--dtype", name, CONF_WORDS(DTYPES), &value));
+    *dt = (enum dtype)value;
     return 0;
 }
 

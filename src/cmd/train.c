@@ -1,6 +1,5 @@
 /* train.c - verlc ppo, sft and plan: verl's command lines.
  * Resolves and checks the configuration; the programs are in train. */
-#include "train/ppo/validate_config.h"
 #include "cmd/cmd.h"
 
 #include "conf/conf.h"
@@ -36,7 +35,6 @@ int cmd_ppo(int argc, char **argv) {
     }
     if (rc == 0) rc = conf_check(c);
     if (rc == 0) conf_notes(c);
-    if (rc == 0) rc = ppo_validate_config(c);
     if (rc == 0) rc = train_ppo(c);
     conf_free(c);
     return ended(rc);
@@ -72,7 +70,7 @@ static int plan_gpu(int argc, char **argv, int64_t *gpu) {
     const bool apart = argc > 1 && strcmp(argv[1], "--gpu") == 0, joined = argc > 1 && strncmp(argv[1], "--gpu=", 6) == 0;
     if (!apart && !joined) return 0;
     if (apart && argc < 3) FAIL(ERR_INVAL, "--gpu: expected its memory, as in --gpu 141GB");
-    TRY(train_read_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
+    TRY(conf_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
     if (*gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
     return apart ? 2 : 1;
 }
@@ -94,7 +92,6 @@ int cmd_plan(int argc, char **argv) {
         return rc < 0 ? rc : 0;
     }
     if (rc == 0) rc = conf_check(c);
-    if (rc == 0) rc = ppo_validate_config(c);
     if (rc == 0) rc = train_plan_ppo(c, gpu, &text, &fits);
     if (rc == 0) fputs(text.p, stdout);
     buf_free(&text);
@@ -127,9 +124,28 @@ int cmd_eval(int argc, char **argv) {
     return rc;
 }
 
+/* The first argument that is a key of one of these groups; NULL: none. */
+static const char *first_of(int argc, char **argv, const char *const *groups) {
+    for (int i = 1; i < argc; i++) {
+        const char *key = argv[i] + strspn(argv[i], "+~");
+        for (const char *const *g = groups; *g; g++)
+            if (strncmp(key, *g, strlen(*g)) == 0) return argv[i];
+    }
+    return NULL;
+}
+
 int cmd_generate_rows(int argc, char **argv) {
+    /* keys that only one of verl's two programs reads: main_generation, and main_generation_server of verl 0.9.1 */
+    static const char *const older[] = {"model.", "rollout.", "data.path=", "data.n_samples=", "data.batch_size=", NULL};
+    static const char *const server[] = {"actor_rollout_ref.", "data.train_files=", NULL};
+    const char *a = first_of(argc, argv, older), *b = first_of(argc, argv, server);
     struct conf *c = NULL;
-    int rc = load_checked(&c, "generation", argc, argv);
+    if (a && b)
+        FAIL(ERR_INVAL,
+             "%s and %s are keys of two programs; take those of main_generation (model.path, data.path, data.n_samples, rollout.*) "
+             "or those of main_generation_server (actor_rollout_ref.model.path, data.train_files, actor_rollout_ref.rollout.*)",
+             a, b);
+    int rc = load_checked(&c, b ? "generation_server" : "generation", argc, argv);
     if (rc == 0) rc = train_generate(c);
     else if (rc > 0) rc = 0;
     conf_free(c);

@@ -299,7 +299,7 @@ static int apply_all(struct loader *l) {
  * in raw, unless the user set that one. */
 static int forward(struct conf *c, const struct conf_node *resolved, struct conf_node *raw) {
     for (int64_t k = 0; k < c->table.n; k++) {
-        const struct conf_key *row = c->table.rows[k];
+        const struct conf_key *row = &c->table.rows[k];
         const struct conf_node *v = row->status == CONF_MOVED ? conf__node_at(resolved, row->path) : NULL;
         if (!v || v->kind == CONF_NULL) continue;
         const bool set = map_gets(&c->set, row->path, NULL) || v->kind == CONF_DICT;
@@ -330,7 +330,7 @@ static int wrong_type(const struct conf *c, const struct conf_key *row, const st
 
 static int check_types(const struct conf *c, const struct conf_node *tree) {
     for (int64_t k = 0; k < c->table.n; k++) {
-        const struct conf_key *row = c->table.rows[k];
+        const struct conf_key *row = &c->table.rows[k];
         const struct conf_node *v = conf__node_at(tree, row->path);
         if (!v || conf__node_missing(v) || conf__type_ok(row->type, v)) continue;
         if (tree == c->tree || v->kind != CONF_STR || !strstr(v->s, "${")) return wrong_type(c, row, v);
@@ -465,6 +465,7 @@ int conf__load_args(struct conf *c, const char *schema, int argc, char **argv) {
     if (c->action == CONF_HELP) goto done;
     TRYG(conf__table_defaults(&c->raw, &c->table), done);
     TRYG(conf__table_defaults(&defaults, &c->table), done);
+    TRYG(conf__table_others(&c->others, &c->table), done);
     TRYG(conf__resolve(&c->defaults, defaults), done);
     if (dir) TRYG(include(&l, dir, name, "", "--config-name"), done);
     TRYG(apply_all(&l), done);

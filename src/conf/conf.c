@@ -1,5 +1,4 @@
-/* conf.c - a loaded configuration: typed reads with the key in every message,
- * the notes about settings that mean something else here, and the refusals.
+/* conf.c - a loaded configuration: its values by path, the notes about settings that mean something else here, and the refusals.
  * Composition is compose.c's, verl's cross-key rules are train/ppo/validate_config.c's. */
 #include "conf/conf_int.h"
 
@@ -27,6 +26,7 @@ void conf_free(struct conf *c) {
     conf__node_free(c->raw);
     conf__node_free(c->tree);
     conf__node_free(c->defaults);
+    conf__node_free(c->others);
     json_decref(c->json);
     map_free(&c->set);
     for (int64_t k = 0; k < c->n_origins; k++) free(c->origins[k]);
@@ -39,7 +39,7 @@ void conf_free(struct conf *c) {
 
 const char *conf_schema(const struct conf *c) { return c->table.schema; }
 
-/* ---- getters ---- */
+/* ---- values ---- */
 
 /* A value that is there and is not ???. */
 static int get(const struct conf *c, const char *key, const struct conf_node **out) {
@@ -52,80 +52,13 @@ static int get(const struct conf *c, const char *key, const struct conf_node **o
     return 0;
 }
 
-static int mismatch(const struct conf *c, const char *key, const struct conf_node *v, const char *expected) {
+int conf__mismatch(const struct conf *c, const char *key, const struct conf_node *v, const char *expected) {
     struct buf b = {0};
     conf__node_show(v, &b);
     const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s (%s)", key, b.p, expected,
                            map_gets(&c->set, key, NULL) ? conf__origin(c, key) : "default");
     buf_free(&b);
     return rc;
-}
-
-int conf_i64(const struct conf *c, const char *key, int64_t *out) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind != CONF_INT) return mismatch(c, key, v, "a whole number");
-    *out = v->i;
-    return 0;
-}
-
-int conf_f64(const struct conf *c, const char *key, double *out) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind != CONF_INT && v->kind != CONF_FLOAT) return mismatch(c, key, v, "a number");
-    *out = v->kind == CONF_INT ? (double)v->i : v->f;
-    return 0;
-}
-
-int conf_bool(const struct conf *c, const char *key, bool *out) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind != CONF_BOOL) return mismatch(c, key, v, "true or false");
-    *out = v->b;
-    return 0;
-}
-
-int conf_str(const struct conf *c, const char *key, const char **out) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind == CONF_NULL || v->kind == CONF_LIST || v->kind == CONF_DICT) return mismatch(c, key, v, "a text");
-    *out = v->s;
-    return 0;
-}
-
-int conf_strs(const struct conf *c, const char *key, const char *const **out, int64_t *n) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind == CONF_NULL || (v->kind == CONF_LIST && v->n == 0)) {
-        *out = NULL;
-        *n = 0;
-    } else if (v->kind == CONF_LIST && v->strs) {
-        *out = v->strs;
-        *n = v->n;
-    } else if (v->kind != CONF_LIST && v->kind != CONF_DICT) {
-        *out = (const char *const *)&v->s;
-        *n = 1;
-    } else {
-        return mismatch(c, key, v, "a text or a list of texts");
-    }
-    return 0;
-}
-
-int conf_f64s(const struct conf *c, const char *key, double *out, int64_t max, int64_t *n) {
-    const struct conf_node *v;
-    TRY(get(c, key, &v));
-    if (v->kind != CONF_LIST || v->n > max) {
-        char what[64];
-        snprintf(what, sizeof what, "a list of at most %lld numbers", (long long)max);
-        return mismatch(c, key, v, what);
-    }
-    for (int64_t k = 0; k < v->n; k++) {
-        const struct conf_node *w = v->items[k].v;
-        if (w->kind != CONF_INT && w->kind != CONF_FLOAT) return mismatch(c, key, v, "a list of numbers");
-        out[k] = w->kind == CONF_INT ? (double)w->i : w->f;
-    }
-    *n = v->n;
-    return 0;
 }
 
 int conf_json(const struct conf *c, const char *key, const json_t **out) {
@@ -142,23 +75,12 @@ int conf_json(const struct conf *c, const char *key, const json_t **out) {
     return 0;
 }
 
-bool conf_has(const struct conf *c, const char *key) { return conf__node_at(c->tree, key) != NULL; }
-
 bool conf_is_null(const struct conf *c, const char *key) {
     const struct conf_node *v = conf__node_at(c->tree, key);
     return !v || v->kind == CONF_NULL;
 }
 
 bool conf_is_set(const struct conf *c, const char *key) { return map_gets(&c->set, key, NULL); }
-
-#define GETTER_OPT(name, ctype)                                                \
-    int conf_##name##_opt(const struct conf *c, const char *key, ctype *out) { \
-        return conf_is_null(c, key) ? 0 : conf_##name(c, key, out);            \
-    }
-GETTER_OPT(i64, int64_t)
-GETTER_OPT(f64, double)
-GETTER_OPT(bool, bool)
-GETTER_OPT(str, const char *)
 
 /* ---- printing ---- */
 

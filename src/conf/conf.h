@@ -1,7 +1,7 @@
 /* conf.h - the configuration of a run: verl's keys, Hydra's command line.
  *
  * A configuration is a tree for one schema ("ppo_trainer", "sft_trainer", ...;
- * conf_schemas lists them).  It starts from the defaults of keys.def, takes
+ * conf_schemas lists them).  It starts from the defaults of keys_*.def, takes
  * YAML files (--config-path, --config-name) and overrides (k=v, +k=v, ++k=v, ~k),
  * then resolves ${...} and checks every value against the table's type.
  * What a key means here is its status: used, noted (accepted, said once in a
@@ -9,8 +9,8 @@
  *
  * Invariant: after conf_load no key set by the user is unknown to the program
  * without a note, and no value has another type or range than the table says. */
-#ifndef VERLC_BASE_CONF_H
-#define VERLC_BASE_CONF_H
+#ifndef VERLC_CONF_H
+#define VERLC_CONF_H
 
 #include "base/buf.h"
 
@@ -34,29 +34,49 @@ int conf_answer(const struct conf *c, FILE *out);
 const char *conf_schema(const struct conf *c);
 const char *const *conf_schemas(void); /* NULL-terminated */
 
-/* Values by full path ("data.train_batch_size", lists by index "trainer.logger.0").
- * ERR_INVAL names key, value and what is expected; also for a value that is ???,
- * was deleted with ~, or is null where the getter has no null. Strings and JSON
- * are borrowed until conf_free. */
-int conf_i64(const struct conf *c, const char *key, int64_t *out);
-int conf_f64(const struct conf *c, const char *key, double *out);
-int conf_bool(const struct conf *c, const char *key, bool *out);
-int conf_str(const struct conf *c, const char *key, const char **out); /* a number gives its text */
-/* A list of strings, or one string as a list of one; null gives none. *out points
- * to *n strings (an array owned by c). */
-int conf_strs(const struct conf *c, const char *key, const char *const **out, int64_t *n);
-/* The same for numbers: fills at most `max`, ERR_INVAL when there are more. */
-int conf_f64s(const struct conf *c, const char *key, double *out, int64_t max, int64_t *n);
-/* A subtree. inf, nan and ??? have no JSON form: "inf", "-inf", "nan", null. */
+/* ---- values, put into a program's struct ---- */
+
+enum conf_into {
+    INTO_NOTHING, /* the value acts through the default of another key */
+    INTO_BOOL,
+    INTO_OR, /* a bool that one of several keys may set */
+    INTO_INT,
+    INTO_I64,
+    INTO_F32,
+    INTO_F64,
+    INTO_STR,  /* const char *: a number gives its text */
+    INTO_STRS, /* const char *const *, int64_t: a list, or one text as a list of one; empty is NULL */
+    INTO_F64S, /* double[max], int64_t */
+    INTO_JSON, /* const json_t *: inf and nan have no JSON form: "inf", "-inf", "nan"; ??? is null */
+    INTO_BYTES /* int64_t: a number, or a text such as 20GiB */
+};
+/* Lists of words.def as arrays, ended by a NULL word: CONF_WORDS(DTYPES), where the enum is known. */
+struct conf_word {
+    const char *word;
+    int value;
+};
+#define CONF_WORD(w, v) {.word = w, .value = v},
+#define CONF_WORDS(list) ((const struct conf_word[]){list(CONF_WORD, CONF_WORD){0}})
+
+/* One key and the member it fills; made by bind.h from the rows of keys_*.def. */
+struct conf_binding {
+    const char *key;
+    enum conf_into into;
+    size_t at, count_at, max;      /* offsets in the struct; max: of F64S */
+    const struct conf_word *words; /* whole numbers and bool: the words that stand for values; may be NULL */
+};
+/* Fills the n bound members of `into`. A null or absent value leaves its member, unless the row says what null means.
+ * Bindings of keys that this schema lacks are passed over. Strings, lists and JSON are borrowed until conf_free.
+ * ERR_INVAL names key, value and what is expected; also for a value that is ??? or was deleted with ~. */
+int conf_fill(const struct conf *c, const struct conf_binding *b, size_t n, void *into);
+
+/* One word of a list (words.def); ERR_INVAL names all of them. `key` is what the message names, "--dtype" too. */
+int conf_word(const char *key, const char *text, const struct conf_word *words, int *out);
+/* "20GiB", "1e9". ERR_INVAL names the key. */
+int conf_bytes(const char *key, const char *text, int64_t *out);
+
+/* A subtree by full path ("data", "trainer.logger.0"; "" is all). ERR_INVAL: absent or ???. */
 int conf_json(const struct conf *c, const char *key, const json_t **out);
-
-/* As above; null or absent leaves *out and returns 0. */
-int conf_i64_opt(const struct conf *c, const char *key, int64_t *out);
-int conf_f64_opt(const struct conf *c, const char *key, double *out);
-int conf_bool_opt(const struct conf *c, const char *key, bool *out);
-int conf_str_opt(const struct conf *c, const char *key, const char **out);
-
-bool conf_has(const struct conf *c, const char *key);     /* present, whatever its value */
 bool conf_is_null(const struct conf *c, const char *key); /* null or absent */
 bool conf_is_set(const struct conf *c, const char *key);  /* by the user: file or command line */
 

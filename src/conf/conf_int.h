@@ -1,15 +1,15 @@
-/* conf_int.h - the parts of the configuration, private to base.
+/* conf_int.h - the parts of the configuration, private to conf.
  *
  *   tree.c     the tree of values
  *   override_grammar.c    the grammar of overrides and their values
  *   interpolation.c  ${...}
  *   yaml.c     YAML in and out
- *   key_table.c    the rows of keys.def: find, type check, nearest, help
+ *   key_table.c    the rows of keys_*.def: find, type check, nearest, help
  *   compose.c     files and overrides -> tree
- *   conf.c          getters, notes, rejections
- *   train/ppo/validate_config.c    verl's validate_config */
-#ifndef VERLC_BASE_CONF_INT_H
-#define VERLC_BASE_CONF_INT_H
+ *   fill.c     values -> the members of a program's struct
+ *   conf.c          notes, rejections, printing */
+#ifndef VERLC_CONF_INT_H
+#define VERLC_CONF_INT_H
 
 #include "conf/conf.h"
 #include "base/map.h"
@@ -84,16 +84,18 @@ int conf__yaml_parse(struct conf_node **out, const char *text, size_t n, const c
 int conf__yaml_print(struct buf *b, const struct conf_node *v);
 
 /* ---- table ---- */
-enum conf_status { CONF_USED, CONF_NOTED, CONF_REJECTED, CONF_MOVED };
+enum conf_status { CONF_USED, CONF_NOTED, CONF_REJECTED, CONF_MOVED, CONF_AS_BASE };
 struct conf_key {
     const char *path, *type;
-    const char *def; /* NULL: absent by default */
+    const char *def;   /* NULL: absent by default */
+    const char *other; /* what counts while the value is null or absent; NULL: nothing */
     enum conf_status status;
     const char *text;
+    bool own; /* a row of the schema itself, not of its base alone */
 };
 struct conf_table {
     const char *schema;
-    const struct conf_key **rows; /* n, in the order of the YAML; a later schema's row replaces its base's */
+    struct conf_key *rows; /* n, in the order of the YAML; a later schema's row replaces its base's */
     int64_t n, cap;
     struct map index; /* path -> row */
 };
@@ -106,6 +108,7 @@ bool conf__table_is_group(const struct conf_table *t, const char *path); /* rows
 /* The nearest known key, for "did you mean"; NULL: nothing is near. */
 const char *conf__table_near(const struct conf_table *t, const char *path);
 int conf__table_defaults(struct conf_node **out, const struct conf_table *t);
+int conf__table_others(struct conf_node **out, const struct conf_table *t); /* of the rows that have one */
 bool conf__type_ok(const char *type, const struct conf_node *v);
 bool conf__type_valid(const char *type); /* the text of the type itself */
 /* Config groups: 0 when `option` is what verlc is built as (or "dp"-like); ERR_INVAL says why not. */
@@ -116,8 +119,9 @@ bool conf__group_known(const struct conf_table *t, const char *group);
 struct conf {
     struct conf_table table;
     struct conf_node *raw;      /* as composed, ${...} unresolved: what conf_yaml prints */
-    struct conf_node *tree;     /* resolved, older names forwarded: what getters read */
+    struct conf_node *tree;     /* resolved, older names forwarded: what conf_fill reads */
     struct conf_node *defaults; /* resolved defaults of the schema */
+    struct conf_node *others;   /* what counts in place of null */
     json_t *json;               /* of tree */
     struct map set;             /* paths the user set -> index of origins */
     char **origins;             /* "command line", file names */
@@ -128,6 +132,7 @@ struct conf {
     char *help_prefix; /* owned; may be NULL */
 };
 int conf__load_args(struct conf *c, const char *schema, int argc, char **argv);
+int conf__mismatch(const struct conf *c, const char *key, const struct conf_node *v, const char *expected); /* ERR_INVAL */
 const char *conf__origin(const struct conf *c, const char *path); /* "command line" when unknown */
 
 #endif

@@ -1,4 +1,4 @@
-/* key_table.c - the rows of keys.def: lookup, the little language of their
+/* key_table.c - the rows of keys_*.def: lookup, the little language of their
  * types, "did you mean", config groups, help. Knows no values but defaults.
  * Type language: alternatives between |: bool int float str list dict any null,
  * 'word'; int and float with a bound (>=0, >0, >1 ...) or interval ([0,1], (0,1]);
@@ -11,41 +11,71 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* keys_ppo.def says what the letters mean. The bindings of rows are the programs' own (bind.h). */
 static const struct conf_key rows[] = {
 #define ABSENT NULL
-#define USED CONF_USED
-#define NOTED CONF_NOTED
-#define REJECTED CONF_REJECTED
-#define MOVED CONF_MOVED
-#define SCHEMA(name, base) {NULL, (name), (base), CONF_USED, NULL},
-#define K(path, type, def, status, text) {(path), (type), (def), (status), (text)},
-#include "conf/keys.def"
+#define ABSENT_IS(v) NULL, .other = v
+#define NULL_IS(v) v, .other = v
+#define FIRST_WORD(word, value) "'" word "'"
+#define NEXT_WORD(word, value) "|'" word "'"
+#define ROW(PATH, TYPE, STATUS, TEXT, ...) \
+    {.path = PATH, .type = TYPE, .status = STATUS, .text = TEXT, .own = true, .def = __VA_ARGS__},
+#define SCHEMA(name, base, inherited) {.type = name, .def = base, .text = inherited},
+#define U(path, type, def, text, binding) ROW(path, type, CONF_USED, text, def)
+#define C(path, list, more, def, text, member) ROW(path, list(FIRST_WORD, NEXT_WORD) more, CONF_USED, text, def)
+#define N(path, type, def, text) ROW(path, type, CONF_NOTED, text, def)
+#define R(path, type, def, text) ROW(path, type, CONF_REJECTED, text, def)
+#define M(path, type, def, now) ROW(path, type, CONF_MOVED, now, def)
+#define D(path, def) ROW(path, NULL, CONF_AS_BASE, NULL, def)
+#define B(path, binding) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
+#define BC(path, list, member) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
+#include "conf/words.def"
+#include "conf/keys_sections.def"
+#include "conf/keys_ppo.def"
+#include "conf/keys_megatron.def"
+#include "conf/keys_sft.def"
+#include "conf/keys_generate.def"
+#include "conf/keys_eval.def"
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-static const char *const schemas[] = {
-    "ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer", "generation", "evaluation", NULL};
+static const char *const schemas[] = {"ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer",
+                                      "generation",  "generation_server",    "evaluation",         NULL};
 
 const char *const *conf_schemas(void) { return schemas; }
 
 static void add_row(struct conf_table *t, const struct conf_key *row) {
     int64_t k;
-    if (map_gets(&t->index, row->path, &k)) {
-        t->rows[k] = row;
-        return;
+    const bool known = map_gets(&t->index, row->path, &k);
+    if (row->status == CONF_AS_BASE) {
+        CHECK(known); /* tested */
+        if (row->def) t->rows[k].def = row->def;
+        t->rows[k].own = true;
+    } else if (known) {
+        t->rows[k] = *row;
+    } else {
+        xgrow((void **)&t->rows, &t->cap, t->n + 1, sizeof *t->rows);
+        map_set(&t->index, row->path, strlen(row->path), t->n);
+        t->rows[t->n++] = *row;
     }
-    xgrow((void **)&t->rows, &t->cap, t->n + 1, sizeof *t->rows);
-    map_set(&t->index, row->path, strlen(row->path), t->n);
-    t->rows[t->n++] = row;
 }
 
-/* The rows of the base schema first, then the schema's own. */
+/* The rows of the base schema first, then the schema's own. Where the schema says so, what its base has and it has not
+ * is accepted and noted. */
 static void add_schema(struct conf_table *t, const char *schema) {
     int64_t k = 0;
     while (k < N_ROWS && (rows[k].path || strcmp(rows[k].type, schema) != 0)) k++;
-    CHECK(k < N_ROWS); /* conf_schemas and keys.def agree */
-    if (rows[k].def) add_schema(t, rows[k].def);
+    CHECK(k < N_ROWS); /* conf_schemas and the tables agree */
+    const struct conf_key *head = &rows[k];
+    if (head->def) add_schema(t, head->def);
+    for (int64_t j = 0; j < t->n && head->text; j++) t->rows[j].own = false;
     for (k++; k < N_ROWS && rows[k].path; k++) add_row(t, &rows[k]);
+    for (int64_t j = 0; j < t->n && head->text; j++) {
+        struct conf_key *row = &t->rows[j];
+        if (row->own || row->status == CONF_MOVED) continue;
+        row->status = CONF_NOTED;
+        row->text = head->text;
+    }
 }
 
 int conf__table_open(struct conf_table *t, const char *schema) {
@@ -69,7 +99,7 @@ void conf__table_free(struct conf_table *t) {
 
 static const struct conf_key *row_of(const struct conf_table *t, const char *path, size_t n) {
     int64_t k;
-    return map_get(&t->index, path, n, &k) ? t->rows[k] : NULL;
+    return map_get(&t->index, path, n, &k) ? &t->rows[k] : NULL;
 }
 
 const struct conf_key *conf__table_row(const struct conf_table *t, const char *path) { return row_of(t, path, strlen(path)); }
@@ -89,7 +119,7 @@ const struct conf_key *conf__table_owner(const struct conf_table *t, const char 
 bool conf__table_is_group(const struct conf_table *t, const char *path) {
     const size_t n = strlen(path);
     for (int64_t k = 0; k < t->n; k++)
-        if (strncmp(t->rows[k]->path, path, n) == 0 && t->rows[k]->path[n] == '.') return true;
+        if (strncmp(t->rows[k].path, path, n) == 0 && t->rows[k].path[n] == '.') return true;
     return false;
 }
 
@@ -105,12 +135,12 @@ const char *conf__table_near(const struct conf_table *t, const char *path) {
     const char *best = NULL;
     int best_cost = 4 + 4 * (int)(n < 128 ? n : 128) / 3; /* in quarters of an edit */
     for (int64_t k = 0; k < t->n; k++) {
-        const char *row = t->rows[k]->path;
+        const char *row = t->rows[k].path;
         const size_t m = strlen(row);
         int cost = 4 * str_distance(path, row);
         if (m > n && row[m - n - 1] == '.' && strcmp(row + m - n, path) == 0) cost = 1; /* a forgotten prefix */
         else if (strcmp(leaf_of(path), leaf_of(row)) == 0) cost = cost / 4;             /* the right word in the wrong place */
-        if (t->rows[k]->def == NULL) cost++;
+        if (t->rows[k].def == NULL) cost++;
         if (cost < best_cost) {
             best = row;
             best_cost = cost;
@@ -193,21 +223,27 @@ static bool each_type(const char *type, const struct conf_node *v, bool all) {
 bool conf__type_ok(const char *type, const struct conf_node *v) { return each_type(type, v, false); }
 bool conf__type_valid(const char *type) { return each_type(type, NULL, true); }
 
-int conf__table_defaults(struct conf_node **out, const struct conf_table *t) {
+/* The values that one column gives: the default, or what null means. */
+static int column(struct conf_node **out, const struct conf_table *t, bool others) {
     struct conf_node *root = conf__node_new(CONF_DICT);
     for (int64_t k = 0; k < t->n; k++) {
-        if (!t->rows[k]->def) continue;
+        const char *text = others ? t->rows[k].other : t->rows[k].def;
         struct conf_node *v = NULL;
-        int rc = conf__parse_value(&v, t->rows[k]->def, t->rows[k]->path);
-        if (rc == 0) rc = conf__node_set(root, t->rows[k]->path, v);
+        if (!text) continue;
+        int rc = conf__parse_value(&v, text, t->rows[k].path);
+        if (rc == 0) rc = conf__node_set(root, t->rows[k].path, v);
         if (rc < 0) {
             conf__node_free(root);
             return rc;
         }
     }
+    if (others) conf__node_finish(root);
     *out = root;
     return 0;
 }
+
+int conf__table_defaults(struct conf_node **out, const struct conf_table *t) { return column(out, t, false); }
+int conf__table_others(struct conf_node **out, const struct conf_table *t) { return column(out, t, true); }
 
 /* ---- config groups ---- */
 
@@ -294,7 +330,7 @@ int conf_help(FILE *f, const char *schema, const char *prefix) {
     TRY(conf__table_open(&t, schema));
     const size_t len = prefix ? strlen(prefix) : 0;
     for (int64_t k = 0; k < t.n; k++) {
-        const struct conf_key *row = t.rows[k];
+        const struct conf_key *row = &t.rows[k];
         if (len && strncmp(row->path, prefix, len) != 0) continue;
         n++;
         if (row->def) fprintf(f, "%s=%s\n", row->path, row->def);

@@ -114,9 +114,8 @@ struct data_sampler_spec {
     const char *source_key; /* column of the data source */
     bool descending;        /* curriculum: the largest key first */
 };
-/* ERR_INVAL: no such order, or no column (or weights) where one is needed. */
+/* ERR_INVAL: no column (or weights) where one is needed. */
 int data_sampler_spec_check(const struct data_sampler_spec *s);
-int data_order_parse(const char *name, enum data_order *out);
 /* The key of a row; ERR_INPUT names the column. Not for orders that need none. */
 int data_sampler_key(const struct data_sampler_spec *s, const json_t *row, double *key);
 
@@ -152,8 +151,6 @@ int data_sampler_restore(struct data_sampler *s, const json_t *state, const char
 /* ----------------------------------------------------------- RL dataset -- */
 
 enum data_truncation { DATA_TRUNC_ERROR, DATA_TRUNC_LEFT, DATA_TRUNC_RIGHT, DATA_TRUNC_MIDDLE };
-int data_truncation_parse(const char *name, enum data_truncation *out); /* ERR_INVAL */
-const char *data_truncation_name(enum data_truncation t);
 /* Cuts ids to max: left keeps the end, right the beginning, middle both ends
  * (max / 2 first, the rest last, as verl's postprocess_data). New length; ERR_INPUT under DATA_TRUNC_ERROR.
  */

@@ -13,18 +13,6 @@
 
 /* --- truncation --- */
 
-static const char *const truncations[] = {"error", "left", "right", "middle"};
-
-int data_truncation_parse(const char *name, enum data_truncation *out) {
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, truncations[i]) != 0) continue;
-        *out = (enum data_truncation)i;
-        return 0;
-    }
-    FAIL(ERR_INVAL, "truncation '%s' is none of error, left, right, middle", name);
-}
-const char *data_truncation_name(enum data_truncation t) { return truncations[t]; }
-
 int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation how) {
     if (n <= max) return n;
     int64_t head = 0; /* ids kept from the front; the rest from the end */

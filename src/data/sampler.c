@@ -18,15 +18,6 @@
 
 static const char *const orders[] = {"sequential", "shuffle", "weighted", "curriculum"};
 
-int data_order_parse(const char *name, enum data_order *out) {
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, orders[i]) != 0) continue;
-        *out = (enum data_order)i;
-        return 0;
-    }
-    FAIL(ERR_INVAL, "data.sampler.name=%s: expected sequential, shuffle, weighted or curriculum", name);
-}
-
 int data_sampler_spec_check(const struct data_sampler_spec *s) {
     const char *source;
     json_t *w;

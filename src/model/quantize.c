@@ -17,15 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int model_quant_parse(const char *name, enum quant_kind *out) {
-    *out = QUANT_NONE;
-    if (!name || strcmp(name, "none") == 0) return 0;
-    if (strcmp(name, "nf4") == 0) *out = QUANT_NF4;
-    else if (strcmp(name, "int8") == 0) *out = QUANT_INT8;
-    else FAIL(ERR_INVAL, "quantization %s: expected nf4, int8 or none", name);
-    return 0;
-}
-
 /* ---- codes ---- */
 
 int64_t model__quant_codes(enum quant_kind kind, int64_t n) { return kind == QUANT_NF4 ? (n + 1) / 2 : n; }

@@ -6,8 +6,6 @@
 
 #include <stdint.h>
 
-/* "nf4", "int8"; NULL and "none": QUANT_NONE. */
-int model_quant_parse(const char *name, enum quant_kind *out);
 /* What a load does to a matrix (rows, cols): code and scale as struct dequant_args has them, host. */
 void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t cols, uint8_t *code, float *scale);
 

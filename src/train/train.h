@@ -30,7 +30,5 @@ int train_model_dir(const char *path, char **dir);
 /* Makes the directory that a key names and tries that a file can be written there,
  * before anything is loaded. ERR_IO. */
 int train_run_dir(const char *key, const char *dir);
-/* The value of a key that is a number of bytes: "20GiB", "512MiB", "24e9". ERR_INVAL names the key. */
-int train_read_bytes(const char *key, const char *text, int64_t *out);
 
 #endif

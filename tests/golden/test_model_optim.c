@@ -1,5 +1,7 @@
 /* test_model_optim.c - optimizers and schedules against torch's, bitsandbytes' and verl's
  * (tools/oracle_optim.py). Weights and gradients are the formulas of that file. */
+#include "conf/conf.h"
+#include "conf/words.def"
 #include "model_case.h"
 
 #include "base/json.h"
@@ -35,7 +37,9 @@ static struct optim_config config_of(const json_t *k) {
                              .nesterov = json_is_true(json_object_get(k, "nesterov")),
                              .muon_original_lr = json_is_true(json_object_get(k, "original")),
                              .schedule = "constant"};
-    assert_true(optim_kind_find(json_string_value(json_object_get(k, "optimizer")), &c.kind));
+    const struct conf_word *w = CONF_WORDS(OPTIMIZERS);
+    while (strcmp(w->word, json_string_value(json_object_get(k, "optimizer"))) != 0) w++;
+    c.kind = (enum optim_kind)w->value;
     return c;
 }
 

@@ -1,103 +1,90 @@
-"""Invariant 9: no configuration key is silently ignored. Each key whose status is USED,
-in a schema that a command loads, is read by the program of that schema; each key that
-a program reads is in the table. Reads conf/keys.def and the sources, runs nothing."""
+"""Invariant 9: no configuration key is silently ignored. A used key is one whose row names the member of the program's
+struct that it fills (the compiler checks that there is such a member, of a fitting type). Here: each such member is read
+by the program, not only by its configuration; keys that are noted, rejected or moved have no member. The preprocessor
+expands the tables as the programs do; nothing is run."""
 
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import Tests  # noqa: E402
 
 SRC = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "src"
-ROW = re.compile(r'K\("([^"]+)", (?:"(?:[^"\\]|\\.)*"|[A-Z]+), (.+?), (USED|NOTED|REJECTED|MOVED), ')
-# What a program is made of. train/ppo/validate_config.c checks batch sizes for both.
-PROGRAMS = {"ppo": ["train/ppo/*.c", "train/run/early_stopping.c", "train/run/sampler_keys.c", "train/run/activation_recompute.c",
-                    "cmd/train.c", "train/ppo/validate_config.c"],
-            "sft": ["train/sft/*.c", "train/run/early_stopping.c", "train/run/sampler_keys.c", "train/run/activation_recompute.c",
-                    "cmd/train.c", "train/ppo/validate_config.c"],
-            "evaluation": ["train/offline/eval.c"], "generation": ["train/offline/generate.c"]}
-# A reader of one section's keys, called with the section's path: read_SECTION(c, "path", ...) { ... KEY("name") ... }.
-SECTION_READERS = {"train_read_optim": "train/run/optimizer_keys.c", "train_read_lora": "train/run/lora_keys.c"}
+PRINT = r"""
+#define ABSENT
+#define ABSENT_IS(v)
+#define NULL_IS(v)
+#define SCHEMA(name, base, inherited) @SCHEMA name
+#define U(path, type, def, text, binding) @USED path @@ def @@ binding
+#define C(path, list, more, def, text, member) @USED path @@ def @@ AT(member)
+#define B(path, binding) @USED path @@ @@ binding
+#define BC(path, list, member) @USED path @@ @@ AT(member)
+#define N(path, type, def, text) @OTHER path
+#define R(path, type, def, text) @OTHER path
+#define M(path, type, def, now) @OTHER path
+#define D(path, def) @OTHER path
+"""
+# The tables of a program, and where a member that it fills may be read: its own sources and those that it shares, of members
+# that are structs of theirs (optimizer, sampler, reward). Raw values are what the configuration alone derives others from.
+TRAIN = ["train/run/*.c", "train/score/*.c", "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/*.c"]
+PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
+            "sft": (["keys_sft"], ["train/sft/*.c", *TRAIN], "train/sft/config.c"),
+            "generate": (["keys_generate"], ["train/offline/generate.c"], ""),
+            "eval": (["keys_eval"], ["train/offline/eval.c", "reward/*.c"], "")}
 
 
-def table():
-    """{schema: {key: (default, status)}}, rows as written."""
-    rows, schema, unread = {}, None, []
-    for line in (SRC / "conf/keys.def").read_text().splitlines():
-        if m := re.match(r'SCHEMA\("(\w+)"', line):
-            schema = m[1]
-            rows[schema] = {}
-        elif m := ROW.match(line):
-            rows[schema][m[1]] = (m[2], m[3])
-        elif line.startswith("K("):
-            unread.append(line)
-    return rows, unread
+def rows(table):
+    """(key, default, binding or None) of each row, sections expanded; strings joined as the compiler does."""
+    text = PRINT + f'#include "conf/keys_sections.def"\n#include "conf/{table}.def"\n'
+    out = subprocess.run([os.environ.get("CC", "cc"), "-E", "-P", "-iquote", str(SRC), "-x", "c", "-"], input=text,
+                         capture_output=True, text=True, check=True).stdout
+    for row in re.split(r"@(?=USED |OTHER |SCHEMA )", re.sub(r'"\s*"', "", out))[1:]:
+        kind, rest = row.split(" ", 1)
+        parts = [p.strip() for p in rest.split("@@")] if kind == "USED" else [rest.strip()]
+        key = re.match(r'"([^"]*)"', parts[0])[1]
+        if kind != "SCHEMA":
+            yield key, parts[1] if len(parts) > 1 else "", re.sub(r"\s+", " ", parts[2]) if kind == "USED" else None
 
 
-def strings(files):
-    """Every string of these files, adjacent literals and string macros joined as the compiler does."""
-    out = set()
-    for f in files:
-        text = re.sub(r"/\*.*?\*/", "", f.read_text(), flags=re.S)
-        macros = dict(re.findall(r'#define (\w+) "([^"\n]*)"', text))
-        text = re.sub(r"#define .*", "", text)
-        for run in re.findall(r'(?:(?:"(?:[^"\\]|\\.)*"|\b[A-Z]+\b)\s*)+', text):
-            joined = ""
-            for part in re.findall(r'"(?:[^"\\]|\\.)*"|\b[A-Z]+\b', run):
-                joined += part[1:-1] if part[0] == '"' else macros.get(part, "\0")
-            out.add(joined)
-    return out
-
-
-def section_keys(files):
-    """The keys that a reader of sections takes, below each path that these files give it."""
-    out = set()
-    for reader, source in SECTION_READERS.items():
-        keys = re.findall(r'KEY\("(\w+)"\)', (SRC / source).read_text())
-        for f in files:
-            text = f.read_text()
-            macros = dict(re.findall(r'#define (\w+) "([^"\n]*)"', text))
-            for macro, section in re.findall(reader + r'\(c, (\w+)? ?"([^"]*)"', text):
-                out |= {macros.get(macro, "") + section + "." + k for k in keys}
-    return out
-
-
-def is_read(key, names, rows):
-    """By name, through one of its children, or by the default of a key that is."""
-    if key in names or any(n.startswith(key + ".") for n in names):
-        return True
-    taken = re.compile(r"\$\{(oc\.select:)?" + re.escape(key) + "[,}]")
-    return any(taken.search(default) for other, (default, _) in rows.items() if other in names)
+def readers(globs, config):
+    """The text of the files without comments; of the configuration itself only what comes after the bindings."""
+    text = ""
+    for f in sorted({f for g in globs for f in SRC.glob(g)}):
+        if str(f.relative_to(SRC)) != config:
+            text += re.sub(r"/\*.*?\*/", "", f.read_text(), flags=re.S)
+    own = re.sub(r"/\*.*?\*/", "", (SRC / config).read_text(), flags=re.S) if config else ""
+    return text, own
 
 
 def main():
     test = Tests()
-    rows, unread = table()
-    test("every row of the table is understood", not unread and sum(map(len, rows.values())) > 1400, unread[:3])
-    loaded = set(re.findall(r'"((?:ppo|sft)_\w+|evaluation|generation)"', (SRC / "cmd/train.c").read_text()))
-    test("the commands load schemas of the table", loaded and loaded <= set(rows), loaded)
-    loaded.add("ppo_megatron_trainer")  # model_engine=megatron, conf/compose.c
-    everything = {k for r in rows.values() for k in r}
-    for program, globs in PROGRAMS.items():
-        files = [f for g in globs for f in sorted(SRC.glob(g))]
-        names = strings(files) | section_keys(files)
-        keys = {n for n in names if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", n)}
-        for schema in sorted(s for s in loaded if s.startswith(program)):
-            # a schema's rows stand over those of its base
-            known = {k: v for s in rows if s.startswith(program) for k, v in rows[s].items()}
-            used = [k for k, (_, status) in rows[schema].items() if status == "USED"]
-            ignored = [k for k in used if not is_read(k, names, known)]
-            test(f"{schema}: its {len(used)} USED keys are read by {program}", not ignored, ", ".join(ignored))
-        # sections have no row of their own, nor have the children of a free-form dict
-        missing = [k for k in keys if k not in everything and not k.endswith(".json")
-                   and not any(k.startswith(p + ".") or p.startswith(k + ".") for p in everything)]
-        test(f"{program}: the {len(keys)} dotted names it reads are in the table", not missing, ", ".join(missing))
-        names = strings(f for g in globs for f in sorted(SRC.glob(g)) if f.name != "validate_config.c")
-        wrong = [k for k in keys & names if any(rows[s].get(k, ("", ""))[1] in ("NOTED", "MOVED") for s in loaded
-                                                if s.startswith(program))]
-        test(f"{program}: it reads no key that the table calls noted or moved", not wrong, ", ".join(wrong))
+    for program, (tables, globs, config) in PROGRAMS.items():
+        all_rows = [r for t in tables for r in rows(t)]
+        used = [(k, d, b) for k, d, b in all_rows if b]
+        defaults = {k: d for k, d, b in used}
+        elsewhere, own = readers(globs, config)
+        unread, via = [], []
+        for key, _, binding in used:
+            kind, inside = re.match(r"(\w+) ?\((.*)\)$", binding).groups()
+            if kind == "VIA":
+                via.append((key, inside.strip('"')))
+                continue
+            for member in inside.replace(" ", "").split(","):
+                leaf = re.escape(member.split(".")[-1])
+                text = own if member.startswith("raw.") else elsewhere
+                if member.startswith("raw.") and member.count(".") > 1:
+                    text = own + elsewhere  # a struct that train/run or algo takes over as a whole
+                if not re.search(rf"(->|\.){leaf}\b(?! =[^=])", text):
+                    unread.append(f"{key} ({member})")
+        test(f"{program}: the members of its {len(used)} used keys are read", used and not unread, ", ".join(unread))
+        gone = [k for k, target in via if "${" not in defaults.get(target, "") or k not in defaults[target]]
+        test(f"{program}: a key that acts through another stands in that one's default", not gone, ", ".join(gone))
+    code = "".join(f.read_text() for f in SRC.glob("train/**/*.c")) + (SRC / "cmd/train.c").read_text()
+    left = re.findall(r"\bconf_(?:i64|f64|bool|str|strs|f64s)(?:_opt)?\(", code)
+    test("no program reads a key by its name into a value", not left, left[:3])
     test.end()
 
 

@@ -1,5 +1,7 @@
 /* RL and SFT datasets: against verl's own classes (tests/fixtures/data/sets.json, made
  * by tools/oracle_data.py), and under bad input. */
+#include "conf/conf.h"
+#include "conf/words.def"
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -264,7 +266,9 @@ static void sft_matches_verl(void **state) {
             struct sft_dataset_args a = sft_args(&m);
             const json_t *rows = json_object_get(k, "rows");
             a.max_length = json_integer_value(json_object_get(k, "max_length"));
-            assert_int_equal(data_truncation_parse(json_string_value(json_object_get(k, "truncation")), &a.truncation), 0);
+            const struct conf_word *w = CONF_WORDS(SFT_TRUNCATIONS);
+            while (strcmp(w->word, json_string_value(json_object_get(k, "truncation"))) != 0) w++;
+            a.truncation = (enum data_truncation)w->value;
             if (sft_dataset_open(&d, &a) < 0) print_message("%s\n", err_msg());
             assert_int_equal(d->n, 3);
             for (int64_t r = 0; r < d->n; r++) assert_sample(&d->samples[r], json_array_get(rows, (size_t)r));

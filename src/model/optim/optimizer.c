@@ -47,24 +47,6 @@ double optim_lr(const struct optim_config *c, int64_t step) {
     return c->lr * (from + (1 - from) * up);
 }
 
-/* ---- kinds ---- */
-
-static const struct {
-    const char *name;
-    enum optim_kind kind;
-} names[] = {{"AdamW", OPTIM_ADAMW},      {"adamw", OPTIM_ADAMW},      {"adam", OPTIM_ADAMW},
-             {"AdamW8bit", OPTIM_ADAMW8}, {"adamw8bit", OPTIM_ADAMW8}, {"SGD", OPTIM_SGD},
-             {"sgd", OPTIM_SGD},          {"Muon", OPTIM_MUON},        {"muon", OPTIM_MUON}};
-
-bool optim_kind_find(const char *name, enum optim_kind *out) {
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(names[i].name, name) != 0) continue;
-        *out = names[i].kind;
-        return true;
-    }
-    return false;
-}
-
 const char *optim_kind_name(enum optim_kind k) {
     static const char *const text[] = {"AdamW", "AdamW8bit", "SGD", "Muon"};
     return text[k];

@@ -14,8 +14,6 @@ enum optim_kind {
     OPTIM_SGD,    /* torch.optim.SGD: momentum, dampening, nesterov; weight decay in the gradient */
     OPTIM_MUON,   /* torch.optim.Muon on the matrices of the layers, AdamW on embedding, head and vectors */
 };
-/* By a name that verl takes from torch.optim or bitsandbytes.optim; false: no such optimizer. */
-bool optim_kind_find(const char *name, enum optim_kind *out);
 const char *optim_kind_name(enum optim_kind k);
 
 struct optim_config {

@@ -24,21 +24,12 @@ struct eval {
     char *first_failure; /* its message */
 };
 
-static int config_read(struct eval *e, const struct conf *c) {
-    int64_t workers = 1;
-    TRY(conf_str(c, "data.path", &e->path));
-    TRY(conf_str(c, "data.response_key", &e->response_key));
-    TRY(conf_str(c, "data.data_source_key", &e->source_key));
-    TRY(conf_str(c, "data.reward_model_key", &e->reward_key));
-    TRY(conf_str_opt(c, "custom_reward_function.path", &e->reward_args.path));
-    TRY(conf_str_opt(c, "custom_reward_function.name", &e->reward_args.name));
-    if (conf_has(c, "custom_reward_function.reward_kwargs"))
-        TRY(conf_json(c, "custom_reward_function.reward_kwargs", &e->reward_args.kwargs));
-    TRY(conf_i64_opt(c, "reward.num_workers", &workers));
-    e->reward_args.n_workers = (int)workers;
-    TRY(conf_i64_opt(c, "reward.max_concurrent", &e->reward_args.max_concurrent));
-    return conf_f64_opt(c, "reward.timeout", &e->reward_args.timeout_s);
-}
+#define CONF_STRUCT struct eval
+#include "conf/bind.h"
+
+static const struct conf_binding bindings[] = {
+#include "conf/keys_eval.def"
+};
 
 /* Responses of a row; a string stands for a list of one. */
 static size_t n_responses(const json_t *list) { return json_is_string(list) ? 1 : json_array_size(list); }
@@ -172,7 +163,7 @@ static int answer(const struct eval *e, struct buf *out) {
 int train_eval(const struct conf *c, struct buf *out) {
     struct eval e = {0};
     int rc = 0;
-    TRYG(config_read(&e, c), out);
+    TRYG(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, &e), out);
     TRYG(read_rows(&e), out);
     TRYG(reward_create(&e.reward, &e.reward_args), out);
     TRYG(score_all(&e), out);

@@ -1,4 +1,4 @@
-/* generate.c - verl's main_generation: n samples for each prompt of a file, written
+/* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written
  * beside the rows they belong to in a column "responses" (a list of texts).
  *
  * Invariant: a sample is a function of (trainer.seed, row, sample): the size of a
@@ -6,6 +6,7 @@
 #include "data/data.h"
 #include "rollout/rollout.h"
 #include "text/text.h"
+#include "train/run/devices_asked.h"
 #include "train/run/resume.h"
 #include "train/train.h"
 
@@ -20,14 +21,17 @@
 #include <string.h>
 
 struct generate {
-    const char *path, *prompt_key, *output_path, *device;
+    const char *const *files;
+    const char *prompt_key, *output_path, *device, *model_path, *tokenizer_dir, *chat_template;
     char *model_dir;
-    int64_t n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, threads;
+    int64_t n_files, n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, threads,
+        nnodes, n_gpus_per_node;
     double temperature, top_p, memory_fraction;
     int64_t top_k;
     bool ignore_eos;
     enum dtype act;
     const json_t *chat_kwargs;
+    const char *length_key; /* of prompt_length, for messages */
     /* the run */
     struct dev dev;
     struct tokenizer *tok;
@@ -42,67 +46,75 @@ struct generate {
     int64_t tokens;
 };
 
+#define CONF_STRUCT struct generate
+#include "conf/bind.h"
+
+static const struct conf_binding bindings[] = {
+#include "conf/keys_generate.def"
+};
+
+static bool ends_with(const char *s, const char *end) {
+    const size_t n = strlen(s), m = strlen(end);
+    return n > m && strcmp(s + n - m, end) == 0;
+}
+
 static int config_read(struct generate *g, const struct conf *c) {
-    const char *model, *dtype = "bfloat16";
-    TRY(conf_str(c, "data.path", &g->path));
-    TRY(conf_str(c, "data.prompt_key", &g->prompt_key));
-    TRY(conf_str(c, "data.output_path", &g->output_path));
-    TRY(conf_i64(c, "data.n_samples", &g->n_samples));
-    TRY(conf_i64(c, "data.batch_size", &g->batch_size));
-    TRY(conf_json(c, "data.apply_chat_template_kwargs", &g->chat_kwargs));
-    TRY(conf_str(c, "model.path", &model));
-    TRY(conf_f64(c, "rollout.temperature", &g->temperature));
-    TRY(conf_i64(c, "rollout.top_k", &g->top_k));
-    TRY(conf_f64(c, "rollout.top_p", &g->top_p));
-    TRY(conf_i64(c, "rollout.prompt_length", &g->prompt_length));
-    TRY(conf_i64(c, "rollout.response_length", &g->response_length));
-    TRY(conf_str_opt(c, "rollout.dtype", &dtype));
-    TRY(conf_f64(c, "rollout.gpu_memory_utilization", &g->memory_fraction));
-    TRY(conf_bool(c, "rollout.ignore_eos", &g->ignore_eos));
-    TRY(conf_i64(c, "rollout.max_num_batched_tokens", &g->max_num_batched_tokens));
-    TRY(conf_i64(c, "rollout.max_num_seqs", &g->max_num_seqs));
-    TRY(conf_i64(c, "trainer.seed", &g->seed));
-    TRY(conf_str_opt(c, "trainer.device", &g->device));
-    TRY(conf_i64_opt(c, "trainer.threads", &g->threads));
-    const bool f32 = strcmp(dtype, "float32") == 0 || strcmp(dtype, "fp32") == 0;
-    if (!f32 && strcmp(dtype, "bfloat16") != 0 && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "auto") != 0)
-        FAIL(ERR_INVAL, "rollout.dtype=%s: the compute dtypes are bfloat16 and float32", dtype);
-    g->act = f32 ? DT_F32 : DT_BF16;
-    const size_t len = strlen(g->output_path);
-    const bool parquet = len > 8 && strcmp(g->output_path + len - 8, ".parquet") == 0;
-    const bool jsonl = len > 6 && strcmp(g->output_path + len - 6, ".jsonl") == 0;
-    if (!parquet && !jsonl)
+    const bool server = strcmp(conf_schema(c), "generation_server") == 0;
+    TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, g));
+    g->length_key = server ? "actor_rollout_ref.rollout.prompt_length" : "rollout.prompt_length";
+    if (g->temperature == 0 && g->n_samples > 1)
+        FAIL(ERR_INVAL, "%s=%lld with temperature=0: greedy samples of a prompt are all the same; take 1, or a temperature above 0",
+             server ? "actor_rollout_ref.rollout.n" : "data.n_samples", (long long)g->n_samples);
+    if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
-    return train_model_dir(model, &g->model_dir);
+    TRY(train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device));
+    const int rc = train_model_dir(g->model_path, &g->model_dir);
+    if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
+    if (!g->tokenizer_dir) g->tokenizer_dir = g->model_dir;
+    return 0;
 }
 
 /* ---- prompts ---- */
 
-static int read_prompts(struct generate *g) {
+/* The rows of all files, one after another. */
+static int read_rows(struct generate *g) {
     const char *const required[] = {g->prompt_key, NULL};
-    json_t *each = json_array(), *common = json_copy((json_t *)(uintptr_t)g->chat_kwargs), *row;
+    g->rows = json_array();
+    for (int64_t i = 0; i < g->n_files; i++) {
+        json_t *rows = NULL;
+        TRY(data_read_rows(&rows, g->files[i], required));
+        json_array_extend(g->rows, rows);
+        json_decref(rows);
+    }
+    g->n = (int64_t)json_array_size(g->rows);
+    if (g->n == 0) FAIL(ERR_INPUT, "%s has no rows", g->n_files == 1 ? g->files[0] : "data.train_files");
+    if (g->batch_size == 0) g->batch_size = g->n;
+    return 0;
+}
+
+static int read_prompts(struct generate *g) {
+    const char *const where = g->n_files == 1 ? g->files[0] : "data.train_files"; /* rows are counted over all files */
+    json_t *each = json_array(), *common = json_deep_copy(g->chat_kwargs), *row;
     int64_t done = 0;
     size_t i;
     int rc = 0;
-    TRYG(data_read_rows(&g->rows, g->path, required), out);
-    g->n = (int64_t)json_array_size(g->rows);
-    if (g->n == 0) FAILG(out, ERR_INPUT, "%s has no rows", g->path);
+    TRYG(read_rows(g), out);
     json_array_foreach(g->rows, i, row) {
         json_t *messages = json_object_get(row, g->prompt_key);
         if (json_array_size(messages) == 0)
-            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", g->path, i + 1,
-                  g->prompt_key);
+            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", where, i + 1, g->prompt_key);
         json_array_append_new(each, json_pack("{s:O}", "messages", messages));
     }
     json_object_set_new(common, "add_generation_prompt", json_true());
+    if (g->chat_template) json_object_set_new(common, "chat_template", json_string(g->chat_template));
     g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
     rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
-    if (rc < 0) err_wrap(rc, "%s row %lld", g->path, (long long)done + 1);
+    if (rc < 0) err_wrap(rc, "%s row %lld", where, (long long)done + 1);
     for (int64_t k = 0; rc == 0 && k < g->n; k++) {
-        if (g->prompts[k].n == 0) FAILG(out, ERR_INPUT, "%s row %lld: the prompt has no tokens", g->path, (long long)k + 1);
+        if (g->prompts[k].n == 0) FAILG(out, ERR_INPUT, "%s row %lld: the prompt has no tokens", where, (long long)k + 1);
         if (g->prompts[k].n > g->prompt_length)
-            FAILG(out, ERR_INPUT, "%s row %lld: %lld tokens, the limit is rollout.prompt_length=%lld; raise it", g->path,
-                  (long long)k + 1, (long long)g->prompts[k].n, (long long)g->prompt_length);
+            FAILG(out, ERR_INPUT, "%s row %lld: %lld tokens, the limit is %s=%lld; raise it", where, (long long)k + 1,
+                  (long long)g->prompts[k].n, g->length_key, (long long)g->prompt_length);
     }
 out:
     json_decref(each);
@@ -227,7 +239,7 @@ int train_generate(const struct conf *c) {
     const struct resume none = {.step = -1};
     int rc = 0;
     TRYG(config_read(&g, c), out);
-    TRYG(tokenizer_open(&g.tok, g.model_dir), out);
+    TRYG(tokenizer_open(&g.tok, g.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
     TRYG(read_prompts(&g), out);
     TRYG(resume_open_device(&g.dev, &none, g.device, (int)g.threads), out);

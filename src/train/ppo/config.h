@@ -1,6 +1,7 @@
 /* config.h - a ppo run's configuration as one struct: every key that acts, read once.  Private to train.
  *
- * Knows no stage. Invariant: no other file of ppo names a key but in messages. */
+ * conf/keys_ppo.def says which key fills which member. Knows no stage.
+ * Invariant: no other file of ppo names a key but in messages. */
 #ifndef VERLC_TRAIN_PPO_CONFIG_H
 #define VERLC_TRAIN_PPO_CONFIG_H
 
@@ -9,8 +10,10 @@
 #include "model/optim/optimizer.h"
 #include "reward/reward.h"
 #include "train/run/activation_recompute.h"
+#include "train/run/early_stopping.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
+#include "train/run/optimizer_keys.h"
 #include "train/score/generative_judge.h"
 
 /* What a sampling pass needs to know. */
@@ -71,9 +74,39 @@ enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
 
 enum { MAX_PROFILE_STEPS = 64 };
 
+/* How a batch is cut, as it is written: by tokens where dynamic, else by samples of a device or of all devices. */
+struct ppo_cut_keys {
+    bool dynamic;
+    int64_t tokens, each, all;
+};
+
+/* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
+struct ppo_raw_config {
+    const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
+        *kl_loss_type, *kl_penalty, *pf_method, *reward_manager;
+    const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs;
+    enum dtype rollout_dtype;
+    bool checkpointing, critic_checkpointing, bypass_mode;
+    int64_t seed, data_seed, mini_seed, critic_seed;
+    double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
+    struct train_optim_keys optim, critic_optim;
+    struct train_offload_keys offload, critic_offload;
+    struct train_lora_keys lora, critic_lora;
+    struct ppo_cut_keys update_cut, ref_cut, logp_cut, critic_cut, values_cut; /* values_cut: dynamic is critic_cut's */
+    struct algo_corr_spec corr;
+    struct {
+        const char *loss_mode, *policy_loss_mode;
+        double loss_max_clamp, log_prob_min_clamp, clip_ratio, clip_ratio_low, clip_ratio_high;
+        bool use_policy_gradient;
+    } distill;
+    double profile_steps[MAX_PROFILE_STEPS]; /* global_profiler.steps */
+    int64_t n_profile_steps;
+};
+
 /* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
 struct ppo_config {
     const struct conf *conf;
+    struct ppo_raw_config raw;
     /* data */
     const char *const *train_files, *const *val_files;
     int64_t n_train_files, n_val_files;
@@ -83,7 +116,8 @@ struct ppo_config {
     bool shuffle, filter_overlong_prompts;
     struct data_sampler_spec sampler;
     enum data_truncation truncation;
-    uint64_t seed; /* data.seed, else trainer.seed */
+    uint64_t data_seed; /* of the order of the training rows: data.seed, else trainer.seed */
+    uint64_t seed;      /* of all else: trainer.seed */
     json_t *chat_kwargs;
     /* model */
     char *model_dir; /* owned */
@@ -141,12 +175,18 @@ struct ppo_config {
     /* trainer */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir, *validation_data_dir;
     const char *const *loggers;
+    struct early_stop_keys early_stop;
+    int64_t nnodes, n_gpus_per_node; /* asked for */
     int64_t n_loggers, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, max_bad_steps;
     bool val_before_train, val_only;
     double deadline_s;
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
     int64_t n_profile_steps;
 };
+/* The keys as they are written, strings and JSON borrowed; nothing to free. */
+int ppo_config_fill(struct ppo_config *k, const struct conf *c);
+/* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
+ * directory or file that a key names. The caller frees k after an error too. */
 int ppo_config_read(struct ppo_config *k, const struct conf *c);
 void ppo_config_free(struct ppo_config *k);
 

@@ -127,7 +127,7 @@ static int open_dataset(struct ppo *p, bool train, struct rl_dataset **out) {
                                       .truncation = k->truncation,
                                       .max_samples = train ? k->train_max_samples : k->val_max_samples,
                                       .shuffle = train && k->shuffle,
-                                      .seed = k->seed,
+                                      .seed = k->data_seed,
                                       .what = train ? "data.train_files" : "data.val_files",
                                       .sampler = train ? &k->sampler : NULL};
     return rl_dataset_open(out, &a);
@@ -143,7 +143,7 @@ static int open_data(struct ppo *p) {
                                         .order = p->k.sampler.order,
                                         .keys = p->train_data->keys,
                                         .drop_last = true,
-                                        .seed = p->k.seed};
+                                        .seed = p->k.data_seed};
     const int rc = data_sampler_init(&p->sampler, &a);
     if (rc < 0) return err_wrap(rc, "data.train_batch_size");
     p->total_steps = data_sampler_batches(&p->sampler) * p->k.total_epochs;
@@ -292,7 +292,7 @@ static int open_all(struct ppo *p, const struct conf *c) {
     struct resume from = {.step = -1};
     int rc = 0;
     TRY(ppo_config_read(&p->k, c));
-    TRY(early_stop_read(&p->early, c, NULL, p->k.n_val_files > 0 && p->k.test_freq > 0));
+    TRY(early_stop_read(&p->early, &p->k.early_stop, NULL, p->k.n_val_files > 0 && p->k.test_freq > 0));
     TRY(conf_yaml(c, &text));
     p->config_yaml = buf_take(&text);
     TRY(train_run_dir("trainer.default_local_dir", p->k.default_local_dir));

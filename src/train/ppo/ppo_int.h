@@ -17,7 +17,6 @@
 #include "train/train.h"
 #include "train/run/lora_keys.h"
 #include "train/run/activation_recompute.h"
-#include "train/run/sampler_keys.h"
 #include "train/run/early_stopping.h"
 
 #include <verlc.h>

@@ -2,12 +2,12 @@
 #ifndef VERLC_TRAIN_PPO_VALIDATE_CONFIG_H
 #define VERLC_TRAIN_PPO_VALIDATE_CONFIG_H
 
-#include "conf/conf.h"
+#include "train/ppo/config.h"
 
-/* conf_check, then verl's validate_config for this program: batch sizes that divide, micro-batch sizes set once, names
- * that exist. ERR_INVAL. */
-int ppo_validate_config(const struct conf *c);
+/* k: filled, not yet derived (ppo_config_fill). verl's validate_config for this program: batch sizes that divide, micro-batch
+ * sizes set once, modes that exist. ERR_INVAL. */
+int ppo_validate_config(const struct ppo_config *k);
 /* The part of it that is about a critic, for an estimator of the user's own that needs one. ERR_INVAL. */
-int ppo_validate_critic_config(const struct conf *c);
+int ppo_validate_critic_config(const struct ppo_config *k);
 
 #endif

@@ -7,18 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-int train_read_recompute(const struct conf *c, const char *key, enum train_recompute *out) {
-    static const char *const names[] = {"auto", "none", "mlp", "layer"};
-    const char *name = NULL;
-    bool may;
-    TRY(conf_bool(c, key, &may));
-    *out = may ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
-    TRY(conf_str_opt(c, "trainer.recompute", &name));
-    for (int i = 0; name && i < 4; i++)
-        if (strcmp(name, names[i]) == 0) *out = (enum train_recompute)i;
-    return 0;
-}
-
 struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows,
                              size_t extra) {
     switch (how) {

@@ -14,23 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-int early_stop_read(struct early_stop *e, const struct conf *c, const char *default_metric, bool validates) {
-    const char *mode = NULL;
-    *e = (struct early_stop){.metric = default_metric, .patience = 3, .threshold = NAN, .best_step = -1};
-    TRY(conf_bool_opt(c, "trainer.early_stopping.enable", &e->enable));
-    TRY(conf_str_opt(c, "trainer.early_stopping.metric", &e->metric));
-    TRY(conf_str_opt(c, "trainer.early_stopping.mode", &mode));
-    TRY(conf_i64_opt(c, "trainer.early_stopping.patience", &e->patience));
-    TRY(conf_f64_opt(c, "trainer.early_stopping.min_delta", &e->min_delta));
-    TRY(conf_f64_opt(c, "trainer.early_stopping.stopping_threshold", &e->threshold));
-    e->has_threshold = !isnan(e->threshold);
+int early_stop_read(struct early_stop *e, const struct early_stop_keys *k, const char *default_metric, bool validates) {
+    *e = (struct early_stop){.enable = k->enable,
+                             .metric = k->metric ? k->metric : default_metric,
+                             .patience = k->patience,
+                             .min_delta = k->min_delta,
+                             .threshold = k->threshold,
+                             .has_threshold = !isnan(k->threshold),
+                             .best_step = -1};
     if (!e->enable) return 0;
     if (!e->metric)
         FAIL(ERR_INVAL, "trainer.early_stopping.metric is not set; name a validation metric such as "
                         "val-core/openai/gsm8k/reward/mean@1 (verlc prints them at every validation)");
     if (!validates) FAIL(ERR_INVAL, "trainer.early_stopping.enable needs validations: set data.val_files and trainer.test_freq");
     /* a loss is better when it is low, everything else when it is high */
-    e->maximize = mode ? strcmp(mode, "max") == 0 : strstr(e->metric, "loss") == NULL;
+    e->maximize = k->mode == STOP_MAX || (k->mode == STOP_BY_METRIC && strstr(e->metric, "loss") == NULL);
     return 0;
 }
 

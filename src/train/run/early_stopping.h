@@ -3,12 +3,20 @@
 #ifndef VERLC_TRAIN_STOP_H
 #define VERLC_TRAIN_STOP_H
 
-#include "conf/conf.h"
 #include "track/track.h"
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* trainer.early_stopping.*; filled by the rows EARLY_STOPPING of keys_sections.def. */
+struct early_stop_keys {
+    bool enable;
+    const char *metric;                               /* NULL: the caller's default */
+    enum { STOP_BY_METRIC, STOP_MAX, STOP_MIN } mode; /* by metric: low is good for a loss, else high */
+    int64_t patience;
+    double min_delta, threshold; /* threshold NaN: none */
+};
 
 struct early_stop {
     bool enable, maximize;
@@ -25,7 +33,7 @@ struct early_stop {
 
 /* default_metric may be NULL: then the key must be set. validates: whether the run has validations at
  * all; without them early stopping is refused. */
-int early_stop_read(struct early_stop *e, const struct conf *c, const char *default_metric, bool validates);
+int early_stop_read(struct early_stop *e, const struct early_stop_keys *k, const char *default_metric, bool validates);
 /* Takes the validation of a step. 1: a new best, whose checkpoint must be kept; 0: none.
  * ERR_INVAL: there is no such metric (some that exist are named), ERR_NUMERIC never: NaN is no best. */
 int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step);

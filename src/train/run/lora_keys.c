@@ -10,15 +10,8 @@
 #include "model/quantize.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char *key_of(char key[96], const char *section, const char *name) {
-    snprintf(key, 96, "%s.%s", section, name);
-    return key;
-}
-#define KEY(name) key_of(key, section, (name))
 
 /* The name that peft and `model merge` will look for: a hub id as it is, a directory with its full path. */
 static char *base_name(const char *model_path) {
@@ -28,51 +21,25 @@ static char *base_name(const char *model_path) {
     return name;
 }
 
-static int read_new(const struct conf *c, const char *section, int64_t rank, struct lora_config *l) {
-    char key[96];
-    int64_t alpha = 16;
-    const json_t *v;
-    TRY(conf_i64_opt(c, KEY("lora_alpha"), &alpha));
-    l->rank = rank;
-    l->alpha = (double)alpha;
-    TRY(conf_json(c, KEY("target_modules"), &v));
-    l->targets = json_deep_copy(v);
-    if (conf_is_null(c, KEY("exclude_modules"))) return 0;
-    TRY(conf_json(c, key, &v));
-    l->exclude = json_deep_copy(v);
-    return 0;
-}
-
-static int read_quantization(const struct conf *c, const char *section, struct train_lora *l) {
-    char key[96];
-    const char *name = NULL;
-    TRY(conf_str_opt(c, KEY("quantization"), &name));
-    const int rc = model_quant_parse(name, &l->quant);
-    if (rc < 0) return err_wrap(rc, "%s", key);
-    if (l->quant != QUANT_NONE && !l->on)
-        FAIL(ERR_INVAL, "%s=%s: a quantised model is frozen, what is trained is an adapter on it; set %s.lora_rank", key, name,
-             section);
-    return 0;
-}
-
-int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l) {
-    char key[96];
-    const char *path = NULL;
-    int64_t rank = 0;
-    TRY(conf_i64_opt(c, KEY("lora_rank"), &rank));
-    if (rank < 0) FAIL(ERR_INVAL, "%s=%lld: a rank is at least 1, and 0 trains every weight", key, (long long)rank);
-    TRY(conf_str_opt(c, KEY("lora_adapter_path"), &path));
-    l->on = rank > 0 || path;
-    TRY(read_quantization(c, section, l));
+int train_make_lora(struct train_lora *l, const char *section, const struct train_lora_keys *k, const char *model_path) {
+    l->on = k->rank > 0 || k->path;
+    l->quant = k->quant;
+    if (k->quant != QUANT_NONE && !l->on)
+        FAIL(ERR_INVAL, "%s.quantization: a quantised model is frozen, what is trained is an adapter on it; set %s.lora_rank",
+             section, section);
     if (!l->on) return 0;
-    if (path) {
-        l->adapter = file_expand(path);
-        TRY(lora_config_load(&l->cfg, l->adapter));
-        if (rank > 0 && rank != l->cfg.rank)
-            log_note("%s has rank %lld and alpha %g; lora_rank and lora_alpha are not used", path, (long long)l->cfg.rank,
+    if (k->path) {
+        l->adapter = file_expand(k->path);
+        const int rc = lora_config_load(&l->cfg, l->adapter);
+        if (rc < 0) return err_wrap(rc, "%s.lora_adapter_path", section);
+        if (k->rank > 0 && k->rank != l->cfg.rank)
+            log_note("%s has rank %lld and alpha %g; lora_rank and lora_alpha are not used", k->path, (long long)l->cfg.rank,
                      l->cfg.alpha);
     } else {
-        TRY(read_new(c, section, rank, &l->cfg));
+        l->cfg.rank = k->rank;
+        l->cfg.alpha = (double)k->alpha;
+        l->cfg.targets = json_deep_copy(k->targets);
+        l->cfg.exclude = json_deep_copy(k->exclude);
     }
     free(l->cfg.base);
     l->cfg.base = base_name(model_path);

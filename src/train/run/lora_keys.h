@@ -13,9 +13,16 @@ struct train_lora {
     char *adapter;          /* peft directory to start from; NULL: a new one; owned */
     enum quant_kind quant;  /* of the frozen base */
 };
-/* Reads SECTION.lora_rank, lora_alpha, target_modules, exclude_modules, lora_adapter_path, quantization ("model",
- * "actor_rollout_ref.model", "critic.model"). model_path: the user's name of the base model. */
-int train_read_lora(const struct conf *c, const char *section, const char *model_path, struct train_lora *l);
+/* SECTION.* as they are written; filled by the rows ADAPTER of keys_sections.def, and SECTION.quantization. */
+struct train_lora_keys {
+    int64_t rank, alpha;
+    const json_t *targets, *exclude; /* NULL: null */
+    const char *path;
+    enum quant_kind quant;
+};
+/* The adapter that they ask for. section: "model", "actor_rollout_ref.model", "critic.model"; model_path: the user's name of
+ * the base model. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: the adapter to start from. */
+int train_make_lora(struct train_lora *l, const char *section, const struct train_lora_keys *k, const char *model_path);
 void train_lora_free(struct train_lora *l);
 
 /* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER)

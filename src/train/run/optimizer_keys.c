@@ -31,12 +31,9 @@ static int read_lr_rule(struct optim_config *o, const json_t *more, const char *
     return 0;
 }
 
-static int read_override(const struct conf *c, const char *key, struct optim_config *o) {
-    const json_t *more;
+static int read_options(struct optim_config *o, const json_t *more, const char *key) {
     const char *name;
     json_t *v;
-    if (!conf_has(c, key) || conf_is_null(c, key)) return 0;
-    TRY(conf_json(c, key, &more));
     json_object_foreach((json_t *)(uintptr_t)more, name, v) if (!takes(o->kind, name))
         FAIL(ERR_INVAL, "%s.%s: %s has no such option here", key, name, optim_kind_name(o->kind));
     int rc = json_f64_opt(more, "eps", &o->eps, key);
@@ -55,38 +52,36 @@ static int read_override(const struct conf *c, const char *key, struct optim_con
     return 0;
 }
 
-int train_read_optim(const struct conf *c, const char *section, struct optim_config *o, double *warmup_ratio,
-                     bool *zero_indexed_step) {
+int train_make_optim(struct optim_config *o, const char *section, const struct train_optim_keys *k,
+                     const struct train_offload_keys *offload) {
     char key[128];
-    const char *name;
-    double betas[2] = {0.9, 0.999};
-    int64_t n;
-#define KEY(k) (snprintf(key, sizeof key, "%s." k, section), key)
-    *o = (struct optim_config){.eps = 1e-8, .num_cycles = 0.5, .warmup_steps = -1, .ns_steps = 5};
-    TRY(conf_str(c, KEY("optimizer"), &name));
-    if (!optim_kind_find(name, &o->kind)) FAIL(ERR_INVAL, "%s=%s: expected AdamW, AdamW8bit, SGD or Muon", key, name);
-    if (o->kind == OPTIM_MUON) {
-        o->momentum = 0.95;
-        o->nesterov = true;
-    }
-    TRY(conf_f64(c, KEY("lr"), &o->lr));
-    TRY(conf_f64(c, KEY("weight_decay"), &o->weight_decay));
-    TRY(conf_f64s(c, KEY("betas"), betas, 2, &n));
-    o->beta1 = betas[0];
-    o->beta2 = betas[1];
+    const bool muon = k->kind == OPTIM_MUON;
+    *o = (struct optim_config){.kind = k->kind,
+                               .lr = k->lr,
+                               .beta1 = k->betas[0],
+                               .beta2 = k->betas[1],
+                               .eps = 1e-8,
+                               .weight_decay = k->weight_decay,
+                               .clip = k->clip_grad,
+                               .momentum = muon ? 0.95 : 0,
+                               .nesterov = muon,
+                               .ns_steps = 5,
+                               .schedule = k->schedule,
+                               .warmup_steps = k->warmup_steps,
+                               .min_lr_ratio = k->min_lr_ratio,
+                               .num_cycles = k->num_cycles,
+                               .init_lr_ratio = k->init_lr_ratio,
+                               .host_state = offload->state,
+                               .host_master = offload->master || offload->state};
+    if (k->n_betas != 2) FAIL(ERR_INVAL, "%s.betas: expected two numbers", section);
     for (int i = 0; i < 2; i++)
-        if (!(betas[i] >= 0 && betas[i] < 1)) FAIL(ERR_INVAL, "%s: %g: expected 0 or more and less than 1", key, betas[i]);
-    TRY(conf_f64_opt(c, KEY("lr_warmup_steps_ratio"), warmup_ratio));
-    TRY(conf_i64_opt(c, KEY("lr_warmup_steps"), &o->warmup_steps));
-    TRY(conf_f64_opt(c, KEY("min_lr_ratio"), &o->min_lr_ratio));
-    TRY(conf_f64_opt(c, KEY("init_lr_ratio"), &o->init_lr_ratio));
-    TRY(conf_f64_opt(c, KEY("num_cycles"), &o->num_cycles));
-    TRY(conf_bool_opt(c, KEY("zero_indexed_step"), zero_indexed_step));
-    TRY(conf_str(c, KEY("lr_scheduler_type"), &o->schedule));
-    *zero_indexed_step |= strcmp(o->schedule, "cosine") != 0; /* in verl the cosine schedule alone has it */
-    return read_override(c, KEY("override_optimizer_config"), o);
-#undef KEY
+        if (!(k->betas[i] >= 0 && k->betas[i] < 1))
+            FAIL(ERR_INVAL, "%s.betas: %g: expected 0 or more and less than 1", section, k->betas[i]);
+    snprintf(key, sizeof key, "%s.override_optimizer_config", section);
+    return k->options ? read_options(o, k->options, key) : 0;
 }
+
+bool train_zero_indexed(const struct train_optim_keys *k) { return k->zero_indexed_step || strcmp(k->schedule, "cosine") != 0; }
 
 void train_optim_steps(struct optim_config *o, int64_t total_steps, double warmup_ratio) {
     o->total_steps = total_steps;

@@ -1,16 +1,37 @@
-/* config.h - an sft run's configuration as one struct: every key that acts, read once.  Private to train. */
+/* config.h - an sft run's configuration as one struct: every key that acts, read once.  Private to train.
+ *
+ * conf/keys_sft.def says which key fills which member. */
 #ifndef VERLC_TRAIN_SFT_CONFIG_H
 #define VERLC_TRAIN_SFT_CONFIG_H
 
 #include "data/data.h"
 #include "model/optim/optimizer.h"
 #include "train/run/activation_recompute.h"
+#include "train/run/early_stopping.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
+#include "train/run/optimizer_keys.h"
 
 enum { SFT_EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
 
+/* Values as they are written, from which config.c derives members below; read by no other file. */
+struct sft_raw_config {
+    const char *model_path, *chat_template, *messages_key, *tools_key, *enable_thinking_key, *prompt_key, *response_key;
+    const char *const *prompt_dict_keys, *const *response_dict_keys;
+    int64_t n_prompt_dict_keys, n_response_dict_keys, seed;
+    const json_t *chat_kwargs;
+    bool multiturn, ignore_input_ids_mismatch, checkpointing;
+    struct {
+        bool dynamic;
+        int64_t tokens, each;
+    } cut;
+    struct train_optim_keys optim;
+    struct train_offload_keys offload;
+    struct train_lora_keys lora;
+};
+
 struct sft_config {
+    struct sft_raw_config raw;
     char *model_dir;
     const char *tokenizer_dir;
     json_t *chat_kwargs;
@@ -27,12 +48,15 @@ struct sft_config {
     double warmup_ratio;
     struct data_sampler_spec sampler;
     uint64_t seed;
+    struct early_stop_keys early_stop;
+    int64_t nnodes, n_gpus_per_node; /* asked for */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
     const char *const *loggers;
     int64_t n_loggers;
     const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
 };
 
+/* ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k after an error too. */
 int sft_config_read(struct sft_config *k, const struct conf *c);
 void sft_config_free(struct sft_config *k);
 

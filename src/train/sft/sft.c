@@ -16,7 +16,6 @@
 #include "train/run/memory_limit.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/activation_recompute.h"
-#include "train/run/sampler_keys.h"
 #include "train/run/early_stopping.h"
 
 #include "base/clock.h"
@@ -402,7 +401,8 @@ static int open_all(struct sft *s, const struct conf *c) {
     struct resume from = {.step = -1};
     int rc = 0;
     TRY(sft_config_read(&s->k, c));
-    TRY(early_stop_read(&s->early, c, "val/loss", s->k.val.n_files > 0 && s->k.test_freq != 0 && s->k.test_freq != -1));
+    TRY(early_stop_read(&s->early, &s->k.early_stop, "val/loss",
+                        s->k.val.n_files > 0 && s->k.test_freq != 0 && s->k.test_freq != -1));
     TRY(conf_yaml(c, &text));
     s->config_yaml = buf_take(&text);
     TRY(train_run_dir("trainer.default_local_dir", s->k.default_local_dir));
