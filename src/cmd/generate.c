@@ -198,9 +198,7 @@ out:
 }
 
 static int submit(struct gen *g, struct rollout_engine *e, const struct model_config *c) {
-    int32_t stop_ids[17];
-    int64_t n_stop = 0;
-    for (int i = 0; i < c->n_eos; i++) stop_ids[n_stop++] = (int32_t)c->eos[i];
+    const struct rollout_stop_ids stop = rollout_stop_ids(c, NULL);
     for (int64_t i = 0; i < g->n; i++) {
         const struct gen_request *q = &g->rq[i];
         const struct rollout_request r = {.prompt = q->ids,
@@ -214,8 +212,8 @@ static int submit(struct gen *g, struct rollout_engine *e, const struct model_co
                                           .top_k = (int32_t)q->top_k,
                                           .seed = (uint64_t)q->seed,
                                           .ignore_eos = q->ignore_eos,
-                                          .stop_ids = stop_ids,
-                                          .n_stop_ids = n_stop,
+                                          .stop_ids = stop.id,
+                                          .n_stop_ids = stop.n,
                                           .stop = (const char *const *)q->stop,
                                           .n_stop = q->n_stop,
                                           .user = (void *)(intptr_t)i};
@@ -239,24 +237,17 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
         blocks += g->rq[i].n * ((len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
     }
     if (samples < max_seqs) max_seqs = samples;
-    const int64_t full = max_seqs * ((longest + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
     int64_t rows = max_seqs > 1024 ? max_seqs : 1024;
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
-    struct rollout_decoder_args a = {.n_kv_blocks = blocks < full ? blocks : full,
-                                     .max_rows = rows,
-                                     .max_seqs = max_seqs,
-                                     .max_len = longest,
-                                     .max_burst = rollout_device_burst(dev)};
     const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
-    const size_t block = rollout_kv_block_bytes(&m->cfg, m->act), half = dev->mem_total / 2;
-    if ((size_t)a.n_kv_blocks * block > half) a.n_kv_blocks = (int64_t)(half / block); /* preemption makes do with less */
+    struct rollout_decoder_args a = rollout_decoder_size(dev, &m->cfg, m->act, max_seqs, rows, longest, dev->mem_total / 2);
+    if (blocks < a.n_kv_blocks) a.n_kv_blocks = blocks;
     a.model = m;
     TRYG(rollout_decoder_open(&d, &a), out);
-    const struct rollout_model rm = rollout_decoder_model(d);
-    const struct rollout_config cfg = {.max_rows = rows, .max_seqs = max_seqs, .tok = g->tok, .done = on_sample, .done_arg = g};
-    TRYG(rollout_create(&e, &rm, &cfg), out);
+    const struct rollout_config cfg = {.tok = g->tok, .done = on_sample, .done_arg = g};
+    TRYG(rollout_decoder_engine(&e, d, &cfg), out);
     TRYG(submit(g, e, &m->cfg), out);
     TRYG(rollout_run(e), out);
     rc = print_ready(g);

@@ -36,6 +36,7 @@ struct rollout_decoder {
     struct model_kv kv;
     struct kv *layers;
     int64_t n_kv_blocks, max_rows, max_seqs, max_blocks, max_burst, out_block;
+    int64_t rows_asked, seqs_asked; /* the limits as the caller has them */
     /* device */
     void *owned_block;
     size_t block_bytes;
@@ -113,6 +114,8 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
 
 static void decoder_limits(struct rollout_decoder *d, const struct rollout_decoder_args *a) {
     d->n_kv_blocks = a->n_kv_blocks;
+    d->rows_asked = a->max_rows;
+    d->seqs_asked = a->max_seqs;
     d->max_burst = a->max_burst > 1 ? a->max_burst : 1;
     d->max_seqs = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows;
     d->max_rows = a->max_rows;
@@ -124,6 +127,24 @@ static void decoder_limits(struct rollout_decoder *d, const struct rollout_decod
 }
 
 int64_t rollout_device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
+
+struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                                 int64_t max_seqs, int64_t max_rows, int64_t max_len, size_t room) {
+    struct rollout_decoder_args a = {
+        .max_rows = max_rows, .max_seqs = max_seqs, .max_len = max_len, .max_burst = rollout_device_burst(d)};
+    const int64_t each = max_blocks_of(&a);
+    const size_t fit = room / rollout_kv_block_bytes(c, act);
+    a.n_kv_blocks = fit < (size_t)(max_seqs * each) ? (int64_t)fit : max_seqs * each;
+    if (a.n_kv_blocks < each) a.n_kv_blocks = each;
+    return a;
+}
+
+struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok) {
+    struct rollout_stop_ids s = {.n = 0};
+    for (int i = 0; i < c->n_eos; i++) s.id[s.n++] = (int32_t)c->eos[i];
+    if (tok && tokenizer_eos(tok) >= 0) s.id[s.n++] = tokenizer_eos(tok);
+    return s;
+}
 
 size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a) {
     struct rollout_decoder d = {0};
@@ -409,4 +430,12 @@ static int decoder_results(void *ctx, int64_t have, struct rollout_results *out)
 struct rollout_model rollout_decoder_model(struct rollout_decoder *d) {
     return (struct rollout_model){
         d, d->n_kv_blocks, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
+}
+
+int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c) {
+    const struct rollout_model m = rollout_decoder_model(d);
+    struct rollout_config own = *c;
+    if (own.max_rows == 0) own.max_rows = d->rows_asked;
+    if (own.max_seqs == 0) own.max_seqs = d->seqs_asked;
+    return rollout_create(out, &m, &own);
 }

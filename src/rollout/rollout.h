@@ -76,7 +76,11 @@ struct rollout_decoder_args {
 };
 int64_t rollout_device_burst(const struct dev *d); /* 1 on devices without CUDA graphs */
 size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
-size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
+size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* keys and values of all layers */
+/* For max_seqs samples of max_len tokens with all their pages, or with as many pages as `room` bytes hold: preemption makes
+ * do with less, down to those of one sample. model and block are the caller's to fill in. */
+struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                                 int64_t max_seqs, int64_t max_rows, int64_t max_len, size_t room);
 int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a);
 void rollout_decoder_close(struct rollout_decoder *d); /* NULL ok */
 struct rollout_model rollout_decoder_model(struct rollout_decoder *d);
@@ -98,6 +102,13 @@ struct rollout_request {
     int64_t n_stop;
     void *user; /* handed back */
 };
+
+/* The tokens that end a response: the model's, and the tokenizer's (NULL: none). */
+struct rollout_stop_ids {
+    int32_t id[17];
+    int64_t n;
+};
+struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok);
 
 enum rollout_finish { ROLLOUT_STOP, ROLLOUT_LENGTH };
 const char *rollout_finish_name(enum rollout_finish f); /* "stop", "length" */
@@ -137,6 +148,8 @@ struct rollout_stats {
 
 struct rollout_engine;
 int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c);
+/* On a decoder; its limits are those of c, where that has none. */
+int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c);
 void rollout_destroy(struct rollout_engine *e); /* NULL ok; open samples are dropped */
 /* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the KV cache
  * (says how many blocks it needs). *id counts submitted requests from 0. */

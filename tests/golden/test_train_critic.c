@@ -6,7 +6,7 @@
 
 #include "algo/algo.h"
 #include "base/json.h"
-#include "train/run/critic.h"
+#include "train/run/trained_model.h"
 
 static const double MAX_REL = 1e-5; /* the bar of the project for values and gradients in fp32 */
 
@@ -20,7 +20,7 @@ static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 struct rig {
     struct dev dev;
     struct model *m;
-    struct critic *critic;
+    struct trained_model *critic;
     struct st_file *want;
     struct actor_seq seqs[MAX_SEQS];
     int64_t n_seqs, n_targets, off[MAX_SEQS + 1];
@@ -50,9 +50,9 @@ static void rig_critic(struct rig *r, struct model_keep keep) {
     }
     r->n_targets = r->off[r->n_seqs];
     assert_true(r->n_targets <= MAX_TARGETS);
-    const struct critic_args a = {
-        .dev = &r->dev, .model = r->m, .keep = keep, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
-    OK(critic_create(&r->critic, &a));
+    const struct trained_model_args a = {
+        .dev = &r->dev, .model = r->m, .train = true, .keep = keep, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs};
+    OK(trained_model_create(&r->critic, &a));
 }
 
 static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, struct model_keep keep) {
@@ -81,20 +81,21 @@ static void rig_open_frozen(struct rig *r, const char *base, const char *adapter
 }
 
 static void rig_close(struct rig *r) {
-    critic_destroy(r->critic);
+    trained_model_destroy(r->critic);
     model_close(r->m);
     st_close(r->want);
     assert_int_equal(r->dev.allocated, 0);
     dev_close(&r->dev);
 }
 
-static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *vpreds, float *dvpreds) {
+static int loss_fn(void *arg, const struct micro_loss *m) {
     struct rig *r = arg;
+    const int64_t t0 = m->t0, t1 = m->t1;
     const uint8_t *mask = case_data(r->want, "mask", DT_U8, NULL);
-    const struct algo_ragged ragged = {.n = hi - lo, .off = r->off + lo, .mask = mask};
+    const struct algo_ragged ragged = {.n = m->hi - m->lo, .off = r->off + m->lo, .mask = mask};
     int64_t valid = 0;
     for (int64_t t = 0; t < r->n_targets; t++) valid += mask[t];
-    for (int64_t t = t0; t < t1; t++) r->vpreds[t] = (double)vpreds[t - t0];
+    for (int64_t t = t0; t < t1; t++) r->vpreds[t] = (double)m->out[t - t0];
     const struct algo_value_args a = {.r = &ragged,
                                       .vpreds = r->vpreds,
                                       .values = case_data(r->want, "old", DT_F64, NULL),
@@ -104,7 +105,7 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
     double loss;
     TRY(algo_value_loss(&a, &loss, r->dvpreds, NULL));
     r->loss += loss;
-    for (int64_t t = t0; t < t1; t++) dvpreds[t - t0] = (float)r->dvpreds[t];
+    for (int64_t t = t0; t < t1; t++) m->dout[t - t0] = (float)r->dvpreds[t];
     return 0;
 }
 
@@ -112,22 +113,22 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
 static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
     int64_t n;
     float *values = xcalloc((size_t)r->n_targets, 4);
-    OK(critic_values(r->critic, r->seqs, r->n_seqs, cut, values));
+    OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, cut, 1, (struct forward_out){.value = values}));
     const float *want = case_data(r->want, "values", DT_F32, &n);
     assert_int_equal(n, r->n_targets);
     const double e_value = case_worst(values, want, n);
     free(values);
 
-    struct optim_result o;
-    const struct critic_step_args s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = r};
-    OK(critic_backward(r->critic, &s, &o));
+    struct step_result o;
+    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = r};
+    OK(trained_model_backward(r->critic, &s, &o));
     double want_loss, nmse, e_dvalue = 0;
     memcpy(&want_loss, case_data(r->want, "loss", DT_F64, NULL), sizeof want_loss);
     const double e_loss = fabs(r->loss - want_loss) / want_loss;
     want = case_data(r->want, "dvalue", DT_F32, NULL);
     for (int64_t t = 0; t < r->n_targets; t++) e_dvalue = worse_of(e_dvalue, fabs(r->dvpreds[t] - (double)want[t]));
     float *g = xmalloc((size_t)r->m->n_train * 4);
-    OK(dev_copy_out(&r->dev, g, critic_grads(r->critic), (size_t)r->m->n_train * 4));
+    OK(dev_copy_out(&r->dev, g, trained_model_grads(r->critic), (size_t)r->m->n_train * 4));
     const double e_grad = case_gradient_error(r->want, r->m->train_params, r->m->n_train_params, g, &nmse);
     free(g);
     print_message("%-10s %-3s: values %.1e, loss %.1e, d loss / d value %.1e, gradients %.1e\n", what, r->dev.ops->name, e_value,
@@ -158,8 +159,10 @@ static void alone_or_together(void **state) {
         struct rig r;
         float together[MAX_TARGETS], alone[MAX_TARGETS];
         rig_open(&r, "qwen2", BACKENDS[b], NULL, MODEL_KEEP_LAYER);
-        OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, together));
-        OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, alone));
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, 1,
+                                 (struct forward_out){.value = together}));
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1,
+                                 (struct forward_out){.value = alone}));
         assert_memory_equal(together, alone, (size_t)r.n_targets * 4);
         rig_close(&r);
     }
@@ -205,18 +208,19 @@ static void from_a_causal_model(void **state) {
     free(v);
     model_close(other);
     OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
-    struct critic *c;
+    struct trained_model *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
-    const struct critic_args a = {
-        .dev = &r.dev, .model = other, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
-    OK(critic_create(&c, &a));
-    OK(critic_values(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, rough));
-    OK(critic_values(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, fine));
+    const struct trained_model_args a = {
+        .dev = &r.dev, .model = other, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
+    OK(trained_model_create(&c, &a));
+    OK(trained_model_forward(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1, (struct forward_out){.value = rough}));
+    OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1,
+                             (struct forward_out){.value = fine}));
     assert_true(case_nmse(rough, fine, r.n_targets) < 1e-3); /* bf16 has 8 bits: 2e-5 for a product, 2 layers */
-    struct optim_result o;
-    OK(critic_backward(
-        c, &(struct critic_step_args){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn, .loss_arg = &r}, &o));
-    critic_destroy(c);
+    struct step_result o;
+    OK(trained_model_backward(
+        c, &(struct mini_batch){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn, .loss_arg = &r}, &o));
+    trained_model_destroy(c);
     model_close(other);
 
     json_t *config = NULL;
@@ -271,7 +275,7 @@ static void adapter_directories(void **state) {
     char *tmp = case_temp_dir(), *dir = file_join(tmp, "adapter"), *merged = file_join(tmp, "merged");
     rig_open_frozen(&r, QWEN2_CRITIC, "lora_qwen2", "cpu");
     rig_critic(&r, MODEL_KEEP_LAYER);
-    OK(critic_values(r.critic, r.seqs, r.n_seqs, all, values));
+    OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, all, 1, (struct forward_out){.value = values}));
     OK(model_lora_export(r.m, dir));
     OK(file_mkdirs(merged));
     OK(model_export(r.m, merged, DT_F32, NULL, 0));
@@ -281,12 +285,12 @@ static void adapter_directories(void **state) {
     float *w = trained_of(&r), *v = trained_of(&back);
     assert_memory_equal(w, v, (size_t)r.m->n_train * 4);
     rig_critic(&back, MODEL_KEEP_LAYER);
-    OK(critic_values(back.critic, back.seqs, back.n_seqs, all, again));
+    OK(trained_model_forward(back.critic, back.seqs, back.n_seqs, all, 1, (struct forward_out){.value = again}));
     assert_memory_equal(values, again, (size_t)r.n_targets * 4);
     rig_close(&back);
     free(v);
     rig_open(&back, "qwen2", "cpu", merged, MODEL_KEEP_LAYER); /* the golden sequences are the same */
-    OK(critic_values(back.critic, back.seqs, back.n_seqs, all, again));
+    OK(trained_model_forward(back.critic, back.seqs, back.n_seqs, all, 1, (struct forward_out){.value = again}));
     assert_true(case_worst(again, values, r.n_targets) <= MAX_REL);
     v = master_of(&back);
     assert_memory_equal(v + back.m->g_head->offset, w + r.m->train_params[28].offset, (size_t)back.m->cfg.hidden * 4);
@@ -316,7 +320,7 @@ static void heads_that_stay(void **state) {
     EACH_BACKEND(b) {
         char *base = case_path("llama", ""), *adapter = case_path("lora_llama", "");
         rig_open(&r, "llama", BACKENDS[b], base, MODEL_KEEP_LAYER);
-        OK(critic_values(r.critic, r.seqs, r.n_seqs, all, values));
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, all, 1, (struct forward_out){.value = values}));
         float *w = master_of(&r), *head = w + r.m->g_head->offset;
         rig_close(&r);
         rig_open_frozen(&r, base, NULL, BACKENDS[b]);
@@ -324,7 +328,7 @@ static void heads_that_stay(void **state) {
         OK(model_lora_create(r.m, &l, 5));
         lora_config_free(&l);
         rig_critic(&r, MODEL_KEEP_LAYER);
-        OK(critic_values(r.critic, r.seqs, r.n_seqs, all, again));
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, all, 1, (struct forward_out){.value = again}));
         assert_memory_equal(values, again, (size_t)r.n_targets * 4);
         rig_close(&r);
         rig_open_frozen(&r, base, NULL, BACKENDS[b]);
@@ -351,18 +355,13 @@ static void values_beside(struct rig *r, const char *dir, enum quant_kind quant,
     OK(model_lora_create(r->m, &l, 5));
     lora_config_free(&l);
     rig_critic(r, MODEL_KEEP_LAYER);
-    struct optim_result o;
+    struct step_result o;
     const struct optim_config adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
-    const struct critic_step_args s = {.seqs = r->seqs,
-                                       .n = r->n_seqs,
-                                       .cut = {.max_seqs = MAX_SEQS},
-                                       .loss = loss_fn,
-                                       .loss_arg = r,
-                                       .optim = &adamw,
-                                       .lr = 1e-2};
-    OK(critic_step(r->critic, &s, &o));
-    OK(critic_values(r->critic, r->seqs, r->n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, values));
-    critic_destroy(r->critic);
+    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn, .loss_arg = r};
+    OK(trained_model_step(r->critic, &s, &adamw, 1e-2, &o));
+    OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, 1,
+                             (struct forward_out){.value = values}));
+    trained_model_destroy(r->critic);
     model_close(r->m);
     r->critic = NULL;
     r->m = NULL;

@@ -4,7 +4,7 @@
 #include "model_case.h"
 
 #include "algo/algo.h"
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
 
 static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* the bars of the project in fp32 */
 
@@ -21,13 +21,14 @@ struct rig {
     struct model *student, *teacher;
     struct actor_seq seqs[MAX_SEQS];
     int64_t n_seqs, n, off[MAX_SEQS + 1]; /* response tokens */
-    struct ppo *p;                        /* its configuration of distillation and its student alone */
-    struct ppo_distill distill;
-    double *logp, *dlogp;
+    struct ppo_config k;                  /* of distillation alone */
+    struct worker worker;                 /* its student alone */
+    struct distill_batch distill;
+    double *logp, *dlogp, loss;
 };
 
 static void rig_open(struct rig *r, const char *backend, const char *mode) {
-    *r = (struct rig){.p = xcalloc(1, sizeof *r->p)};
+    *r = (struct rig){.n = 0};
     char *path = xasprintf("%s/algo/distill_%s.safetensors", FIXTURES, mode), *student = case_path("qwen2", ""),
          *teacher = case_path("llama", "");
     OK(st_open(&r->want, path));
@@ -46,17 +47,16 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
     r->n = r->off[r->n_seqs];
     r->logp = xcalloc((size_t)r->n * 2, sizeof *r->logp);
     r->dlogp = r->logp + r->n;
-    struct ppo_distill_config *c = &r->p->k.distill;
+    struct ppo_distill_config *c = &r->k.distill;
     *c = (struct ppo_distill_config){.enable = true, .topk = TOPK};
     OK(algo_distill_find(&c->loss, mode));
-    r->p->policy = r->student;
+    r->worker.model[VERLC_ACTOR] = r->student;
 }
 
 static void rig_close(struct rig *r) {
     model_close(r->student);
     model_close(r->teacher);
     st_close(r->want);
-    free(r->p);
     free(r->logp);
     assert_int_equal(r->dev.allocated, 0);
     dev_close(&r->dev);
@@ -64,18 +64,18 @@ static void rig_close(struct rig *r) {
 
 /* The teacher's columns of a batch, as golden. */
 static void ask_teacher(struct rig *r, struct batch *b, struct actor_cut cut) {
-    const int64_t k = ppo_distill_k(&r->p->k), per = k > 0 ? k : 1;
+    const int64_t k = distill_list(&r->k), per = k > 0 ? k : 1;
     int64_t lens[MAX_SEQS], tokens[MAX_SEQS];
-    struct actor *teacher;
-    const struct actor_args a = {
+    struct trained_model *teacher;
+    const struct trained_model_args a = {
         .dev = &r->dev, .model = r->teacher, .max_rows = r->n_seqs * MAX_LEN, .max_seqs = r->n_seqs, .list = k};
     float *logp = xcalloc((size_t)(r->n * per), sizeof *logp);
     int32_t *id = xcalloc((size_t)(r->n * per), sizeof *id);
-    const struct actor_list list = {.top_id = id, .top_logp = logp};
-    OK(actor_create(&teacher, &a));
-    const struct actor_out out = {.logp = k > 0 ? NULL : logp, .list = k > 0 ? &list : NULL};
-    OK(actor_logp(teacher, r->seqs, r->n_seqs, cut, 1, out));
-    actor_destroy(teacher);
+    const struct token_lists list = {.top_id = id, .top_logp = logp};
+    OK(trained_model_create(&teacher, &a));
+    const struct forward_out out = {.logp = k > 0 ? NULL : logp, .list = k > 0 ? &list : NULL};
+    OK(trained_model_forward(teacher, r->seqs, r->n_seqs, cut, 1, out));
+    trained_model_destroy(teacher);
     int64_t n;
     const double worst = case_worst(logp, case_data(r->want, "teacher", DT_F32, &n), r->n * per);
     assert_int_equal(n, r->n * per);
@@ -94,66 +94,63 @@ static void ask_teacher(struct rig *r, struct batch *b, struct actor_cut cut) {
     free(id);
 }
 
-static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
-                   float *dentropy) {
+static int loss_fn(void *arg, const struct micro_loss *x) {
     struct rig *r = arg;
-    (void)entropy;
-    (void)dentropy;
     const uint8_t *mask = case_data(r->want, "mask", DT_U8, NULL);
     const struct algo_ragged whole = {.n = r->n_seqs, .off = r->off, .mask = mask},
-                             own = {.n = hi - lo, .off = r->off + lo, .mask = mask};
-    for (int64_t t = t0; t < t1; t++) r->logp[t] = (double)logp[t - t0];
+                             own = {.n = x->hi - x->lo, .off = r->off + x->lo, .mask = mask};
+    for (int64_t t = x->t0; t < x->t1; t++) r->logp[t] = (double)x->out[t - x->t0];
     const struct algo_policy_args a = {
         .r = &own,
         .old_logp = r->logp,
         .logp = r->logp,
         .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = algo_n_valid(&whole), .global_batch_size = r->n_seqs}};
     struct algo_metrics m = {0};
-    TRY(ppo_distill_loss(&r->distill, r->p, &a, r->dlogp, &m));
+    double part = NAN;
+    TRY(distill_loss(&r->distill, &r->k.distill, &a, &r->loss, r->dlogp, &m));
+    assert_true(algo_metrics_get(&m, "distillation/loss", &part) && isfinite(part));
     algo_metrics_free(&m);
-    for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = (float)r->dlogp[t];
+    for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)r->dlogp[t];
     return 0;
 }
 
 static void check(const char *mode, const char *backend, struct model_keep keep, struct actor_cut cut) {
     struct rig r;
     struct batch b;
-    struct actor *student;
-    struct actor_step_result res;
+    struct trained_model *student;
+    struct step_result res;
     rig_open(&r, backend, mode);
     const size_t bytes = (size_t)r.student->n_train * sizeof(float);
     ask_teacher(&r, &b, cut);
-    ppo_distill_begin(&r.distill, r.p, &b);
-    const struct actor_args a = {.dev = &r.dev,
-                                 .model = r.student,
-                                 .train = true,
-                                 .keep = keep,
-                                 .max_rows = r.n_seqs * MAX_LEN,
-                                 .max_seqs = r.n_seqs,
-                                 .list = r.distill.k};
-    OK(actor_create(&student, &a));
-    const struct actor_step_args s = {.seqs = r.seqs,
-                                      .n = r.n_seqs,
-                                      .cut = cut,
-                                      .temperature = TEMPERATURE,
-                                      .list = r.distill.k > 0 ? &r.distill.list : NULL,
-                                      .loss = loss_fn,
-                                      .loss_arg = &r};
-    OK(actor_backward(student, &s, &res));
+    const struct stage stage = {&r.k, &r.worker, NULL};
+    distill_begin(&r.distill, &stage, &b);
+    const struct trained_model_args a = {.dev = &r.dev,
+                                         .model = r.student,
+                                         .train = true,
+                                         .keep = keep,
+                                         .max_rows = r.n_seqs * MAX_LEN,
+                                         .max_seqs = r.n_seqs,
+                                         .list = r.distill.k};
+    OK(trained_model_create(&student, &a));
+    const struct mini_batch s = {.seqs = r.seqs,
+                                 .n = r.n_seqs,
+                                 .cut = cut,
+                                 .temperature = TEMPERATURE,
+                                 .list = r.distill.k > 0 ? &r.distill.list : NULL,
+                                 .loss = loss_fn,
+                                 .loss_arg = &r};
+    OK(trained_model_backward(student, &s, &res));
     float *g = xmalloc(bytes);
     double nmse, want, got = 0;
-    OK(dev_copy_out(&r.dev, g, actor_grads(student), bytes));
+    OK(dev_copy_out(&r.dev, g, trained_model_grads(student), bytes));
     const double e_grad = case_gradient_error(r.want, r.student->train_params, r.student->n_train_params, g, &nmse);
     memcpy(&want, case_data(r.want, "loss", DT_F64, NULL), sizeof want);
-    struct algo_metrics m = {0};
-    algo_distill_metrics(&r.distill.sums, &m);
-    assert_true(algo_metrics_get(&m, "distillation/loss", &got));
+    got = r.loss;
     print_message("%s %s, %lld micro-batches: loss %.1e, gradients %.1e (nmse %.1e)\n", mode, backend, (long long)res.n_micro,
                   fabs(got - want) / want, e_grad, nmse);
     assert_true(fabs(got - want) / want <= MAX_REL && e_grad <= MAX_REL && nmse <= MAX_NMSE);
-    algo_metrics_free(&m);
-    ppo_distill_end(&r.distill);
-    actor_destroy(student);
+    distill_end(&r.distill);
+    trained_model_destroy(student);
     batch_free(&b);
     free(g);
     rig_close(&r);

@@ -5,7 +5,7 @@
 
 #include "algo/algo.h"
 #include "base/rng.h"
-#include "train/run/actor.h"
+#include "train/run/trained_model.h"
 
 enum { N = 11, MAX_LEN = 70, VOCAB = 100 };
 static const int64_t PROMPT[N] = {1, 5, 40, 9, 2, 17, 30, 3, 8, 1, 12}, RESPONSE[N] = {69, 3, 20, 1, 33, 17, 40, 8, 2, 64, 11};
@@ -17,7 +17,7 @@ static const char *const AGG_MODES[] = {"token-mean", "token-sum", "seq-mean-tok
 
 struct rig {
     struct model_case c;
-    struct actor *actor;
+    struct trained_model *actor;
     struct actor_seq seqs[N];
     int32_t ids[N][MAX_LEN];
     int64_t off[N + 1];
@@ -32,9 +32,9 @@ struct rig {
 
 static void rig_open(struct rig *r, const char *backend) {
     case_open(&r->c, &(struct case_args){"qwen2", backend, 2, DT_F32, MODEL_TRAIN});
-    const struct actor_args a = {
+    const struct trained_model_args a = {
         .dev = &r->c.dev, .model = r->c.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = N * MAX_LEN, .max_seqs = N};
-    OK(actor_create(&r->actor, &a));
+    OK(trained_model_create(&r->actor, &a));
     struct rng rng = {.seed = 6, .stream = RNG_TEST};
     r->off[0] = 0;
     for (int64_t i = 0; i < N; i++) {
@@ -46,7 +46,7 @@ static void rig_open(struct rig *r, const char *backend) {
     }
     const struct actor_cut all = {.max_seqs = N};
     float logp[N * MAX_LEN];
-    OK(actor_logp(r->actor, r->seqs, N, all, 1, (struct actor_out){.logp = logp}));
+    OK(trained_model_forward(r->actor, r->seqs, N, all, 1, (struct forward_out){.logp = logp}));
     for (int64_t i = 0; i < N; i++) {
         const double adv = (double)rng_normal(&rng);
         for (int64_t t = r->off[i]; t < r->off[i + 1]; t++) {
@@ -59,21 +59,21 @@ static void rig_open(struct rig *r, const char *backend) {
 }
 
 static void rig_close(struct rig *r) {
-    actor_destroy(r->actor);
+    trained_model_destroy(r->actor);
     case_close(&r->c);
 }
 
-static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
-                   float *dentropy) {
+static int loss_fn(void *arg, const struct micro_loss *m) {
     struct rig *r = arg;
-    const struct algo_ragged ragged = {.n = hi - lo, .off = r->off + lo, .mask = r->mask};
+    const int64_t t0 = m->t0, t1 = m->t1;
+    const struct algo_ragged ragged = {.n = m->hi - m->lo, .off = r->off + m->lo, .mask = r->mask};
     struct algo_kl_type kl;
     double loss;
-    assert_true(r->off[lo] == t0 && r->off[hi] == t1);
+    assert_true(r->off[m->lo] == t0 && r->off[m->hi] == t1);
     TRY(algo_kl_find(&kl, "low_var_kl"));
     for (int64_t t = t0; t < t1; t++) {
-        r->logp[t] = (double)logp[t - t0];
-        r->entropy[t] = (double)entropy[t - t0];
+        r->logp[t] = (double)m->out[t - t0];
+        r->entropy[t] = (double)m->entropy[t - t0];
     }
     const struct algo_actor_args a = {
         .policy =
@@ -86,8 +86,8 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
         .kl_loss_coef = 0.1};
     TRY(algo_actor_loss(&a, &loss, r->dlogp, r->dentropy, NULL));
     for (int64_t t = t0; t < t1; t++) {
-        dlogp[t - t0] = (float)r->dlogp[t];
-        if (dentropy) dentropy[t - t0] = (float)r->dentropy[t];
+        m->dout[t - t0] = (float)r->dlogp[t];
+        if (m->dentropy) m->dentropy[t - t0] = (float)r->dentropy[t];
     }
     r->loss += loss;
     return 0;
@@ -96,19 +96,19 @@ static int loss_fn(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, co
 /* The flat gradient under a cut; caller frees. */
 static float *gradient(struct rig *r, struct actor_cut cut, int64_t *n_micro) {
     const size_t bytes = (size_t)r->c.m->n_elems * sizeof(float);
-    struct actor_step_result res;
-    const struct actor_step_args a = {.seqs = r->seqs,
-                                      .n = N,
-                                      .cut = cut,
-                                      .temperature = 1,
-                                      .entropy = true,
-                                      .entropy_grad = r->regularized,
-                                      .loss = loss_fn,
-                                      .loss_arg = r};
+    struct step_result res;
+    const struct mini_batch a = {.seqs = r->seqs,
+                                 .n = N,
+                                 .cut = cut,
+                                 .temperature = 1,
+                                 .entropy = true,
+                                 .entropy_grad = r->regularized,
+                                 .loss = loss_fn,
+                                 .loss_arg = r};
     float *g = xmalloc(bytes);
     r->loss = 0;
-    OK(actor_backward(r->actor, &a, &res));
-    OK(dev_copy_out(&r->c.dev, g, actor_grads(r->actor), bytes));
+    OK(trained_model_backward(r->actor, &a, &res));
+    OK(dev_copy_out(&r->c.dev, g, trained_model_grads(r->actor), bytes));
     *n_micro = res.n_micro;
     return g;
 }

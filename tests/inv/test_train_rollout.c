@@ -1,5 +1,5 @@
 /* test_train_rollout.c - generation against training, on the real engine, the
- * real decoder and the trainer's actor.
+ * real decoder and the trainer's model.
  *
  * inv01: the log-probs that rollout returns are those of the training forward
  * pass, bit for bit: every instruction set of this machine, fp32 and bf16, one
@@ -10,7 +10,7 @@
 
 #include "base/rng.h"
 #include "rollout/rollout.h"
-#include "train/run/actor.h"
+#include "train/run/trained_model.h"
 
 enum { N_PROMPTS = 5, N = 3, N_SAMPLES = N_PROMPTS * N, MAX_TOKENS = 40, MAX_LEN = 97 + MAX_TOKENS, VOCAB = 4200, EOS = 2 };
 static const int64_t PROMPT_LENS[N_PROMPTS] = {1, 17, 33, 64, 97};
@@ -215,22 +215,22 @@ static void same_as_training(struct rig *r, const struct samples *s, const char 
     struct rng rng = {.seed = 4, .stream = RNG_TEST};
     struct packed *p = xmalloc(sizeof *p);
     float *logp = xmalloc(sizeof(float) * N_SAMPLES * MAX_TOKENS);
-    struct actor *a;
-    const struct actor_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
-    OK(actor_create(&a, &args));
+    struct trained_model *a;
+    const struct trained_model_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
+    OK(trained_model_create(&a, &args));
     for (int64_t i = 0; i < N_SAMPLES; i++) order[i] = i;
     EACH(c, cuts) {
         pack(r, s, order, p);
-        OK(actor_logp(a, p->seqs, p->n, cuts[c], TEMPERATURE, (struct actor_out){.logp = logp}));
+        OK(trained_model_forward(a, p->seqs, p->n, cuts[c], TEMPERATURE, (struct forward_out){.logp = logp}));
         const int64_t bad = differing(s, order, logp);
         if (bad) fail_msg("%s, cut %zu: %lld of %lld log-probs differ", what, c, (long long)bad, (long long)p->n_targets);
         rng_shuffle(&rng, order, N_SAMPLES);
     }
     /* the comparison is one that fails: a temperature one step away */
-    OK(actor_logp(a, p->seqs, p->n, cuts[0], nextafterf(TEMPERATURE, 1), (struct actor_out){.logp = logp}));
+    OK(trained_model_forward(a, p->seqs, p->n, cuts[0], nextafterf(TEMPERATURE, 1), (struct forward_out){.logp = logp}));
     pack(r, s, order, p);
     assert_true(differing(s, NULL, logp) > p->n_targets / 4);
-    actor_destroy(a);
+    trained_model_destroy(a);
     free(logp);
     free(p);
 }
@@ -331,16 +331,16 @@ static void company_check(struct rig *r, const char *what) {
     float *all = xmalloc(6 * SIZE * sizeof(float)), *one = all + 3 * SIZE;
     generate(r, &LIMITS[0], s);
     pack(r, s, NULL, p);
-    struct actor *a;
-    const struct actor_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
-    OK(actor_create(&a, &args));
+    struct trained_model *a;
+    const struct trained_model_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
+    OK(trained_model_create(&a, &args));
     const struct actor_cut cut = {.max_seqs = N_SAMPLES};
-    OK(actor_logp(a, p->seqs, p->n, cut, TEMPERATURE,
-                  (struct actor_out){.logp = all, .entropy = all + SIZE, .sum_pi_sq = all + 2 * SIZE}));
+    OK(trained_model_forward(a, p->seqs, p->n, cut, TEMPERATURE,
+                             (struct forward_out){.logp = all, .entropy = all + SIZE, .sum_pi_sq = all + 2 * SIZE}));
     int64_t at = 0;
     for (int64_t i = 0; i < p->n; i++) {
-        OK(actor_logp(a, &p->seqs[i], 1, cut, TEMPERATURE,
-                      (struct actor_out){.logp = one, .entropy = one + SIZE, .sum_pi_sq = one + 2 * SIZE}));
+        OK(trained_model_forward(a, &p->seqs[i], 1, cut, TEMPERATURE,
+                                 (struct forward_out){.logp = one, .entropy = one + SIZE, .sum_pi_sq = one + 2 * SIZE}));
         const int64_t n = actor_seq_targets(&p->seqs[i]);
         for (int k = 0; k < 3; k++)
             if (memcmp(all + k * SIZE + at, one + k * SIZE, (size_t)n * 4) != 0)
@@ -348,7 +348,7 @@ static void company_check(struct rig *r, const char *what) {
         at += n;
     }
     assert_int_equal(at, p->n_targets);
-    actor_destroy(a);
+    trained_model_destroy(a);
     free(all);
     free(p);
     free(s);
@@ -371,19 +371,18 @@ static int counting_alloc(struct dev *d, size_t bytes, void **out) {
     return counted.real(d, bytes, out);
 }
 
-static int push_up(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy, float *dlogp,
-                   float *dentropy) {
-    (void)arg, (void)lo, (void)hi, (void)logp, (void)entropy, (void)dentropy;
-    for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = -1.0f / (float)(N_SAMPLES * MAX_TOKENS);
+static int push_up(void *arg, const struct micro_loss *m) {
+    (void)arg;
+    for (int64_t t = 0; t < m->t1 - m->t0; t++) m->dout[t] = -1.0f / (float)(N_SAMPLES * MAX_TOKENS);
     return 0;
 }
 
-/* As the trainer has it: decoder and actor in one block, used in turn. */
+/* As the trainer has it: decoder and trained model in one block, used in turn. */
 static void no_allocation_after_open(bool adapter) {
     char *dir = make_model(CONFIGS[0]);
     struct rig r = {.adapter = adapter};
     struct rollout_decoder *d;
-    struct actor *a;
+    struct trained_model *a;
     void *block;
     OK(dev_open_cpu(&r.dev, 2, NULL));
     struct dev_ops ops = *r.dev.ops;
@@ -394,15 +393,15 @@ static void no_allocation_after_open(bool adapter) {
     r.dev.ops = &ops;
     rig_open(&r, dir, DT_BF16, MODEL_TRAIN);
     struct rollout_decoder_args ra = {.model = r.m, .n_kv_blocks = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
-    struct actor_args aa = {
+    struct trained_model_args aa = {
         .dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN, .max_seqs = 4};
     const size_t rollout_bytes = rollout_decoder_bytes(&r.m->cfg, DT_BF16, &ra),
-                 actor_bytes = actor_block_bytes(&r.m->cfg, DT_BF16, &aa);
+                 actor_bytes = trained_model_block_bytes(&r.m->cfg, DT_BF16, &aa);
     const size_t bytes = rollout_bytes > actor_bytes ? rollout_bytes : actor_bytes;
     OK(dev_alloc(&r.dev, bytes, &block));
     ra.block = aa.block = block;
     OK(rollout_decoder_open(&d, &ra));
-    OK(actor_create(&a, &aa));
+    OK(trained_model_create(&a, &aa));
     const int64_t opened = counted.n;
     const size_t allocated = r.dev.allocated, peak = r.dev.peak;
     assert_true(opened >= 5);
@@ -412,20 +411,19 @@ static void no_allocation_after_open(bool adapter) {
     const struct optim_config optim = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
     float before = 0;
     for (int step = 0; step < 3; step++) {
-        struct actor_step_result res;
+        struct step_result res;
         generate_on(&r, d, &l, s);
         assert_true(s->logp[0][0] != before); /* the policy moved between the steps */
         before = s->logp[0][0];
         pack(&r, s, NULL, p);
-        const struct actor_step_args st = {
-            .seqs = p->seqs, .n = p->n, .cut = {.max_seqs = 4}, .temperature = 1, .loss = push_up, .optim = &optim, .lr = 1e-2};
-        OK(actor_step(a, &st, &res));
+        const struct mini_batch m = {.seqs = p->seqs, .n = p->n, .cut = {.max_seqs = 4}, .temperature = 1, .loss = push_up};
+        OK(trained_model_step(a, &m, &optim, 1e-2, &res));
         assert_true(res.optim.grad_norm > 0 && isfinite(res.optim.grad_norm));
         assert_int_equal(counted.n, opened);
         assert_int_equal(r.dev.allocated, allocated);
     }
     assert_int_equal(r.dev.peak, peak);
-    actor_destroy(a);
+    trained_model_destroy(a);
     rollout_decoder_close(d);
     dev_free(&r.dev, block, bytes);
     model_close(r.m);

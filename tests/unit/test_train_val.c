@@ -4,7 +4,7 @@
 #include "base/err.h"
 #include "worst.h"
 #include "base/json.h"
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -126,26 +126,29 @@ static void test_data_metrics(void **state) {
         const json_t *rows = json_object_get(c, "rows");
         const char *stage;
         char what[32];
-        struct ppo p = {0};
+        struct ppo_config k = {0};
+        struct worker w = {0};
+        struct run run = {0};
+        const struct stage st = {&k, &w, &run};
         struct batch b;
         double x, step = 0;
-        assert_int_equal(dev_open_ref(&p.dev), 0);
-        p.k.max_prompt_length = json_integer_value(json_object_get(c, "max_prompt_length"));
-        p.k.max_response_length = json_integer_value(json_object_get(c, "max_response_length"));
+        assert_int_equal(dev_open_ref(&w.dev), 0);
+        k.max_prompt_length = json_integer_value(json_object_get(c, "max_prompt_length"));
+        k.max_response_length = json_integer_value(json_object_get(c, "max_response_length"));
         data_batch(&b, rows);
         json_object_foreach(json_object_get(c, "timing_s"), stage, v) if (strcmp(stage, "step") != 0)
-            metrics_set(&p.metrics, json_number_value(v), "timing_s/%s", stage);
+            metrics_set(&run.metrics, json_number_value(v), "timing_s/%s", stage);
         else step = json_number_value(v);
-        metrics_set(&p.metrics, json_number_value(json_object_get(c, "grad_norm")), "actor/grad_norm");
+        metrics_set(&run.metrics, json_number_value(json_object_get(c, "grad_norm")), "actor/grad_norm");
         snprintf(what, sizeof what, "data metrics %zu", i);
-        if (ppo_data_metrics(&p, &b) < 0) fail_msg("%s", err_msg());
-        check_values(json_object_get(c, "metrics"), &p.metrics, what, &worst);
+        if (ppo_data_metrics(&st, &b) < 0) fail_msg("%s", err_msg());
+        check_values(json_object_get(c, "metrics"), &run.metrics, what, &worst);
         const double groups = ceil((double)b.n_rows / 2), flat = 1 + (b.n_rows > 2 && b.n_rows % 2); /* a last row alone */
-        assert_true(metrics_get(&p.metrics, "train/zero_variance_groups", &x) && x == flat / groups);
-        assert_true(metrics_get(&p.metrics, "timing_s/step", &x) && fabs(x - step) <= 1e-12 * step);
-        metrics_free(&p.metrics);
+        assert_true(metrics_get(&run.metrics, "train/zero_variance_groups", &x) && x == flat / groups);
+        assert_true(metrics_get(&run.metrics, "timing_s/step", &x) && fabs(x - step) <= 1e-12 * step);
+        metrics_free(&run.metrics);
         batch_free(&b);
-        dev_close(&p.dev);
+        dev_close(&w.dev);
     }
     assert_true(i >= 12);
     print_message("data metrics: %zu batches, largest difference %.1e\n", i, worst);

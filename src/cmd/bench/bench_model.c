@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "cmd/cmd.h"
 #include "rollout/rollout.h"
-#include "train/run/actor.h"
+#include "train/run/trained_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,10 +61,8 @@ static void random_ids(struct rng *r, int64_t vocab, int32_t *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(r, (uint64_t)vocab);
 }
 
-static int bench_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
-                      float *dlogp, float *dentropy) {
-    (void)lo, (void)hi, (void)logp, (void)entropy, (void)dentropy;
-    for (int64_t t = 0; t < t1 - t0; t++) dlogp[t] = -*(const float *)arg;
+static int bench_loss(void *arg, const struct micro_loss *m) {
+    for (int64_t t = 0; t < m->t1 - m->t0; t++) m->dout[t] = -*(const float *)arg;
     return 0;
 }
 
@@ -79,37 +77,32 @@ static int make_seqs(const struct model_bench *b, struct actor_seq **seqs, int32
 }
 
 static int run_actor(struct model_bench *b, bool train) {
-    struct actor *a = NULL;
+    struct trained_model *a = NULL;
     struct actor_seq *seqs = NULL;
     int32_t *ids = NULL;
     double best = 1e30, best_step = 1e30;
     int rc = 0;
     TRY(open_model(b, train ? MODEL_TRAIN : MODEL_INFER, b->len));
-    const struct actor_args args = {
+    const struct trained_model_args args = {
         .dev = &b->dev, .model = b->m, .train = train, .keep = b->keep, .max_rows = b->batch * b->len, .max_seqs = b->batch};
-    TRYG(actor_create(&a, &args), out);
+    TRYG(trained_model_create(&a, &args), out);
     TRYG(make_seqs(b, &seqs, &ids), out);
     float scale = 1.0f / (float)(b->batch * (b->len - 1));
     float *logp = xmalloc((size_t)(b->batch * b->len) * 4);
     const struct optim_config o = {
         .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1, .schedule = "constant"};
-    const struct actor_step_args s = {.seqs = seqs,
-                                      .n = b->batch,
-                                      .cut = {.max_seqs = b->batch},
-                                      .temperature = 1,
-                                      .loss = bench_loss,
-                                      .loss_arg = &scale,
-                                      .optim = &o,
-                                      .lr = 1e-6};
+    const struct mini_batch s = {
+        .seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1, .loss = bench_loss, .loss_arg = &scale};
     for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
-        struct actor_step_result r;
+        struct step_result r;
         if (b->trace_file && i == b->steps) dev_trace_start(&b->dev);
         double t = clock_now();
-        rc = train ? actor_backward(a, &s, &r) : actor_logp(a, seqs, b->batch, s.cut, 1, (struct actor_out){.logp = logp});
+        rc = train ? trained_model_backward(a, &s, &r)
+                   : trained_model_forward(a, seqs, b->batch, s.cut, 1, (struct forward_out){.logp = logp});
         if (rc == 0) rc = dev_sync(&b->dev);
         const double pass = clock_now() - t;
         t = clock_now();
-        if (rc == 0 && train) rc = optim_step(actor_optim(a), b->m, actor_grads(a), &o, 1e-6, &r.optim);
+        if (rc == 0 && train) rc = optim_step(trained_model_optim(a), b->m, trained_model_grads(a), &o, 1e-6, &r.optim);
         if (rc == 0) rc = dev_sync(&b->dev);
         const double step = clock_now() - t;
         if (i > 0 && pass < best) best = pass;
@@ -125,7 +118,7 @@ static int run_actor(struct model_bench *b, bool train) {
         printf(",\"peak_bytes\":%zu,\"device\":\"%s\"}\n", b->dev.peak, b->dev.describe);
     }
 out:
-    actor_destroy(a);
+    trained_model_destroy(a);
     free(seqs);
     free(ids);
     model_close(b->m);
@@ -184,14 +177,13 @@ static int decode_times(struct rollout_engine *e, int64_t batch, int64_t len, st
     return more < 0 ? more : 0;
 }
 
-static int generate_once(struct model_bench *b, struct rollout_decoder *d, int64_t max_rows, struct gen_times *times) {
-    const struct rollout_model rm = rollout_decoder_model(d);
+static int generate_once(struct model_bench *b, struct rollout_decoder *d, struct gen_times *times) {
     struct gen_count count = {0};
     struct rng r = {.seed = 2, .stream = RNG_TEST};
-    const struct rollout_config cfg = {.max_rows = max_rows, .max_seqs = b->batch, .done = count_sample, .done_arg = &count};
+    const struct rollout_config cfg = {.done = count_sample, .done_arg = &count};
     struct rollout_engine *e = NULL;
     int32_t *ids = xmalloc((size_t)b->prompt * 4);
-    int rc = rollout_create(&e, &rm, &cfg);
+    int rc = rollout_decoder_engine(&e, d, &cfg);
     for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
         random_ids(&r, b->m->cfg.vocab, ids, b->prompt);
         const struct rollout_request q = {.prompt = ids,
@@ -226,18 +218,14 @@ int bench_generate(int argc, char **argv) {
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
-    const struct rollout_decoder_args a = {.model = b.m,
-                                           .n_kv_blocks = b.batch * ((total + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
-                                           .max_rows = max_rows,
-                                           .max_seqs = b.batch,
-                                           .max_len = total,
-                                           .max_burst = rollout_device_burst(&b.dev)};
+    struct rollout_decoder_args a = rollout_decoder_size(&b.dev, &b.m->cfg, b.m->act, b.batch, max_rows, total, SIZE_MAX);
+    a.model = b.m;
     TRYG(rollout_decoder_open(&d, &a), out);
     const double load = clock_now() - start;
     for (int64_t i = 0; i <= b.steps; i++) {
         struct gen_times t = {0};
         if (b.trace_file && i == b.steps) dev_trace_start(&b.dev);
-        TRYG(generate_once(&b, d, max_rows, &t), out);
+        TRYG(generate_once(&b, d, &t), out);
         if (i > 0 && t.prefill < best.prefill) best.prefill = t.prefill;
         if (i > 0 && t.decode < best.decode) best.decode = t.decode;
         if (i > 0 && t.decode_median < best.decode_median) best.decode_median = t.decode_median;

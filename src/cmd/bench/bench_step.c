@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "cmd/cmd.h"
 #include "rollout/rollout.h"
-#include "train/run/actor.h"
+#include "train/run/trained_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ struct step_bench {
     struct optim_config optim;
     struct dev dev;
     struct model *policy, *reference;
-    struct actor *actor, *ref_actor;
+    struct trained_model *actor, *ref_actor;
     struct rollout_decoder *decoder;
     void *block;
     size_t block_bytes;
@@ -49,12 +49,11 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
 }
 
 static int generate(struct step_bench *b) {
-    const struct rollout_model rm = rollout_decoder_model(b->decoder);
-    const struct rollout_config cfg = {.max_rows = b->max_rows, .max_seqs = b->batch, .done = take_sample, .done_arg = b};
+    const struct rollout_config cfg = {.done = take_sample, .done_arg = b};
     struct rng r = {.seed = 2, .stream = RNG_TEST};
     struct rollout_engine *e = NULL;
     int32_t *ids = xmalloc((size_t)b->prompt * 4);
-    int rc = rollout_create(&e, &rm, &cfg);
+    int rc = rollout_decoder_engine(&e, b->decoder, &cfg);
     for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
         for (int64_t t = 0; t < b->prompt; t++) ids[t] = (int32_t)rng_below(&r, (uint64_t)b->policy->cfg.vocab);
         const struct rollout_request q = {.prompt = ids,
@@ -78,12 +77,10 @@ static int generate(struct step_bench *b) {
 }
 
 /* The gradient of a mean over tokens, with the sign of the sample's index as its advantage. */
-static int step_loss(void *arg, int64_t lo, int64_t hi, int64_t t0, int64_t t1, const float *logp, const float *entropy,
-                     float *dlogp, float *dentropy) {
+static int step_loss(void *arg, const struct micro_loss *m) {
     const struct step_bench *b = arg;
-    (void)hi, (void)logp, (void)entropy, (void)dentropy;
     const float scale = 1.0f / (float)(b->batch * b->len);
-    for (int64_t t = t0; t < t1; t++) dlogp[t - t0] = (lo + (t - t0) / b->len) % 2 ? scale : -scale;
+    for (int64_t t = 0; t < m->t1 - m->t0; t++) m->dout[t] = (m->lo + t / b->len) % 2 ? scale : -scale;
     return 0;
 }
 
@@ -100,30 +97,27 @@ static int open_all(struct step_bench *b) {
     TRY(model_open(&b->reference, &b->dev, &o));
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
-    struct rollout_decoder_args r = {.model = b->policy,
-                                     .n_kv_blocks = b->batch * ((total + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
-                                     .max_rows = b->max_rows,
-                                     .max_seqs = b->batch,
-                                     .max_len = total,
-                                     .max_burst = rollout_device_burst(&b->dev)};
-    struct actor_args t = {.dev = &b->dev,
-                           .model = b->policy,
-                           .train = true,
-                           .keep = b->keep,
-                           .optim = &b->optim,
-                           .max_rows = b->micro * total,
-                           .max_seqs = b->micro};
-    struct actor_args f = {
+    struct rollout_decoder_args r = rollout_decoder_size(&b->dev, &b->policy->cfg, o.act, b->batch, b->max_rows, total, SIZE_MAX);
+    r.model = b->policy;
+    struct trained_model_args t = {.dev = &b->dev,
+                                   .model = b->policy,
+                                   .train = true,
+                                   .keep = b->keep,
+                                   .optim = &b->optim,
+                                   .max_rows = b->micro * total,
+                                   .max_seqs = b->micro};
+    struct trained_model_args f = {
         .dev = &b->dev, .model = b->reference, .stream = far, .max_rows = 2 * b->micro * total, .max_seqs = 2 * b->micro};
     const struct model_config *c = &b->policy->cfg;
-    const size_t sizes[] = {rollout_decoder_bytes(c, o.act, &r), actor_block_bytes(c, o.act, &t), actor_block_bytes(c, o.act, &f)};
+    const size_t sizes[] = {rollout_decoder_bytes(c, o.act, &r), trained_model_block_bytes(c, o.act, &t),
+                            trained_model_block_bytes(c, o.act, &f)};
     for (int i = 0; i < 3; i++)
         if (sizes[i] > b->block_bytes) b->block_bytes = sizes[i];
     TRY(dev_alloc(&b->dev, b->block_bytes, &b->block));
     r.block = t.block = f.block = b->block;
     TRY(rollout_decoder_open(&b->decoder, &r));
-    TRY(actor_create(&b->actor, &t));
-    TRY(actor_create(&b->ref_actor, &f));
+    TRY(trained_model_create(&b->actor, &t));
+    TRY(trained_model_create(&b->ref_actor, &f));
     b->ids = xmalloc((size_t)(b->batch * total) * 4);
     b->seqs = xcalloc((size_t)b->batch, sizeof *b->seqs);
     b->logp = xmalloc((size_t)(b->batch * b->len) * 4);
@@ -131,8 +125,8 @@ static int open_all(struct step_bench *b) {
 }
 
 static void close_all(struct step_bench *b) {
-    actor_destroy(b->ref_actor);
-    actor_destroy(b->actor);
+    trained_model_destroy(b->ref_actor);
+    trained_model_destroy(b->actor);
     rollout_decoder_close(b->decoder);
     model_close(b->reference);
     model_close(b->policy);
@@ -145,26 +139,20 @@ static void close_all(struct step_bench *b) {
 
 /* seconds: generation, reference, update. */
 static int one_step(struct step_bench *b, double seconds[3]) {
-    const struct actor_step_args s = {.seqs = b->seqs,
-                                      .n = b->batch,
-                                      .cut = {.max_seqs = b->micro},
-                                      .temperature = 1,
-                                      .loss = step_loss,
-                                      .loss_arg = b,
-                                      .optim = &b->optim,
-                                      .lr = 1e-6};
-    struct actor_step_result r;
+    const struct mini_batch s = {
+        .seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1, .loss = step_loss, .loss_arg = b};
+    struct step_result r;
     double t = clock_now();
     TRY(generate(b));
     TRY(dev_sync(&b->dev));
     seconds[0] = clock_now() - t;
     t = clock_now();
-    actor_begin(b->ref_actor);
-    TRY(actor_logp(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1,
-                   (struct actor_out){.logp = b->logp}));
+    trained_model_begin(b->ref_actor);
+    TRY(trained_model_forward(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1,
+                              (struct forward_out){.logp = b->logp}));
     seconds[1] = clock_now() - t;
     t = clock_now();
-    TRY(actor_step(b->actor, &s, &r));
+    TRY(trained_model_step(b->actor, &s, &b->optim, 1e-6, &r));
     TRY(dev_sync(&b->dev));
     seconds[2] = clock_now() - t;
     return 0;

@@ -4,7 +4,7 @@
  * A model samples answers to random prompts, then the same tokens are scored; each way of doing so is a line: many sequences at
  * a time or few, prompts in chunks, with too few KV blocks, scored in batches of any size. On small models with random weights, or
  * on the user's own at the sizes of the user's run.
- * Invariant: both sides are what a run calls, the rollout's engine and the actor's log-probs. */
+ * Invariant: both sides are what a run calls, the rollout's engine and the trained model's log-probs. */
 #include "cmd/selftest/selftest.h"
 
 #include "base/buf.h"
@@ -16,7 +16,7 @@
 #include "model/files/init.h"
 #include "model/files/load.h"
 #include "rollout/rollout.h"
-#include "train/run/actor.h"
+#include "train/run/trained_model.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -129,17 +129,13 @@ static int sample(struct model *m, const struct way *w, struct rollout *o) {
     struct rollout_engine *e = NULL;
     const int64_t each = (o->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN, part = o->size.seqs * each / w->cache_part;
     const int64_t max_seqs = w->max_seqs < o->size.seqs ? w->max_seqs : o->size.seqs;
-    const struct rollout_decoder_args a = {.model = m,
-                                           .n_kv_blocks = part > each ? part : each,
-                                           .max_rows = w->max_rows,
-                                           .max_seqs = max_seqs,
-                                           .max_len = o->max_len,
-                                           .max_burst = rollout_device_burst(m->dev)};
+    struct rollout_decoder_args a = rollout_decoder_size(m->dev, &m->cfg, m->act, max_seqs, w->max_rows, o->max_len, SIZE_MAX);
+    const struct rollout_config cfg = {.done = take_sample, .done_arg = o};
+    a.model = m;
+    a.n_kv_blocks = part > each ? part : each;
     o->tokens = o->preempted = 0;
     TRY(rollout_decoder_open(&d, &a));
-    const struct rollout_model rm = rollout_decoder_model(d);
-    const struct rollout_config cfg = {.max_rows = w->max_rows, .max_seqs = max_seqs, .done = take_sample, .done_arg = o};
-    int rc = rollout_create(&e, &rm, &cfg);
+    int rc = rollout_decoder_engine(&e, d, &cfg);
     if (rc == 0) rc = submit(e, m, &o->size);
     if (rc == 0) rc = run(e, w->what);
     rollout_destroy(e);
@@ -161,13 +157,14 @@ static int compare(struct selftest *t, struct model *m, const char *name, const 
                    int n_ways, int64_t batch_rows) {
     struct rollout *o = rollout_new(size);
     float *scored = xcalloc((size_t)(size->seqs * size->new), sizeof *scored);
-    struct actor *a = NULL;
-    const struct actor_args args = {.dev = m->dev, .model = m, .max_rows = batch_rows, .max_seqs = size->seqs};
-    int rc = actor_create(&a, &args);
+    struct trained_model *a = NULL;
+    const struct trained_model_args args = {.dev = m->dev, .model = m, .max_rows = batch_rows, .max_seqs = size->seqs};
+    int rc = trained_model_create(&a, &args);
     for (int i = 0; i < n_ways && rc == 0; i++) {
         char what[96], detail[96];
         if ((rc = sample(m, &ways[i], o)) < 0) break;
-        if ((rc = actor_logp(a, o->seqs, size->seqs, ways[i].cut, TEMPERATURE, (struct actor_out){.logp = scored})) < 0) break;
+        rc = trained_model_forward(a, o->seqs, size->seqs, ways[i].cut, TEMPERATURE, (struct forward_out){.logp = scored});
+        if (rc < 0) break;
         const int64_t bad = differing(o, scored);
         snprintf(what, sizeof what, "rollout = training, %s, %s", name, ways[i].what);
         snprintf(detail, sizeof detail, "%lld of %lld log-probs differ", (long long)bad, (long long)o->tokens);
@@ -175,7 +172,7 @@ static int compare(struct selftest *t, struct model *m, const char *name, const 
         if (o->preempted) snprintf(detail + end, sizeof detail - end, "; %lld preemptions", (long long)o->preempted);
         selftest_line(t, what, bad == 0 && o->tokens > 0, detail);
     }
-    actor_destroy(a);
+    trained_model_destroy(a);
     free(scored);
     rollout_free(o);
     return rc;

@@ -4,7 +4,8 @@
  * as verl does, and beside it the validation statistics of the same scores (mean@n,
  * best@k, maj@k), under the names that training gives them.
  * Invariant: a response without a score is counted, never a number. */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
+#include "train/train.h"
 
 #include "base/err.h"
 #include "base/json.h"

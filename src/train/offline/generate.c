@@ -38,7 +38,6 @@ struct generate {
     struct chat_template *chat;
     struct model *model;
     struct rollout_decoder *decoder;
-    struct rollout_decoder_args limits;
     json_t *rows;
     int64_t n;
     struct text_ids *prompts; /* (n) */
@@ -129,18 +128,14 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int open_model(struct generate *g) {
     int64_t longest = 1;
     for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
-    struct rollout_decoder_args *l = &g->limits;
     const int64_t max_len = longest + g->response_length, seqs = least(g->max_num_seqs, least(g->batch_size, g->n) * g->n_samples);
-    const int64_t per_seq = (max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    const int64_t rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
     const struct model_open_args o = {.dir = g->model_dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
     TRY(model_open(&g->model, &g->dev, &o));
-    *l = (struct rollout_decoder_args){
-        .model = g->model, .max_seqs = seqs, .max_len = max_len, .max_burst = rollout_device_burst(&g->dev)};
-    l->max_rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
-    const double room = g->memory_fraction * (double)g->dev.mem_total / (double)rollout_kv_block_bytes(&g->model->cfg, g->act);
-    l->n_kv_blocks = room < (double)(seqs * per_seq) ? (int64_t)room : seqs * per_seq; /* preemption makes do with less */
-    if (l->n_kv_blocks < per_seq) l->n_kv_blocks = per_seq;
-    return rollout_decoder_open(&g->decoder, l);
+    struct rollout_decoder_args a = rollout_decoder_size(&g->dev, &g->model->cfg, g->act, seqs, rows, max_len,
+                                                         (size_t)(g->memory_fraction * (double)g->dev.mem_total));
+    a.model = g->model;
+    return rollout_decoder_open(&g->decoder, &a);
 }
 
 static int on_sample(void *arg, const struct rollout_sample *s) {
@@ -155,11 +150,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
 
 static int submit(struct generate *g, struct rollout_engine *e, int64_t row) {
     const struct model_config *c = &g->model->cfg;
-    int32_t stop[17];
-    int64_t n = 0;
-    for (int i = 0; i < c->n_eos; i++) stop[n++] = (int32_t)c->eos[i];
-    const int32_t eos = tokenizer_eos(g->tok);
-    if (eos >= 0) stop[n++] = eos;
+    const struct rollout_stop_ids stop = rollout_stop_ids(c, g->tok);
     const struct rollout_request q = {.prompt = g->prompts[row].p,
                                       .n_prompt = g->prompts[row].n,
                                       .n = g->n_samples,
@@ -171,22 +162,20 @@ static int submit(struct generate *g, struct rollout_engine *e, int64_t row) {
                                       .seed = (uint64_t)g->seed,
                                       .uid = (uint64_t)row,
                                       .ignore_eos = g->ignore_eos,
-                                      .stop_ids = stop,
-                                      .n_stop_ids = n,
+                                      .stop_ids = stop.id,
+                                      .n_stop_ids = stop.n,
                                       .user = (void *)(intptr_t)row};
     return rollout_submit(e, &q, NULL);
 }
 
 static int sample_all(struct generate *g) {
-    const struct rollout_model rm = rollout_decoder_model(g->decoder);
-    const struct rollout_config cfg = {
-        .max_rows = g->limits.max_rows, .max_seqs = g->limits.max_seqs, .tok = g->tok, .done = on_sample, .done_arg = g};
+    const struct rollout_config cfg = {.tok = g->tok, .done = on_sample, .done_arg = g};
     const double start = clock_now();
     g->texts = xcalloc((size_t)(g->n * g->n_samples), sizeof *g->texts);
     for (int64_t lo = 0; lo < g->n; lo += g->batch_size) {
         struct rollout_engine *e = NULL;
         const int64_t hi = g->n - lo < g->batch_size ? g->n : lo + g->batch_size;
-        int rc = rollout_create(&e, &rm, &cfg);
+        int rc = rollout_decoder_engine(&e, g->decoder, &cfg);
         for (int64_t i = lo; i < hi && rc == 0; i++) rc = submit(g, e, i);
         if (rc == 0) rc = rollout_run(e);
         rollout_destroy(e);

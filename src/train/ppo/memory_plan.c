@@ -1,7 +1,10 @@
 /* memory_plan.c - the memory of a run before it starts: every block it will take,
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/memory_plan.h"
+
+#include "rollout/rollout.h"
 #include "train/run/memory_limit.h"
+#include "train/run/trained_model.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -10,6 +13,46 @@
 
 #include <string.h>
 #include <unistd.h>
+
+/* ---- the shapes ---- */
+
+int64_t distill_list(const struct ppo_config *k) { return k->distill.enable && k->distill.loss.list ? k->distill.topk : 0; }
+
+static int load_critic(const struct ppo_config *k, struct model_shapes *s) {
+    const int rc = model_config_load(&s->critic, k->critic.model_dir);
+    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    model_config_make_value(&s->critic);
+    if (s->critic.vocab < s->policy.vocab)
+        FAIL(ERR_INPUT,
+             "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's "
+             "tokens, so it must have the same tokenizer",
+             k->critic.model_dir, (long long)s->critic.vocab, (long long)s->policy.vocab);
+    return 0;
+}
+
+static int load_teacher(const struct ppo_config *k, struct model_shapes *s) {
+    const int rc = model_config_load(&s->teacher, k->distill.teacher_dir);
+    if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
+    const int64_t least = s->teacher.vocab < s->policy.vocab ? s->teacher.vocab : s->policy.vocab;
+    if (distill_list(k) > least)
+        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk,
+             (long long)least);
+    return 0;
+}
+
+int model_shapes_load(struct model_shapes *s, const struct ppo_config *k) {
+    TRY(model_config_load(&s->policy, k->model_dir));
+    if (k->critic.enable) TRY(load_critic(k, s));
+    return k->distill.enable ? load_teacher(k, s) : 0;
+}
+
+void model_shapes_free(struct model_shapes *s) {
+    model_config_free(&s->policy);
+    model_config_free(&s->critic);
+    model_config_free(&s->teacher);
+}
+
+/* ---- sizes ---- */
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -26,22 +69,25 @@ static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int
 }
 
 /* Device bytes of the reference's pass. */
-static size_t ref_bytes(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static size_t ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     cut_limits(k->ref_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_ref, &p->max_seqs_ref);
-    const struct actor_args a = {.dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
-    return actor_block_bytes(m, k->act, &a);
+    const struct trained_model_args a = {
+        .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
+    return trained_model_block_bytes(m, k->act, &a);
 }
 
 /* The same of an update that keeps so much. */
-static size_t update_bytes(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m,
+static size_t update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m,
                            struct model_keep keep) {
-    const struct actor_args a = {
-        .train = true, .keep = keep, .max_rows = p->max_rows_update, .max_seqs = p->max_seqs_update, .list = ppo_distill_k(k)};
-    return actor_block_bytes(m, k->act, &a);
+    const struct trained_model_args a = {
+        .train = true, .keep = keep, .max_rows = p->max_rows_update, .max_seqs = p->max_seqs_update, .list = distill_list(k)};
+    return trained_model_block_bytes(m, k->act, &a);
 }
-static size_t critic_bytes(const struct ppo_plan *p, const struct ppo_config *k, struct model_keep keep) {
-    const struct critic_args a = {.keep = keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
-    return critic_block_bytes(p->others.critic, k->act, &a);
+static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
+                           struct model_keep keep) {
+    const struct trained_model_args a = {
+        .train = true, .keep = keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
+    return trained_model_block_bytes(v, k->act, &a);
 }
 
 /* ---- outside the device's blocks ----
@@ -60,7 +106,7 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
     return sum;
 }
 
-static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
+static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
     enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40, LIST = 32 };
     char *path = file_join(k->tokenizer_dir, "tokenizer.json");
     const int64_t file = file_size(path);
@@ -69,13 +115,13 @@ static size_t host_bytes(const struct ppo_config *k, const struct ppo_plan *p) {
     return PROGRAM                             /* code, libraries, stacks, trackers */
            + (file > 0 ? (size_t)file * 4 : 0) /* tokenizer, and its file while it is read */
            + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
-           (size_t)tokens * TOKEN                       /* a batch's columns, twice in the update */
-           + (size_t)(tokens * ppo_distill_k(k)) * LIST /* the teacher's lists and the student's */
+           (size_t)tokens * TOKEN                      /* a batch's columns, twice in the update */
+           + (size_t)(tokens * distill_list(k)) * LIST /* the teacher's lists and the student's */
            + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
-static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
     const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
@@ -100,12 +146,12 @@ static int plan_critic(struct ppo_plan *p, const struct ppo_config *k, const str
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
     p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
-    p->critic_pass = critic_bytes(p, k, p->critic_keep);
+    p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     return 0;
 }
 
 /* The reward model scores beside generation, so what it needs is its own. */
-static void plan_reward_model(struct ppo_plan *p, const struct ppo_config *k, struct dev *dev) {
+static void plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
     const struct ppo_rm_config *r = &k->rm;
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){
@@ -131,27 +177,27 @@ static size_t host_limit(void) {
     return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
-static void plan_teacher(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+static void plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     cut_limits(k->distill.cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher);
-    const struct actor_args a = {
-        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = ppo_distill_k(k)};
-    p->teacher_pass = actor_block_bytes(t, k->act, &a);
+    const struct trained_model_args a = {
+        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
+    p->teacher_pass = trained_model_block_bytes(t, k->act, &a);
 }
 
 /* The largest of the passes that share the block with the rollout. */
-static size_t passes_bytes(const struct ppo_plan *p) {
+static size_t passes_bytes(const struct memory_plan *p) {
     return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
 }
 
-static size_t fixed_bytes(const struct ppo_plan *p) {
+static size_t fixed_bytes(const struct memory_plan *p) {
     return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->teacher + p->critic + p->rm + p->working +
            p->system + p->host;
 }
 
 /* The largest block that the limit leaves room for. */
-static size_t block_room(const struct ppo_plan *p) {
+static size_t block_room(const struct memory_plan *p) {
     const size_t fixed = fixed_bytes(p), page = train_pages(1);
     return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
 }
@@ -170,7 +216,8 @@ static void widen(struct dev_sizes *s, const struct model_config *c) {
 }
 
 /* Rows of each phase, and what the ops need for so many. */
-static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder's steps run at rounded numbers of rows */
     const int64_t batch = k->train_batch_size * k->train.n;
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
@@ -190,8 +237,8 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
                                   .n_q_heads = m->n_q_heads,
                                   .head_dim = m->head_dim,
                                   .train = true};
-    if (p->others.critic) widen(&p->sizes, p->others.critic);
-    if (p->others.teacher) widen(&p->sizes, p->others.teacher);
+    if (s->critic.json) widen(&p->sizes, &s->critic);
+    if (s->teacher.json) widen(&p->sizes, &s->teacher);
     if (k->rm.enable) widen(&p->sizes, &k->rm.model);
     if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
     p->system = dev_driver_bytes(dev);
@@ -199,15 +246,11 @@ static void plan_working(struct ppo_plan *p, const struct ppo_config *k, const s
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
-static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    struct rollout_decoder_args r = {.n_kv_blocks = p->max_seqs * per_seq,
-                                     .max_rows = p->max_rows_roll,
-                                     .max_seqs = p->max_seqs,
-                                     .max_len = p->max_len,
-                                     .max_burst = rollout_device_burst(dev)};
+    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, p->max_seqs, p->max_rows_roll, p->max_len, SIZE_MAX);
     p->rollout = rollout_decoder_bytes(m, k->act, &r);
     if (p->rollout > budget) {
         const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
@@ -221,20 +264,20 @@ static void plan_rollout(struct ppo_plan *p, const struct ppo_config *k, const s
 /* Where the plan is to choose: the updates keep of their activations what has room beside everything else. On a GPU that
  * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
  * so that it is what the block holds in any case. */
-static void plan_keep(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
-    const struct model_config *v = p->others.critic;
     if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
         p->update = update_bytes(p, k, m, p->keep);
     }
-    if (v && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
+    if (v->json && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
         p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
-        p->critic_pass = critic_bytes(p, k, p->critic_keep);
+        p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     }
 }
 
-void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
+void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
     if (dev_has_own_memory(dev)) return;
     if (o->host_master || v->host_master || k->ref_offload)
@@ -242,11 +285,11 @@ void ppo_plan_offload(struct ppo_config *k, const struct dev *dev) {
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
 }
 
-int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct ppo_others others,
-                  struct dev *dev) {
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy;
     const size_t elems = train_pages((size_t)model_config_params(m) * 4);
     size_t state;
-    *p = (struct ppo_plan){.max_len = k->max_prompt_length + k->max_response_length, .others = others, .host_limit = host_limit()};
+    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .host_limit = host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     p->weights = train_pages(model_open_bytes(m, dev, &open));
     p->master = p->grads = elems;
@@ -277,14 +320,14 @@ int ppo_plan_make(struct ppo_plan *p, const struct ppo_config *k, const struct m
     p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) p->ref_pass = ref_bytes(p, k, m, dev);
-    if (others.critic) TRY(plan_critic(p, k, others.critic, dev));
-    if (others.teacher) plan_teacher(p, k, others.teacher, dev);
+    if (s->critic.json) TRY(plan_critic(p, k, &s->critic, dev));
+    if (s->teacher.json) plan_teacher(p, k, &s->teacher, dev);
     if (k->rm.enable) plan_reward_model(p, k, dev);
     p->limit = train_memory_limit(dev, k->memory_limit);
     p->host = dev_has_own_memory(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
-    plan_working(p, k, m, dev);
+    plan_working(p, k, s, dev);
     plan_rollout(p, k, m, dev);
-    plan_keep(p, k, m, dev);
+    plan_keep(p, k, s, dev);
     plan_rollout(p, k, m, dev);
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = fixed_bytes(p) + train_pages(p->block);
@@ -298,7 +341,7 @@ static void row(struct buf *b, const char *what, size_t bytes, const char *note)
 }
 
 /* Why the update recomputes what it does. */
-static void recompute_line(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
     const size_t all = update_bytes(p, k, m, MODEL_KEEP_ALL);
     const bool partly = p->update<all, on_host = p->host> 0;
     if (k->recompute != RECOMPUTE_AUTO)
@@ -310,7 +353,8 @@ static void recompute_line(const struct ppo_plan *p, const struct ppo_config *k,
                  on_host ? "the block at the size that other phases give it" : "the limit");
 }
 
-int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
+void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *b) {
+    const struct model_config *m = &s->policy;
     char note[160], kept[96];
     buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
@@ -351,7 +395,7 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     row(b, "  update: activations", p->update, note);
     if (p->critic) {
         snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
-                 train_keep_text(p->critic_keep, p->others.critic, kept, sizeof kept));
+                 train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
         row(b, "  critic: values and update", p->critic_pass, note);
     }
     row(b, "working space", p->working, "of the matrix products, the head, the threads");
@@ -361,20 +405,18 @@ int ppo_plan_print(const struct ppo_plan *p, const struct ppo_config *k, const s
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     recompute_line(p, k, m, b);
     if (p->offload) row(b, "offloaded: page-locked host memory", p->offload, "");
-    return 0;
 }
 
 /* ---- refusals ---- */
 
 /* Whether a run with this configuration instead would fit. */
-static bool fits(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev) {
-    struct ppo_plan p;
-    return ppo_plan_make(&p, k, m, others, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
+static bool fits(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    struct memory_plan p;
+    return memory_plan_make(&p, k, s, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
-                        struct actor_cut *cut) {
+static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct actor_cut *cut) {
     struct ppo_config c = *k;
     const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
@@ -383,25 +425,24 @@ static bool smaller_cut(const struct ppo_config *k, const struct model_config *m
         if (*limit < least) *limit = least;
         c.update_cut = *cut;
         if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
-        if (fits(&c, m, others, dev)) return true;
+        if (fits(&c, s, dev)) return true;
     }
     return false;
 }
 
 /* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
-                               struct actor_cut *cut) {
+static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct actor_cut *cut) {
     struct ppo_config c = *k;
     struct actor_cut *values = &c.critic.values_cut;
     const int64_t least = cut->max_seqs > 0 ? 1 : k->max_prompt_length + k->max_response_length;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
-    while (others.critic && *limit > least) {
+    while (s->critic.json && *limit > least) {
         *limit = *limit > 16 ? *limit / 2 : *limit - 1;
         if (*limit < least) *limit = least;
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
-        if (fits(&c, m, others, dev)) return true;
+        if (fits(&c, s, dev)) return true;
     }
     return false;
 }
@@ -415,20 +456,20 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 }
 
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
-static void try_offload(const struct ppo_config *k, const struct model_config *m, struct ppo_others others, struct dev *dev,
-                        struct ppo_config *c, const char **text) {
+static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
+                        const char **text) {
 #define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
     const bool ref = !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward) && !k->ref_offload, state = !k->optim.host_state;
     *text = NULL;
     if (!dev_has_own_memory(dev)) return;
     for (int i = 1; i < 4; i++) { /* the cheapest first */
-        const bool r = i & 1, s = i & 2;
-        if ((r && !ref) || (s && !state)) continue;
+        const bool r = i & 1, o = i & 2;
+        if ((r && !ref) || (o && !state)) continue;
         c->ref_offload = k->ref_offload || r;
-        c->optim.host_state = k->optim.host_state || s;
-        c->optim.host_master = k->optim.host_master || s;
-        if (fits(c, m, others, dev)) {
+        c->optim.host_state = k->optim.host_state || o;
+        c->optim.host_master = k->optim.host_master || o;
+        if (fits(c, s, dev)) {
             *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
             return;
         }
@@ -455,7 +496,7 @@ static const char *let_recompute(struct ppo_config *c) {
 }
 
 /* The nearest change that fits: first those that leave the result as it is. */
-static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     char others[96], need[160];
     struct ppo_config c = *k;
     struct actor_cut cut = k->update_cut;
@@ -463,12 +504,12 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     const bool tokens = cut.max_seqs == 0;
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
              (double)p->limit / 0x1p30, others_text(dev, others));
-    if (smaller_cut(k, m, p->others, dev, &cut))
+    if (smaller_cut(k, s, dev, &cut))
         FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
              tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
              (long long)(tokens ? cut.max_rows : cut.max_seqs));
     cut = k->critic.update_cut;
-    if (smaller_critic_cut(k, m, p->others, dev, &cut)) {
+    if (smaller_critic_cut(k, s, dev, &cut)) {
         const bool rows = cut.max_seqs == 0;
         FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
@@ -476,19 +517,19 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     }
     if (p->rm_args.judge.prompt_template) {
         for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
-            if (fits(&c, m, p->others, dev))
+            if (fits(&c, s, dev))
                 FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
                      (long long)c.rm.judge.max_seqs);
         c = *k;
     }
     const char *recompute = let_recompute(&c); /* stays so in all that follows */
-    if (recompute && fits(&c, m, p->others, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
+    if (recompute && fits(&c, s, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
     const char *with = recompute ? " with " : "";
     if (!recompute) recompute = "";
-    try_offload(k, m, p->others, dev, &c, &offload);
+    try_offload(k, s, dev, &c, &offload);
     if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
-        if (fits(&c, m, p->others, dev))
+        if (fits(&c, s, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
                  (long long)c.max_num_seqs, with, recompute);
     if (fixed_bytes(p) >= p->limit)
@@ -498,11 +539,11 @@ static int refuse(const struct ppo_plan *p, const struct ppo_config *k, const st
     FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
 }
 
-int ppo_plan_check(const struct ppo_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     if (p->offload > p->host_limit)
         FAIL(ERR_NOMEM,
              "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
              "optimizer_offload off",
              (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
-    return p->total > p->limit ? refuse(p, k, m, dev) : 0;
+    return p->total > p->limit ? refuse(p, k, s, dev) : 0;
 }

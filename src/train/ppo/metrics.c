@@ -1,6 +1,7 @@
 /* metrics.c - verl's per-step numbers from a finished batch
  * (verl/trainer/ppo/metric_utils.py compute_data_metrics), and the dumps. */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
+#include "train/run/perf_metrics.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -64,12 +65,12 @@ static double explained_variance(const struct batch *b) {
 
 /* How much of the gradient is noise, where the old pass gave sums of squared probabilities (verl
  * compute_variance_proxy_metrics): W of a row is the sum of 1 - 2 pi + sum pi^2 over its tokens. */
-static void variance_proxy(struct ppo *p, const struct batch *b) {
+static void variance_proxy(struct metrics *m, const struct batch *b) {
     const struct batch_col *adv = batch_find(b, "advantages"), *pi2 = batch_find(b, "sum_pi_squared"),
                            *old = batch_find(b, "old_log_probs"), *is = batch_find(b, "rollout_is_weights");
     const double rows = (double)b->n_rows;
     double norm = 0, power = 0, a2 = 0, w_is = 0;
-    if (!pi2 || !adv || !metrics_get(&p->metrics, "actor/grad_norm", &norm)) return;
+    if (!pi2 || !adv || !metrics_get(m, "actor/grad_norm", &norm)) return;
     uint8_t *mask = ppo_mask(b);
     for (int64_t i = 0; i < b->n_rows; i++) {
         double a = 0, w = 0, rho = 0, n = 1e-8;
@@ -88,7 +89,6 @@ static void variance_proxy(struct ppo *p, const struct batch *b) {
         a2 += a * a / rows;
     }
     free(mask);
-    struct metrics *m = &p->metrics;
     metrics_set(m, norm * norm, "variance_proxy/proxy1_signal_strength");
     metrics_set(m, power, "variance_proxy/proxy2_total_power");
     metrics_set(m, rows > 1 ? fmax(0, (power - norm * norm) / (rows - 1)) : 0, "variance_proxy/proxy3_pure_noise");
@@ -119,11 +119,11 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
     return s;
 }
 
-int ppo_data_metrics(struct ppo *p, const struct batch *b) {
+int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
     static const char *const tokens[][2] = {
         {"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
-    struct metrics *m = &p->metrics;
+    struct metrics *m = &st->run->metrics;
     struct spread s;
     double clip;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) { /* what a program of verlc.h did not compute has no metric */
@@ -135,14 +135,14 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
         if (batch_find(b, tokens[i][0])) spread_set(m, &s, tokens[i][1]);
     }
     if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
-    variance_proxy(p, b);
-    const struct spread resp = lengths(b, "responses", p->k.max_response_length, &clip);
+    variance_proxy(m, b);
+    const struct spread resp = lengths(b, "responses", st->k->max_response_length, &clip);
     spread_set(m, &resp, "response_length");
     metrics_set(m, clip, "response_length/clip_ratio");
     spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
     metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
     metrics_set(m, 0, "response/aborted_ratio");
-    const struct spread prompt = lengths(b, "prompts", p->k.max_prompt_length, &clip);
+    const struct spread prompt = lengths(b, "prompts", st->k->max_prompt_length, &clip);
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     metrics_set(m, 2, "num_turns/min");
@@ -180,18 +180,12 @@ int ppo_data_metrics(struct ppo *p, const struct batch *b) {
     metrics_set(m, total, "perf/total_num_tokens");
     metrics_set(m, step, "perf/time_per_step");
     metrics_set(m, step > 0 ? total / step : 0, "perf/throughput");
-    metrics_set(m, (double)p->dev.peak / 0x1p30, "perf/max_memory_allocated_gb");
-    struct dev_memory now; /* perf/device_allocations: since the step before; 0 says that the plan held */
-    TRY(dev_memory(&p->dev, &now));
-    metrics_set(m, (double)(p->dev.peak + now.working + now.system) / 0x1p30, "perf/max_memory_reserved_gb");
-    metrics_set_i64(m, now.n_allocs - p->memory.n_allocs, "perf/device_allocations");
-    p->memory = now;
-    return 0;
+    return train_memory_metrics(m, &st->worker->dev, "actor/", &st->run->memory);
 }
 
 /* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
 
-static int write_dump(const struct ppo *p, const struct batch *b, const char *dir) {
+static int write_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char *dir) {
     struct batch_col *prompts;
     struct buf out = {0}, text = {0};
     int rc = 0;
@@ -200,11 +194,11 @@ static int write_dump(const struct ppo *p, const struct batch *b, const char *di
                            *extra = batch_find(b, "reward_extra_info"), *status = batch_find(b, "reward_status");
     for (int64_t i = 0; i < b->n_rows; i++) {
         buf_reset(&text);
-        TRYG(tokenizer_decode(p->tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
+        TRYG(tokenizer_decode(tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
         json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
         json_t *o = json_pack("{s:s%, s:s%, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i],
                               resp->str_len[i], "gts", gt, "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]),
-                              "step", (json_int_t)p->step);
+                              "step", (json_int_t)s->run->step);
         if (!o) FAILG(out, ERR_INTERNAL, "a generated sample cannot be written as JSON");
         if (!gt) json_object_set_new(o, "gts", json_null());
         if (extra) json_object_update_missing(o, extra->json[i]);
@@ -215,7 +209,7 @@ static int write_dump(const struct ppo *p, const struct batch *b, const char *di
         TRYG(buf_addc(&out, '\n'), out);
     }
     TRYG(file_mkdirs(dir), out);
-    char *path = xasprintf("%s/%lld.jsonl", dir, (long long)p->step);
+    char *path = xasprintf("%s/%lld.jsonl", dir, (long long)s->run->step);
     rc = file_write_atomic(path, out.p ? out.p : "", out.n);
     free(path);
 out:
@@ -224,21 +218,22 @@ out:
     return rc;
 }
 
-void ppo_dump(struct ppo *p, const struct batch *b, const char **dir) {
-    if (!*dir || write_dump(p, b, *dir) == 0) return;
-    log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)p->step, err_msg());
+void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char **dir) {
+    if (!*dir || write_dump(s, tok, b, *dir) == 0) return;
+    log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)s->run->step,
+             err_msg());
     *dir = NULL;
 }
 
 /* ---- samples for run.db ---- */
 
-static struct track_sample sample_of(const struct ppo *p, const struct batch *b, int64_t i) {
+static struct track_sample sample_of(const struct stage *s, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
-                           *source = batch_find(b, p->k.reward_fn_key), *rm = batch_find(b, "reward_model"),
+                           *source = batch_find(b, s->k->reward_fn_key), *rm = batch_find(b, "reward_model"),
                            *adv = batch_find(b, "advantages"), *text = batch_find(b, "text");
     const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
     return (struct track_sample){
-        .step = p->step,
+        .step = s->run->step,
         .uid = batch_find(b, "uid")->i64[i],
         .index = batch_find(b, "sample_index")->i64[i],
         .data_source = source ? source->str[i] : "",
@@ -257,15 +252,15 @@ static struct track_sample sample_of(const struct ppo *p, const struct batch *b,
     };
 }
 
-void ppo_record(struct ppo *p, const struct batch *b, bool validation) {
+void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation) {
     struct buf prompt = {0};
     for (int64_t i = 0; i < b->n_rows; i++) {
-        struct track_sample s = sample_of(p, b, i);
+        struct track_sample x = sample_of(s, b, i);
         buf_reset(&prompt);
-        if (tokenizer_decode(p->tok, s.prompt_ids, s.n_prompt, true, &prompt) < 0) continue;
-        s.validation = validation;
-        s.prompt = (struct track_text){prompt.p, prompt.n};
-        track_sample(p->track, &s);
+        if (tokenizer_decode(tok, x.prompt_ids, x.n_prompt, true, &prompt) < 0) continue;
+        x.validation = validation;
+        x.prompt = (struct track_text){prompt.p, prompt.n};
+        track_sample(s->run->track, &x);
     }
     buf_free(&prompt);
 }

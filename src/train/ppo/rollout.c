@@ -5,7 +5,7 @@
  * alike is replaced in the running engine as soon as its last sample is scored.
  * Invariant: what comes out depends on the weights, the data's order and the seeds
  * alone, not on the order in which samples end or scorers answer. */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -38,9 +38,9 @@ struct gen_group {
 };
 
 struct gen {
-    struct ppo *p;
+    const struct stage *s;
+    const struct generation *in;
     const struct ppo_sampling *sp;
-    struct rollout_engine *engine;
     struct gen_group *groups;
     int64_t n_groups, cap_groups;
     struct gen_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
@@ -61,7 +61,7 @@ static const json_t *json_of(const struct gen_group *g, const char *column) {
 /* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
 static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
     static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
-    const int64_t version = g->validation ? g->p->step : g->p->step - 1;
+    const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
     json_t *scores = (json_t *)(uintptr_t)json_of(group, "reward_scores");
     for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
     json_object_set_new(extra, "turn_scores", json_array());
@@ -78,7 +78,7 @@ static json_t *extra_info(const struct gen *g, const struct gen_group *group, co
     if (!extra) extra = json_object();
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
-    if (g->p->k.tell_rollout) tell_rollout(g, group, extra);
+    if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
     return extra;
 }
 
@@ -86,8 +86,8 @@ static json_t *extra_info(const struct gen *g, const struct gen_group *group, co
 static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
-    json_t *extra = g->p->k.reward.path ? extra_info(g, group, rm) : NULL;
-    const struct batch_col *source = batch_find(group->prompts, g->p->k.reward_fn_key);
+    json_t *extra = g->s->k->reward.path ? extra_info(g, group, rm) : NULL;
+    const struct batch_col *source = batch_find(group->prompts, g->s->k->reward_fn_key);
     const struct reward_request q = {
         .data_source = source ? source->str[group->row] : "",
         .solution = s->text.p,
@@ -96,7 +96,7 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
         .extra_info = extra,
         .response_len = s->n,
     };
-    const int rc = reward_submit(g->p->reward, &q, i);
+    const int rc = reward_submit(g->in->reward, &q, i);
     json_decref(extra);
     return rc;
 }
@@ -106,7 +106,7 @@ static int score_sample(struct gen *g, int64_t i) {
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
-    if (!g->p->rm) return score_by_rule(g, i, NULL);
+    if (!g->s->worker->rm) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = json_of(group, "raw_prompt"),
         .prompt = prompts->i32 + prompts->off[group->row],
@@ -120,7 +120,7 @@ static int score_sample(struct gen *g, int64_t i) {
                   .seed = ~group->seed, /* not the policy's draws */
                   .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
     };
-    return reward_model_submit(g->p->rm, &q, i);
+    return reward_model_submit(g->s->worker->rm, &q, i);
 }
 
 static int on_sample(void *arg, const struct rollout_sample *s) {
@@ -137,7 +137,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->seconds = s->seconds;
     o->n_preempted = s->n_preempted;
     TRY(buf_adds(&o->text, "")); /* an empty text is one, too */
-    TRY(tokenizer_decode(g->p->tok, s->ids, s->n, true, &o->text));
+    TRY(tokenizer_decode(g->in->tok, s->ids, s->n, true, &o->text));
     g->n_done++;
     g->tokens += s->n;
     return score_sample(g, i);
@@ -156,20 +156,16 @@ static void drop_sample(struct gen_sample *s) {
 static int submit_group(struct gen *g, int64_t k) {
     const struct gen_group *group = &g->groups[k];
     const struct ppo_sampling *sp = g->sp;
-    const struct model_config *c = &g->p->policy->cfg;
+    const struct model_config *c = &g->s->worker->model[VERLC_ACTOR]->cfg;
     struct batch_col *prompts, *uid;
-    int32_t stop_ids[17];
-    int64_t n_stop = 0;
-    for (int i = 0; i < c->n_eos; i++) stop_ids[n_stop++] = (int32_t)c->eos[i];
-    const int32_t eos = tokenizer_eos(g->p->tok);
-    if (eos >= 0) stop_ids[n_stop++] = eos;
+    const struct rollout_stop_ids stop = rollout_stop_ids(c, g->in->tok);
     TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
     TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
     struct rollout_request q = {
         .prompt = prompts->i32 + prompts->off[group->row],
         .n_prompt = batch_len(prompts, group->row),
         .n = sp->n,
-        .max_tokens = g->p->k.max_response_length,
+        .max_tokens = g->s->k->max_response_length,
         .temperature = (float)sp->temperature,
         .top_p = (float)sp->top_p,
         .min_p = (float)sp->min_p,
@@ -178,16 +174,16 @@ static int submit_group(struct gen *g, int64_t k) {
         .seed = group->seed,
         .uid = (uint64_t)uid->i64[group->row],
         .ignore_eos = sp->ignore_eos,
-        .stop_ids = stop_ids,
-        .n_stop_ids = n_stop,
+        .stop_ids = stop.id,
+        .n_stop_ids = stop.n,
         .user = (void *)(intptr_t)(2 * k),
     };
-    TRY(rollout_submit(g->engine, &q, NULL));
+    TRY(worker_generate_add(g->s->worker, &q));
     if (!g->baseline) return 0;
     q.n = 1;
     q.temperature = 0;
     q.user = (void *)(intptr_t)(2 * k + 1);
-    return rollout_submit(g->engine, &q, NULL);
+    return worker_generate_add(g->s->worker, &q);
 }
 
 static int add_group(struct gen *g, const struct gen_group *group) {
@@ -202,16 +198,16 @@ static int add_group(struct gen *g, const struct gen_group *group) {
 /* ---- prompts ---- */
 
 /* The randomness of an epoch: a row seen again draws anew. */
-static uint64_t epoch_seed(const struct ppo *p) { return p->k.seed ^ ((uint64_t)p->sampler.epoch * 0x9E3779B97F4A7C15u); }
+static uint64_t epoch_seed(const struct stage *s) { return s->k->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
 
-static int next_prompts(struct ppo *p, struct batch *b) {
+static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
     const int64_t *rows;
     int64_t n;
-    int got = data_sampler_next(&p->sampler, &rows, &n);
-    if (got == 0) got = data_sampler_next(&p->sampler, &rows, &n); /* a new epoch */
+    int got = data_sampler_next(&s->run->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&s->run->sampler, &rows, &n); /* a new epoch */
     TRY(got);
     CHECK(got == 1);
-    return rl_dataset_batch(p->train_data, rows, n, b);
+    return rl_dataset_batch(in->data, rows, n, b);
 }
 
 /* ---- filter_groups ---- */
@@ -220,9 +216,9 @@ static int next_prompts(struct ppo *p, struct batch *b) {
 static int add_next_prompt(struct gen *g) {
     struct gen_group group = {0};
     struct batch *b = xcalloc(1, sizeof *b);
-    group.data_row = data_sampler_take(&g->p->sampler);
-    group.seed = epoch_seed(g->p);
-    const int rc = rl_dataset_batch(g->p->train_data, &group.data_row, 1, b);
+    group.data_row = data_sampler_take(&g->s->run->sampler);
+    group.seed = epoch_seed(g->s);
+    const int rc = rl_dataset_batch(g->in->data, &group.data_row, 1, b);
     if (rc < 0) {
         free(b);
         return rc;
@@ -233,7 +229,7 @@ static int add_next_prompt(struct gen *g) {
 
 /* The filter's metric of a scored sample. */
 static int filter_metric(const struct gen *g, const struct gen_sample *s, double *out) {
-    const char *name = g->p->k.filter.metric;
+    const char *name = g->s->k->filter.metric;
     *out = s->reward.score;
     if (strcmp(name, "reward") == 0) return 0;
     const json_t *v = json_object_get(s->reward.extra, name);
@@ -253,8 +249,8 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
     bool alike = true;
     for (int64_t i = k * g->per; i < k * g->per + g->n; i++) {
         if (g->samples[i].reward.status != REWARD_SCORE) {
-            if (g->p->k.on_error != REWARD_DROP_SAMPLE) { /* the group goes, or the run stops */
-                *useless = g->p->k.on_error == REWARD_DROP_GROUP;
+            if (g->s->k->on_error != REWARD_DROP_SAMPLE) { /* the group goes, or the run stops */
+                *useless = g->s->k->on_error == REWARD_DROP_GROUP;
                 return 0;
             }
             continue;
@@ -270,7 +266,7 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
 /* A group has its last score: a useless one makes room for the next prompt. One comes for each that goes, so
  * that in the end the prompts tried are the shortest run of the data with enough useful ones. */
 static int close_group(struct gen *g, int64_t k) {
-    const struct ppo_filter_config *f = &g->p->k.filter;
+    const struct ppo_filter_config *f = &g->s->k->filter;
     TRY(group_useless(g, k, &g->groups[k].useless));
     if (!g->groups[k].useless) {
         g->useless_run = 0;
@@ -278,7 +274,7 @@ static int close_group(struct gen *g, int64_t k) {
     }
     for (int64_t i = 0; i < g->per; i++) drop_sample(&g->samples[k * g->per + i]);
     g->n_useless++;
-    if (++g->useless_run >= g->p->train_data->n && g->useless_run >= g->p->k.train_batch_size)
+    if (++g->useless_run >= g->in->data->n && g->useless_run >= g->s->k->train_batch_size)
         FAIL(ERR_INPUT,
              "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the "
              "task is too hard or too easy for this policy, or the scorer always says the same",
@@ -288,7 +284,7 @@ static int close_group(struct gen *g, int64_t k) {
              "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so "
              "fewer than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no "
              "limit), or look whether the data is too hard or too easy",
-             (long long)g->n_groups, (long long)g->n_useless, (long long)g->p->k.train_batch_size, (long long)f->max_gen_batches);
+             (long long)g->n_groups, (long long)g->n_useless, (long long)g->s->k->train_batch_size, (long long)f->max_gen_batches);
     return add_next_prompt(g);
 }
 
@@ -298,7 +294,7 @@ static int take_score(struct gen *g, int64_t tag, const struct reward_result *r)
     const int64_t k = tag / g->per;
     g->samples[tag].reward = *r;
     g->samples[tag].scored = true;
-    stage_beat(g->p->stages);
+    stage_beat(g->s->run->stages);
     return ++g->groups[k].n_scored == g->per && g->filter ? close_group(g, k) : 0;
 }
 
@@ -306,10 +302,10 @@ static int take_score(struct gen *g, int64_t tag, const struct reward_result *r)
 static int take_model_scores(struct gen *g, bool flush) {
     int64_t tag;
     struct reward_result r;
-    if (!g->p->rm) return 0;
-    TRY(reward_model_step(g->p->rm, flush));
-    while (reward_model_poll(g->p->rm, &tag, &r) > 0) {
-        if (r.status != REWARD_SCORE || !g->p->k.reward.path) {
+    if (!g->s->worker->rm) return 0;
+    TRY(reward_model_step(g->s->worker->rm, flush));
+    while (reward_model_poll(g->s->worker->rm, &tag, &r) > 0) {
+        if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
             TRY(take_score(g, tag, &r));
             continue;
         }
@@ -324,28 +320,28 @@ static int take_scores(struct gen *g, double wait_s) {
     int64_t tag;
     struct reward_result r;
     int got;
-    for (; (got = reward_poll(g->p->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(take_score(g, tag, &r));
+    for (; (got = reward_poll(g->in->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(take_score(g, tag, &r));
     return got;
 }
 
 /* Samples whose score is not there yet. */
 static int64_t unscored(const struct gen *g) {
-    return reward_pending(g->p->reward) + (g->p->rm ? reward_model_pending(g->p->rm) : 0);
+    return reward_pending(g->in->reward) + (g->s->worker->rm ? reward_model_pending(g->s->worker->rm) : 0);
 }
 
 static int run_engine(struct gen *g) {
     double shown = 0;
     for (;;) {
-        const int more = rollout_step(g->engine);
+        const int more = worker_generate_step(g->s->worker);
         TRY(more);
         TRY(take_model_scores(g, !more)); /* this and the next may submit further prompts */
-        TRY(take_scores(g, more || reward_pending(g->p->reward) == 0 ? 0 : 0.5));
-        if (more) stage_beat(g->p->stages); /* waiting for a scorer alone is no progress */
+        TRY(take_scores(g, more || reward_pending(g->in->reward) == 0 ? 0 : 0.5));
+        if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
         const double now = clock_now();
-        const struct rollout_stats st = rollout_stats(g->engine);
+        const struct rollout_stats st = worker_generate_stats(g->s->worker);
         if (now - shown > 0.2) {
-            track_progress(g->p->track, g->p->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
-                           (double)st.sampled / (now - g->start));
+            track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done,
+                           g->n_groups * g->per, (double)st.sampled / (now - g->start));
             shown = now;
         }
         if (!more && st.waiting + st.running == 0 && unscored(g) == 0) return 0;
@@ -428,13 +424,13 @@ static void report_errors(const struct gen *g) {
 }
 
 static void rollout_metrics(const struct gen *g) {
-    struct metrics *m = &g->p->metrics;
-    const struct rollout_stats st = rollout_stats(g->engine);
+    struct metrics *m = &g->s->run->metrics;
+    const struct rollout_stats st = worker_generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
-    const int64_t size = g->p->k.filter.gen_batch_size;
+    const int64_t size = g->s->k->filter.gen_batch_size;
     metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");
     metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
 }
@@ -449,7 +445,7 @@ static int collect(struct gen *g, const struct batch *prompts, struct batch *out
         rows[n] = g->groups[k].data_row;
         kept[n++] = k;
     }
-    if (!prompts) TRYG(rl_dataset_batch(g->p->train_data, rows, n, &own), out);
+    if (!prompts) TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
     TRYG(batch_repeat(out, prompts ? prompts : &own, g->n, true), out);
     rc = add_columns(g, kept, out);
     if (rc < 0) batch_free(out);
@@ -460,7 +456,7 @@ out:
 }
 
 static void gen_free(struct gen *g) {
-    rollout_destroy(g->engine);
+    worker_generate_end(g->s->worker);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
@@ -476,106 +472,44 @@ static void gen_free(struct gen *g) {
 
 /* prompts NULL: from the training data, filtered. */
 static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, struct batch *out) {
-    struct ppo *p = g->p;
+    const struct ppo_config *k = g->s->k;
+    const struct rollout_config cfg = {.no_prefix_cache = !k->prefix_cache, .tok = g->in->tok, .done = on_sample, .done_arg = g};
     int rc = 0;
     g->n = g->sp->n;
+    g->baseline = !g->validation && (k->adv->needs & ALGO_NEEDS_BASELINES);
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
-    const struct rollout_model model = rollout_decoder_model(p->decoder);
-    const struct rollout_config cfg = {.max_rows = p->plan.max_rows_roll,
-                                       .max_seqs = p->plan.max_seqs,
-                                       .no_prefix_cache = !p->k.prefix_cache,
-                                       .tok = p->tok,
-                                       .done = on_sample,
-                                       .done_arg = g};
-    TRYG(rollout_create(&g->engine, &model, &cfg), out); /* a new engine has an empty cache: the weights may have changed */
+    TRYG(worker_generate_begin(g->s->worker, &cfg), out);
     for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
         TRYG(add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}), out);
-    for (int64_t r = 0; !prompts && r < p->k.train_batch_size; r++) TRYG(add_next_prompt(g), out);
+    for (int64_t r = 0; !prompts && r < k->train_batch_size; r++) TRYG(add_next_prompt(g), out);
     TRYG(run_engine(g), out);
     report_errors(g);
     TRYG(collect(g, prompts, out), out);
     if (!g->validation) rollout_metrics(g);
 out:
     if (rc < 0) { /* answers still on their way belong to nobody */
-        if (p->rm) reward_model_drop(p->rm);
-        reward_drop(p->reward);
+        if (g->s->worker->rm) reward_model_drop(g->s->worker->rm);
+        reward_drop(g->in->reward);
     }
     gen_free(g);
     return rc;
 }
 
-int ppo_generate(struct ppo *p, const struct batch *prompts, const struct ppo_sampling *sp, uint64_t seed, bool validation,
-                 struct batch *out) {
-    struct gen g = {
-        .p = p, .sp = sp, .validation = validation, .baseline = !validation && (p->k.adv->needs & ALGO_NEEDS_BASELINES)};
+int ppo_generate(const struct stage *s, const struct generation *in, const struct batch *prompts, const struct ppo_sampling *sp,
+                 uint64_t seed, bool validation, struct batch *out) {
+    struct gen g = {.s = s, .in = in, .sp = sp, .validation = validation};
     return generate(&g, prompts, seed, out);
 }
 
-int ppo_generate_filtered(struct ppo *p, struct batch *out) {
-    struct gen g = {.p = p, .sp = &p->k.train, .filter = true, .baseline = p->k.adv->needs & ALGO_NEEDS_BASELINES};
-    return generate(&g, NULL, 0, out);
-}
-
-int ppo_rollout(struct ppo *p, struct batch *out) {
+int ppo_rollout(const struct stage *s, const struct generation *in, struct batch *out) {
     struct batch prompts = {0};
-    if (p->k.filter.enable) return ppo_generate_filtered(p, out);
-    TRY(next_prompts(p, &prompts));
-    const int rc = ppo_generate(p, &prompts, &p->k.train, epoch_seed(p), false, out);
+    if (s->k->filter.enable) {
+        struct gen g = {.s = s, .in = in, .sp = &s->k->train, .filter = true};
+        return generate(&g, NULL, 0, out);
+    }
+    TRY(next_prompts(s, in, &prompts));
+    const int rc = ppo_generate(s, in, &prompts, &s->k->train, epoch_seed(s), false, out);
     batch_free(&prompts);
     return rc;
-}
-
-/* ---- errors of the reward (DESIGN invariant 8) ---- */
-
-static bool no_score(const struct batch_col *score, const struct batch_col *baseline, int64_t i) {
-    return isnan(score->f64[i]) || (baseline && isnan(baseline->f64[i]));
-}
-
-int ppo_reward_errors(struct ppo *p, struct batch *b) {
-    struct batch_col *score, *group;
-    TRY(batch_get(b, "score", BATCH_F64, &score));
-    TRY(batch_get(b, "group", BATCH_I64, &group));
-    const struct batch_col *baseline = batch_find(b, "reward_baselines"); /* without it a sample has no advantage */
-    int64_t n_bad = 0, n_keep = 0;
-    int64_t *keep = xmalloc((size_t)b->n_rows * sizeof *keep);
-    for (int64_t i = 0; i < b->n_rows; i++) n_bad += no_score(score, baseline, i);
-    metrics_set_i64(&p->metrics, n_bad, "reward/num_errors");
-    for (int64_t i = 0; i < b->n_rows; i++) {
-        bool drop = no_score(score, baseline, i);
-        if (p->k.on_error == REWARD_DROP_GROUP) /* samples of a prompt are neighbours */
-            for (int64_t j = 0; j < b->n_rows && !drop; j++) drop = group->i64[j] == group->i64[i] && no_score(score, baseline, j);
-        if (!drop) keep[n_keep++] = i;
-    }
-    int rc = 0;
-    if (n_bad > 0 && p->k.on_error == REWARD_STOP)
-        rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: %lld of %lld samples have no score and reward.on_error=stop",
-                     (long long)n_bad, (long long)b->n_rows);
-    else if (n_keep == 0)
-        rc = err_set(ERR_HELPER, __FILE__, __LINE__,
-                     "reward: none of the %lld samples of this step has a score; see the warnings above", (long long)b->n_rows);
-    else if (n_keep < b->n_rows) {
-        struct batch kept;
-        rc = batch_select(&kept, b, keep, n_keep);
-        if (rc == 0) {
-            batch_free(b);
-            *b = kept;
-        }
-    }
-    free(keep);
-    return rc;
-}
-
-int ppo_reward_weights(struct ppo *p, struct batch *b) {
-    struct batch_col *score, *source;
-    if (!json_object_size(p->k.source_weights)) return 0;
-    TRY(batch_get(b, "score", BATCH_F64, &score));
-    TRY(batch_get(b, p->k.reward_fn_key, BATCH_STR, &source));
-    struct batch_col *baseline = batch_find(b, "reward_baselines");
-    for (int64_t i = 0; i < b->n_rows; i++) {
-        const json_t *w = json_object_get(p->k.source_weights, source->str[i]);
-        if (w) score->f64[i] *= json_number_value(w);
-        if (w && baseline) baseline->f64[i] *= json_number_value(w);
-    }
-    return 0;
 }

@@ -1,7 +1,7 @@
 /* validation.c - validation: generate over the validation set, and verl's
  * statistics of it (verl/trainer/ppo/metric_utils.py process_validation_metrics,
  * with numpy's MT19937 reproduced so that best@n and worst@n are the same numbers). */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/stages.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -277,23 +277,23 @@ static void keep_rows(struct val_rows *out, const struct batch *b, const char *s
     }
 }
 
-int ppo_validate(struct ppo *p) {
-    const int64_t n = p->val_data->n, size = p->k.val_batch_size > 0 && p->k.val_batch_size < n ? p->k.val_batch_size : n;
+int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, const char **dump_dir) {
+    const int64_t n = data->n, size = s->k->val_batch_size > 0 && s->k->val_batch_size < n ? s->k->val_batch_size : n;
     struct val_rows rows = {0};
     int64_t *idx = xmalloc((size_t)size * sizeof *idx);
     struct batch whole = {0};
     int rc = 0;
-    stage_begin(p->stages, "testing");
+    stage_begin(s->run->stages, "testing");
     for (int64_t lo = 0; lo < n && rc == 0; lo += size) {
         struct batch prompts, out;
         const int64_t k = n - lo < size ? n - lo : size;
         for (int64_t i = 0; i < k; i++) idx[i] = lo + i;
-        TRYG(rl_dataset_batch(p->val_data, idx, k, &prompts), out);
-        rc = ppo_generate(p, &prompts, &p->k.val, p->k.seed, true, &out);
+        TRYG(rl_dataset_batch(data, idx, k, &prompts), out);
+        rc = ppo_generate(s, g, &prompts, &s->k->val, s->k->seed, true, &out);
         batch_free(&prompts);
         if (rc < 0) break;
-        keep_rows(&rows, &out, p->k.reward_fn_key);
-        ppo_record(p, &out, true);
+        keep_rows(&rows, &out, s->k->reward_fn_key);
+        ppo_record(s, g->tok, &out, true);
         if (whole.n_rows == 0) {
             whole = out;
         } else {
@@ -307,16 +307,16 @@ int ppo_validate(struct ppo *p) {
             }
         }
     }
-    if (rc == 0) rc = val_metrics(rows.v, rows.n, &p->metrics);
+    if (rc == 0) rc = val_metrics(rows.v, rows.n, &s->run->metrics);
     if (rc == 0) {
-        metrics_set_i64(&p->metrics, rows.errors, "val-aux/reward_errors");
-        metrics_set(&p->metrics, 2, "val-aux/num_turns/min");
-        metrics_set(&p->metrics, 2, "val-aux/num_turns/max");
-        metrics_set(&p->metrics, 2, "val-aux/num_turns/mean");
-        ppo_dump(p, &whole, &p->k.validation_data_dir);
+        metrics_set_i64(&s->run->metrics, rows.errors, "val-aux/reward_errors");
+        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/min");
+        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/max");
+        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/mean");
+        ppo_dump(s, g->tok, &whole, dump_dir);
     }
 out:
-    stage_end(p->stages);
+    stage_end(s->run->stages);
     for (int64_t i = 0; i < rows.n; i++) {
         free((char *)(uintptr_t)rows.v[i].data_source);
         json_decref((json_t *)(uintptr_t)rows.v[i].extra);

@@ -2,12 +2,11 @@
  * one's own, and for ppo.c.
  *
  * A call times its stage, checks that the batch has what the stage reads, and keeps the
- * first failure; the work is in ppo.c and the stages' files.
+ * first failure; the work is in controller.c and the stages' files.
  * Invariant: between verlc_begin_step and verlc_end_step the run's step is the one being
  * made; after a failure it is the last whole one, whose state is saved. */
-#include "train/ppo/ppo_int.h"
+#include "train/ppo/controller.h"
 
-#include "conf/conf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -16,32 +15,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct verlc_batch {
+    struct batch b;
+};
+struct verlc {
+    struct controller c;
+    struct conf *conf;      /* of verlc_open; NULL: the caller's */
+    int rc;                 /* the first failure */
+    struct err_saved error; /* its message */
+    bool started, answered; /* answered: --help, --cfg: there is nothing to run */
+};
+
 /* ---- failures ---- */
 
+/* Of a call that goes with the run, in a step or not. */
 static int failed(struct verlc *v, int rc) {
     if (v->rc < 0) return v->rc;
-    if (v->in_step) {
-        stage_end(v->p.stages);
-        v->p.step--; /* made again after a resume, from the cursor of the step before */
-        v->in_step = false;
-        rc = ppo_run_end_early(&v->p, rc);
-    }
+    if (v->c.run.in_step) rc = run_fail(&v->c.run, rc);
     v->rc = rc;
-    v->error = xstrdup(err_msg());
+    err_save(&v->error);
     return rc;
 }
 
 /* 0: the call may do its work, inside a step. */
 static int ready(struct verlc *v, const char *call) {
     if (v->rc < 0) return v->rc;
-    if (v->in_step) return 0;
+    if (v->c.run.in_step) return 0;
     return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__,
                              "%s: there is no step; call it between verlc_begin_step and "
                              "verlc_end_step",
                              call));
 }
 
-static int ended(struct verlc *v, int rc) { return rc < 0 ? failed(v, rc) : 0; }
+static int ended_at(struct verlc *v, int rc, int line) { return rc < 0 ? failed(v, err_pass(rc, __FILE__, line)) : 0; }
+#define ended(v, call) ended_at((v), (call), __LINE__)
 
 /* 0: the batch has the column. */
 static int want(const struct verlc_batch *b, const char *call, const char *name, enum batch_type type, const char *maker) {
@@ -79,40 +86,47 @@ static int load(struct verlc *v, const char *const *own, int argc, char **argv) 
     return 0;
 }
 
+struct verlc *verlc_open_conf(const struct conf *c) {
+    struct verlc *v = xcalloc(1, sizeof *v);
+    ended(v, controller_open(&v->c, c));
+    return v;
+}
+
 struct verlc *verlc_open(const char *const *own, int argc, char **argv) {
-    struct verlc asked = {0};
+    struct verlc *v = xcalloc(1, sizeof *v);
     signal(SIGPIPE, SIG_IGN); /* as in the program: a closed pipe is an error of the write, not a death */
     signal(SIGXFSZ, SIG_IGN);
-    const int rc = load(&asked, own, argc, argv);
-    struct verlc *v = rc < 0 || asked.answered ? xcalloc(1, sizeof *v) : ppo_run_open(asked.conf);
-    if (rc < 0) failed(v, rc);
-    v->conf = asked.conf;
-    v->answered = asked.answered;
+    const int rc = load(v, own, argc, argv);
+    if (rc == 0 && !v->answered) ended(v, controller_open(&v->c, v->conf));
+    else ended(v, rc);
     return v;
+}
+
+int verlc_end(struct verlc *v) {
+    const int rc = v->rc;
+    controller_close(&v->c, rc);
+    if (rc < 0) err_restore(&v->error);
+    free(v);
+    return rc;
 }
 
 int verlc_close(struct verlc *v) {
     struct conf *conf = v->conf;
-    const int rc = ppo_run_close(v);
+    const int rc = verlc_end(v);
     conf_free(conf);
     if (rc < 0) log_error("%s", err_msg());
+    if (rc < 0) log_debug("%s: %s", err_name(rc), err_trace());
     if (rc == ERR_SIGNAL) return 128 + stage_stop_signal();
     return rc < 0 ? err_exit_status(rc) : 0;
 }
 
 int verlc_failed(const struct verlc *v) { return v->rc; }
-const char *verlc_error(const struct verlc *v) { return v->error ? v->error : ""; }
-int64_t verlc_step(const struct verlc *v) { return v->p.step; }
+const char *verlc_error(const struct verlc *v) { return v->rc < 0 ? v->error.msg : ""; }
+int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
+bool verlc_resamples(const struct verlc *v) { return v->c.k.use_pf_ppo; }
 
 bool verlc_has(const struct verlc *v, enum verlc_role role) {
-    if (v->rc < 0) return false;
-    switch (role) {
-    case VERLC_ACTOR: return v->p.actor != NULL;
-    case VERLC_REF: return v->p.ref_actor != NULL;
-    case VERLC_CRITIC: return v->p.critic != NULL;
-    case VERLC_TEACHER: return v->p.teacher_actor != NULL;
-    }
-    return false;
+    return v->rc == 0 && (unsigned)role < N_ROLES && v->c.worker.role[role] != NULL;
 }
 
 /* ---- batches ---- */
@@ -179,198 +193,187 @@ int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *ro
 
 int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_rollout"));
+    const struct stage s = controller_stage(&v->c);
+    const struct generation g = controller_generation(&v->c);
     batch_free(&b->b);
-    stage_begin(v->p.stages, "gen");
-    return ended(v, ppo_rollout(&v->p, &b->b));
+    stage_begin(v->c.run.stages, "gen");
+    return ended(v, ppo_rollout(&s, &g, &b->b));
 }
 
-static int reward(struct ppo *p, struct verlc_batch *b) {
+static int reward(const struct stage *s, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_reward"));
     TRY(want(b, "verlc_reward", "score", BATCH_F64, "verlc_rollout"));
-    TRY(ppo_reward_errors(p, &b->b));
-    TRY(ppo_reward_weights(p, &b->b));
-    return ppo_token_scores(&b->b);
+    stage_begin(s->run->stages, "reward");
+    return ppo_reward(s, &b->b);
 }
 
 int verlc_reward(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_reward"));
-    stage_begin(v->p.stages, "reward");
-    return ended(v, reward(&v->p, b));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, reward(&s, b));
 }
 
-static int log_probs(struct ppo *p, enum verlc_role role, struct verlc_batch *b) {
-    TRY(want_samples(b, "verlc_log_probs"));
-    if (role == VERLC_ACTOR) return ppo_old_log_probs(p, &b->b);
-    if (role == VERLC_TEACHER) {
-        if (!p->teacher_actor) FAIL(ERR_INVAL, "verlc_log_probs: there is no teacher; it comes with distillation.enabled=True");
-        stage_begin(p->stages, "teacher");
-        return ppo_teacher(p, &b->b);
-    }
-    if (role != VERLC_REF)
-        FAIL(ERR_INVAL, "verlc_log_probs: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER");
-    if (!p->ref_actor)
-        FAIL(ERR_INVAL, "verlc_log_probs: there is no reference; it comes with actor_rollout_ref.actor.use_kl_loss=True or "
-                        "algorithm.use_kl_in_reward=True");
-    stage_begin(p->stages, "ref");
-    return ppo_reference(p, &b->b);
+/* 0: the run has a model of this role. */
+static int want_role(const struct stage *s, const char *call, enum verlc_role role) {
+    static const char *const lacks[N_ROLES] = {
+        [VERLC_REF] = "there is no reference; it comes with actor_rollout_ref.actor.use_kl_loss=True or "
+                      "algorithm.use_kl_in_reward=True",
+        [VERLC_CRITIC] = "there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True",
+        [VERLC_TEACHER] = "there is no teacher; it comes with distillation.enabled=True",
+    };
+    if (!s->worker->role[role]) FAIL(ERR_INVAL, "%s: %s", call, lacks[role]);
+    return 0;
+}
+
+static int log_probs(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
+    const char *call = "verlc_log_probs";
+    TRY(want_samples(b, call));
+    if ((unsigned)role >= N_ROLES || role == VERLC_CRITIC)
+        FAIL(ERR_INVAL, "%s: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER", call);
+    TRY(want_role(s, call, role));
+    stage_begin(s->run->stages, role == VERLC_ACTOR ? "old_log_prob" : role == VERLC_REF ? "ref" : "teacher");
+    if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &b->b);
+    return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &b->b);
 }
 
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_log_probs"));
-    return ended(v, log_probs(&v->p, role, b));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, log_probs(&s, role, b));
 }
 
-static int has_critic(const struct ppo *p, const char *call) {
-    if (!p->critic)
-        FAIL(ERR_INVAL, "%s: there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True", call);
-    return 0;
-}
-
-static int values(struct ppo *p, struct verlc_batch *b) {
-    TRY(has_critic(p, "verlc_values"));
+static int values(const struct stage *s, struct verlc_batch *b) {
+    TRY(want_role(s, "verlc_values", VERLC_CRITIC));
     TRY(want_samples(b, "verlc_values"));
-    return ppo_values(p, &b->b);
+    stage_begin(s->run->stages, "values");
+    return ppo_values(s, &b->b);
 }
 
 int verlc_values(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_values"));
-    stage_begin(v->p.stages, "values");
-    return ended(v, values(&v->p, b));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, values(&s, b));
 }
 
-static int advantage(struct ppo *p, struct verlc_batch *b) {
+static int advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct verlc_batch *b) {
     const char *call = "verlc_advantage";
     TRY(want_samples(b, call));
     TRY(want(b, call, "token_level_scores", BATCH_F64, "verlc_reward"));
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
-    if (p->k.use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (p->k.adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
-    return ppo_advantage(p, &b->b);
+    if (s->k->use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (s->k->adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
+    stage_begin(s->run->stages, "adv");
+    return ppo_advantage(s, kl, &b->b);
 }
 
 int verlc_advantage(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_advantage"));
-    stage_begin(v->p.stages, "adv");
-    return ended(v, advantage(&v->p, b));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, advantage(&s, &v->c.kl_ctrl, b));
 }
 
-static int resample(struct ppo *p, const struct verlc_batch *b, struct verlc_batch *out) {
+static int resample(const struct stage *s, const struct verlc_batch *b, struct verlc_batch *out) {
     TRY(want(b, "verlc_resample", "score", BATCH_F64, "verlc_rollout"));
     batch_free(&out->b);
-    return ppo_pf_resample(p, &b->b, &out->b);
+    return ppo_pf_resample(s, &b->b, &out->b);
 }
 
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out) {
     TRY(ready(v, "verlc_resample"));
-    return ended(v, resample(&v->p, b, out));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, resample(&s, b, out));
 }
 
-static int update(struct ppo *p, enum verlc_role role, struct verlc_batch *b) {
+static int update(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
     const char *call = "verlc_update";
     TRY(want_samples(b, call));
     if (role == VERLC_CRITIC) {
-        TRY(has_critic(p, call));
+        TRY(want_role(s, call, role));
         TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
         TRY(want(b, call, "returns", BATCH_F64, "verlc_advantage"));
-        stage_begin(p->stages, "update_critic");
-        return ppo_update_critic(p, &b->b);
+        stage_begin(s->run->stages, "update_critic");
+        return ppo_update_critic(s, &b->b);
     }
-    if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "verlc_update: the reference and the teacher are frozen");
+    if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
-    if (p->k.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (p->k.distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (p->step < p->k.critic.actor_from) return 0;
-    stage_begin(p->stages, "update_actor");
-    return ppo_update(p, &b->b);
+    if (s->k->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
+    if (s->run->step < s->k->critic.actor_from) return 0;
+    stage_begin(s->run->stages, "update_actor");
+    return ppo_update_actor(s, &b->b);
 }
 
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_update"));
-    return ended(v, update(&v->p, role, b));
+    const struct stage s = controller_stage(&v->c);
+    return ended(v, update(&s, role, b));
 }
 
 /* ---- a step's begin and end ---- */
 
-static bool profiled(const struct ppo *p) {
-    for (int64_t i = 0; i < p->k.n_profile_steps; i++)
-        if (p->k.profile_steps[i] == (double)p->step) return true;
+static bool profiled(const struct controller *c) {
+    for (int64_t i = 0; i < c->k.n_profile_steps; i++)
+        if (c->k.profile_steps[i] == (double)c->run.step) return true;
     return false;
 }
 
 /* Writes the step's trace; the step is done by then, so a failure is a warning. */
-static void write_trace(struct ppo *p) {
-    char *path = xasprintf("%s/trace_step_%lld.json", p->k.default_local_dir, (long long)p->step);
-    int rc = file_mkdirs(p->k.default_local_dir);
-    if (rc == 0) rc = dev_trace_stop(&p->dev, path, NULL);
-    if (rc < 0) log_warn("step %lld was not traced: %s", (long long)p->step, err_msg());
-    else log_info("the trace of step %lld is in %s", (long long)p->step, path);
+static void write_trace(struct controller *c) {
+    char *path = xasprintf("%s/trace_step_%lld.json", c->k.default_local_dir, (long long)c->run.step);
+    int rc = file_mkdirs(c->k.default_local_dir);
+    if (rc == 0) rc = dev_trace_stop(&c->worker.dev, path, NULL);
+    if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
+    else log_info("the trace of step %lld is in %s", (long long)c->run.step, path);
     free(path);
 }
 
-/* What comes before the first step. */
-static int start(struct verlc *v) {
-    struct ppo *p = &v->p;
-    v->started = true;
-    if (p->val_data && (p->k.val_before_train || p->k.val_only)) TRY(ppo_run_validate(p));
-    if (!p->k.val_only && p->step >= p->total_steps)
-        log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
-                 (long long)p->step, (long long)p->total_steps);
-    return 0;
-}
-
 bool verlc_begin_step(struct verlc *v) {
-    struct ppo *p = &v->p;
+    struct controller *c = &v->c;
     if (v->rc < 0 || v->answered) return false;
-    if (v->in_step) {
+    if (c->run.in_step) {
         failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_begin_step: the step before has no verlc_end_step"));
         return false;
     }
-    if (!v->started && ended(v, start(v)) < 0) return false;
-    if (p->k.val_only || p->step >= p->total_steps || early_stop_done(&p->early)) return false;
-    v->in_step = true;
-    p->step++;
-    if (profiled(p)) dev_trace_start(&p->dev);
-    metrics_reset(&p->metrics);
-    p->step_bad = false;
+    const bool first = !v->started;
+    v->started = true;
+    if (first && c->val_data && (c->k.val_before_train || c->k.val_only) && ended(v, run_validate_first(&c->run)) < 0) return false;
+    if (c->k.val_only || !run_begin_step(&c->run)) return false;
+    if (profiled(c)) dev_trace_start(&c->worker.dev);
     return true;
 }
 
 /* Metrics and samples of a step whose updates are done. */
-static int record(struct ppo *p, struct verlc_batch *b) {
+static int record(struct controller *c, struct verlc_batch *b) {
+    const struct stage s = controller_stage(c);
+    struct run *const r = &c->run;
     TRY(want_samples(b, "verlc_end_step"));
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
-    if (!p->step_bad) p->bad_steps = 0;
-    stage_begin(p->stages, "dump_rollout_generations");
-    ppo_dump(p, &b->b, &p->k.rollout_data_dir);
-    ppo_record(p, &b->b, false);
-    stage_end(p->stages);
-    stages_metrics(p->stages, &p->metrics);
-    TRY(ppo_data_metrics(p, &b->b));
-    metrics_set_i64(&p->metrics, p->step, "training/global_step");
-    metrics_set_i64(&p->metrics, p->sampler.epoch, "training/epoch");
+    stage_begin(r->stages, "dump_rollout_generations");
+    ppo_dump(&s, c->tok, &b->b, &c->k.rollout_data_dir);
+    ppo_record(&s, c->tok, &b->b, false);
+    stage_end(r->stages);
+    stages_metrics(r->stages, &r->metrics);
+    TRY(ppo_data_metrics(&s, &b->b));
+    metrics_set_i64(&r->metrics, r->step, "training/global_step");
+    metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");
     return 0;
 }
 
 int verlc_end_step(struct verlc *v, struct verlc_batch *b) {
-    struct ppo *p = &v->p;
     TRY(ready(v, "verlc_end_step"));
-    int rc = record(p, b);
-    if (rc < 0) return failed(v, rc);
-    if (profiled(p)) write_trace(p);
-    v->in_step = false; /* the step is done, whatever becomes of its validation and checkpoint */
-    rc = ppo_run_finish(p);
-    return rc < 0 ? failed(v, ppo_run_end_early(p, rc)) : 0;
+    TRY(ended(v, record(&v->c, b)));
+    if (profiled(&v->c)) write_trace(&v->c);
+    return ended(v, run_end_step(&v->c.run));
 }
 
-static int save(struct verlc *v) {
-    struct ppo *p = &v->p;
-    if (v->in_step) FAIL(ERR_INVAL, "verlc_save: a step is being made; call it after verlc_end_step");
-    if (p->step < 1) FAIL(ERR_INVAL, "verlc_save: no step was done, so there is nothing to save");
-    return p->saved_step == p->step ? 0 : ppo_run_save(p, p->step, p->k.keep_ckpts);
+static int save(struct run *r) {
+    if (r->in_step) FAIL(ERR_INVAL, "verlc_save: a step is being made; call it after verlc_end_step");
+    if (r->step < 1) FAIL(ERR_INVAL, "verlc_save: no step was done, so there is nothing to save");
+    return run_save(r);
 }
 
 int verlc_save(struct verlc *v) {
     if (v->rc < 0 || v->answered) return v->rc;
-    return ended(v, save(v));
+    return ended(v, save(&v->c.run));
 }

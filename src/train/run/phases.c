@@ -50,6 +50,16 @@ static void on_signal(int sig) {
 
 int stage_stop_signal(void) { return stop_signal; }
 
+int stage_check_stop(void) {
+    if (stop_signal) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop_signal));
+    return 0;
+}
+
+void progress_report(const struct progress *p, const char *name, int64_t done, int64_t total, double tok_s) {
+    stage_beat(p->stages);
+    track_progress(p->track, p->step, name, done, total, tok_s);
+}
+
 const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : "SIGTERM"; }
 
 static void *watch(void *v) {

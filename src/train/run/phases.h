@@ -27,6 +27,16 @@ void stage_beat(struct stages *s); /* any thread */
 double stage_seconds(const struct stages *s, const char *name);
 /* timing_s/NAME of everything since the last call, and resets. */
 void stages_metrics(struct stages *s, struct metrics *m);
+/* Where a stage tells how far it is; borrowed. */
+struct progress {
+    struct stages *stages;
+    struct track *track;
+    int64_t step;
+};
+/* So many of total samples are done: a beat, and what the bar shows. */
+void progress_report(const struct progress *p, const char *phase, int64_t done, int64_t total, double tok_s);
+/* ERR_SIGNAL where a signal has asked for a stop. */
+int stage_check_stop(void);
 int stage_stop_signal(void);            /* 0, or the signal that asked for a stop */
 const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM" */
 

@@ -1,0 +1,135 @@
+/* controller.c - see controller.h. */
+#include "train/ppo/controller.h"
+
+#include "train/run/optimizer_keys.h"
+#include "train/train.h"
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+
+struct stage controller_stage(struct controller *c) {
+    return (struct stage){&c->k, &c->worker, &c->run};
+}
+
+struct generation controller_generation(const struct controller *c) {
+    return (struct generation){c->tok, c->reward, c->train_data};
+}
+
+/* ---- what the run asks for ---- */
+
+static int parts(void *ctx, struct ckpt_part p[RUN_MAX_PARTS]) { return worker_parts(&((struct controller *)ctx)->worker, p); }
+
+static void state(const void *ctx, json_t *trainer) {
+    const struct controller *c = ctx;
+    json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
+    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.seed));
+}
+
+static int restore(void *ctx, const json_t *trainer, const char *where) {
+    return json_f64(trainer, "kl_ctrl", &((struct controller *)ctx)->kl_ctrl.value, where);
+}
+
+int controller_validate(void *ctx) {
+    struct controller *c = ctx;
+    const struct stage s = controller_stage(c);
+    const struct generation g = controller_generation(c);
+    return ppo_validate(&s, &g, c->val_data, &c->k.validation_data_dir);
+}
+
+/* ---- opening ---- */
+
+static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
+    const struct ppo_config *k = &c->k;
+    const struct rl_dataset_args a = {.files = train ? k->train_files : k->val_files,
+                                      .n_files = train ? k->n_train_files : k->n_val_files,
+                                      .prompt_key = k->prompt_key,
+                                      .reward_fn_key = k->reward_fn_key,
+                                      .tok = c->tok,
+                                      .chat = c->chat,
+                                      .chat_kwargs = k->chat_kwargs,
+                                      .max_prompt_length = k->max_prompt_length,
+                                      .filter_overlong_prompts = k->filter_overlong_prompts,
+                                      .truncation = k->truncation,
+                                      .max_samples = train ? k->train_max_samples : k->val_max_samples,
+                                      .shuffle = train && k->shuffle,
+                                      .seed = k->data_seed,
+                                      .what = train ? "data.train_files" : "data.val_files",
+                                      .sampler = train ? &k->sampler : NULL};
+    return rl_dataset_open(out, &a);
+}
+
+static int open_data(struct controller *c) {
+    struct ppo_config *k = &c->k;
+    TRY(tokenizer_open(&c->tok, k->tokenizer_dir));
+    TRY(chat_template_create(&c->chat, c->tok));
+    TRY(open_dataset(c, true, &c->train_data));
+    if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    const struct data_sampler_args a = {.n_rows = c->train_data->n,
+                                        .batch_size = k->train_batch_size,
+                                        .order = k->sampler.order,
+                                        .keys = c->train_data->keys,
+                                        .drop_last = true,
+                                        .seed = k->data_seed};
+    TRY(run_open_sampler(&c->run, &a, k->total_epochs, k->total_training_steps));
+    train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
+    train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
+    return 0;
+}
+
+static int open_run(struct controller *c, const struct conf *conf) {
+    static const char *const headlines[][2] = {
+        {"critic/rewards/mean", "reward"}, {"actor/kl_loss", "kl"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
+    const struct ppo_config *k = &c->k;
+    const struct run_program program = {
+        .ctx = c, .parts = parts, .state = state, .restore = restore, .validate = controller_validate, .headlines = headlines};
+    const struct run_config r = {.title = k->adv_estimator,
+                                 .project = k->project,
+                                 .experiment = k->experiment,
+                                 .default_local_dir = k->default_local_dir,
+                                 .resume_mode = k->resume_mode,
+                                 .resume_from = k->resume_from,
+                                 .device = k->device,
+                                 .loggers = k->loggers,
+                                 .n_loggers = k->n_loggers,
+                                 .threads = k->threads,
+                                 .save_freq = k->save_freq,
+                                 .test_freq = k->test_freq,
+                                 .keep_ckpts = k->keep_ckpts,
+                                 .max_bad_steps = k->max_bad_steps,
+                                 .deadline_s = k->deadline_s,
+                                 .early_stop = k->early_stop,
+                                 .val_only = k->val_only,
+                                 .validates = k->n_val_files > 0 && k->test_freq > 0};
+    return run_open(&c->run, conf, &r, &program);
+}
+
+int controller_open(struct controller *c, const struct conf *conf) {
+    struct ppo_config *k = &c->k;
+    TRY(ppo_config_read(k, conf));
+    TRY(open_run(c, conf));
+    if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
+    if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
+    TRY(algo_user_check(k->my_adv));
+    TRY(algo_user_check(k->my_loss));
+    TRY(run_open_device(&c->run, &c->worker.dev));
+    TRY(worker_plan(&c->worker, k));
+    TRY(open_data(c));
+    TRY(reward_create(&c->reward, &k->reward));
+    TRY(worker_open(&c->worker, c->tok));
+    TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
+    return run_ready(&c->run, conf);
+}
+
+void controller_close(struct controller *c, int rc) {
+    run_close(&c->run, rc);
+    worker_close(&c->worker);
+    reward_destroy(c->reward);
+    rl_dataset_close(c->val_data);
+    rl_dataset_close(c->train_data);
+    chat_template_destroy(c->chat);
+    tokenizer_close(c->tok);
+    ppo_config_free(&c->k);
+}

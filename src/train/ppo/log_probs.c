@@ -1,0 +1,38 @@
+/* log_probs.c - old log-probs and the reference's: what the policy and its frozen start say of the samples' tokens. */
+#include "train/ppo/stages.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdlib.h>
+
+/* Log-probs of all responses by a role into a new column; with sum_pi the sums of squared probabilities as well. */
+static int log_prob_column(const struct stage *s, enum verlc_role role, struct batch *b, const char *name, bool sum_pi) {
+    const struct progress at = run_progress(s->run);
+    struct actor_seq *seqs;
+    TRY(ppo_sequences(b, &seqs));
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows];
+    float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
+    int rc = 0;
+    TRYG(worker_forward(s->worker, role, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}), out);
+    TRYG(ppo_add_numbers(b, name, logp), out);
+    if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
+out:
+    free(logp);
+    free(seqs);
+    return rc;
+}
+
+int ppo_old_log_probs(const struct stage *s, struct batch *b) {
+    double *old;
+    /* The policy has not moved since the rollout and both use one forward pass, so the rollout's log-probs are the
+     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
+    const bool sum_pi = s->k->adv->needs & ALGO_NEEDS_SUM_PI;
+    if (s->k->force_old_log_prob || sum_pi) return log_prob_column(s, VERLC_ACTOR, b, "old_log_probs", sum_pi);
+    TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
+    const struct batch_col *rollout = batch_find(b, "rollout_log_probs");
+    for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
+    return 0;
+}
+
+int ppo_reference(const struct stage *s, struct batch *b) { return log_prob_column(s, VERLC_REF, b, "ref_log_prob", false); }

@@ -1,0 +1,40 @@
+/* memory_plan.h - the memory of a run before it starts: what every block takes, what updates recompute, how many KV blocks
+ * there are; refused with the nearest change that fits.  Private to train. */
+#ifndef VERLC_TRAIN_PPO_MEMORY_PLAN_H
+#define VERLC_TRAIN_PPO_MEMORY_PLAN_H
+
+#include "model/forward.h"
+#include "train/ppo/config.h"
+#include "train/score/reward_model.h"
+
+/* The shapes of a run's models; json is NULL of those that it does not have. */
+struct model_shapes {
+    struct model_config policy, critic, teacher;
+};
+int model_shapes_load(struct model_shapes *s, const struct ppo_config *k); /* reads config.json files alone */
+void model_shapes_free(struct model_shapes *s);
+
+struct memory_plan {
+    /* bytes; critic: weights, master, gradients and moments */
+    size_t weights, adapter, master, grads, moments, ref, teacher, critic, rm;
+    size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
+    size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
+    size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
+    struct dev_sizes sizes;                                      /* of what the backend takes */
+    struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
+    int64_t n_train, n_train_critic;     /* elements of an adapter, of the critic's with its head; 0: none */
+    int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
+        max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
+    struct reward_model_args rm_args; /* its sizes */
+};
+/* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
+void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
+/* Sizes everything a run allocates. */
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+/* ERR_NOMEM with the nearest change that fits when it does not. */
+int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *out);
+/* Tokens of the teacher's lists; 0: it has none. */
+int64_t distill_list(const struct ppo_config *k);
+
+#endif

@@ -1,0 +1,131 @@
+/* stages.h - the stages of a ppo step, one file each: from prompts to a new policy.  Private to train.
+ *
+ * A stage reads and adds columns of a batch. It knows its configuration, the worker that has the device, and the run that
+ * it reports to; what else it needs is an argument. */
+#ifndef VERLC_TRAIN_PPO_STAGES_H
+#define VERLC_TRAIN_PPO_STAGES_H
+
+#include "train/ppo/worker.h"
+#include "train/run/run.h"
+
+struct stage {
+    const struct ppo_config *k;
+    struct worker *worker;
+    struct run *run;
+};
+
+/* ---- rollout.c, dynamic_sampling.c: prompts -> samples with scores ---- */
+/* What generation reads and whom it asks for scores. */
+struct generation {
+    const struct tokenizer *tok;
+    struct reward *reward;
+    const struct rl_dataset *data; /* of training; its order is the run's sampler */
+};
+/* The next prompts of the training data and their samples, as ppo_generate's. With algorithm.filter_groups prompts
+ * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
+ * are kept depends on the order of the data alone, never on which sample ended first. */
+int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
+/* Generates sampling->n responses for each row of prompts and scores them as they
+ * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
+ *   responses i32, rollout_log_probs f32 (ragged); finish, text, reward_status (string);
+ *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
+ *   prompt of this batch), seconds f64; for an estimator that needs it reward_baselines f64,
+ *   the score of a greedy response (NaN unless scored), in training alone */
+int ppo_generate(const struct stage *s, const struct generation *g, const struct batch *prompts,
+                 const struct ppo_sampling *sampling, uint64_t seed, bool validation, struct batch *out);
+
+/* ---- reward.c ---- */
+/* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
+ * token_level_scores (f64 ragged): a sample's score on its last token. */
+int ppo_reward(const struct stage *s, struct batch *b);
+
+/* ---- log_probs.c, distillation.c, update_critic.c: passes ---- */
+/* Adds old_log_probs and, where needed, sum_pi_squared (f64 ragged). */
+int ppo_old_log_probs(const struct stage *s, struct batch *b);
+/* Adds ref_log_prob (f64 ragged). */
+int ppo_reference(const struct stage *s, struct batch *b);
+/* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
+ * first, with their teacher_ids (i32). */
+int ppo_teacher(const struct stage *s, struct batch *b);
+/* Adds values (f64 ragged). */
+int ppo_values(const struct stage *s, struct batch *b);
+
+/* ---- advantage.c ---- */
+/* Adds token_level_rewards, response_mask (i32), advantages, returns,
+ * and with rollout correction rollout_is_weights (ragged, f64 unless said). */
+int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *b);
+/* PF-PPO: b's rows drawn again, with replacement, by their scores. */
+int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
+
+/* ---- update_actor.c, update_critic.c ---- */
+int ppo_update_actor(const struct stage *s, const struct batch *b);
+int ppo_update_critic(const struct stage *s, const struct batch *b);
+
+/* ---- distillation.c: its part of the actor's loss ---- */
+struct distill_batch {
+    int64_t k, vocab;        /* k 0: an estimator, no lists */
+    const float *teacher;    /* of the mini-batch's tokens, k or 1 for each; borrowed */
+    struct token_lists list; /* of the mini-batch; arrays other than id are owned */
+};
+void distill_begin(struct distill_batch *d, const struct stage *s, const struct batch *mini);
+void distill_end(struct distill_batch *d);
+/* A micro-batch: adds to dlogp (indexed as policy's arrays) and to *loss, fills d->list.dlogp of its tokens. */
+int distill_loss(struct distill_batch *d, const struct ppo_distill_config *k, const struct algo_policy_args *policy, double *loss,
+                 double *dlogp, struct algo_metrics *m);
+
+/* ---- batches, shared by the stages (mini_batch.c) ---- */
+/* A new f64 column shaped like another one, zeros. *out is valid until the next column is added. */
+int ppo_add_f64(struct batch *b, const char *name, const char *like, double **out);
+/* The same of i32 or f32, or of k elements for each of its elements; data NULL: zeros. */
+int ppo_add_like(struct batch *b, const char *name, enum batch_type type, const char *like, int64_t k, const void *data);
+/* A column from one number for each response token; ERR_NUMERIC where one is not finite. */
+int ppo_add_numbers(struct batch *b, const char *name, const float *v);
+/* response_mask as bytes, all 1 where the batch has no such column; caller frees. */
+uint8_t *ppo_mask(const struct batch *b);
+/* The f64 array of a column, or NULL. */
+double *ppo_column(const struct batch *b, const char *name);
+/* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */
+int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
+
+/* The mini-batch of an update that is under way. */
+struct ppo_mini {
+    const struct stage *s;
+    const struct batch *whole;
+    struct batch b; /* its rows, in the order of its micro-batches */
+    struct actor_seq *seqs;
+    uint8_t *mask;
+    const int64_t *off; /* of responses */
+    struct algo_agg agg;
+    struct update_metrics metrics; /* of the stage */
+    int64_t done, total;           /* samples, for the progress */
+};
+/* Fills mini and m (sequences) for these rows; agg's mode and factor are the caller's. */
+int ppo_mini_take(struct ppo_mini *mini, const int64_t *rows, int64_t n, struct mini_batch *m);
+void ppo_mini_drop(struct ppo_mini *mini);
+/* A micro-batch is done: its metrics, under verl's names for this role ("actor/"), and the progress. Frees m. */
+void ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, const char *role, const char *phase,
+                     struct algo_metrics *m);
+int ppo_mini_not_finite(struct ppo_mini *mini, const struct optim_result *o);
+/* The stage: u's rows are those of mini->whole. Sets role/... metrics of all its steps, with the next step's rate. */
+int ppo_mini_run(struct ppo_mini *mini, enum verlc_role role, struct update *u, double next_lr);
+
+/* ---- metrics.c, validation.c ---- */
+/* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
+int ppo_data_metrics(const struct stage *s, const struct batch *b);
+/* Every sample of the batch to run.db. */
+void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation);
+/* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
+ * failure is a warning, and *dir becomes NULL. */
+void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char **dir);
+int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, const char **dump_dir);
+
+/* ---- validation statistics (verl metric_utils.process_validation_metrics) ---- */
+struct val_row { /* one scored sample */
+    const char *data_source;
+    int64_t uid;
+    double reward;
+    const json_t *extra;
+};
+int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
+
+#endif

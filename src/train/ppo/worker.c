@@ -1,0 +1,221 @@
+/* worker.c - see worker.h. */
+#include "train/ppo/worker.h"
+
+#include "model/files/load.h"
+#include "train/run/perf_metrics.h"
+
+#include "base/err.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- opening ---- */
+
+int worker_plan(struct worker *w, struct ppo_config *k) {
+    struct model_shapes shapes = {0};
+    struct buf text = {0};
+    int rc = 0;
+    w->k = k;
+    memory_plan_offload(k, &w->dev);
+    TRYG(model_shapes_load(&shapes, k), out);
+    TRYG(memory_plan_make(&w->plan, k, &shapes, &w->dev), out);
+    memory_plan_print(&w->plan, k, &shapes, &text);
+    log_info("%s", text.p);
+    TRYG(memory_plan_check(&w->plan, k, &shapes, &w->dev), out);
+out:
+    model_shapes_free(&shapes);
+    buf_free(&text);
+    return rc;
+}
+
+/* The trained model of a role on the shared block. a: what differs. */
+static int open_role(struct worker *w, enum verlc_role role, struct trained_model_args a) {
+    a.dev = &w->dev;
+    a.model = w->model[role] ? w->model[role] : w->model[VERLC_ACTOR];
+    a.block = w->block;
+    return trained_model_create(&w->role[role], &a);
+}
+
+static int open_policy(struct worker *w) {
+    const struct ppo_config *k = w->k;
+    const struct memory_plan *l = &w->plan;
+    const struct model_open_args m = {
+        .dir = k->model_dir, .act = k->act, .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0, .max_len = l->max_len};
+    return train_open_model(&w->model[VERLC_ACTOR], &w->dev, &m, &k->lora, k->seed);
+}
+
+/* With an adapter the reference is the policy without it: no second copy of the weights. */
+static int open_reference(struct worker *w) {
+    const struct memory_plan *l = &w->plan;
+    const struct trained_model_args a = {
+        .no_adapter = true, .stream = w->k->ref_offload, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
+    return open_role(w, VERLC_REF, a);
+}
+
+static int open_critic(struct worker *w) {
+    const struct memory_plan *l = &w->plan;
+    const struct ppo_critic_config *k = &w->k->critic;
+    const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (k->shares_base ? MODEL_SHARED_BASE : 0);
+    const struct model_open_args m = {.dir = k->model_dir,
+                                      .act = w->k->act,
+                                      .flags = flags,
+                                      .max_len = l->max_len,
+                                      .base = k->shares_base ? w->model[VERLC_ACTOR] : NULL};
+    const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->dev, &m, &k->lora, w->k->seed);
+    if (rc < 0) return err_wrap(rc, "critic.model");
+    const struct trained_model_args a = {
+        .train = true, .keep = l->critic_keep, .optim = &k->optim, .max_rows = l->max_rows_critic, .max_seqs = l->max_seqs_critic};
+    return open_role(w, VERLC_CRITIC, a);
+}
+
+/* The same token for the same id. */
+static int same_tokens(const struct tokenizer *teacher, const struct tokenizer *student) {
+    const int64_t n = tokenizer_vocab_size(teacher), own = tokenizer_vocab_size(student);
+    for (int64_t id = 0; id < (n > own ? n : own); id++) {
+        const char *a = tokenizer_token(teacher, (int32_t)id), *b = tokenizer_token(student, (int32_t)id);
+        if ((a && b) ? strcmp(a, b) == 0 : a == b) continue;
+        FAIL(ERR_INPUT,
+             "another tokenizer than the student's: token %lld is \"%s\" there and \"%s\" here; a teacher must read the "
+             "student's tokens",
+             (long long)id, a ? a : "", b ? b : "");
+    }
+    return 0;
+}
+
+static int open_teacher_model(struct worker *w, const struct tokenizer *tok) {
+    struct tokenizer *t = NULL;
+    const struct model_open_args m = {
+        .dir = w->k->distill.teacher_dir, .act = w->k->act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+    int rc = tokenizer_open(&t, m.dir);
+    if (rc == 0) rc = same_tokens(t, tok);
+    tokenizer_close(t);
+    TRY(rc);
+    return model_open(&w->model[VERLC_TEACHER], &w->dev, &m);
+}
+
+static int open_teacher(struct worker *w, const struct tokenizer *tok) {
+    const int rc = open_teacher_model(w, tok);
+    if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
+    const struct trained_model_args a = {
+        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = distill_list(w->k)};
+    return open_role(w, VERLC_TEACHER, a);
+}
+
+static int open_reward_model(struct worker *w, const struct tokenizer *tok) {
+    struct reward_model_args a = w->plan.rm_args;
+    a.dev = &w->dev;
+    a.policy_tok = tok;
+    const int rc = reward_model_create(&w->rm, &a);
+    return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
+}
+
+static int open_decoder(struct worker *w) {
+    const struct memory_plan *l = &w->plan;
+    struct rollout_decoder_args a =
+        rollout_decoder_size(&w->dev, &w->model[VERLC_ACTOR]->cfg, w->k->act, l->max_seqs, l->max_rows_roll, l->max_len, SIZE_MAX);
+    a.model = w->model[VERLC_ACTOR];
+    a.n_kv_blocks = l->n_kv_blocks;
+    a.block = w->block;
+    return rollout_decoder_open(&w->decoder, &a);
+}
+
+int worker_open(struct worker *w, const struct tokenizer *tok) {
+    const struct ppo_config *k = w->k;
+    const struct memory_plan *l = &w->plan;
+    const struct model_open_args frozen = {
+        .dir = k->model_dir, .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = l->max_len};
+    const struct trained_model_args policy = {.train = true,
+                                              .keep = l->keep,
+                                              .optim = &k->optim,
+                                              .list = distill_list(k),
+                                              .max_rows = l->max_rows_update,
+                                              .max_seqs = l->max_seqs_update};
+    TRY(dev_reserve(&w->dev, &l->sizes));
+    TRY(open_policy(w));
+    if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
+    TRY(dev_alloc(&w->dev, l->block, &w->block));
+    TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
+    TRY(open_decoder(w));
+    TRY(open_role(w, VERLC_ACTOR, policy));
+    if (l->critic > 0) TRY(open_critic(w));
+    if (l->rm > 0) TRY(open_reward_model(w, tok));
+    if (l->teacher > 0) TRY(open_teacher(w, tok));
+    return l->max_rows_ref > 0 ? open_reference(w) : 0;
+}
+
+void worker_close(struct worker *w) {
+    rollout_decoder_close(w->decoder);
+    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->role[i]);
+    reward_model_destroy(w->rm);
+    for (int i = N_ROLES - 1; i >= 0; i--) model_close(w->model[i]); /* the policy last: others may read its weights */
+    if (w->block) dev_free(&w->dev, w->block, w->plan.block);
+    dev_close(&w->dev);
+}
+
+int worker_parts(struct worker *w, struct ckpt_part parts[2]) {
+    static const struct {
+        enum verlc_role role;
+        const char *name;
+    } kept[] = {{VERLC_ACTOR, "actor"}, {VERLC_CRITIC, "critic"}};
+    int n = 0;
+    for (int i = 0; i < 2; i++) {
+        struct trained_model *t = w->role[kept[i].role];
+        if (t) parts[n++] = (struct ckpt_part){kept[i].name, w->model[kept[i].role], trained_model_optim(t), w->k->tokenizer_dir};
+    }
+    return n;
+}
+
+/* ---- generation ---- */
+
+int worker_generate_begin(struct worker *w, const struct rollout_config *c) {
+    return rollout_decoder_engine(&w->engine, w->decoder, c); /* its cache is empty: the weights may have changed */
+}
+int worker_generate_add(struct worker *w, const struct rollout_request *q) { return rollout_submit(w->engine, q, NULL); }
+int worker_generate_step(struct worker *w) { return rollout_step(w->engine); }
+struct rollout_stats worker_generate_stats(const struct worker *w) {
+    return rollout_stats(w->engine);
+}
+void worker_generate_end(struct worker *w) {
+    rollout_destroy(w->engine);
+    w->engine = NULL;
+}
+
+/* ---- passes and updates ---- */
+
+static struct forward_out out_at(const struct forward_out *o, struct token_lists *list, int64_t at, int64_t k) {
+    if (o->list) *list = (struct token_lists){.top_id = o->list->top_id + at * k, .top_logp = o->list->top_logp + at * k};
+    return (struct forward_out){.logp = o->logp ? o->logp + at : NULL,
+                                .sum_pi_sq = o->sum_pi_sq ? o->sum_pi_sq + at : NULL,
+                                .value = o->value ? o->value + at : NULL,
+                                .list = o->list ? list : NULL};
+}
+
+int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct actor_seq *seqs, int64_t n,
+                   struct forward_out out) {
+    static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
+    const struct actor_cut cuts[N_ROLES] = {w->k->logp_cut, w->k->ref_cut, w->k->critic.values_cut, w->k->distill.cut};
+    const struct actor_cut cut = cuts[role];
+    /* a teacher's logits are taken at temperature 1, as verl's servers give them */
+    const float temperature = role == VERLC_TEACHER ? 1 : (float)w->k->train.temperature;
+    const int64_t piece = cut.max_seqs > 0 ? cut.max_seqs : 16; /* for the watchdog and the progress */
+    struct token_lists list;
+    int64_t targets = 0;
+    trained_model_begin(w->role[role]);
+    for (int64_t lo = 0, hi; lo < n; lo = hi) {
+        hi = lo + piece < n ? lo + piece : n;
+        TRY(trained_model_forward(w->role[role], seqs + lo, hi - lo, cut, temperature,
+                                  out_at(&out, &list, targets, distill_list(w->k))));
+        for (int64_t i = lo; i < hi; i++) targets += actor_seq_targets(&seqs[i]);
+        progress_report(at, phases[role], hi, n, 0);
+        TRY(stage_check_stop());
+    }
+    return 0;
+}
+
+int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r) {
+    u->model = w->role[role];
+    TRY(update_run(u, r));
+    r->flops /= train_peak_flops(&w->dev);
+    return 0;
+}

@@ -1,0 +1,17 @@
+/* perf_metrics.h - how fast and how large a run is: model FLOPs utilisation and memory, as verl counts them.  Private to train. */
+#ifndef VERLC_TRAIN_PERF_METRICS_H
+#define VERLC_TRAIN_PERF_METRICS_H
+
+#include "model/config.h"
+#include "track/track.h"
+
+/* FLOPs of forward and backward over sequences of len[n] tokens (verl utils/flops_counter.py _estimate_qwen2_flops):
+ * nothing is added for what is recomputed. */
+double train_flops(const struct model_config *c, const int64_t *len, int64_t n);
+/* FLOP/s that the device's maker promises for dense bf16, by verl's table; INFINITY: a device that is not in it. */
+double train_peak_flops(const struct dev *d);
+/* perf/max_memory_allocated_gb, perf/max_memory_reserved_gb, perf/cpu_memory_used_gb, each also with verl's prefix where
+ * there is one ("actor/"), and perf/device_allocations since *before, which becomes now: 0 says that the plan held. */
+int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, struct dev_memory *before);
+
+#endif

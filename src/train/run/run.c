@@ -1,0 +1,263 @@
+/* run.c - see run.h. */
+#include "train/run/run.h"
+
+#include "train/train.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- opening ---- */
+
+int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p) {
+    struct buf yaml = {0};
+    const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
+    *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
+    TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
+    TRY(conf_yaml(c, &yaml));
+    r->config_yaml = buf_take(&yaml);
+    TRY(train_run_dir("trainer.default_local_dir", k->default_local_dir));
+    TRY(stages_create(&r->stages, k->deadline_s));
+    stage_begin(r->stages, "start");
+    return resume_find(&r->from, &a);
+}
+
+int run_open_device(struct run *r, struct dev *dev) {
+    TRY(resume_open_device(dev, &r->from, r->k.device, (int)r->k.threads));
+    r->dev = dev;
+    return 0;
+}
+
+int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps) {
+    const int rc = data_sampler_init(&r->sampler, a);
+    if (rc < 0) return err_wrap(rc, "data.train_batch_size");
+    r->total_steps = total_training_steps > 0 ? total_training_steps : data_sampler_batches(&r->sampler) * epochs;
+    return r->k.val_only ? 0 : resume_check_room(&r->from, r->k.default_local_dir, r->total_steps);
+}
+
+static int open_track(struct run *r, const struct conf *c) {
+    const json_t *config;
+    TRY(conf_json(c, "", &config));
+    const struct track_args a = {.loggers = r->k.loggers,
+                                 .n_loggers = r->k.n_loggers,
+                                 .project = r->k.project,
+                                 .experiment = r->k.experiment,
+                                 .run_dir = r->k.default_local_dir,
+                                 .config = config,
+                                 .total_steps = r->total_steps,
+                                 .resume_step = r->from.step,
+                                 .title = r->k.title};
+    TRY(track_open(&r->track, &a));
+    for (int i = 0; r->program.headlines[i][0]; i++)
+        track_headline(r->track, r->program.headlines[i][0], r->program.headlines[i][1]);
+    return 0;
+}
+
+/* Optimizer steps of all parts. */
+static int64_t optim_steps(const struct run *r) {
+    struct ckpt_part parts[RUN_MAX_PARTS];
+    const int n = r->program.parts(r->program.ctx, parts);
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += parts[i].optim->step;
+    return sum;
+}
+
+static int restore(struct run *r) {
+    const char *const dir = r->from.dir;
+    struct ckpt_part parts[RUN_MAX_PARTS];
+    const int n = r->program.parts(r->program.ctx, parts);
+    for (int i = 0; i < n; i++) {
+        char *part = ckpt_part_dir(dir, parts[i].name);
+        const bool there = file_is_dir(part);
+        free(part);
+        if (!there)
+            FAIL(ERR_INPUT,
+                 "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew "
+                 "with trainer.resume_mode=disable or another trainer.default_local_dir",
+                 dir, parts[i].name);
+        TRY(ckpt_load_part(dir, &parts[i]));
+    }
+    TRY(json_i64_opt(r->from.trainer, "bad_steps", &r->bad_steps, dir));
+    TRY(data_sampler_restore(&r->sampler, json_object_get(r->from.trainer, "data"), dir));
+    TRY(early_stop_restore(&r->early, json_object_get(r->from.trainer, "early_stopping"), dir));
+    TRY(early_stop_publish(&r->early, r->k.default_local_dir));
+    TRY(r->program.restore(r->program.ctx, r->from.trainer, dir));
+    r->step = r->saved_step = r->from.step;
+    log_info("resumed from %s", dir);
+    return 0;
+}
+
+/* The run's stages are phases of a trace. */
+static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
+
+int run_ready(struct run *r, const struct conf *c) {
+    TRY(open_track(r, c));
+    if (r->from.dir) TRY(restore(r));
+    r->optim_done = optim_steps(r);
+    r->cursor = data_sampler_state(&r->sampler);
+    TRY(dev_memory(r->dev, &r->memory));
+    stages_follow(r->stages, phase, r->dev);
+    stage_end(r->stages);
+    return 0;
+}
+
+void run_close(struct run *r, int rc) {
+    struct err_saved why;
+    err_save(&why);
+    if (rc == 0 && r->cursor) {
+        early_stop_say(&r->early, r->step);
+        if (r->saved_step > 0)
+            log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)r->step, r->k.default_local_dir,
+                     (long long)r->saved_step);
+        early_stop_report(&r->early, r->k.default_local_dir, "actor");
+    }
+    track_close(r->track);
+    stages_destroy(r->stages);
+    data_sampler_free(&r->sampler);
+    resume_free(&r->from);
+    metrics_free(&r->metrics);
+    json_decref(r->cursor);
+    free(r->config_yaml);
+    err_restore(&why);
+}
+
+/* ---- checkpoints ---- */
+
+/* keep: how many checkpoints stay on disk, <= 0: all. */
+static int save(struct run *r, int64_t keep) {
+    struct ckpt_part parts[RUN_MAX_PARTS];
+    const int n_parts = r->program.parts(r->program.ctx, parts);
+    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:o}", "global_step", (json_int_t)r->step, "isa", r->dev->isa, "data",
+                                r->cursor, "bad_steps", (json_int_t)r->bad_steps, "early_stopping", early_stop_state(&r->early));
+    r->program.state(r->program.ctx, trainer);
+    const struct ckpt_save_args a = {.root = r->k.default_local_dir,
+                                     .step = r->step,
+                                     .parts = parts,
+                                     .n_parts = n_parts,
+                                     .trainer = trainer,
+                                     .config_yaml = r->config_yaml,
+                                     .keep = keep,
+                                     .best = r->early.best_step};
+    stage_begin(r->stages, "save_checkpoint");
+    if (track_flush(r->track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
+    const int rc = ckpt_save(&a);
+    stage_end(r->stages);
+    json_decref(trainer);
+    TRY(rc);
+    r->saved_step = r->step;
+    return early_stop_publish(&r->early, r->k.default_local_dir);
+}
+
+int run_save(struct run *r) { return r->saved_step == r->step ? 0 : save(r, r->k.keep_ckpts); }
+
+/* ---- steps ---- */
+
+bool run_begin_step(struct run *r) {
+    if (!r->begun && r->step >= r->total_steps)
+        log_note("nothing to do: step %lld of %lld is already done; raise trainer.total_training_steps or total_epochs to go on",
+                 (long long)r->step, (long long)r->total_steps);
+    r->begun = true;
+    if (r->step >= r->total_steps || early_stop_done(&r->early)) return false;
+    r->in_step = true;
+    r->step++;
+    r->step_bad = false;
+    metrics_reset(&r->metrics);
+    return true;
+}
+
+int run_validate_first(struct run *r) {
+    metrics_reset(&r->metrics);
+    TRY(r->program.validate(r->program.ctx));
+    stages_metrics(r->stages, &r->metrics);
+    track_log(r->track, r->step, &r->metrics);
+    return 0;
+}
+
+static bool due(const struct run *r, int64_t freq) { return freq > 0 && (r->step == r->total_steps || r->step % freq == 0); }
+
+/* A signal in the validation ends it; the step itself is done and is saved. */
+static int finish(struct run *r) {
+    int best = 0;
+    json_decref(r->cursor);
+    r->cursor = data_sampler_state(&r->sampler);
+    r->optim_done = optim_steps(r);
+    if (r->k.validates && !stage_stop_signal() && due(r, r->k.test_freq)) {
+        const int rc = r->program.validate(r->program.ctx);
+        if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
+        if (rc == 0) TRY(best = early_stop_look(&r->early, &r->metrics, r->step));
+    }
+    const int stop = stage_stop_signal(); /* read once: it may come at any moment */
+    if (stop || best > 0 || early_stop_done(&r->early) || due(r, r->k.save_freq)) TRY(save(r, r->k.keep_ckpts));
+    stages_metrics(r->stages, &r->metrics);
+    track_log(r->track, r->step, &r->metrics);
+    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
+    return 0;
+}
+
+int run_end_step(struct run *r) {
+    if (!r->step_bad) r->bad_steps = 0;
+    r->in_step = false; /* the step is done, whatever becomes of its validation and checkpoint */
+    const int rc = finish(r);
+    return rc < 0 ? run_fail(r, err_pass(rc, __FILE__, __LINE__)) : 0;
+}
+
+/* Not saved: weights of a step that was half made, and weights that give no finite numbers; nothing of a device
+ * that failed. After a numerical stop nothing is retired, since an older checkpoint may be the one to return to. */
+int run_fail(struct run *r, int rc) {
+    struct err_saved why;
+    err_save(&why);
+    if (r->in_step) {
+        stage_end(r->stages);
+        r->step--; /* made again after a resume, from the cursor of the step before */
+        r->in_step = false;
+    }
+    const bool whole = optim_steps(r) == r->optim_done, diverged = rc == ERR_NUMERIC && r->bad_steps < r->k.max_bad_steps;
+    if (r->step > 0 && r->saved_step != r->step && whole && !diverged && rc != ERR_IO && rc != ERR_DEVICE &&
+        save(r, rc == ERR_NUMERIC ? 0 : r->k.keep_ckpts) < 0)
+        log_warn("%s", err_msg());
+    err_restore(&why);
+    if (r->saved_step > 0)
+        return err_append(rc, "; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
+                          (long long)r->saved_step, r->k.default_local_dir);
+    return err_append(rc, "; no step was saved, so there is nothing to go on from");
+}
+
+/* ---- gradients that are not finite ---- */
+
+/* What was not finite, for a message. */
+static const char *bad_name(const struct optim_result *o, char text[128]) {
+    if (!o->bad_tensor[0]) return "the gradient norm";
+    if (strchr(o->bad_tensor, ' ')) return o->bad_tensor; /* the loss: not a tensor of the model */
+    snprintf(text, 128, "the gradient of %s", o->bad_tensor);
+    return text;
+}
+
+int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(void *arg, struct buf *out), void *arg) {
+    char text[128], *dir = file_join(r->k.default_local_dir, "bad_batches"),
+                    *path = xasprintf("%s/%lld.jsonl", dir, (long long)r->step);
+    const char *const what = bad_name(o, text);
+    struct buf out = {0};
+    int rc = file_mkdirs(dir);
+    if (rc == 0) rc = dump(arg, &out);
+    if (rc == 0) rc = file_write_atomic(path, out.p ? out.p : "", out.n);
+    if (rc < 0)
+        log_warn("step %lld: %s is not finite; nothing was changed; its batch could not be saved: %s", (long long)r->step, what,
+                 err_msg());
+    else log_warn("step %lld: %s is not finite; nothing was changed; its batch is in %s", (long long)r->step, what, path);
+    buf_free(&out);
+    free(path);
+    free(dir);
+    if (!r->step_bad) r->bad_steps++;
+    r->step_bad = true;
+    if (r->bad_steps >= r->k.max_bad_steps)
+        FAIL(ERR_NUMERIC,
+             "step %lld: %s is not finite, %lld steps in a row (trainer.max_bad_steps); their batches are in bad_batches/; "
+             "lower the learning rate, or look at the data",
+             (long long)r->step, what, (long long)r->bad_steps);
+    return 0;
+}

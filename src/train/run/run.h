@@ -1,0 +1,93 @@
+/* run.h - what every trainer has around its steps: directories, phases and the watchdog, tracker, checkpoints, resume,
+ * early stopping, step counters, and the one way in which a run ends.
+ *
+ * Knows no models but as parts of a checkpoint, and no data but its cursor; what differs between trainers comes as
+ * struct run_program.
+ * Invariant: what the next step computes is a function of what a checkpoint holds, so a run that was killed and resumed
+ * ends in the same bits; and only a whole step is ever saved. */
+#ifndef VERLC_TRAIN_RUN_H
+#define VERLC_TRAIN_RUN_H
+
+#include "ckpt/ckpt.h"
+#include "conf/conf.h"
+#include "data/data.h"
+#include "track/track.h"
+#include "train/run/early_stopping.h"
+#include "train/run/phases.h"
+#include "train/run/resume.h"
+
+enum { RUN_MAX_PARTS = 2 };
+
+/* The keys of a run, those of trainer.*; strings are borrowed from the conf. */
+struct run_config {
+    const char *title; /* in front of the progress bar */
+    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
+    const char *const *loggers;
+    int64_t n_loggers, threads, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    double deadline_s;
+    struct early_stop_keys early_stop;
+    const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
+    bool val_only;           /* no steps are made, nothing is saved */
+    bool validates;          /* there is something to validate on, now and then */
+};
+
+/* What a program brings along. Calls get ctx. */
+struct run_program {
+    void *ctx;
+    int (*parts)(void *ctx, struct ckpt_part parts[RUN_MAX_PARTS]); /* the models of a checkpoint; how many */
+    /* Its own fields of trainer.json, beside the run's. */
+    void (*state)(const void *ctx, json_t *trainer);
+    int (*restore)(void *ctx, const json_t *trainer, const char *where);
+    int (*validate)(void *ctx);        /* into the run's metrics */
+    const char *const (*headlines)[2]; /* metrics that the bar shows, with their labels; ends with NULL */
+};
+
+struct run {
+    struct run_config k;
+    struct run_program program;
+    struct dev *dev; /* borrowed */
+    struct stages *stages;
+    struct track *track;
+    struct metrics metrics; /* of the step being made */
+    struct early_stop early;
+    struct data_sampler sampler;
+    struct resume from;
+    struct dev_memory memory; /* at the end of the step before */
+    int64_t step, total_steps, saved_step, bad_steps;
+    int64_t optim_done;            /* optimizer steps of all parts at the end of the last whole step */
+    bool begun, in_step, step_bad; /* step_bad: it has met a gradient that is not finite */
+    char *config_yaml;
+    json_t *cursor; /* data cursor at the end of the last whole step */
+};
+
+/* ---- opening, in this order; run_close takes a run at any of them ---- */
+/* Directories, watchdog, early stopping; finds what to resume from. Stage "start" until run_ready. */
+int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p);
+int run_open_device(struct run *r, struct dev *dev); /* kept, borrowed */
+/* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
+int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);
+/* The tracker, then the state of the checkpoint; the parts are open. */
+int run_ready(struct run *r, const struct conf *c);
+/* rc: how the run ended, or 0. Says what it did, and closes; the error's message stays. */
+void run_close(struct run *r, int rc);
+
+/* ---- steps ---- */
+/* The next step; false: there is none. */
+bool run_begin_step(struct run *r);
+/* A validation before the first step. */
+int run_validate_first(struct run *r);
+/* The step's metrics are complete: cursor, validation, checkpoint, record. A failure has gone through run_fail. */
+int run_end_step(struct run *r);
+/* After any failure in or after a step: a step half made is not counted; the last whole one is saved where it is not
+ * on disk yet and may be; the message says where to go on from. Returns rc. */
+int run_fail(struct run *r, int rc);
+/* A checkpoint of the last whole step, where there is none of it yet. */
+int run_save(struct run *r);
+/* A gradient that is not finite, so that nothing was changed: the lines that dump writes go to bad_batches/STEP.jsonl.
+ * ERR_NUMERIC after trainer.max_bad_steps steps in a row. */
+int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(void *arg, struct buf *out), void *arg);
+
+/* What a stage tells of itself. */
+static inline struct progress run_progress(const struct run *r) { return (struct progress){r->stages, r->track, r->step}; }
+
+#endif

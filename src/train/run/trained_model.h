@@ -1,0 +1,92 @@
+/* trained_model.h - a model with what trains it, over packed sequences: weights, activations, gradients, optimizer.
+ *
+ * What its head says of a target (a token of a sequence) is its log-prob, with its entropy and log-probs of other tokens
+ * where they are asked for, or, of a model with a value head, the value of the state before it.
+ * Sequences are packed side by side without padding and cut into micro-batches.  The loss is a function of the whole
+ * mini-batch's normalisers, so the cut changes gradients by fp32 rounding only (DESIGN invariant 3), log-probs and
+ * values not at all.  Used by policy, reference, teacher, critic and sft.  Knows nothing of rewards or files. */
+#ifndef VERLC_TRAIN_TRAINED_MODEL_H
+#define VERLC_TRAIN_TRAINED_MODEL_H
+
+#include "model/optim/optimizer.h"
+#include "train/run/micro_batch.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct trained_model_args {
+    struct dev *dev;
+    struct model *model;    /* borrowed */
+    bool train;             /* gradients and optimizer state; else forward passes only */
+    struct model_keep keep; /* what a training pass keeps; read when train */
+    int64_t max_rows;       /* rows of the largest micro-batch */
+    int64_t max_seqs;
+    bool no_adapter;                  /* the base model alone (the reference); not with train */
+    bool stream;                      /* the model's weights rest in host memory (MODEL_HOST_WEIGHTS); not with train */
+    const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
+    int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
+    void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
+};
+/* Device bytes of activations, batch arrays and weights on their way (not of gradients and moments). a->dev: with stream. */
+size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
+
+struct trained_model;
+int trained_model_create(struct trained_model **out, const struct trained_model_args *a);
+void trained_model_destroy(struct trained_model *t); /* NULL ok */
+struct model *trained_model_model(struct trained_model *t);
+struct optim *trained_model_optim(struct trained_model *t);
+float *trained_model_grads(struct trained_model *t); /* (n_train) f32, device */
+
+/* Before the first pass after another phase has used the block. */
+void trained_model_begin(struct trained_model *t);
+
+/* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
+struct token_lists {
+    const int32_t *id; /* distinct tokens of a target; NULL: none given */
+    float *logp;       /* of these */
+    int32_t *top_id;   /* the k most probable, largest first; NULL: not wanted */
+    float *top_logp;   /* NULL: not wanted */
+    float *dlogp;      /* of a step: d loss / d logp, filled by its loss for its range; NULL: none */
+};
+/* Each NULL or one number a target, in sequence order. */
+struct forward_out {
+    float *logp, *entropy, *sum_pi_sq; /* at this temperature; not of a model with a value head */
+    float *value;                      /* of one with a value head */
+    const struct token_lists *list;
+};
+int trained_model_forward(struct trained_model *t, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
+                          struct forward_out out);
+
+/* A micro-batch after its forward pass, and where the derivatives of its loss go: arrays of its targets alone. */
+struct micro_loss {
+    int64_t lo, hi;       /* its sequences */
+    int64_t t0, t1;       /* its targets in the mini-batch's order */
+    const float *out;     /* log-probs or values */
+    const float *entropy; /* NULL: not asked for */
+    float *dout;          /* d loss / d out; zeros */
+    float *dentropy;      /* zeros; NULL: not asked for */
+};
+typedef int micro_loss_fn(void *arg, const struct micro_loss *m);
+struct mini_batch {
+    const struct actor_seq *seqs;
+    int64_t n;
+    struct actor_cut cut;
+    float temperature;              /* of log-probs */
+    bool entropy;                   /* the loss reads entropy */
+    bool entropy_grad;              /* and gives dentropy */
+    const struct token_lists *list; /* filled before loss reads it; NULL: none */
+    micro_loss_fn *loss;
+    void *loss_arg;
+};
+struct step_result {
+    struct optim_result optim;
+    int64_t n_micro, n_rows; /* micro-batches, tokens forwarded */
+};
+/* One optimizer step over a mini-batch. A non-finite loss gradient or gradient norm changes nothing and is
+ * reported in r->optim. */
+int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
+                       struct step_result *r);
+/* Forward and backward only: leaves gradients in trained_model_grads (tests, gradient checks). */
+int trained_model_backward(struct trained_model *t, const struct mini_batch *m, struct step_result *r);
+
+#endif
