@@ -12,7 +12,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum fault { NO_FAULT, LOST, HUNG, NAN_GRADIENT, NAN_FORWARD, NO_MEMORY, SHARED, FAR }; /* FAR: no fault, host memory apart */
+enum fault {
+    NO_FAULT,
+    LOST,
+    BROKEN,
+    DRIFT,
+    HUNG,
+    NAN_GRADIENT,
+    NAN_FORWARD,
+    NO_MEMORY,
+    SHARED,
+    FAR
+}; /* FAR: none, host memory apart */
 static struct {
     enum fault kind;
     int after; /* steps that go well; of alloc: calls */
@@ -33,6 +44,17 @@ static int lost_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor
 }
 static int lost_copy_out(struct dev *d, void *dst, const void *src, size_t bytes) {
     return plan.lost ? is_lost() : real->copy_out(d, dst, src, bytes);
+}
+/* Its memory can still be read, whatever it holds by then. */
+static int broken_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                           struct tensor dv) {
+    return plan.steps >= plan.after ? is_lost() : real->attn_bwd(d, a, dout, dq, dk, dv);
+}
+/* Training's log-probs leave the rollout's: one token of a micro-batch, by one part in a million. */
+static int drift_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
+    TRY(real->lmhead_fwd(d, a));
+    if (plan.steps >= plan.after) ((float *)a->logp.data)[3] *= 1.000001f;
+    return 0;
 }
 static int hung_swiglu_bwd(struct dev *d, struct tensor dgu, struct tensor dy, struct tensor gu) {
     if (plan.steps >= plan.after) sleep(120);
@@ -56,6 +78,15 @@ static int small_alloc(struct dev *d, size_t bytes, void **out) {
     return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out);
 }
 
+static int far_copy(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
+    (void)d, (void)stream;
+    memcpy(dst, src, bytes);
+    return 0;
+}
+static int far_wait(struct dev *d, int stream) {
+    (void)d, (void)stream;
+    return 0;
+}
 static int far_alloc(struct dev *d, size_t bytes, void **out) { return real->alloc(d, bytes, out); }
 static void far_free(struct dev *d, void *p, size_t bytes) { real->free(d, p, bytes); }
 
@@ -76,7 +107,12 @@ int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const 
     if (plan.kind == NAN_GRADIENT) table.matmul_dw = nan_matmul_dw;
     if (plan.kind == NAN_FORWARD) table.rmsnorm_fwd = nan_rmsnorm_fwd;
     if (plan.kind == NO_MEMORY) table.alloc = small_alloc;
+    if (plan.kind == BROKEN) table.attn_bwd = broken_attn_bwd;
+    if (plan.kind == DRIFT) table.lmhead_fwd = drift_lmhead_fwd;
     if (plan.kind == FAR) {
+        table.caps.own_memory = true;
+        table.fetch = table.evict = far_copy;
+        table.copy_stream_wait = table.copy_stream_sync = far_wait;
         table.host_alloc = far_alloc;
         table.host_free = far_free;
     }
@@ -104,28 +140,42 @@ static void write_rows(const char *path) {
     assert_int_equal(fclose(f), 0);
 }
 
-/* A GRPO run of four steps in a child with this fault, or its plan where name is "plan". extra: more keys, a space between
- * them; NULL: none. Its exit status; what it says in *text (owned). */
-static int run(const char *name, enum fault kind, int after, const char *extra, char **text) {
-    char keys[4][256], *argv[32] = {"ppo"}, path[512], *more = xstrdup(extra ? extra : "trainer.test_freq=-1");
+static void write_chats(void) {
+    char *path = file_join(scratch, "chats.jsonl");
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 32; i++)
+        fprintf(f, "{\"messages\": [{\"role\": \"user\", \"content\": \"%d?\"}, {\"role\": \"assistant\", \"content\": \"%d\"}]}\n",
+                i, i);
+    assert_int_equal(fclose(f), 0);
+    free(path);
+}
+
+/* A run of four steps in a child with this fault: GRPO, with sft SFT, or the GRPO run's plan where name is "plan". extra: more
+ * keys, a space between them; NULL: none. Its exit status; what it says in *text (owned). */
+static int run_program(bool sft, const char *name, enum fault kind, int after, const char *extra, char **text) {
+    static const char *const grpo_keys[] = {"algorithm.adv_estimator=grpo",
+                                            "data.max_prompt_length=64",
+                                            "data.max_response_length=12",
+                                            "actor_rollout_ref.actor.fsdp_config.dtype=float32",
+                                            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+                                            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+                                            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+                                            "actor_rollout_ref.rollout.n=2",
+                                            "trainer.val_before_train=False",
+                                            NULL};
+    static const char *const sft_keys[] = {"data.max_length=128", "data.micro_batch_size_per_gpu=4", "data.use_dynamic_bsz=False",
+                                           NULL};
+    static const char *const both[] = {"data.train_batch_size=4", "trainer.total_training_steps=4", "trainer.save_freq=1",
+                                       "trainer.logger=[file]", NULL};
+    const char *const *const lists[] = {sft ? sft_keys : grpo_keys, both};
+    char keys[4][256], *argv[32] = {sft ? "sft" : "ppo"}, path[512], *more = xstrdup(extra ? extra : "trainer.test_freq=-1");
     int n = 0;
-    const char *const fixed[] = {"algorithm.adv_estimator=grpo",
-                                 "data.train_batch_size=4",
-                                 "data.max_prompt_length=64",
-                                 "data.max_response_length=12",
-                                 "actor_rollout_ref.actor.fsdp_config.dtype=float32",
-                                 "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-                                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-                                 "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-                                 "actor_rollout_ref.rollout.n=2",
-                                 "trainer.total_training_steps=4",
-                                 "trainer.save_freq=1",
-                                 "trainer.val_before_train=False",
-                                 "trainer.logger=[file]"};
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) argv[++n] = (char *)(uintptr_t)fixed[i];
-    snprintf(keys[0], sizeof keys[0], "data.train_files=%s/train.jsonl", scratch);
-    snprintf(keys[1], sizeof keys[1], "data.val_files=%s/train.jsonl", scratch);
-    snprintf(keys[2], sizeof keys[2], "actor_rollout_ref.model.path=%s/m", scratch);
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; lists[l][i]; i++) argv[++n] = (char *)(uintptr_t)lists[l][i];
+    snprintf(keys[0], sizeof keys[0], "data.train_files=%s/%s.jsonl", scratch, sft ? "chats" : "train");
+    snprintf(keys[1], sizeof keys[1], "data.val_files=%s/%s.jsonl", scratch, sft ? "chats" : "train");
+    snprintf(keys[2], sizeof keys[2], "%smodel.path=%s/m", sft ? "" : "actor_rollout_ref.", scratch);
     snprintf(keys[3], sizeof keys[3], "trainer.default_local_dir=%s/%s", scratch, name);
     for (int i = 0; i < 4; i++) argv[++n] = keys[i];
     for (char *key = strtok(more, " "); key; key = strtok(NULL, " ")) argv[++n] = key;
@@ -139,8 +189,9 @@ static int run(const char *name, enum fault kind, int after, const char *extra, 
         plan.after = after;
         const bool planned = strcmp(name, "plan") == 0;
         if (planned && !freopen(path, "a", stdout)) _exit(99);
-        const int rc = planned ? cmd_plan(n + 1, argv) : cmd_ppo(n + 1, argv);
+        const int rc = planned ? cmd_plan(n + 1, argv) : sft ? cmd_sft(n + 1, argv) : cmd_ppo(n + 1, argv);
         if (rc < 0) log_error("%s", err_msg());
+        if (rc < 0) log_debug("%s", err_trace());
         fflush(NULL);
         _exit(rc < 0 ? err_exit_status(rc) : rc);
     }
@@ -153,6 +204,9 @@ static int run(const char *name, enum fault kind, int after, const char *extra, 
     if (!WIFEXITED(status)) fail_msg("%s ended by a signal", name);
     if (getenv("VERBOSE")) printf("---- %s\n%s", name, *text);
     return WEXITSTATUS(status);
+}
+static int run(const char *name, enum fault kind, int after, const char *extra, char **text) {
+    return run_program(false, name, kind, after, extra, text);
 }
 
 /* One error line, with these words. */
@@ -202,6 +256,34 @@ static void test_lost(void **state) {
     assert_true(has_step("lost", 2) && !has_step("lost", 3));
     free(text);
     resumes("lost");
+}
+
+/* A device that failed may have left anything in its memory, even where that can still be read: nothing of it is saved. */
+static void test_nothing_saved(void **state) {
+    (void)state;
+    for (int sft = 0; sft < 2; sft++) {
+        const char *name = sft ? "broken_sft" : "broken_ppo";
+        char *text;
+        assert_int_equal(run_program(sft, name, BROKEN, 2, "trainer.save_freq=-1", &text), 4); /* in step 3 */
+        one_error(text, "state is lost", "no step was saved");
+        for (int step = 1; step < 5; step++) assert_false(has_step(name, step));
+        free(text);
+        assert_int_equal(run_program(sft, name, BROKEN, 2, "trainer.save_freq=2", &text), 4);
+        one_error(text, "state is lost", "the state of step 2");
+        assert_true(has_step(name, 2) && !has_step(name, 3));
+        free(text);
+    }
+}
+
+/* The update's own forward pass finds a rollout whose log-probs are not training's, and says where. */
+static void test_drift(void **state) {
+    char *text;
+    (void)state;
+    assert_int_equal(run("drift", DRIFT, 1, NULL, &text), 0); /* from step 2 on */
+    if (!strstr(text, "warning: step 2: log-probs of the rollout are not training's") || !strstr(text, "sample 0, token 3") ||
+        strstr(text, "warning: step 1:"))
+        fail_msg("no warning of step 2 at token 3: %s", text);
+    free(text);
 }
 
 static void test_hung(void **state) {
@@ -287,6 +369,7 @@ static int setup(void **state) {
     char *argv[] = {"model", "init", "--preset", "tiny", "--out", model, "--seed", "1"};
     OK(cmd_model(8, argv));
     write_rows(rows);
+    write_chats();
     free(model);
     free(rows);
     const int status = run("whole", NO_FAULT, 0, NULL, &text);
@@ -300,7 +383,9 @@ static int teardown(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_hung), cmocka_unit_test(test_nan),
-                                       cmocka_unit_test(test_memory), cmocka_unit_test(test_offload)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost),   cmocka_unit_test(test_nothing_saved),
+                                       cmocka_unit_test(test_drift),  cmocka_unit_test(test_hung),
+                                       cmocka_unit_test(test_nan),    cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_offload)};
     return cmocka_run_group_tests_name("a device that fails", tests, setup, teardown);
 }
