@@ -50,6 +50,39 @@ def check_generate(s, test):
          p.stderr[-300:])
 
 
+def check_server_keys(s, test):
+    """main_generation_server of verl 0.9.1: a ppo command line, of which it reads prompts, model and rollout."""
+    def server(out, *more, files=f"{s.dir}/test.jsonl"):
+        return run("generate", f"actor_rollout_ref.model.path={s.dir}/model", f"data.train_files={files}", "trainer.seed=5",
+                   f"+data.output_path={s.dir}/{out}", "actor_rollout_ref.rollout.n=3",
+                   "actor_rollout_ref.rollout.prompt_length=64", "actor_rollout_ref.rollout.response_length=12", *more,
+                   check=False)
+    generate(s, "older.jsonl")
+    p = server("server.jsonl")
+    same = p.returncode == 0 and rows_of(s.dir / "server.jsonl") == rows_of(s.dir / "older.jsonl")
+    test("generate: main_generation_server's keys give what main_generation's do", same, p.stderr[-400:])
+    source = s.dir / "test.jsonl"
+    p = server("two.jsonl", files=f"[{source},{source}]")
+    rows = rows_of(s.dir / "two.jsonl") if p.returncode == 0 else []
+    test("generate: train_files may be several", len(rows) == 2 * len(rows_of(source)), p.stderr[-400:])
+    p = server("short.jsonl", "actor_rollout_ref.rollout.temperature=0.5", "data.max_response_length=4",
+               "actor_rollout_ref.rollout.response_length=5", "algorithm.adv_estimator=grpo", "trainer.total_epochs=2")
+    lone = [t for r in rows_of(s.dir / "short.jsonl") for t in r["responses"]] if p.returncode == 0 else []
+    test("generate: a key of training is accepted and said", p.returncode == 0 and len(lone) == 3 * len(rows_of(source)) and
+         "algorithm.adv_estimator" in p.stderr and "generation does not read it" in p.stderr, p.stderr[-400:])
+    test.refused("generate: keys of both programs", server("x.jsonl", "rollout.temperature=1"), 2, "rollout.temperature=1",
+                 "actor_rollout_ref.model.path")
+    p = run("generate", f"data.train_files={source}", f"data.path={source}", check=False)
+    test.refused("generate: prompts named twice", p, 2, "data.train_files", "data.path")
+    p = generate(s, "x.jsonl", actor__optim__lr=1)
+    test.refused("generate: main_generation has no such key", p, 2, "actor.optim.lr")
+    test.refused("generate: no output_path", run("generate", f"data.train_files={source}", check=False), 2, "data.output_path")
+    test.refused("generate: greedy samples would be alike", server("x.jsonl", "actor_rollout_ref.rollout.temperature=0"), 2,
+                 "actor_rollout_ref.rollout.n=3")
+    p = server("x.jsonl", "actor_rollout_ref.rollout.prompt_length=4")
+    test.refused("generate: a prompt over the limit names the key", p, 3, "actor_rollout_ref.rollout.prompt_length=4")
+
+
 def evaluate(s, rows, *more):
     path = s.write("scored.jsonl", rows)
     return run("eval", f"data.path={path}", *more, check=False)
@@ -87,6 +120,7 @@ def main():
     test = Tests()
     with Scratch() as s:
         check_generate(s, test)
+        check_server_keys(s, test)
         check_eval(s, test)
     test.end()
 

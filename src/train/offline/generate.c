@@ -64,6 +64,7 @@ static int config_read(struct generate *g, const struct conf *c) {
     if (g->temperature == 0 && g->n_samples > 1)
         FAIL(ERR_INVAL, "%s=%lld with temperature=0: greedy samples of a prompt are all the same; take 1, or a temperature above 0",
              server ? "actor_rollout_ref.rollout.n" : "data.n_samples", (long long)g->n_samples);
+    if (!g->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
     TRY(train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device));

@@ -1,0 +1,89 @@
+"""What a key does is done or said: devices that are asked for and not there, seeds of one thing alone, keys without effect."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import Scratch, Tests, run  # noqa: E402
+
+FEW = {"trainer__total_training_steps": 1, "trainer__save_freq": -1, "trainer__logger": "[console]"}
+
+
+def sft(s, **keys):
+    args = {"model.path": s.dir / "model", "data.train_files": s.dir / "sft.jsonl", "data.train_batch_size": 4,
+            "engine.dtype": "bf16", "data.max_length": 64, "trainer.total_training_steps": 1, "trainer.logger": "[console]",
+            "trainer.default_local_dir": s.dir / "sft"}
+    args.update({k.replace("__", "."): v for k, v in keys.items()})
+    return run("sft", *[f"{k}={v}" for k, v in args.items()], check=False)
+
+
+def check_devices(s, test):
+    """One line says what is used; verl's default of 8 says nothing."""
+    said = "1 device (trainer.device=cpu) of the 4 asked for"
+    asked = {"trainer__n_gpus_per_node": 2, "trainer__nnodes": 2, "trainer__device": "cpu"}
+    four = {"data__train_batch_size": 8, "actor_rollout_ref__actor__ppo_mini_batch_size": 8,
+            "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 2}
+    p = run(*s.ppo("four", **FEW, **asked, **four), check=False)
+    test("ppo: 4 devices asked for, 1 used", p.returncode == 0 and p.stderr.count(said) == 1, p.stderr[-500:])
+    p = run("plan", *s.ppo("four", **FEW, **asked, **four)[1:], check=False)
+    test("plan: the same line", said in p.stderr, p.stderr[-500:])
+    p = run(*[a for a in s.ppo("one", **FEW) if not a.startswith("trainer.n")], check=False)
+    test("ppo: verl's default of n_gpus_per_node says nothing", p.returncode == 0 and "asked for" not in p.stderr, p.stderr[-300:])
+    p = sft(s, **asked)
+    test("sft: the same line", p.returncode == 0 and said in p.stderr, p.stderr[-500:])
+    test("sft: engine.dtype=bf16 is a dtype, one device says nothing", sft(s).returncode == 0 and "asked for" not in sft(s).stderr)
+    test.refused("sft: a batch that the devices do not divide", sft(s, trainer__n_gpus_per_node=3), 2, "data.train_batch_size (4)",
+                 "(3)")
+
+
+def samples(s, run_dir, **keys):
+    """{prompt: outputs} of the first step, of every row of a small data set, so that their order decides nothing."""
+    out = s.dir / run_dir / "rollouts"
+    p = run(*s.ppo(run_dir, **FEW, data__train_files=s.dir / "few.jsonl", data__train_batch_size=8,
+                   trainer__rollout_data_dir=out, **keys), check=False)
+    rows = [json.loads(line) for f in sorted(out.glob("*.jsonl")) for line in f.read_text().splitlines()]
+    assert len(rows) == 16, p.stderr
+    by = {}
+    for r in rows:
+        by.setdefault(r["input"], []).append(r["output"])
+    return {k: sorted(v) for k, v in by.items()}, [r["input"] for r in rows]
+
+
+def check_seeds(s, test):
+    s.write("few.jsonl", [s.row(i) for i in range(8)])
+    a, order_a = samples(s, "a", trainer__seed=3)
+    b, order_b = samples(s, "b", trainer__seed=3, data__seed=3)
+    c, order_c = samples(s, "c", trainer__seed=3, data__seed=4)
+    d, _ = samples(s, "d", trainer__seed=4, data__seed=3)
+    test("data.seed: unset is trainer.seed", (a, order_a) == (b, order_b))
+    test("data.seed: another gives another order and the same samples", a == c and order_a != order_c)
+    test("trainer.seed: another gives other samples", a != d)
+    for key in "actor_rollout_ref.actor.data_loader_seed", "critic.data_loader_seed":
+        p = run(*s.ppo("null", **FEW), f"{key}=null", check=False)
+        test(f"{key}=null is trainer.seed", p.returncode == 0, p.stderr[-300:])
+
+
+def check_said(s, test):
+    p = run(*s.ppo("gen", **FEW, data__gen_batch_size=16), check=False)
+    said = p.returncode == 0 and "data.gen_batch_size=16 has no effect" in p.stderr
+    test("data.gen_batch_size without filter_groups is said", said, p.stderr[-300:])
+    teacher = {"distillation__enabled": True, "distillation__teacher_models__teacher_model__model_path": s.dir / "model"}
+    p = run(*s.ppo("two", **FEW, **teacher), f"+distillation.teacher_models.math.model_path={s.dir}/model", check=False)
+    test.refused("a second teacher is refused by name", p, 2, "distillation.teacher_models.math")
+    p = run(*s.ppo("kl", **FEW, actor_rollout_ref__actor__kl_loss_type="k9"), check=False)
+    test.refused("an unknown kl_loss_type names its key", p, 2, "actor_rollout_ref.actor.kl_loss_type", "k9")
+
+
+def main():
+    test = Tests()
+    with Scratch(n_train=16) as s:
+        s.write("sft.jsonl", [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]}
+                              for i in range(8)])
+        check_devices(s, test)
+        check_seeds(s, test)
+        check_said(s, test)
+    test.end()
+
+
+main()
