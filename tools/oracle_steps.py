@@ -56,7 +56,7 @@ ABSENT = {  # verl's, not demanded
 }
 OURS = [
     "actor/skipped_steps", "critic/skipped_steps", "*/no_valid_tokens", "reward/*", "rollout/*", "data/*",
-    "perf/*", "timing_*", "training/*", "val-*", "val/*", "global_seqlen/*", "response/*", "train/*",
+    "*perf/*", "timing_*", "training/*", "val-*", "val/*", "global_seqlen/*", "response/*", "train/*",
     "actor/entropy"
 ]
 
@@ -296,7 +296,7 @@ class Mix(Run):
 
     def critic(self, mini, sequences):
         r, k = self.r, self.keys
-        k["algorithm.lam"], k["critic.cliprange_value"] = r.choice([1.0, 0.9]), r.choice([0.5, 0.01])
+        k["algorithm.lam"], k["critic.cliprange_value"] = r.choice([1.0, 0.9]), r.choice([0.5, 0.1])
         k["critic.model.path"] = k[MODEL + "path"].parent / f"critic_{self.arch}"
         k["critic.ppo_mini_batch_size"], k["critic.ppo_epochs"] = mini, r.choice([1, 2])
         k["trainer.critic_warmup"] = r.choice([0, 0, 2])
@@ -383,6 +383,8 @@ class Mix(Run):
             with quiet():
                 theirs, dw = trainer.step(self.samples(step, teacher), self.weights(step - 1))
             of_update = theirs.get("actor/entropy_loss")
+            if "actor/grad_norm" not in theirs:  # critic_warmup: what comes from the update's own pass
+                theirs = {n: v for n, v in theirs.items() if not n.startswith("training/rollout_")}
             if not self.keys[ACTOR + "calculate_entropy"] and not self.keys[ACTOR + "entropy_coeff"]:
                 theirs.pop("actor/entropy_loss", None)  # it was asked for to have of_update
             more = self.compare(step, theirs, dw)
