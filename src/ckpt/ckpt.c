@@ -1,5 +1,5 @@
-/* ckpt.c - writes, finds, verifies, loads and retires checkpoint directories.
- * The layout and the promise are in ckpt.h; the model's own files are model's. */
+/* ckpt.c - writes, finds, verifies, loads and retires checkpoint directories. Layout and invariants are in
+ * ckpt.h; the model's own files are model's. */
 #include "ckpt/ckpt.h"
 
 #include "base/buf.h"
@@ -56,7 +56,7 @@ static bool has_file(const char *dir, const char *name) {
 
 static char *step_dir(const char *root, int64_t step) { return xasprintf("%s/" PREFIX "%lld", root, (long long)step); }
 
-/* ---- whose a checkpoint is ---- */
+/* ---- ours or foreign ---- */
 
 bool ckpt_is_ours(const char *dir) {
     json_t *m = NULL;

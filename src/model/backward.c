@@ -19,7 +19,7 @@ int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_t
     return dev_zero(m->dev, g->flat + m->g_embed->offset, (size_t)model__group_count(m->g_embed) * sizeof(float));
 }
 
-/* Zeroes the layers' norms; queued behind the head's work, so that no GPU waits for it. */
+/* Zeroes the layers' norms; enqueued behind the head's work, so that no GPU waits for it. */
 static int zero_norms(struct model *m, const struct model_grads *g) {
     const struct model_layer *y = m->layers;
     const struct model_group *const norms[] = {y->attn_norm, y->mlp_norm, y->q_norm, y->k_norm};
@@ -62,7 +62,7 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     return 0;
 }
 
-/* dx += the way back through a norm of x, and dx_act with it where someone will read that. */
+/* dx += the backward of a norm of x, and dx_act with it where someone will read that. */
 static int norm_backward(struct model *m, struct model_acts *a, const struct model_group *norm, struct tensor dxn, struct tensor x,
                          struct tensor rstd, bool read, const struct model_grads *g) {
     const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, g->flat, norm);
@@ -114,7 +114,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
                    const float *dlogp, const float *dentropy, float *grads, bool add) {
     const struct model_grads g = {grads, add};
-    CHECK(a->keep.train && b->kv == NULL);              /* there is something to go back through */
+    CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
     CHECK(dentropy == NULL || a->head_entropy);
     TRY(model__grads_start(m, &g, l->n));

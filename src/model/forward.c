@@ -1,10 +1,9 @@
 /* forward.c - the decoder's forward pass, and log-probs from its last state.
  *
- * One straight function over layers; what differs between generation and
- * training is only where keys and values live and which buffers are shared.
- * The buffers' shapes are in model_int.h.
- * Invariant: a row's numbers depend on its own sequence alone; the recompute of
- * backward goes through the same lines and gives the same bits. */
+ * One straight function over layers; what differs between generation and training is only where the KV
+ * cache lives and which buffers are shared. The buffers' shapes are in model_int.h.
+ * Invariant: the forward is batch-invariant: a row's numbers depend on its own sequence alone; the
+ * recompute of backward goes through the same lines and gives the same bits. */
 #include "model/forward.h"
 
 #include "base/buf.h"
@@ -13,7 +12,7 @@
 
 #include <stdlib.h>
 
-/* Rows of one call of the head: many, since a GPU's products want that; backends cut them further. */
+/* Rows of one call of the head: many, since small GEMMs leave a GPU idle; backends cut them further. */
 enum { HEAD_ROWS = 8192 };
 
 /* ---- buffers ---- */

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Keys and values of all layers. */
+/* The KV cache of all layers. */
 struct model_kv {
     struct kv *layers; /* (n_layers) */
 };
@@ -22,14 +22,14 @@ struct model_batch { /* T packed rows; arrays on the device */
     int64_t n_rows;
     struct tensor ids;   /* (T) i32 */
     struct tensor pos;   /* (T) i32, position in its sequence */
-    struct tensor slots; /* (T) i32, key/value slot of the row; kv == NULL: row index */
+    struct tensor slots; /* (T) i32, KV-cache slot of the row; kv == NULL: row index */
     struct attn_seqs seqs;
-    const struct model_kv *kv; /* NULL: keys and values live in the activations (one page of max_rows) */
+    const struct model_kv *kv; /* NULL: keys and values are in the activations (one block of max_rows) */
     bool no_adapter;           /* the base model alone: the reference of an adapter's training */
     bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };
 
-/* What a training forward keeps of its layers until backward. The rest is computed again there by the same code, so
+/* What a training forward keeps of its layers until backward. The rest is recomputed there by the same code, so
  * that no bit depends on it. Layers in their order: the first `all` keep everything that backward reads, the next
  * `attention` everything but the MLP's wide buffers, the others their input alone. Counts above the number of layers
  * mean all of them. The last layer's buffers are still there when backward begins, and need no place of their own. */

@@ -1,10 +1,10 @@
-/* linear.c - a linear layer and its way back, with or without adapters: the
- * one place where the decoder multiplies by its matrices, quantised ones included.
+/* linear.c - forward and backward of a linear layer, with or without adapters: the one place with the
+ * GEMMs of the decoder's layers, quantised ones included.
  *
- * With adapters, rows go in blocks of LORA_ROWS, so that the f32 sum that is not
- * rounded yet needs little memory.
- * Invariant: a row's result does not depend on the other rows or on the blocks;
- * without an adapter it has the bits of the plain matrix product. */
+ * With adapters, rows go in blocks of LORA_ROWS, so that the f32 sum that is not rounded yet needs little
+ * memory.
+ * Invariant: a row's result is batch-invariant, and does not depend on the blocks either; without an
+ * adapter it has the bits of the plain GEMM. */
 #include "model/model_int.h"
 
 #include "base/err.h"
@@ -66,7 +66,7 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
     return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, lo > 0);
 }
 
-/* Each part's own rectangle of the sums; outside of those of mat_b are products of different modules. */
+/* Each part's own rectangle of the sums; outside of those of mat_b are cross terms of different modules. */
 static int add_adapter_grads(struct model *m, const struct lora_group *g, float *grads) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;

@@ -38,7 +38,7 @@ struct model_quant {
     struct quant_part {
         struct tensor code, scale;
     } * parts;   /* (n_params): of the layers' matrices, the others are empty */
-    void *stage; /* the largest group as (n, k) act, and packed for the products */
+    void *stage; /* the largest group as (n, k) act, and packed for the GEMMs */
     void *pack;
 };
 /* After model__params_build; QUANT_NONE: nothing happens. */
@@ -64,9 +64,9 @@ struct linear_args {
     struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
-/* out (T, n / 2) = SwiGLU of y, which holds it afterwards only if it has to. */
+/* out (T, n / 2) = SwiGLU of y; y holds the output of the GEMM afterwards only where SwiGLU is not its epilogue. */
 int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out);
-/* Gradients under way: a flat array of what m trains. */
+/* Gradients being accumulated: a flat array of what m trains. */
 struct model_grads {
     float *flat;
     bool add; /* matrices and biases += ; else =, and everything else is zero (model__grads_start) or was added to since */
@@ -74,7 +74,7 @@ struct model_grads {
 /* Unless g adds: zeroes what ops only add to, the layers' norms excepted (model__body_backward has them): the last norm,
  * an embedding that is not the head; all of an adapter's, and all where there are no targets. */
 int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets);
-/* dx (T, k) = the way back through it, adapters included; weights' gradients are written or added, adapters' are added. */
+/* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added. */
 struct linear_bwd_args {
     const struct model_group *group, *bias; /* bias: NULL or its group */
     struct tensor dx, dy, x;

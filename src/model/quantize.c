@@ -1,10 +1,10 @@
-/* quantize.c - a frozen base in 4 or 8 bits: the matrices of the layers are kept as
- * codes and turned back, one group at a time, into the compute dtype for each product
- * (QLoRA: Dettmers et al. 2023).  Embedding, head, norms and biases stay as they are.
+/* quantize.c - a frozen base in 4 or 8 bits: the matrices of the layers are kept as codes and dequantised,
+ * one group at a time, to the compute dtype for each GEMM (QLoRA: Dettmers et al. 2023). Embedding, head,
+ * norms and biases stay as they are.
  *
- * NF4 codes go through each Hugging Face tensor in blocks of DEV_NF4_BLOCK with an f32
- * absmax each, as bitsandbytes does without double quantisation; INT8 has one absmax a row.
- * Does no training of what it quantises.
+ * NF4 codes go through each Hugging Face tensor in blocks of DEV_NF4_BLOCK with an f32 absmax each, as
+ * bitsandbytes does without double quantisation; INT8 has one absmax a row. Does no training of what it
+ * quantises.
  * Invariant: forward, backward and generation multiply by the same dequantised bits. */
 #include "model/quantize.h"
 

@@ -73,7 +73,7 @@ static float attention_scaling(const struct model_config *c) {
 }
 
 /* Dynamic NTK: transformers recomputes the base whenever a longer sequence comes by, which
- * would make a row's numbers depend on its company; here the run's longest length sets it once. */
+ * would make a row's numbers depend on its batch; here the run's longest length sets it once. */
 static double dynamic_base(const struct model_config *c, int64_t max_len) {
     const double max_pos = (double)c->max_pos, len = (double)(max_len > c->max_pos ? max_len : c->max_pos);
     const double dim = (double)c->head_dim;

@@ -1,10 +1,9 @@
-/* weight_streaming.c - a forward pass of weights that rest in host memory: two layers of them
- * are on the device at a time, the next one on its way while one is computed.
+/* weight_streaming.c - a forward pass with weights in host memory: two layers of them are on the device at
+ * a time, the next one is prefetched while one is computed.
  *
- * For a reference model, which is read once a micro-batch and never written.  The head and
- * the last norm stay on the device for a pass; the embedding is read where it rests, as a
- * pass reads few of its rows.  Knows nothing of the arithmetic: groups point into the
- * buffers, so the forward is the one of forward.c.
+ * For a reference model, which is read once a micro-batch and never written. The head and the last norm
+ * stay on the device for a pass; the embedding is read from host memory, as a pass reads few of its rows.
+ * Knows nothing of the arithmetic: groups point into the buffers, so the forward is the one of forward.c.
  * Invariant: layer l is read from buffer l % 2, after its copy stream has brought it. */
 #include "model/weight_streaming.h"
 
@@ -26,7 +25,7 @@ struct span {
 struct model_stream {
     struct span *layers; /* (n_layers); layer l and l + 2 are read in one place */
     struct span tail[2]; /* final norm and head; the embedding where it is the head */
-    bool whole;          /* the tail is on its way or here */
+    bool whole;          /* the copy of the tail is enqueued */
 };
 
 static const void *group_data(const struct model_group *g) { return g->k ? g->mat.data : g->vec.data; }
@@ -109,7 +108,7 @@ void model_stream_bind(struct model *m, void *block) {
     turn(m, &s->tail[0], m->g_norm, &m->groups[m->n_groups - 1]);
     m->final_norm = m->g_norm->vec;
     m->head = m->g_head->mat;
-    if (m->g_head == m->g_embed) m->head.data = s->tail[1].here; /* m->embed stays where it rests */
+    if (m->g_head == m->g_embed) m->head.data = s->tail[1].here; /* m->embed stays in host memory */
     m->stream = s;
 }
 

@@ -1,4 +1,4 @@
-/* weight_streaming.h - forward passes with weights that rest in host memory. */
+/* weight_streaming.h - forward passes with weights in host memory. */
 #ifndef VERLC_MODEL_WEIGHT_STREAMING_H
 #define VERLC_MODEL_WEIGHT_STREAMING_H
 
@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-/* Weights that rest in host memory (MODEL_HOST_WEIGHTS) come to the device layer by layer in each forward, through
+/* Weights in host memory (MODEL_HOST_WEIGHTS) are copied to the device layer by layer in each forward, through
  * a block of this size: two layers, the final norm and the head. */
 size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
 void model_stream_bind(struct model *m, void *block); /* once; forwards alone from then on. block may be shared between passes */

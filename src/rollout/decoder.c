@@ -59,7 +59,7 @@ struct rollout_decoder {
     struct decode_row *host_rows;
     int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
     int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
-    /* the burst under way: its rows and steps, and its results, (steps, rows), in page-locked host memory */
+    /* the running burst: its rows and steps, and its results, (steps, rows), in page-locked host memory */
     int64_t burst_rows, burst_steps;
     void *results_block;
     size_t results_bytes;

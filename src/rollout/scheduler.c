@@ -1,8 +1,9 @@
-/* scheduler.c - continuous batching.  See rollout.h for what it promises.
+/* scheduler.c - continuous batching. See rollout.h for what it promises.
  *
  * Every step it plans, for each running sample, the rows that are missing ("pending"): one for a sample
- * that decodes, many for one that starts or comes back.  Decoding samples go first, then longer runs in
- * chunks, then waiting samples are admitted, oldest first.  preemption.c makes room when the KV cache is full.
+ * that decodes, many for one that starts or comes back. Decoding samples go first, then longer runs in
+ * chunks, then waiting samples are admitted, oldest first. preemption.c makes room when the KV cache is
+ * full.
  *
  * A block is published (made findable) when its last row is planned, so a sibling in the same step may
  * already read it: the forward pass writes all keys of a layer before it reads any. */

@@ -1,12 +1,12 @@
 /* text_int.h - what the files of src/text share.
  *
- * The way of a text: added tokens are cut out (added_tokens.c), what lies between
+ * Encoding: added tokens are cut out (added_tokens.c), what lies between
  * is normalized (normalizer.c), cut into words (pre_tokenizer.c, regex.c), and
- * each word becomes ids (bpe.c).  The way back is a chain of small stages
+ * each word becomes ids (bpe.c).  Decoding is a chain of small stages
  * (detokenize.c).  tokenizer.c reads the file and ties them together.
  *
  * Everything that changes while encoding lives in struct text__scratch, one for
- * each call under way; the parts of a tokenizer are read-only once it is open. */
+ * each running call; the parts of a tokenizer are read-only once it is open. */
 #ifndef VERLC_TEXT_INT_H
 #define VERLC_TEXT_INT_H
 
@@ -268,7 +268,7 @@ struct text__decodes {
 int text__decodes_parse(struct text__decodes *out, const json_t *v, const char *where);
 void text__decodes_free(struct text__decodes *v);
 
-/* A chain under way: tokens in, text out. */
+/* A running chain: tokens in, text out. */
 struct text__decode_run;
 struct text__decode_run *text__decode_run_create(const struct text__decodes *v);
 void text__decode_run_destroy(struct text__decode_run *r); /* NULL ok */

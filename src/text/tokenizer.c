@@ -1,4 +1,4 @@
-/* tokenizer.c - opening a tokenizer.json, and the way from text to ids and back.
+/* tokenizer.c - opening a tokenizer.json, encoding and decoding.
  *
  * The sections of the file are read by the files named in text_int.h; this one
  * ties them together: which added token gets which id, the post-processor's

@@ -130,7 +130,7 @@ static void optimizers_match(void **state) {
     }
 }
 
-/* In bf16 the products round, the direction stays: as in torch, whose Muon is bf16 always. */
+/* In bf16 the GEMMs round, the direction stays: as in torch, whose Muon is bf16 always. */
 static void muon_in_bf16(void **state) {
     (void)state;
     const json_t *k = json_array_get(json_object_get(want, "cases"), 5);

@@ -1,6 +1,6 @@
 /* test_model_invariants.c - the invariants of DESIGN.md as far as the model
  * decides them: log-probs are equal bit for bit between generation and
- * training and in any company; gradients do not depend on micro-batches. */
+ * training and in any batch; gradients do not depend on micro-batches. */
 #include "model_case.h"
 
 #include "base/rng.h"
@@ -218,7 +218,7 @@ static void inv01_rollout_equals_train(void **state) {
     free(roll);
 }
 
-static void inv02_company_does_not_matter(void **state) {
+static void inv02_batch_invariant(void **state) {
     (void)state;
     static const int reversed[N_SEQS] = {5, 4, 3, 2, 1, 0};
     struct result *want = xcalloc(1, sizeof *want), *got = xcalloc(1, sizeof *got);
@@ -417,7 +417,7 @@ static void recompute_gives_the_same_bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inv01_rollout_equals_train),   cmocka_unit_test(inv02_company_does_not_matter),
+        cmocka_unit_test(inv01_rollout_equals_train),   cmocka_unit_test(inv02_batch_invariant),
         cmocka_unit_test(inv03_micro_batches),          cmocka_unit_test(recompute_gives_the_same_bits),
         cmocka_unit_test(any_keep_gives_the_same_bits), cmocka_unit_test(keep_fits_its_room),
     };

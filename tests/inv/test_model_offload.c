@@ -1,4 +1,4 @@
-/* test_model_offload.c - what rests in host memory changes no bit: forward passes of weights
+/* test_model_offload.c - what is in host memory changes no bit: forward passes of weights
  * that come layer by layer, optimizer steps on a master and moments that come piece by piece.
  * On the CPU the transfers are copies, on a GPU they run beside the queue. */
 #include "model_case.h"

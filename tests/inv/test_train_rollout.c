@@ -4,7 +4,7 @@
  * inv01: the log-probs that rollout returns are those of the training forward
  * pass, bit for bit: every instruction set of this machine, fp32 and bf16, one
  * and two threads, any limits of the engine, preemption, shared prefixes,
- * chunked prefill.  inv02: a sequence's log-probs do not depend on its company.
+ * chunked prefill.  inv02: a sequence's log-probs are batch-invariant.
  * inv06: once opened, generation and training take no device memory. */
 #include "model_case.h"
 
@@ -25,7 +25,7 @@ static const char *const CONFIGS[] = {
     " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 4200,"
     " \"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.15,"
     " \"eos_token_id\": 2, \"tie_word_embeddings\": true, \"rope_theta\": 1e4, \"torch_dtype\": \"float32\"}",
-    /* keys outside the window are in pages that are still held */
+    /* keys outside the window are in KV blocks that are still held */
     "{\"model_type\": \"mistral\", \"architectures\": [\"MistralForCausalLM\"], \"hidden_size\": 48, \"intermediate_size\": 80,"
     " \"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"num_key_value_heads\": 1, \"head_dim\": 16, \"vocab_size\": 4200,"
     " \"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.15,"
@@ -56,7 +56,7 @@ static char *make_model(const char *config) {
 static void fill_prompts(struct rig *r) {
     struct rng rng = {.seed = 9, .stream = RNG_TEST};
     for (int i = 0; i < N_PROMPTS; i++)
-        for (int64_t t = 0; t < PROMPT_LENS[i]; t++) /* the longer ones begin alike, for two full pages */
+        for (int64_t t = 0; t < PROMPT_LENS[i]; t++) /* the longer ones begin alike, for two full KV blocks */
             r->prompts[i][t] = t < 2 * KV_BLOCK_LEN && i >= 2 ? (int32_t)(10 + t) : 3 + (int32_t)rng_below(&rng, VOCAB - 3);
 }
 
@@ -110,11 +110,11 @@ struct limits {
 static const struct limits LIMITS[] = {
     {"roomy", 400, 2048, 64, false, false, 1},
     {"7 rows a step: prompts in chunks", 400, 7, 7, false, false, 1},
-    {"12 pages: preemption", 12, 40, 15, false, false, 1},
-    {"12 pages, nothing shared, backwards", 12, 40, 15, true, true, 1},
+    {"12 KV blocks: preemption", 12, 40, 15, false, false, 1},
+    {"12 KV blocks, nothing shared, backwards", 12, 40, 15, true, true, 1},
     {"one sample at a time", 9, 512, 1, false, true, 1},
     {"bursts of 5 steps", 400, 2048, 64, false, false, 5},
-    {"bursts of 16 steps, 12 pages", 12, 40, 15, false, false, 16},
+    {"bursts of 16 steps, 12 KV blocks", 12, 40, 15, false, false, 16},
 };
 
 static void generate_on(struct rig *r, struct rollout_decoder *d, const struct limits *l, struct samples *out) {
@@ -324,7 +324,7 @@ static void inv01_rollout_equals_train(void **state) {
 }
 
 /* Log-probs, entropies and squares of one sequence: alone, and among all others. */
-static void company_check(struct rig *r, const char *what) {
+static void batch_invariant_check(struct rig *r, const char *what) {
     struct samples *s = xmalloc(sizeof *s);
     struct packed *p = xmalloc(sizeof *p);
     enum { SIZE = N_SAMPLES * MAX_TOKENS };
@@ -344,7 +344,7 @@ static void company_check(struct rig *r, const char *what) {
         const int64_t n = actor_seq_targets(&p->seqs[i]);
         for (int k = 0; k < 3; k++)
             if (memcmp(all + k * SIZE + at, one + k * SIZE, (size_t)n * 4) != 0)
-                fail_msg("%s: output %d of sequence %lld depends on its company", what, k, (long long)i);
+                fail_msg("%s: output %d of sequence %lld depends on its batch", what, k, (long long)i);
         at += n;
     }
     assert_int_equal(at, p->n_targets);
@@ -356,7 +356,7 @@ static void company_check(struct rig *r, const char *what) {
 
 static void inv02_row_independence(void **state) {
     (void)state;
-    each_backend(company_check);
+    each_backend(batch_invariant_check);
 }
 
 /* ---- memory ---- */

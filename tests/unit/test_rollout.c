@@ -24,7 +24,7 @@ struct fake {
     int64_t n_blocks, max_rows_seen;
     int fail_at; /* this step fails */
     int steps, bursts;
-    /* the burst under way: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
+    /* the running burst: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
     int64_t burst_steps, stride, part, have;
     int32_t id[MAX_RESULTS];
     float logp[MAX_RESULTS], logp_kept[MAX_RESULTS];

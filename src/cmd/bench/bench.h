@@ -9,7 +9,7 @@
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                      \
-    X(gemm, "matrix products of a device; on the CPU against memory's read rate")         \
+    X(gemm, "a device's GEMMs; on the CPU against memory's read rate")                    \
     X(read, "the rate at which memory can be read: the ceiling of decoding one sequence") \
     X(train, "forward and backward of a model, tokens per second")                        \
     X(logprob, "log-probs of a model, tokens per second")                                 \

@@ -1,11 +1,11 @@
-/* bench_gemm.c - `verlc bench gemm`: rates of a device's matrix products on
+/* bench_gemm.c - `verlc bench gemm`: rates of a device's GEMMs on
  * the shapes of Qwen2.5-0.5B, on the CPU beside the rate at which memory can be read.
  *
- * With --jsonl it times products named on standard input, so that a script can
+ * With --jsonl it times GEMMs named on standard input, so that a script can
  * alternate with another library in one run: {"op": "fwd"|"dx"|"dw", "m", "n",
  * "k"} -> {"op", "m", "n", "k", "seconds", "gflops"}.  A time is the best of
  * several calls; weights rotate through more memory than the caches hold when
- * few rows use them, as in decoding. */
+ * M is small, as in decoding. */
 #include "cmd/bench/bench.h"
 
 #include "base/buf.h"
@@ -244,10 +244,8 @@ int bench_gemm(int argc, char **argv) {
         {"--seconds", CMD_F64, &seconds, "S", "time spent on each case (0.2)"},
         {"--jsonl", CMD_FLAG, &jsonl, NULL, "cases on standard input, one JSON object a line"},
     };
-    const struct cmd_spec spec = {.usage = "verlc bench gemm [options]",
-                                  .about = "Matrix products of a device.",
-                                  .opts = opts,
-                                  .n_opts = sizeof opts / sizeof *opts};
+    const struct cmd_spec spec = {
+        .usage = "verlc bench gemm [options]", .about = "GEMMs of a device.", .opts = opts, .n_opts = sizeof opts / sizeof *opts};
     const int help = cmd_parse(&spec, argc, argv);
     if (help != 0) return help < 0 ? help : 0;
     struct gemm_bench b = {.act = f32 ? DT_F32 : DT_BF16, .min_time = seconds};

@@ -197,7 +197,7 @@ int bench_step(int argc, char **argv) {
         {"--micro", CMD_I64, &b.micro, "N", "samples of a micro-batch of the update; the reference takes twice as many"},
         {"--steps", CMD_I64, &b.steps, "N", "measured steps; the best counts"},
         {"--recompute", CMD_STR, &b.recompute, BENCH_RECOMPUTE " (layer)"},
-        {"--offload", CMD_FLAG, &b.offload, NULL, "optimizer state, fp32 master and reference weights rest in host memory"},
+        {"--offload", CMD_FLAG, &b.offload, NULL, "optimizer state, fp32 master and reference weights in host memory"},
         {"--device", CMD_STR, &b.device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b.threads, "N", "threads (all)"},
     };

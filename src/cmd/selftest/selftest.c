@@ -1,11 +1,11 @@
 /* selftest.c - `verlc selftest`: does this device compute what `ref` computes?
  *
- * Three questions, each a few lines of a table: every op of the device against `ref` on odd
- * and usual shapes in both dtypes, and rows of an op alone and in company, bit for bit (selftest_ops.c);
- * and the log-probs of a rollout against those of the training forward pass of the same tokens, bit for bit, on small
- * models or on the user's (selftest_rollout.c).
- * Invariant: a line says ok only after a comparison that ran; what a device lacks is a line
- * of its own, and no success. */
+ * Three questions, each a few lines of a table: every op of the device against `ref` on odd and usual
+ * shapes in both dtypes, and rows of an op alone and in a batch, bit for bit (selftest_ops.c); and the
+ * log-probs of a rollout against those of the training forward pass of the same tokens, bit for bit, on
+ * small models or on the user's (selftest_rollout.c).
+ * Invariant: a line says ok only after a comparison that ran; what a device lacks is a line of its own,
+ * and no success. */
 #include "cmd/cmd.h"
 
 #include "base/err.h"
@@ -38,7 +38,7 @@ int cmd_selftest(int argc, char **argv) {
                                    {"--len", CMD_I64, &size.new, "N", "tokens sampled (128)"}};
     const struct cmd_spec spec = {.usage = "verlc selftest [--device NAME] [--model DIR [options]]",
                                   .about = "Compares every op of a device with the plain C definition, rows alone with rows in\n"
-                                           "company, and the log-probs of a rollout with those of training; with --model the\n"
+                                           "a batch, and the log-probs of a rollout with those of training; with --model the\n"
                                            "last alone, on that model. Exit status 1: something differs.",
                                   .opts = opts,
                                   .n_opts = sizeof opts / sizeof *opts};

@@ -517,7 +517,7 @@ static int rows_alone(struct selftest *t, enum dtype act) {
     }
     run_free(&all);
     if (rc < 0) return rc;
-    snprintf(what, sizeof what, "rows alone = rows in company, %s", dtype_name(act));
+    snprintf(what, sizeof what, "rows alone = rows in a batch, %s", dtype_name(act));
     snprintf(detail, sizeof detail, "%lld of %lld values differ", (long long)bad, (long long)seen);
     selftest_line(t, what, bad == 0 && seen > 0, detail);
     return 0;

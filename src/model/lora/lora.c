@@ -1,11 +1,10 @@
-/* lora.c - adapters on a frozen model: which tensors there are, their
- * memory, the start of training, and the way from the f32 master to the compute
- * copies.  The products are in model/linear.c, the files in lora_files.c.
+/* lora.c - adapters on a frozen model: which tensors there are, their memory, initialization, and the
+ * compute copies from the f32 master. The GEMMs are in model/linear.c, the files in lora_files.c.
  *
- * The modules of a fused matrix (q, k, v; gate, up) have their A stacked and their
- * B on the diagonal of one matrix, so that a group costs two small products.
- * Invariant: outside its own rectangles a compute copy is zero, so a module's
- * adapter touches its own columns of the output alone. */
+ * The modules of a fused matrix (q, k, v; gate, up) have their A stacked and their B on the diagonal of
+ * one matrix, so that a group costs two small GEMMs.
+ * Invariant: outside its own rectangles a compute copy is zero, so a module's adapter touches its own
+ * columns of the output alone. */
 #include "model/lora/lora.h"
 
 #include "base/buf.h"
@@ -195,7 +194,7 @@ void model_lora_set_base(struct model *m, const char *base) {
     m->lora->cfg.base = xstrdup(base);
 }
 
-/* ---- the start of training ---- */
+/* ---- initialization ---- */
 
 /* Uniform in (-1, 1), a pure function of its address. */
 static float uniform(uint64_t seed, uint32_t tensor, int64_t i) {

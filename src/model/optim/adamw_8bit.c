@@ -1,4 +1,4 @@
-/* adamw_8bit.c - AdamW whose moments rest as 8-bit codes with a scale for each
+/* adamw_8bit.c - AdamW whose moments are stored as 8-bit codes with a scale for each
  * block of 256 (Dettmers, Lewis, Shleifer and Zettlemoyer, "8-bit Optimizers via
  * Block-wise Quantization", 2022).  A matrix is taken piece by piece: moments to
  * f32, the AdamW step, moments back to codes; the step itself sees f32.

@@ -30,7 +30,7 @@ struct optim_config {
 };
 double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step, by c->schedule */
 
-/* A stretch of the flat master under one rule. State indices count elements of their arrays. */
+/* A range of the flat master under one rule. State indices count elements of their arrays. */
 struct optim_run {
     enum optim_kind rule;
     int64_t offset, n, rows, cols;
@@ -49,7 +49,7 @@ struct optim {
     float *book;              /* (2, 256): code books of m and of v */
     struct optim_scratch {    /* of one matrix, or of a piece of it */
         float *x, *y;         /* f32 */
-        void *act, *pack;     /* compute dtype; packed for the products */
+        void *act, *pack;     /* compute dtype; packed for the GEMMs */
         void *gram_act;
         float *gram, *gram2; /* (r, r), r the shorter side */
         size_t pack_bytes;

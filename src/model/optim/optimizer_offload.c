@@ -1,11 +1,10 @@
-/* optimizer_offload.c - AdamW on a master and moments that rest in host memory: piece by
- * piece on the device, the next piece on its way in and the one before on its way out while
- * one is computed.
+/* optimizer_offload.c - AdamW on a master and moments in host memory: piece by piece on the device, where
+ * the copies of the next piece in and of the one before out overlap with the compute of one.
  *
- * Which of master and moments are in host memory is the optimizer's configuration; what is
- * on the device is used where it is.
- * Invariant: a piece is computed by the same call as the whole, so the bits are those
- * without offload; piece i lives in buffer i % 2, which is its copy stream too. */
+ * Which of master and moments are in host memory is the optimizer's configuration; what is on the device
+ * is used where it is.
+ * Invariant: a piece is computed by the same call as the whole, so the bits are those without offload;
+ * piece i lives in buffer i % 2, which is its copy stream too. */
 #include "model/optim/optimizer_int.h"
 
 #include "base/arena.h"
@@ -33,7 +32,7 @@ void optim__pieces_layout(struct optim *o, struct arena *a) {
             if (k == 0 ? o->host_master : o->host_state) o->s.piece[b][k] = arena_take(a, (size_t)longest * 4);
 }
 
-/* Where master, m and v of the piece at `lo` rest. */
+/* Where master, m and v of the piece at `lo` are. */
 static void places(const struct optim *o, const struct optim_run *r, const struct optim_run_args *a, int64_t lo, float *at[3]) {
     at[0] = a->m->master + r->offset + lo;
     at[1] = o->m + r->m_at + lo;

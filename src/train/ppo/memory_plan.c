@@ -379,7 +379,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
-            snprintf(note, sizeof note, "a judge: weights, keys and values of %lld opinions", (long long)p->rm_args.judge.max_seqs);
+            snprintf(note, sizeof note, "a judge: weights, KV cache of %lld opinions", (long long)p->rm_args.judge.max_seqs);
         else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
     }
@@ -398,8 +398,8 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
                  train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
         row(b, "  critic: values and update", p->critic_pass, note);
     }
-    row(b, "working space", p->working, "of the matrix products, the head, the threads");
-    if (p->system) row(b, "kernels and recorded work", p->system, "the driver's (measured, not laid out)");
+    row(b, "working space", p->working, "of GEMMs, the head, the threads");
+    if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured, not laid out)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
