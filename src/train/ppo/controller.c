@@ -100,7 +100,7 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                  .keep_ckpts = k->keep_ckpts,
                                  .max_bad_steps = k->max_bad_steps,
                                  .deadline_s = k->deadline_s,
-                                 .early_stop = k->early_stop,
+                                 .early_stop = &k->early_stop,
                                  .val_only = k->val_only,
                                  .validates = k->n_val_files > 0 && k->test_freq > 0};
     return run_open(&c->run, conf, &r, &program);

@@ -25,7 +25,7 @@ struct run_config {
     const char *const *loggers;
     int64_t n_loggers, threads, save_freq, test_freq, keep_ckpts, max_bad_steps;
     double deadline_s;
-    struct early_stop_keys early_stop;
+    const struct early_stop_keys *early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */

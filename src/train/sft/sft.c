@@ -388,7 +388,7 @@ static int open_all(struct sft *s, const struct conf *c) {
                                  .keep_ckpts = k->keep_ckpts,
                                  .max_bad_steps = k->max_bad_steps,
                                  .deadline_s = k->deadline_s,
-                                 .early_stop = k->early_stop,
+                                 .early_stop = &k->early_stop,
                                  .stop_metric = "val/loss",
                                  .validates = k->val.n_files > 0 && k->test_freq != 0 && k->test_freq != -1};
     TRY(run_open(&s->run, c, &r, &program));
