@@ -298,12 +298,12 @@ def run_recipe(name, arch, shape, bar, steps=4):
     row(f"{key}/step", f"GRPO step, {name}", warm["timing_s/step"], bar=bar, lower=True, unit="s", note=phases_of(warm))
     row(f"{key}/first", f"{name}: command to the end of the first step", first or time.time() - t, bar=15 if small else None,
         lower=True, unit="s")
-    waits = re.search(r"trace: .* in which the device waits .* \(([0-9.]+) %\)", text)
-    recorded = re.search(r"trace: .* recorded steps .* the host ([0-9.]+) us to launch, and the device waits ([0-9.]+) us "
+    waits = re.search(r"trace: .* in which the device idles .* \(([0-9.]+) %\)", text)
+    graphs = re.search(r"trace: .* CUDA graph launches .* the host ([0-9.]+) us to launch, and the device idles ([0-9.]+) us "
                          r"\(([0-9.]+) %\)", text)
     row(f"{key}/idle", f"{name}: GPU idle, waiting for the host", float(waits[1]), bar=3, lower=True, unit="% of a step")
-    row(f"{key}/launch", f"{name}: host time to launch a decoding step", float(recorded[1]), lower=True, unit="us")
-    row(f"{key}/decode_idle", f"{name}: GPU idle in a decoding step", float(recorded[3]), bar=3, lower=True, unit="%")
+    row(f"{key}/launch", f"{name}: host time to launch a decoding step", float(graphs[1]), lower=True, unit="us")
+    row(f"{key}/decode_idle", f"{name}: GPU idle in a decoding step", float(graphs[3]), bar=3, lower=True, unit="%")
     plan = re.search(r"^ *total +([0-9.]+) ([MG])iB", text, re.M)
     planned = float(plan[1]) / (1 if plan[2] == "G" else 1024)
     used = max(x["perf/max_memory_reserved_gb"] for x in done)

@@ -68,8 +68,8 @@ static int want_weight(const char *op, struct weight w, unsigned dts, int64_t n,
     if (w.data == NULL) FAIL(ERR_INVAL, "dev op %s: weight is not given", op);
     return 0;
 }
-/* Pages of keys and values, (n_pages, Hk, page_len, D). */
-static int want_pages(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads, int64_t head_dim) {
+/* KV cache, (n_pages, Hk, page_len, D). */
+static int want_kv(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads, int64_t head_dim) {
     return want(op, arg, t, dts, 4, (const int64_t[]){ANY, n_kv_heads, ANY, head_dim});
 }
 /* Query heads share key heads in equal groups; RoPE turns pairs, so a head has an even size. */
@@ -194,7 +194,7 @@ int dev_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     TRY(check_qkv("qkv_fwd", a));
     const unsigned act = set_of(a->qkv.dt);
     TRY(want2("qkv_fwd", "q", a->q, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
-    TRY(want_pages("qkv_fwd", "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
+    TRY(want_kv("qkv_fwd", "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
     TRY(want_like("qkv_fwd", "kv.v", a->kv.v, act, a->kv.k));
     HAVE(qkv_fwd);
     return a->qkv.dim[0] ? TRACED(qkv_fwd, (d, a), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
@@ -206,20 +206,20 @@ static int check_attn(const char *op, const struct attn_args *a) {
     TRY(want_heads(op, a->n_q_heads, a->n_kv_heads, a->head_dim));
     TRY(want2(op, "q", a->q, ACT, ANY, a->n_q_heads * a->head_dim));
     const unsigned act = set_of(a->q.dt);
-    TRY(want_pages(op, "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
+    TRY(want_kv(op, "kv.k", a->kv.k, act, a->n_kv_heads, a->head_dim));
     TRY(want_like(op, "kv.v", a->kv.v, act, a->kv.k));
     TRY(want_like(op, "out", a->out, act, a->q));
     if (a->lse.data) TRY(want2(op, "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
     if (a->window < 0) FAIL(ERR_INVAL, "dev op %s: window %lld", op, (long long)a->window);
     if (s->n < 0 || (s->n > 0 && a->kv.k.dim[2] <= 0))
-        FAIL(ERR_INVAL, "dev op %s: %lld sequences over pages of %lld", op, (long long)s->n, (long long)a->kv.k.dim[2]);
+        FAIL(ERR_INVAL, "dev op %s: %lld sequences over KV blocks of %lld", op, (long long)s->n, (long long)a->kv.k.dim[2]);
     TRY(want1(op, "q_start", s->q_start, I32, s->n + 1));
     TRY(want1(op, "pos0", s->pos0, I32, s->n));
     if (s->pages.data == NULL) return want1(op, "kv_start", s->kv_start, I32, s->n);
     TRY(want2(op, "pages", s->pages, I32, s->n, ANY));
     if (s->max_kv > s->pages.dim[1] * a->kv.k.dim[2])
-        FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld pages of %lld", op, (long long)s->max_kv, (long long)s->pages.dim[1],
-             (long long)a->kv.k.dim[2]);
+        FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld KV blocks of %lld", op, (long long)s->max_kv,
+             (long long)s->pages.dim[1], (long long)a->kv.k.dim[2]);
     return 0;
 }
 
@@ -237,7 +237,7 @@ int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_
     TRY(want_like(op, "attention's q", a->q, set_of(q->q.dt), q->q));
     if (a->seqs.max_q > 1 || a->n_q_heads != q->n_q_heads || a->n_kv_heads != q->n_kv_heads || a->head_dim != q->head_dim ||
         a->q.data != q->q.data || a->kv.k.data != q->kv.k.data || a->kv.v.data != q->kv.v.data)
-        FAIL(ERR_INVAL, "dev op %s: the two have one q, keys, values and heads, and sequences of at most one row, not %lld", op,
+        FAIL(ERR_INVAL, "dev op %s: both share q, KV cache and heads, and sequences have at most one row, not %lld", op,
              (long long)a->seqs.max_q);
     if (!d->ops->qkv_attn_fwd) {
         TRY(dev_qkv_fwd(d, q));
@@ -279,8 +279,8 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
         TRY(want2("lmhead_fwd", "top_id", a->top_id, I32, a->x.dim[0], ANY));
         TRY(want2("lmhead_fwd", "top_logp", a->top_logp, F32, a->x.dim[0], a->top_id.dim[1]));
         if (a->top_id.dim[1] > a->w.n)
-            FAIL(ERR_INVAL, "dev op lmhead_fwd: the %lld most probable entries of a vocabulary of %lld",
-                 (long long)a->top_id.dim[1], (long long)a->w.n);
+            FAIL(ERR_INVAL, "dev op lmhead_fwd: top-k of %lld from a vocabulary of %lld", (long long)a->top_id.dim[1],
+                 (long long)a->w.n);
     }
     HAVE(lmhead_fwd);
     return a->x.dim[0] ? TRACED(lmhead_fwd, (d, a), a->x.dim[0], a->w.n, a->w.k) : 0;
@@ -328,7 +328,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(want2("decode_next", "rows", a->rows, U8, n, (int64_t)sizeof(struct decode_row)));
     if (a->stop.data) TRY(want2("decode_next", "stop", a->stop, I32, n, ANY));
     TRY(want2("decode_next", "pages", a->pages, I32, n, ANY));
-    if (a->page_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: pages of %lld tokens", (long long)a->page_len);
+    if (a->page_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: KV blocks of %lld tokens", (long long)a->page_len);
     const struct tensor in[] = {a->ids, a->pos, a->slots};
     for (int i = 0; i < 3; i++) TRY(want1("decode_next", "ids, pos or slots", in[i], I32, n));
     TRY(want1("decode_next", "step", a->step, I32, 1));
@@ -339,12 +339,12 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
     return n ? TRACED(decode_next, (d, a), n, a->w.n, a->w.k) : 0;
 }
 
-/* ---- recorded work ---- */
+/* ---- CUDA graphs ---- */
 
 bool dev_has_graphs(const struct dev *d) { return d->ops->caps.graphs; }
 int dev_graph_begin(struct dev *d) {
     HAVE(graph_begin);
-    dev_trace__pause(d, true); /* calls that are recorded take no time of their own */
+    dev_trace__pause(d, true); /* captured calls take no time of their own */
     return d->ops->graph_begin(d);
 }
 int dev_graph_end(struct dev *d, void **graph) {
@@ -436,7 +436,7 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
     TRY(check_qkv("qkv_bwd", a));
     const unsigned act = set_of(a->qkv.dt);
     TRY(want2("qkv_bwd", "dq", dq, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
-    TRY(want_pages("qkv_bwd", "dk", dk, F32, a->n_kv_heads, a->head_dim));
+    TRY(want_kv("qkv_bwd", "dk", dk, F32, a->n_kv_heads, a->head_dim));
     TRY(want_like("qkv_bwd", "dv", dv, F32, dk));
     TRY(want_like("qkv_bwd", "dqkv", dqkv, act, a->qkv));
     if (a->q_norm.data) TRY(want1("qkv_bwd", "dq_norm", dq_norm, F32, a->head_dim));
@@ -448,7 +448,7 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv) {
     TRY(check_attn("attn_bwd", a));
-    if (a->seqs.pages.data) FAIL(ERR_INVAL, "dev op attn_bwd: sequences over pages have no backward");
+    if (a->seqs.pages.data) FAIL(ERR_INVAL, "dev op attn_bwd: a paged KV cache has no backward");
     TRY(want2("attn_bwd", "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
     TRY(want_like("attn_bwd", "dout", dout, set_of(a->q.dt), a->q));
     TRY(want_like("attn_bwd", "dq", dq, set_of(a->q.dt), a->q));
@@ -545,7 +545,7 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
     return a->x.dim[0] ? TRACED(dequant8, (d, a), a->x.dim[0], 0, 0) : 0;
 }
 
-/* ---- adapters and quantised weights ---- */
+/* ---- LoRA and quantised weights ---- */
 
 static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
     TRY(want2("add_block", name, t, F32, ANY, ANY));

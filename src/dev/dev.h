@@ -7,8 +7,8 @@
  * shapes, dtypes and the presence of the op once, so that backends hold
  * arithmetic only.
  *
- * Two rules make training and generation agree bit for bit (DESIGN invariants
- * 1 and 2).  Within one backend and one run:
+ * Two rules make every op batch-invariant, and training and generation agree bit for bit (DESIGN
+ * invariants 1 and 2).  Within one backend and one run:
  *  - a row of an op's result depends only on that row's inputs, never on how
  *    many rows come with it, on their order, or on the number of threads;
  *  - reductions go in one fixed order (k ascending in a matmul, keys in tiles
@@ -22,8 +22,8 @@
  * of it are f32, all sums are f32 (dot products of long reductions may use
  * wider).  bf16 results are rounded once, to nearest even.
  *
- * Work is queued in order; only dev_sync, dev_copy_out and the ops that
- * say so wait. */
+ * Work is queued in order; only dev_sync, dev_copy_out and the ops that say so wait.  ops.h is the table,
+ * memory.h has copies and copy streams, graph.h CUDA graphs, trace.h the trace; this file includes them all. */
 #ifndef VERLC_DEV_H
 #define VERLC_DEV_H
 
@@ -93,15 +93,15 @@ int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
 int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
 /* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
 int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
-/* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): the bits of a copy and dev_matmul_fwd with add. from may be y. */
+/* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): bitwise a copy and dev_matmul_fwd with add. from may be y. */
 int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
-/* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): the bits of dev_matmul_fwd
- * and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
+/* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): fused, bitwise
+ * dev_matmul_fwd and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
 int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
-/* Both, for one new row of each sequence (or none): a.q, a.kv and the heads are q's, each row is some sequence's, and its slot
- * that of its newest key, which no other sequence sees. The same bits in kv, a.out and a.lse; q's contents are undefined
+/* Both, for decode: one new row of each sequence (or none). a.q, a.kv and the heads are q's, each row is some sequence's, and
+ * its slot that of its newest key, which no other sequence sees. The same bits in kv, a.out and a.lse; q is undefined
  * afterwards. */
 int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
 /* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
@@ -110,9 +110,9 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
-/* Logits as dev_logits has them; draws as dev_sample does for each row with left > 0, writes (id, logp, logp_kept) to row *step
- * of the results, and moves the row on: left falls by one, to 0 at an end token; while it is
- * above 0, ids, pos, slots become the next step's. Rows with left == 0 change nothing. */
+/* Logits as dev_logits; a draw as dev_sample's for each row with left > 0, written as (id, logp, logp_kept) to row *step
+ * of the results. Then left falls by one, to 0 at an end token; while it is above 0, ids, pos and slots become the next
+ * step's. Rows with left == 0 change nothing. */
 int dev_decode_next(struct dev *d, const struct decode_args *a);
 
 /* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
@@ -135,7 +135,7 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
                 struct tensor dq_norm, struct tensor dk_norm);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
- * as kv (overwritten at the slots of these sequences). Only seqs without pages and with pos0 = 0. */
+ * as kv (overwritten at the slots of these sequences). Only packed seqs (no block table) with pos0 = 0. */
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);

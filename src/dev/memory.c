@@ -44,7 +44,7 @@ int dev_memory(struct dev *d, struct dev_memory *out) {
     return 0;
 }
 
-/* ---- host memory beside the device's ---- */
+/* ---- pinned host memory, copy streams ---- */
 
 bool dev_has_own_memory(const struct dev *d) { return d->ops->caps.own_memory; }
 size_t dev_driver_bytes(const struct dev *d) { return d->ops->caps.driver_bytes; }
@@ -55,7 +55,7 @@ int dev_host_alloc(struct dev *d, size_t bytes, void **out) {
     if (bytes == 0) return 0;
     const int rc = d->ops->host_alloc(d, bytes, out);
     if (rc == ERR_NOMEM)
-        FAIL(ERR_NOMEM, "%s: the host has no %.3f GiB for what was offloaded to it, beside %.3f GiB of this kind", d->describe,
+        FAIL(ERR_NOMEM, "%s: the host cannot pin %.3f GiB for offload, beside %.3f GiB already pinned", d->describe,
              (double)bytes / 0x1p30, (double)d->host_allocated / 0x1p30);
     TRY(rc);
     d->host_allocated += bytes;

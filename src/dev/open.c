@@ -1,5 +1,4 @@
-/* open.c - finds libverlc_cuda.so, opens it and asks it for a device; chooses a
- * device by name.
+/* open.c - opens a device by name; finds libverlc_cuda.so, opens it and asks it for a GPU.
  *
  * The program itself links nothing of CUDA: the same file runs on a machine without a
  * GPU.  The library calls err_set and its kin back in the program, which exports them.

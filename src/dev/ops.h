@@ -54,7 +54,7 @@ struct attn_args {
     struct tensor lse; /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
 };
 
-/* The LM head with log-softmax, never materialising rows x vocabulary.
+/* The LM head with log-softmax, never materialising (rows, vocabulary).
  * z = (x . W^T) * inv_temp; p = softmax(z). */
 struct lmhead_args {
     struct tensor x;         /* (R, h) act */
@@ -72,7 +72,7 @@ struct lmhead_args {
     struct tensor dlist;              /* (R, P) f32; backward, with list_id: d loss / d list_logp */
 };
 
-/* One row's sampling rule. Order: repetition penalty (a positive logit is divided
+/* One row's sampling parameters. Order: repetition penalty (a positive logit is divided
  * by it, a negative one multiplied), temperature, top-k, then top-p on the
  * renormalised rest (the shortest run of the most probable whose sum reaches
  * top_p), then min-p (times the largest probability).  Equal entries rank by id,
@@ -95,17 +95,17 @@ struct sample_args {
     struct tensor logp_kept;          /* (R) f32, optional: after penalty and truncation; 0 when greedy */
 };
 
-/* One row of a decoding loop that stays on the device: its rule, the address of its
- * randomness (base/rng.h) and how far it may go. */
+/* One row of a decoding loop on the device: its sampling parameters, the address of its
+ * randomness (base/rng.h) and how many tokens it may still draw. */
 struct decode_row {
     struct sample_param rule; /* u is not read: it is rng_token(seed, uid, sample, at) */
     uint32_t sample, at;      /* index of the sample; place of the token to draw in its response */
     uint64_t seed, uid;
-    int32_t left; /* tokens it may still draw; 0: the row stays as it is */
+    int32_t left; /* tokens it may still draw; 0: the row idles */
     int32_t unused;
 };
 
-/* The end of one step of that loop: the head, draw, note, move on. */
+/* The end of one step of that loop: logits, sampling, results, inputs of the next step. */
 struct decode_args {
     struct tensor x;      /* (R, h) act: the last states */
     struct weight w;      /* (V, h) act: the head */
@@ -113,21 +113,21 @@ struct decode_args {
     struct tensor rows;   /* (R, sizeof(struct decode_row)) u8, updated */
     struct tensor stop;   /* (R, S) i32, optional: tokens that end the row, -1 fills up */
     int64_t page_len;
-    struct tensor pages;           /* (R, max_pages) i32: where the row's keys go */
+    struct tensor pages;           /* (R, max_pages) i32: the block table */
     struct tensor ids, pos, slots; /* (R) i32: inputs of this step's forward -> of the next one's */
     struct tensor step;            /* (1) i32: which row of the results is written; counts up */
     struct tensor id;              /* (steps, R) i32 */
     struct tensor logp, logp_kept; /* (steps, R) f32 */
 };
 
-/* A rectangle of one matrix added to one of another: dst[dst_row + i][dst_col + j] += scale * src[...]. */
+/* A block of one matrix added to a block of another (LoRA): dst[dst_row + i][dst_col + j] += scale * src[...]. */
 struct add_block_args {
     struct tensor dst, src; /* (R, C), (R', C') f32, different memory */
     int64_t dst_row, dst_col, src_row, src_col, rows, cols;
     float scale; /* product and sum are rounded one by one */
 };
 
-/* A frozen matrix in 4 or 8 bits, turned back into act before it is packed and multiplied.
+/* A frozen matrix in 4 or 8 bits, dequantized to act before its GEMM.
  * NF4 (Dettmers et al. 2023): the flat matrix in blocks of DEV_NF4_BLOCK elements, two codes a byte, the
  * first in the high half; an element is book[code] times its block's largest magnitude.
  * INT8 (Dettmers et al. 2022, without outlier columns): an element is its row's largest magnitude times
@@ -178,8 +178,8 @@ struct dev_sizes {
 
 /* Device memory beside that of dev_alloc, in bytes. */
 struct dev_memory {
-    size_t working;   /* held by the backend: scratch, a library's workspace, memory to choose algorithms in */
-    size_t system;    /* taken by the driver since the device was opened: kernels' code, recorded work; 0: not known */
+    size_t working;   /* held by the backend: scratch, cuBLASLt's workspace, memory for autotuning */
+    size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known */
     int64_t n_allocs; /* requests for device memory so far, dev_alloc's included */
 };
 
@@ -226,7 +226,7 @@ struct dev_ops {
     int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
     /* NULL: the wrapper copies, then adds */
     int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
-    /* NULL: the wrapper multiplies into gate_up, then calls swiglu_fwd */
+    /* NULL: the wrapper calls matmul_fwd into gate_up, then swiglu_fwd */
     int (*matmul_swiglu)(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w,
                          struct tensor bias);
     int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
@@ -263,7 +263,7 @@ struct dev_ops {
     int (*graph_run)(struct dev *d, void *graph);
     void (*graph_free)(struct dev *d, void *graph);
 
-    /* Points in the queue's time; NULL where every op waits. stamp_us: microseconds from stamp 0,
+    /* Timestamps of the compute stream; NULL where every op waits. stamp_us: microseconds from stamp 0,
      * after a sync. */
     int (*stamp)(struct dev *d, int64_t i);
     int (*stamp_us)(struct dev *d, int64_t i, double *us);

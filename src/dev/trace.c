@@ -1,8 +1,8 @@
 /* trace.c - a trace of the checked calls: when the host made each, when the device
  * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table; the log
- * says how long the device waited for the host, by phase and for each recorded step.
- * Calls inside recorded work are one span, that of graph_run.  A profiler that listens
- * (struct dev's range) is told of the same calls and phases.
+ * says how long the device idled, waiting for the host, by phase and for each launch of a CUDA graph.
+ * Calls captured in a CUDA graph are one span, that of graph_run.  A profiler that listens
+ * (struct dev's range) gets NVTX ranges of the same calls and phases.
  *
  * Invariant: with no trace on and no profiler, a call costs two comparisons more. */
 #include "dev/dev_int.h"
@@ -168,16 +168,16 @@ static void print_table(const struct dev_trace *t, FILE *f) {
     free(sum);
 }
 
-/* ---- how long the device waits for the host ----
- * The calls of a device follow each other; it waits in the gaps between them. Two stamps are in each gap and take some
- * microseconds of it, which without a trace are not there: gaps of about the median's length are no waiting. */
+/* ---- how long the device idles, waiting for the host ----
+ * The calls of a device follow each other; it idles in the gaps between them. Each gap has two timestamps, which take some
+ * microseconds that are not there without a trace: gaps of about the median's length do not count. */
 
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* The longest gap that the stamps alone may make, in microseconds; 0 where nothing is stamped. */
+/* The longest gap that the timestamps alone may make, in microseconds; 0 where there are none. */
 static double stamp_gap(const struct dev *d) {
     const struct dev_trace *t = d->trace;
     if (!d->ops->stamp || t->n < 2) return 0;
@@ -189,8 +189,8 @@ static double stamp_gap(const struct dev *d) {
     return 3 * median;
 }
 
-/* Microseconds of [from, to) that lie in gaps longer than `least`. */
-static double waits_us(const struct dev_trace *t, double from, double to, double least) {
+/* Microseconds of [from, to) in gaps longer than `least`. */
+static double idle_us(const struct dev_trace *t, double from, double to, double least) {
     double sum = 0, end = from - least; /* before the first call too */
     for (int64_t i = 0; i <= t->n; i++) {
         const double next = i < t->n ? t->spans[i].dev0 : to + least;
@@ -204,11 +204,11 @@ static double waits_us(const struct dev_trace *t, double from, double to, double
 /* Each phase once, with those of the same name. */
 static void log_phases(const struct dev_trace *t, double least) {
     const double from = t->phases[0].from * 1e6, to = t->phases[t->n_phases - 1].to * 1e6, all = to - from,
-                 waits = waits_us(t, from, to, least);
-    log_info("trace: %.1f ms, in which the device waits %.2f ms (%.2f %%)", all * 1e-3, waits * 1e-3, 100 * waits / all);
+                 idle = idle_us(t, from, to, least);
+    log_info("trace: %.1f ms, in which the device idles %.2f ms (%.2f %%)", all * 1e-3, idle * 1e-3, 100 * idle / all);
     for (int64_t i = 0; i < t->n_phases; i++) {
         const char *name = t->phases[i].name;
-        double us = 0, waiting = 0;
+        double us = 0, idle_phase = 0;
         int64_t first = 0;
         while (strcmp(t->phases[first].name, name) != 0) first++;
         if (first < i) continue;
@@ -216,14 +216,14 @@ static void log_phases(const struct dev_trace *t, double least) {
             const struct phase *p = &t->phases[k];
             if (strcmp(p->name, name) != 0) continue;
             us += (p->to - p->from) * 1e6;
-            waiting += waits_us(t, p->from * 1e6, p->to * 1e6, least);
+            idle_phase += idle_us(t, p->from * 1e6, p->to * 1e6, least);
         }
-        log_info("trace:   %s %.1f ms, waits %.2f ms", name, us * 1e-3, waiting * 1e-3);
+        log_info("trace:   %s %.1f ms, idle %.2f ms", name, us * 1e-3, idle_phase * 1e-3);
     }
 }
 
-/* Recorded decoding steps, one launch each: between the first and the last of them. */
-static void log_recorded(const struct dev_trace *t, double least) {
+/* Launches of CUDA graphs (decoding steps), from the first to the last. */
+static void log_graphs(const struct dev_trace *t, double least) {
     const struct span *first = NULL, *last = NULL;
     double host = 0, device = 0;
     int64_t n = 0;
@@ -237,10 +237,10 @@ static void log_recorded(const struct dev_trace *t, double least) {
         n++;
     }
     if (n < 2) return;
-    const double all = last->dev1 - first->dev0, waits = waits_us(t, first->dev0, last->dev1, least);
-    log_info("trace: %lld recorded steps in %.1f ms: each takes the device %.1f us and the host %.1f us to launch, "
-             "and the device waits %.1f us (%.2f %%)",
-             (long long)n, all * 1e-3, device / (double)n, host / (double)n, waits / (double)n, 100 * waits / all);
+    const double all = last->dev1 - first->dev0, idle = idle_us(t, first->dev0, last->dev1, least);
+    log_info("trace: %lld CUDA graph launches in %.1f ms: each takes the device %.1f us and the host %.1f us to launch, "
+             "and the device idles %.1f us (%.2f %%)",
+             (long long)n, all * 1e-3, device / (double)n, host / (double)n, idle / (double)n, 100 * idle / all);
 }
 
 static json_t *event(const char *name, int track, double us, double for_us) {
@@ -274,7 +274,7 @@ int dev_trace_stop(struct dev *d, const char *path, FILE *table) {
     if (!d->trace) return 0;
     int rc = device_times(d);
     if (rc == 0 && d->trace->n_phases > 0) log_phases(d->trace, stamp_gap(d));
-    if (rc == 0) log_recorded(d->trace, stamp_gap(d));
+    if (rc == 0) log_graphs(d->trace, stamp_gap(d));
     if (rc == 0 && path) rc = write_trace(d->trace, path);
     if (rc == 0 && table) print_table(d->trace, table);
     dev_trace__drop(d);

@@ -36,7 +36,7 @@ def main():
         adamw = [x for x in t["host"] if x[0].startswith("adamw")]
         test("the optimizer's calls lie in the update", adamw and
              all(update[1] - 1 <= x[1] and x[2] <= update[2] + 1 for x in adamw), adamw)
-        said = re.search(r"trace: ([0-9.]+) ms, in which the device waits ([0-9.]+) ms", log)
+        said = re.search(r"trace: ([0-9.]+) ms, in which the device idles ([0-9.]+) ms", log)
         begin, end, busy = min(x[1] for x in t["phases"]), max(x[2] for x in t["phases"]), 0.0
         at = begin
         for _, lo, hi in sorted(t["device"], key=lambda x: x[1]):
@@ -44,7 +44,7 @@ def main():
             at = max(at, hi)
         test("the log says how long the device waited in it", said and abs(float(said[1]) - (end - begin) / 1e3) < 0.1 and
              abs(float(said[2]) - (end - begin - busy) / 1e3) < 0.1, f"{said}, {begin} {end} {busy}")
-        waits = [float(x) for x in re.findall(r"trace:   \S+ [0-9.]+ ms, waits ([0-9.]+) ms", log)]
+        waits = [float(x) for x in re.findall(r"trace:   \S+ [0-9.]+ ms, idle ([0-9.]+) ms", log)]
         test("and in each phase", len(waits) == len(set(phases)) and sum(waits) <= float(said[2]) + 0.1, log[-1500:])
         test("each call of the host is one of the device", len(t["host"]) == len(t["device"]) > 100, len(t["host"]))
         run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))

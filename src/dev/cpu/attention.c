@@ -1,4 +1,4 @@
-/* attention.c - causal attention over pages or packed rows, and its backward.
+/* attention.c - causal attention over a paged KV cache or packed rows, and its backward.
  *
  * Work is cut into parts of one sequence, one key/value head and (forward) one
  * block of tokens; all query heads that share the key/value head go together,
@@ -8,7 +8,7 @@
  *
  * Invariant: a query row meets the same tiles in the same order through the
  * same kernel whether it comes alone (decode) or with others (prefill,
- * training), from pages or from packed rows, so its bits are the same. */
+ * training), from a paged KV cache or from packed rows, so its bits are the same. */
 #include "dev/cpu/cpu_int.h"
 #include "dev/cpu/kernels.h"
 
@@ -142,7 +142,7 @@ static struct part part_of(const struct job *j, int64_t seq, int64_t head, int t
 }
 
 /* Up to n keys from key j on that lie together: returns their number, and the row of the first one
- * in the part's head of pages seen as (n_pages * H * page_len, D). */
+ * in the part's head of the KV cache seen as (n_pages * H * page_len, D). */
 static int64_t key_run(const struct part *p, int64_t j, int64_t n, int64_t *row) {
     const struct attn_seqs *q = &p->j->a->seqs;
     const struct tensor k = p->j->a->kv.k;

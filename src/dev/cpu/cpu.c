@@ -8,7 +8,7 @@
 
 #include "base/buf.h"
 #include "dev/cpu/gemm.h"
-#include "dev/host_arrays.h"
+#include "dev/host_decode.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,7 @@
 /* cpu_int.h - what the files of the CPU backend share.
  *
- * Four parts: the context behind dev.ctx, scratch memory, the layout of a
- * packed weight, and the matrix products that other ops of the backend build
- * on.  Every function that takes a struct cpu runs on the caller's thread and
+ * Four parts: the context behind dev.ctx, scratch memory, the layout of a packed weight, and the GEMMs that other ops
+ * of the backend build on.  Every function that takes a struct cpu runs on the caller's thread and
  * uses the pool inside, so none may be called from a part of a pool_run.
  *
  * Invariant: ops never nest and never run at the same time, so the memory of
@@ -27,7 +26,7 @@ bool cpu_isa_available(enum cpu_isa_id id); /* this CPU and this operating syste
 /* The one that multiplies bf16 fastest, by a short measurement in mem (1 MiB, 64-aligned). */
 enum cpu_isa_id cpu_isa_fastest(void *mem);
 
-struct cpu_gemm_isa; /* gemm.h: block kernels of the matrix products */
+struct cpu_gemm_isa; /* gemm.h: GEMM micro-kernels */
 
 /* ---- context ---- */
 /* Scratch memory that outlives one call, one buffer for each purpose. */
@@ -38,7 +37,7 @@ enum cpu_scratch_id {
     CPU_SCRATCH_ROW, /* partial sums of row ops and reductions */
     CPU_N_SCRATCH
 };
-/* Per thread: the largest user is a block of a matrix product. */
+/* Per thread: the largest user is a block of a GEMM. */
 #define CPU_THREAD_BYTES ((size_t)4 << 20)
 
 struct cpu {
@@ -82,7 +81,7 @@ static inline int64_t cpu_weight_index(const struct weight *w, int64_t n, int64_
     return panel + (k / 32) * 1024 + (j / 16) * 512 + (k % 32) / 2 * 32 + (j % 16) * 2 + k % 2;
 }
 
-/* ---- matrix products for other ops ---- */
+/* ---- GEMM for other ops ---- */
 /* y[i * ldy + (n - n0)] f32 = row i of x (T, k) act . W[n], n in [n0, n1): the bits that
  * dev_matmul_fwd gives without bias. n0 is a multiple of 32. */
 int cpu_matmul_cols(struct cpu *c, float *y, int64_t ldy, struct tensor x, const struct weight *w, int64_t n0, int64_t n1);

@@ -1,4 +1,4 @@
-/* elementwise.c - the CPU backend's ops without a matrix product: packing of
+/* elementwise.c - the CPU backend's ops without a GEMM: packing of
  * weights, casts, embedding, rows by index, sum of squares, AdamW.
  *
  * All are bound by memory, so they are plain loops that the compiler turns

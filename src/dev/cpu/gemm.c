@@ -1,11 +1,10 @@
-/* gemm.c - the three products of a linear layer over one set of block
- * kernels: y = x W^T (fwd), dx = dy W, dw += dy^T x.
+/* gemm.c - the three GEMMs of a linear layer over one set of micro-kernels: y = x W^T (fwd), dx = dy W,
+ * dw += dy^T x.
  *
  * Rows are taken in bands whose packed A fits a fixed buffer.  A band is packed
  * by all threads, then cut into units of (blocks of rows x panels of columns)
- * that threads take in any order.  A unit walks the reduction in cache blocks
- * and keeps its sums in f32 in the thread's memory.  With few rows the weight
- * is read once, straight from memory.
+ * that threads take in any order.  A unit walks K in cache blocks and keeps its sums in f32 in the thread's
+ * memory.  At small M (decode) the weight is streamed once, straight from memory.
  *
  * Invariant: bands, units, cache blocks and threads change which element is
  * computed when and by whom, never its chain of operations. */
@@ -17,7 +16,7 @@
 
 enum {
     TILE = CPU_PANEL,
-    UNITS_PER_THREAD = 6, /* so that a thread that was held up does not hold up all */
+    UNITS_PER_THREAD = 6, /* for load balance */
     BAND_BYTES = 16 << 20 /* packed A of one band */
 };
 
@@ -79,7 +78,7 @@ static void store_block(const struct gemm_job *j, int64_t row, int64_t col, int 
     j->g->store(&o, rows, cols, c);
 }
 
-/* ---- few rows: stream the weight ---- */
+/* ---- small M: stream the weight ---- */
 static const char *stream_panel(const struct gemm_job *j, int64_t p) { return j->b + (size_t)(p * j->ldb) * j->elem; }
 
 static void stream_store(const struct gemm_job *j, int64_t p, const float *c) {
@@ -123,7 +122,7 @@ static int gemm_stream(struct cpu *cpu, struct gemm_job *j) {
     return 0;
 }
 
-/* ---- many rows: bands, units, cache blocks ---- */
+/* ---- large M: bands, units, cache blocks ---- */
 static void pack_part(void *arg, int64_t part, int thread) {
     const struct gemm_job *j = arg;
     const int64_t ik = part / j->nb, im = part % j->nb, r0 = ik * j->kb;
@@ -157,7 +156,7 @@ static const void *panel_get(const struct gemm_job *j, void *buf, int64_t p, int
     return buf;
 }
 
-/* Asks for slice i of s of the lines of a panel that is needed next. */
+/* Prefetches slice i of s of the next panel. */
 static void panel_prefetch(const struct gemm_job *j, int64_t p, int64_t r0, int64_t rn, int64_t i, int64_t s) {
     const char *src = panel_src(j, p, r0);
     const int64_t row = (int64_t)(TILE * j->elem); /* bytes of 32 elements: one or two lines */

@@ -1,7 +1,6 @@
-/* gemm.h - the block kernels that one instruction set brings to the
- * matrix products, and how packed operands look.
+/* gemm.h - the GEMM micro-kernels of one instruction set, and the layout of packed operands.
  *
- * A product is C (m, n) = sum over r of A(m, r) . B(r, n), the sum in ascending
+ * A GEMM is C (m, n) = sum over r of A(m, r) . B(r, n), the sum in ascending
  * r, f32.  Operands are packed into blocks whose format belongs to the kernels:
  *  - A: blocks of up to `max_rows` rows; within a block [r][rows] of f32,
  *    [r / 2][rows] of bf16 pairs, or [r / 32][16 or 32 rows] of 32 bf16 (AMX);
@@ -45,7 +44,7 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     /* c [rows][32] f32, contiguous: (load ? c : 0) + the block's products. There is
      * room for max_rows; rows beyond `rows` may be overwritten. */
     void (*block)(int rows, int64_t rn, const void *a, const void *b, float *c, bool load);
-    /* The same, load = false, with B a weight's panel that is not in any cache. */
+    /* The same, load = false, with B a weight's panel streamed from memory. */
     void (*stream)(int rows, int64_t rn, const void *a, const void *panel, float *c);
     /* Two panels at once into two blocks, for rows <= two_rows; 0 and NULL: it has none. */
     int two_rows;

@@ -1,5 +1,5 @@
 /* isa.c - which instruction sets this CPU has, and which of them is
- * the fastest at multiplying here.  Their order is fixed but for one question that
+ * the fastest for GEMM here.  Their order is fixed but for one question that
  * names cannot answer: vdpbf16ps runs at twice the rate of f32 multiply-add on some
  * CPUs and at half of it on others.  A probe of a few milliseconds tells.
  *

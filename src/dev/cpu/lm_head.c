@@ -2,8 +2,7 @@
  *
  * Logits exist for one chunk of the vocabulary and one block of rows at a time;
  * the chunks are the outer loop, so that a chunk of the weight is read from
- * memory once and from cache for the following blocks.  The products are those
- * of gemm.c.
+ * memory once and from cache for the following blocks.  GEMMs are gemm.c's.
  * Invariant: a row's chunks are merged in order, so blocks and threads do not
  * show in its bits. */
 #include "dev/cpu/lm_head.h"
@@ -72,7 +71,7 @@ static int block_logits(struct cpu *c, const struct head_job *j) {
     return cpu_matmul_cols(c, j->logits, DEV_VOCAB_CHUNK, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len);
 }
 
-/* ---- several entries of a row ----
+/* ---- lists and top-k ----
  * top_id and top_logp hold the row's largest raw logits so far, largest first, list_logp the raw logits of the
  * listed entries; finish_row makes log-probs of them. */
 

@@ -4,8 +4,8 @@
  * summed in f32 by the kernel head_sum, merged in chunk order in double.
  * Invariant: both callers walk the same chunks through the same functions, so
  * the log-prob of a sampled id and that of a training row have equal bits. */
-#ifndef VERLC_DEV_CPU_HEAD_H
-#define VERLC_DEV_CPU_HEAD_H
+#ifndef VERLC_DEV_CPU_LM_HEAD_H
+#define VERLC_DEV_CPU_LM_HEAD_H
 
 #include "dev/cpu/kernels.h"
 

@@ -1,8 +1,8 @@
-/* backend.cu - the CUDA backend's opening, memory, transfers and table.
+/* backend.cu - the CUDA backend's opening, memory, copies and ops table.
  *
- * One context of one GPU and one stream; everything queues there.  Host memory goes
- * through a pinned buffer of two halves, so that a caller may reuse its memory at once
- * and a large transfer copies one half while the other is on its way.
+ * One context of one GPU with one compute stream; all kernels queue there.  Pageable host memory goes
+ * through a pinned staging buffer of two halves, so that a caller may reuse its memory at once
+ * and a large copy fills one half while the other is in flight.
  * Invariant: the thread that opened the device is the one that uses it (the current
  * GPU is a property of the thread). */
 #include "dev/cuda/abi.h"
@@ -31,8 +31,8 @@ enum { MAX_OLD = 64 };
 struct cuda_dev {
     struct cuda c; /* first: cuda_of casts */
     struct staging stage;
-    bool recorded;      /* work has been recorded: it may use any scratch of that time */
-    void *old[MAX_OLD]; /* outgrown scratch that recorded work may use */
+    bool captured;      /* a CUDA graph was captured: it may use any scratch buffer of that time */
+    void *old[MAX_OLD]; /* outgrown scratch buffers that a CUDA graph may use */
     int n_old;
 };
 static struct staging *staging_of(struct dev *d) { return &((struct cuda_dev *)d->ctx)->stage; }
@@ -77,19 +77,19 @@ int cuda_drop(struct cuda *c, void *p, size_t bytes) {
     return 0;
 }
 
-/* Lets go of a scratch block, at once where no recorded work can know it: algorithms are chosen
- * before work is recorded. */
+/* Releases a scratch buffer, at once where no CUDA graph can use it: autotuning is never captured. */
 static int retire(struct cuda_dev *cd, enum cuda_scratch_id id) {
     void *p = cd->c.scratch[id].p;
     const size_t bytes = cd->c.scratch[id].bytes;
     cd->c.scratch[id].p = NULL;
     cd->c.scratch[id].bytes = 0;
     if (!p) return 0;
-    if (!cd->recorded || id == CUDA_SCRATCH_AUTOTUNE) {
+    if (!cd->captured || id == CUDA_SCRATCH_AUTOTUNE) {
         CU_TRY(cudaStreamSynchronize(cd->c.stream)); /* what is queued may read it */
         return cuda_drop(&cd->c, p, bytes);
     }
-    if (cd->n_old == MAX_OLD) FAIL(ERR_INTERNAL, "cuda: working space was outgrown %d times after work was recorded", MAX_OLD);
+    if (cd->n_old == MAX_OLD)
+        FAIL(ERR_INTERNAL, "cuda: scratch buffers were outgrown %d times after a CUDA graph was captured", MAX_OLD);
     cd->old[cd->n_old++] = p;
     return 0;
 }
@@ -143,7 +143,7 @@ static int op_memory(struct dev *d, struct dev_memory *out) {
 }
 static int op_sync(struct dev *d) { return cuda_offload_settle(cuda_of(d)); }
 
-/* Marks the current half as on its way and turns to the other, which is free on return. */
+/* Marks the current half as in flight and turns to the other, which is free on return. */
 static int turn(struct cuda *c, struct staging *s) {
     CU_TRY(cudaEventRecord(s->done[s->current], c->stream));
     s->current ^= 1;
@@ -254,7 +254,7 @@ static void op_close(struct dev *d) {
 }
 
 static int op_graph_begin(struct dev *d) {
-    ((struct cuda_dev *)d->ctx)->recorded = true;
+    ((struct cuda_dev *)d->ctx)->captured = true;
     return cuda_graph_begin(d);
 }
 

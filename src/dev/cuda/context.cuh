@@ -1,17 +1,16 @@
-/* context.cuh - what the files of the CUDA backend share: the context, error
- * checks, scratch memory, and the matrix product.
+/* context.cuh - what the files of the CUDA backend share: the context, error checks, launches, scratch memory,
+ * the GEMM entry and the list of ops.
  *
  * The backend is one shared object (libverlc_cuda.so) that src/dev/open.c opens at
  * run time.  It links the CUDA runtime statically; cuBLASLt is opened at run time
  * (cublaslt_open.cu), so that a machine without it still gets a clear message.  Errors
  * go through err_set of the program that opened it.
  *
- * Invariant: every op queues its work on the context's one stream and returns; none
- * waits, allocates or reads back, but those that dev.h says wait and those that warm
- * up a scratch slot.  So a sequence of ops can be captured in a CUDA graph once it has
- * run before at that size. */
-#ifndef VERLC_DEV_CUDA_INT_CUH
-#define VERLC_DEV_CUDA_INT_CUH
+ * Invariant: every op queues its kernels on the compute stream and returns; none waits, allocates or
+ * reads back, but those that dev.h says wait and those that grow a scratch buffer or autotune.  So ops can be captured
+ * in a CUDA graph once they have run before at that size. */
+#ifndef VERLC_DEV_CUDA_CONTEXT_CUH
+#define VERLC_DEV_CUDA_CONTEXT_CUH
 
 #include "base/err.h"
 #include "dev/dev.h"
@@ -24,23 +23,23 @@
 
 enum { CUDA_MAX_HEADS = 64 };
 
-struct cuda_offload; /* host memory and its transfers: host_offload.cu */
-struct cuda_gemm;    /* plans and handles of the matrix products: dev/cuda/gemm/gemm.cu */
+struct cuda_offload; /* pinned host memory and copy streams: host_offload.cu */
+struct cuda_gemm;    /* GEMM plans and cuBLASLt's handle: dev/cuda/gemm/gemm.cu */
 
 struct cuda {
-    int index;       /* device number */
-    int n_sm, cc;    /* multiprocessors; compute capability, 90 for sm_90 */
-    size_t smem_max; /* bytes of shared memory a block may have (opt-in) */
-    cudaStream_t stream;
-    bool recording; /* between graph_begin and graph_end */
+    int index;           /* device number */
+    int n_sm, cc;        /* multiprocessors; compute capability, 90 for sm_90 */
+    size_t smem_max;     /* bytes of shared memory a block may have (opt-in) */
+    cudaStream_t stream; /* the compute stream */
+    bool capturing;      /* between graph_begin and graph_end */
     struct cuda_gemm *gemm;
     struct {
         void *p;
         size_t bytes;
     } scratch[CUDA_N_SCRATCH];
-    void *pinned; /* host memory for small transfers of ops that wait */
+    void *pinned; /* staging of ops that wait */
     size_t pinned_bytes;
-    cudaEvent_t *stamps; /* of a trace */
+    cudaEvent_t *stamps; /* events of a trace */
     int64_t n_stamps;
     size_t held;                  /* bytes of device memory through cuda_hold */
     int64_t n_holds;              /* calls of it */
@@ -49,7 +48,7 @@ struct cuda {
     struct {
         int64_t k, vocab;
         bool same;
-    } head[CUDA_MAX_HEADS]; /* shapes of heads that dev/cuda/lm_head/lm_head.cu has tried */
+    } head[CUDA_MAX_HEADS]; /* shapes of LM heads whose fused kernel lm_head.cu has checked */
     int n_heads;
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
@@ -65,30 +64,30 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
 
 /* ---- launches ----
- * In recorded work on sm_90 and later a kernel launched by cuda_launch may start while the one before it
- * still runs (programmatic dependent launch), so that its own start costs nothing.  Such a kernel calls
- * pdl_launch_dependents() at once and, in every thread, pdl_wait() ahead of its first access to memory
- * that is not a weight.  Weights may be read earlier: no recorded work writes one; so may what dev_graph_begin says
- * of attention.  A kernel that waits ahead of every access may start early at any time: cuda_launch_pdl.
- * (The wait ends when the kernel before has ended, which itself has waited: so everything before is done.) */
+ * Programmatic dependent launch (PDL), sm_90 and later: a kernel may start while the one before it still runs, which
+ * hides its launch.  Such a kernel calls pdl_launch_dependents() at once.
+ * cuda_launch_pdl: always; every thread calls pdl_wait() before its first access to memory.
+ * cuda_launch: in a CUDA graph only; weights may be read before pdl_wait(), since no graph writes one, and so may what
+ * dev/graph.h says of attention.
+ * (pdl_wait ends when the previous kernel has ended, which itself has waited: so everything before is done.) */
 template <class... P, class... A>
-static inline cudaError_t cuda_launch_with(bool early_too, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
+static inline cudaError_t cuda_launch_with(bool pdl, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
                                            size_t smem, A... args) {
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute attr = {};
     cudaLaunchConfig_t config = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = smem;
     config.stream = c->stream;
-    config.attrs = &early;
-    config.numAttrs = early_too && c->cc >= 90 ? 1 : 0;
+    config.attrs = &attr;
+    config.numAttrs = pdl && c->cc >= 90 ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
-    return cuda_launch_with(c->recording, c, kernel, grid, threads, smem, args...);
+    return cuda_launch_with(c->capturing, c, kernel, grid, threads, smem, args...);
 }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
@@ -102,8 +101,8 @@ static inline bool cuda_hopper(const struct cuda *c) {
     return c->cc == 90 && strstr(built, "sm_90a") != NULL;
 }
 
-/* The block's number counted from the end of the grid. What the kernel before wrote last is still in L2: a kernel that
- * begins there reads part of its input from L2, and leaves there what the next one begins with. */
+/* blockIdx.x counted from the end of the grid. What the previous kernel wrote last is still in L2: a kernel that
+ * starts there reads part of its input from L2, and leaves there what the next one starts with. */
 static __device__ __forceinline__ unsigned cuda_block_reversed(void) { return gridDim.x - 1 - blockIdx.x; }
 
 /* Device memory of the backend's own, counted. ERR_NOMEM. */
@@ -116,7 +115,7 @@ int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **o
 /* At least `bytes` of pinned host memory. */
 int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 
-/* ---- host memory (host_offload.cu): see dev_host_alloc and dev_fetch ---- */
+/* ---- pinned host memory and copy streams (host_offload.cu): see dev/memory.h ---- */
 int cuda_host_alloc(struct dev *d, size_t bytes, void **out);
 void cuda_host_free(struct dev *d, void *p, size_t bytes);
 int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
@@ -124,7 +123,7 @@ int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t byt
 int cuda_copy_stream_wait(struct dev *d, int stream);
 int cuda_copy_stream_sync(struct dev *d, int stream);
 bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points into such memory */
-int cuda_offload_settle(struct cuda *c);                    /* waits for the stream and for all transfers */
+int cuda_offload_settle(struct cuda *c);                    /* waits for the compute stream and for all copies */
 void cuda_offload_close(struct cuda *c);
 
 /* What tells a profiler of ranges (nvtx.cu): struct dev's range. NULL: none listens. */
@@ -134,11 +133,11 @@ void (*cuda_range_of(void))(const char *name);
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);
 
-/* ---- matrix products (dev/cuda/gemm/gemm.cu); all row-major, sums in f32 ---- */
+/* ---- GEMM (dev/cuda/gemm/gemm.cu); all row-major, sums in f32 ---- */
 enum cuda_gemm_op {
-    CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: exact, that is a row's bits do not depend on m */
-    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k): exact */
-    CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k) */
+    CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: batch-invariant, a row's bits do not depend on m */
+    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k): batch-invariant */
+    CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k): deterministic */
 };
 struct cuda_gemm_args {
     enum cuda_gemm_op op;
@@ -148,11 +147,11 @@ struct cuda_gemm_args {
     enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
     int64_t ld_out;        /* elements between rows of out; 0: its width */
     bool add;              /* out (f32) += */
-    const void *from;      /* add: what is added to, of out's shape; NULL: out itself */
-    int64_t part;          /* FWD, out f32, nothing added: the bits are those of products of `part` columns (the last may have
-                              fewer), one after the other; 0: of one product */
-    void *gate_up;         /* FWD: not the product but its SwiGLU is out, (m, n / 2) of dtype in; this (m, n) may be written, as the
-                              product; NULL: the product */
+    const void *from;      /* add: what is accumulated on, of out's shape; NULL: out itself */
+    int64_t split_cols;    /* FWD, out f32, no add: the bits are those of GEMMs of split_cols columns each (the last may have
+                              fewer), one after the other; 0: of one GEMM */
+    void *gate_up;         /* FWD: fused SwiGLU: out is (m, n / 2) of dtype in; this (m, n) may be written, as the GEMM's
+                              output; NULL: no SwiGLU */
     const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
 };
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
@@ -166,7 +165,7 @@ int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct wei
 int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
 int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* what cuda_swiglu_fwd queues */
+int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x);
@@ -204,10 +203,10 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
                     struct tensor dw, bool add);
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cuda_sample(struct dev *d, const struct sample_args *a);
-/* What cuda_sample queues: the rules are on the device, nothing waits. tiles: the statistics by tile, where they are there already
- * (then nothing is seen); or NULL. seen, logp_kept may be TENSOR_NONE. */
-struct head_sum;
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_sum *tiles, const struct sample_param *param,
+/* The kernels of cuda_sample: parameters are on the device, nothing waits. tiles: the statistics of tiles where the fused head
+ * left them (then seen is not read); or NULL. seen, logp_kept may be TENSOR_NONE. */
+struct head_stats;
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_stats *tiles, const struct sample_param *param,
                        struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept);
 /* cuda_graph.cu */
 int cuda_decode_next(struct dev *d, const struct decode_args *a);

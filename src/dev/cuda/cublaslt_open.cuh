@@ -5,8 +5,8 @@
  * and say what to install where it does not.
  * Invariant: the types are those of the cublasLt.h the build saw, so only a library of
  * the same major version is accepted. */
-#ifndef VERLC_DEV_CUDA_LIB_CUH
-#define VERLC_DEV_CUDA_LIB_CUH
+#ifndef VERLC_DEV_CUDA_CUBLASLT_OPEN_CUH
+#define VERLC_DEV_CUDA_CUBLASLT_OPEN_CUH
 
 #include <cublasLt.h>
 

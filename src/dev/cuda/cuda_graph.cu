@@ -1,8 +1,8 @@
-/* cuda_graph.cu - the end of a decoding step on the device, recorded work (CUDA
- * graphs), and stamps in the stream's time (events).  Drawing itself is sampler.cu's.
+/* cuda_graph.cu - CUDA graphs, the end of a decoding step on the device (sampling is sampler.cu's), and timestamps
+ * of the compute stream (events).
  *
  * Invariant: the uniform number of a token is that of base/rng.c at the same address,
- * so a loop on the device draws what a loop on the host would. */
+ * so a decoding loop on the device draws what a loop on the host would. */
 #include "dev/cuda/lm_head/log_softmax.cuh"
 
 #include <stdlib.h>
@@ -24,9 +24,9 @@ __device__ static float token_uniform(const struct decode_row *w) {
     return (float)(c0 >> 8) * 0x1p-24f;
 }
 
-/* Rules of this step's draws; the step counts up, which none but the last kernel reads. */
-__global__ static void rules_kernel(struct sample_param *param, float *inv_temp, int32_t *step, const struct decode_row *rows,
-                                    int64_t n) {
+/* Sampling parameters of this step; the step counts up, which only the last kernel reads. */
+__global__ static void sample_params_kernel(struct sample_param *param, float *inv_temp, int32_t *step,
+                                            const struct decode_row *rows, int64_t n) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     pdl_launch_dependents();
     pdl_wait();
@@ -37,7 +37,7 @@ __global__ static void rules_kernel(struct sample_param *param, float *inv_temp,
     inv_temp[r] = rows[r].rule.greedy ? 1.0f : rows[r].rule.inv_temp;
 }
 
-struct move_args {
+struct advance_args {
     struct decode_row *rows;
     const int32_t *stop, *pages, *drawn, *step;
     const float *logp, *kept;
@@ -46,7 +46,7 @@ struct move_args {
     int64_t n, n_stop, max_pages, page_len;
 };
 
-__global__ static void move_on_kernel(struct move_args a) {
+__global__ static void advance_kernel(struct advance_args a) {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     pdl_launch_dependents();
     pdl_wait();
@@ -69,77 +69,77 @@ __global__ static void move_on_kernel(struct move_args a) {
     a.slots[r] = (int32_t)(a.pages[r * a.max_pages + pos / a.page_len] * a.page_len + pos % a.page_len);
 }
 
-/* What a step has between its kernels. */
+/* Scratch between the kernels of a step. */
 struct step_mem {
     struct sample_param *param;             /* (n) */
     struct tensor inv_temp, id, logp, kept; /* (n) */
-    head_sum *tiles;                        /* (tiles of the vocabulary, n) */
+    head_stats *tiles;                      /* (tiles of the vocabulary, n) */
 };
 
 static int step_take(struct cuda *c, int64_t n, int64_t vocab, struct step_mem *m) {
     const auto padded = [](size_t bytes) { return (bytes + 255) & ~(size_t)255; };
     const size_t params = padded((size_t)n * sizeof(struct sample_param)), column = padded((size_t)n * 4);
     void *p;
-    TRY(cuda_scratch(c, CUDA_SCRATCH_DECODE, params + 4 * column + (size_t)(head_tiles(vocab) * n) * sizeof(head_sum), &p));
+    TRY(cuda_scratch(c, CUDA_SCRATCH_DECODE, params + 4 * column + (size_t)(head_tiles(vocab) * n) * sizeof(head_stats), &p));
     char *columns = (char *)p + params;
     m->param = (struct sample_param *)p;
     m->inv_temp = tensor_1d(columns, DT_F32, n);
     m->id = tensor_1d(columns + column, DT_I32, n);
     m->logp = tensor_1d(columns + 2 * column, DT_F32, n);
     m->kept = tensor_1d(columns + 3 * column, DT_F32, n);
-    m->tiles = (head_sum *)(columns + 4 * column);
+    m->tiles = (head_stats *)(columns + 4 * column);
     return 0;
 }
 
-/* From OWN_ROWS rows on the head's own kernel, where it serves, is faster than the library's product and a pass over its logits. */
-enum { OWN_ROWS = 129, BLOCK = 128 };
+/* From FUSED_ROWS rows on the fused head kernel is faster than the library's GEMM and a pass over its logits. */
+enum { FUSED_ROWS = 129, BLOCK = 128 };
 
 int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     struct cuda *c = cuda_of(d);
     const int64_t n = a->x.dim[0];
     const unsigned blocks = (unsigned)((n + BLOCK - 1) / BLOCK);
     struct step_mem m;
-    bool own = false;
+    bool fused = false;
     TRY(step_take(c, n, a->w.n, &m));
-    if (n >= OWN_ROWS) TRY(cuda_head_in_product(c, a->x, a->w, &own));
-    CU_TRY(cuda_launch(c, rules_kernel, blocks, BLOCK, 0, m.param, (float *)m.inv_temp.data, (int32_t *)a->step.data,
+    if (n >= FUSED_ROWS) TRY(cuda_head_fused(c, a->x, a->w, &fused));
+    CU_TRY(cuda_launch(c, sample_params_kernel, blocks, BLOCK, 0, m.param, (float *)m.inv_temp.data, (int32_t *)a->step.data,
                        (const struct decode_row *)a->rows.data, n));
-    if (own) TRY(cuda_head_logits(c, a->x, a->w, (const float *)m.inv_temp.data, (float *)a->logits.data, m.tiles));
+    if (fused) TRY(cuda_head_fused_logits(c, a->x, a->w, (const float *)m.inv_temp.data, (float *)a->logits.data, m.tiles));
     else TRY(cuda_logits(d, a->logits, a->x, a->w));
-    TRY(cuda_sample_device(c, a->logits, own ? m.tiles : NULL, m.param, tensor{}, m.id, m.logp, m.kept));
-    const struct move_args move = {(struct decode_row *)a->rows.data,
-                                   (const int32_t *)a->stop.data,
-                                   (const int32_t *)a->pages.data,
-                                   (const int32_t *)m.id.data,
-                                   (const int32_t *)a->step.data,
-                                   (const float *)m.logp.data,
-                                   (const float *)m.kept.data,
-                                   (int32_t *)a->ids.data,
-                                   (int32_t *)a->pos.data,
-                                   (int32_t *)a->slots.data,
-                                   (int32_t *)a->id.data,
-                                   (float *)a->logp.data,
-                                   (float *)a->logp_kept.data,
-                                   n,
-                                   a->stop.data ? a->stop.dim[1] : 0,
-                                   a->pages.dim[1],
-                                   a->page_len};
-    CU_TRY(cuda_launch(c, move_on_kernel, blocks, BLOCK, 0, move));
+    TRY(cuda_sample_device(c, a->logits, fused ? m.tiles : NULL, m.param, tensor{}, m.id, m.logp, m.kept));
+    const struct advance_args move = {(struct decode_row *)a->rows.data,
+                                      (const int32_t *)a->stop.data,
+                                      (const int32_t *)a->pages.data,
+                                      (const int32_t *)m.id.data,
+                                      (const int32_t *)a->step.data,
+                                      (const float *)m.logp.data,
+                                      (const float *)m.kept.data,
+                                      (int32_t *)a->ids.data,
+                                      (int32_t *)a->pos.data,
+                                      (int32_t *)a->slots.data,
+                                      (int32_t *)a->id.data,
+                                      (float *)a->logp.data,
+                                      (float *)a->logp_kept.data,
+                                      n,
+                                      a->stop.data ? a->stop.dim[1] : 0,
+                                      a->pages.dim[1],
+                                      a->page_len};
+    CU_TRY(cuda_launch(c, advance_kernel, blocks, BLOCK, 0, move));
     return 0;
 }
 
-/* ---- recorded work ---- */
+/* ---- CUDA graphs ---- */
 
 int cuda_graph_begin(struct dev *d) {
     CU_TRY(cudaStreamBeginCapture(cuda_of(d)->stream, cudaStreamCaptureModeThreadLocal));
-    cuda_of(d)->recording = true;
+    cuda_of(d)->capturing = true;
     return 0;
 }
 
 int cuda_graph_end(struct dev *d, void **graph) {
     cudaGraph_t g = NULL;
     cudaGraphExec_t exec = NULL;
-    cuda_of(d)->recording = false;
+    cuda_of(d)->capturing = false;
     CU_TRY(cudaStreamEndCapture(cuda_of(d)->stream, &g));
     const cudaError_t e = cudaGraphInstantiate(&exec, g, 0);
     (void)cudaGraphDestroy(g);
@@ -158,7 +158,7 @@ void cuda_graph_free(struct dev *d, void *graph) {
     (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
-/* ---- stamps ---- */
+/* ---- timestamps ---- */
 
 int cuda_stamp(struct dev *d, int64_t i) {
     struct cuda *c = cuda_of(d);

@@ -150,7 +150,7 @@ static __global__ void note_kernel(struct id_rows *of, const int32_t *ids, int64
     atomicAdd(&mine->count, 1);
 }
 
-enum { EMBED_TILE = 4 * THREADS }; /* ids looked at between two barriers */
+enum { EMBED_TILE = 4 * THREADS }; /* ids scanned between two barriers */
 
 /* Positions of `mine` among ids[base, base + THREADS) that are behind t, into list in order; how many. */
 static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, int64_t base, int64_t t, int64_t rows, int32_t mine) {

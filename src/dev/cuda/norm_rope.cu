@@ -1,5 +1,5 @@
-/* norm_rope.cu - the CUDA backend's RMSNorm, and the split, head norm, rotation and store of
- * queries, keys and values, each with its backward.
+/* norm_rope.cu - the CUDA backend's RMSNorm; and the split of QKV, QK-norm, RoPE and the store to the
+ * KV cache; each with its backward.
  *
  * A row is one block's (RMSNorm) or its heads are groups of lanes' (qkv).  Gradients of norm
  * weights: each block adds up its run of rows in order, then one kernel adds the blocks' sums.
@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     float v[CHUNK], g[CHUNK], sum = 0;
     pdl_launch_dependents();
     pdl_wait();
-    if (first < n) load8<VEC>(g, w + first, n - first < CHUNK ? (int)(n - first) : CHUNK); /* while x is on its way */
+    if (first < n) load8<VEC>(g, w + first, n - first < CHUNK ? (int)(n - first) : CHUNK); /* while x is loading */
     for (int64_t c = first; c < n; c += step) {
         load8<VEC>(v, x + row + c, n - c < CHUNK ? (int)(n - c) : CHUNK);
 #pragma unroll
@@ -151,7 +151,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
     }
 }
 
-/* As many blocks as run at a time, at most CUDA_NORM_BLOCKS a multiprocessor; *blocks: how many they are. */
+/* One wave of blocks, at most CUDA_NORM_BLOCKS a multiprocessor; *blocks: how many. */
 template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, int64_t *blocks) {
     const int64_t chunks = ceil_div(a->n, CHUNK);
     const int threads = warps_for(chunks, NORM_BWD_THREADS);
@@ -196,7 +196,7 @@ int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct t
 
 /* ---- qkv: lanes and heads as in norm_rope.cuh ---- */
 
-enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_MANY = 1024 }; /* QKV_MANY: rows from which a block need not be one row */
+enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_ROPE_ROWS = 1024 }; /* QKV_ROPE_ROWS: rows from which a block need not be one row */
 
 template <typename T> struct qkv_job {
     int64_t n_q, n_k, dim, rows, per; /* per: rows of a block */
@@ -272,7 +272,7 @@ static __device__ __forceinline__ void rotate_back(float d0[CHUNK], float d1[CHU
 }
 
 /* qkv_fwd_kernel without norms, for many rows: a thread has a lane's part of one head of one row. The same operations. */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_kernel(const qkv_job<T> j) {
+template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_rope_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
     const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
@@ -409,7 +409,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
 }
 
 /* The same without norms, where nothing is summed: a thread has a lane's part of one head of one row. */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_turn_back_kernel(const qkv_job<T> j) {
+template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_rope_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
     const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
@@ -469,10 +469,10 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     const int threads = warps_for((j.n_q + 2 * j.n_k) * j.lanes, QKV_THREADS);
     const unsigned rows = (unsigned)j.rows;
     const bool wide = qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v);
-    if (!j.q_norm && !j.k_norm && j.rows >= QKV_MANY && qkv_units(&j) <= QKV_MOST) {
+    if (!j.q_norm && !j.k_norm && j.rows >= QKV_ROPE_ROWS && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_turn_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_pdl(c, qkv_turn_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
@@ -495,8 +495,8 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
                wide = qkv_wide(&j) && aligned16(j.dq) && aligned16(j.dk) && aligned16(j.dv) && aligned16(j.dqkv);
     if (!norms && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_turn_back_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_pdl(c, qkv_turn_back_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (norms) j.per = rows_per_block(c, j.rows);

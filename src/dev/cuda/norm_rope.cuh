@@ -1,12 +1,12 @@
-/* norm_rope.cuh - the arithmetic of one head of a new query or key: its norm (Qwen3) and its
- * rotation, for the kernel that does only that and for a decoding step's attention.
+/* norm_rope.cuh - QK-norm (Qwen3) and RoPE of one head of a new query or key, for the kernel of its own and for
+ * decode attention.
  *
  * A head is `lanes` lanes, a power of two; each has a chunk of the first half of the head and the
  * chunk opposite in the second half, so RoPE's pairs (i, i + D/2) meet in one thread.
  * Invariant: intrinsics alone, which the compiler does not fuse, and sums in an order set by the head's
  * size, so that a head's bits are the same whichever kernel computes it. */
-#ifndef VERLC_DEV_CUDA_QKV_CUH
-#define VERLC_DEV_CUDA_QKV_CUH
+#ifndef VERLC_DEV_CUDA_NORM_ROPE_CUH
+#define VERLC_DEV_CUDA_NORM_ROPE_CUH
 
 #include "dev/cuda/vec.cuh"
 

@@ -51,7 +51,7 @@ static __device__ __forceinline__ uint64_t l2_evict_first() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-/* What this thread copied since the last commit is a group; wait until at most N groups are under way. */
+/* This thread's cp.async since the last commit are a group; wait until at most N groups are in flight. */
 static __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> static __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

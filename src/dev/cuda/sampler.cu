@@ -1,29 +1,28 @@
 /* sampler.cu - draws a token from each row of logits, on the device.
  *
- * Two kernels: one block a chunk of a row takes the softmax statistics of the chunk
- * (dev/cuda/lm_head/log_softmax.cuh), unless the product that made the logits left them; one block a row
- * draws.  Without truncation the second reads one chunk, the one where the draw falls.
- * With truncation it looks for the cut, a key such
- * that the entries above it are kept, by narrowing an interval of keys: each pass measures
+ * Two kernels.  The first has a block for each chunk of a row: softmax statistics (dev/cuda/lm_head/log_softmax.cuh), unless
+ * the fused head left them.  The second has a block a row and draws.  Without truncation it reads one chunk, the
+ * one where the draw falls.  With truncation (top-k, top-p, min-p) it finds the cut, a key such that the entries above it are
+ * kept, by narrowing an interval of keys: each pass measures
  * (counts, or adds the probability of) the entries above seven keys inside the interval.
  * Once the interval holds few entries they are listed in shared memory.  Nothing is sorted.
  *
- * Probabilities are added as integers, fractions of the largest entry's in fixed point, so
- * sums do not depend on order: no pass needs one, and equal inputs give equal draws.
+ * Probabilities are summed as integers, fractions of the largest entry's in fixed point, so
+ * sums do not depend on order, and equal inputs give equal draws.
  *
- * Invariant: logp comes from the raw logits' statistics alone, whatever the rule; penalty
+ * Invariant: logp comes from the raw logits' statistics alone, whatever the parameters; penalty
  * and truncation change the draw and logp_kept. */
 #include "dev/cuda/lm_head/log_softmax.cuh"
 #include "dev/cuda/sampler.cuh"
 
 enum { MAX_CHUNKS = 1024, /* 4 Mi entries: bounds the shared memory of draw_kernel */ TILES_THREADS = 64 };
 
-/* Working memory: what the first kernel leaves for the second, and the second's own. */
+/* Scratch: outputs of the first kernel, and the second's own. */
 struct sample_mem {
-    head_sum *raw, *ruled; /* (R, chunks): of raw * inv_temp; with the penalty, where there is one */
-    float *group_max;      /* (R, groups): of the rows that are truncated */
-    mass_t *group_mass;    /* (R, groups) */
-    uint32_t *group_ties;  /* (R, groups) */
+    head_stats *raw, *penalised_stats; /* (R, chunks): of raw * inv_temp; with the repetition penalty, where there is one */
+    float *group_max;                  /* (R, groups): of the rows that are truncated */
+    mass_t *group_mass;                /* (R, groups) */
+    uint32_t *group_ties;              /* (R, groups) */
 };
 
 struct sample_job {
@@ -47,7 +46,7 @@ static __device__ __forceinline__ float penalise(float raw, float by) { return r
 
 /* ---- statistics: block (x, y) takes chunk x of row y ---- */
 
-__global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(struct sample_job j) {
+__global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_stats_kernel(struct sample_job j) {
     __shared__ head_shared shared;
     const int64_t row = blockIdx.x / j.chunks, chunk = blockIdx.x % j.chunks, first = chunk * DEV_VOCAB_CHUNK;
     const int n = j.vocab - first < DEV_VOCAB_CHUNK ? (int)(j.vocab - first) : DEV_VOCAB_CHUNK;
@@ -58,7 +57,7 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
     float z[HEAD_PER_THREAD];
     head_load(z, raw, n);
     head_scale(z, n, inv_temp);
-    head_sum s = head_chunk_sum<false>(z, &shared);
+    head_stats s = head_chunk_stats<false>(z, &shared);
     if (threadIdx.x == 0) j.mem.raw[row * j.chunks + chunk] = s;
     if (penalised(j, p)) {
         const uint8_t *seen = j.seen + row * j.seen_bytes + first / 8;
@@ -69,8 +68,8 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
             if (at < n && (seen[at / 8] >> (at % 8) & 1)) z[i] = penalise(z[i], p.repetition_penalty);
         }
         head_scale(z, n, inv_temp);
-        s = head_chunk_sum<false>(z, &shared);
-        if (threadIdx.x == 0) j.mem.ruled[row * j.chunks + chunk] = s;
+        s = head_chunk_stats<false>(z, &shared);
+        if (threadIdx.x == 0) j.mem.penalised_stats[row * j.chunks + chunk] = s;
     }
     const int64_t group = chunk * HEAD_WARPS + threadIdx.x;
     if (threadIdx.x < HEAD_WARPS && group < j.groups && truncates(p, j.vocab))
@@ -79,9 +78,9 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_sum_kernel(stru
 
 /* The same from the statistics of the tiles (tiles, rows), where nothing is penalised: a thread a row, chunk y. */
 __global__ static void __launch_bounds__(TILES_THREADS)
-    sample_tiles_kernel(struct sample_job j, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
+    sample_tiles_kernel(struct sample_job j, const head_stats *tiles, int64_t n_tiles, int64_t rows) {
     const int64_t row = (int64_t)blockIdx.x * TILES_THREADS + threadIdx.x, chunk = blockIdx.y;
-    head_sum v[HEAD_TILES];
+    head_stats v[HEAD_TILES];
     pdl_launch_dependents();
     pdl_wait();
     if (row >= rows) return;
@@ -92,7 +91,7 @@ __global__ static void __launch_bounds__(TILES_THREADS)
             const int64_t group = chunk * HEAD_WARPS + g;
             if (group < j.groups) j.mem.group_max[row * j.groups + group] = fmaxf(v[2 * g].max, v[2 * g + 1].max);
         }
-    j.mem.raw[row * j.chunks + chunk] = head_of_tiles<false>(v);
+    j.mem.raw[row * j.chunks + chunk] = head_merge_tiles<false>(v);
 }
 
 /* ---- one row, by a block of DRAW_THREADS, or of DRAW_MANY where there are more rows than such blocks run at a time. No result
@@ -115,7 +114,7 @@ struct row {
     float inv_temp, penalty;
     int64_t vocab;
     int chunks, groups;
-    const head_sum *sums; /* (chunks) of the z that is drawn from */
+    const head_stats *sums; /* (chunks) of the z that is drawn from */
     const float *group_max;
     mass_t *group_mass;
     uint32_t *group_ties;
@@ -177,7 +176,7 @@ static __device__ mass_t block_before(mass_t mine, mass_t *total, struct draw_sh
 /* ---- without truncation ---- */
 
 /* The weights of the chunks, added in order: sum of e^(z - max) over the row; s->prefix after each chunk. */
-static __device__ double chunk_prefix(const head_sum *sums, int chunks, float max, struct draw_shared *s) {
+static __device__ double chunk_prefix(const head_stats *sums, int chunks, float max, struct draw_shared *s) {
     __syncthreads();
     for (int i = (int)threadIdx.x; i < chunks; i += draw_threads()) s->prefix[i] = head_weight(sums[i], max);
     __syncthreads();
@@ -189,7 +188,7 @@ static __device__ double chunk_prefix(const head_sum *sums, int chunks, float ma
     return s->prefix[chunks - 1];
 }
 
-static __device__ float chunks_max(const head_sum *sums, int chunks) {
+static __device__ float chunks_max(const head_stats *sums, int chunks) {
     float m = -CUDART_INF_F;
     for (int i = (int)threadIdx.x % 32; i < chunks; i += 32) m = fmaxf(m, sums[i].max);
     return head_warp_max(m);
@@ -479,13 +478,13 @@ __global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(
     pdl_wait();
     const struct sample_param p = j.param[n];
     const bool penalty = penalised(j, p);
-    const head_sum *raw_sums = j.mem.raw + n * j.chunks;
+    const head_stats *raw_sums = j.mem.raw + n * j.chunks;
     struct row r; /* the same in all threads */
     r.raw = j.logits + n * j.vocab;
     r.seen = penalty ? j.seen + n * j.seen_bytes : NULL;
     r.inv_temp = p.greedy ? 1.0f : p.inv_temp, r.penalty = p.repetition_penalty;
     r.vocab = j.vocab, r.chunks = j.chunks, r.groups = j.groups;
-    r.sums = penalty ? j.mem.ruled + n * j.chunks : raw_sums;
+    r.sums = penalty ? j.mem.penalised_stats + n * j.chunks : raw_sums;
     r.group_max = j.mem.group_max + n * j.groups;
     r.group_mass = j.mem.group_mass + n * j.groups;
     r.group_ties = j.mem.group_ties + n * j.groups;
@@ -515,14 +514,14 @@ __global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(
 
 static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_sum *tiles, const struct sample_param *param,
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_stats *tiles, const struct sample_param *param,
                        struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept) {
     const int64_t rows = logits.dim[0], vocab = logits.dim[1];
     const int64_t chunks = head_chunks(vocab), groups = (vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     if (chunks > MAX_CHUNKS)
         FAIL(ERR_UNSUPPORTED, "cuda sample: a vocabulary of %lld entries is more than the %d that the device can draw from",
              (long long)vocab, MAX_CHUNKS * DEV_VOCAB_CHUNK);
-    const size_t sums = padded((size_t)(rows * chunks) * sizeof(head_sum)), values = padded((size_t)(rows * groups) * 4);
+    const size_t sums = padded((size_t)(rows * chunks) * sizeof(head_stats)), values = padded((size_t)(rows * groups) * 4);
     void *mem;
     TRY(cuda_scratch(c, CUDA_SCRATCH_SAMPLE, 2 * sums + 4 * values, &mem));
     char *p = (char *)mem;
@@ -532,8 +531,8 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
     j.seen = (const uint8_t *)seen.data;
     j.vocab = vocab, j.seen_bytes = (vocab + 7) / 8;
     j.chunks = (int)chunks, j.groups = (int)groups;
-    j.mem.raw = (head_sum *)p;
-    j.mem.ruled = (head_sum *)(p + sums);
+    j.mem.raw = (head_stats *)p;
+    j.mem.penalised_stats = (head_stats *)(p + sums);
     j.mem.group_max = (float *)(p + 2 * sums);
     j.mem.group_ties = (uint32_t *)(p + 2 * sums + values);
     j.mem.group_mass = (mass_t *)(p + 2 * sums + 2 * values);
@@ -542,7 +541,7 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
     j.logp_kept = (float *)logp_kept.data;
     const dim3 by_rows((unsigned)((rows + TILES_THREADS - 1) / TILES_THREADS), (unsigned)chunks);
     if (tiles) CU_TRY(cuda_launch(c, sample_tiles_kernel, by_rows, TILES_THREADS, 0, j, tiles, head_tiles(vocab), rows));
-    else CU_TRY(cuda_launch(c, sample_sum_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
+    else CU_TRY(cuda_launch(c, sample_stats_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
     CU_TRY(cuda_launch(c, draw_kernel, (unsigned)rows, rows > DRAW_BLOCKS * c->n_sm ? DRAW_MANY : DRAW_THREADS, 0, j));
     return 0;
 }

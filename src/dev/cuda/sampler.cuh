@@ -4,8 +4,8 @@
  *
  * Invariant: an interval [lo, hi) always holds the key looked for: the entries at or above
  * lo measure at least the target, those at or above hi less. */
-#ifndef VERLC_DEV_CUDA_SAMPLE_CUH
-#define VERLC_DEV_CUDA_SAMPLE_CUH
+#ifndef VERLC_DEV_CUDA_SAMPLER_CUH
+#define VERLC_DEV_CUDA_SAMPLER_CUH
 
 #include <stdint.h>
 #include <string.h>

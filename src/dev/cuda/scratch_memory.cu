@@ -1,8 +1,7 @@
-/* scratch_memory.cu - how much device memory the backend needs for its ops in a run of given
- * sizes, and taking it before the run.
+/* scratch_memory.cu - reserves the scratch buffers of a run of given sizes (scratch_sizes.h) before it.
  *
- * The sizes are scratch_sizes.h's.  A slot that an op outgrows grows all the same: that is
- * counted (struct dev_memory), and tests/inv holds the count still.
+ * A buffer that an op outgrows grows all the same: that is counted (struct dev_memory), and tests/inv
+ * checks that the count stays.
  * Invariant: cuda_working_bytes counts what cuda_reserve takes. */
 #include "dev/cuda/gemm/gemm.cuh"
 #include "dev/cuda/lm_head/log_softmax.cuh"
@@ -10,7 +9,7 @@
 
 static struct cuda_shape shape_of(const struct cuda *c, const struct dev_sizes *s) {
     int l2 = 0;
-    struct cuda_shape gpu = {c->n_sm, 0, s->act == DT_BF16 ? cuda_head_try_bytes(s->hidden, s->vocab) : 0};
+    struct cuda_shape gpu = {c->n_sm, 0, s->act == DT_BF16 ? cuda_head_check_bytes(s->hidden, s->vocab) : 0};
     if (cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, c->index) == cudaSuccess) gpu.l2_bytes = (size_t)l2;
     return gpu;
 }

@@ -31,7 +31,7 @@ enum {                                  /* GEMM */
        /* LM head and sampler */
        CUDA_HEAD_ROWS = 8192,                 /* rows of a block of logits */
        CUDA_HEAD_BWD_COLS = 9600,             /* vocabulary entries of a block of logits in the backward; the widest block */
-       CUDA_HEAD_TILE = 256,                  /* entries whose softmax statistics are one struct head_sum */
+       CUDA_HEAD_TILE = 256,                  /* entries whose softmax statistics are one struct head_stats */
        CUDA_HEAD_GROUP = DEV_VOCAB_CHUNK / 8, /* entries of a chunk that one warp holds */
        /* row ops */
        CUDA_SUMSQ_BLOCKS = 1024, /* blocks of a sum of squares, at most */
@@ -40,7 +40,7 @@ enum {                                  /* GEMM */
 #define GEMM_SPLIT_TRIAL_BYTES ((size_t)9 << 28) /* as GEMM_TRIAL_BYTES, of a column-split GEMM: logits of 1281 rows and more fit */
 
 /* Softmax statistics of some logits of a row: sum e, sum e (z - max), sum e^2, with e = exp(z - max). */
-struct head_sum {
+struct head_stats {
     float max, sum, sum_t, sum_sq;
 };
 
@@ -81,7 +81,7 @@ static inline size_t cuda_autotune_bytes(const struct cuda_shape *gpu, int64_t w
 static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct dev_sizes *s, size_t bytes[CUDA_N_SCRATCH]) {
     const int64_t in = (int64_t)dtype_size(s->act), chunks = (s->vocab + DEV_VOCAB_CHUNK - 1) / DEV_VOCAB_CHUNK;
     const int64_t widest = cuda_max(2 * s->ffn, cuda_max(s->qkv, s->hidden)), head_rows = cuda_min(s->rows, CUDA_HEAD_ROWS);
-    const int64_t logits = head_rows * cuda_min(s->vocab, CUDA_HEAD_BWD_COLS), sum = (int64_t)sizeof(struct head_sum);
+    const int64_t logits = head_rows * cuda_min(s->vocab, CUDA_HEAD_BWD_COLS), sum = (int64_t)sizeof(struct head_stats);
     const int64_t tiles = (s->vocab + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE;
     for (int i = 0; i < CUDA_N_SCRATCH; i++) bytes[i] = 0;
     /* f32 sums of a two-pass GEMM, and partial column sums */

@@ -1,9 +1,8 @@
-/* tma.cuh - Hopper's bulk tensor copies between device and shared memory, the barriers
- * in shared memory that they complete on, and clusters of two blocks, one function an instruction;
- * and the host's description of a matrix for them.
+/* tma.cuh - TMA (bulk tensor copies between global and shared memory), mbarriers and thread block clusters on
+ * Hopper, one function an instruction; and the host's tensor maps.
  *
- * A tile is rows of 64 bf16 (128 bytes) whose 16-byte chunks are permuted as in wgmma.cuh: a panel.
- * What lies outside of the matrix reads as zeros and is not written.
+ * A TMA tile is rows of 64 bf16 (128 bytes) with the 128-byte swizzle: a panel of wgmma.cuh.  What
+ * lies outside of the matrix reads as zeros and is not written.
  * Invariant: as in wgmma.cuh, only code for sm_90a may use this; what else is compiled sees
  * empty functions that no kernel may reach. */
 #ifndef VERLC_DEV_CUDA_TMA_CUH
@@ -14,7 +13,7 @@
 
 #include <cuda.h>
 
-/* ---- barriers: 8 bytes of shared memory; a phase ends when all arrivals and all announced bytes have come ---- */
+/* ---- mbarriers: 8 bytes of shared memory; a phase completes when all arrivals and all expected bytes have come ---- */
 
 static __device__ __forceinline__ void mbarrier_init(uint32_t bar, int arrivals) {
 #if WGMMA_ENABLED
@@ -27,7 +26,7 @@ static __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-/* One arrival, and `bytes` more to come. */
+/* One arrival, and `bytes` more to be expected. */
 static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t bar, uint32_t bytes) {
 #if WGMMA_ENABLED
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -39,14 +38,14 @@ static __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 #endif
 }
-/* One arrival when all of this thread's cp_async so far have ended. */
+/* One arrival when all cp.async of this thread so far have completed. */
 static __device__ __forceinline__ void mbarrier_arrive_cp_async(uint32_t bar) {
 #if WGMMA_ENABLED
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
-/* One arrival at the barrier in the same place of block `rank` of the cluster. It orders nothing between the blocks but reads by
- * products that have ended: release.cluster would wait for all of this thread's stores, at a thousand cycles a time. */
+/* One arrival at the mbarrier at the same offset in block `rank` of the cluster. It orders only reads by WGMMAs that have
+ * completed: release.cluster would wait for all of this thread's stores, a thousand cycles each time. */
 static __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar, uint32_t rank) {
 #if WGMMA_ENABLED
     asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(bar),
@@ -54,7 +53,7 @@ static __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar, uin
                  : "memory");
 #endif
 }
-/* Waits for the end of the phase of this parity; of the one before the first: parity 1, which does not wait. */
+/* Waits until the phase of this parity completes. Parity 1 of a new mbarrier does not wait. */
 static __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
 #if WGMMA_ENABLED
     asm volatile(
@@ -75,7 +74,7 @@ static __device__ __forceinline__ bool mbarrier_test(uint32_t bar, uint32_t pari
     return ended;
 }
 
-/* ---- copies; x: column, y: row of the tile's first element ---- */
+/* ---- TMA; x: column, y: row of the tile's first element ---- */
 
 static __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
 #if WGMMA_ENABLED
@@ -85,13 +84,13 @@ static __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap 
         : "memory");
 #endif
 }
-/* The map is asked for, so that the first copy by it need not wait. */
+/* Prefetches the tensor map, so that the first copy by it need not wait. */
 static __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
 #if WGMMA_ENABLED
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
-/* Both tiles of a map of a pair: that of the first matrix, then that of the second. */
+/* Both tiles of a pair map: that of the first matrix, then that of the second. */
 static __device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
 #if WGMMA_ENABLED
     asm volatile(
@@ -100,7 +99,7 @@ static __device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtenso
         : "memory");
 #endif
 }
-/* Into the same place of the blocks of the cluster that have a bit in `to`, completing on the barrier of each. */
+/* Multicast to the same offset in the blocks of the cluster with a bit in `to`; completes on the mbarrier of each. */
 static __device__ __forceinline__ void tma_load_multicast(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar,
                                                           uint16_t to) {
 #if WGMMA_ENABLED
@@ -110,7 +109,7 @@ static __device__ __forceinline__ void tma_load_multicast(uint32_t dst, const CU
                  : "memory");
 #endif
 }
-/* One group of this thread's stores. */
+/* One bulk group of this thread. */
 static __device__ __forceinline__ void tma_store(const CUtensorMap *map, int x, int y, uint32_t src) {
 #if WGMMA_ENABLED
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
@@ -119,7 +118,7 @@ static __device__ __forceinline__ void tma_store(const CUtensorMap *map, int x, 
                  : "memory");
 #endif
 }
-/* At most N of this thread's stores have not read their source yet; all have ended. */
+/* Waits until at most N stores of this thread have not read their source; until all have completed. */
 template <int N> static __device__ __forceinline__ void tma_store_wait_read() {
 #if WGMMA_ENABLED
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
@@ -150,7 +149,7 @@ static __device__ __forceinline__ void cluster_sync() {
 
 /* A row-major bf16 matrix (rows, cols) cut into tiles of `box` rows and 64 columns; data and rows aligned to 16 bytes. */
 int cuda_tensor_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
-/* Two such matrices, one behind the other, for tma_load_pair: a tile is `box` rows of each. */
+/* Two such matrices, one after the other in memory, for tma_load_pair: a tile is `box` rows of each. */
 int cuda_tensor_map_pair(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
 
 #endif

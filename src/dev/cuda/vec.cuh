@@ -1,8 +1,7 @@
 /* vec.cuh - reading and writing eight numbers at a time, and sums over a warp or a block.
  *
- * A thread's unit is a chunk of 8 neighbouring columns.  VEC says that chunks are whole and
- * their addresses multiples of 16 bytes; without it elements come one by one and those from
- * n on read as 0 and are not written.
+ * A thread's unit is a chunk of 8 neighbouring columns.  VEC: vectorised, chunks are whole and
+ * 16-byte aligned.  Without it elements come one by one; those from n on read as 0 and are not written.
  * Invariant: VEC changes instructions only.  Which thread adds which elements, and in what
  * order, is the same either way, so neither alignment nor width's remainder changes a bit. */
 #ifndef VERLC_DEV_CUDA_VEC_CUH

@@ -1,14 +1,13 @@
-/* wgmma.cuh - the warpgroup's matrix product of Hopper (sm_90a), one function an
- * instruction: 64 x 64 results of f32 from operands of bf16, kept in flight.
+/* wgmma.cuh - Hopper's asynchronous warpgroup MMA with bf16 operands and f32 accumulators, one function an
+ * instruction; stmatrix, elect.sync and setmaxnreg for warp-specialized kernels.
  *
- * A panel is 64 columns of bf16 in shared memory, rows of 128 bytes whose 16-byte chunks are
- * permuted: chunk c of row r lies at place c ^ (r % 8).  A panel starts at a multiple of 1024
- * bytes.  It serves as an operand in two ways: by rows, where the sum runs over its columns,
- * and by columns, where it runs over its rows.
+ * A panel is 64 columns of bf16 in shared memory with the 128-byte swizzle: rows of 128 bytes, chunk c (16
+ * bytes) of row r lies at place c ^ (r % 8).  A panel starts at a multiple of 1024 bytes.  It serves as a K-major operand, where
+ * the sum runs over its columns, and as an MN-major one, where it runs over its rows.
  *
- * Results and the fragments of a first operand in registers are those of mma.m16n8k16
- * (ptx.cuh), warp w of the group having rows 16 w and on.
- * Invariant: between a product and the wait for it nobody touches its registers. Only code for
+ * ss: both operands in shared memory; rs: A in registers.  Accumulators and A fragments in registers have the layout of
+ * mma.m16n8k16 (ptx.cuh), warp w of the warpgroup having rows 16 w and on.
+ * Invariant: between a WGMMA and the wait for it nobody touches its registers.  Only code for
  * sm_90a may use this; what else is compiled sees empty functions that no kernel may reach. */
 #ifndef VERLC_DEV_CUDA_WGMMA_CUH
 #define VERLC_DEV_CUDA_WGMMA_CUH
@@ -28,27 +27,27 @@ static __device__ __forceinline__ uint32_t panel_offset(int row, int chunk) {
     return (uint32_t)(row * PANEL_ROW + ((chunk ^ (row & 7)) << 4));
 }
 
-/* What the instruction wants to know of an operand: 8 rows are 1024 bytes, the 128-byte permutation. */
+/* Shared-memory matrix descriptor: 8 rows are 1024 bytes, 128-byte swizzle. */
 static __device__ __forceinline__ uint64_t panel_desc(uint32_t addr) {
     return (uint64_t)((addr & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Its lower half; the upper one, of any panel, is 0x40000040. */
+/* Its lower half; the upper half is 0x40000040 for any panel. */
 static __device__ __forceinline__ uint32_t panel_desc_low(uint32_t addr) { return (uint32_t)panel_desc(addr); }
 
-/* Makes this thread's writes to shared memory visible to the products after the next barrier. */
+/* Makes this thread's writes to shared memory visible to the async proxy (WGMMA, TMA) after the next barrier. */
 static __device__ __forceinline__ void fence_proxy_async() {
 #if WGMMA_ENABLED
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Before the first product after registers of one were written. */
+/* Before the first WGMMA after its registers were written. */
 static __device__ __forceinline__ void wgmma_fence() {
 #if WGMMA_ENABLED
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/* The products since the last commit are a group; wait until at most N groups are under way. */
+/* The WGMMAs since the last commit are a group; wait until at most N groups are in flight. */
 static __device__ __forceinline__ void wgmma_commit() {
 #if WGMMA_ENABLED
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -59,7 +58,7 @@ template <int N> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 #endif
 }
-/* Keeps uses of these registers on their side of the fences and waits. */
+/* A compiler fence: keeps uses of these registers on their side of the fences and waits. */
 template <int N> static __device__ __forceinline__ void wgmma_fence_registers(float (&d)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
@@ -73,7 +72,7 @@ template <int N> static __device__ __forceinline__ void wgmma_fence_registers(fl
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
     "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-/* d (64, 64) = (add ? d : 0) + A . B^T over 16 columns: A and B 64 rows each, by rows. */
+/* d (64, 64) = (add ? d : 0) + A . B^T over 16 columns: A and B 64 rows each, K-major. */
 static __device__ __forceinline__ void wgmma_m64n64_ss(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
 #if WGMMA_ENABLED
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGS
@@ -85,7 +84,7 @@ static __device__ __forceinline__ void wgmma_m64n64_ss(float (&d)[8][4], uint64_
 #define WGMMA_NEW8(d, i)                                                                                                 \
     "=f"(d[i][0]), "=f"(d[i][1]), "=f"(d[i][2]), "=f"(d[i][3]), "=f"(d[i + 1][0]), "=f"(d[i + 1][1]), "=f"(d[i + 1][2]), \
         "=f"(d[i + 1][3])
-/* The same into registers that nobody has written: d = A . B^T. Nothing needs to define them while products are under way. */
+/* d = A . B^T: scale-d 0, so registers need no initial value. */
 static __device__ __forceinline__ void wgmma_m64n64_ss_zero(float (&d)[8][4], uint64_t a, uint64_t b) {
 #if WGMMA_ENABLED
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGS ", %32, %33, 0, 1, 1, 0, 0;"
@@ -93,7 +92,7 @@ static __device__ __forceinline__ void wgmma_m64n64_ss_zero(float (&d)[8][4], ui
                  : "l"(a), "l"(b));
 #endif
 }
-/* d (64, 64) += A . B: A (64, 16) in registers, B 16 rows of a panel, by columns. */
+/* d (64, 64) += A . B: A (64, 16) in registers, B 16 rows of a panel, MN-major. */
 static __device__ __forceinline__ void wgmma_m64n64_rs(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
 #if WGMMA_ENABLED
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGS ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
@@ -114,8 +113,8 @@ static __device__ __forceinline__ void wgmma_m64n64_rs(float (&d)[8][4], const u
                  "{" REGS "}, a, b, p, 1, 1, 0, 0;\n}"                                                                   \
                  : __VA_ARGS__                                                                                           \
                  : "r"(a), "r"(b), "r"(1))
-/* d (64, 8 NB) += A . B^T over 16 columns: A 64 rows, B 8 NB rows, by rows. a, b: panel_desc_low. Where the compiler sees that
- * all of a warp has the same a and b (they come from a shuffle, say), products follow each other without a move between. */
+/* d (64, 8 NB) += A . B^T over 16 columns: A 64 rows, B 8 NB rows, K-major. a, b: panel_desc_low. Where the compiler sees that
+ * a and b are warp-uniform (they come from a shuffle, say), WGMMAs follow each other without a move between. */
 template <int NB> static __device__ __forceinline__ void wgmma_small_n(float (&d)[NB][4], uint32_t a, uint32_t b) {
 #if WGMMA_ENABLED
     static_assert(NB % 2 == 0 && NB <= 12, "a size that is written out below");
@@ -142,7 +141,7 @@ template <int NB> static __device__ __forceinline__ void wgmma_small_n(float (&d
     "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
     "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
 
-/* d (64, 256) = (add ? d : 0) + A . B^T over 16 columns: A 64 rows, B 256 rows, by rows. */
+/* d (64, 256) = (add ? d : 0) + A . B^T over 16 columns: A 64 rows, B 256 rows, K-major. */
 static __device__ __forceinline__ void wgmma_m64n256_ss(float (&d)[32][4], uint64_t a, uint64_t b, int add) {
 #if WGMMA_ENABLED
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " WGMMA_REGS_256
@@ -154,7 +153,7 @@ static __device__ __forceinline__ void wgmma_m64n256_ss(float (&d)[32][4], uint6
 
 /* ---- warps and warpgroups ---- */
 
-/* Four 8x8 matrices of bf16 to shared memory: as ldmatrix_x4, the other way. */
+/* Four 8x8 matrices of bf16 to shared memory: the inverse of ldmatrix_x4. */
 static __device__ __forceinline__ void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
 #if WGMMA_ENABLED
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]),
@@ -162,7 +161,7 @@ static __device__ __forceinline__ void stmatrix_x4(uint32_t addr, const uint32_t
                  : "memory");
 #endif
 }
-/* Whether this thread is the one of its warp that shall act for it; the compiler knows then that there is but one. */
+/* elect.sync: true for one thread of the warp; the compiler then knows that it is one. */
 static __device__ __forceinline__ bool elect_one() {
     uint32_t mine = 0;
 #if WGMMA_ENABLED
@@ -170,7 +169,7 @@ static __device__ __forceinline__ bool elect_one() {
 #endif
     return mine;
 }
-/* Registers of a thread of this warpgroup from here on. */
+/* setmaxnreg: registers of each thread of this warpgroup from here on. */
 template <int N> static __device__ __forceinline__ void setmaxnreg_dec() {
 #if WGMMA_ENABLED
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

@@ -2,7 +2,7 @@
  * the key/value store (qkv), and causal attention over it, each with its
  * backward.
  * Invariant: a row's result depends on its position and its keys, never on
- * where those keys are stored, so paged and contiguous keys give equal bits. */
+ * where those keys are stored, so a paged and a contiguous KV cache give equal bits. */
 #include "dev/ref/ref_int.h"
 
 #include "base/buf.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* First element of head `head` of slot `slot` in pages (n_pages, H, page_len, D). */
+/* First element of head `head` of slot `slot` of the KV cache (n_pages, H, page_len, D). */
 static int64_t kv_offset(struct tensor pages, int64_t slot, int64_t head) {
     const int64_t n_heads = pages.dim[1], len = pages.dim[2], dim = pages.dim[3];
     CHECK(slot >= 0 && slot < pages.dim[0] * len);

@@ -23,11 +23,11 @@ static void stats_add(struct stats *s, const float *raw, int64_t n, float inv_te
     double max = s->max;
     for (int64_t j = 0; j < n; j++)
         if (raw[j] * inv_temp > max) max = raw[j] * inv_temp;
-    const double shrink = exp(s->max - max); /* 0 for the first chunk */
+    const double correction = exp(s->max - max); /* 0 for the first chunk */
     s->max = max;
-    s->sum *= shrink;
-    s->sum_z *= shrink;
-    s->sum_sq *= shrink * shrink;
+    s->sum *= correction;
+    s->sum_z *= correction;
+    s->sum_sq *= correction * correction;
     for (int64_t j = 0; j < n; j++) {
         const double z = raw[j] * inv_temp, e = exp(z - max);
         s->sum += e;

@@ -7,7 +7,7 @@
  * element is one loop in ascending order, and nothing depends on how many rows
  * a call has. */
 #include "dev/ref/ref_int.h"
-#include "dev/host_arrays.h"
+#include "dev/host_decode.h"
 
 #include "base/thread_pool.h"
 
@@ -183,7 +183,7 @@ static int ref_dequant8(struct dev *d, const struct quant8_args *a) {
     return 0;
 }
 
-/* ---- adapters and quantised weights ---- */
+/* ---- LoRA and dequantization ---- */
 
 static int ref_add_block(struct dev *d, const struct add_block_args *a) {
     (void)d;

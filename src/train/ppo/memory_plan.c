@@ -218,7 +218,7 @@ static void widen(struct dev_sizes *s, const struct model_config *c) {
 /* Rows of each phase, and what the ops need for so many. */
 static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    enum { DECODE_UNIT = 128 }; /* the decoder's steps run at rounded numbers of rows */
+    enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
     const int64_t batch = k->train_batch_size * k->train.n;
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
     p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
@@ -398,7 +398,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
                  train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
         row(b, "  critic: values and update", p->critic_pass, note);
     }
-    row(b, "working space", p->working, "of GEMMs, the head, the threads");
+    row(b, "working space", p->working, "scratch of GEMM, LM head and threads");
     if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured, not laid out)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");

@@ -1,18 +1,18 @@
-/* attention.cuh - what attention's forward and backward share: the kernels'
- * parameter, where rows and keys are, tiles in shared memory and products of tiles.
+/* attention.cuh - what attention's forward, decode and backward kernels share: their parameters, where rows and keys are,
+ * tiles in shared memory, MMA of tiles.
  *
- * The query heads of one key/value head are taken together: "packed row" r of a
- * sequence is query row r / group with head r % group of the group, so that one tile of
- * rows reads its keys once for all of them, and a packed row is D contiguous elements.
+ * GQA: the query heads of one KV head are taken together.  "Packed row" r of a sequence is query row r / group
+ * with head r % group of the group, so that one tile of rows reads its keys once for all of them.  A packed row is D
+ * contiguous elements.
  *
  * Two classes of shapes, chosen by dtype, head size and sign of the scale alone: bf16
  * with a head size that is a multiple of 8 up to 256 runs on tensor cores, with the head
- * size padded with zeros to one of 32, 64, 96, 128, 192, 256 (a zero product changes no
+ * size padded with zeros to one of 32, 64, 96, 128, 192, 256 (a zero term changes no
  * sum); all else runs on the plain kernels of the same files.
- * Invariant: tiles are rows of SIZE bf16 followed by 16 bytes that nobody reads, so that
- * the 8 rows of a fragment load lie in different banks and every row is 16-aligned. */
-#ifndef VERLC_DEV_CUDA_ATTN_CUH
-#define VERLC_DEV_CUDA_ATTN_CUH
+ * Invariant: rows of a tile are SIZE bf16 and 16 bytes of padding, so that
+ * the 8 rows of an ldmatrix lie in different banks and every row is 16-aligned. */
+#ifndef VERLC_DEV_CUDA_ATTENTION_CUH
+#define VERLC_DEV_CUDA_ATTENTION_CUH
 
 #include "dev/cuda/context.cuh"
 #include "dev/cuda/ptx.cuh"
@@ -32,16 +32,16 @@ static constexpr __host__ __device__ int tile_stride(int size) { return size * 2
 struct cuda_attn {
     const void *q, *k, *v;
     void *out;
-    float *lse;       /* NULL: not wanted */
+    float *lse;       /* optional */
     const void *dout; /* backward: these six */
     void *dq;
     float *dk, *dv;
     float2 *stat;                                     /* (T, Hq): lse * log2(e), dout . out */
-    const int32_t *q_start, *pos0, *pages, *kv_start; /* pages or kv_start is NULL */
+    const int32_t *q_start, *pos0, *pages, *kv_start; /* pages (block table) or kv_start is NULL */
     int max_pages, n_pages, page_len, page_shift;     /* page_shift: log2(page_len), -1 if there is none */
     int n_q_heads, n_kv_heads, group, dim, window;
     int n_tiles;             /* blocks of one sequence (and head) along blockIdx.x */
-    int few_rows;            /* forward: packed rows up to which a sequence is the decode kernel's; -1: all are, 0: none */
+    int decode_rows;         /* forward: sequences of up to so many packed rows are the decode kernel's; -1: all, 0: none */
     float scale, scale_log2; /* scale * log2(e) */
 };
 
@@ -84,7 +84,7 @@ static __device__ __forceinline__ int key_row(const struct cuda_attn &a, int seq
 
 /* ---- tiles ---- */
 
-/* The i-th 16 bytes that this one of NT threads copies of a tile: columns [col, col + 8) of a row. */
+/* The i-th 16-byte chunk that this one of NT threads copies of a tile: columns [col, col + 8) of a row. */
 struct chunk {
     int row, col;
 };
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void mma_pb(float (&acc)[COLS / 8][4], const u
         }
 }
 
-/* Results (16, N) of a product, rounded to bf16, as A fragments of the next one. */
+/* Accumulators (16, N), rounded to bf16, as A fragments of the next MMA. */
 template <int N> static __device__ __forceinline__ void pack_fragments(uint32_t (&p)[N / 16][4], const float (&s)[N / 8][4]) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++) {
@@ -191,19 +191,19 @@ static __device__ __forceinline__ float warp_sum(float v) { /* every lane gets t
 
 /* ---- host ---- */
 
-/* attention_bwd_sm90.cu: dq, dk and dv, p.stat being there. *ran: false, it does not take this device or shape.
- * scratch: so many bytes, undefined contents. */
+/* attention_bwd_sm90.cu: dq, dk and dv from p.stat. *ran: false, it does not take this device or shape.
+ * scratch: cuda_attn_bwd_sm90_bytes, zeroed. */
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p);
 int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, void *scratch, bool *ran);
 
-/* attention_fwd_sm90.cu: the forward of packed rows whose keys lie in one page. *ran: false, it does not take this
+/* attention_fwd_sm90.cu: the forward of packed sequences (not a paged KV cache). *ran: false, it does not take this
  * device, shape or batch. */
-int cuda_attn_rows_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 
-/* attention_decode_sm90.cu: a decoding step's forward. *ran: false, it does not take this device, shape or batch. */
-int cuda_attn_few_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran);
+/* attention_decode_sm90.cu: decode attention. *ran: false, it does not take this device, shape or batch. */
+int cuda_attn_decode_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran);
 
-/* Whether the tensor cores' kernels take this shape. */
+/* Whether the tensor-core kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {
     return a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0;
 }
@@ -214,11 +214,11 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
     const struct tensor k = a->kv.k;
     if (k.dim[0] * k.dim[1] > INT32_MAX / k.dim[2] / ((a->head_dim + 7) / 8) || a->q.dim[0] * a->n_q_heads > INT32_MAX ||
         s->max_q * a->n_q_heads > INT32_MAX - 1024)
-        FAIL(ERR_INVAL, "dev op %s: %lld pages of %lld keys and %lld rows of %lld heads: over 2^31 rows or chunks of keys", op,
+        FAIL(ERR_INVAL, "dev op %s: %lld KV blocks of %lld keys and %lld rows of %lld heads: over 2^31 rows or chunks of keys", op,
              (long long)k.dim[0], (long long)k.dim[2], (long long)a->q.dim[0], (long long)a->n_q_heads);
     if (attn_on_tensor_cores(a) &&
         (((uintptr_t)a->q.data | (uintptr_t)k.data | (uintptr_t)a->kv.v.data | (uintptr_t)a->out.data) & 15))
-        FAIL(ERR_INVAL, "dev op %s: q, keys, values and results must be aligned to 16 bytes", op);
+        FAIL(ERR_INVAL, "dev op %s: q, k, v and out must be aligned to 16 bytes", op);
     *p = cuda_attn{};
     p->q = a->q.data;
     p->k = k.data;
@@ -251,8 +251,8 @@ static inline int attn_tiles(const struct attn_args *a, int64_t rows) {
     return (int)((longest + rows - 1) / rows);
 }
 
-/* Queues kernel(p) with a grid (seqs * p.n_tiles, kv heads, parts). early: the kernel waits as cuda_launch_pdl asks. */
-static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), bool early, int64_t n_seqs, int parts, int threads,
+/* Queues kernel(p) with a grid (seqs * p.n_tiles, KV heads, parts). pdl: the kernel waits as cuda_launch_pdl asks. */
+static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), bool pdl, int64_t n_seqs, int parts, int threads,
                               size_t smem, struct cuda_attn p) {
     if (n_seqs * p.n_tiles == 0) return 0;
     if (n_seqs * p.n_tiles > INT32_MAX || p.n_kv_heads > 65535)
@@ -265,7 +265,7 @@ static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), 
         CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     void *args[] = {&p};
     const dim3 grid((unsigned)(n_seqs * p.n_tiles), (unsigned)p.n_kv_heads, (unsigned)parts);
-    if (early) CU_TRY(cuda_launch_pdl(c, kernel, grid, threads, smem, p));
+    if (pdl) CU_TRY(cuda_launch_pdl(c, kernel, grid, threads, smem, p));
     else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), args, smem, c->stream));
     return 0;
 }

@@ -1,15 +1,14 @@
-/* attention_bwd.cu - the backward of causal attention over packed training rows, after
- * FlashAttention-2 (Dao 2023): weights are recomputed from the forward's log-sum-exp,
+/* attention_bwd.cu - backward of causal attention over packed training sequences, after
+ * FlashAttention-2 (Dao 2023): probabilities are recomputed from the forward's log-sum-exp,
  *   p = 2^(scale log2(e) q.k - log2(e) lse)   ds = p (dout.v - delta)   delta = dout . out
  *   dv = p^T dout     dk = scale ds^T q       dq = scale ds k
  *
- * bwd_delta writes (log2(e) lse, delta) of every row and head; bwd_keys has 64 keys of one
- * key/value head a block and walks the rows that see them; bwd_rows has 64 packed rows a
- * block and walks the keys that they see.  p and ds are computed twice and rounded to bf16
- * as inputs of the products.  Nothing is shared between blocks, so there are no atomics:
- * a result is one sum in one order, packed rows (row, then head of the group) ascending for
+ * bwd_delta writes (log2(e) lse, delta) of every row and head; a block of bwd_keys has 64 keys of one
+ * KV head and walks the rows that see them; a block of bwd_rows has 64 packed rows and walks the keys that they see.
+ * p and ds are computed twice and rounded to bf16 as MMA operands.  Nothing is shared between blocks, so there are no
+ * atomics: a result is one sum in one order, packed rows (row, then head of the group) ascending for
  * dk and dv, keys ascending for dq.  The plain kernels do the same for f32 and odd sizes.
- * There is no backward over pages or behind a prefix.
+ * There is no backward over a paged KV cache or behind a prefix.
  *
  * Invariant: tiles start at multiples of their size counted from the start of the sequence,
  * so a sequence's gradients do not depend on its place in the batch. */
@@ -19,8 +18,8 @@ extern __shared__ __align__(128) char attn_smem[];
 
 enum { BWD_THREADS = 128, BWD_BLOCK = 64 }; /* 4 warps of 16 keys or packed rows */
 
-/* SIZE: padded head size. A block's own 64 rows of two operands stay in shared memory; STREAM rows of the two others pass
- * through STAGES buffers, PIECE of them at a time through the registers. dk and dv of COLS columns at a time:
+/* SIZE: padded head size. A block's own 64 rows of two operands stay in shared memory; STREAM rows of the two others go
+ * through a pipeline of STAGES, PIECE of them at a time through the registers. dk and dv of COLS columns at a time:
  * larger heads are computed in parts. */
 template <int SIZE> struct bwd_shape {
     static constexpr int STREAM = SIZE <= 64 ? 64 : SIZE <= 192 ? 32 : 16;
@@ -213,7 +212,7 @@ template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZ
 
 /* s becomes p, rows of the tile being packed rows at positions at[i], columns keys from j on. */
 template <int N>
-static __device__ __forceinline__ void rows_weights(const struct cuda_attn &a, float (&s)[N / 8][4], const float2 (&stat)[2],
+static __device__ __forceinline__ void softmax_tile(const struct cuda_attn &a, float (&s)[N / 8][4], const float2 (&stat)[2],
                                                     const int (&at)[2], int j, bool all) {
     const int from[2] = {first_key(a, at[0]), first_key(a, at[1])};
 #pragma unroll
@@ -235,7 +234,7 @@ static __device__ __forceinline__ void rows_piece(const struct cuda_attn &a, flo
     uint32_t x[N / 16][4];
     fill_zero(p);
     mma_abt<SIZE, N>(p, q, keys);
-    rows_weights<N>(a, p, stat, at, j, all);
+    softmax_tile<N>(a, p, stat, at, j, all);
     fill_zero(ds);
     mma_abt<SIZE, N>(ds, q + bwd_shape<SIZE>::OWN, keys + bwd_shape<SIZE>::STREAM * tile_stride(SIZE));
 #pragma unroll

@@ -1,14 +1,13 @@
-/* attention_bwd_sm90.cu - the backward of causal attention on Hopper's warpgroup products,
- * for heads of 64 and of 128; attention_bwd.cu has the formulas and serves everything else.
+/* attention_bwd_sm90.cu - backward of causal attention on Hopper's WGMMA, for heads of 64 and of 128;
+ * attention_bwd.cu has the formulas and serves everything else.
  *
- * A block is one warpgroup.  A block of keys has 64 of a key/value head and walks the rows that
- * see them, head of the group by head; a block of rows has 64 of a head and walks the keys that
- * they see.  Both kinds are blocks of one kernel, those of keys first, since they take longer: the others fill
- * the multiprocessors that run out of them.  The block's own two tiles stay in shared memory, 64 rows of the two others pass
- * through two stages.  p and ds never leave the registers: they are the first operand of the
- * products that use them.
+ * A block is one warpgroup.  A dk/dv block has 64 keys of a KV head and walks the rows that see them, head of the group
+ * by head; a dq block has 64 rows of a head and walks the keys that they see.  Both kinds are blocks of one kernel, dk/dv
+ * first, since they take longer: dq blocks fill the multiprocessors that run out of them.  The block's own two tiles stay in
+ * shared memory, 64 rows of the two others go through a two-stage pipeline.  p and ds never leave the registers: they
+ * are the A operand of the WGMMAs that use them.
  *
- * Invariant: nothing is shared between blocks; dk and dv sum over the group's heads, then rows
+ * Invariant: no atomics; dk and dv sum over the group's heads, then rows
  * ascending, dq over keys ascending, in tiles counted from the start of the sequence: a
  * sequence's gradients do not depend on its place in the batch. */
 #include "dev/cuda/attention/attention.cuh"
@@ -26,12 +25,13 @@ template <int D> struct shape {
     static constexpr int BLOCKS = D == 64 ? 3 : 2; /* of a multiprocessor */
 };
 
-/* Copies this thread's part of 64 rows of two tensors: row r, of the first n, is number first + r * stride; zeros from n on.
+/* Queues the copy of this thread's part of 64 rows of two tensors: row r, of the first n, is number first + r * stride; zeros
+ * from n on.
  * What depends on the tile alone is the same for all threads, so that a copy costs few instructions. */
 template <int D>
 static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, const void *y, int64_t first, int stride, int n) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS, COPIES = TILE / STEP;
-    static_assert(STEP % 8 == 0, "a thread's rows have one permutation");
+    static_assert(STEP % 8 == 0, "a thread's rows have one swizzle");
     const int r = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS;
     const uint32_t dst = to + (uint32_t)(c / 8 * PANEL) + panel_offset(r, c % 8);
     const int64_t from = (first + (int64_t)r * stride) * CHUNKS + c, step = (int64_t)stride * (STEP * CHUNKS); /* in 16 bytes */
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, con
 }
 
 /* d (64, 64) = A . B^T over D columns. */
-template <int D> static __device__ __forceinline__ void product_abt(float (&d)[8][4], uint32_t a, uint32_t b) {
+template <int D> static __device__ __forceinline__ void wgmma_abt(float (&d)[8][4], uint32_t a, uint32_t b) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
@@ -62,13 +62,13 @@ template <int D> static __device__ __forceinline__ void product_abt(float (&d)[8
 }
 /* acc (64, D) += P . B, P 64 x 64 as fragments, B 64 rows. */
 template <int D>
-static __device__ __forceinline__ void product_pb(float (&acc)[D / 64][8][4], const uint32_t (&p)[4][4], uint32_t b) {
+static __device__ __forceinline__ void wgmma_pb(float (&acc)[D / 64][8][4], const uint32_t (&p)[4][4], uint32_t b) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int n = 0; n < D / 64; n++) wgmma_m64n64_rs(acc[n], p[k], panel_desc(b + (uint32_t)(n * PANEL + k * 16 * PANEL_ROW)));
 }
-template <int D> static __device__ __forceinline__ void hold(float (&acc)[D / 64][8][4]) {
+template <int D> static __device__ __forceinline__ void fence_accumulators(float (&acc)[D / 64][8][4]) {
 #pragma unroll
     for (int n = 0; n < D / 64; n++) wgmma_fence_registers(acc[n]);
 }
@@ -80,7 +80,7 @@ static __device__ __forceinline__ bool sees(const struct cuda_attn &a, int pos, 
 static __device__ __forceinline__ bool all_see(const struct cuda_attn &a, int pos, int key) {
     return key + TILE - 1 <= pos && (a.window == 0 || pos + TILE - 1 - key < a.window);
 }
-/* Scores that do not count become -inf, so that p is 0; rows of the tile are keys, or positions. */
+/* The mask: scores that do not count become -inf, so that p is 0; rows of the tile are keys, or positions. */
 template <bool KEYS> static __device__ __forceinline__ void mask(const struct cuda_attn &a, float (&s)[8][4], int pos, int key) {
     const int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4, col = (int)threadIdx.x % 4 * 2;
 #pragma unroll
@@ -91,14 +91,14 @@ template <bool KEYS> static __device__ __forceinline__ void mask(const struct cu
             if (!sees(a, pos + (KEYS ? c : r), key + (KEYS ? r : c))) s[n][e] = -INFINITY;
         }
 }
-/* Column of the lane's pair of results of group n of 8 columns. */
+/* Column of the lane's pair of accumulators of group n of 8 columns. */
 static __device__ __forceinline__ int pair_col(int n) { return n * 8 + (int)threadIdx.x % 4 * 2; }
 /* First of the lane's two rows, 8 apart. */
 static __device__ __forceinline__ int lane_row() { return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4; }
 
 /* ---- dk, dv ---- */
 
-/* p and ds = p (dp - delta) as first operands, from s and dp, whose columns are rows of q; stat is theirs. */
+/* p and ds = p (dp - delta) as A fragments, from s and dp, whose columns are rows of q; stat is theirs. */
 static __device__ __forceinline__ void keys_weights(uint32_t (&p)[4][4], uint32_t (&ds)[4][4], float (&s)[8][4], float (&dp)[8][4],
                                                     const float2 *stat, float scale_log2) {
 #pragma unroll
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void store_keys(float *to, int64_t first, int 
             float2 *at = (float2 *)(row + pair_col(g));
             float2 v = make_float2(__fmul_rn(acc[g / 8][g % 8][2 * i], factor), __fmul_rn(acc[g / 8][g % 8][2 * i + 1], factor));
             if (more) {
-                const float2 old = __ldcg(at); /* another multiprocessor wrote it */
+                const float2 old = __ldcg(at); /* another multiprocessor wrote it: past L1 */
                 v.x = __fadd_rn(old.x, v.x), v.y = __fadd_rn(old.y, v.y);
             }
             *at = v;
@@ -139,17 +139,16 @@ static __device__ __forceinline__ void store_keys(float *to, int64_t first, int 
     }
 }
 
-/* Blocks by tile of keys, the first, which most rows see, before the others; then half, sequence, kv head. The walk over the
- * rows that see a tile is cut in two halves, so that the longest block is not what the kernel takes; the second half adds its
- * sums to the first's, whose block has a lower number and so has started before. half_done: a flag a tile of
- * flags_of, 0 before. */
+/* Blocks by tile of keys, the first, which most rows see, before the others; then half, sequence, KV head. The rows that see a
+ * tile are divided into two halves, for load balance. The second half adds its sums to the first's, whose block has a lower
+ * number and so was scheduled before. half_done: a semaphore for each tile (flags_of), 0 before. */
 template <int D>
 static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int block, int n_seqs, int *half_done) {
     using sh = shape<D>;
     const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
     const int tile = block / per_tile / 2, half = block / per_tile % 2;
     const int key = tile * TILE;
-    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[rest / a.n_kv_heads] + key; /* on its way beside s */
+    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
     if (key >= s.n) return;
     const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
@@ -186,10 +185,10 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         uint32_t p[4][4], ds[4][4];
         wgmma_fence_registers(t), wgmma_fence_registers(dp);
         wgmma_fence();
-        product_abt<D>(t, smem, q);
-        product_abt<D>(dp, smem + sh::OPERAND, dout);
+        wgmma_abt<D>(t, smem, q);
+        wgmma_abt<D>(dp, smem + sh::OPERAND, dout);
         wgmma_commit();
-        const int now = pos; /* the next tiles are asked for while these products run */
+        const int now = pos; /* the next tiles are loaded while these WGMMAs run */
         pos += TILE;
         if (pos >= end) pos = key, h++;
         if (left > 1) queue(pos, h, stage ^ 1);
@@ -197,15 +196,15 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         wgmma_fence_registers(t), wgmma_fence_registers(dp);
         if (!all_see(a, now, key)) mask<true>(a, t, now, key);
         keys_weights(p, ds, t, dp, stat, a.scale_log2);
-        hold<D>(dv), hold<D>(dk);
+        fence_accumulators<D>(dv), fence_accumulators<D>(dk);
         wgmma_fence();
-        product_pb<D>(dv, p, dout);
-        product_pb<D>(dk, ds, q);
+        wgmma_pb<D>(dv, p, dout);
+        wgmma_pb<D>(dk, ds, q);
         wgmma_commit();
         wgmma_wait<0>();
-        hold<D>(dv), hold<D>(dk);
+        fence_accumulators<D>(dv), fence_accumulators<D>(dk);
     }
-    int *done = half_done + (s.first / TILE + s.seq + tile) * a.n_kv_heads + head; /* no two tiles of the batch have one */
+    int *done = half_done + (s.first / TILE + s.seq + tile) * a.n_kv_heads + head; /* one for each tile of the batch */
     if (half) {
         if (threadIdx.x == 0)
             while (*(volatile int *)done == 0) __nanosleep(64);
@@ -226,7 +225,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
 template <int D> static __device__ __forceinline__ void rows_block(const struct cuda_attn &a, int block, int n_seqs) {
     using sh = shape<D>;
     const int per_tile = n_seqs * a.n_q_heads, rest = block % per_tile, head = rest % a.n_q_heads;
-    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[rest / a.n_q_heads]; /* on its way beside s */
+    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[rest / a.n_q_heads]; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_q_heads);
     const int pos = (a.n_tiles - 1 - block / per_tile) * TILE;
     if (pos >= s.n) return;
@@ -260,11 +259,11 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
         uint32_t x[4][4];
         wgmma_fence_registers(p), wgmma_fence_registers(ds);
         wgmma_fence();
-        product_abt<D>(p, smem, k);
+        wgmma_abt<D>(p, smem, k);
         wgmma_commit();
-        product_abt<D>(ds, smem + sh::OPERAND, v);
+        wgmma_abt<D>(ds, smem + sh::OPERAND, v);
         wgmma_commit();
-        if (key + TILE < end) queue(key + TILE, stage ^ 1); /* while these products run */
+        if (key + TILE < end) queue(key + TILE, stage ^ 1); /* while these WGMMAs run */
         wgmma_wait<1>();
         wgmma_fence_registers(p);
         if (!all_see(a, pos, key)) mask<false>(a, p, pos, key);
@@ -279,12 +278,12 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
 #pragma unroll
             for (int e = 0; e < 4; e++) ds[n][e] = __fmul_rn(p[n][e], __fsub_rn(ds[n][e], stat[e / 2].y));
         pack_fragments<TILE>(x, ds);
-        hold<D>(dq);
+        fence_accumulators<D>(dq);
         wgmma_fence();
-        product_pb<D>(dq, x, k);
+        wgmma_pb<D>(dq, x, k);
         wgmma_commit();
         wgmma_wait<0>();
-        hold<D>(dq);
+        fence_accumulators<D>(dq);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -310,7 +309,7 @@ __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS)
     else rows_block<D>(a, block - n_keys, n_seqs);
 }
 
-/* Bytes of the flags: a sequence of n rows has at most n / TILE + 1 tiles. */
+/* Bytes of the semaphores: a sequence of n rows has at most n / TILE + 1 tiles. */
 static size_t flags_of(const struct attn_args *a) {
     return (size_t)((a->q.dim[0] / TILE + a->seqs.n + 1) * a->n_kv_heads) * sizeof(int);
 }

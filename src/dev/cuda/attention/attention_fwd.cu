@@ -1,16 +1,15 @@
-/* attention_fwd.cu - causal attention on the GPU: training's packed rows, prefill in
- * chunks and paged decoding with one arithmetic of a row.
+/* attention_fwd.cu - forward of causal attention on the GPU: training's packed sequences, chunked prefill and decode with a
+ * paged KV cache, with one arithmetic of a row.
  *
- * Tensor cores (bf16), two kernels here: fwd_rows has 16 packed rows a warp and each warp
- * walks all keys alone; fwd_few, for decoding, has the (at most 16) packed rows of one
- * sequence in a block whose warps split the keys of one or two tiles among them for the
- * scores and the columns of the result for P.V.  On Hopper attention_decode_sm90.cu takes
- * most of decoding.  fwd_plain is for f32 and odd sizes.
- * Nothing is split over tiles of keys, and there is no reduction between blocks.
+ * Two tensor-core kernels (bf16) are here.  fwd_prefill: a warp has 16 packed rows and walks all keys alone.
+ * fwd_decode: a block has the (at most 16) packed rows of one sequence; its warps share the keys of one or two tiles for
+ * Q.K^T and the columns of the output for P.V.  On Hopper attention_decode_sm90.cu takes most of decode and attention_fwd_sm90.cu
+ * takes training.  fwd_plain is for f32 and odd sizes.
+ * No split-KV, no reduction between blocks: attention is batch-invariant.
  *
- * Invariant: an element of a row's result goes through the same chain of operations in
+ * Invariant: an element of a row's output goes through the same chain of operations in
  * all of these, whoever the row's neighbours are:
- *   s       mma over D in ascending blocks of 16; scores that are not seen become -inf
+ *   s       mma over D in ascending blocks of 16; masked scores become -inf
  *   m       max(m, max s * c), exact in any order
  *   p       2^(s c - m), one fma and one ex2; rounded to bf16 for P.V, not for the sum
  *   l       32 running sums a row: of quarter w of every tile (16 keys), lane t of the quad
@@ -18,14 +17,14 @@
  *   acc     acc 2^(m_old - m), then mma over the 64 keys of the tile in ascending blocks of 16
  * and at the end l sums over the quad as a butterfly, then ((w0 + w1) + (w2 + w3)).
  * A tile that a row does not see multiplies by 2^0 = 1 and adds zeros, so it may be skipped
- * or not.  (That can turn a sum of -0 into +0; the result adds +0, which settles it.)
+ * or not.  (That can turn a sum of -0 into +0; the output adds +0, which settles it.)
  * All steps outside of mma are written as intrinsics that the compiler does not fuse. */
 #include "dev/cuda/attention/online_softmax.cuh"
 #include "dev/cuda/attention/attention_warp.cuh"
 
 extern __shared__ __align__(128) char attn_smem[];
 
-/* ---- what both kernels load ---- */
+/* ---- loads of both kernels ---- */
 
 /* Two packed rows (r and r + 8 of this lane) as A fragments, zeros beyond the last row and the head size. */
 template <int SIZE>
@@ -50,7 +49,7 @@ static __device__ __forceinline__ void load_q(const struct cuda_attn &a, const s
 struct key_range {
     int lo, hi, head;
 };
-/* A lane's share of a tile's rows, as numbers of 16-byte chunks of k and v, -1 where there is no key; the tables are read
+/* A lane's share of a tile's rows, as numbers of 16-byte chunks of k and v, -1 where there is no key; block tables are read
  * here, a tile ahead of the copy. A warp copies whole rows at a time where a row has a power of two of chunks: then a lane
  * has one row, lane / RUN of the copy and lane % RUN in it; else the rows are 2 x 32, as many as a lane has bits for. */
 template <int SIZE, int NT> struct tile_rows {
@@ -93,15 +92,15 @@ static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, cons
         const int first = t.of_copy(i, at.row);
         const bool take = first >= 0 && at.col < a.dim;
         const int64_t from = take ? (int64_t)(first + at.col / 8) * 16 : 0;
-        const uint32_t slot = to + (uint32_t)(at.row * tile_stride(SIZE) + at.col * 2);
-        cp_async16(slot, (const char *)a.k + from, take);
-        cp_async16(slot + DEV_KEY_TILE * tile_stride(SIZE), (const char *)a.v + from, take);
+        const uint32_t dst = to + (uint32_t)(at.row * tile_stride(SIZE) + at.col * 2);
+        cp_async16(dst, (const char *)a.k + from, take);
+        cp_async16(dst + DEV_KEY_TILE * tile_stride(SIZE), (const char *)a.v + from, take);
     }
 }
 
-/* The walk over tiles of keys, T at a time, STAGES buffers deep. Invariant: at `next`, the copies of tiles up to
+/* The pipeline of key and value tiles, T at a time, STAGES deep. Invariant: at `next`, the copies of tiles up to
  * now + STAGES - T - 1 are queued, one group each. */
-template <int SIZE, int NT, int STAGES, int T> struct key_walk {
+template <int SIZE, int NT, int STAGES, int T> struct kv_pipeline {
     static constexpr int STAGE_BYTES = 2 * DEV_KEY_TILE * tile_stride(SIZE);
     const struct cuda_attn &a;
     const struct seq_rows &s;
@@ -110,11 +109,11 @@ template <int SIZE, int NT, int STAGES, int T> struct key_walk {
     int now, end, queued; /* tiles */
     struct tile_rows<SIZE, NT> ahead[T];
 
-    __device__ __forceinline__ key_walk(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys,
-                                        uint32_t at)
+    __device__ __forceinline__ kv_pipeline(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys,
+                                           uint32_t at)
         : a(attn), s(rows), range(keys), base(at), now(keys.lo / DEV_KEY_TILE), end((keys.hi + DEV_KEY_TILE - 1) / DEV_KEY_TILE),
           queued(now) {
-        struct tile_rows<SIZE, NT> first[STAGES]; /* all of them are asked for before the first is needed */
+        struct tile_rows<SIZE, NT> first[STAGES]; /* all loads are issued before the first is needed */
 #pragma unroll
         for (int i = 0; i < STAGES; i++) first[i].read(a, s, range, queued + i);
 #pragma unroll
@@ -150,9 +149,9 @@ template <int SIZE, int NT, int STAGES, int T> struct key_walk {
     }
 };
 
-/* ---- many rows: 16 of them a warp; training's on Hopper are attention_fwd_sm90.cu's ---- */
+/* ---- prefill and training: 16 packed rows a warp ---- */
 
-template <int SIZE> struct rows_shape {
+template <int SIZE> struct prefill_shape {
     static constexpr int WARPS = SIZE <= 64 ? 8 : 4, ROWS = 16 * WARPS;
     static constexpr int STAGES = SIZE <= 128 ? 2 : 1;
     static constexpr int BLOCKS = SIZE <= 64 ? 2 : SIZE <= 128 ? 3 : 1; /* of a multiprocessor */
@@ -163,13 +162,13 @@ template <int SIZE> struct rows_shape {
 
 /* One tile whose scores are s: all 64 keys by one warp. */
 template <int SIZE>
-static __device__ __forceinline__ void rows_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
+static __device__ __forceinline__ void attend_tile(struct row_pair<SIZE> &x, float (&s)[8][4], uint32_t v, float scale_log2) {
     uint32_t p[4][4];
-    rows_weights<SIZE>(x, p, s, scale_log2);
+    softmax_tile<SIZE>(x, p, s, scale_log2);
     mma_pb<SIZE, SIZE, DEV_KEY_TILE>(x.acc, p, v);
 }
 
-/* s = q . K^T with q in registers, the same products in the same order as mma_abt. */
+/* s = q . K^T with q in registers, the same MMAs in the same order as mma_abt. */
 template <int SIZE>
 static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
     const int lane = (int)threadIdx.x % 32;
@@ -189,7 +188,7 @@ static __device__ __forceinline__ void rows_scores(float (&s)[8][4], const uint3
 template <int SIZE>
 static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, const struct seq_rows &s, int head, int first,
                                                    int last, uint32_t to) {
-    constexpr int ROWS = rows_shape<SIZE>::ROWS;
+    constexpr int ROWS = prefill_shape<SIZE>::ROWS;
 #pragma unroll 4
     for (int i = 0; i < chunks_of<SIZE, ROWS, ROWS * 2>(); i++) {
         const struct chunk at = chunk_of<SIZE, ROWS * 2>(i);
@@ -201,20 +200,21 @@ static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, co
 
 /* Block (tile of rows of a sequence, kv head). The last rows, which see most keys, start first. */
 template <int SIZE>
-__global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::BLOCKS) fwd_rows(const struct cuda_attn a) {
-    using shape = rows_shape<SIZE>;
+__global__ void __launch_bounds__(prefill_shape<SIZE>::ROWS * 2, prefill_shape<SIZE>::BLOCKS)
+    fwd_prefill(const struct cuda_attn a) {
+    using shape = prefill_shape<SIZE>;
     pdl_launch_dependents();
     pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (a.n_tiles - 1 - (int)(blockIdx.x % (unsigned)a.n_tiles)) * shape::ROWS, head = (int)blockIdx.y;
-    if (first >= s.packed || s.packed <= a.few_rows) return;
+    if (first >= s.packed || s.packed <= a.decode_rows) return;
     const int last = min(first + shape::ROWS, s.packed) - 1;
     const int lane = (int)threadIdx.x % 32, mine = first + (int)threadIdx.x / 32 * 16, r = mine + lane / 4;
     const uint32_t smem = smem_addr(attn_smem), q_tile = smem + shape::KEYS;
     const int p_last = s.pos0 + last / a.group;
     if constexpr (shape::Q_IN_SMEM) load_q_tile<SIZE>(a, s, head, first, last, q_tile); /* in the first group of copies */
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), p_last + 1, head};
-    key_walk<SIZE, shape::ROWS * 2, shape::STAGES, 1> walk(a, s, range, smem);
+    kv_pipeline<SIZE, shape::ROWS * 2, shape::STAGES, 1> walk(a, s, range, smem);
     uint32_t q[shape::Q_IN_SMEM ? 1 : SIZE / 16][4];
     if constexpr (!shape::Q_IN_SMEM) load_q<SIZE>(a, s, head, r, q);
     /* positions of my rows, the first and the last of my warp; rows beyond the last stand where the last does */
@@ -234,42 +234,44 @@ __global__ void __launch_bounds__(rows_shape<SIZE>::ROWS * 2, rows_shape<SIZE>::
         if constexpr (shape::Q_IN_SMEM)
             mma_abt<SIZE, DEV_KEY_TILE>(score, q_tile + (uint32_t)(mine - first) * tile_stride(SIZE), k_tile);
         else rows_scores<SIZE>(score, q, k_tile);
-        if (j + DEV_KEY_TILE - 1 > p_min || j < from_max) hide(a, score, p, j);
-        rows_tile<SIZE>(x, score, k_tile + DEV_KEY_TILE * tile_stride(SIZE), a.scale_log2);
+        if (j + DEV_KEY_TILE - 1 > p_min || j < from_max) mask_scores(a, score, p, j);
+        attend_tile<SIZE>(x, score, k_tile + DEV_KEY_TILE * tile_stride(SIZE), a.scale_log2);
     }
     rows_store<SIZE>(a, s, head, r, x);
 }
 
-/* ---- few rows: 16 of them a block ---- */
+/* ---- decode: 16 packed rows a block ---- */
 
-enum { FEW_SMALL = 0 }; /* in place of T: one tile at a time, in a block that needs little: many share a multiprocessor */
-template <int SIZE, int TS> struct few_shape { /* T: tiles at a time; TS: T, or FEW_SMALL */
-    static constexpr int T = TS == FEW_SMALL ? 1 : TS;
+enum { DECODE_SMALL_BLOCK = 0 }; /* in place of T: one tile at a time and a small block, so that many share a multiprocessor */
+template <int SIZE, int TS> struct decode_shape { /* T: tiles at a time; TS: T, or DECODE_SMALL_BLOCK */
+    static constexpr int T = TS == DECODE_SMALL_BLOCK ? 1 : TS;
     static constexpr int WARPS = 4 * T; /* of a block, four a tile */
-    static constexpr int STAGES = SIZE > 128 ? 1 : SIZE > 64 || TS == FEW_SMALL ? 2 : 3 + T;
-    static constexpr int BLOCKS = SIZE > 128 || T > 1 ? 2 : SIZE <= 64 && TS == FEW_SMALL ? 5 : 3; /* of a multiprocessor */
+    static constexpr int STAGES = SIZE > 128 ? 1 : SIZE > 64 || TS == DECODE_SMALL_BLOCK ? 2 : 3 + T;
+    static constexpr int BLOCKS = SIZE > 128 || T > 1                      ? 2
+                                  : SIZE <= 64 && TS == DECODE_SMALL_BLOCK ? 5
+                                                                           : 3; /* of a multiprocessor */
     static constexpr int KEYS = STAGES * 2 * DEV_KEY_TILE * tile_stride(SIZE);
-    static constexpr int P = 16 * tile_stride(DEV_KEY_TILE); /* weights of a tile */
+    static constexpr int P = 16 * tile_stride(DEV_KEY_TILE); /* probabilities of a tile */
     static constexpr int SUMS = 4 * 64 * (int)sizeof(float); /* what the second tile's warps add to the sums of the first's */
     static constexpr int SMEM = KEYS + T * P + WARPS * 16 * (int)sizeof(float) + (T - 1) * SUMS; /* and one number a row and warp */
-    static constexpr int COLS = (SIZE / 8 + WARPS - 1) / WARPS; /* blocks of 8 columns of the result that a warp has, at most */
+    static constexpr int COLS = (SIZE / 8 + WARPS - 1) / WARPS; /* groups of 8 columns of the output that a warp has, at most */
 };
 
-/* P.V for this warp's columns: blocks of 8 number warp, warp + WARPS, ... */
+/* P.V for this warp's columns: groups of 8 number warp, warp + WARPS, ... */
 template <int SIZE, int TS>
-static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE, TS>::COLS][4], const float (&shrink)[2], uint32_t p,
-                                              uint32_t v) {
+static __device__ __forceinline__ void decode_pv(float (&acc)[decode_shape<SIZE, TS>::COLS][4], const float (&correction)[2],
+                                                 uint32_t p, uint32_t v) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     uint32_t w[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) ldmatrix_x4(w[k], p + (lane % 16) * tile_stride(DEV_KEY_TILE) + lane / 16 * 16 + k * 32);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++)
+    for (int n = 0; n < decode_shape<SIZE, TS>::COLS; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) acc[n][j] = __fmul_rn(acc[n][j], shrink[j / 2]);
+        for (int j = 0; j < 4; j++) acc[n][j] = __fmul_rn(acc[n][j], correction[j / 2]);
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++) {
-        const int block = warp + few_shape<SIZE, TS>::WARPS * n;
+    for (int n = 0; n < decode_shape<SIZE, TS>::COLS; n++) {
+        const int block = warp + decode_shape<SIZE, TS>::WARPS * n;
         if (block >= SIZE / 8) break;
 #pragma unroll
         for (int k = 0; k < 4; k += 2) {
@@ -283,7 +285,7 @@ static __device__ __forceinline__ void few_pv(float (&acc)[few_shape<SIZE, TS>::
 
 /* s (16 rows, my quarter of the tile: 16 keys) = q . K^T */
 template <int SIZE>
-static __device__ __forceinline__ void few_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
+static __device__ __forceinline__ void decode_scores(float (&s)[2][4], const uint32_t (&q)[SIZE / 16][4], uint32_t k_tile) {
     const int lane = (int)threadIdx.x % 32, quarter = (int)threadIdx.x / 32 % 4;
     k_tile += (quarter * 16 + lane % 8 + lane / 16 * 8) * tile_stride(SIZE) + lane / 8 % 2 * 16;
 #pragma unroll
@@ -302,16 +304,16 @@ static __device__ __forceinline__ float4 of_warps(const float *by_warp, int r) {
 static __device__ __forceinline__ float max4(float4 v) { return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)); }
 
 template <int SIZE, int TS>
-static __device__ __forceinline__ void few_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int i,
-                                                 const float (&acc)[few_shape<SIZE, TS>::COLS][4], float m, float4 l4) {
+static __device__ __forceinline__ void decode_store(const struct cuda_attn &a, const struct seq_rows &s, int head, int r, int i,
+                                                    const float (&acc)[decode_shape<SIZE, TS>::COLS][4], float m, float4 l4) {
     const int t = (int)threadIdx.x % 4, warp = (int)threadIdx.x / 32;
     const float l = __fadd_rn(__fadd_rn(l4.x, l4.y), __fadd_rn(l4.z, l4.w)), inv = __frcp_rn(l);
     if (r >= s.packed) return;
     const int64_t at = packed_index(a, s, head, r);
     uint16_t *out = (uint16_t *)a.out + at * a.dim;
 #pragma unroll
-    for (int n = 0; n < few_shape<SIZE, TS>::COLS; n++) {
-        const int c = (warp + few_shape<SIZE, TS>::WARPS * n) * 8;
+    for (int n = 0; n < decode_shape<SIZE, TS>::COLS; n++) {
+        const int c = (warp + decode_shape<SIZE, TS>::WARPS * n) * 8;
         if (c < a.dim) *(uint32_t *)(out + c + 2 * t) = row_out(acc[n][2 * i], acc[n][2 * i + 1], inv);
     }
     if (a.lse && t == 0 && warp == 0) a.lse[at] = row_lse(m, l);
@@ -320,14 +322,15 @@ static __device__ __forceinline__ void few_store(const struct cuda_attn &a, cons
 /* Block (16 packed rows of a sequence, kv head), four warps for each of T tiles. Warp w of a tile scores its quarter w; every
  * warp keeps the maxima of all rows and its columns of the result; the first tile's warps keep the sums. */
 template <int SIZE, int TS>
-__global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZE, TS>::BLOCKS) fwd_few(const struct cuda_attn a) {
-    using shape = few_shape<SIZE, TS>;
+__global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_shape<SIZE, TS>::BLOCKS)
+    fwd_decode(const struct cuda_attn a) {
+    using shape = decode_shape<SIZE, TS>;
     constexpr int T = shape::T;
     pdl_launch_dependents();
     pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * 16, head = (int)blockIdx.y;
-    if (first >= s.packed || (a.few_rows >= 0 && s.packed > a.few_rows)) return;
+    if (first >= s.packed || (a.decode_rows >= 0 && s.packed > a.decode_rows)) return;
     const int last = min(first + 16, s.packed) - 1, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int mine = T == 1 ? 0 : warp / 4, quarter = warp % 4, row = lane / 4, t = lane % 4, r = first + row;
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), s.pos0 + last / a.group + 1, head};
@@ -335,20 +338,20 @@ __global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZ
     char *p_tile = attn_smem + shape::KEYS;
     float *by_warp = (float *)(p_tile + T * shape::P), *sums = by_warp + shape::WARPS * 16;
     const int p_min = s.pos0 + first / a.group, from_max = first_key(a, s.pos0 + last / a.group);
-    key_walk<SIZE, shape::WARPS * 32, shape::STAGES, T> walk(a, s, range, smem);
+    kv_pipeline<SIZE, shape::WARPS * 32, shape::STAGES, T> walk(a, s, range, smem);
     uint32_t q[SIZE / 16][4];
     load_q<SIZE>(a, s, head, r, q);
     const int p[2] = {s.pos0 + min(r, last) / a.group, s.pos0 + min(r + 8, last) / a.group};
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, acc[shape::COLS][4], score[2][4], shrink[T][2], sum[2];
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, acc[shape::COLS][4], score[2][4], correction[T][2], sum[2];
     fill_zero(acc);
     for (; walk.now < walk.end; walk.now += T) {
         const int n = T == 1 ? 1 : min(T, walk.end - walk.now); /* tiles of this round */
         walk.next();
-        const int tile = walk.now + min(mine, n - 1); /* warps without a tile of their own score the last again, for nothing */
+        const int tile = walk.now + min(mine, n - 1); /* warps without a tile of their own score the last again; unused */
         fill_zero(score);
-        few_scores<SIZE>(score, q, walk.stage(tile));
+        decode_scores<SIZE>(score, q, walk.stage(tile));
         if (tile * DEV_KEY_TILE + DEV_KEY_TILE - 1 > p_min || tile * DEV_KEY_TILE < from_max)
-            hide(a, score, p, tile * DEV_KEY_TILE + quarter * 16);
+            mask_scores(a, score, p, tile * DEV_KEY_TILE + quarter * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float top =
@@ -362,7 +365,7 @@ __global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZ
 #pragma unroll
             for (int u = 0; u < T; u++) {
                 if (u >= n) break;
-                const float to = row_rescale(&m[i], max4(of_warps(by_warp + u * 64, row + 8 * i)), a.scale_log2, &shrink[u][i]);
+                const float to = row_rescale(&m[i], max4(of_warps(by_warp + u * 64, row + 8 * i)), a.scale_log2, &correction[u][i]);
                 if (u == mine) base = to;
             }
 #pragma unroll
@@ -379,9 +382,9 @@ __global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZ
             if (u >= n) break;
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (mine == 0) l[i] = row_sum(l[i], shrink[u][i], u == 0 ? sum[i] : sums[(quarter * 32 + lane) * 2 + i]);
-            few_pv<SIZE, TS>(acc, shrink[u], smem + shape::KEYS + u * shape::P,
-                             walk.stage(walk.now + u) + DEV_KEY_TILE * tile_stride(SIZE));
+                if (mine == 0) l[i] = row_sum(l[i], correction[u][i], u == 0 ? sum[i] : sums[(quarter * 32 + lane) * 2 + i]);
+            decode_pv<SIZE, TS>(acc, correction[u], smem + shape::KEYS + u * shape::P,
+                                walk.stage(walk.now + u) + DEV_KEY_TILE * tile_stride(SIZE));
         }
     }
 #pragma unroll
@@ -391,7 +394,7 @@ __global__ void __launch_bounds__(few_shape<SIZE, TS>::WARPS * 32, few_shape<SIZ
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) few_store<SIZE, TS>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
+    for (int i = 0; i < 2; i++) decode_store<SIZE, TS>(a, s, head, r + 8 * i, i, acc, m[i], of_warps(by_warp, row + 8 * i));
 }
 
 /* ---- plain: a warp has one packed row and up to 256 columns of the result ---- */
@@ -424,12 +427,12 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
         const bool seen[2] = {key[0] >= lo && key[0] <= p, key[1] >= lo && key[1] <= p};
         const int row[2] = {seen[0] ? key_row(a, s.seq, head, key[0]) : 0, seen[1] ? key_row(a, s.seq, head, key[1]) : 0};
         const float score[2] = {plain_score(a, q, row[0], seen[0]), plain_score(a, q, row[1], seen[1])};
-        const float now = fmaxf(m, plain_top(score[0], score[1])), shrink = expf(__fsub_rn(m, now));
+        const float now = fmaxf(m, plain_top(score[0], score[1])), correction = expf(__fsub_rn(m, now));
         const float e[2] = {expf(__fsub_rn(score[0], now)), expf(__fsub_rn(score[1], now))};
         m = now;
-        l = __fmaf_rn(l, shrink, warp_sum(__fadd_rn(e[0], e[1])));
+        l = __fmaf_rn(l, correction, warp_sum(__fadd_rn(e[0], e[1])));
 #pragma unroll
-        for (int i = 0; i < N; i++) acc[i] = __fmul_rn(acc[i], shrink);
+        for (int i = 0; i < N; i++) acc[i] = __fmul_rn(acc[i], correction);
         for (int x = max(lo - j, 0); x < min(DEV_KEY_TILE, p + 1 - j); x++) {
             const float w = __shfl_sync(WARP_ALL, x < 32 ? e[0] : e[1], x % 32);
             const T *v = (const T *)a.v + (int64_t)__shfl_sync(WARP_ALL, x < 32 ? row[0] : row[1], x % 32) * a.dim;
@@ -446,37 +449,37 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
 
 /* ---- the op ---- */
 
-/* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_few, the others to fwd_rows.
+/* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_decode, the others to fwd_prefill.
  * In a batch that has both, each kernel leaves the other's sequences out. */
-template <int SIZE, int TS> static int few_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    using shape = few_shape<SIZE, TS>;
-    return attn_launch(c, fwd_few<SIZE, TS>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
+template <int SIZE, int TS> static int decode_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+    using shape = decode_shape<SIZE, TS>;
+    return attn_launch(c, fwd_decode<SIZE, TS>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
 }
 
-/* With few blocks each walks its tiles in half as many rounds; with many they are small, to hide one another's waits. */
-template <int SIZE> static int few_fit(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+/* With few blocks each walks its tiles in half as many rounds; with many, small blocks hide each other's latency. */
+template <int SIZE> static int decode_fit(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
     const int64_t blocks = a->seqs.n * p.n_tiles * p.n_kv_heads;
     if constexpr (SIZE <= 64) {
-        if (blocks <= 2 * c->n_sm) return few_launch<SIZE, 2>(c, a, p);
-        if (blocks > 3 * c->n_sm) return few_launch<SIZE, FEW_SMALL>(c, a, p);
+        if (blocks <= 2 * c->n_sm) return decode_launch<SIZE, 2>(c, a, p);
+        if (blocks > 3 * c->n_sm) return decode_launch<SIZE, DECODE_SMALL_BLOCK>(c, a, p);
     }
-    return few_launch<SIZE, 1>(c, a, p);
+    return decode_launch<SIZE, 1>(c, a, p);
 }
 
 template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     const int tiles = attn_tiles(a, 16);
-    const bool only_few = tiles <= 1 || a->seqs.max_q == 1;
-    if (only_few || p.pages) { /* training has no batch of both: it is not worth a launch */
-        p.few_rows = only_few ? -1 : 16;
-        p.n_tiles = only_few ? tiles : 1;
-        TRY(few_fit<SIZE>(c, a, p));
-        if (only_few) return 0;
+    const bool only_decode = tiles <= 1 || a->seqs.max_q == 1;
+    if (only_decode || p.pages) { /* training has no batch of both: it is not worth a launch */
+        p.decode_rows = only_decode ? -1 : 16;
+        p.n_tiles = only_decode ? tiles : 1;
+        TRY(decode_fit<SIZE>(c, a, p));
+        if (only_decode) return 0;
     }
     bool ran;
-    TRY(cuda_attn_rows_sm90(c, a, p, &ran));
+    TRY(cuda_attn_fwd_sm90(c, a, p, &ran));
     if (ran) return 0;
-    p.n_tiles = attn_tiles(a, rows_shape<SIZE>::ROWS);
-    return attn_launch(c, fwd_rows<SIZE>, true, a->seqs.n, 1, rows_shape<SIZE>::WARPS * 32, rows_shape<SIZE>::SMEM, p);
+    p.n_tiles = attn_tiles(a, prefill_shape<SIZE>::ROWS);
+    return attn_launch(c, fwd_prefill<SIZE>, true, a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, p);
 }
 
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
@@ -485,7 +488,7 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     TRY(attn_params("attn_fwd", a, &p));
     if (attn_on_tensor_cores(a)) {
         bool ran;
-        TRY(cuda_attn_few_sm90(c, a, p, &ran));
+        TRY(cuda_attn_decode_sm90(c, a, p, &ran));
         if (ran) return 0;
         if (p.dim <= 32) return fwd_size<32>(c, a, p);
         if (p.dim <= 64) return fwd_size<64>(c, a, p);

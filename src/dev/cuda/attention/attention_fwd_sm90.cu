@@ -1,22 +1,22 @@
-/* attention_fwd_sm90.cu - the forward of causal attention over packed rows on Hopper's warpgroup products, for
- * heads of 64 and of 128 whose keys lie in one piece: training and log-prob passes. attention_fwd.cu serves
- * everything else, paged keys among it.
+/* attention_fwd_sm90.cu - forward of causal attention over packed sequences on Hopper's WGMMA, for heads of 64 and of
+ * 128 with contiguous keys: training and log-prob passes.  attention_fwd.cu serves everything else, a paged KV cache
+ * included.
  *
- * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of keys and values,
- * which pass through four stages.  Weights stay in registers, the first operand of the product with values; that
- * product runs on while the next scores are asked for.
+ * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of keys and values in a
+ * four-stage cp.async pipeline.  Probabilities stay in registers as the A operand of P.V, which is in flight while the
+ * next Q.K^T is issued.
  *
  * Invariant: a row goes through the chain of operations that attention_fwd.cu lists, so its bits are those of
- * decoding.  All warpgroups of a block walk all of its tiles: one that a row does not see changes nothing. */
+ * decode.  All warpgroups of a block walk all of its tiles: one that a row does not see changes nothing. */
 #include "dev/cuda/attention/attention_warp.cuh"
 #include "dev/cuda/wgmma.cuh"
 
-extern __shared__ __align__(1024) char rows_smem[];
+extern __shared__ __align__(1024) char fwd_smem[];
 
 enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, AHEAD = 2 };
 static_assert(TILE == 64, "a tile of keys is a panel's rows");
-/* A stage is filled again two tiles after its own; the product with its values has been waited for by then. */
-static_assert(STAGES == AHEAD + 2, "no stage is filled that a product still reads");
+/* A stage is refilled two tiles after its own; its P.V has completed by then. */
+static_assert(STAGES == AHEAD + 2, "no stage is refilled that a WGMMA still reads");
 
 template <int D> struct shape {
     static constexpr int GROUPS = D == 64 ? 2 : 3, ROWS = 64 * GROUPS, THREADS = GROUP * GROUPS;
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, int6
 }
 
 /* s (64, 64) = Q . K^T over D columns, ascending. */
-template <int D> static __device__ __forceinline__ void scores(float (&s)[8][4], uint32_t q, uint32_t k) {
+template <int D> static __device__ __forceinline__ void qk_scores(float (&s)[8][4], uint32_t q, uint32_t k) {
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         const uint32_t at = (uint32_t)(i / 4 * PANEL + i % 4 * 32);
@@ -68,7 +68,8 @@ template <int D> static __device__ __forceinline__ void scores(float (&s)[8][4],
     }
 }
 /* acc (64, D) += P . V over 64 keys, ascending. */
-template <int D> static __device__ __forceinline__ void results(float (&acc)[D / 8][4], const uint32_t (&p)[4][4], uint32_t v) {
+template <int D>
+static __device__ __forceinline__ void pv_accumulate(float (&acc)[D / 8][4], const uint32_t (&p)[4][4], uint32_t v) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -78,12 +79,12 @@ template <int D> static __device__ __forceinline__ void results(float (&acc)[D /
 }
 
 /* Block (tile of rows, sequence; kv head). The last rows of all sequences, which see most keys, start first. */
-template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) rows_kernel(const struct cuda_attn a) {
+template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) fwd_kernel(const struct cuda_attn a) {
     using sh = shape<D>;
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
     pdl_launch_dependents();
     pdl_wait();
-    const int64_t keys = (int64_t)head * a.page_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* on its way beside s */
+    const int64_t keys = (int64_t)head * a.page_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
     const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
     if (first >= s.packed) return;
@@ -93,14 +94,14 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     const auto position = [&](int row) { return s.pos0 + min(row, last) / a.group; };
     const int p[2] = {position(r), position(r + 8)}, p_min = position(top), from_max = first_key(a, position(top + 63));
     const int lo = first_key(a, position(first)), hi = position(last) + 1, end = (hi + TILE - 1) / TILE;
-    const uint32_t smem = smem_addr(rows_smem), q = smem + (uint32_t)(group * sh::OPERAND);
+    const uint32_t smem = smem_addr(fwd_smem), q = smem + (uint32_t)(group * sh::OPERAND);
     const auto stage = [&](int tile) { return smem + sh::KEYS + (uint32_t)(tile % STAGES * sh::STAGE); };
     const auto queue = [&](int tile) {
         if (tile < end) load_keys<D>(a, keys, tile * TILE, lo, hi, stage(tile));
         cp_commit();
     };
     int now = lo / TILE;
-    load_rows<D>(a, s, head, first, last, smem); /* in the first group of copies */
+    load_rows<D>(a, s, head, first, last, smem); /* in the first cp.async group */
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) queue(now + i);
     struct row_pair<D> x = {
@@ -115,16 +116,16 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
         __syncthreads();
         queue(now + AHEAD);
         wgmma_fence();
-        scores<D>(score, q, stage(now));
+        qk_scores<D>(score, q, stage(now));
         wgmma_commit();
-        wgmma_wait<0>(); /* for the results of the tile before, too */
+        wgmma_wait<0>(); /* P.V of the tile before, too */
         wgmma_fence_registers(score), wgmma_fence_registers(x.acc);
         const int j = now * TILE;
-        if (j + TILE - 1 > p_min || j < from_max) hide(a, score, p, j);
-        rows_weights<D>(x, weight, score, a.scale_log2);
+        if (j + TILE - 1 > p_min || j < from_max) mask_scores(a, score, p, j);
+        softmax_tile<D>(x, weight, score, a.scale_log2);
         wgmma_fence_registers(x.acc);
         wgmma_fence();
-        results<D>(x.acc, weight, stage(now) + sh::OPERAND);
+        pv_accumulate<D>(x.acc, weight, stage(now) + sh::OPERAND);
         wgmma_commit();
     } while (++now < end);
     wgmma_wait<0>();
@@ -139,10 +140,10 @@ static bool takes(const struct cuda *c, const struct cuda_attn &p) {
 template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using sh = shape<D>;
     p.n_tiles = attn_tiles(a, sh::ROWS);
-    return attn_launch(c, rows_kernel<D>, true, a->seqs.n, 1, sh::THREADS, sh::SMEM, p);
+    return attn_launch(c, fwd_kernel<D>, true, a->seqs.n, 1, sh::THREADS, sh::SMEM, p);
 }
 
-int cuda_attn_rows_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
+int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
     *ran = takes(c, p);
     if (!*ran) return 0;
     return p.dim == 64 ? run<64>(c, a, p) : run<128>(c, a, p);

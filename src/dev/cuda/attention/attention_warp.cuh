@@ -1,28 +1,28 @@
-/* attention_warp.cuh - 16 packed rows of a warp in attention's forward: their state, what a tile of scores
- * does to it, the mask, and the store.  The products with keys and values are the kernels' own.
+/* attention_warp.cuh - 16 packed rows of a warp in attention's forward: their state, the online softmax over a tile
+ * of scores, the mask, and the store.  Q.K^T and P.V are the kernels' own.
  *
- * Scores and results lie as mma.m16n8k16 has them (dev/cuda/ptx.cuh): a lane has columns 2t and 2t + 1 of each 8
- * of rows g and g + 8; the results of a warpgroup's product are those of its four warps.
+ * Scores and accumulators have the layout of mma.m16n8k16 (dev/cuda/ptx.cuh): a lane has columns 2t and 2t + 1 of each 8
+ * of rows g and g + 8; a warpgroup's accumulators are those of its four warps.
  * Invariant: the operations of a row are those of online_softmax.cuh, in the order that attention_fwd.cu lists. */
-#ifndef VERLC_DEV_CUDA_ATTN_WARP_CUH
-#define VERLC_DEV_CUDA_ATTN_WARP_CUH
+#ifndef VERLC_DEV_CUDA_ATTENTION_WARP_CUH
+#define VERLC_DEV_CUDA_ATTENTION_WARP_CUH
 
 #include "dev/cuda/attention/online_softmax.cuh"
 
-/* State of a lane's two rows. */
+/* State of a lane's two rows: running maximum, sums and output accumulators. */
 template <int SIZE> struct row_pair { float m[2], l[2][4], acc[SIZE / 8][4]; };
 
-/* p, the weights of a tile whose scores are s; maximum, sums and acc of the rows go over to them. */
+/* Online softmax over a tile with scores s: p are its probabilities as A fragments; rescales maximum, sums and acc. */
 template <int SIZE>
-static __device__ __forceinline__ void rows_weights(struct row_pair<SIZE> &x, uint32_t (&p)[4][4], float (&s)[8][4],
+static __device__ __forceinline__ void softmax_tile(struct row_pair<SIZE> &x, uint32_t (&p)[4][4], float (&s)[8][4],
                                                     float scale_log2) {
-    float shrink[2];
+    float correction[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float top = -INFINITY;
 #pragma unroll
         for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
-        const float base = row_rescale(&x.m[i], quad_max(top), scale_log2, &shrink[i]);
+        const float base = row_rescale(&x.m[i], quad_max(top), scale_log2, &correction[i]);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             s[n][2 * i] = row_p(s[n][2 * i], scale_log2, base);
@@ -30,19 +30,19 @@ static __device__ __forceinline__ void rows_weights(struct row_pair<SIZE> &x, ui
         }
 #pragma unroll
         for (int w = 0; w < 4; w++)
-            x.l[i][w] = row_sum(x.l[i][w], shrink[i],
+            x.l[i][w] = row_sum(x.l[i][w], correction[i],
                                 row_quarter(s[2 * w][2 * i], s[2 * w][2 * i + 1], s[2 * w + 1][2 * i], s[2 * w + 1][2 * i + 1]));
     }
 #pragma unroll
     for (int n = 0; n < SIZE / 8; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) x.acc[n][j] = __fmul_rn(x.acc[n][j], shrink[j / 2]);
+        for (int j = 0; j < 4; j++) x.acc[n][j] = __fmul_rn(x.acc[n][j], correction[j / 2]);
     pack_fragments<DEV_KEY_TILE>(p, s);
 }
 
-/* Scores of keys that these two rows, at positions p, do not see become -inf; n tiles of 8 keys from key j. */
+/* The mask: scores of keys that these two rows, at positions p, do not see become -inf; N groups of 8 keys from key j. */
 template <int N>
-static __device__ __forceinline__ void hide(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
+static __device__ __forceinline__ void mask_scores(const struct cuda_attn &a, float (&s)[N][4], const int (&p)[2], int j) {
     const int from[2] = {first_key(a, p[0]), first_key(a, p[1])};
 #pragma unroll
     for (int n = 0; n < N; n++)

@@ -1,18 +1,18 @@
-/* online_softmax.cuh - the arithmetic of a row of attention's forward, one function a step of
- * the chain that attention_fwd.cu describes; all forward kernels are made of these and of mma_bf16.
+/* online_softmax.cuh - the online softmax of a row of attention's forward, one function for each step of the chain
+ * that attention_fwd.cu describes; all forward kernels are made of these and of MMA.
  *
  * Invariant: intrinsics alone, which the compiler does not fuse, so that a row's bits are the same
  * whichever kernel computes it. */
-#ifndef VERLC_DEV_CUDA_ATTN_ROW_CUH
-#define VERLC_DEV_CUDA_ATTN_ROW_CUH
+#ifndef VERLC_DEV_CUDA_ONLINE_SOFTMAX_CUH
+#define VERLC_DEV_CUDA_ONLINE_SOFTMAX_CUH
 
 #include "dev/cuda/attention/attention.cuh"
 
-/* New running maximum (scaled) of a row whose largest seen score of this tile is `top`; *shrink is what the sums so far
- * are multiplied by. Returns what p is relative to: the maximum, or 0 while no key has been seen. */
-static __device__ __forceinline__ float row_rescale(float *m, float top, float scale_log2, float *shrink) {
+/* New running maximum (scaled) of a row whose largest unmasked score of this tile is `top`; *correction rescales the sums so
+ * far. Returns what p is relative to: the maximum, or 0 while no key has been seen. */
+static __device__ __forceinline__ float row_rescale(float *m, float top, float scale_log2, float *correction) {
     const float now = fmaxf(*m, __fmul_rn(top, scale_log2)), base = now == -INFINITY ? 0.0f : now;
-    *shrink = exp2_approx(__fsub_rn(*m, base));
+    *correction = exp2_approx(__fsub_rn(*m, base));
     *m = now;
     return base;
 }
@@ -23,7 +23,9 @@ static __device__ __forceinline__ float row_p(float s, float scale_log2, float b
 static __device__ __forceinline__ float row_quarter(float p0, float p1, float p2, float p3) {
     return __fadd_rn(__fadd_rn(p0, p1), __fadd_rn(p2, p3));
 }
-static __device__ __forceinline__ float row_sum(float l, float shrink, float quarter) { return __fmaf_rn(l, shrink, quarter); }
+static __device__ __forceinline__ float row_sum(float l, float correction, float quarter) {
+    return __fmaf_rn(l, correction, quarter);
+}
 static __device__ __forceinline__ float quad_sum(float v) {
     v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 1));
     return __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, 2));

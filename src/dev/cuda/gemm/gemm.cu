@@ -1,19 +1,18 @@
-/* gemm.cu - the CUDA backend's matrix products: which path a product takes, and the
- * weights' layout, which is plain row-major.
+/* gemm.cu - the CUDA backend's GEMMs: which kernel serves one, and the weights' layout, which is plain
+ * row-major.
  *
- * bf16 and f32 products whose rows are multiples of 16 bytes go to cuBLASLt, all others to our
- * own kernel.  The path of an exact product (FWD, DX) depends on n, k and the dtypes alone; where
- * the output cannot be written by the library as it is (odd rows, a bias of another dtype) the
- * sums go through scratch and gemm_finish ends the product with the same bits.
- * Invariant: a row of FWD and of DX has the same bits for every m, ld_out and path; DW repeats
- * its bits from run to run. */
+ * bf16 and f32 GEMMs whose rows are multiples of 16 bytes go to cuBLASLt or to our kernels, all others to the
+ * fallback.  How a batch-invariant GEMM (FWD, DX) is computed depends on n, k and the dtypes alone; where the library cannot
+ * write the output as it is (odd rows, a bias of another dtype) the sums go through scratch and gemm_epilogue gives the same bits.
+ * Invariant: a row of FWD and of DX has the same bits for every m, ld_out and kernel; DW is deterministic from run
+ * to run. */
 #include "dev/cuda/gemm/gemm.cuh"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- paths ---- */
+/* ---- dispatch ---- */
 
 static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
@@ -31,9 +30,9 @@ static int no_algo(const struct gemm_plan *p, int64_t m) {
     FAIL(ERR_DEVICE, "cuda: cuBLASLt has no algorithm for %s with %lld rows", gemm_plan_name(p, name, sizeof name), (long long)m);
 }
 
-/* DW: the library's first choice for the class of m; for m itself where that does not fit. */
-static int run_repeatable(struct cuda *c, const struct cuda_gemm_args *a) {
-    if (!library_size(a) || !aligned(a->a) || !aligned(a->b) || !library_out(a)) return gemm_plain(c, a);
+/* DW: the library's first choice for the bucket of m; for m itself where that does not fit. */
+static int run_deterministic(struct cuda *c, const struct cuda_gemm_args *a) {
+    if (!library_size(a) || !aligned(a->a) || !aligned(a->b) || !library_out(a)) return gemm_fallback(c, a);
     struct gemm_plan *p;
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
@@ -63,11 +62,11 @@ static struct cuda_gemm_args sum_only(const struct cuda_gemm_args *a) {
     return s;
 }
 
-/* The sums alone, into f32 that the library can write. */
+/* The sums alone, into f32 memory that the library can write. */
 static int run_sums(struct cuda *c, struct gemm_plan *base, const struct cuda_gemm_args *a) {
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
-    if (base->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, base, base, bucket));
+    if (base->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_autotune(c, base, base, bucket));
     TRY(gemm_pick_run(c, base, &base->pick[bucket], a, &ran));
     if (!ran) TRY(gemm_plan_run(c, base, &base->canonical, a, &ran));
     return ran ? 0 : no_algo(base, a->m);
@@ -78,7 +77,7 @@ static int run_two_pass(struct cuda *c, struct gemm_plan *base, const struct cud
     const int64_t width = out_width(a), in_width = gemm_in_width(a->op, a->n, a->k);
     if (a->out_dt == DT_F32 && !a->add && library_out(a)) {
         TRY(run_sums(c, base, &s));
-        return a->bias ? gemm_finish(c, a, (const float *)a->out, a->ld_out) : 0;
+        return a->bias ? gemm_epilogue(c, a, (const float *)a->out, a->ld_out) : 0;
     }
     TRY(cuda_scratch(c, CUDA_SCRATCH_GEMM, (size_t)(gemm_min(a->m, CUDA_TWO_PASS_ROWS) * width) * sizeof(float), &s.out));
     s.ld_out = width;
@@ -88,20 +87,20 @@ static int run_two_pass(struct cuda *c, struct gemm_plan *base, const struct cud
         part.a = s.a = (const char *)a->a + (size_t)(row * in_width) * dtype_size(a->in);
         part.out = (char *)a->out + (size_t)(row * a->ld_out) * dtype_size(a->out_dt);
         TRY(run_sums(c, base, &s));
-        TRY(gemm_finish(c, &part, (const float *)s.out, width));
+        TRY(gemm_epilogue(c, &part, (const float *)s.out, width));
     }
     return 0;
 }
 
-static int run_exact(struct cuda *c, const struct cuda_gemm_args *a) {
-    if (!library_size(a)) return gemm_plain(c, a);
+static int run_batch_invariant(struct cuda *c, const struct cuda_gemm_args *a) {
+    if (!library_size(a)) return gemm_fallback(c, a);
     const struct cuda_gemm_args s = sum_only(a);
     struct gemm_plan *base, *p;
     TRY(gemm_plan_get(c, &s, &base));
-    if (!base->settled) TRY(gemm_settle(c, base));
-    if (base->plain) return gemm_plain(c, a);
+    if (!base->has_canonical) TRY(gemm_choose_canonical(c, base));
+    if (base->fallback) return gemm_fallback(c, a);
     if (!aligned(a->a) || !aligned(a->b))
-        FAIL(ERR_INTERNAL, "cuda: a product's rows %p and w %p must be aligned to 16 bytes (n %lld, k %lld)", a->a, a->b,
+        FAIL(ERR_INTERNAL, "cuda: a GEMM's rows %p and w %p must be aligned to 16 bytes (n %lld, k %lld)", a->a, a->b,
              (long long)a->n, (long long)a->k);
     const bool bias_fits = a->bias == NULL || (a->out_dt == a->in && !a->add && aligned(a->bias));
     if (!bias_fits || !library_out(a)) return run_two_pass(c, base, a);
@@ -109,39 +108,39 @@ static int run_exact(struct cuda *c, const struct cuda_gemm_args *a) {
     if (p == base) return run_sums(c, base, a);
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
-    if (p->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_tune(c, p, base, bucket));
+    if (p->pick[bucket].how == GEMM_UNKNOWN) TRY(gemm_autotune(c, p, base, bucket));
     TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
     return ran ? 0 : run_two_pass(c, base, a);
 }
 
-int gemm_parts(struct cuda *c, const struct cuda_gemm_args *a) {
+int gemm_split_cols(struct cuda *c, const struct cuda_gemm_args *a) {
     struct cuda_gemm_args s = *a;
-    s.part = 0;
-    for (int64_t lo = 0; lo < a->n; lo += a->part) {
-        s.n = gemm_min(a->part, a->n - lo);
+    s.split_cols = 0;
+    for (int64_t lo = 0; lo < a->n; lo += a->split_cols) {
+        s.n = gemm_min(a->split_cols, a->n - lo);
         s.b = (const char *)a->b + (size_t)(lo * a->k) * dtype_size(a->in);
         s.out = (float *)a->out + lo;
-        TRY(run_exact(c, &s));
+        TRY(run_batch_invariant(c, &s));
     }
     return 0;
 }
 
-/* One product in place of its parts, where its bits are seen to be theirs. */
-static int run_parts(struct cuda *c, const struct cuda_gemm_args *a) {
+/* One GEMM in place of its pieces, where it gives their bits. */
+static int run_split_cols(struct cuda *c, const struct cuda_gemm_args *a) {
     struct gemm_plan *p;
-    if (!library_size(a) || !library_out(a) || !aligned(a->a) || !aligned(a->b)) return gemm_parts(c, a);
+    if (!library_size(a) || !library_out(a) || !aligned(a->a) || !aligned(a->b)) return gemm_split_cols(c, a);
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
-    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time by its parts, which choose for themselves first */
-        TRY(gemm_parts(c, a));
-        return gemm_tune(c, p, NULL, bucket);
+    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time by its pieces, which are autotuned first */
+        TRY(gemm_split_cols(c, a));
+        return gemm_autotune(c, p, NULL, bucket);
     }
     TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
-    return ran ? 0 : gemm_parts(c, a);
+    return ran ? 0 : gemm_split_cols(c, a);
 }
 
-/* out = from + product by the algorithm that was chosen for out +=, where there is one. */
+/* out = from + GEMM by the kernel chosen for out +=, where there is one. */
 static int run_from(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
     struct gemm_plan *p;
     *ran = false;
@@ -151,35 +150,35 @@ static int run_from(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
     return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
 }
 
-int gemm_swiglu_after(struct cuda *c, const struct cuda_gemm_args *a) {
-    struct cuda_gemm_args product = *a;
-    product.out = a->gate_up;
-    product.gate_up = NULL;
-    product.ld_out = 0;
-    TRY(cuda_gemm(c, &product));
+int gemm_swiglu_unfused(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct cuda_gemm_args gemm = *a;
+    gemm.out = a->gate_up;
+    gemm.gate_up = NULL;
+    gemm.ld_out = 0;
+    TRY(cuda_gemm(c, &gemm));
     return cuda_swiglu(c, tensor_2d(a->out, a->in, a->m, a->n / 2), tensor_2d(a->gate_up, a->in, a->m, a->n));
 }
 
-/* In one kernel, where its bits are seen to be those of two. */
+/* One kernel with the SwiGLU epilogue, where it gives the bits of two. */
 static int run_swiglu(struct cuda *c, const struct cuda_gemm_args *a) {
     struct cuda_gemm_args sums = sum_only(a);
     struct gemm_plan *p, *base;
     const bool fits =
         library_size(a) && library_out(a) && aligned(a->a) && aligned(a->b) && aligned(a->gate_up) && aligned(a->bias);
-    if (!cuda_hopper(c) || a->in != DT_BF16 || !fits) return gemm_swiglu_after(c, a);
+    if (!cuda_hopper(c) || a->in != DT_BF16 || !fits) return gemm_swiglu_unfused(c, a);
     TRY(gemm_plan_get(c, a, &p));
     const int bucket = gemm_bucket(a->m);
     bool ran = false;
-    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time by two, which choose for themselves first */
-        TRY(gemm_swiglu_after(c, a));
+    if (p->pick[bucket].how == GEMM_UNKNOWN) { /* this time unfused: that GEMM is autotuned first */
+        TRY(gemm_swiglu_unfused(c, a));
         sums.ld_out = a->n;
         TRY(gemm_plan_get(c, &sums, &base));
-        if (!base->plain) return gemm_tune(c, p, base, bucket);
-        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+        if (!base->fallback) return gemm_autotune(c, p, base, bucket);
+        p->pick[bucket].how = GEMM_SWIGLU_UNFUSED;
         return 0;
     }
     TRY(gemm_pick_run(c, p, &p->pick[bucket], a, &ran));
-    return ran ? 0 : gemm_swiglu_after(c, a);
+    return ran ? 0 : gemm_swiglu_unfused(c, a);
 }
 
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
@@ -187,8 +186,8 @@ int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
     struct cuda_gemm_args full = *a;
     if (full.ld_out == 0) full.ld_out = a->gate_up ? a->n / 2 : out_width(a);
     if (full.gate_up) return run_swiglu(c, &full);
-    if (full.part >= full.n) full.part = 0;
-    if (full.from) { /* pre: whole rows, of an exact product */
+    if (full.split_cols >= full.n) full.split_cols = 0;
+    if (full.from) { /* pre: whole rows, FWD or DX */
         bool ran;
         TRY(run_from(c, &full, &ran));
         if (ran) return 0;
@@ -196,8 +195,8 @@ int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a) {
         CU_TRY(cudaMemcpyAsync(full.out, full.from, bytes, cudaMemcpyDeviceToDevice, c->stream));
         full.from = NULL;
     }
-    if (full.part) return run_parts(c, &full);
-    return a->op == CUDA_GEMM_DW ? run_repeatable(c, &full) : run_exact(c, &full);
+    if (full.split_cols) return run_split_cols(c, &full);
+    return a->op == CUDA_GEMM_DW ? run_deterministic(c, &full) : run_batch_invariant(c, &full);
 }
 
 /* ---- opening ---- */
@@ -297,7 +296,7 @@ int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct ten
     a.in = dy.dt;
     a.out_dt = DT_F32;
     a.add = add;
-    /* the sums of columns first, while dy is in L2 */
+    /* column sums first, while dy is in L2 */
     if (db.data && a.m > 0) TRY(gemm_colsum(cuda_of(d), (float *)db.data, dy.data, dy.dt, a.m, a.n, add));
     return cuda_gemm(cuda_of(d), &a);
 }

@@ -1,16 +1,14 @@
-/* gemm_autotune.cu - which algorithms of cuBLASLt, and which kernels of ours, give an exact
- * product's bits, and which of those is the fastest: from a cold L2, and for few rows in recorded work,
- * where kernels of ours overlap with their neighbours.
+/* gemm_autotune.cu - which cuBLASLt algorithms and which kernels of ours give a batch-invariant GEMM's bits, and which
+ * of those is the fastest: from a cold L2, and at small M inside a CUDA graph, where our kernels overlap with their
+ * neighbours (PDL).
  *
- * A shape's canonical algorithm is the library's first whose rows are seen not to depend on m.
- * Every other algorithm, class of m and kind of output is held against its sums, at several m
- * of the class.  The test values make differences visible: in each dot product the second half
- * cancels the first, so that the result is nothing but the rounding of the running sum, and
- * another order of addition changes nearly every element, even after rounding to bf16; bias
- * and addend are as small as what is left.
+ * A shape's canonical algorithm is the library's first whose rows do not depend on M.  Every other
+ * algorithm, bucket of M and kind of output is compared with its sums, at several M of the bucket.  The test values make
+ * differences visible: in each dot product the second half cancels the first, so that what remains is the
+ * rounding error of the running sum, and another order of addition changes nearly every element, even after rounding to
+ * bf16; bias and addend are as small as what is left.
  *
- * Invariant: time decides only among algorithms of equal bits, so a run's results do not
- * depend on how the clock fell. */
+ * Invariant: autotuning chooses among bitwise-identical kernels only, so time never decides a result. */
 #include "dev/cuda/gemm/gemm.cuh"
 
 #include "base/log.h"
@@ -21,18 +19,18 @@
 #include <time.h>
 
 enum {
-    SETTLE_ROWS = 1024, /* of the trial that finds the canonical algorithm */
-    SETTLE_CLASS = 256, /* m whose algorithms it takes */
+    CANONICAL_ROWS = 1024, /* M of the trial that finds the canonical algorithm */
+    CANONICAL_M = 256,     /* M for which the library is asked */
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
-    MAX_MORE = 7,    /* algorithms tried beside those of the class */
-    MAX_CHAINED = 6, /* of the fastest, timed again as a recorded step runs them */
-    MIN_LINKS = 16,
-    MAX_LINKS = 64,   /* products of such a recording */
+    MAX_MORE = 7,     /* algorithms tried beside the heuristic's for the bucket */
+    MAX_IN_GRAPH = 6, /* of the fastest, timed again inside a CUDA graph */
+    MIN_CHAIN = 16,
+    MAX_CHAIN = 64,   /* GEMMs of such a graph */
     CHAIN_ROUNDS = 3, /* the first one warms up */
-    LINK_BLOCKS = 80,
-    LINK_THREADS = 128,
-    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1 + GEMM_N_SMALL + GEMM_N_FEW,
+    CHAIN_BLOCKS = 80,
+    CHAIN_THREADS = 128,
+    MAX_TRIED = GEMM_MAX_ALGOS + MAX_MORE + 1 + GEMM_N_SMALL_M + GEMM_N_SMALL_M_TMA,
     CANONICAL = MAX_TRIED, /* flag of the canonical algorithm against itself */
     N_FLAGS
 };
@@ -45,16 +43,16 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Memory and operands of one choice. */
+/* Memory and operands of one autotuning. */
 struct trial {
-    void *block;                /* scratch: kept for the next choice, so that one in mid-run takes no memory */
-    struct cuda_gemm_args args; /* what is tried: operands, out, rows */
-    float *sums;                /* (rows, n): the canonical algorithm's */
-    void *want;                 /* (rows, n): the product they stand for; the sums themselves where out is the sum */
-    size_t out_bytes;           /* of want, and of what an algorithm writes to args.out */
+    void *block;                /* scratch: kept for the next one, so that autotuning in mid-run allocates nothing */
+    struct cuda_gemm_args args; /* the GEMM: operands, out, rows */
+    float *sums;                /* (rows, n): of the canonical algorithm */
+    void *want;                 /* (rows, n): the output they give; the sums themselves where out is the sum */
+    size_t out_bytes;           /* of want, and of args.out */
     int *flags;                 /* (N_FLAGS): something differed */
-    float *link;                /* (LINK_BLOCKS, LINK_THREADS): what the small kernel between two products writes */
-    void *flush;                /* memory to sweep so that a timing starts with a cold L2 */
+    float *chain;               /* (CHAIN_BLOCKS, CHAIN_THREADS): output of the small kernel between two GEMMs */
+    void *flush;                /* written to flush L2 before a timing */
     size_t flush_bytes;
     cudaEvent_t begin[MAX_TRIED], end[MAX_TRIED];
 };
@@ -64,7 +62,7 @@ static int check_not_capturing(struct cuda *c, const struct gemm_plan *p, int64_
     CU_TRY(cudaStreamIsCapturing(c->stream, &status));
     if (status == cudaStreamCaptureStatusNone) return 0;
     char name[128];
-    FAIL(ERR_INTERNAL, "cuda: %s was not run with about %lld rows before a graph was captured",
+    FAIL(ERR_INTERNAL, "cuda: %s was not run with about %lld rows before a CUDA graph was captured",
          gemm_plan_name(p, name, sizeof name), (long long)m);
 }
 
@@ -101,12 +99,12 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
     a->a = piece(block, &at, (size_t)(a->m * in_width(p)) * in);
     a->b = piece(block, &at, (size_t)(p->n * p->k) * in);
     a->bias = p->bias ? piece(block, &at, (size_t)p->n * in) : NULL;
-    a->out = piece(block, &at, (size_t)(a->m * width) * sizeof(float)); /* sums are written there too */
+    a->out = piece(block, &at, (size_t)(a->m * width) * sizeof(float)); /* also for sums */
     t->sums = (float *)piece(block, &at, (size_t)(a->m * width) * sizeof(float));
     t->want = is_sum ? t->sums : piece(block, &at, t->out_bytes);
     a->gate_up = p->swiglu ? piece(block, &at, (size_t)(a->m * width) * in) : NULL;
     t->flags = (int *)piece(block, &at, N_FLAGS * sizeof(int));
-    t->link = (float *)piece(block, &at, LINK_BLOCKS * LINK_THREADS * sizeof(float));
+    t->chain = (float *)piece(block, &at, CHAIN_BLOCKS * CHAIN_THREADS * sizeof(float));
     t->flush = piece(block, &at, t->flush_bytes);
     return at;
 }
@@ -116,7 +114,7 @@ static size_t trial_bind(struct trial *t, const struct gemm_plan *p, void *block
 static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p, int64_t rows) {
     const size_t out = (size_t)sum_width(p) * dtype_size(p->out_dt);
     const size_t per_row = (size_t)in_width(p) * dtype_size(p->in) + (size_t)sum_width(p) * 8 + (p->swiglu ? 2 * out : out);
-    const int64_t most = (int64_t)((p->part ? GEMM_SPLIT_TRIAL_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
+    const int64_t most = (int64_t)((p->split_cols ? GEMM_SPLIT_TRIAL_BYTES : (size_t)GEMM_TRIAL_BYTES) / per_row);
     struct cuda_gemm_args *a = &t->args;
     memset(t, 0, sizeof *t);
     a->op = p->op;
@@ -125,16 +123,16 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     a->k = p->k;
     a->ld_out = out_width(p);
     a->in = p->in;
-    a->part = p->part;
+    a->split_cols = p->split_cols;
     a->out_dt = p->out_dt;
     a->add = p->add;
     t->out_bytes = (size_t)(a->m * out_width(p)) * dtype_size(p->out_dt);
     t->flush_bytes = flush_bytes(c);
     TRY(cuda_scratch(c, CUDA_SCRATCH_AUTOTUNE, trial_bind(t, p, NULL), &t->block));
     trial_bind(t, p, t->block);
-    TRY(gemm_fill(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
-    TRY(gemm_fill(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));
-    if (p->bias) TRY(gemm_fill(c, (void *)a->bias, p->in, 1, p->n, 3, 0, SMALL));
+    TRY(gemm_fill_test_values(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
+    TRY(gemm_fill_test_values(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));
+    if (p->bias) TRY(gemm_fill_test_values(c, (void *)a->bias, p->in, 1, p->n, 3, 0, SMALL));
     CU_TRY(cudaMemsetAsync(t->flags, 0, N_FLAGS * sizeof(int), c->stream));
     for (int i = 0; i < MAX_TRIED; i++) {
         CU_TRY(cudaEventCreate(&t->begin[i]));
@@ -143,9 +141,9 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     return 0;
 }
 
-/* What an output holds before the product: the addend, or garbage (NaN) that must not stay. */
+/* What an output holds before the GEMM: the addend, or NaN that must not stay. */
 static int prepare_out(struct cuda *c, const struct trial *t, void *out) {
-    if (t->args.add) return gemm_fill(c, out, t->args.out_dt, t->args.m, t->args.ld_out, 4, 0, SMALL);
+    if (t->args.add) return gemm_fill_test_values(c, out, t->args.out_dt, t->args.m, t->args.ld_out, 4, 0, SMALL);
     CU_TRY(cudaMemsetAsync(out, 0xff, t->out_bytes, c->stream));
     return 0;
 }
@@ -186,12 +184,12 @@ static int read_flags(struct cuda *c, const struct trial *t, int flags[N_FLAGS])
 
 /* ---- the canonical algorithm ---- */
 
-static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
+static int choose_canonical(struct cuda *c, struct gemm_plan *base, struct trial *t) {
     static const int64_t tests[MAX_TESTS] = {1, 2, 8, 17, 80, 129, 300, 777};
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n, flags[N_FLAGS], chosen = -1;
-    TRY(trial_init(c, t, base, SETTLE_ROWS));
-    TRY(gemm_plan_algos(c, base, SETTLE_CLASS, out_width(base), true, algos, &n));
+    TRY(trial_init(c, t, base, CANONICAL_ROWS));
+    TRY(gemm_plan_algos(c, base, CANONICAL_M, out_width(base), true, algos, &n));
     struct cuda_gemm_args whole = t->args;
     whole.out = t->sums;
     for (int i = 0; i < n && chosen < 0; i++) {
@@ -204,12 +202,10 @@ static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
     }
     char name[128];
     gemm_plan_name(base, name, sizeof name);
-    base->settled = true;
-    base->plain = chosen < 0;
-    if (base->plain) {
-        log_warn("cuda: %s: none of %d algorithms of cuBLASLt gives rows that do not depend on their number; a slow kernel "
-                 "of our own serves",
-                 name, n);
+    base->has_canonical = true;
+    base->fallback = chosen < 0;
+    if (base->fallback) {
+        log_warn("cuda: %s: none of %d algorithms of cuBLASLt is batch-invariant; the slow fallback kernel serves", name, n);
         return 0;
     }
     base->canonical = algos[chosen];
@@ -217,17 +213,17 @@ static int settle(struct cuda *c, struct gemm_plan *base, struct trial *t) {
     return 0;
 }
 
-int gemm_settle(struct cuda *c, struct gemm_plan *base) {
+int gemm_choose_canonical(struct cuda *c, struct gemm_plan *base) {
     struct trial t;
-    TRY(check_not_capturing(c, base, SETTLE_CLASS));
-    const int rc = settle(c, base, &t);
+    TRY(check_not_capturing(c, base, CANONICAL_M));
+    const int rc = choose_canonical(c, base, &t);
     trial_free(c, &t);
     return rc;
 }
 
-/* ---- the fastest of a class ---- */
+/* ---- the fastest of a bucket ---- */
 
-/* The canonical sums of the trial's rows, and what p makes of them. */
+/* The canonical sums of the trial's rows, and the output that p makes of them. */
 static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial *t) {
     struct cuda_gemm_args a = t->args;
     const int64_t sum_width = gemm_out_width(a.op, a.n, a.k);
@@ -238,7 +234,7 @@ static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial 
     a.bias = NULL;
     a.gate_up = NULL;
     a.ld_out = sum_width;
-    if (!base) return gemm_parts(c, &a);
+    if (!base) return gemm_split_cols(c, &a);
     TRY(gemm_plan_run(c, base, &base->canonical, &a, &ran));
     if (!ran)
         FAIL(ERR_DEVICE, "cuda: the canonical algorithm of n %lld, k %lld does not take %lld rows", (long long)a.n, (long long)a.k,
@@ -247,14 +243,14 @@ static int make_want(struct cuda *c, struct gemm_plan *base, const struct trial 
     a = t->args;
     a.out = t->want;
     TRY(prepare_out(c, t, a.out));
-    if (!a.gate_up) return gemm_finish(c, &a, t->sums, sum_width);
+    if (!a.gate_up) return gemm_epilogue(c, &a, t->sums, sum_width);
     a.out = a.gate_up;
     a.ld_out = sum_width;
-    TRY(gemm_finish(c, &a, t->sums, sum_width));
+    TRY(gemm_epilogue(c, &a, t->sums, sum_width));
     return cuda_swiglu(c, tensor_2d(t->want, a.in, a.m, a.n / 2), tensor_2d(a.gate_up, a.in, a.m, a.n));
 }
 
-/* The canonical algorithm's own rows must not depend on m in this class either. */
+/* The canonical algorithm must be batch-invariant in this bucket too. */
 static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct trial *t, const int64_t *m, int n) {
     struct trial sums = *t;
     bool ran;
@@ -274,7 +270,7 @@ static void add_new(struct gemm_pick *picks, int *n, const cublasLtMatmulAlgo_t 
     picks[(*n)++] = pick_algo(algo);
 }
 
-static void add_ours(struct gemm_pick *picks, int *n, enum gemm_how how, int first, int end) {
+static void add_ours(struct gemm_pick *picks, int *n, enum gemm_method how, int first, int end) {
     for (int i = first; i < end; i++, (*n)++) {
         memset(&picks[*n], 0, sizeof *picks);
         picks[*n].how = how;
@@ -282,31 +278,31 @@ static void add_ours(struct gemm_pick *picks, int *n, enum gemm_how how, int fir
     }
 }
 
-/* The library's algorithms for this class, some of those for more rows (for one row it may name
- * none that sums in one go), for a plan of sums the canonical one, and our kernels for few rows. */
+/* The library's algorithms for this bucket, some of those for more rows (for one row the heuristic may name only split-K),
+ * for a plan of sums the canonical one, and our small-M kernels. */
 static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, struct gemm_pick picks[MAX_TRIED],
                       int *n) {
-    const bool few = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_ROWS, hopper = few && cuda_hopper(c);
+    const bool small_m = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_M_MAX, hopper = small_m && cuda_hopper(c);
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n_algos;
     *n = 0;
     if (p->swiglu) {
-        add_ours(picks, n, GEMM_SWIGLU_AFTER, 0, 1);
-        if (hopper) add_ours(picks, n, GEMM_FEW, GEMM_N_FEW, GEMM_N_FEW + GEMM_N_PAIR);
-        if (!few && cuda_hopper(c)) add_ours(picks, n, GEMM_SWIGLU_MANY, 0, 1);
+        add_ours(picks, n, GEMM_SWIGLU_UNFUSED, 0, 1);
+        if (hopper) add_ours(picks, n, GEMM_SMALL_M_TMA, GEMM_N_SMALL_M_TMA, GEMM_N_SMALL_M_TMA + GEMM_N_SMALL_M_SWIGLU);
+        if (!small_m && cuda_hopper(c)) add_ours(picks, n, GEMM_SWIGLU_FUSED, 0, 1);
         return 0;
     }
     TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos; i++) add_new(picks, n, &algos[i]);
-    TRY(gemm_plan_algos(c, p, SETTLE_CLASS, out_width(p), true, algos, &n_algos));
+    TRY(gemm_plan_algos(c, p, CANONICAL_M, out_width(p), true, algos, &n_algos));
     for (int i = 0; i < n_algos && i < MAX_MORE; i++) add_new(picks, n, &algos[i]);
     if (p == base) add_new(picks, n, &base->canonical);
-    if (few) add_ours(picks, n, GEMM_SMALL, 0, GEMM_N_SMALL);
-    if (hopper) add_ours(picks, n, GEMM_FEW, 0, GEMM_N_FEW);
+    if (small_m) add_ours(picks, n, GEMM_SMALL_M, 0, GEMM_N_SMALL_M);
+    if (hopper) add_ours(picks, n, GEMM_SMALL_M_TMA, 0, GEMM_N_SMALL_M_TMA);
     return 0;
 }
 
-/* Milliseconds of each candidate: the least of a few rounds, each from a cold L2. */
+/* Milliseconds of each candidate: the minimum of a few rounds, each from a cold L2. */
 static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const struct gemm_pick *picks, const bool *good, int n,
                     float *ms) {
     const double end = now() + TIMING_SECONDS;
@@ -331,21 +327,21 @@ static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const 
     return 0;
 }
 
-/* Stands for the small kernel between two products of a step. */
-static __global__ void link_kernel(float *p) {
+/* Stands for the small kernel between two GEMMs of a decoding step. */
+static __global__ void chain_kernel(float *p) {
     pdl_launch_dependents();
     pdl_wait();
     p[blockIdx.x * blockDim.x + threadIdx.x] += 1;
 }
 
-/* Queues the product `links` times, over weights that L2 has not got, with a small kernel before each. */
-static int queue_links(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, int links) {
+/* Queues the GEMM n times over weights that are not in L2, with a small kernel before each. */
+static int queue_chain(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, int n) {
     const size_t w_bytes = (size_t)(p->n * p->k) * dtype_size(p->in), fit = t->flush_bytes / w_bytes;
     struct cuda_gemm_args a = t->args;
     bool ran;
-    for (int i = 0; i < links; i++) {
+    for (int i = 0; i < n; i++) {
         if (fit) a.b = (const char *)t->flush + (size_t)i % fit * w_bytes / 256 * 256;
-        CU_TRY(cuda_launch(c, link_kernel, LINK_BLOCKS, LINK_THREADS, 0, t->link));
+        CU_TRY(cuda_launch(c, chain_kernel, CHAIN_BLOCKS, CHAIN_THREADS, 0, t->chain));
         TRY(gemm_pick_run(c, p, pick, &a, &ran));
     }
     return 0;
@@ -364,51 +360,51 @@ static int time_graph(struct cuda *c, struct dev *d, const struct trial *t, void
     return 0;
 }
 
-/* Milliseconds of a product and a small kernel as a recorded step runs them, where our kernels start early. */
-static int time_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, float *ms) {
+/* Milliseconds of a GEMM and a small kernel inside a CUDA graph, where our kernels start early. */
+static int time_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, float *ms) {
     const int64_t fit = (int64_t)(t->flush_bytes / ((size_t)(p->n * p->k) * dtype_size(p->in)));
-    const int links = (int)(fit < MIN_LINKS ? (int64_t)MIN_LINKS : gemm_min(fit, MAX_LINKS));
+    const int n = (int)(fit < MIN_CHAIN ? (int64_t)MIN_CHAIN : gemm_min(fit, MAX_CHAIN));
     struct dev d = {};
     void *graph = NULL;
     d.ctx = c;
     TRY(cuda_graph_begin(&d));
-    int rc = queue_links(c, p, t, pick, links);
+    int rc = queue_chain(c, p, t, pick, n);
     const int end = cuda_graph_end(&d, &graph);
     if (rc == 0) rc = end;
     if (rc == 0) rc = time_graph(c, &d, t, graph, ms);
     if (graph) cuda_graph_free(&d, graph);
-    *ms /= (float)links;
+    *ms /= (float)n;
     return rc;
 }
 
 /* The same of the fastest of them; the others' become infinite. */
-static int time_fastest_chained(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
-                                float *ms) {
+static int time_fastest_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
+                                 float *ms) {
     float chained[MAX_TRIED];
     for (int i = 0; i < n; i++) chained[i] = 1e30f;
-    for (int k = 0; k < MAX_CHAINED; k++) {
+    for (int k = 0; k < MAX_IN_GRAPH; k++) {
         int best = 0;
         for (int i = 1; i < n; i++)
             if (ms[i] < ms[best]) best = i;
         if (ms[best] >= 1e30f) break;
         ms[best] = 1e30f;
-        TRY(time_chained(c, p, t, &picks[best], &chained[best]));
+        TRY(time_in_graph(c, p, t, &picks[best], &chained[best]));
     }
     memcpy(ms, chained, (size_t)n * sizeof *ms);
     return 0;
 }
 
-/* "algorithm 3" of the list, or "our kernel 0" */
+/* "algorithm 3" of the list, or "small-M kernel 0" */
 static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, size_t size) {
-    if (picks[i].how == GEMM_SMALL) snprintf(buf, size, "our kernel %d", picks[i].small);
-    else if (picks[i].how == GEMM_FEW) snprintf(buf, size, "our Hopper kernel %d", picks[i].small);
-    else if (picks[i].how == GEMM_SWIGLU_AFTER) snprintf(buf, size, "a kernel each");
-    else if (picks[i].how == GEMM_SWIGLU_MANY) snprintf(buf, size, "one kernel");
+    if (picks[i].how == GEMM_SMALL_M) snprintf(buf, size, "small-M kernel %d", picks[i].small);
+    else if (picks[i].how == GEMM_SMALL_M_TMA) snprintf(buf, size, "small-M TMA kernel %d", picks[i].small);
+    else if (picks[i].how == GEMM_SWIGLU_UNFUSED) snprintf(buf, size, "GEMM and SwiGLU");
+    else if (picks[i].how == GEMM_SWIGLU_FUSED) snprintf(buf, size, "fused SwiGLU");
     else snprintf(buf, size, "algorithm %d", i + 1);
     return buf;
 }
 
-static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket, struct trial *t) {
+static int autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket, struct trial *t) {
     const int64_t top = gemm_bucket_top(bucket), low = bucket ? gemm_bucket_top(bucket - 1) + 1 : 1;
     struct gemm_pick picks[MAX_TRIED];
     int n, n_good = 0, first = -1, best = -1, flags[N_FLAGS];
@@ -417,72 +413,73 @@ static int tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int
     char name[128], who[2][32];
     gemm_plan_name(p, name, sizeof name);
     TRY(trial_init(c, t, p, top));
-    if (!base && t->args.m < low) { /* too large to try: parts of many rows are large products too */
-        p->pick[bucket].how = GEMM_PARTS;
+    if (!base && t->args.m < low) { /* too large to try: pieces of many rows are large GEMMs too */
+        p->pick[bucket].how = GEMM_SPLIT_COLS;
         return 0;
     }
     const int64_t tests[] = {t->args.m, low, (low + t->args.m) / 2, t->args.m - 1, 1};
     const int n_tests = (int)(sizeof tests / sizeof *tests);
-    if (p->swiglu && t->args.m < low) { /* the product of fewer rows has made no choice, and must not now */
-        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+    if (p->swiglu && t->args.m < low) { /* the GEMM of fewer rows was not autotuned, and must not be now */
+        p->pick[bucket].how = GEMM_SWIGLU_UNFUSED;
         return 0;
     }
     TRY(candidates(c, p, base, top, picks, &n));
     TRY(make_want(c, base, t));
     if (base) TRY(check_canonical(c, base, t, tests, n_tests));
     for (int i = 0; i < n; i++) {
-        good[i] = picks[i].how == GEMM_SWIGLU_AFTER; /* that is the definition; and its product's choice must not be made now */
+        good[i] = picks[i].how == GEMM_SWIGLU_UNFUSED; /* that is the definition; and its GEMM must not be autotuned now */
         if (!good[i]) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
     }
     TRY(read_flags(c, t, flags));
     if (flags[CANONICAL])
-        FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm's rows depend on their number near %lld", name, (long long)top);
+        FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm is not batch-invariant near %lld rows", name, (long long)top);
     for (int i = 0; i < n; i++) good[i] = good[i] && !flags[i];
     TRY(time_all(c, p, t, picks, good, n, ms));
-    if (c->cc >= 90 && top <= GEMM_SMALL_ROWS) TRY(time_fastest_chained(c, p, t, picks, n, ms));
+    if (c->cc >= 90 && top <= GEMM_SMALL_M_MAX) TRY(time_fastest_in_graph(c, p, t, picks, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;
         n_good++;
         if (first < 0) first = i;
         if (best < 0 || ms[i] < ms[best]) best = i;
     }
-    c->gemm->n_tuned++;
+    c->gemm->n_autotuned++;
     if (best >= 0) {
         p->pick[bucket] = picks[best];
-        log_debug("cuda: %s, rows %lld to %lld: %d of %d candidates are exact; %s takes %.1f us, %s %.1f us", name, (long long)low,
-                  (long long)top, n_good, n, pick_name(picks, best, who[0], sizeof who[0]), 1e3 * ms[best],
+        log_debug("cuda: %s, rows %lld to %lld: %d of %d candidates are bitwise identical; %s takes %.1f us, %s %.1f us", name,
+                  (long long)low, (long long)top, n_good, n, pick_name(picks, best, who[0], sizeof who[0]), 1e3 * ms[best],
                   pick_name(picks, first, who[1], sizeof who[1]), 1e3 * ms[first]);
         return 0;
     }
     if (!base) {
-        p->pick[bucket].how = GEMM_PARTS;
-        log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is exact", name, (long long)low, (long long)top, n);
+        p->pick[bucket].how = GEMM_SPLIT_COLS;
+        log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is bitwise identical", name, (long long)low, (long long)top,
+                  n);
         return 0;
     }
     c->gemm->n_two_pass += p != base;
-    p->pick[bucket] = pick_algo(&base->canonical); /* of the sums: it may not take each m that was tried, but most */
+    p->pick[bucket] = pick_algo(&base->canonical); /* of the sums: it takes most m, if not each */
     if (p != base) p->pick[bucket].how = GEMM_TWO_PASS;
-    log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is exact, %s (%d of %d choices so far)", name, (long long)low,
+    log_debug("cuda: %s, rows %lld to %lld: none of %d candidates is bitwise identical, %s (%d of %d so far)", name, (long long)low,
               (long long)top, n, p == base ? "the canonical one serves" : "two passes serve", c->gemm->n_two_pass,
-              c->gemm->n_tuned);
+              c->gemm->n_autotuned);
     return 0;
 }
 
-int gemm_tune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket) {
+int gemm_autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket) {
     struct trial t;
     TRY(check_not_capturing(c, p, gemm_bucket_top(bucket)));
-    const int rc = tune(c, p, base, bucket, &t);
+    const int rc = autotune(c, p, base, bucket, &t);
     trial_free(c, &t);
     if (rc != ERR_NOMEM) return rc;
-    /* No room to try: what needs no proof serves for this class. Slower, and the same bits. */
+    /* No memory to try: what needs no check serves for this bucket. Slower, and the same bits. */
     char name[128];
-    log_warn("cuda: %s: no memory to choose an algorithm for %lld rows, a slower one serves", gemm_plan_name(p, name, sizeof name),
+    log_warn("cuda: %s: no memory to autotune for %lld rows, a slower kernel serves", gemm_plan_name(p, name, sizeof name),
              (long long)gemm_bucket_top(bucket));
     if (p->swiglu) {
-        p->pick[bucket].how = GEMM_SWIGLU_AFTER;
+        p->pick[bucket].how = GEMM_SWIGLU_UNFUSED;
         return 0;
     }
     if (base) p->pick[bucket] = pick_algo(&base->canonical);
-    if (p != base) p->pick[bucket].how = base ? GEMM_TWO_PASS : GEMM_PARTS;
+    if (p != base) p->pick[bucket].how = base ? GEMM_TWO_PASS : GEMM_SPLIT_COLS;
     return 0;
 }

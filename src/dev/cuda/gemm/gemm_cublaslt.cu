@@ -1,7 +1,6 @@
-/* gemm_cublaslt.cu - cuBLASLt seen from our products: descriptors, layouts, its list of
- * algorithms, and the call itself.
+/* gemm_cublaslt.cu - GEMMs by cuBLASLt: descriptors, layouts, its heuristic and the call itself.
  *
- * The library counts in columns: our row-major (r, c) with rows of c elements is its (c, r).
+ * The library is column-major: our row-major (r, c) is its (c, r).
  *     FWD  out (m, n): D (n x m) = b (k x n)^T . a (k x m)
  *     DX   out (m, k): D (k x m) = b (k x n)   . a (n x m)
  *     DW   out (n, k): D (k x n) = b (k x m)   . a (n x m)^T
@@ -22,7 +21,7 @@
 
 const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size) {
     static const char *const op[] = {"matmul_fwd", "matmul_dx", "matmul_dw"};
-    snprintf(buf, size, "%s (n %lld%s, k %lld, %s to %s%s%s%s)", op[p->op], (long long)p->n, p->part ? " in parts" : "",
+    snprintf(buf, size, "%s (n %lld%s, k %lld, %s to %s%s%s%s)", op[p->op], (long long)p->n, p->split_cols ? " column-split" : "",
              (long long)p->k, dtype_name(p->in), dtype_name(p->out_dt), p->bias ? ", bias" : "", p->add ? ", add" : "",
              p->swiglu ? ", SwiGLU" : "");
     return buf;
@@ -62,8 +61,8 @@ static int set_layouts(struct cuda_gemm *g, struct gemm_plan *p) {
 }
 
 static bool same_plan(const struct gemm_plan *p, const struct cuda_gemm_args *a) {
-    return p->n == a->n && p->k == a->k && p->part == a->part && p->op == a->op && p->in == a->in && p->out_dt == a->out_dt &&
-           p->add == a->add && p->bias == (a->bias != NULL) && p->swiglu == (a->gate_up != NULL);
+    return p->n == a->n && p->k == a->k && p->split_cols == a->split_cols && p->op == a->op && p->in == a->in &&
+           p->out_dt == a->out_dt && p->add == a->add && p->bias == (a->bias != NULL) && p->swiglu == (a->gate_up != NULL);
 }
 
 int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out) {
@@ -81,7 +80,7 @@ int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_pl
     p->op = a->op;
     p->n = a->n;
     p->k = a->k;
-    p->part = a->part;
+    p->split_cols = a->split_cols;
     p->in = a->in;
     p->out_dt = a->out_dt;
     p->add = a->add;
@@ -125,7 +124,7 @@ static int set_rows(struct cuda_gemm *g, struct gemm_plan *p, int64_t m, int64_t
     return 0;
 }
 
-/* No sum over k is cut in parts: no split, and no room to keep the parts of a stream-K schedule. */
+/* No split-K, and no workspace for the partial sums of stream-K. */
 static bool one_sum(const struct cuda_gemm *g, const cublasLtMatmulHeuristicResult_t *r) {
     int32_t split = 1;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -140,7 +139,7 @@ static int set_preference(struct cuda_gemm *g, cublasLtMatmulPreference_t pref, 
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const uint64_t bytes = exact ? 0 : GEMM_WORKSPACE_BYTES;
-    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16; /* parts of sums stay f32 */
+    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16; /* partial sums stay f32 */
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
     for (int i = 0; i < 4; i++) LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, operand[i], &align, sizeof align));
@@ -163,7 +162,7 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
                                                   &n_found);
     g->lt->cublasLtMatmulPreferenceDestroy(pref);
     if (rc < 0) return rc;
-    if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0; /* a list of none */
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0; /* no algorithm */
     if (s != CUBLAS_STATUS_SUCCESS) {
         char name[128];
         FAIL(ERR_DEVICE, "cuda: cuBLASLt: algorithms for %s, %lld rows: %s", gemm_plan_name(p, name, sizeof name), (long long)m,
@@ -174,8 +173,8 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
     return 0;
 }
 
-/* An element that the product left unwritten would show in every result made of it. The fill is also what initcheck
- * sees of these results: it does not follow the stores of the copy engine, by which the library's kernels write. */
+/* Fills out with NaN, so that an element that the GEMM left unwritten shows in every result. The fill is also what initcheck
+ * sees: it does not follow TMA stores, by which the library's kernels write. */
 static int poison_out(struct cuda *c, const struct gemm_plan *p, const struct cuda_gemm_args *a) {
     const size_t size = dtype_size(a->out_dt), width = (size_t)gemm_out_width(p->op, p->n, p->k) * size;
     const int64_t rows = p->op == CUDA_GEMM_DW ? p->n : a->m;
@@ -187,15 +186,15 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
                   bool *ran) {
     struct cuda_gemm *g = c->gemm;
     const float one = 1, beta = p->add ? 1 : 0;
-    /* Sums in parts need room. Without it the library takes tiles in a fixed order, not by a counter that it clears before
-     * each product, and so the product may start while the kernel before still runs. */
-    const bool in_parts = p->op == CUDA_GEMM_DW;
+    /* Split-K needs the workspace. Without one the library schedules tiles in a fixed order, not by a counter that it clears
+     * before each GEMM, and so the GEMM may start while the previous kernel still runs (PDL). */
+    const bool split_k = p->op == CUDA_GEMM_DW;
     TRY(set_rows(g, p, a->m, a->ld_out));
     if (g->poison && !p->add) TRY(poison_out(c, p, a));
     if (p->bias) LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
     const cublasStatus_t s =
         g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta, a->from ? a->from : a->out, p->d, a->out,
-                              p->d, algo, in_parts ? g->work : NULL, in_parts ? GEMM_WORKSPACE_BYTES : 0, c->stream);
+                              p->d, algo, split_k ? g->work : NULL, split_k ? GEMM_WORKSPACE_BYTES : 0, c->stream);
     *ran = s == CUBLAS_STATUS_SUCCESS;
     if (*ran || s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return 0;
     char name[128];
@@ -206,12 +205,12 @@ int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_
 
 int gemm_pick_run(struct cuda *c, struct gemm_plan *p, const struct gemm_pick *pick, const struct cuda_gemm_args *a, bool *ran) {
     *ran = false;
-    if (pick->how == GEMM_SMALL) return gemm_small(c, a, pick->small, ran);
-    if (pick->how == GEMM_FEW) return gemm_few(c, a, pick->small, ran);
-    if (pick->how == GEMM_SWIGLU_MANY) return gemm_swiglu_many(c, a, ran);
-    if (pick->how == GEMM_SWIGLU_AFTER) {
+    if (pick->how == GEMM_SMALL_M) return gemm_small_m(c, a, pick->small, ran);
+    if (pick->how == GEMM_SMALL_M_TMA) return gemm_small_m_tma(c, a, pick->small, ran);
+    if (pick->how == GEMM_SWIGLU_FUSED) return gemm_swiglu_fused(c, a, ran);
+    if (pick->how == GEMM_SWIGLU_UNFUSED) {
         *ran = true;
-        return gemm_swiglu_after(c, a);
+        return gemm_swiglu_unfused(c, a);
     }
     return pick->how == GEMM_ALGO ? gemm_plan_run(c, p, &pick->algo, a, ran) : 0;
 }

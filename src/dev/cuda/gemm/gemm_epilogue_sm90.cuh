@@ -1,31 +1,31 @@
-/* gemm_epilogue_sm90.cuh - on Hopper, a product x . W^T of many rows as one kernel with what is made of it, so that it need not
- * lie in memory: the head's (dev/cuda/lm_head/lm_head_sm90.cu) and that of gate and up (gemm_swiglu_sm90.cu).
+/* gemm_epilogue_sm90.cuh - Hopper's large-M GEMM x . W^T with a fused epilogue as a template parameter: the LM head's
+ * (dev/cuda/lm_head/lm_head_sm90.cu) and SwiGLU (gemm_swiglu_sm90.cu).  What the epilogue consumes never reaches memory.
  *
- * 128 x 256 a block, blocks in clusters of two that share the weight's tile: one warp asks for tiles
- * of 64 of k by bulk copies, four stages deep; two warpgroups have 64 rows each.  The second starts
- * a few tiles late, so that one takes exponentials while the other keeps the matrix units busy.
+ * A persistent, warp-specialized kernel with tiles of 128 x 256 x 64.  Blocks are in clusters of two that share W's tile
+ * by TMA multicast.  One producer warp loads four stages ahead; two consumer warpgroups have 64 rows each.  The
+ * second starts LAG k-tiles late, so one warpgroup's epilogue overlaps with the other's WGMMAs.
  *
- * Invariant: a row's sums depend on that row and on the weight alone, over k ascending. */
-#ifndef VERLC_DEV_CUDA_PRODUCT_CUH
-#define VERLC_DEV_CUDA_PRODUCT_CUH
+ * Invariant: a row's sums depend on that row and on W alone, over K ascending. */
+#ifndef VERLC_DEV_CUDA_GEMM_EPILOGUE_SM90_CUH
+#define VERLC_DEV_CUDA_GEMM_EPILOGUE_SM90_CUH
 
 #include "dev/cuda/context.cuh"
 #include "dev/cuda/tma.cuh"
 
-extern __shared__ __align__(1024) char product_smem[];
+extern __shared__ __align__(1024) char gemm_smem[];
 
 enum {
     BM = 128,
     BN = 256,
     BK = 64,
     STAGES = 4,
-    LAG = 3, /* LAG: tiles that the second warpgroup starts late */
+    LAG = 3, /* LAG: k-tiles that the second warpgroup starts late */
     GROUP = 128,
     THREADS = 3 * GROUP,
     A_BYTES = BM * PANEL_ROW,
     B_BYTES = BN * PANEL_ROW,
     STAGE = A_BYTES + B_BYTES,
-    OUT = 64 * PANEL_ROW, /* 64 rows x 64 columns on their way out; two a warpgroup */
+    OUT = 64 * PANEL_ROW, /* staging of 64 rows x 64 columns for a TMA store; two a warpgroup */
     AT_OUT = STAGES * STAGE,
     AT_BARS = AT_OUT + 4 * OUT,
     SMEM = AT_BARS + 2 * STAGES * 8,
@@ -33,24 +33,24 @@ enum {
     BAR_LAG = 3, /* named barriers: 1 + warpgroup, and this */
 };
 
-/* A walk over the tiles of a result of some rows and columns. A tile is of `step` columns more than the one beside it, and of
- * the weight it has BN / 2 rows from its column on, and as many from `second` rows after that. */
-struct product {
+/* The output tiles. A tile starts `step` columns after the one beside it. Of W it has BN / 2 rows from its column on, and as
+ * many from `second` rows after that. */
+struct gemm_tiles {
     int64_t rows, cols;
     int k_tiles, row_pairs, tiles, step, second;
 };
 
-/* Tiles of the cluster: rows vary fastest, so that x stays in the cache and the weight is read once. */
+/* Tiles of the cluster: rows vary fastest, so that x stays in L2 and W is read once. */
 struct tile_place {
     int row, col;
 };
-static __device__ __forceinline__ struct tile_place tile_at(const struct product &p, int tile, uint32_t rank) {
+static __device__ __forceinline__ struct tile_place tile_at(const struct gemm_tiles &p, int tile, uint32_t rank) {
     return {(tile % p.row_pairs * 2 + (int)rank) * BM, tile / p.row_pairs * p.step};
 }
 
-/* One thread: all tiles of this block, and half of the weight's for both blocks of the cluster. */
-static __device__ __forceinline__ void produce(const struct product &p, const CUtensorMap *x, const CUtensorMap *w, uint32_t smem,
-                                               uint32_t rank, int cluster, int clusters) {
+/* Producer, one thread: all of this block's tiles of x, and half of W's for both blocks of the cluster. */
+static __device__ __forceinline__ void produce(const struct gemm_tiles &p, const CUtensorMap *x, const CUtensorMap *w,
+                                               uint32_t smem, uint32_t rank, int cluster, int clusters) {
     uint32_t stage = 0, parity = 1;
     for (int t = cluster; t < p.tiles; t += clusters) {
         const struct tile_place at = tile_at(p, t, rank);
@@ -65,10 +65,10 @@ static __device__ __forceinline__ void produce(const struct product &p, const CU
     }
 }
 
-/* A warpgroup: the tiles' products, and what `work` makes of each. */
-template <class WORK>
-static __device__ __forceinline__ void consume(const struct product &p, WORK work, uint32_t smem, uint32_t rank, int group,
-                                               int cluster, int clusters) {
+/* Consumer warpgroup: the mainloop and the epilogue of each tile. */
+template <class EPILOGUE>
+static __device__ __forceinline__ void consume(const struct gemm_tiles &p, EPILOGUE epilogue, uint32_t smem, uint32_t rank,
+                                               int group, int cluster, int clusters) {
     const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     uint32_t stage = 0, parity = 0;
     if (group == 1 && cluster < p.tiles) named_barrier_sync(BAR_LAG, 2 * GROUP);
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void consume(const struct product &p, WORK wor
         const int row = at.row + group * 64;
         float z[32][4];
         uint32_t before = 0;
-        work.begin(row + mine); /* the lane's rows: this one and the eighth after it */
+        epilogue.begin(row + mine); /* the lane's rows: this one and the eighth after it */
         wgmma_fence_registers(z);
         for (int k = 0; k < p.k_tiles; k++) {
             const uint32_t full = smem + AT_BARS + stage * 8, tile = smem + stage * STAGE;
@@ -99,15 +99,15 @@ static __device__ __forceinline__ void consume(const struct product &p, WORK wor
         wgmma_wait<0>();
         wgmma_fence_registers(z);
         if (lane < 2) mbarrier_arrive_cluster(before + STAGES * 8, (uint32_t)lane);
-        work.end(z, smem, group, row, at.col);
+        epilogue.end(z, smem, group, row, at.col);
     }
-    work.done();
+    epilogue.done();
 }
 
-/* A warpgroup's 64 rows x 64 PANELS columns to a matrix of bf16 (a map of 64 rows), 64 columns at a time through two buffers. */
+/* Stores a warpgroup's 64 rows x 64 PANELS columns as bf16 by TMA (a map of 64 rows), 64 columns at a time through two buffers. */
 template <int PANELS>
-static __device__ __forceinline__ void product_store(const float (&z)[32][4], const CUtensorMap *out, uint32_t smem, int group,
-                                                     int row, int col, int64_t cols) {
+static __device__ __forceinline__ void gemm_store_bf16(const float (&z)[32][4], const CUtensorMap *out, uint32_t smem, int group,
+                                                       int row, int col, int64_t cols) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
     const bool first = threadIdx.x % GROUP == 0;
 #pragma unroll
@@ -131,21 +131,21 @@ static __device__ __forceinline__ void product_store(const float (&z)[32][4], co
 
 /* ---- the kernel ---- */
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* which refuses the word, not only the thing */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* where the attribute itself is an error */
 #define CLUSTER_OF_TWO
 #else
 #define CLUSTER_OF_TWO __cluster_dims__(2, 1, 1)
 #endif
 
-template <class WORK>
-static __device__ __forceinline__ void product_block(const struct product &p, const CUtensorMap *x, const CUtensorMap *w,
-                                                     WORK work) {
-    const uint32_t smem = smem_addr(product_smem), rank = cluster_rank();
+template <class EPILOGUE>
+static __device__ __forceinline__ void gemm_block(const struct gemm_tiles &p, const CUtensorMap *x, const CUtensorMap *w,
+                                                  EPILOGUE epilogue) {
+    const uint32_t smem = smem_addr(gemm_smem), rank = cluster_rank();
     const int cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2, group = (int)threadIdx.x / GROUP;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(smem + AT_BARS + s * 8, 1);
-            mbarrier_init(smem + AT_BARS + (STAGES + s) * 8, 2 * 2 * 4); /* the warps of two warpgroups of both blocks */
+            mbarrier_init(smem + AT_BARS + (STAGES + s) * 8, 2 * 2 * 4); /* the consumer warps of both blocks */
         }
         mbarrier_init_fence();
     }
@@ -159,16 +159,16 @@ static __device__ __forceinline__ void product_block(const struct product &p, co
         __syncwarp();
     } else {
         setmaxnreg_inc<232>();
-        consume(p, work, smem, rank, group, cluster, clusters);
+        consume(p, epilogue, smem, rank, group, cluster, clusters);
     }
-    cluster_sync(); /* nobody leaves while the other block still arrives here */
+    cluster_sync(); /* no block exits while the other still arrives at its mbarriers */
 }
 
-/* ---- the host's side ---- */
+/* ---- host ---- */
 
 /* step, second: 0 for columns that follow each other. */
-static inline struct product product_of(int64_t rows, int64_t cols, int64_t k, int step, int64_t second) {
-    struct product p = {};
+static inline struct gemm_tiles gemm_tiles_of(int64_t rows, int64_t cols, int64_t k, int step, int64_t second) {
+    struct gemm_tiles p = {};
     p.rows = rows, p.cols = cols;
     p.k_tiles = (int)((k + BK - 1) / BK);
     p.row_pairs = (int)((rows + 2 * BM - 1) / (2 * BM));
@@ -178,8 +178,8 @@ static inline struct product product_of(int64_t rows, int64_t cols, int64_t k, i
     return p;
 }
 
-/* Blocks for these tiles, by pairs; the kernel is allowed its shared memory. */
-static inline int product_prepare(const struct cuda *c, const void *kernel, const struct product &p, unsigned *blocks) {
+/* *blocks: the grid of a persistent kernel, in clusters of two. Allows the kernel its shared memory. */
+static inline int gemm_prepare(const struct cuda *c, const void *kernel, const struct gemm_tiles &p, unsigned *blocks) {
     CU_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
     *blocks = (unsigned)(p.tiles * 2 < c->n_sm / 2 * 2 ? p.tiles * 2 : c->n_sm / 2 * 2);
     return 0;

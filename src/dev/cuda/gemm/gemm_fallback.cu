@@ -1,10 +1,9 @@
-/* gemm_fallback.cu - our own kernels around the matrix products: the product for sizes
- * that cuBLASLt does not take, the last step of a product whose sums lie in f32, column sums,
- * and what the choice of algorithms needs (test values, comparison of bits).
+/* gemm_fallback.cu - helpers around the GEMMs: a fallback GEMM for sizes that cuBLASLt does not take, the
+ * epilogue of a GEMM whose sums are in f32, column sums, and what autotuning needs (test values, bitwise comparison).
  *
- * The plain product is for odd and small models: correct at any size, not fast.
- * Invariant: an element of the plain product is one chain of fused multiply-adds over r
- * ascending, whatever the tile it falls in. */
+ * The fallback GEMM is for odd and small models: correct at any size, not fast.
+ * Invariant: an element of the fallback GEMM is one chain of fused multiply-adds over r
+ * ascending, whatever tile it is in. */
 #include "dev/cuda/gemm/gemm.cuh"
 
 #include <stdint.h>
@@ -89,11 +88,12 @@ static struct plain plain_of(const struct cuda_gemm_args *a) {
     return p;
 }
 
-int gemm_plain(struct cuda *c, const struct cuda_gemm_args *a) {
+int gemm_fallback(struct cuda *c, const struct cuda_gemm_args *a) {
     const struct plain p = plain_of(a);
     const int64_t x = gemm_ceil_div(p.rows, TILE), y = gemm_ceil_div(p.cols, TILE);
     if (x > INT32_MAX || y > 65535)
-        FAIL(ERR_UNSUPPORTED, "cuda: a product of %lld x %lld elements is too large", (long long)p.rows, (long long)p.cols);
+        FAIL(ERR_UNSUPPORTED, "cuda: a GEMM with an output of %lld x %lld elements is too large", (long long)p.rows,
+             (long long)p.cols);
     const dim3 grid((unsigned)x, (unsigned)y), block(SIDE, SIDE);
     if (a->in == DT_F32) plain_kernel<float, float><<<grid, block, 0, c->stream>>>(p);
     else if (a->out_dt == DT_F32) plain_kernel<__nv_bfloat16, float><<<grid, block, 0, c->stream>>>(p);
@@ -102,7 +102,7 @@ int gemm_plain(struct cuda *c, const struct cuda_gemm_args *a) {
     return 0;
 }
 
-/* ---- out = round(acc + bias), or out + (acc + bias) ---- */
+/* ---- epilogue: out = round(acc + bias), or out + (acc + bias) ---- */
 
 static unsigned grid_of(const struct cuda *c, int64_t work, int64_t per_block) {
     const int64_t blocks = gemm_ceil_div(work, per_block), most = (int64_t)c->n_sm * 8;
@@ -111,8 +111,8 @@ static unsigned grid_of(const struct cuda *c, int64_t work, int64_t per_block) {
 
 /* acc and out may be the same memory, so neither is restrict. */
 template <typename In, typename Out>
-static __global__ void finish_kernel(Out *out, int64_t ld_out, const float *acc, int64_t ld_acc, const In *bias, int64_t m,
-                                     int64_t n, bool add) {
+static __global__ void epilogue_kernel(Out *out, int64_t ld_out, const float *acc, int64_t ld_acc, const In *bias, int64_t m,
+                                       int64_t n, bool add) {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < m * n; e += step) {
         const int64_t row = e / n, col = e % n;
@@ -123,18 +123,18 @@ static __global__ void finish_kernel(Out *out, int64_t ld_out, const float *acc,
     }
 }
 
-int gemm_finish(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc) {
+int gemm_epilogue(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc) {
     const int64_t width = gemm_out_width(a->op, a->n, a->k);
     const unsigned grid = grid_of(c, a->m * width, 256);
     if (a->in == DT_F32)
-        finish_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const float *)a->bias, a->m, width,
-                                                   a->add);
+        epilogue_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const float *)a->bias, a->m, width,
+                                                     a->add);
     else if (a->out_dt == DT_F32)
-        finish_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const __nv_bfloat16 *)a->bias, a->m,
-                                                   width, a->add);
+        epilogue_kernel<<<grid, 256, 0, c->stream>>>((float *)a->out, a->ld_out, acc, ld_acc, (const __nv_bfloat16 *)a->bias, a->m,
+                                                     width, a->add);
     else
-        finish_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)a->out, a->ld_out, acc, ld_acc, (const __nv_bfloat16 *)a->bias,
-                                                   a->m, width, a->add);
+        epilogue_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)a->out, a->ld_out, acc, ld_acc,
+                                                     (const __nv_bfloat16 *)a->bias, a->m, width, a->add);
     CU_LAUNCHED();
     return 0;
 }
@@ -225,7 +225,8 @@ static __global__ void fill_kernel(T *dst, int64_t rows, int64_t cols, unsigned 
     }
 }
 
-int gemm_fill(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror, float scale) {
+int gemm_fill_test_values(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror,
+                          float scale) {
     const unsigned grid = grid_of(c, rows * cols, 256);
     if (dt == DT_F32) fill_kernel<<<grid, 256, 0, c->stream>>>((float *)dst, rows, cols, seed, mirror, scale);
     else fill_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)dst, rows, cols, seed, mirror, scale);

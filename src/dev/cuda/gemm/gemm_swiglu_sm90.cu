@@ -1,20 +1,20 @@
-/* gemm_swiglu_sm90.cu - on Hopper, SwiGLU of many rows in the product of gate and up: these
- * never lie in memory, nor are they read again.
+/* gemm_swiglu_sm90.cu - the gate_up GEMM at large M with a fused SwiGLU epilogue, on Hopper: gate and up
+ * never reach memory.
  *
  * A block's 256 columns are 128 of gate and the 128 of up beside them (gemm_epilogue_sm90.cuh), so a
- * lane has both of a place. They are rounded to bf16 first, as they would be on their way.
+ * lane has both of an element.  They are rounded to bf16 first, as they would be when stored.
  *
- * Invariant: a row's bits are those of the product and dev/cuda/elementwise.cu's SwiGLU where the sums' are, which is
- * seen at run time (gemm_autotune.cu). */
+ * Invariant: bitwise identical to the GEMM and the SwiGLU kernel of dev/cuda/elementwise.cu where the GEMM's sums are, which
+ * is checked at run time (gemm_autotune.cu). */
 #include "dev/cuda/gemm/gemm.cuh"
 #include "dev/cuda/gemm/gemm_epilogue_sm90.cuh"
 #include "dev/cuda/swiglu.cuh"
 
 enum { COLS = BN / 2 };      /* of a block */
-enum { X_BYTES = 16 << 20 }; /* of the rows of a call: every column of tiles reads them again, so L2 has to hold them */
+enum { X_BYTES = 16 << 20 }; /* x of one launch: every column of tiles reads it again, so it has to fit L2 */
 
-struct swiglu_work {
-    const struct product &p;
+struct swiglu_epilogue {
+    const struct gemm_tiles &p;
     const CUtensorMap *out;
 
     __device__ __forceinline__ void begin(int64_t) const {}
@@ -26,7 +26,7 @@ struct swiglu_work {
                 const float gate = __bfloat162float(__float2bfloat16_rn(z[n][e]));
                 z[n][e] = swiglu(gate, __bfloat162float(__float2bfloat16_rn(z[n + 16][e])));
             }
-        product_store<2>(z, out, smem, group, row, col, p.cols);
+        gemm_store_bf16<2>(z, out, smem, group, row, col, p.cols);
     }
     __device__ __forceinline__ void done() const {
         if (threadIdx.x % GROUP == 0) tma_store_wait();
@@ -34,9 +34,9 @@ struct swiglu_work {
 };
 
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
-    swiglu_product_kernel(const struct product p, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                          const __grid_constant__ CUtensorMap out) {
-    product_block(p, &x, &w, swiglu_work{p, &out});
+    gemm_swiglu_kernel(const struct gemm_tiles p, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                       const __grid_constant__ CUtensorMap out) {
+    gemm_block(p, &x, &w, swiglu_epilogue{p, &out});
 }
 
 static bool takes(const struct cuda *c, const struct cuda_gemm_args *a) {
@@ -45,19 +45,19 @@ static bool takes(const struct cuda *c, const struct cuda_gemm_args *a) {
            (((uintptr_t)a->a | (uintptr_t)a->b | (uintptr_t)a->out) & 15) == 0;
 }
 
-int gemm_swiglu_many(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
+int gemm_swiglu_fused(struct cuda *c, const struct cuda_gemm_args *a, bool *ran) {
     const int64_t f = a->n / 2, pairs = X_BYTES / (a->k * 2) / (2 * BM), most = (pairs < 1 ? 1 : pairs) * 2 * BM;
     CUtensorMap x, w, out;
     unsigned blocks = 0;
     *ran = takes(c, a);
     for (int64_t row = 0; *ran && row < a->m; row += most) {
         const int64_t n = gemm_min(most, a->m - row);
-        const struct product p = product_of(n, f, a->k, COLS, f);
+        const struct gemm_tiles p = gemm_tiles_of(n, f, a->k, COLS, f);
         TRY(cuda_tensor_map(&x, (const __nv_bfloat16 *)a->a + row * a->k, n, a->k, BM));
         TRY(cuda_tensor_map(&w, a->b, a->n, a->k, COLS));
         TRY(cuda_tensor_map(&out, (__nv_bfloat16 *)a->out + row * f, n, f, 64));
-        TRY(product_prepare(c, (const void *)swiglu_product_kernel, p, &blocks));
-        CU_TRY(cuda_launch_pdl(c, swiglu_product_kernel, blocks, THREADS, SMEM, p, x, w, out));
+        TRY(gemm_prepare(c, (const void *)gemm_swiglu_kernel, p, &blocks));
+        CU_TRY(cuda_launch_pdl(c, gemm_swiglu_kernel, blocks, THREADS, SMEM, p, x, w, out));
     }
     return 0;
 }

@@ -1,27 +1,26 @@
 /* lm_head.cu - the CUDA backend's LM head with log-softmax, and raw logits.
  *
- * On Hopper the forward's statistics and the gradient of the logits are made where the logits
- * are multiplied (lm_head_sm90.cu), and what lies in memory is 16 bytes for each 256 logits, and
- * 300 MiB of that gradient.  Elsewhere, for f32 and for lists, logits exist for a block of rows
- * and some thousand entries of the vocabulary at a time: 128 MiB of them in the forward, 300 in the
- * backward, and half as much of their gradient.  Columns are the outer loop, so that the weight is
- * read from memory once and from the cache for the following rows.
+ * On Hopper the forward's softmax statistics and the gradient of the logits are made in the epilogue of the head's GEMM
+ * (lm_head_sm90.cu): what reaches memory is 16 bytes for each 256 logits, and 300 MiB of that gradient.  Elsewhere, for f32 and
+ * for lists, logits exist for a block of rows and some thousand vocabulary entries at a time: 128 MiB of them in the forward,
+ * 300 in the backward, and half as much of their gradient.  Columns are the outer loop, so that the weight is
+ * read from memory once and from L2 for the following rows.
  *
- * Invariant: logits come from products of one shape (n, k) a range of the vocabulary,
- * in `logits` and `lmhead_fwd` alike, or from a kernel that was seen to give their bits, and a row's
- * bits do not depend on m (cuda_gemm); the number of rows in a block does not show in any row's result. */
+ * Invariant: logits come from GEMMs of one shape (n, k) for each range of the vocabulary, in `logits` and
+ * `lmhead_fwd` alike, or from a kernel that was seen to give their bits.  A row's bits do not depend on m (cuda_gemm)
+ * nor on the number of rows in a block. */
 #include "dev/cuda/gemm/gemm.cuh"
 #include "dev/cuda/lm_head/log_softmax.cuh"
 
 #include "base/log.h"
 
 enum {
-    /* Columns of the products that define the logits' bits, a multiple of DEV_VOCAB_CHUNK. `logits` makes one
-     * product of them all where cuda_gemm sees the same bits. */
+    /* Columns of the GEMMs that define the logits' bits, a multiple of DEV_VOCAB_CHUNK. `logits` is one GEMM
+     * where that gives the same bits (cuda_gemm_args.split_cols). */
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
-    /* Those of the backward, whose logits need no equal bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
+    /* Those of the backward, whose logits need no such bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
     BWD_COLS = CUDA_HEAD_BWD_COLS,
-    /* The same without logits: twice as many entries of dz need less room than they did beside logits. */
+    /* The same for the fused kernel: twice as many entries of dz need less memory than they did beside logits. */
     DZ_COLS = 2 * CUDA_HEAD_BWD_COLS,
     /* Rows of a block. On an H200 fewer and larger launches gain more than logits that stay in the L2 cache:
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
@@ -29,7 +28,7 @@ enum {
     DZ_THREADS = 256,
     DZ_LIST = 4, /* entries of a row's list that a thread holds */
 };
-static_assert(HEAD_GEMM_COLS % DEV_VOCAB_CHUNK == 0, "a chunk lies in one product");
+static_assert(HEAD_GEMM_COLS % DEV_VOCAB_CHUNK == 0, "a chunk lies in one GEMM");
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static const char *at_row(struct tensor t, int64_t row) {
@@ -47,7 +46,7 @@ static int gemm_logits(struct cuda *c, float *out, int64_t ld, struct tensor x, 
     g.out = out;
     g.in = w.dt, g.out_dt = DT_F32;
     g.ld_out = ld;
-    g.part = HEAD_GEMM_COLS;
+    g.split_cols = HEAD_GEMM_COLS;
     return cuda_gemm(c, &g);
 }
 
@@ -57,12 +56,12 @@ int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight
 
 /* ---- forward ---- */
 
-struct sum_args {
+struct stats_args {
     const float *logits; /* (rows of the block, cols), of entries [lo, lo + cols) */
     int64_t cols, lo;
     const float *inv_temp;
     const int32_t *target; /* these and all below: from the block's first row on */
-    head_sum *sums;        /* (chunks of the vocabulary, stride) */
+    head_stats *sums;      /* (chunks of the vocabulary, stride) */
     int64_t stride;        /* rows of the call */
     float *raw_target;
     const int32_t *list_id; /* (rows, n_list), or n_list 0 */
@@ -71,7 +70,7 @@ struct sum_args {
 };
 
 /* Block (x, y): row x, chunk y of the block's columns. */
-template <bool MOMENTS> __global__ static void __launch_bounds__(HEAD_THREADS) sum_kernel(struct sum_args a) {
+template <bool MOMENTS> __global__ static void __launch_bounds__(HEAD_THREADS) stats_kernel(struct stats_args a) {
     __shared__ head_shared shared;
     const int64_t row = blockIdx.x, first = (int64_t)blockIdx.y * DEV_VOCAB_CHUNK, left = a.cols - first;
     const int n = left < DEV_VOCAB_CHUNK ? (int)left : DEV_VOCAB_CHUNK;
@@ -79,7 +78,7 @@ template <bool MOMENTS> __global__ static void __launch_bounds__(HEAD_THREADS) s
     float z[HEAD_PER_THREAD];
     head_load(z, raw, n);
     head_scale(z, n, a.inv_temp[row]);
-    const head_sum s = head_chunk_sum<MOMENTS>(z, &shared);
+    const head_stats s = head_chunk_stats<MOMENTS>(z, &shared);
     for (int64_t i = threadIdx.x; i < a.n_list; i += HEAD_THREADS) {
         const int64_t t = a.list_id[row * a.n_list + i] - (a.lo + first);
         if (t >= 0 && t < n) a.list[row * a.n_list + i] = raw[t];
@@ -88,12 +87,13 @@ template <bool MOMENTS> __global__ static void __launch_bounds__(HEAD_THREADS) s
     a.sums[(a.lo + first) / DEV_VOCAB_CHUNK * a.stride + row] = s;
     const int64_t t = a.target[row] - (a.lo + first);
     if (t >= 0 && t < n) a.raw_target[row] = raw[t];
-    else if (a.lo + first == 0) a.raw_target[row] = CUDART_NAN_F; /* until its chunk comes; for good if there is none */
+    else if (a.lo + first == 0)
+        a.raw_target[row] = CUDART_NAN_F; /* until its chunk comes; it stays for an id outside of the vocabulary */
 }
 
-/* ---- the most probable entries ----
- * One block a row. The row's list so far, largest first, is in shared memory beside the entries of a piece of the
- * logits that may enter it; both are sorted together and the first k stay. Most pieces after the first have few or
+/* ---- top-k ----
+ * One block a row. The row's list so far, largest first, is in shared memory beside the candidates of a piece of the
+ * logits; both are sorted together (bitonic) and the first k stay. Most pieces after the first have few candidates or
  * none. An entry is a number that orders as (logit, lower id first); its id is the place in the vocabulary. */
 
 enum { TOP_THREADS = 256, TOP_PIECE = 1024, TOP_MAX = 1024, TOP_ROOM = TOP_MAX + TOP_PIECE };
@@ -148,7 +148,7 @@ __global__ static void __launch_bounds__(TOP_THREADS) top_kernel(struct top_args
         const top_key least = key[a.k - 1];
         for (int64_t j = first + (int64_t)threadIdx.x; j < first + TOP_PIECE && j < a.cols; j += TOP_THREADS) {
             const top_key k = top_key_of(raw[j], (int32_t)(a.lo + j));
-            if (k > least) key[a.k + atomicAdd(&found, 1)] = k; /* in any order: keys differ, and they are sorted */
+            if (k > least) key[a.k + atomicAdd(&found, 1)] = k; /* in any order: keys are distinct, and they are sorted */
         }
         __syncthreads();
         const int n = a.k + found; /* the same in every thread */
@@ -167,7 +167,7 @@ __global__ static void __launch_bounds__(TOP_THREADS) top_kernel(struct top_args
 }
 
 struct finish_args {
-    const head_sum *sums; /* (chunks, rows) */
+    const head_stats *sums; /* (chunks, rows) */
     const float *raw_target, *inv_temp;
     float *logp, *entropy, *lse, *sum_pi_sq;
     int64_t rows, chunks;
@@ -182,7 +182,7 @@ __global__ static void finish_kernel(struct finish_args a) {
     for (int64_t i = 0; i < a.chunks; i++) max = fmaxf(max, a.sums[i * a.rows + row].max);
     double sum = 0, sum_t = 0, sum_sq = 0;
     for (int64_t i = 0; i < a.chunks; i++) {
-        const head_sum c = a.sums[i * a.rows + row];
+        const head_stats c = a.sums[i * a.rows + row];
         sum = __dadd_rn(sum, head_weight(c, max));
         if (c.sum == 0) continue;
         const double t = (double)c.max - (double)max, e = exp(t); /* sum of e^t e (z - c.max + t) */
@@ -202,18 +202,18 @@ __global__ static void finish_kernel(struct finish_args a) {
 /* The sums of the chunks of a row from those of its tiles. Block: some rows, chunk y. */
 template <bool MOMENTS>
 __global__ static void __launch_bounds__(HEAD_THREADS)
-    chunk_kernel(head_sum *sums, int64_t stride, const head_sum *tiles, int64_t n_tiles, int64_t rows) {
+    merge_tiles_kernel(head_stats *sums, int64_t stride, const head_stats *tiles, int64_t n_tiles, int64_t rows) {
     const int64_t row = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x, first = (int64_t)blockIdx.y * HEAD_TILES;
     if (row >= rows) return;
-    head_sum v[HEAD_TILES];
+    head_stats v[HEAD_TILES];
     head_load_tiles(v, tiles, first, n_tiles, rows, row);
-    const head_sum s = head_of_tiles<MOMENTS>(v);
+    const head_stats s = head_merge_tiles<MOMENTS>(v);
     *(float4 *)&sums[blockIdx.y * stride + row] = make_float4(s.max, s.sum, s.sum_t, s.sum_sq);
 }
 
 /* Of a call: statistics of the chunks (chunks, rows), the targets' raw logits (rows), and room for what they are made of. */
 struct head_work {
-    head_sum *sums;
+    head_stats *sums;
     float *raw_target;
     void *room;
 };
@@ -222,48 +222,47 @@ struct head_work {
 static size_t work_bytes(const struct lmhead_args *a) {
     const int64_t block = min64(a->x.dim[0], HEAD_ROWS), vocab = a->w.n;
     const size_t logits = (size_t)(block * min64(HEAD_GEMM_COLS, vocab)) * sizeof(float);
-    const size_t tiles = (size_t)(head_tiles(vocab) * block) * sizeof(head_sum);
+    const size_t tiles = (size_t)(head_tiles(vocab) * block) * sizeof(head_stats);
     return ((logits > tiles ? logits : tiles) + 255) & ~(size_t)255;
 }
 /* Scratch for a call's work, and `more` bytes before it. */
 static int work_take(struct cuda *c, const struct lmhead_args *a, size_t more, struct head_work *w, char **before) {
-    const size_t room = work_bytes(a), sums = (size_t)(head_chunks(a->w.n) * a->x.dim[0]) * sizeof(head_sum);
+    const size_t room = work_bytes(a), sums = (size_t)(head_chunks(a->w.n) * a->x.dim[0]) * sizeof(head_stats);
     void *p;
     TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, more + room + sums + (size_t)a->x.dim[0] * sizeof(float), &p));
     *before = (char *)p;
     w->room = (char *)p + more;
-    w->sums = (head_sum *)((char *)w->room + room);
+    w->sums = (head_stats *)((char *)w->room + room);
     w->raw_target = (float *)((char *)w->room + room + sums);
     return 0;
 }
 static bool wants_moments(const struct lmhead_args *a) { return a->entropy.data || a->sum_pi_sq.data; }
 
-/* Statistics, lists and the most probable entries by way of the logits. */
-static int sums_of_logits(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
+/* Statistics, lists and top-k from stored logits. */
+static int stats_from_logits(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
     if (n_top > TOP_MAX)
-        FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: the %lld most probable entries; on a GPU at most %d", (long long)n_top,
-             (int)TOP_MAX);
+        FAIL(ERR_UNSUPPORTED, "dev op lmhead_fwd: top-k of %lld; on a GPU at most %d", (long long)n_top, (int)TOP_MAX);
     float *const logits = (float *)w->room;
     for (int64_t lo = 0; lo < vocab; lo += HEAD_GEMM_COLS)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(HEAD_GEMM_COLS, vocab - lo);
             TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
-            const struct sum_args s = {logits,
-                                       cols,
-                                       lo,
-                                       (const float *)a->inv_temp.data + row,
-                                       (const int32_t *)a->target.data + row,
-                                       w->sums + row,
-                                       rows,
-                                       w->raw_target + row,
-                                       n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
-                                       n_list ? (float *)a->list_logp.data + row * n_list : NULL,
-                                       n_list};
+            const struct stats_args s = {logits,
+                                         cols,
+                                         lo,
+                                         (const float *)a->inv_temp.data + row,
+                                         (const int32_t *)a->target.data + row,
+                                         w->sums + row,
+                                         rows,
+                                         w->raw_target + row,
+                                         n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
+                                         n_list ? (float *)a->list_logp.data + row * n_list : NULL,
+                                         n_list};
             const dim3 grid((unsigned)n, (unsigned)head_chunks(cols));
-            if (wants_moments(a)) sum_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
-            else sum_kernel<false><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
+            if (wants_moments(a)) stats_kernel<true><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
+            else stats_kernel<false><<<grid, HEAD_THREADS, 0, c->stream>>>(s);
             CU_LAUNCHED();
             if (n_top == 0) continue;
             const struct top_args t = {
@@ -274,73 +273,73 @@ static int sums_of_logits(struct cuda *c, const struct lmhead_args *a, const str
     return 0;
 }
 
-/* Statistics by the product's own kernel. */
-static int sums_in_product(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
+/* Statistics in the GEMM's epilogue. */
+static int stats_fused(struct cuda *c, const struct lmhead_args *a, const struct head_work *w) {
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
-    head_sum *const tiles = (head_sum *)w->room;
+    head_stats *const tiles = (head_stats *)w->room;
     for (int64_t row = 0; row < rows; row += block) {
         const int64_t n = min64(block, rows - row);
         const dim3 grid((unsigned)((n + HEAD_THREADS - 1) / HEAD_THREADS), (unsigned)head_chunks(vocab));
-        TRY(cuda_head_tiles(c, a, row, n, wants_moments(a), tiles, w->raw_target + row));
-        const auto kernel = wants_moments(a) ? chunk_kernel<true> : chunk_kernel<false>;
+        TRY(cuda_head_fused_stats(c, a, row, n, wants_moments(a), tiles, w->raw_target + row));
+        const auto kernel = wants_moments(a) ? merge_tiles_kernel<true> : merge_tiles_kernel<false>;
         kernel<<<grid, HEAD_THREADS, 0, c->stream>>>(w->sums + row, rows, tiles, head_tiles(vocab), n);
         CU_LAUNCHED();
     }
     return 0;
 }
 
-/* ---- whether both give the same bits: tried once for each shape of head, on values whose sums cancel ---- */
+/* ---- whether both give the same bits: checked once for each shape of head, on values whose sums cancel ---- */
 
-enum { SEEN_ROWS = 300 /* two pairs of blocks' rows, the last not whole */ };
+enum { CHECK_ROWS = 300 /* two clusters' rows, the last not whole */ };
 
-static __global__ void seen_rows_kernel(float *inv_temp, int32_t *target, int64_t rows, int64_t vocab) {
+static __global__ void check_inputs_kernel(float *inv_temp, int32_t *target, int64_t rows, int64_t vocab) {
     const int64_t row = threadIdx.x;
     if (row >= rows) return;
     inv_temp[row] = row % 2 ? 1.0f : 0.7f;
     target[row] = (int32_t)(row * 7919 % vocab);
 }
 
-/* Entries of the head that is tried: as many as both kinds of products of `logits` have. */
-static int64_t seen_vocab(int64_t vocab) { return vocab < HEAD_GEMM_COLS ? vocab : HEAD_GEMM_COLS + vocab % HEAD_GEMM_COLS; }
+/* Vocabulary of the head that is checked: whole GEMMs of `logits` and its last, narrower one. */
+static int64_t check_vocab(int64_t vocab) { return vocab < HEAD_GEMM_COLS ? vocab : HEAD_GEMM_COLS + vocab % HEAD_GEMM_COLS; }
 static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
-static size_t seen_sums(int64_t vocab) {
-    return (size_t)(head_chunks(vocab) * SEEN_ROWS) * sizeof(head_sum) + SEEN_ROWS * sizeof(float);
+static size_t check_stats_bytes(int64_t vocab) {
+    return (size_t)(head_chunks(vocab) * CHECK_ROWS) * sizeof(head_stats) + CHECK_ROWS * sizeof(float);
 }
 
-size_t cuda_head_try_bytes(int64_t k, int64_t vocab) {
-    const int64_t n = seen_vocab(vocab);
-    const size_t inputs = padded((size_t)(SEEN_ROWS * k) * 2) + padded((size_t)(n * k) * 2) + 3 * padded(SEEN_ROWS * 4);
+size_t cuda_head_check_bytes(int64_t k, int64_t vocab) {
+    const int64_t n = check_vocab(vocab);
+    const size_t inputs = padded((size_t)(CHECK_ROWS * k) * 2) + padded((size_t)(n * k) * 2) + 3 * padded(CHECK_ROWS * 4);
     struct lmhead_args a = {};
-    a.x.dim[0] = SEEN_ROWS, a.w.n = n;
-    return inputs + padded(seen_sums(n)) + work_bytes(&a) + seen_sums(n);
+    a.x.dim[0] = CHECK_ROWS, a.w.n = n;
+    return inputs + padded(check_stats_bytes(n)) + work_bytes(&a) + check_stats_bytes(n);
 }
 
 /* *same: whether all statistics of rows and of a head of these sizes agree. */
-static int compare_sums(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
+static int compare_stats(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
     struct lmhead_args a = {};
     struct head_work w;
     char *p;
-    const size_t x = padded((size_t)(SEEN_ROWS * k) * 2), weight = padded((size_t)(vocab * k) * 2), row = padded(SEEN_ROWS * 4);
-    const size_t sums = seen_sums(vocab);
+    const size_t x = padded((size_t)(CHECK_ROWS * k) * 2), weight = padded((size_t)(vocab * k) * 2), row = padded(CHECK_ROWS * 4);
+    const size_t sums = check_stats_bytes(vocab);
     int differ = 1;
-    a.x = tensor_2d(NULL, DT_BF16, SEEN_ROWS, k);
+    a.x = tensor_2d(NULL, DT_BF16, CHECK_ROWS, k);
     a.w.dt = DT_BF16, a.w.n = vocab, a.w.k = k;
     TRY(work_take(c, &a, x + weight + 3 * row + padded(sums), &w, &p));
     a.x.data = p, a.w.data = p + x;
-    a.inv_temp = tensor_1d(p + x + weight, DT_F32, SEEN_ROWS);
-    a.target = tensor_1d(p + x + weight + row, DT_I32, SEEN_ROWS);
+    a.inv_temp = tensor_1d(p + x + weight, DT_F32, CHECK_ROWS);
+    a.target = tensor_1d(p + x + weight + row, DT_I32, CHECK_ROWS);
     a.entropy = a.inv_temp; /* moments are asked for; it is not written here */
     int *const flag = (int *)(p + x + weight + 2 * row);
     char *const want = p + x + weight + 3 * row;
-    TRY(gemm_fill(c, a.x.data, DT_BF16, SEEN_ROWS, k, 1, 1, 1));
-    TRY(gemm_fill(c, a.w.data, DT_BF16, vocab, k, 2, -1, 1));
-    seen_rows_kernel<<<1, 512, 0, c->stream>>>((float *)a.inv_temp.data, (int32_t *)a.target.data, SEEN_ROWS, vocab);
+    TRY(gemm_fill_test_values(c, a.x.data, DT_BF16, CHECK_ROWS, k, 1, 1, 1));
+    TRY(gemm_fill_test_values(c, a.w.data, DT_BF16, vocab, k, 2, -1, 1));
+    check_inputs_kernel<<<1, 512, 0, c->stream>>>((float *)a.inv_temp.data, (int32_t *)a.target.data, CHECK_ROWS, vocab);
     CU_LAUNCHED();
     CU_TRY(cudaMemsetAsync(flag, 0, sizeof *flag, c->stream));
-    TRY(sums_of_logits(c, &a, &w));
+    TRY(stats_from_logits(c, &a, &w));
     CU_TRY(cudaMemcpyAsync(want, w.sums, sums, cudaMemcpyDeviceToDevice, c->stream));
-    CU_TRY(cudaMemsetAsync(w.sums, 0xff, sums, c->stream)); /* what is not written must not stay */
-    TRY(sums_in_product(c, &a, &w));
+    CU_TRY(cudaMemsetAsync(w.sums, 0xff, sums, c->stream)); /* what is not written must differ */
+    TRY(stats_fused(c, &a, &w));
     TRY(gemm_compare(c, want, w.sums, sums, flag));
     CU_TRY(cudaMemcpyAsync(&differ, flag, sizeof differ, cudaMemcpyDeviceToHost, c->stream));
     CU_TRY(cudaStreamSynchronize(c->stream));
@@ -348,20 +347,21 @@ static int compare_sums(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
     return 0;
 }
 
-int cuda_head_in_product(struct cuda *c, struct tensor x, struct weight w, bool *yes) {
-    const int64_t vocab = seen_vocab(w.n);
+int cuda_head_fused(struct cuda *c, struct tensor x, struct weight w, bool *yes) {
+    const int64_t vocab = check_vocab(w.n);
     *yes = false;
-    if (!cuda_head_product_takes(c, x, w)) return 0;
+    if (!cuda_head_fused_takes(c, x, w)) return 0;
     for (int i = 0; i < c->n_heads; i++)
         if (c->head[i].k == w.k && c->head[i].vocab == vocab) {
             *yes = c->head[i].same;
             return 0;
         }
     if (c->n_heads == CUDA_MAX_HEADS) return 0;
-    TRY(compare_sums(c, w.k, vocab, yes));
-    if (*yes) log_debug("cuda: a head (n %lld, k %lld): statistics are made in the product", (long long)w.n, (long long)w.k);
+    TRY(compare_stats(c, w.k, vocab, yes));
+    if (*yes)
+        log_debug("cuda: LM head (n %lld, k %lld): softmax statistics in the GEMM's epilogue", (long long)w.n, (long long)w.k);
     else
-        log_warn("cuda: a head (n %lld, k %lld): our kernel's logits do not have the library's bits; the library's are stored",
+        log_warn("cuda: LM head (n %lld, k %lld): the fused kernel is not bitwise identical to cuBLASLt's logits; these are stored",
                  (long long)w.n, (long long)w.k);
     c->head[c->n_heads].k = w.k, c->head[c->n_heads].vocab = vocab, c->head[c->n_heads].same = *yes;
     c->n_heads++;
@@ -374,10 +374,10 @@ int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     const int64_t n_list = a->list_id.data ? a->list_id.dim[1] : 0, n_top = a->top_id.data ? a->top_id.dim[1] : 0;
     struct head_work w;
     char *before;
-    bool own = false;
-    if (n_list == 0 && n_top == 0) TRY(cuda_head_in_product(c, a->x, a->w, &own));
+    bool fused = false;
+    if (n_list == 0 && n_top == 0) TRY(cuda_head_fused(c, a->x, a->w, &fused));
     TRY(work_take(c, a, 0, &w, &before));
-    TRY(own ? sums_in_product(c, a, &w) : sums_of_logits(c, a, &w));
+    TRY(fused ? stats_fused(c, a, &w) : stats_from_logits(c, a, &w));
     const struct finish_args f = {w.sums,
                                   w.raw_target,
                                   (const float *)a->inv_temp.data,
@@ -515,9 +515,9 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
     return cuda_gemm(c, &g);
 }
 
-/* dz of a block by way of its logits. */
-static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, float *logits,
-                        int64_t row, int64_t rows, int64_t lo, int64_t cols, void *dz) {
+/* dz of a block from stored logits. */
+static int dz_from_logits(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, float *logits,
+                          int64_t row, int64_t rows, int64_t lo, int64_t cols, void *dz) {
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     if (n_list > DZ_LIST * DZ_THREADS)
         FAIL(ERR_UNSUPPORTED, "dev op lmhead_bwd: a list of %lld entries; on a GPU at most %d", (long long)n_list,
@@ -545,7 +545,7 @@ static int dz_of_logits(struct cuda *c, const struct lmhead_args *a, struct tens
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                     struct tensor dw, bool add) {
     struct cuda *c = cuda_of(d);
-    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_product_takes(c, a->x, a->w);
+    const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_fused_takes(c, a->x, a->w);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
     const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;
@@ -557,8 +557,8 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
     for (int64_t lo = 0; lo < vocab; lo += widest)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(widest, vocab - lo);
-            if (fused) TRY(cuda_head_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
-            else TRY(dz_of_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
+            if (fused) TRY(cuda_head_fused_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
+            else TRY(dz_from_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
             TRY(gemm_grads(c, a, dz, row, n, lo, cols, sum_dx, (float *)dw.data, add || row > 0));
         }
     return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, a->w.k)) : 0;

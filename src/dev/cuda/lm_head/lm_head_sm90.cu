@@ -1,25 +1,25 @@
-/* lm_head_sm90.cu - the LM head's logits on Hopper, as one kernel with what is made of them, so that they
- * never lie in memory: the statistics of the log-softmax by tile (forward), or dz = d loss / d logits as bf16.
+/* lm_head_sm90.cu - the LM head's GEMM on Hopper with fused epilogues, so that logits never reach memory: softmax
+ * statistics by tile (forward), or dz = d loss / d logits as bf16 (backward).
  *
  * Invariant: a row's results depend on that row, on its statistics and on the weight alone.
- * lm_head.cu uses the statistics only where their bits are seen to be those of logits by cuda_gemm. */
+ * lm_head.cu uses the statistics only where they are bitwise those of logits by cuda_gemm. */
 #include "dev/cuda/lm_head/log_softmax.cuh"
 #include "dev/cuda/gemm/gemm_epilogue_sm90.cuh"
 
 /* ---- statistics ---- */
 
-struct sum_job {
-    struct product p;
+struct stats_job {
+    struct gemm_tiles p;
     const float *inv_temp; /* these and below: from the first row on */
-    head_sum *tiles;       /* (tiles of the vocabulary, rows) */
+    head_stats *tiles;     /* (tiles of the vocabulary, rows) */
     const int32_t *target; /* not with the logits */
     float *raw_target;
     float *logits; /* (rows, cols) raw */
 };
 
-/* The statistics of a lane's two rows, as head_chunk_sum has them; with the targets' raw logits, or with all of them. */
-template <bool MOMENTS, bool LOGITS> struct sum_work {
-    const struct sum_job &j;
+/* Epilogue: the statistics of a lane's two rows, as head_chunk_stats has them; and the targets' raw logits, or all of them. */
+template <bool MOMENTS, bool LOGITS> struct stats_epilogue {
+    const struct stats_job &j;
     int64_t row;
     float by[2];
     int target[2];
@@ -48,7 +48,7 @@ template <bool MOMENTS, bool LOGITS> struct sum_work {
         }
         if (col == 0 && quad == 0 && row + 8 * i < j.p.rows && (target[i] < 0 || target[i] >= j.p.cols)) *to = CUDART_NAN_F;
     }
-    /* Whole sectors: four lanes have 8 columns of a row. */
+    /* Whole 32-byte sectors: four lanes have 8 columns of a row. */
     __device__ __forceinline__ void keep_logits(const float (&z)[32][4], int i, int first) const {
         if (row + 8 * i >= j.p.rows) return;
         float *to = j.logits + (row + 8 * i) * j.p.cols + first;
@@ -84,8 +84,8 @@ template <bool MOMENTS, bool LOGITS> struct sum_work {
             for (int n = 0; n < 32; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) head_add<MOMENTS>(chains[n % 4], e, z[n][2 * i + e], base);
-            head_sum s = head_plus<MOMENTS>(head_plus<MOMENTS>(head_ends(chains[0], max), head_ends(chains[1], max)),
-                                            head_plus<MOMENTS>(head_ends(chains[2], max), head_ends(chains[3], max)));
+            head_stats s = head_plus<MOMENTS>(head_plus<MOMENTS>(head_ends(chains[0], max), head_ends(chains[1], max)),
+                                              head_plus<MOMENTS>(head_ends(chains[2], max), head_ends(chains[3], max)));
             s = head_plus_lane<MOMENTS>(s, 1);
             s = head_plus_lane<MOMENTS>(s, 2);
             if (threadIdx.x % 4 == 0 && row + 8 * i < j.p.rows)
@@ -106,7 +106,7 @@ struct dz_row {                 /* of a lane's two rows */
 };
 
 struct dz_job {
-    struct product p;
+    struct gemm_tiles p;
     int64_t lo;                                               /* entry of the vocabulary of the first column */
     const float *inv_temp, *lse, *dlogp, *dentropy, *entropy; /* the last two optional */
     const int32_t *target;
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void gradients(float (&z)[32][4], const struct
     }
 }
 
-template <bool ENTROPY> struct dz_work {
+template <bool ENTROPY> struct dz_epilogue {
     const struct dz_job &j;
     const CUtensorMap *out;
     struct dz_row r[2];
@@ -163,7 +163,7 @@ template <bool ENTROPY> struct dz_work {
     __device__ __forceinline__ void begin(int64_t row) { r[0] = read_row(j, row), r[1] = read_row(j, row + 8); }
     __device__ __forceinline__ void end(float (&z)[32][4], uint32_t smem, int group, int row, int col) const {
         gradients<ENTROPY>(z, r, col);
-        product_store<4>(z, out, smem, group, row, col, j.p.cols);
+        gemm_store_bf16<4>(z, out, smem, group, row, col, j.p.cols);
     }
     __device__ __forceinline__ void done() const {
         if (threadIdx.x % GROUP == 0) tma_store_wait();
@@ -174,19 +174,19 @@ template <bool ENTROPY> struct dz_work {
 
 template <bool MOMENTS, bool LOGITS>
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
-    sum_product_kernel(const struct sum_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
-    product_block(j.p, &x, &w, sum_work<MOMENTS, LOGITS>{j});
+    head_stats_kernel(const struct stats_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
+    gemm_block(j.p, &x, &w, stats_epilogue<MOMENTS, LOGITS>{j});
 }
 template <bool ENTROPY>
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
-    dz_product_kernel(const struct dz_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                      const __grid_constant__ CUtensorMap out) {
-    product_block(j.p, &x, &w, dz_work<ENTROPY>{j, &out});
+    head_dz_kernel(const struct dz_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                   const __grid_constant__ CUtensorMap out) {
+    gemm_block(j.p, &x, &w, dz_epilogue<ENTROPY>{j, &out});
 }
 
-/* ---- the host's side ---- */
+/* ---- host ---- */
 
-bool cuda_head_product_takes(const struct cuda *c, struct tensor x, struct weight w) {
+bool cuda_head_fused_takes(const struct cuda *c, struct tensor x, struct weight w) {
     return cuda_hopper(c) && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 && w.n % 8 == 0 &&
            (((uintptr_t)x.data | (uintptr_t)w.data) & 15) == 0;
 }
@@ -198,51 +198,52 @@ static int operands(struct tensor from, struct weight weight, int64_t row, int64
     return cuda_tensor_map(w, (const char *)weight.data + (size_t)(lo * weight.k) * 2, cols, weight.k, BN / 2);
 }
 
-int cuda_head_tiles(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_sum *tiles,
-                    float *raw_target) {
+int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_stats *tiles,
+                          float *raw_target) {
     CUtensorMap x, w;
     unsigned blocks = 0;
     TRY(operands(a->x, a->w, row, rows, 0, a->w.n, &x, &w));
-    const struct sum_job j = {product_of(rows, a->w.n, a->w.k, 0, 0),
-                              (const float *)a->inv_temp.data + row,
-                              tiles,
-                              (const int32_t *)a->target.data + row,
-                              raw_target,
-                              NULL};
-    const auto kernel = moments ? sum_product_kernel<true, false> : sum_product_kernel<false, false>;
-    TRY(product_prepare(c, (const void *)kernel, j.p, &blocks));
+    const struct stats_job j = {gemm_tiles_of(rows, a->w.n, a->w.k, 0, 0),
+                                (const float *)a->inv_temp.data + row,
+                                tiles,
+                                (const int32_t *)a->target.data + row,
+                                raw_target,
+                                NULL};
+    const auto kernel = moments ? head_stats_kernel<true, false> : head_stats_kernel<false, false>;
+    TRY(gemm_prepare(c, (const void *)kernel, j.p, &blocks));
     kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w);
     CU_LAUNCHED();
     return 0;
 }
 
-int cuda_head_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits, head_sum *tiles) {
+int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits,
+                           head_stats *tiles) {
     const int64_t rows = x.dim[0];
     CUtensorMap map_x, map_w;
     unsigned blocks = 0;
     TRY(operands(x, w, 0, rows, 0, w.n, &map_x, &map_w));
-    const struct sum_job j = {product_of(rows, w.n, w.k, 0, 0), inv_temp, tiles, NULL, NULL, logits};
-    const auto kernel = sum_product_kernel<false, true>;
-    TRY(product_prepare(c, (const void *)kernel, j.p, &blocks));
+    const struct stats_job j = {gemm_tiles_of(rows, w.n, w.k, 0, 0), inv_temp, tiles, NULL, NULL, logits};
+    const auto kernel = head_stats_kernel<false, true>;
+    TRY(gemm_prepare(c, (const void *)kernel, j.p, &blocks));
     CU_TRY(cuda_launch(c, kernel, blocks, THREADS, SMEM, j, map_x, map_w));
     return 0;
 }
 
-int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
-                 int64_t rows, int64_t lo, int64_t cols, void *dz) {
+int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
+                       int64_t rows, int64_t lo, int64_t cols, void *dz) {
     const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + row : NULL; };
     CUtensorMap x, w, out;
     unsigned blocks = 0;
     TRY(operands(a->x, a->w, row, rows, lo, cols, &x, &w));
     TRY(cuda_tensor_map(&out, dz, rows, cols, 64));
     struct dz_job j = {};
-    j.p = product_of(rows, cols, a->w.k, 0, 0);
+    j.p = gemm_tiles_of(rows, cols, a->w.k, 0, 0);
     j.lo = lo;
     j.inv_temp = from(a->inv_temp), j.lse = from(a->lse), j.dlogp = from(dlogp);
     j.dentropy = from(dentropy), j.entropy = dentropy.data ? from(a->entropy) : NULL;
     j.target = (const int32_t *)a->target.data + row;
-    const auto kernel = dentropy.data ? dz_product_kernel<true> : dz_product_kernel<false>;
-    TRY(product_prepare(c, (const void *)kernel, j.p, &blocks));
+    const auto kernel = dentropy.data ? head_dz_kernel<true> : head_dz_kernel<false>;
+    TRY(gemm_prepare(c, (const void *)kernel, j.p, &blocks));
     kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w, out);
     CU_LAUNCHED();
     return 0;

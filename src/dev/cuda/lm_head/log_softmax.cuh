@@ -1,17 +1,16 @@
 /* log_softmax.cuh - the log-softmax that the LM head and the sampler share.
  *
- * A row's statistics are those of its tiles of HEAD_TILE entries, each summed in f32 relative
- * to its own largest entry; those of the tiles of a chunk (DEV_VOCAB_CHUNK) are added in f32,
- * those of the chunks in double in chunk order.  The order in a tile is that of the registers
- * of a warpgroup's product (lm_head_sm90.cu), so that the head may sum where it
- * multiplies: columns 8 n + 2 q and 8 n + 2 q + 1 are lane q's, with n ascending by four.
+ * Statistics are of tiles of HEAD_TILE entries first, each summed in f32 relative to its own maximum; those of a
+ * chunk's tiles (DEV_VOCAB_CHUNK) are merged in f32, those of the chunks in double, in chunk order.  The order within a tile is
+ * that of the accumulators of a warpgroup's MMA (lm_head_sm90.cu), so that the fused head can sum in its
+ * epilogue: columns 8 n + 2 q and 8 n + 2 q + 1 are lane q's, with n ascending by four.
  *
  * Invariant: all callers walk the same tiles and chunks through these functions, and every
  * operation that the compiler could fuse in one place and not in another is written as an
  * intrinsic that fixes its rounding; so the log-prob of a sampled id and that of a training
- * row have equal bits, wherever the logits lie, or if they lie nowhere. */
-#ifndef VERLC_DEV_CUDA_HEAD_CUH
-#define VERLC_DEV_CUDA_HEAD_CUH
+ * row have equal bits, whether logits are stored or not. */
+#ifndef VERLC_DEV_CUDA_LOG_SOFTMAX_CUH
+#define VERLC_DEV_CUDA_LOG_SOFTMAX_CUH
 
 #include "dev/cuda/context.cuh"
 #include "dev/cuda/ptx.cuh"
@@ -25,7 +24,7 @@ enum {
     HEAD_GROUP = CUDA_HEAD_GROUP, /* entries that one warp holds: its share of the chunk, contiguous */
     HEAD_TILE = CUDA_HEAD_TILE,
     HEAD_TILES = DEV_VOCAB_CHUNK / HEAD_TILE,
-    HEAD_LANES = HEAD_TILE / HEAD_PER_THREAD, /* that hold a tile */
+    HEAD_LANES = HEAD_TILE / HEAD_PER_THREAD, /* lanes that hold a tile */
 };
 static_assert(HEAD_GROUP * HEAD_WARPS == DEV_VOCAB_CHUNK && HEAD_GROUP == 2 * HEAD_TILE && HEAD_LANES == 16 &&
                   HEAD_TILES == HEAD_LANES,
@@ -53,28 +52,28 @@ template <bool MOMENTS> static __device__ __forceinline__ void head_add(head_cha
     s.sum_t[odd] = __fmaf_rn(e, head_clamp(t), s.sum_t[odd]);
     s.sum_sq[odd] = __fmaf_rn(e, e, s.sum_sq[odd]);
 }
-static __device__ __forceinline__ head_sum head_ends(const head_chains &s, float max) {
+static __device__ __forceinline__ head_stats head_ends(const head_chains &s, float max) {
     return {max, __fadd_rn(s.sum[0], s.sum[1]), __fadd_rn(s.sum_t[0], s.sum_t[1]), __fadd_rn(s.sum_sq[0], s.sum_sq[1])};
 }
 /* The sums of both; max is a's. */
-template <bool MOMENTS> static __device__ __forceinline__ head_sum head_plus(const head_sum &a, const head_sum &b) {
-    head_sum r = {a.max, __fadd_rn(a.sum, b.sum), 0, 0};
+template <bool MOMENTS> static __device__ __forceinline__ head_stats head_plus(const head_stats &a, const head_stats &b) {
+    head_stats r = {a.max, __fadd_rn(a.sum, b.sum), 0, 0};
     if (MOMENTS) r.sum_t = __fadd_rn(a.sum_t, b.sum_t), r.sum_sq = __fadd_rn(a.sum_sq, b.sum_sq);
     return r;
 }
-/* s plus that of the lane `mask` away: the same bits in both. */
-template <bool MOMENTS> static __device__ __forceinline__ head_sum head_plus_lane(const head_sum &s, int mask) {
-    head_sum o = {s.max, __shfl_xor_sync(0xffffffffu, s.sum, mask), 0, 0};
+/* s plus that of lane ^ mask: the same bits in both. */
+template <bool MOMENTS> static __device__ __forceinline__ head_stats head_plus_lane(const head_stats &s, int mask) {
+    head_stats o = {s.max, __shfl_xor_sync(0xffffffffu, s.sum, mask), 0, 0};
     if (MOMENTS) {
         o.sum_t = __shfl_xor_sync(0xffffffffu, s.sum_t, mask);
         o.sum_sq = __shfl_xor_sync(0xffffffffu, s.sum_sq, mask);
     }
     return head_plus<MOMENTS>(s, o);
 }
-/* A tile's part of its chunk, whose largest entry is `max`. The parts are added pairwise: neighbours, then pairs of them, ... */
-template <bool MOMENTS> static __device__ __forceinline__ head_sum head_tile_part(const head_sum &tile, float max) {
+/* A tile's statistics relative to its chunk's maximum. They are added pairwise: neighbours, then pairs of them, ... */
+template <bool MOMENTS> static __device__ __forceinline__ head_stats head_tile_part(const head_stats &tile, float max) {
     const float d = __fsub_rn(tile.max, head_base(max)), w = head_exp(d);
-    head_sum r = {max, __fmul_rn(w, tile.sum), 0, 0};
+    head_stats r = {max, __fmul_rn(w, tile.sum), 0, 0};
     if (MOMENTS) { /* sum of w e (t + d) */
         r.sum_t = __fmul_rn(w, __fmaf_rn(head_clamp(d), tile.sum, tile.sum_t));
         r.sum_sq = __fmul_rn(__fmul_rn(w, w), tile.sum_sq);
@@ -84,7 +83,7 @@ template <bool MOMENTS> static __device__ __forceinline__ head_sum head_tile_par
 
 /* ---- one chunk; called by all HEAD_THREADS threads ---- */
 
-/* Place in the chunk of this thread's i-th value: pairs, so that the 16 lanes of a tile read 128 bytes at once. */
+/* Index in the chunk of this thread's i-th value: pairs, so that the 16 lanes of a tile read 128 bytes at once. */
 static __device__ __forceinline__ int head_at(int i) {
     const int tile = (int)threadIdx.x / HEAD_LANES, lane = (int)threadIdx.x % HEAD_LANES;
     return tile * HEAD_TILE + i / 2 * 32 + lane * 2 + i % 2;
@@ -123,14 +122,14 @@ static __device__ __forceinline__ float head_warp_sum(float s) { /* the same bit
 
 struct head_shared {
     float max[HEAD_WARPS];
-    head_sum tile[HEAD_TILES];
+    head_stats tile[HEAD_TILES];
 };
 
 /* Statistics of the chunk whose z the block holds; the result is the same in every thread, and
  * s->max the maxima of the warps' groups until the next call. NaN entries do not enter max and make
  * the sums NaN; a chunk of -inf has max -inf and sum 0. */
 template <bool MOMENTS>
-static __device__ __forceinline__ head_sum head_chunk_sum(const float (&z)[HEAD_PER_THREAD], head_shared *s) {
+static __device__ __forceinline__ head_stats head_chunk_stats(const float (&z)[HEAD_PER_THREAD], head_shared *s) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float max = -CUDART_INF_F; /* fmaxf passes over NaN */
 #pragma unroll
@@ -140,17 +139,17 @@ static __device__ __forceinline__ head_sum head_chunk_sum(const float (&z)[HEAD_
     head_chains chains = {};
 #pragma unroll
     for (int i = 0; i < HEAD_PER_THREAD; i++) head_add<MOMENTS>(chains, i % 2, z[i], head_base(max));
-    head_sum r = head_ends(chains, max);
+    head_stats r = head_ends(chains, max);
     r = head_plus_lane<MOMENTS>(r, 4);
     r = head_plus_lane<MOMENTS>(r, 8);
     r = head_plus_lane<MOMENTS>(r, 1);
     r = head_plus_lane<MOMENTS>(r, 2);
     const float both = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, HEAD_LANES));
-    __syncthreads(); /* what a call before left in s was read */
+    __syncthreads(); /* all have read what the last call left in s */
     if (lane == 0) s->max[warp] = both;
     if (lane % HEAD_LANES == 0) s->tile[threadIdx.x / HEAD_LANES] = r;
     __syncthreads();
-    const head_sum tile = s->tile[lane % HEAD_LANES];
+    const head_stats tile = s->tile[lane % HEAD_LANES];
     max = tile.max;
 #pragma unroll
     for (int d = HEAD_LANES / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, d));
@@ -160,10 +159,10 @@ static __device__ __forceinline__ head_sum head_chunk_sum(const float (&z)[HEAD_
     return r;
 }
 
-/* ---- a chunk from its tiles, as head_chunk_sum adds them ---- */
+/* ---- a chunk from its tiles, as head_chunk_stats merges them ---- */
 
 /* v: those of a row from tile `first` on, of (n_tiles, rows); empty ones beyond. */
-static __device__ __forceinline__ void head_load_tiles(head_sum (&v)[HEAD_TILES], const head_sum *tiles, int64_t first,
+static __device__ __forceinline__ void head_load_tiles(head_stats (&v)[HEAD_TILES], const head_stats *tiles, int64_t first,
                                                        int64_t n_tiles, int64_t rows, int64_t row) {
 #pragma unroll
     for (int i = 0; i < HEAD_TILES; i++) {
@@ -172,8 +171,8 @@ static __device__ __forceinline__ void head_load_tiles(head_sum (&v)[HEAD_TILES]
         v[i] = {t.x, t.y, t.z, t.w};
     }
 }
-/* The chunk's statistics; v is used up. */
-template <bool MOMENTS> static __device__ __forceinline__ head_sum head_of_tiles(head_sum (&v)[HEAD_TILES]) {
+/* The chunk's statistics; v is overwritten. */
+template <bool MOMENTS> static __device__ __forceinline__ head_stats head_merge_tiles(head_stats (&v)[HEAD_TILES]) {
     float max = -CUDART_INF_F;
 #pragma unroll
     for (int i = 0; i < HEAD_TILES; i++) max = fmaxf(max, v[i].max);
@@ -186,35 +185,36 @@ template <bool MOMENTS> static __device__ __forceinline__ head_sum head_of_tiles
     return {max, v[0].sum, v[0].sum_t, v[0].sum_sq};
 }
 
-/* ---- chunks together ---- */
+/* ---- merging chunks ---- */
 
 /* A chunk's part of sum exp(z - max) of the row; 0 for one that holds nothing but -inf. The row's sum
  * is that of its chunks' weights, added in chunk order from 0 by __dadd_rn. */
-static __device__ __forceinline__ double head_weight(const head_sum &c, float max) {
+static __device__ __forceinline__ double head_weight(const head_stats &c, float max) {
     return c.sum == 0 ? 0.0 : __dmul_rn(exp((double)c.max - (double)max), (double)c.sum);
 }
 static __device__ __forceinline__ double head_lse(float max, double sum) { return __dadd_rn((double)max, log(sum)); }
 /* The log-prob of an entry from its z = raw * inv_temp, rounded to f32. */
 static __device__ __forceinline__ float head_logp(float z, double lse) { return (float)__dadd_rn((double)z, -lse); }
 
-/* ---- lm_head_sm90.cu: the logits' product with what is made of them, and no logits in memory ---- */
+/* ---- lm_head_sm90.cu: the head's GEMM with fused epilogues, no logits in memory ---- */
 
-/* lm_head.cu: bytes of CUDA_SCRATCH_HEAD in which a head of this shape is tried. */
-size_t cuda_head_try_bytes(int64_t k, int64_t vocab);
-/* lm_head.cu: whether the head's own kernel serves it, that is, gives the bits of cuda_logits. Tries a shape at its first
+/* lm_head.cu: bytes of CUDA_SCRATCH_HEAD in which a head of this shape is checked. */
+size_t cuda_head_check_bytes(int64_t k, int64_t vocab);
+/* lm_head.cu: whether the fused kernel serves this head, that is, gives the bits of cuda_logits. Checks a shape at its first
  * call, which waits. */
-int cuda_head_in_product(struct cuda *c, struct tensor x, struct weight w, bool *yes);
-/* Whether it takes this device and this head. */
-bool cuda_head_product_takes(const struct cuda *c, struct tensor x, struct weight w);
+int cuda_head_fused(struct cuda *c, struct tensor x, struct weight w, bool *yes);
+/* Whether the fused kernel takes this device and this head. */
+bool cuda_head_fused_takes(const struct cuda *c, struct tensor x, struct weight w);
 /* Statistics of rows [row, row + rows) by tile: tiles (head_tiles(vocabulary), rows), moments when asked; and raw_target (rows),
  * the targets' raw logits, NaN for a target outside of the vocabulary. */
-int cuda_head_tiles(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_sum *tiles,
-                    float *raw_target);
-/* The same with what a sampler needs: the statistics, without moments, of all rows of x and the raw logits (rows, vocabulary).
- * pre: cuda_head_in_product says so. inv_temp (rows). */
-int cuda_head_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits, head_sum *tiles);
+int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_stats *tiles,
+                          float *raw_target);
+/* For the sampler: the statistics, without moments, of all rows of x, and the raw logits (rows, vocabulary).
+ * pre: cuda_head_fused says so. inv_temp (rows). */
+int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits,
+                           head_stats *tiles);
 /* dz (rows, cols) bf16 of rows [row, row + rows) and entries [lo, lo + cols), cols a multiple of 8. */
-int cuda_head_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
-                 int64_t rows, int64_t lo, int64_t cols, void *dz);
+int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
+                       int64_t rows, int64_t lo, int64_t cols, void *dz);
 
 #endif

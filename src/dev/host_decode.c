@@ -1,10 +1,8 @@
-/* host_arrays.c - ops of bookkeeping that are the same for every backend whose memory
- * is the host's: ref and cpu put them into their tables.  No arithmetic on
- * activations.
+/* host_decode.c - decode_next for the backends whose memory is the host's (ref and cpu): logits, sampling through the
+ * backend's own sampler, and the next step's inputs.
  *
- * Invariant: decode_next draws through the backend's own sampler, so a token and its
- * log-prob do not depend on whether the loop or its caller kept the books. */
-#include "dev/host_arrays.h"
+ * Invariant: a token and its log-prob do not depend on whether the decoding loop runs here or in its caller. */
+#include "dev/host_decode.h"
 
 #include "base/buf.h"
 #include "base/err.h"
