@@ -109,7 +109,7 @@ def stand_in():
 
     def bare(self, module):
         self._autocast_dtype, self.scaler = torch.float32, None  # float32: no autocast
-        # difference pad-row: torch passes no gradient to the embedding of the pad token; verlc trains it too
+        # pad-row (docs/differences.md)
         module.get_input_embeddings().padding_idx = None
         return module.double()
 

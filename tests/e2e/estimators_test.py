@@ -20,6 +20,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     h = hashlib.sha256(solution_str.encode()).digest()
     return {"score": h[0] / 64, "a": h[1] / 100, "b": h[2] % 2 == 1}
 '''
+# scores the first sample of each prompt alone
+LONE = '''
+seen = set()
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if extra_info["index"] in seen:
+        raise ValueError("scored already")
+    seen.add(extra_info["index"])
+    return 1.5 + extra_info["index"]
+'''
 N = 4
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
@@ -104,22 +113,57 @@ def main():
             test(f"{name}: variance_proxy", all(v > 0 for v in proxy) and math.isclose(proxy[0], m["actor/grad_norm"] ** 2),
                  str(proxy))
 
-        two = {"+algorithm.gdpo_reward_keys": "[a,b]", "+algorithm.gdpo_reward_weights": "[1.0,0.5]"}
-        d = step("gdpo", **two)
-        extra = [json.loads(e[0]) for e in samples(d, "extra")]
-        want = []
-        for i in range(0, len(extra), N):
-            for j in range(N):
-                total = 0
-                for key, w in (("a", 1.0), ("b", 0.5)):
-                    x = [float(e[key]) for e in extra[i:i + N]]
-                    total += w * (x[j] - statistics.mean(x)) / (statistics.stdev(x) + 1e-6)
-                want.append(total)
-        have = [x[1] for g in groups(d) for x in g]
-        scale = (max(have) - min(have)) / (max(want) - min(want))  # whitening is a shift and a scale
-        shift = have[0] - scale * want[0]
-        off = max(abs(h - scale * w - shift) for h, w in zip(have, want))
-        test("gdpo: each reward of the dict by itself, weighted, whitened", scale > 0 and off < 1e-6, f"off by {off}")
+        for by_std in (True, False):
+            name = "gdpo" if by_std else "gdpo without std"
+            d = step("gdpo", name, **{"+algorithm.gdpo_reward_keys": "[a,b]", "+algorithm.gdpo_reward_weights": "[1.0,0.5]",
+                                      "algorithm.norm_adv_by_std_in_grpo": by_std})
+            extra = [json.loads(e[0]) for e in samples(d, "extra")]
+            want = []
+            for i in range(0, len(extra), N):
+                for j in range(N):
+                    total = 0
+                    for key, w in (("a", 1.0), ("b", 0.5)):
+                        x = [float(e[key]) for e in extra[i:i + N]]
+                        total += w * (x[j] - statistics.mean(x)) / (statistics.stdev(x) + 1e-6 if by_std else 1)
+                    want.append(total)
+            have = [x[1] for g in groups(d) for x in g]
+            scale = (max(have) - min(have)) / (max(want) - min(want))  # whitening is a shift and a scale
+            shift = have[0] - scale * want[0]
+            off = max(abs(h - scale * w - shift) for h, w in zip(have, want))
+            test(f"{name}: each reward of the dict by itself, weighted, whitened", scale > 0 and off < 1e-6, f"off by {off}")
+
+        # std-flag-everywhere (docs/differences.md)
+        for name in ("grpo", "grpo_vectorized"):
+            d = step(name, f"{name} without std", **{"algorithm.norm_adv_by_std_in_grpo": False})
+            off = max(abs(a - x[1]) for g in groups(d) for a, x in zip(mean_baseline(g), g))
+            test(f"{name}: norm_adv_by_std_in_grpo=False takes the mean away and does not divide", off < 1e-9, f"off by {off}")
+
+        # lone-survivor, short-mini-batch: one sample of each prompt is left, 4 of a mini-batch of 16
+        (s.dir / "lone.py").write_text(LONE)
+        d = step("grpo", "lone", **{"reward.custom_reward_function.path": s.dir / "lone.py", "reward.on_error": "drop_sample",
+                                    ACTOR + "ppo_mini_batch_size": 4, ACTOR + "loss_agg_mode": "seq-mean-token-mean"})
+        rows, m = [r for r in samples(d, "score, advantage") if r[1] is not None], metrics(d)
+        test("a lone survivor: a group of one, whose advantage is its score", len(rows) == 4 and m["reward/num_errors"] == 12 and
+             all(math.isclose(a, score / (1 + 1e-6), rel_tol=1e-9) for score, a in rows), str(rows))
+        want = -statistics.mean(a for _, a in rows)  # the ratio is 1: a sample's loss is its advantage
+        test("a short mini-batch: the loss is the mean over its own samples",
+             len(rows) == 4 and math.isclose(m["actor/pg_loss"], want, rel_tol=1e-5), f"{m['actor/pg_loss']}, want {want}")
+
+        # norm-by-limit: without loss_scale_factor the divisor is max_response_length, whatever the responses are long
+        keys = {"data.max_response_length": 200, ACTOR + "loss_agg_mode": "seq-mean-token-sum-norm",
+                ACTOR + "ppo_micro_batch_size_per_gpu": 1}
+        d = step("grpo", "by limit", **keys)
+        given = step("grpo", "by 200", **keys, **{ACTOR + "loss_scale_factor": 200})
+        longest = max(n for (n,) in samples(d, "length(ids) / 4"))
+        test("seq-mean-token-sum-norm: loss_scale_factor=null is max_response_length",
+             min(n for (n,) in samples(d, "length(ids) / 4")) < longest <= 200 and
+             metrics(d)["actor/grad_norm"] == metrics(given)["actor/grad_norm"] > 0 and state(d, 1) == state(given, 1))
+
+        # steps-over-epochs: an epoch is two steps
+        d = step("grpo", "over", **{"data.train_batch_size": 32, ACTOR + "ppo_mini_batch_size": 32, "trainer.total_epochs": 1,
+                                    "trainer.total_training_steps": 3, "trainer.save_freq": 5, "trainer.test_freq": 5})
+        test("total_training_steps beyond total_epochs: goes on, validates and saves at its end", metrics(d)["training/epoch"] == 1
+             and (d / "global_step_3").is_dir() and any(k.startswith("val-core/") for k in metrics(d)))
 
         plain = state(step("grpo", "plain"), 1)
         d = step("grpo", "corrected", **{CORRECTION + "rollout_is": "sequence", CORRECTION + "rollout_is_threshold": "0.5_2.0",

@@ -93,6 +93,14 @@ def check_schedules(s, test):
         test(f"{kind}: warm-up over 2 steps, then its curve", near(got, rates(kind, 2), 1e-6), (got, rates(kind, 2)))
 
 
+def check_epochs(s, test):
+    """steps-over-epochs (docs/differences.md): an epoch has 6 steps."""
+    sft(s, "over", trainer__total_epochs=1, trainer__total_training_steps=8, trainer__test_freq=100, trainer__save_freq=100)
+    test("total_training_steps beyond total_epochs: goes on, validates and saves at its end",
+         len(series(s.dir / "over", "train/loss")) == 8 and len(series(s.dir / "over", "val/loss")) == 1 and
+         (s.dir / "over/global_step_8").is_dir())
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -102,6 +110,7 @@ def main():
         check_mask(s, test)
         check_batches(s, test)
         check_schedules(s, test)
+        check_epochs(s, test)
     test.end()
 
 

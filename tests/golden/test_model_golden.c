@@ -36,11 +36,12 @@ static void pack_case(struct model_case *c, struct model_batch *b) {
     case_pack(&c->dev, b, s, 2);
 }
 
-static void check_case(const char *name, const char *backend, struct model_keep keep) {
+static void check_case(const char *name, const char *backend, struct model_keep keep, bool with_pad) {
     struct model_case c;
     struct model_batch b;
     struct model_acts *a;
     case_open(&c, &(struct case_args){name, backend, 2, DT_F32, MODEL_TRAIN});
+    if (with_pad) c.m->cfg.pad = case_seq_at(&c, 0).ids[0];
     pack_case(&c, &b);
     OK(model_acts_create(&a, c.m, c.n_rows, keep, NULL));
     OK(model_forward(c.m, &b, a));
@@ -71,11 +72,16 @@ static void check_case(const char *name, const char *backend, struct model_keep 
 
 static void against_transformers(void **state) {
     (void)state;
-    EACH(k, BACKENDS) EACH(i, CASES) if (case_has(BACKENDS[k])) check_case(CASES[i], BACKENDS[k], MODEL_KEEP_ALL);
+    EACH(k, BACKENDS) EACH(i, CASES) if (case_has(BACKENDS[k])) check_case(CASES[i], BACKENDS[k], MODEL_KEEP_ALL, false);
 }
 static void with_recompute(void **state) {
     (void)state;
-    EACH(i, CASES) check_case(CASES[i], "ref", MODEL_KEEP_LAYER);
+    EACH(i, CASES) check_case(CASES[i], "ref", MODEL_KEEP_LAYER, false);
+}
+/* pad-row (docs/differences.md): torch's padding_idx would leave the look-up's gradient out of this row. */
+static void pad_token_is_trained(void **state) {
+    (void)state;
+    EACH(i, CASES) check_case(CASES[i], "cpu", MODEL_KEEP_ALL, true);
 }
 
 /* The same weights under other rope_scaling entries of config.json. */
@@ -196,10 +202,8 @@ static void adamw_against_torch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(against_transformers),
-        cmocka_unit_test(with_recompute),
-        cmocka_unit_test(rope_variants),
-        cmocka_unit_test(adamw_against_torch),
+        cmocka_unit_test(against_transformers), cmocka_unit_test(with_recompute),      cmocka_unit_test(pad_token_is_trained),
+        cmocka_unit_test(rope_variants),        cmocka_unit_test(adamw_against_torch),
     };
     return cmocka_run_group_tests_name("model golden", tests, NULL, NULL);
 }
