@@ -4,7 +4,8 @@
 #ifndef VERLC_ALGO_INT_H
 #define VERLC_ALGO_INT_H
 
-#include "algo/algo.h"
+#include "algo/advantage.h"
+#include "algo/policy_loss.h"
 #include "base/buf.h"
 #include "base/err.h"
 

@@ -7,6 +7,8 @@
  * JSD that would reward a student who moves its mass to tokens outside the list, so there all other tokens count
  * as one more, whose probability is what the list leaves.
  * Invariant: as in every loss, a token weighs the same in whatever micro-batch it comes. */
+#include "algo/distillation.h"
+
 #include "algo/algo_int.h"
 
 #include <stdlib.h>

@@ -6,8 +6,12 @@
  * of L tokens in a 7B decoder; one more micro-batch until every one is within its tokens;
  * then the largest in the middle.  Invariant: every comparison is a total order on the
  * rows, so the answer does not depend on how things are sorted. */
-#include "algo/algo_int.h"
+#include "algo/micro_batch_balance.h"
 
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,11 @@
 /* pf_ppo.c - the weights of PF-PPO (policy filtration, arXiv 2409.06957) as verl's
  * compute_pf_ppo_reweight_data has them.  Drawing by them is the trainer's. */
-#include "algo/algo_int.h"
+#include "algo/pf_ppo.h"
 
+#include "base/err.h"
+
+#include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 int algo_pf_ppo_parse(struct algo_pf_ppo *c, const char *method, double weight_pow) {

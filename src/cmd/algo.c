@@ -1,12 +1,12 @@
 /* algo.c - `verlc algo`: one JSON request a line in, one answer a line out, in
- * order.  The operations are in cmd/algo_json.c; "reward" is here because the
- * graders are a module below algo.
+ * order.  The operations on numbers are in cmd/algo_json.c; "reward", which starts a
+ * scorer, is here.
  * Invariant: every request line gets one answer line; a request that cannot be
  * answered gets {"error": ...} and the tool goes on. */
 #include "cmd/algo_json.h"
 #include "cmd/cmd.h"
 
-#include "algo/algo.h"
+#include "algo/user/user.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"

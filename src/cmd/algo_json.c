@@ -7,6 +7,11 @@
  * Invariant: every array of a request has the shape of its mask. */
 #include "cmd/algo_json.h"
 
+#include "algo/distillation.h"
+#include "algo/micro_batch_balance.h"
+#include "algo/pf_ppo.h"
+#include "algo/value_loss.h"
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"

@@ -2,7 +2,7 @@
 #ifndef VERLC_CMD_ALGO_JSON_H
 #define VERLC_CMD_ALGO_JSON_H
 
-#include "algo/algo.h"
+#include "algo/user/user.h"
 
 /* Estimators and losses of the user's own that a request may name by their spec; NULL: none. */
 struct algo_json_user {

@@ -4,7 +4,7 @@
  * exported; an adapter with its head against peft.  The fixtures come from tools/oracle_critic.py. */
 #include "model_case.h"
 
-#include "algo/algo.h"
+#include "algo/value_loss.h"
 #include "base/json.h"
 #include "train/run/trained_model.h"
 

@@ -3,8 +3,8 @@
  * for an estimator, on every backend and under several cuts.  The fixtures come from tools/oracle_distill.py. */
 #include "model_case.h"
 
-#include "algo/algo.h"
 #include "train/ppo/stages.h"
+#include "algo/distillation.h"
 
 static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* the bars of the project in fp32 */
 

@@ -4,7 +4,8 @@
  *
  * The exceptions are verl's, and the test demands that they are exceptions still: clip_cov
  * and kl_cov rank the tokens of the call, bypass_mode can normalise its weights over it. */
-#include "algo/algo.h"
+#include "algo/policy_loss.h"
+#include "algo/value_loss.h"
 #include "worst.h"
 #include "base/buf.h"
 #include "base/err.h"

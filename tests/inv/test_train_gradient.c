@@ -3,7 +3,7 @@
  * tokens, packed together or one by one, with and without entropy and KL. */
 #include "model_case.h"
 
-#include "algo/algo.h"
+#include "algo/policy_loss.h"
 #include "base/rng.h"
 #include "train/run/trained_model.h"
 

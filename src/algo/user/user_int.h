@@ -4,6 +4,7 @@
 #define VERLC_ALGO_USER_INT_H
 
 #include "algo/algo_int.h"
+#include "algo/user/user.h"
 #include "helper/helper.h"
 
 #include <verlc_algo.h>

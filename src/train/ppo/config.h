@@ -5,7 +5,10 @@
 #ifndef VERLC_TRAIN_PPO_CONFIG_H
 #define VERLC_TRAIN_PPO_CONFIG_H
 
-#include "algo/algo.h"
+#include "algo/advantage.h"
+#include "algo/distillation.h"
+#include "algo/pf_ppo.h"
+#include "algo/user/user.h"
 #include "data/data.h"
 #include "model/optim/optimizer.h"
 #include "reward/reward.h"

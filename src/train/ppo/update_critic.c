@@ -2,6 +2,7 @@
  * its own updates after them.  The mirror of update_actor.c; the loss lives in algo. */
 #include "train/ppo/stages.h"
 
+#include "algo/value_loss.h"
 #include "base/buf.h"
 #include "base/err.h"
 

@@ -1,7 +1,7 @@
 /* micro_batch.c - see micro_batch.h. */
 #include "train/run/micro_batch.h"
 
-#include "algo/algo.h"
+#include "algo/micro_batch_balance.h"
 #include "base/buf.h"
 #include "base/err.h"
 
