@@ -25,7 +25,7 @@ struct algo_adv_args {
     const double *components;
     const double *component_weights; /* NULL: all 1 */
     int64_t n_components;
-    const json_t *kwargs; /* of a user's own estimator: an object, may be NULL */
+    const json_t *kwargs; /* of a user-defined estimator: an object, may be NULL */
     double gamma, lam;
     bool norm_by_std;      /* norm_adv_by_std_in_grpo; false is Dr.GRPO */
     bool handle_zero_tail; /* optimal token baselines; verl's default is true */
@@ -34,7 +34,7 @@ struct algo_adv_entry {
     const char *name;
     unsigned needs; /* enum algo_adv_needs */
     int (*run)(const struct algo_adv_args *a, double *adv, double *ret);
-    int (*user)(void *ctx, const struct algo_adv_args *a, double *adv, double *ret); /* a user's own, instead of run */
+    int (*user)(void *ctx, const struct algo_adv_args *a, double *adv, double *ret); /* user-defined, instead of run */
     void *ctx;
 };
 struct algo_adv_args algo_adv_defaults(void);                 /* verl's defaults: gamma = lam = 1, flags true */

@@ -59,7 +59,7 @@ struct algo__policy_out {
 struct algo_policy_entry {
     const char *name;
     int (*run)(const struct algo_policy_args *a, struct algo__policy_out *o);
-    /* A user's own loss instead: with the weights w it fills the loss of each token and the derivative of
+    /* A user-defined loss instead: with the weights w it fills the loss of each token and the derivative of
      * their weighted sum by each log-prob; fixed: the log-probs where they are constants. */
     int (*user)(void *ctx, const struct algo_policy_args *a, const double *fixed, const double *w, double *loss, double *dlogp);
     void *ctx;

@@ -13,7 +13,7 @@ struct algo_distill {
     bool use_policy_gradient;  /* the negative loss is the advantage of a vanilla policy loss */
     struct algo_policy_cfg policy;
 };
-/* k1 and its kin, forward_kl_topk, reverse_kl_topk, jsd_topk; nothing clamped. ERR_INVAL lists the names. */
+/* k1 and the other estimators, forward_kl_topk, reverse_kl_topk, jsd_topk; nothing clamped. ERR_INVAL lists the names. */
 int algo_distill_find(struct algo_distill *d, const char *loss_mode);
 
 struct algo_distill_args {

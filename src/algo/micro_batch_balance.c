@@ -1,4 +1,4 @@
-/* micro_batch_balance.c - the micro-batches of dynamic batching: rows dealt out so that each
+/* micro_batch_balance.c - the micro-batches of dynamic batching: rows assigned so that each
  * has about the same work and none more than its tokens.
  *
  * verl's rearrange_micro_batches on one rank (verl.utils.seqlen_balancing): the largest
@@ -138,39 +138,39 @@ static int64_t fewest(const int64_t *sorted, int64_t n, int64_t max_tokens) {
     return best > large ? best : large;
 }
 
-struct slot { /* a part with its rows in ascending order, for the last sort */
+struct micro_batch { /* a part with its rows in ascending order, for the last sort */
     int64_t work, at, n, first;
 };
 
-static int compare_slots(const void *x, const void *y) { /* descending */
-    const struct slot *a = x, *b = y;
+static int compare_micro_batches(const void *x, const void *y) { /* descending */
+    const struct micro_batch *a = x, *b = y;
     if (a->work != b->work) return a->work > b->work ? -1 : 1;
     return (a->first < b->first) - (a->first > b->first);
 }
 
 /* Rows and ends of the micro-batches, the smaller ones towards both ends. */
 static int64_t lay_out(const struct state *s, const int64_t *next, int64_t *row, int64_t *end) {
-    struct slot *slot = xmalloc((size_t)s->n * sizeof *slot);
+    struct micro_batch *parts = xmalloc((size_t)s->n * sizeof *parts);
     int64_t n_rows = 0;
     for (int64_t i = 0; i < s->n; i++) n_rows += s->part[i].n;
     int64_t *rows = xmalloc((size_t)n_rows * sizeof *rows), at = 0;
     for (int64_t i = 0; i < s->n; i++) {
-        slot[i] = (struct slot){.work = s->part[i].work, .at = at, .n = s->part[i].n};
+        parts[i] = (struct micro_batch){.work = s->part[i].work, .at = at, .n = s->part[i].n};
         for (int64_t r = s->part[i].first; r >= 0; r = next[r]) rows[at++] = r;
-        qsort(rows + slot[i].at, (size_t)slot[i].n, sizeof *rows, ascending);
-        slot[i].first = rows[slot[i].at];
+        qsort(rows + parts[i].at, (size_t)parts[i].n, sizeof *rows, ascending);
+        parts[i].first = rows[parts[i].at];
     }
-    qsort(slot, (size_t)s->n, sizeof *slot, compare_slots);
+    qsort(parts, (size_t)s->n, sizeof *parts, compare_micro_batches);
     at = 0;
     const int64_t half = (s->n + 1) / 2;
     for (int64_t o = 0; o < s->n; o++) { /* the even places backwards, then the odd ones */
-        const struct slot *p = &slot[o < half ? 2 * (half - 1 - o) : 2 * (o - half) + 1];
+        const struct micro_batch *p = &parts[o < half ? 2 * (half - 1 - o) : 2 * (o - half) + 1];
         memcpy(row + at, rows + p->at, (size_t)p->n * sizeof *row);
         at += p->n;
         end[o] = at;
     }
     free(rows);
-    free(slot);
+    free(parts);
     return s->n;
 }
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Rows of len[i] tokens each, dealt out by Karmarkar-Karp so that the micro-batches have about the same work and none
+/* Rows of len[i] tokens each, assigned by Karmarkar-Karp so that the micro-batches have about the same work and none
  * more than max_tokens. row (n): their numbers, one micro-batch after the other; end (n): where each of the n_micro ends
  * in row. ERR_INVAL: a row that alone is longer. */
 int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_t *row, int64_t *end, int64_t *n_micro);

@@ -235,7 +235,7 @@ static int finish(const struct algo_policy_args *a, const struct algo__policy_ou
     return 0;
 }
 
-/* A user's own loss: it differentiates its weighted sum itself. */
+/* A user-defined loss: it differentiates its weighted sum itself. */
 static int user_loss(const struct algo_policy_entry *e, const struct algo_policy_args *a, double *loss, double *dlogp,
                      struct algo_metrics *m) {
     double *w = algo__tokens(a->r), *lmat = algo__tokens(a->r), s = 0;

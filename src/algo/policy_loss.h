@@ -16,7 +16,7 @@ struct algo_policy_cfg { /* actor.* and actor.policy_loss.*; start from algo_pol
     double dro_beta;                                 /* dro; must be set */
     uint64_t seed, step;                             /* clip_cov picks its tokens by (seed, step) */
     const struct algo_corr *corr;                    /* bypass_mode */
-    const json_t *kwargs;                            /* of a user's own loss: an object, may be NULL */
+    const json_t *kwargs;                            /* of a user-defined loss: an object, may be NULL */
 };
 struct algo_policy_args {
     const struct algo_ragged *r;
@@ -28,7 +28,7 @@ struct algo_policy_args {
 struct algo_policy_entry; /* a row of the table */
 struct algo_policy_cfg algo_policy_defaults(void);
 const struct algo_policy_entry *algo_policy_find(const char *name); /* NULL: unknown, message lists the names */
-const char *algo_policy_name(const struct algo_policy_entry *e);    /* a user's own: its spec */
+const char *algo_policy_name(const struct algo_policy_entry *e);    /* user-defined: its spec */
 /* The loss, and dlogp[t] = d loss / d logp[t] (0 where masked).  Metrics
  * actor/pg_clipfrac, actor/ppo_kl, ... over this call's tokens; where no token
  * is valid the loss is 0 and the metric actor/no_valid_tokens is 1. */

@@ -14,7 +14,7 @@ struct algo_rs {         /* one rejection option */
 struct algo_corr {
     enum algo_is_level is;
     double is_upper;
-    double is_lower; /* > 0: weights outside [lower, upper] become 0; 0: cut at upper */
+    double is_lower; /* > 0: weights outside [lower, upper] become 0; 0: truncated at upper */
     bool is_batch_normalize;
     int n_rs;
     struct algo_rs rs[ALGO_RS_MAX];

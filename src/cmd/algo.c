@@ -107,8 +107,8 @@ static int open_mine(struct algo_user **out, const char *option, const char *spe
 int cmd_algo(int argc, char **argv) {
     const char *path = NULL, *name = NULL, *adv = NULL, *loss = NULL;
     const struct cmd_opt opts[] = {
-        {"--adv", CMD_STR, &adv, "FILE:NAME", "an estimator of one's own, C or Python; requests name it so too"},
-        {"--loss", CMD_STR, &loss, "FILE:NAME", "a policy loss of one's own"},
+        {"--adv", CMD_STR, &adv, "FILE:NAME", "a user-defined estimator, C or Python; requests name it so too"},
+        {"--loss", CMD_STR, &loss, "FILE:NAME", "a user-defined policy loss"},
         {"--reward", CMD_STR, &path, "FILE", "score with this Python file's compute_score instead of the native graders"},
         {"--reward-name", CMD_STR, &name, "NAME", "the function in that file"},
     };

@@ -319,7 +319,7 @@ static int read_components(struct request *q, struct algo_adv_args *a) {
 
 /* Code is named on the command line alone: a request can only ask for what is there. */
 static int not_mine(const struct request *q, const char *name, const char *option) {
-    FAIL(ERR_INVAL, "%s: '%s' is a function of one's own, which the command line must name too: verlc algo %s %s", q->where, name,
+    FAIL(ERR_INVAL, "%s: '%s' is a user-defined function; name it on the command line too: verlc algo %s %s", q->where, name,
          option, name);
 }
 
@@ -339,7 +339,7 @@ static int find_loss(const struct request *q, const char *name, const struct alg
     return *e ? 0 : ERR_INVAL;
 }
 
-/* The parameters of a function of one's own. */
+/* The parameters of a user-defined function. */
 static int read_kwargs(const struct request *q, const json_t **out) {
     *out = find(q, "kwargs");
     if (*out && !json_is_object(*out)) FAIL(ERR_FORMAT, "%s: \"kwargs\" is not an object", q->where);

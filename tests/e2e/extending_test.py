@@ -1,4 +1,4 @@
-"""Estimators and losses of one's own, in C and in Python, through `verlc algo` and in runs:
+"""User-defined estimators and losses, in C and in Python, through `verlc algo` and in runs:
 the code of docs/extending.md as it stands there, and what goes wrong, in one line each."""
 
 import json

@@ -1,4 +1,4 @@
-/* user.c - a user's own estimator or loss as an entry like any other: its name,
+/* user.c - a user-defined estimator or loss as an entry like any other: its name,
  * its call, and the checks of what it gives.
  *
  * Does not know how a C file becomes a function (user_c.c) nor how Python is asked
@@ -42,7 +42,7 @@ int algo__user_parse(const char *spec, char **path, char **name, bool *python) {
         FAIL(ERR_INVAL, "'%s' is not the name of a function; it must be FILE.c:NAME or FILE.py:NAME", colon + 1);
     for (const char *s = spec; s < colon; s++)
         if (*s == '"' || *s == '\\' || (unsigned char)*s < ' ')
-            FAIL(ERR_INVAL, "the path of a file of one's own must not have quotes, backslashes or control characters");
+            FAIL(ERR_INVAL, "the path of a user's file must not contain quotes, backslashes or control characters");
     char *given = xstrndup(spec, (size_t)(colon - spec));
     *path = file_expand(given);
     free(given);

@@ -1,4 +1,4 @@
-/* user.h - a user's own estimator or loss: a function of a C or Python file (docs/extending.md). */
+/* user.h - a user-defined estimator or loss: a function of a C or Python file (docs/extending.md). */
 #ifndef VERLC_ALGO_USER_H
 #define VERLC_ALGO_USER_H
 

@@ -1,5 +1,5 @@
 /* user_c.c - a C file of the user's becomes a function: the system's compiler makes
- * a shared object of it beside the run's files, which is opened here.
+ * a shared object of it in the run's directory, which is opened here.
  *
  * What is compiled is a line around the file that gives the function its type, so that a
  * wrong one is the compiler's error and not a crash; the header is the one that this

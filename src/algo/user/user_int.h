@@ -1,4 +1,4 @@
-/* user_int.h - a user's own function between the files that name, compile, call and
+/* user_int.h - a user-defined function between the files that name, compile, call and
  * check it. Private to algo. */
 #ifndef VERLC_ALGO_USER_INT_H
 #define VERLC_ALGO_USER_INT_H
