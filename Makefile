@@ -31,7 +31,7 @@ performance: ## the tables of docs/performance.md from docs/figures; FIGURES=bui
 	@python3 tools/performance_tables.py $(FIGURES)
 bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
 	@scripts/bench_learn.sh
-learn-gpu: ## a 123 M model learns word problems on one GPU, SFT and GRPO from random weights; after make CUDA=1
+learn-gpu: ## a tiny model learns to calculate on one GPU, SFT and GRPO from random weights; after make CUDA=1
 	@scripts/learn_gpu.sh
 oracle: build oracle-venv ## compare with the real packages from PyPI; changes no file
 	@scripts/oracle.sh

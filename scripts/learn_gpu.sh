@@ -1,33 +1,37 @@
 #!/usr/bin/env bash
-# A tiny model learns to calculate on one GPU, from random weights: supervised training until it copies numbers and
-# writes the answer's form but seldom calculates, then GRPO with the right number as its only reward.
+# A tiny model learns to calculate on one GPU, from random weights: supervised training until it copies
+# numbers and writes the answer's form but seldom calculates, then GRPO; the reward is the right number.
 # Exit status 1: a GRPO run starts above 30 % or ends below 90 % of the held-out problems (greedy).
 #   scripts/learn_gpu.sh [grpo|ppo|rloo|dapo|torch]...
-# Each name is one run a seed from the same start (default: grpo). torch is the same recipe in a plain torch loop
-# (tools/learn_torch.py). A run that is there is made again; the others stay, and the tables and the picture show all.
-# LEARN_DIR (build/learn), LEARN_SEEDS (1 2 3), LEARN_STEPS (400), LEARN_TORCH_STEPS (the torch loop ends after so many, on the
-# same schedule), LEARN_PICTURE (LEARN_DIR/learn_gpu.png), VERLC, DEVICE (cuda), PYTHON; LEARN_SFT_STEPS, LEARN_PROMPTS.
+# Each name is one run a seed from the same start (default: grpo). torch is the recipe in a plain torch loop,
+# tools/learn_torch.py. A run that is there is made again; the others stay. Tables and picture show all.
+# LEARN_DIR (build/learn), LEARN_SEEDS (1 2 3), LEARN_STEPS (400), LEARN_KEYS (more keys of verlc ppo),
+# LEARN_TORCH_STEPS (the torch loop ends after so many, on the same schedule), LEARN_PICTURE, LEARN_DOC (a
+# document for the tables), VERLC, DEVICE (cuda), PYTHON; LEARN_SFT_STEPS, LEARN_PROMPTS for a small machine.
 set -eu
 cd "$(dirname "$0")/.."
-verlc=${VERLC:-$PWD/build/release/verlc} out=${LEARN_DIR:-build/learn} device=${DEVICE:-cuda} python=${PYTHON:-python3}
-steps=${LEARN_STEPS:-400} torch_steps=${LEARN_TORCH_STEPS:-${LEARN_STEPS:-400}} sft_steps=${LEARN_SFT_STEPS:-150} prompts=${LEARN_PROMPTS:-1024}
-samples=8 new=48 lr=3e-4 clip=0.28 entropy=0.003 floor=0.1 every=20
+verlc=${VERLC:-$PWD/build/release/verlc} out=${LEARN_DIR:-build/learn} device=${DEVICE:-cuda}
+python=${PYTHON:-python3} picture=${LEARN_PICTURE:-$out/learn_gpu.png}
+steps=${LEARN_STEPS:-400} sft_steps=${LEARN_SFT_STEPS:-170} prompts=${LEARN_PROMPTS:-1024}
+samples=8 new=48 lr=3e-4 floor=0.1 clip=0.28 entropy=0.003 every=20
 
 start_model() { # DIR SEED
     local dir=$1 seed=$2
     "$verlc" model init --preset tiny --out "$dir/model" --seed "$seed"
-    "$verlc" data arith --out "$dir/data" --level 1 --sft-marked 1 --n-train 16384 --n-test 1000 --seed "$seed" --format jsonl
+    "$verlc" data arith --out "$dir/data" --level 1 --sft-marked 1 --n-train 16384 --n-test 1000 \
+        --seed "$seed" --format jsonl
     "$verlc" sft model.path="$dir/model" engine.dtype=bfloat16 model.enable_gradient_checkpointing=False \
         data.train_files="$dir/data/sft_train.jsonl" data.val_files="$dir/data/sft_test.jsonl" \
         data.train_batch_size=64 data.max_length=256 data.max_token_len_per_gpu=8192 \
         optim.lr=3e-3 optim.lr_warmup_steps_ratio=0.1 optim.lr_scheduler_type=cosine \
         trainer.total_training_steps="$sft_steps" trainer.test_freq=-1 trainer.save_freq=100000 \
-        trainer.default_local_dir="$dir/sft" trainer.seed="$seed" trainer.device="$device" trainer.logger='["file"]'
+        trainer.default_local_dir="$dir/sft" trainer.seed="$seed" trainer.device="$device" \
+        trainer.logger='["file"]'
 }
 
 actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout
 run() { # DIR SEED NAME KEYS...
-    local dir=$1 seed=$2 name=$3 total=$steps
+    local dir=$1 seed=$2 name=$3
     shift 3
     rm -rf "${dir:?}/$name"
     "$verlc" ppo data.train_files="$dir/data/train.jsonl" data.val_files="$dir/data/test.jsonl" \
@@ -35,13 +39,16 @@ run() { # DIR SEED NAME KEYS...
         actor_rollout_ref.model.path="$dir/sft/global_step_$sft_steps/actor" \
         actor_rollout_ref.model.enable_gradient_checkpointing=False \
         $actor.optim.lr=$lr $actor.optim.lr_scheduler_type=cosine $actor.optim.min_lr_ratio=$floor \
-        $actor.optim.betas='[0.9,0.95]' $actor.ppo_mini_batch_size=$((prompts / 2)) $actor.clip_ratio_high=$clip \
-        $actor.entropy_coeff=$entropy $actor.use_kl_loss=False \
+        $actor.optim.betas='[0.9,0.95]' $actor.ppo_mini_batch_size=$((prompts / 2)) \
+        $actor.clip_ratio_high=$clip $actor.entropy_coeff=$entropy $actor.use_kl_loss=False \
         $actor.use_dynamic_bsz=True $actor.ppo_max_token_len_per_gpu=65536 \
+        actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536 \
         $rollout.name=verlc $rollout.n=$samples $rollout.max_num_seqs=4096 \
-        trainer.total_epochs=100000 trainer.total_training_steps="$total" trainer.test_freq=$every trainer.save_freq=-1 \
-        trainer.validation_data_dir="$dir/$name/validation" trainer.default_local_dir="$dir/$name" \
-        trainer.n_gpus_per_node=1 trainer.seed="$seed" trainer.device="$device" trainer.logger='["file"]' "$@"
+        trainer.total_epochs=100000 trainer.total_training_steps="$steps" trainer.test_freq=$every \
+        trainer.save_freq=-1 trainer.default_local_dir="$dir/$name" \
+        trainer.validation_data_dir="$dir/$name/validation" \
+        trainer.n_gpus_per_node=1 trainer.seed="$seed" trainer.device="$device" trainer.logger='["file"]' \
+        "$@" ${LEARN_KEYS:-}
     rm -f "$dir/$name"/run.db* # every sample with its tokens: gigabytes here
 }
 
@@ -51,10 +58,12 @@ algorithm() { # DIR SEED NAME
     rloo) run "$@" algorithm.adv_estimator=rloo ;;
     dapo) run "$@" algorithm.adv_estimator=grpo algorithm.filter_groups.enable=True ;;
     ppo) run "$@" algorithm.adv_estimator=gae critic.model.path="$1/sft/global_step_$sft_steps/actor" \
-        critic.optim.lr=5e-4 critic.ppo_max_token_len_per_gpu=65536 critic.model.enable_gradient_checkpointing=False ;;
-    torch) "$python" tools/learn_torch.py "$1/sft/global_step_$sft_steps/actor" "$1/data/train.jsonl" "$1/data/test.jsonl" \
-        "$1/torch" --seed "$2" --steps "$steps" --stop "$torch_steps" --prompts "$prompts" --samples $samples --new $new --lr $lr \
-        --floor $floor --clip-high $clip --entropy $entropy --test-every $every ;;
+        critic.optim.lr=5e-4 critic.ppo_max_token_len_per_gpu=65536 \
+        critic.model.enable_gradient_checkpointing=False ;;
+    torch) "$python" tools/learn_torch.py "$1/sft/global_step_$sft_steps/actor" "$1/data/train.jsonl" \
+        "$1/data/test.jsonl" "$1/torch" --seed "$2" --steps "$steps" --stop "${LEARN_TORCH_STEPS:-0}" \
+        --prompts "$prompts" --samples $samples --new $new --lr $lr --floor $floor --clip-high $clip \
+        --entropy $entropy --test-every $every ;;
     *) echo "$3: grpo, ppo, rloo, dapo or torch" >&2; return 2 ;;
     esac
 }
@@ -73,4 +82,4 @@ for seed in ${LEARN_SEEDS:-1 2 3}; do
         echo $(($(date +%s) - begin)) >"$dir/$name/seconds"
     done
 done
-"$python" tools/learn_plot.py "$out" "${LEARN_PICTURE:-$out/learn_gpu.png}"
+"$python" tools/learn_plot.py "$out" "$picture" ${LEARN_DOC:-}

@@ -1,10 +1,11 @@
-"""The end of `make learn-gpu`: tables of the runs of scripts/learn_gpu.sh and their curves as a picture (with matplotlib;
-without it the tables alone).
+"""The end of `make learn-gpu`: tables of the runs of scripts/learn_gpu.sh and their curves as a picture (with
+matplotlib; without it the tables alone).
 
-  python tools/learn_plot.py LEARN_DIR PICTURE
+  python tools/learn_plot.py LEARN_DIR PICTURE [DOCUMENT]
 
-Reads LEARN_DIR/seed_N/NAME/metrics.jsonl and, for the kinds of problem, the validation dumps beside it. Writes
-LEARN_DIR/table.md. Exit status 1: no GRPO run, or one that starts above 30 % or ends below 90 % (greedy, held out)."""
+Reads LEARN_DIR/seed_N/NAME/metrics.jsonl and, for the kinds of problem, the validation dumps beside it.
+Writes LEARN_DIR/table.md and, where a DOCUMENT is named, the tables between its lines OPEN and CLOSE.
+Exit status 1: no GRPO run, or one that starts above 30 % or ends below 90 % (greedy, held out)."""
 
 import json
 import pathlib
@@ -12,8 +13,10 @@ import statistics
 import sys
 
 START, END = 0.3, 0.9
-NAMES = {"grpo": "GRPO", "torch": "GRPO, torch loop", "dapo": "GRPO, dynamic sampling", "rloo": "RLOO", "ppo": "PPO"}
-KINDS = {"sums": lambda a, b, r: a + b == r, "differences": lambda a, b, r: a - b == r, "products": lambda a, b, r: a * b == r}
+OPEN, CLOSE = "<!-- learn-gpu -->\n", "<!-- end of learn-gpu -->\n"
+NAMES = {"grpo": "GRPO", "torch": "GRPO, torch loop", "dapo": "DAPO", "rloo": "RLOO", "ppo": "PPO"}
+KINDS = {"sums": lambda a, b, r: a + b == r, "differences": lambda a, b, r: a - b == r,
+         "products": lambda a, b, r: a * b == r}
 
 
 class Run:
@@ -24,8 +27,9 @@ class Run:
         self.accuracy = [(s, v) for s, k, v in values if k == "val/accuracy" or k.startswith("val-core/")]
         times = [v for _, k, v in values if k == "timing_s/step"]
         self.step_s = statistics.median(times) if times else float("nan")
-        self.seconds = sum(int(f.read_text()) for f in (path / "seconds", path.parent / "seconds") if f.exists())
         self.ended = (path / "seconds").exists()
+        ends = [path / "seconds", path.parent / "seconds"]  # this run; data, model and supervised training
+        self.seconds = sum(int(f.read_text()) for f in ends) if self.ended else None
 
     def at(self, step):
         return dict(self.accuracy).get(step)
@@ -50,23 +54,26 @@ def line(*cells):
 
 def seeds_table(runs):
     """The GRPO runs, one line a seed."""
-    yield line("seed", "before, %", "after, %", *(f"{k}, %" for k in KINDS), "steps to 90 %", "s a step", "s in all")
+    yield line("seed", "before, %", "after, %", *(f"{k}, %" for k in KINDS), "steps to 90 %", "s a step",
+               "s in all")
     yield "|" + "---|" * (6 + len(KINDS))
     for r in runs:
         first, last = r.accuracy[0], r.accuracy[-1]
         before, after = r.kinds(first[0]), r.kinds(last[0])
         to_bar = next((s for s, v in r.accuracy if v >= END), "-")
-        yield line(r.seed, percent(first[1]), percent(last[1]), *(f"{percent(before[k])} to {percent(after[k])}" for k in KINDS),
-                   to_bar, f"{r.step_s:.2f}", r.seconds)
+        kinds = [f"{percent(before[k])} to {percent(after[k])}" for k in KINDS]
+        yield line(r.seed, percent(first[1]), percent(last[1]), *kinds, to_bar, f"{r.step_s:.2f}", r.seconds)
 
 
 def names_table(runs):
     """Accuracy at some steps, the seeds of an algorithm in one cell."""
-    steps = [s for s in (0, 20, 40, 80, 120, 160, 200, 300, 400) if any(r.at(s) is not None for n in runs for r in runs[n])]
-    yield line("algorithm", *(f"step {s}" for s in steps), "s a step")
-    yield "|" + "---|" * (len(steps) + 2)
+    every = [r for found in runs.values() for r in found]
+    steps = [s for s in (0, 20, 40, 80, 120, 160, 200, 300, 400) if any(r.at(s) is not None for r in every)]
+    yield line("algorithm", *(f"step {s}" for s in steps), "last (step)", "s a step")
+    yield "|" + "---|" * (len(steps) + 3)
     for n, found in runs.items():
         cells = [" ".join(percent(r.at(s)) for r in found if r.at(s) is not None) for s in steps]
+        cells.append(" ".join(f"{percent(v)} ({s})" for s, v in (r.accuracy[-1] for r in found)))
         yield line(NAMES[n], *cells, " ".join(f"{r.step_s:.2f}" for r in found))
 
 
@@ -101,13 +108,17 @@ def main():
     tables = "\n".join([*seeds_table(grpo), "", *names_table(runs), ""])
     print(tables)
     (out / "table.md").write_text(tables)
+    for document in map(pathlib.Path, sys.argv[3:]):
+        head, rest = document.read_text().split(OPEN)
+        document.write_text(head + OPEN + tables + CLOSE + rest.split(CLOSE)[1])
     try:
         draw(runs, picture)
     except ImportError:
         print("no curves: this Python has no matplotlib")
     missed = [r.seed for r in grpo if r.accuracy[0][1] > START or r.accuracy[-1][1] < END]
     if missed or not grpo:
-        sys.exit(f"missed: at most {START:.0%} before and at least {END:.0%} after, seeds {' '.join(missed) or 'none run'}")
+        seeds = " ".join(missed) or "- none ran"
+        sys.exit(f"missed (at most {START:.0%} before, at least {END:.0%} after): seeds {seeds}")
 
 
 main()

@@ -1,8 +1,9 @@
-"""The GRPO recipe of scripts/learn_gpu.sh in a plain torch loop, from the same start, for comparison with `verlc ppo`.
+"""The GRPO recipe of scripts/learn_gpu.sh in a plain torch loop, from the same start, beside `verlc ppo`.
 
-Group-normalised advantages (Shao et al. 2024), the clipped loss with its dual clip, token mean, an entropy bonus, no KL;
-AdamW and the cosine schedule as verl sets them. Sampling by transformers' generate from a copy of the weights in the
-compute type, at temperature 1; the accuracy is greedy. fp32 master weights; products in bf16 on a GPU, fp32 on a CPU.
+Group-normalised advantages (Shao et al. 2024), the clipped loss with its dual clip, token mean, an entropy
+bonus, the low-variance KL estimator against the start (verl's low_var_kl); AdamW and cosine schedule as verl's.
+Sampling by transformers' generate from a copy of the weights in the compute type; the accuracy is greedy.
+fp32 master weights; products in bf16 on a GPU, fp32 on a CPU.
 Nothing here is fast. Needs torch and transformers.
 
   python tools/learn_torch.py MODEL TRAIN.jsonl TEST.jsonl OUT_DIR [--steps N] [--seed S] ...
@@ -36,7 +37,10 @@ class Loop:
         self.a = a
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tok = AutoTokenizer.from_pretrained(a.model, padding_side="left")
-        self.policy = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).to(self.device)
+        # eager: the first positions of a prompt padded on the left see nothing, and sdpa may make NaN of that
+        load = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
+            a.model, dtype=torch.float32, attn_implementation="eager").to(self.device)
+        self.policy, self.reference = load(), load().eval()
         half = self.device == "cuda"
         self.sampler = copy.deepcopy(self.policy).to(torch.bfloat16 if half else torch.float32).eval()
         self.autocast = lambda: torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext()
@@ -55,21 +59,24 @@ class Loop:
         for to, source in zip(self.sampler.parameters(), self.policy.parameters()):
             to.copy_(source)
         batch = self.tok(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
-        how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        ids = self.sampler.generate(**batch, max_new_tokens=self.a.new, num_return_sequences=n, pad_token_id=self.tok.pad_token_id,
-                                    eos_token_id=self.tok.eos_token_id, **how)
+        how = {"do_sample": False}
+        if not greedy:
+            how = {"do_sample": True, "temperature": self.a.temperature, "top_k": 0, "top_p": 1.0}
+        ids = self.sampler.generate(**batch, **how, max_new_tokens=self.a.new, num_return_sequences=n,
+                                    pad_token_id=self.tok.pad_token_id, eos_token_id=self.tok.eos_token_id)
         width = batch.input_ids.shape[1]
         ended = ids[:, width:] == self.tok.eos_token_id
         mask = (ended.cumsum(1) - ended.long()) == 0
         attention = torch.cat([batch.attention_mask.repeat_interleave(n, 0), mask.long()], 1)
         return (ids, attention, mask, width), self.tok.batch_decode(ids[:, width:], skip_special_tokens=True)
 
-    def log_probs(self, ids, attention, width):
-        """Log-probs of the response tokens and the entropies where they were drawn."""
+    def log_probs(self, model, ids, attention, width):
+        """Log-probs of the response tokens and the entropies of what they were drawn from."""
         position = (attention.cumsum(1) - 1).clamp(min=0)
         with self.autocast():
-            out = self.policy(input_ids=ids, attention_mask=attention, position_ids=position, logits_to_keep=ids.shape[1] - width + 1)
-        logp = torch.log_softmax(out.logits[:, :-1].float(), -1)
+            out = model(input_ids=ids, attention_mask=attention, position_ids=position,
+                        logits_to_keep=ids.shape[1] - width + 1)
+        logp = torch.log_softmax(out.logits[:, :-1].float() / self.a.temperature, -1)
         return logp.gather(-1, ids[:, width:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
     def update(self, batch, advantages):
@@ -77,22 +84,25 @@ class Loop:
         (ids, attention, mask, width), a = batch, self.a
         cuts = [slice(lo, lo + a.micro) for lo in range(0, len(ids), a.micro)]
         with torch.no_grad():
-            old = torch.cat([self.log_probs(ids[s], attention[s], width)[0] for s in cuts])
-        means = {"actor/pg_loss": [], "actor/entropy": [], "actor/grad_norm": []}
+            old, ref = (torch.cat([self.log_probs(m, ids[s], attention[s], width)[0] for s in cuts])
+                        for m in (self.policy, self.reference))
+        means = {"actor/pg_loss": [], "actor/kl_loss": [], "actor/grad_norm": []}
         for part in torch.arange(len(ids), device=self.device).chunk(MINI_BATCHES):
-            tokens, losses, entropies = mask[part].sum(), 0.0, 0.0
+            tokens, losses, kls = mask[part].sum(), 0.0, 0.0
             self.opt.zero_grad(set_to_none=True)
             for s in part.split(a.micro):
-                logp, entropy = self.log_probs(ids[s], attention[s], width)
+                logp, entropy = self.log_probs(self.policy, ids[s], attention[s], width)
                 ratio, adv = torch.exp((logp - old[s]).clamp(-20, 20)), advantages[s, None]
                 loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1 - CLIP_LOW, 1 + a.clip_high))
                 loss = torch.where(adv < 0, torch.minimum(loss, -adv * DUAL_CLIP), loss)
-                pg, h = (loss * mask[s]).sum() / tokens, (entropy * mask[s]).sum() / tokens
-                (pg - a.entropy * h).backward()
-                losses, entropies = losses + pg.item(), entropies + h.item()
+                gap = (ref[s] - logp).clamp(-20, 20)
+                kl = (torch.exp(gap) - gap - 1).clamp(-10, 10)
+                pg, kl, h = ((x * mask[s]).sum() / tokens for x in (loss, kl, entropy))
+                (pg + a.kl * kl - a.entropy * h).backward()
+                losses, kls = losses + pg.item(), kls + kl.item()
             norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), CLIP_GRAD)
             self.opt.step()
-            for values, value in zip(means.values(), (losses, entropies, norm.item())):
+            for values, value in zip(means.values(), (losses, kls, norm.item())):
                 values.append(value)
         return {name: sum(values) / len(values) for name, values in means.items()}
 
@@ -110,13 +120,16 @@ def train(loop, log):
         if len(order) < a.prompts:
             order = shuffle.sample(range(len(problems)), len(problems))
         part, order = [problems[i] for i in order[:a.prompts]], order[a.prompts:]
+        cosine = (1 + math.cos(math.pi * (step - 1) / a.steps)) / 2
         for group in loop.opt.param_groups:
-            group["lr"] = a.lr * (a.floor + (1 - a.floor) * (1 + math.cos(math.pi * (step - 1) / a.steps)) / 2)
+            group["lr"] = a.lr * (a.floor + (1 - a.floor) * cosine)
         batch, texts = loop.sample([p for p, _ in part], a.samples, False)
         generated = time.time() - begin
-        reward = torch.tensor([score(t, part[i // a.samples][1]) for i, t in enumerate(texts)]).view(a.prompts, a.samples)
+        reward = torch.tensor([score(t, part[i // a.samples][1]) for i, t in enumerate(texts)])
+        reward = reward.view(a.prompts, a.samples)
         advantages = (reward - reward.mean(1, True)) / (reward.std(1, keepdim=True) + 1e-6)
-        data = {"critic/rewards/mean": reward.mean().item()} | loop.update(batch, advantages.view(-1).to(loop.device))
+        data = {"critic/rewards/mean": reward.mean().item()}
+        data |= loop.update(batch, advantages.view(-1).to(loop.device))
         data |= {"timing_s/gen": generated, "timing_s/step": time.time() - begin}
         if step % a.test_every == 0 or step == a.steps:
             data["val/accuracy"] = loop.accuracy(test)
@@ -125,11 +138,13 @@ def train(loop, log):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("model"), p.add_argument("train"), p.add_argument("test"), p.add_argument("out", type=pathlib.Path)
-    for name, value in (("steps", 400), ("stop", 0), ("seed", 1), ("prompts", 1024), ("samples", 8), ("new", 48), ("micro", 4096),
-                        ("test-every", 20)):
+    for name, kind in (("model", str), ("train", str), ("test", str), ("out", pathlib.Path)):
+        p.add_argument(name, type=kind)
+    for name, value in (("steps", 400), ("stop", 0), ("seed", 1), ("prompts", 1024), ("samples", 8),
+                        ("new", 48), ("micro", 4096), ("test-every", 20)):
         p.add_argument(f"--{name}", type=int, default=value)
-    for name, value in (("lr", 3e-4), ("floor", 0.1), ("clip-high", 0.28), ("entropy", 0.003)):
+    for name, value in (("lr", 3e-4), ("floor", 0.1), ("clip-high", 0.28), ("entropy", 0.003), ("kl", 0.0),
+                        ("temperature", 1.0)):
         p.add_argument(f"--{name}", type=float, default=value)
     a = p.parse_args()
     torch.manual_seed(a.seed)
