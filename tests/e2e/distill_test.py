@@ -52,25 +52,26 @@ def learns(s, test):
     steps = 200
     p = run(*distill(s, "learn", **{"trainer.total_training_steps": steps, "actor_rollout_ref.rollout.n": 4}))
     reward, loss, overlap = (series(s.dir / "learn", n)
-                             for n in ("critic/score/mean", "distillation/loss", "distillation/overlap_ratio"))
+                             for n in ("critic/score/mean", "actor/distillation/loss", "actor/distillation/overlap_ratio"))
     first, last = sum(reward[:5]) / 5, sum(reward[-5:]) / 5
     print(f"forward_kl_topk: mean reward {first:.3f} -> {last:.3f} in {steps} steps; loss {loss[0]:.3f} -> {loss[-1]:.4f}")
     test("a student of random weights is right by chance at most", first < 0.2, f"{first}")
     test("it learns the teacher's sums without being paid for them", last > 0.8, f"{first} -> {last}")
     test("the loss falls to nearly none", loss[-1] < 0.1 * loss[0], f"{loss[0]} -> {loss[-1]}")
     test("the lists come together", overlap[-1] > overlap[0], f"{overlap[0]} -> {overlap[-1]}")
-    mass = series(s.dir / "learn", "distillation/student_mass")
+    mass = series(s.dir / "learn", "actor/distillation/student_mass")
     test("the student's mass moves to the teacher's tokens", mass[-1] > 0.95 > mass[0], f"{mass[0]} -> {mass[-1]}")
     test("the plan counts the teacher", "teacher weights" in p.stderr and "teacher log-probs" in p.stderr)
     test("no policy loss is computed", not series(s.dir / "learn", "actor/pg_loss"))
 
 
 def every_loss(s, test):
-    common = ["distillation/loss", "distillation/loss_min", "distillation/loss_max"]
-    lists = common + [f"distillation/{who}_mass{which}" for who in ("student", "teacher") for which in ("", "_min", "_max")] + [
-        "distillation/overlap_ratio", "distillation/overlap_token_advantage"]
-    estimators = common + ["distillation/abs_loss"]
-    clip = ["distillation/pg_clipfrac", "distillation/ppo_kl", "distillation/pg_clipfrac_lower"]
+    own = "actor/distillation/"
+    common = [own + "loss", own + "loss_min", own + "loss_max"]
+    lists = common + [f"{own}{who}_mass{which}" for who in ("student", "teacher") for which in ("", "_min", "_max")] + [
+        own + "overlap_ratio", own + "overlap_token_advantage"]
+    estimators = common + [own + "abs_loss"]
+    clip = [own + "pg_clipfrac", own + "ppo_kl", own + "pg_clipfrac_lower"]
     modes = [("reverse_kl_topk", {}, lists), ("jsd_topk", {LOSS + "topk": 512}, lists),
              ("k3", {LOSS + "use_task_rewards": True}, estimators), ("k1", {LOSS + "use_policy_gradient": True}, estimators + clip),
              ("forward_kl_topk", {LOSS + "use_task_rewards": True, LOSS + "distillation_loss_coef": 0.5, LOSS + "loss_max_clamp": 5,
@@ -80,14 +81,14 @@ def every_loss(s, test):
         values = {n: series(s.dir / mode, n) for n in names}
         test(f"{mode}: verl's metrics, every step", all(len(v) == 3 for v in values.values()), str(values))
         test(f"{mode}: the update moves the student", all(n > 0 for n in series(s.dir / mode, "actor/grad_norm")))
-        if "distillation/teacher_mass" in names:
-            low, high = min(values["distillation/teacher_mass_min"]), max(values["distillation/teacher_mass_max"])
+        if "actor/distillation/teacher_mass" in names:
+            low, high = min(values["actor/distillation/teacher_mass_min"]), max(values["actor/distillation/teacher_mass_max"])
             test(f"{mode}: the teacher's mass is a probability", 0 < low <= high < 1 + 1e-5, f"{low}, {high}")
         shutil.rmtree(s.dir / mode)
     run(*distill(s, "self", teacher="student", **{LOSS + "loss_mode": "reverse_kl_topk", LOSS + "topk": 512,
                                                   "trainer.total_training_steps": 1}))
-    test("a student that is its own teacher has nothing to learn", abs(series(s.dir / "self", "distillation/loss")[0]) < 1e-6 and
-         series(s.dir / "self", "distillation/overlap_ratio") == [1.0] and series(s.dir / "self", "actor/grad_norm")[0] < 1e-4,
+    test("a student that is its own teacher has nothing to learn", abs(series(s.dir / "self", own + "loss")[0]) < 1e-6 and
+         series(s.dir / "self", own + "overlap_ratio") == [1.0] and series(s.dir / "self", "actor/grad_norm")[0] < 1e-4,
          str(series(s.dir / "self", "actor/grad_norm")))
 
 
@@ -100,7 +101,7 @@ def resumes(s, test):
          state(s.dir / "parts", 4)["optim/actor.safetensors"])
     run(*distill(s, "cut", **{**keys, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 3, "trainer.total_training_steps": 1,
                               "distillation.teacher_models.teacher_model.inference.max_num_batched_tokens": 1}))
-    a, b = (series(s.dir / d, "distillation/loss")[0] for d in ("whole", "cut"))
+    a, b = (series(s.dir / d, "actor/distillation/loss")[0] for d in ("whole", "cut"))
     test("micro-batches do not change the loss", abs(a - b) < 1e-4 * abs(a), f"{a}, {b}")
 
 

@@ -120,8 +120,9 @@ def runs(s, test, pool):
               compare(s, test, pool, "GRPO of a directory saved in 4 bits", common + ["actor/kl_loss"],
                       **{"actor_rollout_ref.model.path": saved_in_4_bits(s), MODEL + "quantization": "nf4", MODEL + "lora_rank": 8,
                          MODEL + "lora_alpha": 16, ACTOR + "optim.lr": 1e-3}),
-              compare(s, test, pool, "distillation", ["distillation/loss", "distillation/student_mass", "distillation/teacher_mass",
-                                                      "actor/grad_norm"], **distillation(s)),
+              compare(s, test, pool, "distillation",
+                      ["actor/grad_norm", *(f"actor/distillation/{n}" for n in ("loss", "student_mass", "teacher_mass"))],
+                      **distillation(s)),
               compare(s, test, pool, "GRPO with a reward model", common, **reward_model(s))]
     for kind, lr in (("AdamW8bit", 1e-4), ("SGD", 1e-1), ("Muon", 1e-4)):
         looks.append(compare(s, test, pool, f"GRPO with {kind}", ["critic/rewards/mean", "actor/grad_norm", "actor/kl_loss"],

@@ -73,9 +73,9 @@ def check_batches(s, test):
 
 
 def rates(kind, warmup, peak=1e-3, low=0.1):
-    """The learning rates of the steps by the schedule's formula (verl's, torch's LambdaLR)."""
+    """What the steps report, which as in verl is the rate of the next one, by the schedule's formula (torch's LambdaLR)."""
     out = []
-    for step in range(STEPS):
+    for step in range(1, STEPS + 1):
         if step < warmup:
             out.append(peak * step / warmup)
         elif kind == "constant":
