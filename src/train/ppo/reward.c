@@ -1,13 +1,144 @@
-/* reward.c - from what scorers said to rewards: samples without a score, weights of data sources, scores on tokens.
+/* reward.c - scores of finished samples, and rewards from them: who is asked (rules, a reward model, compute_score) and with
+ * what, samples without a score, weights of data sources, scores on tokens.
  *
  * Invariant: an error is never a number (DESIGN 8). */
-#include "train/ppo/stages.h"
+#include "train/ppo/generation.h"
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+/* ---- to the scorers ---- */
+
+static const json_t *json_of(const struct gen_group *g, const char *column) {
+    const struct batch_col *c = batch_find(g->prompts, column);
+    return c ? c->json[g->row] : NULL;
+}
+
+/* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
+static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
+    static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
+    const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
+    json_t *scores = (json_t *)(uintptr_t)json_of(group, "reward_scores");
+    for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
+    json_object_set_new(extra, "turn_scores", json_array());
+    json_object_set_new(extra, "tool_rewards", json_array());
+    json_object_set(extra, "raw_prompt", (json_t *)(uintptr_t)json_of(group, "raw_prompt"));
+    json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
+}
+
+/* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
+ * the rollout tells. */
+static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
+    json_t *extra = json_copy((json_t *)(uintptr_t)json_of(group, "extra_info"));
+    if (!extra) extra = json_object();
+    if (rm) json_object_update(extra, rm->extra);
+    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
+    if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
+    return extra;
+}
+
+/* To the scorer by rule; rm as above. */
+static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    json_t *extra = g->s->k->reward.path ? extra_info(g, group, rm) : NULL;
+    const struct batch_col *source = batch_find(group->prompts, g->s->k->reward_fn_key);
+    const struct reward_request q = {
+        .data_source = source ? source->str[group->row] : "",
+        .solution = s->text.p,
+        .n_solution = s->text.n,
+        .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+        .extra_info = extra,
+        .response_len = s->n,
+    };
+    const int rc = reward_submit(g->in->reward, &q, i);
+    json_decref(extra);
+    return rc;
+}
+
+int score_submit(struct gen *g, int64_t i) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    const struct batch_col *uid = batch_find(group->prompts, "uid");
+    if (!g->s->worker->rm) return score_by_rule(g, i, NULL);
+    const struct reward_model_sample q = {
+        .messages = json_of(group, "raw_prompt"),
+        .prompt = prompts->i32 + prompts->off[group->row],
+        .n_prompt = batch_len(prompts, group->row),
+        .response = s->ids,
+        .n_response = s->n,
+        .judge = {.messages = json_of(group, "raw_prompt"),
+                  .response = s->text.p,
+                  .n_response = s->text.n,
+                  .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+                  .seed = ~group->seed, /* not the policy's draws */
+                  .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
+    };
+    return reward_model_submit(g->s->worker->rm, &q, i);
+}
+
+/* ---- from the scorers ---- */
+
+/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). */
+static int take_model_scores(struct gen *g, bool flush) {
+    int64_t tag;
+    struct reward_result r;
+    if (!g->s->worker->rm) return 0;
+    TRY(reward_model_step(g->s->worker->rm, flush));
+    while (reward_model_poll(g->s->worker->rm, &tag, &r) > 0) {
+        if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
+            TRY(gen_take_score(g, tag, &r));
+            continue;
+        }
+        const int rc = score_by_rule(g, tag, &r);
+        reward_result_free(&r);
+        TRY(rc);
+    }
+    return 0;
+}
+
+static int take_scores(struct gen *g, double wait_s) {
+    int64_t tag;
+    struct reward_result r;
+    int got;
+    for (; (got = reward_poll(g->in->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(gen_take_score(g, tag, &r));
+    return got;
+}
+
+int64_t score_pending(const struct gen *g) {
+    return reward_pending(g->in->reward) + (g->s->worker->rm ? reward_model_pending(g->s->worker->rm) : 0);
+}
+
+int score_take(struct gen *g, bool more) {
+    TRY(take_model_scores(g, !more));
+    return take_scores(g, more || reward_pending(g->in->reward) == 0 ? 0 : 0.5);
+}
+
+void score_drop(struct gen *g) {
+    if (g->s->worker->rm) reward_model_drop(g->s->worker->rm);
+    reward_drop(g->in->reward);
+}
+
+void score_report_errors(const struct gen *g) {
+    int64_t count[REWARD_N_STATUS] = {0};
+    const char *first[REWARD_N_STATUS] = {0};
+    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
+        const struct reward_result *r = &g->samples[i].reward;
+        if (count[r->status]++ == 0) first[r->status] = r->message;
+    }
+    for (int s = 0; s < REWARD_N_STATUS; s++)
+        if (s != REWARD_SCORE && count[s] > 0)
+            log_warn("reward: %lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
+                     reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
+}
+
+/* ---- the stage ---- */
 
 static bool no_score(const struct batch_col *score, const struct batch_col *baseline, int64_t i) {
     return isnan(score->f64[i]) || (baseline && isnan(baseline->f64[i]));

@@ -1,11 +1,10 @@
 /* rollout.c - the generation stage: prompts in, scored samples out.
  *
- * A sample is decoded and handed to the grader the moment it ends, while the rest
- * is still being generated.  With filter_groups a prompt whose samples are all
- * alike is replaced in the running engine as soon as its last sample is scored.
+ * A sample is decoded and handed to the scorers (reward.c) the moment it ends, while the rest
+ * is still being generated.
  * Invariant: what comes out depends on the weights, the data's order and the seeds
  * alone, not on the order in which samples end or scorers answer. */
-#include "train/ppo/stages.h"
+#include "train/ppo/generation.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -15,113 +14,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct gen_sample {
-    int32_t *ids;
-    float *logp;
-    struct buf text;
-    int64_t n, n_preempted;
-    enum rollout_finish finish;
-    double seconds;
-    struct reward_result reward;
-    bool scored;
-};
-
-/* One prompt and its samples. */
-struct gen_group {
-    const struct batch *prompts; /* its row is there */
-    struct batch *owned;         /* that batch, when it is this prompt alone */
-    int64_t row, data_row;       /* in prompts; in the training data (filter_groups) */
-    uint64_t seed;
-    int64_t n_scored;
-    bool useless; /* filter_groups: replaced */
-};
-
-struct gen {
-    const struct stage *s;
-    const struct generation *in;
-    const struct ppo_sampling *sp;
-    struct gen_group *groups;
-    int64_t n_groups, cap_groups;
-    struct gen_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
-    int64_t cap_samples, n, per; /* samples of a prompt without and with the baseline */
-    int64_t n_done, tokens;
-    int64_t n_useless, useless_run; /* prompts replaced; in a row */
-    double start;
-    bool validation, baseline, filter;
-};
-
-/* ---- scoring ---- */
-
-static const json_t *json_of(const struct gen_group *g, const char *column) {
-    const struct batch_col *c = batch_find(g->prompts, column);
-    return c ? c->json[g->row] : NULL;
-}
-
-/* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
-static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
-    static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
-    const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
-    json_t *scores = (json_t *)(uintptr_t)json_of(group, "reward_scores");
-    for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
-    json_object_set_new(extra, "turn_scores", json_array());
-    json_object_set_new(extra, "tool_rewards", json_array());
-    json_object_set(extra, "raw_prompt", (json_t *)(uintptr_t)json_of(group, "raw_prompt"));
-    json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
-}
-
-/* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
- * the rollout tells. */
-static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
-    json_t *extra = json_copy((json_t *)(uintptr_t)json_of(group, "extra_info"));
-    if (!extra) extra = json_object();
-    if (rm) json_object_update(extra, rm->extra);
-    if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
-    if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
-    return extra;
-}
-
-/* To the scorer by rule; rm as above. */
-static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
-    const struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
-    json_t *extra = g->s->k->reward.path ? extra_info(g, group, rm) : NULL;
-    const struct batch_col *source = batch_find(group->prompts, g->s->k->reward_fn_key);
-    const struct reward_request q = {
-        .data_source = source ? source->str[group->row] : "",
-        .solution = s->text.p,
-        .n_solution = s->text.n,
-        .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
-        .extra_info = extra,
-        .response_len = s->n,
-    };
-    const int rc = reward_submit(g->in->reward, &q, i);
-    json_decref(extra);
-    return rc;
-}
-
-static int score_sample(struct gen *g, int64_t i) {
-    const struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
-    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
-    const struct batch_col *uid = batch_find(group->prompts, "uid");
-    if (!g->s->worker->rm) return score_by_rule(g, i, NULL);
-    const struct reward_model_sample q = {
-        .messages = json_of(group, "raw_prompt"),
-        .prompt = prompts->i32 + prompts->off[group->row],
-        .n_prompt = batch_len(prompts, group->row),
-        .response = s->ids,
-        .n_response = s->n,
-        .judge = {.messages = json_of(group, "raw_prompt"),
-                  .response = s->text.p,
-                  .n_response = s->text.n,
-                  .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
-                  .seed = ~group->seed, /* not the policy's draws */
-                  .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
-    };
-    return reward_model_submit(g->s->worker->rm, &q, i);
-}
 
 static int on_sample(void *arg, const struct rollout_sample *s) {
     struct gen *g = arg;
@@ -140,10 +32,10 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     TRY(tokenizer_decode(g->in->tok, s->ids, s->n, true, &o->text));
     g->n_done++;
     g->tokens += s->n;
-    return score_sample(g, i);
+    return score_submit(g, i);
 }
 
-static void drop_sample(struct gen_sample *s) {
+void gen_drop_sample(struct gen_sample *s) {
     free(s->ids);
     free(s->logp);
     buf_free(&s->text);
@@ -210,10 +102,8 @@ static int next_prompts(const struct stage *s, const struct generation *in, stru
     return rl_dataset_batch(in->data, rows, n, b);
 }
 
-/* ---- filter_groups ---- */
-
 /* The next prompt of the training data joins the running engine. */
-static int add_next_prompt(struct gen *g) {
+int gen_add_next_prompt(struct gen *g) {
     struct gen_group group = {0};
     struct batch *b = xcalloc(1, sizeof *b);
     group.data_row = data_sampler_take(&g->s->run->sampler);
@@ -227,106 +117,14 @@ static int add_next_prompt(struct gen *g) {
     return add_group(g, &group);
 }
 
-/* The filter's metric of a scored sample. */
-static int filter_metric(const struct gen *g, const struct gen_sample *s, double *out) {
-    const char *name = g->s->k->filter.metric;
-    *out = s->reward.score;
-    if (strcmp(name, "reward") == 0) return 0;
-    const json_t *v = json_object_get(s->reward.extra, name);
-    if (!json_is_number(v) && !json_is_boolean(v))
-        FAIL(ERR_INVAL,
-             "algorithm.filter_groups.metric=%s: the scorer gives no such number; use reward, or a key of the dict that "
-             "it returns",
-             name);
-    *out = json_is_boolean(v) ? (double)json_is_true(v) : json_number_value(v);
-    return 0;
-}
-
-/* Are all of a group's scored samples alike? A lone one is not (verl); a group without any is of no use either. */
-static int group_useless(const struct gen *g, int64_t k, bool *useless) {
-    double first = 0, v;
-    int64_t n = 0;
-    bool alike = true;
-    for (int64_t i = k * g->per; i < k * g->per + g->n; i++) {
-        if (g->samples[i].reward.status != REWARD_SCORE) {
-            if (g->s->k->on_error != REWARD_DROP_SAMPLE) { /* the group goes, or the run stops */
-                *useless = g->s->k->on_error == REWARD_DROP_GROUP;
-                return 0;
-            }
-            continue;
-        }
-        TRY(filter_metric(g, &g->samples[i], &v));
-        if (n++ == 0) first = v;
-        alike = alike && v == first;
-    }
-    *useless = n == 0 || (n > 1 && alike);
-    return 0;
-}
-
-/* A group has its last score: a useless one makes room for the next prompt. One comes for each that goes, so
- * that in the end the prompts tried are the shortest run of the data with enough useful ones. */
-static int close_group(struct gen *g, int64_t k) {
-    const struct ppo_filter_config *f = &g->s->k->filter;
-    TRY(group_useless(g, k, &g->groups[k].useless));
-    if (!g->groups[k].useless) {
-        g->useless_run = 0;
-        return 0;
-    }
-    for (int64_t i = 0; i < g->per; i++) drop_sample(&g->samples[k * g->per + i]);
-    g->n_useless++;
-    if (++g->useless_run >= g->in->data->n && g->useless_run >= g->s->k->train_batch_size)
-        FAIL(ERR_INPUT,
-             "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the "
-             "task is too hard or too easy for this policy, or the scorer always says the same",
-             (long long)g->useless_run, f->metric);
-    if (f->max_gen_batches > 0 && g->n_groups >= f->max_gen_batches * f->gen_batch_size)
-        FAIL(ERR_INPUT,
-             "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so "
-             "fewer than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no "
-             "limit), or look whether the data is too hard or too easy",
-             (long long)g->n_groups, (long long)g->n_useless, (long long)g->s->k->train_batch_size, (long long)f->max_gen_batches);
-    return add_next_prompt(g);
-}
-
 /* ---- the run ---- */
 
-static int take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
+int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
     const int64_t k = tag / g->per;
     g->samples[tag].reward = *r;
     g->samples[tag].scored = true;
     stage_beat(g->s->run->stages);
-    return ++g->groups[k].n_scored == g->per && g->filter ? close_group(g, k) : 0;
-}
-
-/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). */
-static int take_model_scores(struct gen *g, bool flush) {
-    int64_t tag;
-    struct reward_result r;
-    if (!g->s->worker->rm) return 0;
-    TRY(reward_model_step(g->s->worker->rm, flush));
-    while (reward_model_poll(g->s->worker->rm, &tag, &r) > 0) {
-        if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
-            TRY(take_score(g, tag, &r));
-            continue;
-        }
-        const int rc = score_by_rule(g, tag, &r);
-        reward_result_free(&r);
-        TRY(rc);
-    }
-    return 0;
-}
-
-static int take_scores(struct gen *g, double wait_s) {
-    int64_t tag;
-    struct reward_result r;
-    int got;
-    for (; (got = reward_poll(g->in->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(take_score(g, tag, &r));
-    return got;
-}
-
-/* Samples whose score is not there yet. */
-static int64_t unscored(const struct gen *g) {
-    return reward_pending(g->in->reward) + (g->s->worker->rm ? reward_model_pending(g->s->worker->rm) : 0);
+    return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
 }
 
 static int run_engine(struct gen *g) {
@@ -334,8 +132,7 @@ static int run_engine(struct gen *g) {
     for (;;) {
         const int more = worker_generate_step(g->s->worker);
         TRY(more);
-        TRY(take_model_scores(g, !more)); /* this and the next may submit further prompts */
-        TRY(take_scores(g, more || reward_pending(g->in->reward) == 0 ? 0 : 0.5));
+        TRY(score_take(g, more));                /* may add further prompts */
         if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
         const double now = clock_now();
         const struct rollout_stats st = worker_generate_stats(g->s->worker);
@@ -344,7 +141,7 @@ static int run_engine(struct gen *g) {
                            g->n_groups * g->per, (double)st.sampled / (now - g->start));
             shown = now;
         }
-        if (!more && st.waiting + st.running == 0 && unscored(g) == 0) return 0;
+        if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
         if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
 }
@@ -410,19 +207,6 @@ out:
     return rc;
 }
 
-static void report_errors(const struct gen *g) {
-    int64_t count[REWARD_N_STATUS] = {0};
-    const char *first[REWARD_N_STATUS] = {0};
-    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
-        const struct reward_result *r = &g->samples[i].reward;
-        if (count[r->status]++ == 0) first[r->status] = r->message;
-    }
-    for (int s = 0; s < REWARD_N_STATUS; s++)
-        if (s != REWARD_SCORE && count[s] > 0)
-            log_warn("reward: %lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
-                     reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
-}
-
 static void rollout_metrics(const struct gen *g) {
     struct metrics *m = &g->s->run->metrics;
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
@@ -458,7 +242,7 @@ out:
 static void gen_free(struct gen *g) {
     worker_generate_end(g->s->worker);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
-        drop_sample(&g->samples[i]);
+        gen_drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
     }
     for (int64_t k = 0; k < g->n_groups; k++) {
@@ -482,16 +266,13 @@ static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, s
     TRYG(worker_generate_begin(g->s->worker, &cfg), out);
     for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
         TRYG(add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}), out);
-    for (int64_t r = 0; !prompts && r < k->train_batch_size; r++) TRYG(add_next_prompt(g), out);
+    for (int64_t r = 0; !prompts && r < k->train_batch_size; r++) TRYG(gen_add_next_prompt(g), out);
     TRYG(run_engine(g), out);
-    report_errors(g);
+    score_report_errors(g);
     TRYG(collect(g, prompts, out), out);
     if (!g->validation) rollout_metrics(g);
 out:
-    if (rc < 0) { /* answers still on their way belong to nobody */
-        if (g->s->worker->rm) reward_model_drop(g->s->worker->rm);
-        reward_drop(g->in->reward);
-    }
+    if (rc < 0) score_drop(g); /* answers still on their way belong to nobody */
     gen_free(g);
     return rc;
 }

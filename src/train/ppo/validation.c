@@ -271,9 +271,11 @@ static void keep_rows(struct val_rows *out, const struct batch *b, const char *s
             out->errors++;
             continue;
         }
+        /* verl counts a session that failed as acc 0, and without it here; ours has no number and is in neither */
+        json_t *info = json_copy(extra->json[i]), *acc = json_object_get(info, "acc");
+        if (json_is_number(acc) || json_is_boolean(acc)) json_object_set(info, "acc_success_only", acc);
         xgrow((void **)&out->v, &out->cap, out->n + 1, sizeof *out->v);
-        out->v[out->n++] = (struct val_row){source ? xstrdup(source->str[i]) : xstrdup("unknown"), uid->i64[i], score->f64[i],
-                                            json_incref(extra->json[i])};
+        out->v[out->n++] = (struct val_row){xstrdup(source ? source->str[i] : "unknown"), uid->i64[i], score->f64[i], info};
     }
 }
 
