@@ -106,8 +106,7 @@ static void configure(struct ppo_config *k, const struct variant *v, struct acto
                   .warmup_steps = v->warmup,
                   .total_steps = v->steps},
         .zero_indexed_step = true,
-        .default_local_dir = dir,
-        .max_bad_steps = 1,
+        .run = {.default_local_dir = dir, .max_bad_steps = 1},
     };
     k->policy.clip_ratio_low = 0.2;
     k->policy.clip_ratio_high = 0.28;

@@ -260,7 +260,7 @@ static void test_choices(void **state) {
     done(&k, c);
     PPO(k, c, "trainer.recompute=mlp", ACTOR "use_dynamic_bsz=True", ACTOR "fsdp_config.param_offload=True");
     assert_true(k.recompute == RECOMPUTE_MLP && k.update_cut.max_rows == 16384 && k.update_cut.max_seqs == 0);
-    assert_true(!k.optim.host_state && k.optim.host_master && k.max_bad_steps == 3 && k.early_stop.patience == 3);
+    assert_true(!k.optim.host_state && k.optim.host_master && k.run.max_bad_steps == 3 && k.run.early_stop.patience == 3);
     done(&k, c);
 }
 

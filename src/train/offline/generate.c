@@ -24,8 +24,9 @@ struct generate {
     const char *const *files;
     const char *prompt_key, *output_path, *device, *model_path, *tokenizer_dir, *chat_template;
     char *model_dir;
-    int64_t n_files, n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, threads,
-        nnodes, n_gpus_per_node;
+    int64_t n_files, n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, nnodes,
+        n_gpus_per_node;
+    int threads;
     double temperature, top_p, memory_fraction;
     int64_t top_k;
     bool ignore_eos;
@@ -232,7 +233,7 @@ int train_generate(const struct conf *c) {
     TRYG(tokenizer_open(&g.tok, g.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
     TRYG(read_prompts(&g), out);
-    TRYG(resume_open_device(&g.dev, &none, g.device, (int)g.threads), out);
+    TRYG(resume_open_device(&g.dev, &none, g.device, g.threads), out);
     TRYG(open_model(&g), out);
     TRYG(sample_all(&g), out);
     rc = write_rows(&g);

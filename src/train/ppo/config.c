@@ -167,7 +167,7 @@ static int open_own(const struct ppo_config *k, const char *key, const char *spe
             FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a function in a file of one's own", kwargs_key, key, spec);
         return 0;
     }
-    char *dir = file_join(k->default_local_dir, "custom");
+    char *dir = file_join(k->run.default_local_dir, "custom");
     const struct algo_user_args a = {
         .key = key, .spec = spec, .loss = loss, .timeout_s = k->raw.custom_timeout, .dir = dir, .kwargs = kwargs};
     const int rc = algo_user_open(out, &a);
@@ -454,7 +454,7 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
 int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(ppo_config_fill(k, c));
     TRY(ppo_validate_config(k));
-    TRY(train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->device));
+    TRY(train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device));
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));
     TRY(derive_model(k));
@@ -468,6 +468,8 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(derive_reward(k));
     TRY(derive_reward_model(k));
     derive_profile(k);
+    k->run.title = k->adv_estimator;
+    k->run.validates = k->n_val_files > 0 && k->run.test_freq > 0;
     return 0;
 }
 

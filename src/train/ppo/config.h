@@ -13,10 +13,10 @@
 #include "model/optim/optimizer.h"
 #include "reward/reward.h"
 #include "train/run/activation_recompute.h"
-#include "train/run/early_stopping.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
 #include "train/run/optimizer_keys.h"
+#include "train/run/run.h"
 #include "train/score/generative_judge.h"
 
 /* What a sampling pass needs to know. */
@@ -128,8 +128,6 @@ struct ppo_config {
     struct train_lora lora;
     enum dtype act;
     enum train_recompute recompute;
-    int threads;
-    const char *device;
     /* rollout */
     struct ppo_sampling train, val;
     int64_t max_num_seqs, max_num_batched_tokens;
@@ -176,13 +174,11 @@ struct ppo_config {
     struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */
     /* trainer */
-    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *rollout_data_dir, *validation_data_dir;
-    const char *const *loggers;
-    struct early_stop_keys early_stop;
+    struct run_config run;
+    const char *rollout_data_dir, *validation_data_dir;
     int64_t nnodes, n_gpus_per_node; /* asked for */
-    int64_t n_loggers, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, max_bad_steps;
-    bool val_before_train, val_only;
-    double deadline_s;
+    int64_t total_epochs, total_training_steps;
+    bool val_before_train;
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
     int64_t n_profile_steps;
 };

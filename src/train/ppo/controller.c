@@ -82,28 +82,9 @@ static int open_data(struct controller *c) {
 static int open_run(struct controller *c, const struct conf *conf) {
     static const char *const headlines[][2] = {
         {"critic/rewards/mean", "reward"}, {"actor/kl_loss", "kl"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
-    const struct ppo_config *k = &c->k;
     const struct run_program program = {
         .ctx = c, .parts = parts, .state = state, .restore = restore, .validate = controller_validate, .headlines = headlines};
-    const struct run_config r = {.title = k->adv_estimator,
-                                 .project = k->project,
-                                 .experiment = k->experiment,
-                                 .default_local_dir = k->default_local_dir,
-                                 .resume_mode = k->resume_mode,
-                                 .resume_from = k->resume_from,
-                                 .device = k->device,
-                                 .loggers = k->loggers,
-                                 .n_loggers = k->n_loggers,
-                                 .threads = k->threads,
-                                 .save_freq = k->save_freq,
-                                 .test_freq = k->test_freq,
-                                 .keep_ckpts = k->keep_ckpts,
-                                 .max_bad_steps = k->max_bad_steps,
-                                 .deadline_s = k->deadline_s,
-                                 .early_stop = &k->early_stop,
-                                 .val_only = k->val_only,
-                                 .validates = k->n_val_files > 0 && k->test_freq > 0};
-    return run_open(&c->run, conf, &r, &program);
+    return run_open(&c->run, conf, &c->k.run, &program);
 }
 
 int controller_open(struct controller *c, const struct conf *conf) {

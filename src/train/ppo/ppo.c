@@ -47,7 +47,7 @@ int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
     int rc = 0;
     TRYG(ppo_config_read(&k, c), out);
     if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
-    else TRYG(resume_open_device(&dev, &none, k.device, k.threads), out);
+    else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), out);
     TRYG(memory_plan_make(&p, &k, &shapes, &dev), out);

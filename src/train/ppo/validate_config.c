@@ -104,7 +104,7 @@ int ppo_validate_config(const struct ppo_config *k) {
         TRY(set_once(REF, "log_prob_micro_batch_size", &k->raw.ref_cut));
     if (by_samples && !k->raw.logp_cut.dynamic) TRY(set_once(ROLLOUT, "log_prob_micro_batch_size", &k->raw.logp_cut));
     TRY(check_rollout(k));
-    if (strcmp(k->resume_mode, "resume_path") == 0 && (!k->resume_from || !strstr(k->resume_from, "global_step_")))
+    if (strcmp(k->run.resume_mode, "resume_path") == 0 && (!k->run.resume_from || !strstr(k->run.resume_from, "global_step_")))
         FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
     const bool critic = conf_is_null(k->conf, "critic.enable") ? gae : k->critic.enable;
     return critic ? ppo_validate_critic_config(k) : 0;

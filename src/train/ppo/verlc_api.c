@@ -320,8 +320,8 @@ static bool profiled(const struct controller *c) {
 
 /* Writes the step's trace; the step is done by then, so a failure is a warning. */
 static void write_trace(struct controller *c) {
-    char *path = xasprintf("%s/trace_step_%lld.json", c->k.default_local_dir, (long long)c->run.step);
-    int rc = file_mkdirs(c->k.default_local_dir);
+    char *path = xasprintf("%s/trace_step_%lld.json", c->k.run.default_local_dir, (long long)c->run.step);
+    int rc = file_mkdirs(c->k.run.default_local_dir);
     if (rc == 0) rc = dev_trace_stop(&c->worker.dev, path, NULL);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else log_info("the trace of step %lld is in %s", (long long)c->run.step, path);
@@ -337,8 +337,9 @@ bool verlc_begin_step(struct verlc *v) {
     }
     const bool first = !v->started;
     v->started = true;
-    if (first && c->val_data && (c->k.val_before_train || c->k.val_only) && ended(v, run_validate_first(&c->run)) < 0) return false;
-    if (c->k.val_only || !run_begin_step(&c->run)) return false;
+    if (first && c->val_data && (c->k.val_before_train || c->k.run.val_only) && ended(v, run_validate_first(&c->run)) < 0)
+        return false;
+    if (c->k.run.val_only || !run_begin_step(&c->run)) return false;
     if (profiled(c)) dev_trace_start(&c->worker.dev);
     return true;
 }

@@ -18,7 +18,7 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
-    TRY(early_stop_read(&r->early, k->early_stop, k->stop_metric, k->validates));
+    TRY(early_stop_read(&r->early, &r->k.early_stop, k->stop_metric, k->validates));
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
     TRY(train_run_dir("trainer.default_local_dir", k->default_local_dir));
@@ -28,7 +28,7 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
 }
 
 int run_open_device(struct run *r, struct dev *dev) {
-    TRY(resume_open_device(dev, &r->from, r->k.device, (int)r->k.threads));
+    TRY(resume_open_device(dev, &r->from, r->k.device, r->k.threads));
     r->dev = dev;
     return 0;
 }

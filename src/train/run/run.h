@@ -18,14 +18,15 @@
 
 enum { RUN_MAX_PARTS = 2 };
 
-/* The keys of a run, those of trainer.*; strings are borrowed from the conf. */
+/* The keys of a run, those of trainer.*, which the programs' tables fill; strings are borrowed from the conf. */
 struct run_config {
     const char *title; /* in front of the progress bar */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
     const char *const *loggers;
-    int64_t n_loggers, threads, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    int64_t n_loggers, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    int threads;
     double deadline_s;
-    const struct early_stop_keys *early_stop;
+    struct early_stop_keys early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */

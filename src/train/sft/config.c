@@ -51,7 +51,7 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
     if (k->train_batch_size % devices != 0)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be divisible by trainer.nnodes * trainer.n_gpus_per_node (%lld)",
              (long long)k->train_batch_size, (long long)devices);
-    return train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->device);
+    return train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
 }
 
 static int derive_model(struct sft_config *k, const struct conf *c) {
@@ -69,6 +69,9 @@ int sft_config_read(struct sft_config *k, const struct conf *c) {
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->seed = (uint64_t)k->raw.seed;
     TRY(derive_data(k, c));
+    k->run.title = "sft";
+    k->run.stop_metric = "val/loss";
+    k->run.validates = k->val.n_files > 0 && k->run.test_freq != 0 && k->run.test_freq != -1;
     return derive_model(k, c);
 }
 

@@ -7,10 +7,10 @@
 #include "data/data.h"
 #include "model/optim/optimizer.h"
 #include "train/run/activation_recompute.h"
-#include "train/run/early_stopping.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
 #include "train/run/optimizer_keys.h"
+#include "train/run/run.h"
 
 enum { SFT_EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
 
@@ -37,9 +37,8 @@ struct sft_config {
     json_t *chat_kwargs;
     bool zero_indexed_step;
     struct sft_dataset_args train, val;
-    int64_t train_batch_size, max_length, total_epochs, total_training_steps, save_freq, test_freq, keep_ckpts, threads,
-        max_bad_steps, memory_limit; /* bytes; 0: all */
-    double deadline_s;
+    struct run_config run;
+    int64_t train_batch_size, max_length, total_epochs, total_training_steps, memory_limit; /* bytes; 0: all */
     struct actor_cut cut;
     enum dtype act;
     enum train_recompute recompute;
@@ -48,11 +47,7 @@ struct sft_config {
     double warmup_ratio;
     struct data_sampler_spec sampler;
     uint64_t seed;
-    struct early_stop_keys early_stop;
-    int64_t nnodes, n_gpus_per_node; /* asked for */
-    const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
-    const char *const *loggers;
-    int64_t n_loggers;
+    int64_t nnodes, n_gpus_per_node;                     /* asked for */
     const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
 };
 

@@ -239,8 +239,8 @@ static int open_data(struct sft *s) {
     TRY(run_open_sampler(&s->run, &a, k->total_epochs, k->total_training_steps));
     train_optim_steps(&k->optim, s->run.total_steps, k->warmup_ratio);
     const int64_t epoch = data_sampler_batches(&s->run.sampler);
-    if (k->save_freq == SFT_EVERY_EPOCH) s->run.k.save_freq = epoch;
-    if (k->test_freq == SFT_EVERY_EPOCH) s->run.k.test_freq = epoch;
+    if (k->run.save_freq == SFT_EVERY_EPOCH) s->run.k.save_freq = epoch;
+    if (k->run.test_freq == SFT_EVERY_EPOCH) s->run.k.test_freq = epoch;
     return 0;
 }
 
@@ -373,25 +373,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(sft_config_read(k, c));
     const struct run_program program = {
         .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .headlines = headlines};
-    const struct run_config r = {.title = "sft",
-                                 .project = k->project,
-                                 .experiment = k->experiment,
-                                 .default_local_dir = k->default_local_dir,
-                                 .resume_mode = k->resume_mode,
-                                 .resume_from = k->resume_from,
-                                 .device = k->device,
-                                 .loggers = k->loggers,
-                                 .n_loggers = k->n_loggers,
-                                 .threads = k->threads,
-                                 .save_freq = k->save_freq,
-                                 .test_freq = k->test_freq,
-                                 .keep_ckpts = k->keep_ckpts,
-                                 .max_bad_steps = k->max_bad_steps,
-                                 .deadline_s = k->deadline_s,
-                                 .early_stop = &k->early_stop,
-                                 .stop_metric = "val/loss",
-                                 .validates = k->val.n_files > 0 && k->test_freq != 0 && k->test_freq != -1};
-    TRY(run_open(&s->run, c, &r, &program));
+    TRY(run_open(&s->run, c, &k->run, &program));
     TRY(run_open_device(&s->run, &s->dev));
     if (k->memory_limit > 0 && (size_t)k->memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)k->memory_limit;
     TRY(open_data(s));
