@@ -219,8 +219,8 @@ class Mix(Run):
     def batches(self, prefix, sequences):
         """Fixed micro-batches, or as many as a token budget needs; the passes without gradient are cut alike.
 
-        geo_mean gets one (geo-mean-once): verl sums the means of micro-batches, so that its update grows with their
-        number. kl_cov gets one: within a sequence of one advantage all covariances are equal (kl-cov-ties).
+        geo_mean gets one (geo-mean-once): verl sums the means of micro-batches, so that its update grows with
+        their number. kl_cov gets one: within a sequence of one advantage all covariances are equal (kl-cov-ties).
         Where |log-ratio| is differentiated, which is 0 in the first update, verl's passes must have the same
         micro-batches: else its rounding chooses the sign."""
         r, k = self.r, self.keys
