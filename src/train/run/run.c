@@ -18,7 +18,7 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
-    TRY(early_stop_read(&r->early, &r->k.early_stop, k->stop_metric, k->validates));
+    TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
     TRY(train_run_dir("trainer.default_local_dir", k->default_local_dir));
