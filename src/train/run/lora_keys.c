@@ -25,8 +25,8 @@ int train_make_lora(struct train_lora *l, const char *section, const struct trai
     l->on = k->rank > 0 || k->path;
     l->quant = k->quant;
     if (k->quant != QUANT_NONE && !l->on)
-        FAIL(ERR_INVAL, "%s.quantization: a quantised model is frozen, what is trained is an adapter on it; set %s.lora_rank",
-             section, section);
+        FAIL(ERR_INVAL, "%s.quantization=%s: a quantised model is frozen, what is trained is an adapter on it; set %s.lora_rank",
+             section, k->quant == QUANT_NF4 ? "nf4" : "int8", section);
     if (!l->on) return 0;
     if (k->path) {
         l->adapter = file_expand(k->path);
