@@ -29,7 +29,8 @@ one() { # TOOL TEST
 }
 pids=()
 for tool in memcheck initcheck racecheck; do
-    for test in test_dev_ops test_dev_rows test_dev_sample test_dev_attn test_dev_qkv_attn test_dev_optim; do
+    for test in test_dev_ops test_dev_batch_invariant test_dev_sample test_dev_attention test_dev_decode_attention \
+            test_dev_optimizer; do
         one $tool $test &
         pids+=($!)
     done

@@ -111,7 +111,7 @@ static inline void case_unpack(struct dev *d, struct model_batch *b) {
     case_free(d, b->seqs.q_start);
     case_free(d, b->seqs.pos0);
     if (b->seqs.kv_start.data) case_free(d, b->seqs.kv_start);
-    if (b->seqs.pages.data) case_free(d, b->seqs.pages);
+    if (b->seqs.block_table.data) case_free(d, b->seqs.block_table);
 }
 
 /* ---- a golden case ---- */

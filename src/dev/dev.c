@@ -68,7 +68,7 @@ static int want_weight(const char *op, struct weight w, unsigned dts, int64_t n,
     if (w.data == NULL) FAIL(ERR_INVAL, "dev op %s: weight is not given", op);
     return 0;
 }
-/* KV cache, (n_pages, Hk, page_len, D). */
+/* KV cache, (n_kv_blocks, Hk, block_len, D). */
 static int want_kv(const char *op, const char *arg, struct tensor t, unsigned dts, int64_t n_kv_heads, int64_t head_dim) {
     return want(op, arg, t, dts, 4, (const int64_t[]){ANY, n_kv_heads, ANY, head_dim});
 }
@@ -215,11 +215,11 @@ static int check_attn(const char *op, const struct attn_args *a) {
         FAIL(ERR_INVAL, "dev op %s: %lld sequences over KV blocks of %lld", op, (long long)s->n, (long long)a->kv.k.dim[2]);
     TRY(want1(op, "q_start", s->q_start, I32, s->n + 1));
     TRY(want1(op, "pos0", s->pos0, I32, s->n));
-    if (s->pages.data == NULL) return want1(op, "kv_start", s->kv_start, I32, s->n);
-    TRY(want2(op, "pages", s->pages, I32, s->n, ANY));
-    if (s->max_kv > s->pages.dim[1] * a->kv.k.dim[2])
+    if (s->block_table.data == NULL) return want1(op, "kv_start", s->kv_start, I32, s->n);
+    TRY(want2(op, "block_table", s->block_table, I32, s->n, ANY));
+    if (s->max_kv > s->block_table.dim[1] * a->kv.k.dim[2])
         FAIL(ERR_INVAL, "dev op %s: %lld keys do not fit %lld KV blocks of %lld", op, (long long)s->max_kv,
-             (long long)s->pages.dim[1], (long long)a->kv.k.dim[2]);
+             (long long)s->block_table.dim[1], (long long)a->kv.k.dim[2]);
     return 0;
 }
 
@@ -327,8 +327,8 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(want2("decode_next", "logits", a->logits, F32, n, a->w.n));
     TRY(want2("decode_next", "rows", a->rows, U8, n, (int64_t)sizeof(struct decode_row)));
     if (a->stop.data) TRY(want2("decode_next", "stop", a->stop, I32, n, ANY));
-    TRY(want2("decode_next", "pages", a->pages, I32, n, ANY));
-    if (a->page_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: KV blocks of %lld tokens", (long long)a->page_len);
+    TRY(want2("decode_next", "block_table", a->block_table, I32, n, ANY));
+    if (a->block_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: KV blocks of %lld tokens", (long long)a->block_len);
     const struct tensor in[] = {a->ids, a->pos, a->slots};
     for (int i = 0; i < 3; i++) TRY(want1("decode_next", "ids, pos or slots", in[i], I32, n));
     TRY(want1("decode_next", "step", a->step, I32, 1));
@@ -448,7 +448,7 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv) {
     TRY(check_attn("attn_bwd", a));
-    if (a->seqs.pages.data) FAIL(ERR_INVAL, "dev op attn_bwd: a paged KV cache has no backward");
+    if (a->seqs.block_table.data) FAIL(ERR_INVAL, "dev op attn_bwd: a paged KV cache has no backward");
     TRY(want2("attn_bwd", "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
     TRY(want_like("attn_bwd", "dout", dout, set_of(a->q.dt), a->q));
     TRY(want_like("attn_bwd", "dq", dq, set_of(a->q.dt), a->q));

@@ -130,7 +130,7 @@ int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weig
 /* dw (n, k) f32 = dy^T . x; db (n) f32 = column sums of dy, optional; add: both += instead of =; dy (T, n), x (T, k) act. */
 int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 /* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
- * (n_pages, Hk, page_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
+ * (n_kv_blocks, Hk, block_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
  * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
                 struct tensor dq_norm, struct tensor dk_norm);

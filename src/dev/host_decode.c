@@ -23,11 +23,11 @@ static void move_on(const struct decode_args *a, int64_t r, struct decode_row *w
     w->left = ends(a, r, id) ? 0 : w->left - 1;
     if (w->left == 0) return;
     int32_t *pos = (int32_t *)a->pos.data + r;
-    const int64_t at = ++*pos, page = at / a->page_len;
-    CHECK(page < a->pages.dim[1]);
+    const int64_t at = ++*pos, kv_block = at / a->block_len;
+    CHECK(kv_block < a->block_table.dim[1]);
     ((int32_t *)a->ids.data)[r] = id;
     ((int32_t *)a->slots.data)[r] =
-        (int32_t)(((const int32_t *)a->pages.data)[r * a->pages.dim[1] + page] * a->page_len + at % a->page_len);
+        (int32_t)(((const int32_t *)a->block_table.data)[r * a->block_table.dim[1] + kv_block] * a->block_len + at % a->block_len);
 }
 
 int host_decode_next(struct dev *d, const struct decode_args *a) {

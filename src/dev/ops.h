@@ -20,15 +20,15 @@ extern "C" {
  * position pos0[i] and sees the pos0[i] keys before it, so row r sees keys
  * 0 .. pos0[i] + r (causal), minus those `window` or more positions back when
  * window > 0.  Key j is in slot (struct kv)
- *     pages ? pages[i][j / page_len] * page_len + j % page_len : kv_start[i] + j.
+ *     block_table ? block_table[i][j / block_len] * block_len + j % block_len : kv_start[i] + j.
  * All arrays are i32 on the device. */
 struct attn_seqs {
-    int64_t n;              /* sequences */
-    int64_t max_q, max_kv;  /* longest query run, most keys; for sizing only */
-    struct tensor q_start;  /* (n + 1) */
-    struct tensor pos0;     /* (n) */
-    struct tensor pages;    /* (n, max_pages), the block table, or TENSOR_NONE: packed */
-    struct tensor kv_start; /* (n), when pages is TENSOR_NONE */
+    int64_t n;                 /* sequences */
+    int64_t max_q, max_kv;     /* longest query run, most keys; for sizing only */
+    struct tensor q_start;     /* (n + 1) */
+    struct tensor pos0;        /* (n) */
+    struct tensor block_table; /* (n, max_blocks), or TENSOR_NONE: packed */
+    struct tensor kv_start;    /* (n), when block_table is TENSOR_NONE */
 };
 
 struct qkv_args { /* shapes: T rows, Hq query heads, Hk key/value heads, D = head_dim */
@@ -112,8 +112,8 @@ struct decode_args {
     struct tensor logits; /* (R, V) f32: raw, as dev_logits writes them */
     struct tensor rows;   /* (R, sizeof(struct decode_row)) u8, updated */
     struct tensor stop;   /* (R, S) i32, optional: tokens that end the row, -1 fills up */
-    int64_t page_len;
-    struct tensor pages;           /* (R, max_pages) i32: the block table */
+    int64_t block_len;
+    struct tensor block_table;     /* (R, max_blocks) i32 */
     struct tensor ids, pos, slots; /* (R) i32: inputs of this step's forward -> of the next one's */
     struct tensor step;            /* (1) i32: which row of the results is written; counts up */
     struct tensor id;              /* (steps, R) i32 */

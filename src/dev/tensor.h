@@ -43,8 +43,8 @@ struct weight {
     int64_t n, k;
 };
 
-/* KV cache of one layer: blocks of page_len tokens, k and v (n_pages, n_kv_heads, page_len, head_dim) act.
- * Slot s is row s % page_len of block s / page_len.  The rollout's pool has many blocks of 16 tokens;
+/* KV cache of one layer: blocks of block_len tokens, k and v (n_kv_blocks, n_kv_heads, block_len, head_dim) act.
+ * Slot s is row s % block_len of block s / block_len.  The rollout's pool has many blocks of 16 tokens;
  * packed training has one block as long as the batch. */
 struct kv {
     struct tensor k, v;

@@ -59,7 +59,7 @@ struct rollout_decoder {
     struct decode_row *host_rows;
     int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
     int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
-    /* the running burst: its rows and steps, and its results, (steps, rows), in page-locked host memory */
+    /* the running burst: its rows and steps, and its results, (steps, rows), in pinned host memory */
     int64_t burst_rows, burst_steps;
     void *results_block;
     size_t results_bytes;
@@ -259,7 +259,7 @@ static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, fl
                 .max_kv = p->max_kv,
                 .q_start = tensor_1d(d->q_start, DT_I32, p->n_seqs + 1),
                 .pos0 = tensor_1d(d->pos0, DT_I32, p->n_seqs),
-                .pages = tensor_2d(d->block_table, DT_I32, p->n_seqs, p->max_blocks),
+                .block_table = tensor_2d(d->block_table, DT_I32, p->n_seqs, p->max_blocks),
             },
         .kv = &d->kv,
     };
@@ -290,7 +290,7 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
                 .max_kv = max_kv,
                 .q_start = tensor_1d(d->iota, DT_I32, n + 1),
                 .pos0 = tensor_1d(d->pos, DT_I32, n),
-                .pages = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
+                .block_table = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
             },
         .kv = &d->kv,
         .own_keys = true, /* padding rows share a slot, and write the same there */
@@ -301,8 +301,8 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
         .logits = tensor_2d(d->logits, DT_F32, n, c->vocab),
         .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
         .stop = tensor_2d(d->stop, DT_I32, n, MAX_STOP),
-        .page_len = KV_BLOCK_LEN,
-        .pages = b.seqs.pages,
+        .block_len = KV_BLOCK_LEN,
+        .block_table = b.seqs.block_table,
         .ids = b.ids,
         .pos = b.pos,
         .slots = b.slots,

@@ -5,8 +5,8 @@
 
 #include "base/rng.h"
 
-enum { N_SEQS = 6, MAX_LEN = 128, PAGE = 16 };
-static const int64_t LENS[N_SEQS] = {5, 64, 1 + PAGE, 97, 2, 65}; /* around pages of 16 and key tiles of 64 */
+enum { N_SEQS = 6, MAX_LEN = 128, BLOCK_LEN = 16 };
+static const int64_t LENS[N_SEQS] = {5, 64, 1 + BLOCK_LEN, 97, 2, 65}; /* around KV blocks of 16 and key tiles of 64 */
 static const char *const CASES[] = {"qwen2", "qwen3", "llama", "mistral", "qwen2_window"};
 static const struct {
     const char *backend;
@@ -107,16 +107,16 @@ static void all_packed(struct rig *r, struct result *out, struct model_keep keep
 
 /* ---- generation: paged keys, all sequences advancing together by random steps ---- */
 
-enum { PAGES_PER_SEQ = MAX_LEN / PAGE, N_PAGES = N_SEQS * PAGES_PER_SEQ };
+enum { BLOCKS_PER_SEQ = MAX_LEN / BLOCK_LEN, N_PAGES = N_SEQS * BLOCKS_PER_SEQ };
 
 static void paged(struct rig *r, struct result *out, int64_t max_step) {
     struct dev *d = &r->dev;
     const struct model_config *c = &r->m->cfg;
-    const size_t bytes = (size_t)(N_PAGES * c->n_kv_heads * PAGE * c->head_dim) * dtype_size(r->m->act);
+    const size_t bytes = (size_t)(N_PAGES * c->n_kv_heads * BLOCK_LEN * c->head_dim) * dtype_size(r->m->act);
     struct kv *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
     const struct model_kv kv = {layers};
     for (int64_t l = 0; l < c->n_layers; l++) {
-        const struct tensor t = {NULL, r->m->act, 4, {N_PAGES, c->n_kv_heads, PAGE, c->head_dim}};
+        const struct tensor t = {NULL, r->m->act, 4, {N_PAGES, c->n_kv_heads, BLOCK_LEN, c->head_dim}};
         layers[l] = (struct kv){t, t};
         layers[l].k.data = case_alloc(d, bytes);
         layers[l].v.data = case_alloc(d, bytes);
@@ -131,20 +131,21 @@ static void paged(struct rig *r, struct result *out, int64_t max_step) {
     struct targets *t = xcalloc(1, sizeof *t);
     for (;;) {
         int32_t ids[N_SEQS * MAX_LEN], pos[N_SEQS * MAX_LEN], slots[N_SEQS * MAX_LEN];
-        int32_t q_start[N_SEQS + 1] = {0}, pos0[N_SEQS], pages[N_SEQS * PAGES_PER_SEQ];
+        int32_t q_start[N_SEQS + 1] = {0}, pos0[N_SEQS], block_table[N_SEQS * BLOCKS_PER_SEQ];
         int64_t rows = 0, n = 0, k = 0, max_q = 0, max_kv = 0;
         float *dst[N_SEQS * MAX_LEN][2];
         for (int i = 0; i < N_SEQS; i++) {
             int64_t step = 1 + (int64_t)rng_below(&r->rng, (uint64_t)max_step);
             if (step > LENS[i] - done[i]) step = LENS[i] - done[i];
             if (step == 0 || rng_below(&r->rng, 4) == 0) continue; /* some wait */
-            for (int64_t p = 0; p < PAGES_PER_SEQ; p++) pages[n * PAGES_PER_SEQ + p] = (int32_t)shuffled[i * PAGES_PER_SEQ + p];
+            for (int64_t p = 0; p < BLOCKS_PER_SEQ; p++)
+                block_table[n * BLOCKS_PER_SEQ + p] = (int32_t)shuffled[i * BLOCKS_PER_SEQ + p];
             pos0[n] = (int32_t)done[i];
             for (int64_t s = 0; s < step; s++, rows++) {
                 const int64_t p = done[i] + s;
                 ids[rows] = r->ids[i][p];
                 pos[rows] = (int32_t)p;
-                slots[rows] = (int32_t)(shuffled[i * PAGES_PER_SEQ + p / PAGE] * PAGE + p % PAGE);
+                slots[rows] = (int32_t)(shuffled[i * BLOCKS_PER_SEQ + p / BLOCK_LEN] * BLOCK_LEN + p % BLOCK_LEN);
                 if (p + 1 >= LENS[i]) continue;
                 t->row[k] = (int32_t)rows;
                 t->target[k] = r->ids[i][p + 1];
@@ -173,12 +174,12 @@ static void paged(struct rig *r, struct result *out, int64_t max_step) {
                      .max_kv = max_kv,
                      .q_start = case_ints(d, q_start, n + 1),
                      .pos0 = case_ints(d, pos0, n),
-                     .pages = case_ints(d, pages, n * PAGES_PER_SEQ)},
+                     .block_table = case_ints(d, block_table, n * BLOCKS_PER_SEQ)},
             .kv = &kv,
         };
-        b.seqs.pages.nd = 2;
-        b.seqs.pages.dim[0] = n;
-        b.seqs.pages.dim[1] = PAGES_PER_SEQ;
+        b.seqs.block_table.nd = 2;
+        b.seqs.block_table.dim[0] = n;
+        b.seqs.block_table.dim[1] = BLOCKS_PER_SEQ;
         t->l = (struct model_logp_args){
             .n = k, .row = t->row, .target = t->target, .inv_temp = t->inv_temp, .logp = t->logp, .entropy = t->entropy};
         OK(model_forward(r->m, &b, a));

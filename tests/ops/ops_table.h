@@ -1,6 +1,6 @@
 /* ops_table.h - every differentiable or row-wise op of dev.h, described for the
  * harness: inputs, forward, backward and awkward shapes.
- * The sampler, the optimizer and attention over pages have programs of their own. */
+ * The sampler, the optimizer and attention over a paged KV cache have programs of their own. */
 #ifndef VERLC_OPS_TABLE_H
 #define VERLC_OPS_TABLE_H
 
@@ -192,10 +192,10 @@ static inline int swiglu_bwd(struct run *r) {
     return 0;
 }
 
-/* ---- qkv: keys and values go to scattered slots of pages of 16 ---- */
+/* ---- qkv: keys and values go to scattered slots of KV blocks of 16 ---- */
 
-enum { ROPE_LEN = 300, PAGE_LEN = 16 };
-static inline int64_t qkv_pages(const struct run *r) { return (r->s->rows + PAGE_LEN - 1) / PAGE_LEN + 2; }
+enum { ROPE_LEN = 300, BLOCK_LEN = 16 };
+static inline int64_t qkv_pages(const struct run *r) { return (r->s->rows + BLOCK_LEN - 1) / BLOCK_LEN + 2; }
 
 static inline void qkv_setup(struct run *r) {
     const struct op_shape *s = r->s;
@@ -203,7 +203,7 @@ static inline void qkv_setup(struct run *r) {
     add_in(r, "q_norm", shape_1d(r->act, s->dim), false, 0.2f, 1);
     add_in(r, "k_norm", shape_1d(r->act, s->dim), false, 0.2f, 1);
     add_ids(r, "pos", ROPE_LEN, false);
-    add_ids(r, "slots", qkv_pages(r) * PAGE_LEN, true);
+    add_ids(r, "slots", qkv_pages(r) * BLOCK_LEN, true);
     add_gout(r, "dq", shape_2d(r->act, r->rows, s->hq * s->dim), true);
     add_gout(r, "dk", shape_2d(DT_F32, r->rows, s->hk * s->dim), true);
     add_gout(r, "dv", shape_2d(DT_F32, r->rows, s->hk * s->dim), true);
@@ -234,45 +234,45 @@ static inline struct qkv_args qkv_args(struct run *r) {
     }
     return a;
 }
-/* Rows (T, Hk*D) of pages (n_pages, Hk, PAGE_LEN, D), or the other way round. */
-static inline void pages_rows(const struct run *r, float *rows, float *pages, bool to_pages) {
+/* Rows (T, Hk*D) of a KV cache (n_kv_blocks, Hk, BLOCK_LEN, D), or the other way round. */
+static inline void cache_rows(const struct run *r, float *rows, float *cache, bool to_cache) {
     const int64_t hk = r->s->hk, dim = r->s->dim;
     for (int64_t t = 0; t < r->rows; t++)
         for (int64_t h = 0; h < hk; h++)
             for (int64_t i = 0; i < dim; i++) {
                 const int64_t slot = r->in[4].i[t];
-                const int64_t at = ((slot / PAGE_LEN * hk + h) * PAGE_LEN + slot % PAGE_LEN) * dim + i;
-                if (to_pages) pages[at] = rows[(t * hk + h) * dim + i];
-                else rows[(t * hk + h) * dim + i] = pages[at];
+                const int64_t at = ((slot / BLOCK_LEN * hk + h) * BLOCK_LEN + slot % BLOCK_LEN) * dim + i;
+                if (to_cache) cache[at] = rows[(t * hk + h) * dim + i];
+                else rows[(t * hk + h) * dim + i] = cache[at];
             }
 }
-static inline void down_pages(struct run *r, const char *name, struct tensor pages, enum tol tol) {
-    float *values = down_values(r, pages);
-    struct slot *s = slot_new(r->out, &r->n_out, name, shape_2d(pages.dt, r->rows, r->s->hk * r->s->dim), true);
+static inline void down_cache(struct run *r, const char *name, struct tensor cache, enum tol tol) {
+    float *values = down_values(r, cache);
+    struct slot *s = slot_new(r->out, &r->n_out, name, shape_2d(cache.dt, r->rows, r->s->hk * r->s->dim), true);
     s->tol = tol;
     s->f = xcalloc((size_t)slot_count(s), sizeof *s->f);
-    pages_rows(r, s->f, values, false);
+    cache_rows(r, s->f, values, false);
     free(values);
 }
 static inline int qkv_fwd(struct run *r) {
     struct qkv_args a = qkv_args(r);
-    const struct tensor kv = shape_4d(r->act, qkv_pages(r), r->s->hk, PAGE_LEN, r->s->dim);
+    const struct tensor kv = shape_4d(r->act, qkv_pages(r), r->s->hk, BLOCK_LEN, r->s->dim);
     a.q = dev_new(r, shape_2d(r->act, r->rows, r->s->hq * r->s->dim), true);
     a.kv = (struct kv){dev_new(r, kv, false), dev_new(r, kv, false)};
     TRY(dev_qkv_fwd(r->d, &a));
     /* bf16: whether the normalised head is rounded before the rotation is left open */
     down(r, "q", a.q, true, TOL_INNER);
-    down_pages(r, "k", a.kv.k, TOL_INNER);
-    down_pages(r, "v", a.kv.v, TOL_EXACT);
+    down_cache(r, "k", a.kv.k, TOL_INNER);
+    down_cache(r, "v", a.kv.v, TOL_EXACT);
     return 0;
 }
 static inline int qkv_bwd(struct run *r) {
     const struct qkv_args a = qkv_args(r);
-    const struct tensor kv = shape_4d(DT_F32, qkv_pages(r), r->s->hk, PAGE_LEN, r->s->dim);
+    const struct tensor kv = shape_4d(DT_F32, qkv_pages(r), r->s->hk, BLOCK_LEN, r->s->dim);
     struct tensor dkv[2], dnorm[2];
     for (int i = 0; i < 2; i++) {
         float *f = xcalloc((size_t)tensor_count(kv), sizeof *f);
-        pages_rows(r, r->gout[1 + i].f, f, true);
+        cache_rows(r, r->gout[1 + i].f, f, true);
         dkv[i] = up_values(r, kv, false, f, NULL);
         free(f);
         dnorm[i] = r->s->flags & S_NORM ? up_acc(r, shape_1d(DT_F32, r->s->dim), false) : TENSOR_NONE;
@@ -284,7 +284,7 @@ static inline int qkv_bwd(struct run *r) {
     return 0;
 }
 
-/* ---- attention over packed sequences, one page as long as the batch ---- */
+/* ---- attention over packed sequences, one KV block as long as the batch ---- */
 
 static inline void attn_setup(struct run *r) {
     const struct op_shape *s = r->s;

@@ -5,7 +5,7 @@
  * the inputs; fwd and bwd upload them to a device, call the dev_* wrappers and
  * keep what comes back.  The programs then ask different questions of the same
  * description: agreement with ref (test_dev_ops), finite differences
- * (test_dev_grad), independence of rows and threads (test_dev_rows).
+ * (test_dev_grad), independence of rows and threads (test_dev_batch_invariant).
  * Invariant: inputs depend on the op and the shape alone, so two runs differ
  * only in the device, the rows taken and the place of the buffers.
  *

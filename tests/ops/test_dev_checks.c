@@ -94,7 +94,7 @@ static void test_misfits(void **state) {
     const struct sample_args smp = {
         .logits = tensor_2d(f, DT_F32, 1, 8), .param = &p, .id = tensor_1d(ids, DT_I32, 1), .logp = tensor_1d(g, DT_F32, 1)};
     const struct decode_args loop = {
-        .x = x, .w = w, .logits = tensor_2d(g, DT_F32, 4, 8), .rows = tensor_2d(f, DT_U8, 4, 8), .page_len = 16};
+        .x = x, .w = w, .logits = tensor_2d(g, DT_F32, 4, 8), .rows = tensor_2d(f, DT_U8, 4, 8), .block_len = 16};
     const struct adamw_args opt = {.p = v, .m = v, .v = v, .g = v, .step = 0};
 #define REFUSED(op, call)                \
     assert_int_equal((call), ERR_INVAL); \

@@ -1,15 +1,14 @@
-/* test_dev_cuda_gemm.c - the CUDA backend's matrix products at the shapes of the models it is
- * for: a row's bits are the same whatever the number of rows and its place among them, the
- * values agree with ref, and the backward products repeat their bits.
+/* test_dev_cuda_gemm.c - the CUDA backend's GEMMs at the shapes of real models: forward is batch-invariant,
+ * values agree with ref, and the backward GEMMs are deterministic.
  *
- * test_dev_ops and test_dev_rows ask the same of small awkward shapes on every backend; here
- * the sizes are those at which the library changes its algorithm.  Without a GPU: a printed skip. */
+ * test_dev_ops and test_dev_batch_invariant ask the same of small awkward shapes on every backend; here
+ * the sizes are those at which cuBLASLt changes its algorithm.  Without a GPU: a printed skip. */
 #include "ops/ops_test.h"
 #include "worst.h"
 
 static struct dev cuda, ref;
 
-enum { MOST_ROWS = 2048, HEAD = 100000 }; /* products with more columns than HEAD are tried with fewer rows */
+enum { MOST_ROWS = 2048, HEAD = 100000 }; /* GEMMs with more columns than HEAD run with fewer rows */
 static const int64_t row_counts[] = {1, 2, 3, 5, 8, 17, 64, 80, 81, 127, 128, 129, 300, 500, 700, 1024, 1280, 2048};
 static const int64_t ref_rows[] = {0, 1, 299};
 
@@ -44,7 +43,7 @@ static struct tensor upload(struct dev *d, enum dtype dt, int64_t r, int64_t c, 
 static void drop(struct dev *d, struct tensor t) { dev_free(d, t.data, (size_t)tensor_count(t) * dtype_size(t.dt)); }
 static struct tensor vector(struct tensor t) { return t.data ? tensor_1d(t.data, t.dt, tensor_count(t)) : t; }
 
-/* Operands of one forward product on one device; y starts as y0. */
+/* Operands of one forward GEMM on one device; y starts as y0. */
 struct operands {
     struct tensor x, w, bias, y, y0;
 };
@@ -66,8 +65,8 @@ static void operands_free(struct dev *d, struct operands *o) {
     drop(d, o->y0);
     if (o->bias.data) drop(d, o->bias);
 }
-/* Rows [lo, lo + m) of the product, computed by themselves, to host. */
-static void product(struct dev *d, const struct fwd_case *s, const struct operands *o, int64_t lo, int64_t m, void *host) {
+/* The GEMM of rows [lo, lo + m) alone, to host. */
+static void gemm(struct dev *d, const struct fwd_case *s, const struct operands *o, int64_t lo, int64_t m, void *host) {
     const size_t row = (size_t)s->n * dtype_size(s->out);
     const struct weight w = {o->w.data, s->act, s->n, s->k}; /* ref and cuda: row-major */
     const struct tensor y = tensor_rows(o->y, lo, m);
@@ -100,7 +99,7 @@ static double against_ref(const struct fwd_case *s, const struct host_operands *
         one.x = (char *)h->x + (size_t)(r * s->k) * in;
         one.y0 = (char *)h->y0 + (size_t)(r * s->n) * out;
         struct operands o = operands_on(&ref, s, &one, 1);
-        product(&ref, s, &o, 0, 1, want);
+        gemm(&ref, s, &o, 0, 1, want);
         operands_free(&ref, &o);
         for (int64_t j = 0; j < s->n; j++) {
             a[j] = value(got, s->out, r * s->n + j);
@@ -125,11 +124,11 @@ static void check_fwd(const struct fwd_case *s) {
     char *all = xmalloc((size_t)rows * row), *some = xmalloc((size_t)rows * row), what[128];
     snprintf(what, sizeof what, "n %lld k %lld %s to %s%s%s", (long long)s->n, (long long)s->k, dtype_name(s->act),
              dtype_name(s->out), s->bias ? " bias" : "", s->add ? " add" : "");
-    product(&cuda, s, &o, 0, rows, all);
+    gemm(&cuda, s, &o, 0, rows, all);
     for (int64_t i = 0; i < COUNT(row_counts) && row_counts[i] <= rows; i++) {
         const int64_t m = row_counts[i], places[] = {0, rows - m, (rows - m) / 2};
         for (int64_t p = 0; p < COUNT(places); p++) {
-            product(&cuda, s, &o, places[p], m, some);
+            gemm(&cuda, s, &o, places[p], m, some);
             for (int64_t r = 0; r < m; r++)
                 if (memcmp(some + (size_t)r * row, all + (size_t)(places[p] + r) * row, row) != 0)
                     fail_msg("%s: row %lld differs between %lld rows and %lld", what, (long long)(places[p] + r), (long long)m,
@@ -181,7 +180,7 @@ static void test_odd_sizes(void **state) { /* not multiples of 16 bytes: our own
     for (int64_t i = 0; i < COUNT(cases); i++) check_fwd(&cases[i]);
 }
 
-/* A product with SwiGLU has the bits of the product and then SwiGLU, the first time and once a kernel was chosen. */
+/* Fused SwiGLU has the bits of GEMM and then SwiGLU, at the first call and once autotuned. */
 static void check_swiglu(const struct fwd_case *s) {
     const int64_t rows = 200, f = s->n / 2;
     struct host_operands h = {noise(s->act, rows * s->k, 1, 1), noise(s->act, s->n * s->k, 2, 0.1f),
@@ -203,12 +202,11 @@ static void check_swiglu(const struct fwd_case *s) {
                                    vector(o.bias)));
             must(dev_copy_out(&cuda, got, y.data, bytes));
             if (memcmp(got + (size_t)lo * row, want + (size_t)lo * row, (size_t)m * row) != 0)
-                fail_msg("SwiGLU in the product, f %lld k %lld %s: %lld rows differ from those of two ops", (long long)f,
-                         (long long)s->k, dtype_name(s->act), (long long)m);
+                fail_msg("fused SwiGLU, f %lld k %lld %s: %lld rows differ from those of two ops", (long long)f, (long long)s->k,
+                         dtype_name(s->act), (long long)m);
             const size_t end = (size_t)(lo + m) * row;
             if (memcmp(got, h.y0, (size_t)lo * row) != 0 || memcmp(got + end, (char *)h.y0 + end, bytes - end) != 0)
-                fail_msg("SwiGLU in the product, f %lld k %lld: %lld rows write to others", (long long)f, (long long)s->k,
-                         (long long)m);
+                fail_msg("fused SwiGLU, f %lld k %lld: %lld rows write to others", (long long)f, (long long)s->k, (long long)m);
         }
     operands_free(&cuda, &o);
     drop(&cuda, y);
@@ -230,7 +228,7 @@ static void test_swiglu(void **state) {
     for (int64_t i = 0; i < COUNT(cases); i++) check_swiglu(&cases[i]);
 }
 
-/* Logits have the bits of the products of DEV_VOCAB_CHUNK columns, in which training computes them. */
+/* Logits have the bits of GEMMs of DEV_VOCAB_CHUNK columns, in which training computes them. */
 static void test_logits(void **state) {
     enum { V = 151936, K = 896, ROWS = 512 };
     static const int64_t counts[] = {1, 16, 33, 77, 80, 96, 128, 300, ROWS};
@@ -340,7 +338,7 @@ int main(void) {
         cmocka_unit_test(test_odd_sizes), cmocka_unit_test(test_kinds_of_output), cmocka_unit_test(test_models),
         cmocka_unit_test(test_swiglu),    cmocka_unit_test(test_logits),          cmocka_unit_test(test_backward),
     };
-    const int failed = cmocka_run_group_tests_name("cuda: matrix products", tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests_name("cuda: GEMM", tests, NULL, NULL);
     dev_close(&cuda);
     dev_close(&ref);
     return failed;

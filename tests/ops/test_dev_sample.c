@@ -1,6 +1,6 @@
-/* test_dev_sample.c - the sampler's rule on every backend: hand-made rows whose
+/* test_dev_sample.c - the sampler's parameters on every backend: hand-made rows whose
  * answer is plain, and random rows against a second implementation by rank
- * counting.  That its log-prob equals the LM head's is test_dev_rows'. */
+ * counting.  That its log-prob equals the LM head's is test_dev_batch_invariant's. */
 #include "ops/ops_test.h"
 
 static struct backends backends, one; /* 2 threads, 1 thread */
@@ -242,7 +242,7 @@ static void test_random(void **state) {
                 assert_int_equal(
                     sample(&backends.dev[k], b.logits + i * b.vocab, 1, b.vocab, &b.p[i], b.seen + i * ((b.vocab + 7) / 8), &alone),
                     0);
-                assert_memory_equal(&s[i], &alone, sizeof alone); /* company */
+                assert_memory_equal(&s[i], &alone, sizeof alone); /* batch-invariant */
             }
         }
         batch_free(&b);

@@ -8,12 +8,12 @@
 #include "model/optim/optimizer.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
-#define BENCH_MAP(X)                                                                      \
-    X(gemm, "a device's GEMMs; on the CPU against memory's read rate")                    \
-    X(read, "the rate at which memory can be read: the ceiling of decoding one sequence") \
-    X(train, "forward and backward of a model, tokens per second")                        \
-    X(logprob, "log-probs of a model, tokens per second")                                 \
-    X(generate, "sampling from a model, tokens per second")                               \
+#define BENCH_MAP(X)                                                                         \
+    X(gemm, "GEMMs of a device; on the CPU beside memory bandwidth, the roofline of decode") \
+    X(read, "memory bandwidth (reads): the roofline of decoding one sequence")               \
+    X(train, "forward and backward of a model, tokens per second")                           \
+    X(logprob, "log-probs of a model, tokens per second")                                    \
+    X(generate, "sampling from a model, tokens per second")                                  \
     X(step, "generation, reference log-probs and update of one GRPO step, seconds")
 
 #define X(name, help) int bench_##name(int argc, char **argv);
@@ -21,11 +21,11 @@ BENCH_MAP(X)
 #undef X
 
 /* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
-int bench_read_ceiling(struct dev *d, int n_threads, double *best, double *median);
+int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median);
 /* The median of v (n > 0), which is sorted by it. */
 double bench_median(double *v, int64_t n);
-/* Of --recompute: what backward computes again. ERR_INVAL. */
+/* Of --recompute. ERR_INVAL. */
 int bench_keep(const char *recompute, struct model_keep *out);
-#define BENCH_RECOMPUTE "none|mlp|layer", "what backward computes again: nothing, every layer's MLP, every layer"
+#define BENCH_RECOMPUTE "none|mlp|layer", "what the backward recomputes: nothing, every layer's MLP, every layer"
 
 #endif

@@ -1,11 +1,10 @@
-/* bench_gemm.c - `verlc bench gemm`: rates of a device's GEMMs on
- * the shapes of Qwen2.5-0.5B, on the CPU beside the rate at which memory can be read.
+/* bench_gemm.c - `verlc bench gemm`: rates of a device's GEMMs on the shapes of Qwen2.5-0.5B, on the CPU beside memory
+ * bandwidth (the roofline at small M).
  *
  * With --jsonl it times GEMMs named on standard input, so that a script can
  * alternate with another library in one run: {"op": "fwd"|"dx"|"dw", "m", "n",
  * "k"} -> {"op", "m", "n", "k", "seconds", "gflops"}.  A time is the best of
- * several calls; weights rotate through more memory than the caches hold when
- * M is small, as in decoding. */
+ * several calls; at small M weights rotate through more memory than the caches hold, as in decoding. */
 #include "cmd/bench/bench.h"
 
 #include "base/buf.h"
@@ -82,8 +81,8 @@ static int run_case(struct gemm_bench *b, const struct gemm_case *c, double *bes
     const int64_t calls = on_cpu(d) ? copies : copies > 100 ? copies : 100;
     const double end = clock_now() + b->min_time;
     for (int64_t i = 0; i < 3 || clock_now() < end; i++) {
-        /* with rotating weights a measurement is one turn through all of them; a GPU's queue is filled for
-         * a while, so that its start is not what is measured */
+        /* with rotating weights a measurement is one turn through all of them; on a GPU many calls are queued,
+         * so that launch latency is not what is measured */
         TRYG(dev_sync(d), out);
         const double t = clock_now();
         for (int64_t j = 0; j < calls; j++) {
@@ -108,7 +107,7 @@ out:
     return rc;
 }
 
-/* ---- how fast memory can be read ---- */
+/* ---- memory bandwidth ---- */
 
 struct read_job {
     const uint64_t *p;
@@ -141,7 +140,7 @@ double bench_median(double *v, int64_t n) {
     return v[n / 2];
 }
 
-int bench_read_ceiling(struct dev *d, int n_threads, double *best, double *median) {
+int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median) {
     enum { PASSES = 25 };
     const size_t bytes = (size_t)1 << 30;
     double rates[PASSES];
@@ -205,14 +204,14 @@ static int print_table(struct gemm_bench *b, int n_threads) {
     } layers[] = {{"qkv", 1152, 896}, {"o", 896, 896}, {"gate_up", 9728, 896}, {"down", 896, 4864}, {"head", 151936, 896}};
     static const int64_t rows[] = {1, 8, 80, 512, 2048};
     static const char *const ops[] = {"fwd", "dx", "dw"};
-    double ceiling = 0, median;
+    double bandwidth = 0, median;
     printf("%s, %s", b->dev.describe, dtype_name(b->act));
     if (on_cpu(&b->dev)) {
-        TRY(bench_read_ceiling(&b->dev, n_threads, &ceiling, &median));
-        printf("; memory reads %.1f GB/s", ceiling * 1e-9);
+        TRY(bench_read_bandwidth(&b->dev, n_threads, &bandwidth, &median));
+        printf("; memory bandwidth %.1f GB/s", bandwidth * 1e-9);
     }
     printf("\n");
-    printf("%-8s %-4s %6s %10s %10s %10s\n", "layer", "op", "rows", "ms", "GF/s", "read %");
+    printf("%-8s %-4s %6s %10s %10s %10s\n", "layer", "op", "rows", "ms", "GFLOP/s", "roofl. %");
     for (size_t l = 0; l < sizeof layers / sizeof *layers; l++)
         for (size_t o = 0; o < 3; o++)
             for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
@@ -224,7 +223,7 @@ static int print_table(struct gemm_bench *b, int n_threads) {
                 const double wb = (double)dev_weight_bytes(&b->dev, b->act, c.n, c.k);
                 printf("%-8s %-4s %6" PRId64 " %10.3f %10.1f", layers[l].name, c.op, c.m, s * 1e3,
                        2e-9 * (double)(c.m * c.n) * (double)c.k / s);
-                if (c.m <= 80 && o == 0 && ceiling > 0) printf(" %10.1f", 100 * wb / s / ceiling);
+                if (c.m <= 80 && o == 0 && bandwidth > 0) printf(" %10.1f", 100 * wb / s / bandwidth);
                 printf("\n");
                 fflush(stdout);
             }

@@ -255,7 +255,7 @@ int bench_read(int argc, char **argv) {
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     TRY(dev_open_cpu(&dev, (int)threads, NULL));
-    rc = bench_read_ceiling(&dev, (int)threads, &best, &median);
+    rc = bench_read_bandwidth(&dev, (int)threads, &best, &median);
     if (rc == 0) printf("{\"subject\":\"read\",\"bytes_per_s\":%.0f,\"median_bytes_per_s\":%.0f}\n", best, median);
     dev_close(&dev);
     return rc;

@@ -1,11 +1,11 @@
 /* selftest.c - `verlc selftest`: does this device compute what `ref` computes?
  *
- * Three questions, each a few lines of a table: every op of the device against `ref` on odd and usual
- * shapes in both dtypes, and rows of an op alone and in a batch, bit for bit (selftest_ops.c); and the
- * log-probs of a rollout against those of the training forward pass of the same tokens, bit for bit, on
- * small models or on the user's (selftest_rollout.c).
- * Invariant: a line says ok only after a comparison that ran; what a device lacks is a line of its own,
- * and no success. */
+ * Three questions, each a few lines of a table: every op of the device against `ref` on odd
+ * and usual shapes in both dtypes, and batch invariance, bit for bit (selftest_ops.c);
+ * and the log-probs of a rollout against those of the training forward pass of the same tokens, bit for bit, on small
+ * models or on the user's (selftest_rollout.c).
+ * Invariant: a line says ok only after a comparison that ran; what a device lacks is a line
+ * of its own, and no success. */
 #include "cmd/cmd.h"
 
 #include "base/err.h"
@@ -37,9 +37,9 @@ int cmd_selftest(int argc, char **argv) {
                                    {"--prompt", CMD_I64, &size.prompt, "N", "tokens of the longest prompt (256)"},
                                    {"--len", CMD_I64, &size.new, "N", "tokens sampled (128)"}};
     const struct cmd_spec spec = {.usage = "verlc selftest [--device NAME] [--model DIR [options]]",
-                                  .about = "Compares every op of a device with the plain C definition, rows alone with rows in\n"
-                                           "a batch, and the log-probs of a rollout with those of training; with --model the\n"
-                                           "last alone, on that model. Exit status 1: something differs.",
+                                  .about = "Compares every op of a device with the plain C definition, checks that ops are\n"
+                                           "batch-invariant, and compares the log-probs of a rollout with those of training;\n"
+                                           "with --model the last alone, on that model. Exit status 1: something differs.",
                                   .opts = opts,
                                   .n_opts = sizeof opts / sizeof *opts};
     int rc = cmd_parse(&spec, argc, argv);

@@ -13,7 +13,7 @@ void selftest_line(struct selftest *t, const char *what, bool ok, const char *de
 
 /* ---- selftest_ops.c ---- */
 
-/* Every op against ref, and its rows alone against rows in a batch. An error of the device ends it. */
+/* Every op against ref, and batch invariance. An error of the device ends it. */
 int selftest_ops(struct selftest *t);
 
 /* ---- selftest_rollout.c ---- */

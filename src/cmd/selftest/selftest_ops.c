@@ -194,12 +194,12 @@ static int matmul_case(struct run *r) {
     keep(r, "matmul_dw", dw, SUM);
     keep(r, "matmul_dw bias", db, SUM);
     const struct tensor gate_up = empty(r, r->act, t, n), half = empty(r, r->act, t, n / 2);
-    for (int i = 0; i < 2; i++) OP(dev_matmul_swiglu(r->d, half, gate_up, x, w, bias)); /* the first time may choose a kernel */
+    for (int i = 0; i < 2; i++) OP(dev_matmul_swiglu(r->d, half, gate_up, x, w, bias)); /* the first call autotunes */
     keep(r, "matmul_swiglu", half, INNER);
     return r->rc;
 }
 
-/* Projected rows to heads and pages, attention over them as two sequences, and back. */
+/* QKV to heads and the KV cache, attention over it as two sequences, and backward. */
 static int attention_case(struct run *r) {
     const int64_t t = r->s.rows, q = r->s.hq * r->s.dim, kv = r->s.hk * r->s.dim, cut = t / 3;
     const int32_t starts[] = {0, (int32_t)cut, (int32_t)t};
@@ -217,13 +217,13 @@ static int attention_case(struct run *r) {
     a.rope = (struct tensor){a.rope.data, DT_F32, 3, {t, r->s.dim / 2, 2, 1}};
     const struct tensor k = empty(r, r->act, t, kv), v = empty(r, r->act, t, kv);
     const struct tensor dk = empty(r, DT_F32, t, kv), dv = empty(r, DT_F32, t, kv);
-    const int64_t pages[4] = {1, r->s.hk, t, r->s.dim};
-    struct tensor as_pages[4] = {k, v, dk, dv};
+    const int64_t cache[4] = {1, r->s.hk, t, r->s.dim};
+    struct tensor as_cache[4] = {k, v, dk, dv};
     for (int i = 0; i < 4; i++) {
-        as_pages[i].nd = 4;
-        memcpy(as_pages[i].dim, pages, sizeof pages);
+        as_cache[i].nd = 4;
+        memcpy(as_cache[i].dim, cache, sizeof cache);
     }
-    a.kv = (struct kv){as_pages[0], as_pages[1]};
+    a.kv = (struct kv){as_cache[0], as_cache[1]};
     const struct tensor start = tensor_1d(block(r, sizeof starts, starts), DT_I32, 3);
     struct attn_args f = {.n_q_heads = r->s.hq,
                           .n_kv_heads = r->s.hk,
@@ -243,8 +243,8 @@ static int attention_case(struct run *r) {
                         dqn = empty(r, DT_F32, r->s.dim, 0), dkn = empty(r, DT_F32, r->s.dim, 0);
     OP(dev_qkv_fwd(r->d, &a));
     OP(dev_attn_fwd(r->d, &f));
-    OP(dev_attn_bwd(r->d, &f, dout, dq, as_pages[2], as_pages[3]));
-    OP(dev_qkv_bwd(r->d, &a, dq, as_pages[2], as_pages[3], dqkv, dqn, dkn));
+    OP(dev_attn_bwd(r->d, &f, dout, dq, as_cache[2], as_cache[3]));
+    OP(dev_qkv_bwd(r->d, &a, dq, as_cache[2], as_cache[3], dqkv, dqn, dkn));
     keep(r, "qkv_fwd q", a.q, INNER);
     keep(r, "qkv_fwd k", k, INNER);
     keep(r, "attn_fwd", f.out, INNER);
@@ -256,15 +256,15 @@ static int attention_case(struct run *r) {
     return r->rc;
 }
 
-/* A decoding step's attention: one new row of each sequence over its pages, of which all share the first two. */
+/* Decode attention: one new row of each sequence; all share the first two KV blocks. */
 static int step_case(struct run *r) {
-    enum { PAGE = 16, SHARED = 2, OWN = 6, PAGES = SHARED + OWN };
-    const int64_t n = r->s.rows, q = r->s.hq * r->s.dim, kv = r->s.hk * r->s.dim, n_pages = SHARED + n * OWN;
-    int32_t *page = xmalloc((size_t)(n * PAGES) * 4), *pos = xmalloc((size_t)n * 4), *slot = xmalloc((size_t)n * 4);
+    enum { BLOCK_LEN = 16, SHARED = 2, OWN = 6, BLOCKS = SHARED + OWN };
+    const int64_t n = r->s.rows, q = r->s.hq * r->s.dim, kv = r->s.hk * r->s.dim, n_kv_blocks = SHARED + n * OWN;
+    int32_t *table_of = xmalloc((size_t)(n * BLOCKS) * 4), *pos = xmalloc((size_t)n * 4), *slot = xmalloc((size_t)n * 4);
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t k = 0; k < PAGES; k++) page[i * PAGES + k] = (int32_t)(k < SHARED ? k : i * OWN + k);
-        pos[i] = SHARED * PAGE + (int32_t)(i * 37 % (OWN * PAGE));
-        slot[i] = page[i * PAGES + pos[i] / PAGE] * PAGE + pos[i] % PAGE;
+        for (int64_t k = 0; k < BLOCKS; k++) table_of[i * BLOCKS + k] = (int32_t)(k < SHARED ? k : i * OWN + k);
+        pos[i] = SHARED * BLOCK_LEN + (int32_t)(i * 37 % (OWN * BLOCK_LEN));
+        slot[i] = table_of[i * BLOCKS + pos[i] / BLOCK_LEN] * BLOCK_LEN + pos[i] % BLOCK_LEN;
     }
     struct qkv_args a = {.n_q_heads = r->s.hq,
                          .n_kv_heads = r->s.hk,
@@ -276,12 +276,13 @@ static int step_case(struct run *r) {
                          .pos = tensor_1d(block(r, (size_t)n * 4, pos), DT_I32, n),
                          .slots = tensor_1d(block(r, (size_t)n * 4, slot), DT_I32, n),
                          .q = empty(r, r->act, n, q)};
-    a.rope = values(r, DT_F32, PAGES * PAGE * r->s.dim, 0, 0.7f, 0);
-    a.rope = (struct tensor){a.rope.data, DT_F32, 3, {PAGES * PAGE, r->s.dim / 2, 2, 1}};
-    const struct tensor k = values(r, r->act, n_pages * PAGE, kv, 1, 0), v = values(r, r->act, n_pages * PAGE, kv, 1, 0);
-    void *pages = block(r, (size_t)(n * PAGES) * 4, page);
-    const struct tensor as_pages = {NULL, r->act, 4, {n_pages, r->s.hk, PAGE, r->s.dim}};
-    a.kv = (struct kv){as_pages, as_pages};
+    a.rope = values(r, DT_F32, BLOCKS * BLOCK_LEN * r->s.dim, 0, 0.7f, 0);
+    a.rope = (struct tensor){a.rope.data, DT_F32, 3, {BLOCKS * BLOCK_LEN, r->s.dim / 2, 2, 1}};
+    const struct tensor k = values(r, r->act, n_kv_blocks * BLOCK_LEN, kv, 1, 0),
+                        v = values(r, r->act, n_kv_blocks * BLOCK_LEN, kv, 1, 0);
+    void *table = block(r, (size_t)(n * BLOCKS) * 4, table_of);
+    const struct tensor as_cache = {NULL, r->act, 4, {n_kv_blocks, r->s.hk, BLOCK_LEN, r->s.dim}};
+    a.kv = (struct kv){as_cache, as_cache};
     a.kv.k.data = k.data, a.kv.v.data = v.data;
     const struct attn_args f = {.n_q_heads = r->s.hq,
                                 .n_kv_heads = r->s.hk,
@@ -292,11 +293,11 @@ static int step_case(struct run *r) {
                                 .out = empty(r, r->act, n, q),
                                 .seqs = {.n = n,
                                          .max_q = 1,
-                                         .max_kv = PAGES * PAGE,
+                                         .max_kv = BLOCKS * BLOCK_LEN,
                                          .q_start = ints(r, n + 1, 0, 0, 1),
                                          .pos0 = a.pos,
-                                         .pages = tensor_2d(pages, DT_I32, n, PAGES)}};
-    free(page);
+                                         .block_table = tensor_2d(table, DT_I32, n, BLOCKS)}};
+    free(table_of);
     free(pos);
     free(slot);
     OP(dev_qkv_attn_fwd(r->d, &a, &f));
@@ -397,12 +398,12 @@ static const struct self_case cases[] = {
     {"norm, swiglu", norm_case, {{1, 17, 0, 0, 0, 0}, {80, 896, 0, 0, 0, 0}, {9, 4864, 0, 0, 0, 0}}},
     {"matmul", matmul_case, {{1, 896, 896, 0, 0, 0}, {33, 100, 129, 0, 0, 0}, {300, 320, 896, 0, 0, 0}}},
     {"attention", attention_case, {{17, 0, 0, 14, 2, 64}, {200, 0, 0, 7, 1, 64}, {130, 0, 0, 4, 2, 128}}},
-    {"a step's attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
+    {"decode attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
     {"head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
     {"adamw, sum of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
     {"axpby", axpby_case, {{1, 1000, 0, 0, 0, 0}}},
     {"8-bit state", quant_case, {{1, 1000, 0, 0, 0, 0}}},
-    {"blocks of adapters", adapter_case, {{1, 1, 0, 0, 0, 0}}},
+    {"LoRA, add_block", adapter_case, {{1, 1, 0, 0, 0, 0}}},
 };
 
 /* The largest error that a sum in another order, or a rounding to act on the way, may leave (tests/ops has the reasons). */
@@ -517,7 +518,7 @@ static int rows_alone(struct selftest *t, enum dtype act) {
     }
     run_free(&all);
     if (rc < 0) return rc;
-    snprintf(what, sizeof what, "rows alone = rows in a batch, %s", dtype_name(act));
+    snprintf(what, sizeof what, "batch-invariant, %s", dtype_name(act));
     snprintf(detail, sizeof detail, "%lld of %lld values differ", (long long)bad, (long long)seen);
     selftest_line(t, what, bad == 0 && seen > 0, detail);
     return 0;

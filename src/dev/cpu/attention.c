@@ -142,24 +142,24 @@ static struct part part_of(const struct job *j, int64_t seq, int64_t head, int t
 }
 
 /* Up to n keys from key j on that lie together: returns their number, and the row of the first one
- * in the part's head of the KV cache seen as (n_pages * H * page_len, D). */
+ * in the part's head of the KV cache seen as (n_kv_blocks * H * block_len, D). */
 static int64_t key_run(const struct part *p, int64_t j, int64_t n, int64_t *row) {
     const struct attn_seqs *q = &p->j->a->seqs;
     const struct tensor k = p->j->a->kv.k;
     const int64_t len = k.dim[2];
-    int64_t page, at;
-    if (q->pages.data) {
-        page = j / len;
-        at = j - page * len;
-        CHECK(page < q->pages.dim[1]);
-        page = ((const int32_t *)q->pages.data)[p->s.i * q->pages.dim[1] + page];
+    int64_t kv_block, at;
+    if (q->block_table.data) {
+        kv_block = j / len;
+        at = j - kv_block * len;
+        CHECK(kv_block < q->block_table.dim[1]);
+        kv_block = ((const int32_t *)q->block_table.data)[p->s.i * q->block_table.dim[1] + kv_block];
     } else {
         const int64_t slot = ((const int32_t *)q->kv_start.data)[p->s.i] + j;
-        page = slot < len ? 0 : slot / len;
-        at = slot - page * len;
+        kv_block = slot < len ? 0 : slot / len;
+        at = slot - kv_block * len;
     }
-    CHECK(page >= 0 && page < k.dim[0] && at >= 0);
-    *row = (page * k.dim[1] + p->head) * len + at;
+    CHECK(kv_block >= 0 && kv_block < k.dim[0] && at >= 0);
+    *row = (kv_block * k.dim[1] + p->head) * len + at;
     return len - at < n ? len - at : n;
 }
 
@@ -247,11 +247,11 @@ static void store_block(const struct part *p, struct tensor out, int64_t row, co
 
 /* ---- forward ---- */
 
-/* One token with few heads, as in decoding: the kernel reads keys and values where they are. */
-static bool is_thin(const struct part *p, int64_t n_tokens) {
-    return n_tokens == 1 && p->t.rows <= CPU_ATTN_THIN && p->j->dim % 32 == 0 && p->j->a->kv.k.dt == DT_BF16;
+/* Decode: one token with few heads; the kernel reads keys and values in place. */
+static bool is_decode(const struct part *p, int64_t n_tokens) {
+    return n_tokens == 1 && p->t.rows <= CPU_ATTN_DECODE_ROWS && p->j->dim % 32 == 0 && p->j->a->kv.k.dt == DT_BF16;
 }
-/* Where the tile's keys and values are, and, for the kernel to fetch ahead, those of the next tile. */
+/* Points at the tile's keys and values, and, for prefetching, at those of the next tile. */
 static void point_tile(struct part *p, int64_t end) {
     for (int64_t g = 0; g * GROUP < p->t.n_keys; g++) {
         p->t.k_rows[g] = (const void *)group_rows(p, p->j->a->kv.k, g, true, p->m.tmp);
@@ -276,12 +276,12 @@ static void forward_block(struct part *p, int64_t row, int64_t n_tokens) {
         m->max[r] = -FLT_MAX; /* finite: a tile in which a row sees nothing leaves the row as it is */
         m->sum[r] = 0;
     }
-    const bool thin = is_thin(p, n_tokens);
+    const bool decode = is_decode(p, n_tokens);
     for (; key0 < end; key0 += TILE) {
         find_tile(p, key0, end);
-        if (thin) {
+        if (decode) {
             point_tile(p, end);
-            p->j->kern->attn_fwd_thin(&p->t);
+            p->j->kern->attn_decode(&p->t);
             continue;
         }
         pack_tile(p, a->kv.k, m->kt);

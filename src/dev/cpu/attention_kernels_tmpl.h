@@ -1,7 +1,7 @@
 /* attention_kernels_tmpl.h - one tile of keys against a block of query rows,
  * forward and backward; compiled by each dev_cpu_kern_ISA.c.
  *
- * All products are one function, mm: each element of the result is one chain of
+ * All GEMMs are one function, mm: each element of the result is one chain of
  * multiply-adds, k ascending, so that its bits depend neither on the register
  * block it falls into nor on the rows and columns beside it.  A masked score
  * becomes a weight of exactly 0, and adding 0 times a finite number changes
@@ -218,12 +218,12 @@ static void kern_attn_fwd(const struct cpu_attn_tile *t) {
     }
 }
 
-/* A tile against few rows, straight from bf16: only a block of 32 of D is transposed at a time, as
+/* Decode: a tile against a few rows, straight from bf16: only a block of 32 of D is transposed at a time, as
  * pairs.  The chains of multiply-adds are those of kern_attn_fwd, cut by stores that lose nothing. */
-static void kern_attn_fwd_thin(const struct cpu_attn_tile *t) {
+static void kern_attn_decode(const struct cpu_attn_tile *t) {
     enum { STEP = 32 };
     const int64_t up = t->dim, groups = even_blocks(t->n_keys, VEC);
-    float s[CPU_ATTN_THIN * DEV_KEY_TILE] __attribute__((aligned(64)));
+    float s[CPU_ATTN_DECODE_ROWS * DEV_KEY_TILE] __attribute__((aligned(64)));
     float pairs[STEP / 2 * DEV_KEY_TILE] __attribute__((aligned(64)));
     for (int64_t d = 0; d < t->dim; d += STEP) {
         for (int64_t g = 0; g < groups; g++) {
@@ -254,7 +254,7 @@ static void kern_attn_out(void *out, enum dtype dt, const float *acc, float by, 
 
 /* ---- backward (Dao et al. 2022, appendix B.4) ---- */
 
-/* The products of a row go in the order of mm, so that a row that sees one key gets exactly 0. */
+/* The dot product of a row goes in the order of mm, so that a row that sees one key gets exactly 0. */
 static void kern_row_dots(float *dots, const float *a, const float *b, int64_t rows, int64_t dim) {
     enum { N = 8 }; /* chains that run side by side */
     const int64_t up = vec_up(dim);

@@ -41,7 +41,7 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     /* B panel from rows: src[r * ld + j], j < cols <= 32. */
     void (*b_rows)(void *dst, const void *src, int64_t ld, int cols, int64_t rn);
 
-    /* c [rows][32] f32, contiguous: (load ? c : 0) + the block's products. There is
+    /* c [rows][32] f32, contiguous: (load ? c : 0) + A . B of the block. There is
      * room for max_rows; rows beyond `rows` may be overwritten. */
     void (*block)(int rows, int64_t rn, const void *a, const void *b, float *c, bool load);
     /* The same, load = false, with B a weight's panel streamed from memory. */

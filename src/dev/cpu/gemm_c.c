@@ -1,6 +1,6 @@
 /* gemm_c.c - matrix kernels in portable C: vectors of four floats by
  * the compiler's vector extension, which any processor has or imitates.
- * A product and its sum round separately here (no fused multiply-add). */
+ * Multiplication and addition round separately here (no fused multiply-add). */
 #include "dev/cpu/gemm.h"
 
 #include <string.h>

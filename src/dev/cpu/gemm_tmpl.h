@@ -1,7 +1,7 @@
 /* gemm_tmpl.h - f32 multiply-add kernels, written once for every
  * vector width.  Included by one .c file for each instruction set, which
  * defines the T_ macros below.  bf16 operands are widened to f32 (exact), so
- * the products of both dtypes run through the same chain: c = a_r * b_r + c
+ * the GEMMs of both dtypes run through the same chain: c = a_r * b_r + c
  * with r ascending, one rounding (two without fused multiply-add, where the
  * product of two bf16 is exact anyway).
  *
@@ -108,7 +108,7 @@ static inline __attribute__((always_inline)) void block_bf16(const int rows, con
 #define T_EACH_ROWS CPU_ROWS_4
 #define T_EACH_TWO CPU_ROWS_1
 #endif
-enum { T_TWO_ROWS = (T_ROWS - 2) / 2 }; /* as many rows of two panels as the registers hold */
+enum { T_TWO_ROWS = (T_ROWS - 2) / 2 }; /* rows of two panels that the registers hold */
 
 #define X(R)                                                                                                                   \
     static __attribute__((noinline)) void block_f32_##R(int64_t rn, const float *a, const float *b, float *c, bool load) {     \

@@ -1,8 +1,7 @@
-/* kernels.h - the inner loops of the CPU backend other than its matrix
- * products, one table for each instruction set.
+/* kernels.h - the inner loops of the CPU backend other than GEMM, one table for each instruction set.
  *
  * Every entry runs on one thread, over memory that its caller owns, and knows
- * nothing of pages, sequences or threads; the ops in dev_cpu_{attn,head,row,
+ * nothing of KV blocks, sequences or threads; the ops in dev_cpu_{attn,head,row,
  * sample}.c cut the work and call these.
  *
  * Invariant: what is written for a row depends on that row's inputs alone,
@@ -13,7 +12,7 @@
 #include "dev/dev.h"
 #include "dev/cpu/cpu_int.h"
 
-enum { CPU_ATTN_THIN = 16 }; /* most rows of attn_fwd_thin */
+enum { CPU_ATTN_DECODE_ROWS = 16 }; /* most rows of attn_decode */
 
 /* Rows of attention are (token, query head of one group) pairs, token first.  D is head_dim, Dp is
  * D rounded up to 16, the pad is zero. */
@@ -29,7 +28,7 @@ struct cpu_attn_tile {
     const float *v;   /* (n_keys, Dp) */
     float *acc;       /* (rows, Dp), running */
     float *max, *sum; /* (rows) running; max is in units of log 2 */
-    /* forward with few rows, instead of kt and v: each group of 16 keys (16, D), the last padded */
+    /* decode, instead of kt and v: each group of 16 keys (16, D), the last padded */
     const uint16_t *k_rows[DEV_KEY_TILE / 16], *v_rows[DEV_KEY_TILE / 16];
     const uint16_t *k_next[DEV_KEY_TILE / 16], *v_next[DEV_KEY_TILE / 16]; /* to be fetched ahead */
     /* backward */
@@ -74,8 +73,8 @@ struct cpu_kern {
     /* dst (n, Dp) = src (n, D). */
     void (*widen)(float *dst, const void *src, enum dtype dt, int64_t n, int64_t dim);
     void (*attn_fwd)(const struct cpu_attn_tile *t);
-    /* The same bits; bf16, D a multiple of 32, at most CPU_ATTN_THIN rows, all of one position. */
-    void (*attn_fwd_thin)(const struct cpu_attn_tile *t);
+    /* The same bits; bf16, D a multiple of 32, at most CPU_ATTN_DECODE_ROWS rows, all of one position. */
+    void (*attn_decode)(const struct cpu_attn_tile *t);
     void (*attn_bwd)(const struct cpu_attn_tile *t);
     /* out (D) act = acc * by, never -0. */
     void (*attn_out)(void *out, enum dtype dt, const float *acc, float by, int64_t dim);

@@ -86,7 +86,7 @@ struct qkv_job {
 /* What a thread needs besides: cos and sin (D/2 each), D of scratch. */
 #define QKV_BYTES(dim) ((size_t)(2 * (dim)) * sizeof(float))
 
-/* Row of head `head` at slot `slot` of the KV cache (n_pages, H, page_len, D): first element. */
+/* Row of head `head` at slot `slot` of the KV cache (n_kv_blocks, H, block_len, D): first element. */
 static int64_t slot_elem(struct tensor t, int64_t slot, int64_t head) {
     const int64_t len = t.dim[2];
     CHECK(slot >= 0 && slot / len < t.dim[0]);

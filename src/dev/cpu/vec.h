@@ -25,7 +25,7 @@ VEC_FN int64_t vec_up(int64_t n) { return (n + VEC - 1) & ~(int64_t)(VEC - 1); }
 
 #include <immintrin.h>
 
-/* Rows and vectors of a register block of a product: 24 sums, 4 of B, 1 of A. With bf16 up to
+/* Rows and vectors of a register block of a GEMM: 24 sums, 4 of B, 1 of A. With bf16 up to
  * MM_ROWS rows go over MM_WIDE_NV vectors, so that B is widened once. */
 enum { VEC_MR = 6, VEC_NV = 4, MM_ROWS = 8, MM_WIDE_NV = 2 };
 typedef __m512 vec;

@@ -39,11 +39,11 @@ __global__ static void sample_params_kernel(struct sample_param *param, float *i
 
 struct advance_args {
     struct decode_row *rows;
-    const int32_t *stop, *pages, *drawn, *step;
+    const int32_t *stop, *block_table, *drawn, *step;
     const float *logp, *kept;
     int32_t *ids, *pos, *slots, *out_id;
     float *out_logp, *out_kept;
-    int64_t n, n_stop, max_pages, page_len;
+    int64_t n, n_stop, max_blocks, block_len;
 };
 
 __global__ static void advance_kernel(struct advance_args a) {
@@ -66,7 +66,7 @@ __global__ static void advance_kernel(struct advance_args a) {
     const int64_t pos = a.pos[r] + 1;
     a.pos[r] = (int32_t)pos;
     a.ids[r] = id;
-    a.slots[r] = (int32_t)(a.pages[r * a.max_pages + pos / a.page_len] * a.page_len + pos % a.page_len);
+    a.slots[r] = (int32_t)(a.block_table[r * a.max_blocks + pos / a.block_len] * a.block_len + pos % a.block_len);
 }
 
 /* Scratch between the kernels of a step. */
@@ -109,7 +109,7 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(cuda_sample_device(c, a->logits, fused ? m.tiles : NULL, m.param, tensor{}, m.id, m.logp, m.kept));
     const struct advance_args move = {(struct decode_row *)a->rows.data,
                                       (const int32_t *)a->stop.data,
-                                      (const int32_t *)a->pages.data,
+                                      (const int32_t *)a->block_table.data,
                                       (const int32_t *)m.id.data,
                                       (const int32_t *)a->step.data,
                                       (const float *)m.logp.data,
@@ -122,8 +122,8 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
                                       (float *)a->logp_kept.data,
                                       n,
                                       a->stop.data ? a->stop.dim[1] : 0,
-                                      a->pages.dim[1],
-                                      a->page_len};
+                                      a->block_table.dim[1],
+                                      a->block_len};
     CU_TRY(cuda_launch(c, advance_kernel, blocks, BLOCK, 0, move));
     return 0;
 }

@@ -205,7 +205,7 @@ template <typename T> struct qkv_job {
     const T *qkv, *q_norm, *k_norm;
     const float *rope;
     const int32_t *pos, *slots;
-    int64_t n_pos, n_slots, page_len;
+    int64_t n_pos, n_slots, block_len;
     T *q, *k, *v; /* forward */
     const T *dq;  /* backward */
     const float *dk, *dv;
@@ -214,7 +214,7 @@ template <typename T> struct qkv_job {
 };
 
 template <typename T> static __device__ __forceinline__ int64_t slot_elem(const qkv_job<T> &j, int64_t slot, int64_t head) {
-    return ((slot / j.page_len * j.n_k + head) * j.page_len + slot % j.page_len) * j.dim;
+    return ((slot / j.block_len * j.n_k + head) * j.block_len + slot % j.block_len) * j.dim;
 }
 template <typename T>
 static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t, int64_t *pos, int64_t *slot) {
@@ -439,8 +439,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
     store8<VEC>(to + half, d1, n);
 }
 
-/* What forward and backward have in common; pages: of keys (forward) or of their gradients. */
-template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args *a, struct tensor pages) {
+/* What forward and backward have in common; cache: of keys (forward) or of their gradients. */
+template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args *a, struct tensor cache) {
     const int64_t chunks = ceil_div(a->head_dim / 2, CHUNK);
     *j = qkv_job<T>{};
     j->n_q = a->n_q_heads, j->n_k = a->n_kv_heads, j->dim = a->head_dim, j->rows = a->qkv.dim[0], j->per = 1;
@@ -450,7 +450,7 @@ template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args
     j->eps = a->eps;
     j->qkv = (const T *)a->qkv.data, j->q_norm = (const T *)a->q_norm.data, j->k_norm = (const T *)a->k_norm.data;
     j->rope = (const float *)a->rope.data, j->pos = (const int32_t *)a->pos.data, j->slots = (const int32_t *)a->slots.data;
-    j->n_pos = a->rope.dim[0], j->page_len = pages.dim[2], j->n_slots = pages.dim[0] * pages.dim[2];
+    j->n_pos = a->rope.dim[0], j->block_len = cache.dim[2], j->n_slots = cache.dim[0] * cache.dim[2];
     return 0;
 }
 /* Whole chunks everywhere: the half of a head is a multiple of 8, and so is every offset. */

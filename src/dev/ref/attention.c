@@ -10,10 +10,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* First element of head `head` of slot `slot` of the KV cache (n_pages, H, page_len, D). */
-static int64_t kv_offset(struct tensor pages, int64_t slot, int64_t head) {
-    const int64_t n_heads = pages.dim[1], len = pages.dim[2], dim = pages.dim[3];
-    CHECK(slot >= 0 && slot < pages.dim[0] * len);
+/* First element of head `head` of slot `slot` of the KV cache (n_kv_blocks, H, block_len, D). */
+static int64_t kv_offset(struct tensor cache, int64_t slot, int64_t head) {
+    const int64_t n_heads = cache.dim[1], len = cache.dim[2], dim = cache.dim[3];
+    CHECK(slot >= 0 && slot < cache.dim[0] * len);
     return ((slot / len * n_heads + head) * len + slot % len) * dim;
 }
 
@@ -129,10 +129,10 @@ static struct seq seq_at(const struct attn_args *a, int64_t i) {
 
 static int64_t slot_of(const struct attn_args *a, const struct seq *s, int64_t j) {
     const struct attn_seqs *q = &a->seqs;
-    if (q->pages.data == NULL) return ((int32_t *)q->kv_start.data)[s->i] + j;
-    const int64_t len = a->kv.k.dim[2], n = q->pages.dim[1];
+    if (q->block_table.data == NULL) return ((int32_t *)q->kv_start.data)[s->i] + j;
+    const int64_t len = a->kv.k.dim[2], n = q->block_table.dim[1];
     CHECK(j / len < n);
-    return ref_index(q->pages, s->i * n + j / len, a->kv.k.dim[0]) * len + j % len;
+    return ref_index(q->block_table, s->i * n + j / len, a->kv.k.dim[0]) * len + j % len;
 }
 
 /* First key that a query at position p sees; p is the last. */

@@ -36,9 +36,9 @@ struct cuda_attn {
     const void *dout; /* backward: these six */
     void *dq;
     float *dk, *dv;
-    float2 *stat;                                     /* (T, Hq): lse * log2(e), dout . out */
-    const int32_t *q_start, *pos0, *pages, *kv_start; /* pages (block table) or kv_start is NULL */
-    int max_pages, n_pages, page_len, page_shift;     /* page_shift: log2(page_len), -1 if there is none */
+    float2 *stat;                                           /* (T, Hq): lse * log2(e), dout . out */
+    const int32_t *q_start, *pos0, *block_table, *kv_start; /* one of the last two is NULL */
+    int max_blocks, n_kv_blocks, block_len, block_shift;    /* block_shift: log2(block_len), -1 if there is none */
     int n_q_heads, n_kv_heads, group, dim, window;
     int n_tiles;             /* blocks of one sequence (and head) along blockIdx.x */
     int decode_rows;         /* forward: sequences of up to so many packed rows are the decode kernel's; -1: all, 0: none */
@@ -72,14 +72,14 @@ static __device__ __forceinline__ int first_key(const struct cuda_attn &a, int p
 
 /* Index of key j's row among all rows (of D) of kv.k: fits an int, even times D / 8, attn_params has checked. */
 static __device__ __forceinline__ int key_row(const struct cuda_attn &a, int seq, int head, int j) {
-    const int at = a.pages ? j : a.kv_start[seq] + j;
-    int page = 0, off = at;
-    if (a.pages || a.n_pages > 1) {
-        page = a.page_shift >= 0 ? at >> a.page_shift : at / a.page_len;
-        off = at - page * a.page_len;
+    const int at = a.block_table ? j : a.kv_start[seq] + j;
+    int kv_block = 0, off = at;
+    if (a.block_table || a.n_kv_blocks > 1) {
+        kv_block = a.block_shift >= 0 ? at >> a.block_shift : at / a.block_len;
+        off = at - kv_block * a.block_len;
     }
-    if (a.pages) page = a.pages[(int64_t)seq * a.max_pages + page];
-    return (page * a.n_kv_heads + head) * a.page_len + off;
+    if (a.block_table) kv_block = a.block_table[(int64_t)seq * a.max_blocks + kv_block];
+    return (kv_block * a.n_kv_heads + head) * a.block_len + off;
 }
 
 /* ---- tiles ---- */
@@ -227,14 +227,14 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
     p->lse = (float *)a->lse.data;
     p->q_start = (const int32_t *)s->q_start.data;
     p->pos0 = (const int32_t *)s->pos0.data;
-    p->pages = (const int32_t *)s->pages.data;
+    p->block_table = (const int32_t *)s->block_table.data;
     p->kv_start = (const int32_t *)s->kv_start.data;
-    p->max_pages = p->pages ? (int)s->pages.dim[1] : 0;
-    p->n_pages = (int)k.dim[0];
-    p->page_len = (int)k.dim[2];
-    p->page_shift = -1;
+    p->max_blocks = p->block_table ? (int)s->block_table.dim[1] : 0;
+    p->n_kv_blocks = (int)k.dim[0];
+    p->block_len = (int)k.dim[2];
+    p->block_shift = -1;
     for (int i = 0; i < 31; i++)
-        if (k.dim[2] == (int64_t)1 << i) p->page_shift = i;
+        if (k.dim[2] == (int64_t)1 << i) p->block_shift = i;
     p->n_q_heads = (int)a->n_q_heads;
     p->n_kv_heads = (int)a->n_kv_heads;
     p->group = (int)(a->n_q_heads / a->n_kv_heads);

@@ -148,7 +148,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
     const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
     const int tile = block / per_tile / 2, half = block / per_tile % 2;
     const int key = tile * TILE;
-    const int64_t key_first = (int64_t)head * a.page_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded beside s */
+    const int64_t key_first = (int64_t)head * a.block_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
     if (key >= s.n) return;
     const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
 template <int D> static __device__ __forceinline__ void rows_block(const struct cuda_attn &a, int block, int n_seqs) {
     using sh = shape<D>;
     const int per_tile = n_seqs * a.n_q_heads, rest = block % per_tile, head = rest % a.n_q_heads;
-    const int64_t key_first = (int64_t)(head / a.group) * a.page_len + a.kv_start[rest / a.n_q_heads]; /* loaded beside s */
+    const int64_t key_first = (int64_t)(head / a.group) * a.block_len + a.kv_start[rest / a.n_q_heads]; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_q_heads);
     const int pos = (a.n_tiles - 1 - block / per_tile) * TILE;
     if (pos >= s.n) return;
@@ -326,7 +326,7 @@ template <int D> static int run(struct cuda *c, const struct attn_args *a, const
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1;
 }
 
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {

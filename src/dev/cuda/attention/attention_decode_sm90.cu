@@ -121,8 +121,8 @@ static __device__ __forceinline__ int shared_tiles(const struct cuda_attn &a, in
         for (int i = 0; i < MAX_SEQS; i++)
 #pragma unroll
             for (int k = 0; k < PIECES; k++) {
-                const int page = ((base + lane) * KEYS + k * PIECE) >> a.page_shift;
-                id[i][k] = i < n && page < a.max_pages ? a.pages[(int64_t)(seq + i) * a.max_pages + page] : -1 - i;
+                const int kv_block = ((base + lane) * KEYS + k * PIECE) >> a.block_shift;
+                id[i][k] = i < n && kv_block < a.max_blocks ? a.block_table[(int64_t)(seq + i) * a.max_blocks + kv_block] : -1 - i;
             }
         if (base == 0) hi = lane < n ? a.pos0[seq + lane] : 0;
 #pragma unroll
@@ -216,7 +216,7 @@ static __device__ __forceinline__ struct new_head new_head_of(const struct cuda_
         const int pos = f.pos[t], slot = f.slots[t];
         if (pos < 0 || pos >= f.n_pos || slot < 0 || slot >= f.n_slots) __trap();
         const int of_qkv = is_q ? of_q : a.n_q_heads + (is_v ? a.n_kv_heads : 0) + head;
-        const int row = (((slot >> a.page_shift) * a.n_kv_heads + head) << a.page_shift) + (slot & (a.page_len - 1));
+        const int row = (((slot >> a.block_shift) * a.n_kv_heads + head) << a.block_shift) + (slot & (a.block_len - 1));
         x.at = ((int64_t)t * (a.n_q_heads + 2 * a.n_kv_heads) + of_qkv) * D + i;
         if (!is_q) x.to = (__nv_bfloat16 *)(is_v ? a.v : a.k) + (int64_t)row * D + i;
         if (!is_v) x.norm = is_q ? f.q_norm : f.k_norm, x.pos = pos;
@@ -260,7 +260,7 @@ static __device__ __forceinline__ void make_new_rows(const struct cuda_attn &a, 
 
 /* 16 keys of a job: where they start, as KV block and offset, and [first, last) of them that are seen: seen = first | last << 8. */
 struct piece {
-    int page, off, seen;
+    int kv_block, off, seen;
     bool newest, shared; /* a sequence's newest key is among them; several sequences see them */
 };
 /* Lane (job - base, piece): its piece; nothing is seen of one that no job has. */
@@ -271,8 +271,8 @@ static __device__ __forceinline__ struct piece piece_of(const struct cuda_attn &
     const struct run r = runs->run[run_of(runs, j)];
     const int key = (r.tile + j - r.from) * KEYS + lane % PIECES * PIECE;
     if (key >= r.hi || key + PIECE <= r.lo) return p;
-    p.page = a.pages[(int64_t)r.seq * a.max_pages + (key >> a.page_shift)];
-    p.off = key & (a.page_len - 1);
+    p.kv_block = a.block_table[(int64_t)r.seq * a.max_blocks + (key >> a.block_shift)];
+    p.off = key & (a.block_len - 1);
     p.seen = max(r.lo - key, 0) | min(r.hi - key, PIECE) << 8;
     p.newest = r.hi - key <= PIECE;
     p.shared = r.hi == INT_MAX;
@@ -322,7 +322,7 @@ static __device__ __forceinline__ void produce_tiles(const struct cuda_attn &a, 
         const int n_jobs = runs->n_jobs;
 #pragma unroll 1
         for (int base = 0; base == 0 || base < n_jobs; base += AT_ONCE) {
-            const int row = ((next.page * a.n_kv_heads + w.head) << a.page_shift) + next.off, seen = next.seen;
+            const int row = ((next.kv_block * a.n_kv_heads + w.head) << a.block_shift) + next.off, seen = next.seen;
             const unsigned whole = __ballot_sync(WARP_ALL, seen == PIECE << 8), newest = __ballot_sync(WARP_ALL, next.newest);
             const unsigned shared = __ballot_sync(WARP_ALL, next.shared);
             if (base + AT_ONCE < n_jobs) next = piece_of(a, runs, base + AT_ONCE);
@@ -641,8 +641,8 @@ static int launch_any(struct cuda *c, const struct cuda_attn &p, const struct ne
 }
 
 static bool takes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.pages && a->seqs.max_q == 1 &&
-           p.group <= 16 && p.page_shift >= 0 && p.page_len >= PIECE && p.n_kv_heads <= 65535 &&
+    return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.block_table && a->seqs.max_q == 1 &&
+           p.group <= 16 && p.block_shift >= 0 && p.block_len >= PIECE && p.n_kv_heads <= 65535 &&
            c->smem_max >= (size_t)many_128::SMEM;
 }
 

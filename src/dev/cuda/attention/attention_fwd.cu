@@ -469,7 +469,7 @@ template <int SIZE> static int decode_fit(struct cuda *c, const struct attn_args
 template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     const int tiles = attn_tiles(a, 16);
     const bool only_decode = tiles <= 1 || a->seqs.max_q == 1;
-    if (only_decode || p.pages) { /* training has no batch of both: it is not worth a launch */
+    if (only_decode || p.block_table) { /* training has no batch of both: it is not worth a launch */
         p.decode_rows = only_decode ? -1 : 16;
         p.n_tiles = only_decode ? tiles : 1;
         TRY(decode_fit<SIZE>(c, a, p));

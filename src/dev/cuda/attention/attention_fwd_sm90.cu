@@ -84,7 +84,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
     pdl_launch_dependents();
     pdl_wait();
-    const int64_t keys = (int64_t)head * a.page_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded beside s */
+    const int64_t keys = (int64_t)head * a.block_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded beside s */
     const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
     const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
     if (first >= s.packed) return;
@@ -134,7 +134,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_pages == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1;
 }
 
 template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {

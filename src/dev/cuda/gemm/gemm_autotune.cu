@@ -413,7 +413,7 @@ static int autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base,
     char name[128], who[2][32];
     gemm_plan_name(p, name, sizeof name);
     TRY(trial_init(c, t, p, top));
-    if (!base && t->args.m < low) { /* too large to try: pieces of many rows are large GEMMs too */
+    if (!base && t->args.m < low) { /* too large to try: its pieces are large GEMMs too */
         p->pick[bucket].how = GEMM_SPLIT_COLS;
         return 0;
     }

@@ -1,4 +1,4 @@
-/* test_dev_cuda.c - how the CUDA backend's library is found and refused, and how a device is
+/* test_dev_cuda_open.c - how the CUDA backend's library is found and refused, and how a device is
  * chosen by name.  Needs no GPU: VERLC_CUDA_LIB points at files that are not the library.
  * The library's ops are tested in tests/ops where there is a GPU. */
 #include "base/err.h"

@@ -1,13 +1,17 @@
-/* test_dev_qkv_attn.c - dev_qkv_attn_fwd is dev_qkv_fwd and dev_attn_fwd in every bit: of attention's
- * results and of all keys and values, also those that nobody may touch. Batches are decoding steps: one
- * new row of each sequence, some without one, some at their first key, neighbours that share pages.
+/* test_dev_decode_attention.c - dev_qkv_attn_fwd is bitwise dev_qkv_fwd and dev_attn_fwd: in the output and in
+ * the whole KV cache, also where nobody may write.  Batches are decoding steps: one new row of each sequence,
+ * some without one, some at their first key, neighbours that share KV blocks.
  * Agreement of the two ops with ref is test_dev_ops'. */
 #include "ops/ops_test.h"
 
 static struct backends all;
 
-enum { PAGE = 16, MAX_SEQS = 170, MAX_PAGES = 48, ROPE = MAX_PAGES * PAGE, NO_ROW = -1 };
-enum { SHARED_PAGES = 32, FAMILY = 5, OTHERS = 10 }; /* the first sequences share so many pages; then OTHERS of chosen lengths */
+enum { BLOCK_LEN = 16, MAX_SEQS = 170, TABLE_BLOCKS = 48, ROPE = TABLE_BLOCKS * BLOCK_LEN, NO_ROW = -1 };
+enum {
+    SHARED_BLOCKS = 32,
+    FAMILY = 5,
+    OTHERS = 10
+}; /* the first sequences share so many KV blocks; then OTHERS of chosen lengths */
 static const int32_t chosen[OTHERS] = {0, 15, 16, 63, 64, 129, NO_ROW, 199, 383, 384};
 
 struct batch {
@@ -29,26 +33,26 @@ static bool for_gpus(const struct batch *b) { return b->n * b->hq > 2200; }
 struct scene {
     const struct batch *b;
     enum dtype act;
-    int64_t rows, n_pages;
-    int32_t pos0[MAX_SEQS], q_start[MAX_SEQS + 1], pages[MAX_SEQS][MAX_PAGES], pos[MAX_SEQS], slots[MAX_SEQS];
-    float *k, *v, *rope; /* pages (n_pages, hk, PAGE, dim): NaN where there is no key yet */
+    int64_t rows, n_kv_blocks;
+    int32_t pos0[MAX_SEQS], q_start[MAX_SEQS + 1], block_table[MAX_SEQS][TABLE_BLOCKS], pos[MAX_SEQS], slots[MAX_SEQS];
+    float *k, *v, *rope; /* the KV cache (n_kv_blocks, hk, BLOCK_LEN, dim): NaN where there is no key yet */
 };
 
 /* Position of sequence i's new row. */
 static int32_t position(int64_t i) {
-    if (i < FAMILY) return SHARED_PAGES * PAGE + (int32_t)(i * 37);
+    if (i < FAMILY) return SHARED_BLOCKS * BLOCK_LEN + (int32_t)(i * 37);
     return i < FAMILY + OTHERS ? chosen[i - FAMILY] : (int32_t)(i * 37 % 150);
 }
 
 static float *old_keys(const struct scene *s, uint64_t seed) {
-    const int64_t hk = s->b->hk, dim = s->b->dim, count = s->n_pages * hk * PAGE * dim;
+    const int64_t hk = s->b->hk, dim = s->b->dim, count = s->n_kv_blocks * hk * BLOCK_LEN * dim;
     const float *drawn = normals(seed, count);
     float *f = xmalloc((size_t)count * sizeof *f);
     memset(f, 0xff, (size_t)count * sizeof *f);
     for (int64_t i = 0; i < s->b->n; i++)
         for (int64_t j = 0; j < s->pos0[i]; j++)
             for (int64_t h = 0; h < hk; h++) {
-                const int64_t at = ((s->pages[i][j / PAGE] * hk + h) * PAGE + j % PAGE) * dim;
+                const int64_t at = ((s->block_table[i][j / BLOCK_LEN] * hk + h) * BLOCK_LEN + j % BLOCK_LEN) * dim;
                 for (int64_t c = 0; c < dim; c++) f[at + c] = drawn[at + c] * 1.5f;
             }
     return f;
@@ -62,20 +66,20 @@ static void scene_init(struct scene *s, const struct batch *b, enum dtype act) {
         const int32_t at = position(i);
         s->pos0[i] = at == NO_ROW ? 20 : at;
         s->q_start[i + 1] = s->q_start[i] + (at != NO_ROW);
-        for (int64_t p = 0; p * PAGE <= s->pos0[i]; p++)
-            s->pages[i][p] = i > 0 && i < FAMILY && p < SHARED_PAGES ? s->pages[0][p] : (int32_t)next++;
+        for (int64_t p = 0; p * BLOCK_LEN <= s->pos0[i]; p++)
+            s->block_table[i][p] = i > 0 && i < FAMILY && p < SHARED_BLOCKS ? s->block_table[0][p] : (int32_t)next++;
     }
     s->rows = s->q_start[b->n];
-    s->n_pages = next + 2;
-    int64_t *order = xcalloc((size_t)s->n_pages, sizeof *order);
-    for (int64_t i = 0; i < s->n_pages; i++) order[i] = i;
-    rng_shuffle(&rng, order, s->n_pages);
+    s->n_kv_blocks = next + 2;
+    int64_t *order = xcalloc((size_t)s->n_kv_blocks, sizeof *order);
+    for (int64_t i = 0; i < s->n_kv_blocks; i++) order[i] = i;
+    rng_shuffle(&rng, order, s->n_kv_blocks);
     for (int64_t i = 0; i < b->n; i++) {
-        for (int64_t p = 0; p * PAGE <= s->pos0[i]; p++) s->pages[i][p] = (int32_t)order[s->pages[i][p]];
+        for (int64_t p = 0; p * BLOCK_LEN <= s->pos0[i]; p++) s->block_table[i][p] = (int32_t)order[s->block_table[i][p]];
         const int32_t at = s->pos0[i], row = s->q_start[i];
         if (row == s->q_start[i + 1]) continue;
         s->pos[row] = at;
-        s->slots[row] = s->pages[i][at / PAGE] * PAGE + at % PAGE;
+        s->slots[row] = s->block_table[i][at / BLOCK_LEN] * BLOCK_LEN + at % BLOCK_LEN;
     }
     free(order);
     s->k = old_keys(s, 2);
@@ -115,7 +119,7 @@ static struct tensor up_drawn(struct run *r, struct tensor shape, uint64_t seed,
 static int attend(struct dev *d, const struct scene *s, bool fused, struct results *to) {
     const struct batch *b = s->b;
     struct run r = {.d = d, .act = s->act};
-    const struct tensor pages = shape_4d(s->act, s->n_pages, b->hk, PAGE, b->dim);
+    const struct tensor cache = shape_4d(s->act, s->n_kv_blocks, b->hk, BLOCK_LEN, b->dim);
     struct tensor rope = {NULL, DT_F32, 3, {ROPE, b->dim / 2, 2, 1}};
     rope = up_values(&r, rope, false, s->rope, NULL);
     struct qkv_args q = {.n_q_heads = b->hq, .n_kv_heads = b->hk, .head_dim = b->dim, .eps = 1e-6f, .rope = rope};
@@ -125,7 +129,7 @@ static int attend(struct dev *d, const struct scene *s, bool fused, struct resul
     q.pos = up_i32(&r, shape_1d(DT_I32, s->rows), s->pos);
     q.slots = up_i32(&r, shape_1d(DT_I32, s->rows), s->slots);
     q.q = dev_new(&r, shape_2d(s->act, s->rows, b->hq * b->dim), false);
-    q.kv = (struct kv){up_values(&r, pages, false, s->k, NULL), up_values(&r, pages, false, s->v, NULL)};
+    q.kv = (struct kv){up_values(&r, cache, false, s->k, NULL), up_values(&r, cache, false, s->v, NULL)};
     struct attn_args a = {.n_q_heads = b->hq,
                           .n_kv_heads = b->hk,
                           .head_dim = b->dim,
@@ -136,7 +140,7 @@ static int attend(struct dev *d, const struct scene *s, bool fused, struct resul
                           .seqs = {.n = b->n, .max_q = 1, .max_kv = ROPE}};
     a.seqs.q_start = up_i32(&r, shape_1d(DT_I32, b->n + 1), s->q_start);
     a.seqs.pos0 = up_i32(&r, shape_1d(DT_I32, b->n), s->pos0);
-    a.seqs.pages = up_i32(&r, shape_2d(DT_I32, b->n, MAX_PAGES), s->pages[0]);
+    a.seqs.block_table = up_i32(&r, shape_2d(DT_I32, b->n, TABLE_BLOCKS), s->block_table[0]);
     a.out = dev_new(&r, q.q, false);
     if (b->lse) a.lse = dev_new(&r, shape_2d(DT_F32, s->rows, b->hq), false);
     int rc = fused ? dev_qkv_attn_fwd(d, &q, &a) : dev_qkv_fwd(d, &q);

@@ -1,6 +1,5 @@
-/* test_dev_adapter.c - the ops for adapters and quantised weights: rectangles added
- * to rectangles, codes turned into numbers, the head's way back without a gradient
- * of its weight.  Every backend against sums made here, to the bit. */
+/* test_dev_lora_dequantize.c - dequantization of NF4 and INT8 weights, blocks of LoRA adapters added to blocks, and
+ * the LM head's backward without a weight gradient.  Every backend against sums made here, to the bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -47,7 +46,7 @@ static float *random_floats(int64_t n, uint64_t seed) {
     return v;
 }
 
-/* ---- rectangles ---- */
+/* ---- blocks ---- */
 
 static void check_block(struct dev *d) {
     enum { R = 70, C = 301, R2 = 40, C2 = 290 };

@@ -1,12 +1,12 @@
-/* test_dev_attn.c - attention does not see where keys are stored or how the
- * queries arrive: packed training rows, pages in any order, prefill at once or
+/* test_dev_attention.c - attention does not see where keys are stored or how the
+ * queries arrive: packed training rows, a paged KV cache in any order, prefill at once or
  * in chunks, and decode steps of several sequences together give equal bits.
  * Agreement with ref and gradients are test_dev_ops' and test_dev_grad's. */
 #include "ops/ops_test.h"
 
 static struct backends two, one; /* threads */
 
-enum { N_SEQS = 5, PAGE = 16, MAX_CALL = 512 };
+enum { N_SEQS = 5, BLOCK_LEN = 16, MAX_CALL = 512 };
 static const int64_t seq_len[N_SEQS] = {1, 17, 64, 130, 200};
 
 struct geometry {
@@ -23,13 +23,13 @@ struct piece {
     int64_t seq, lo, hi;
 };
 
-/* Keys and values of all sequences, once packed and once in shuffled pages, and their queries. */
+/* Keys and values of all sequences, once packed and once in shuffled KV blocks, and their queries. */
 struct scene {
     const struct geometry *g;
     enum dtype act;
-    int64_t start[N_SEQS + 1]; /* first packed row of each sequence */
-    int32_t pages[N_SEQS][16]; /* page of each 16 keys */
-    int64_t n_pages;
+    int64_t start[N_SEQS + 1];       /* first packed row of each sequence */
+    int32_t block_table[N_SEQS][16]; /* KV block of each 16 keys */
+    int64_t n_kv_blocks;
     float *q, *k, *v;        /* (rows, Hq*D), (rows, Hk*D) twice */
     struct kv packed, paged; /* on the device, while all_rows runs */
 };
@@ -43,16 +43,16 @@ static float *wide_normals(int64_t n, uint64_t seed) {
 
 static void scene_init(struct scene *s, const struct geometry *g, enum dtype act) {
     struct rng rng = {.seed = 9, .stream = RNG_TEST};
-    *s = (struct scene){.g = g, .act = act, .n_pages = 3}; /* 3 that nobody owns */
+    *s = (struct scene){.g = g, .act = act, .n_kv_blocks = 3}; /* 3 that nobody owns */
     for (int i = 0; i < N_SEQS; i++) {
         s->start[i + 1] = s->start[i] + seq_len[i];
-        s->n_pages += (seq_len[i] + PAGE - 1) / PAGE;
+        s->n_kv_blocks += (seq_len[i] + BLOCK_LEN - 1) / BLOCK_LEN;
     }
-    int64_t *order = xcalloc((size_t)s->n_pages, sizeof *order), next = 0;
-    for (int64_t i = 0; i < s->n_pages; i++) order[i] = i;
-    rng_shuffle(&rng, order, s->n_pages);
+    int64_t *order = xcalloc((size_t)s->n_kv_blocks, sizeof *order), next = 0;
+    for (int64_t i = 0; i < s->n_kv_blocks; i++) order[i] = i;
+    rng_shuffle(&rng, order, s->n_kv_blocks);
     for (int i = 0; i < N_SEQS; i++)
-        for (int64_t p = 0; p * PAGE < seq_len[i]; p++) s->pages[i][p] = (int32_t)order[next++];
+        for (int64_t p = 0; p * BLOCK_LEN < seq_len[i]; p++) s->block_table[i][p] = (int32_t)order[next++];
     free(order);
     const int64_t rows = s->start[N_SEQS];
     s->q = wide_normals(rows * g->hq * g->dim, 1);
@@ -65,18 +65,19 @@ static void scene_free(struct scene *s) {
     free(s->v);
 }
 
-/* Rows (Hk*D each) into (n_pages, Hk, page_len, D); what no key owns stays NaN. */
+/* Rows (Hk*D each) into (n_kv_blocks, Hk, block_len, D); what no key owns stays NaN. */
 static struct tensor up_keys(struct run *r, const struct scene *s, const float *rows, bool paged) {
     const int64_t hk = s->g->hk, dim = s->g->dim, total = s->start[N_SEQS];
-    const struct tensor shape = shape_4d(s->act, paged ? s->n_pages : 1, hk, paged ? PAGE : total, dim);
+    const struct tensor shape = shape_4d(s->act, paged ? s->n_kv_blocks : 1, hk, paged ? BLOCK_LEN : total, dim);
     const int64_t len = shape.dim[2];
     float *f = xcalloc((size_t)tensor_count(shape), sizeof *f);
     for (int64_t i = 0; i < tensor_count(shape); i++) f[i] = NAN;
     for (int i = 0; i < N_SEQS; i++)
         for (int64_t j = 0; j < seq_len[i]; j++) {
-            const int64_t page = paged ? s->pages[i][j / PAGE] : 0, at = paged ? j % PAGE : s->start[i] + j;
+            const int64_t kv_block = paged ? s->block_table[i][j / BLOCK_LEN] : 0, at = paged ? j % BLOCK_LEN : s->start[i] + j;
             for (int64_t h = 0; h < hk; h++)
-                memcpy(f + ((page * hk + h) * len + at) * dim, rows + ((s->start[i] + j) * hk + h) * dim, (size_t)dim * sizeof *f);
+                memcpy(f + ((kv_block * hk + h) * len + at) * dim, rows + ((s->start[i] + j) * hk + h) * dim,
+                       (size_t)dim * sizeof *f);
         }
     const struct tensor t = up_values(r, shape, false, f, NULL);
     free(f);
@@ -88,7 +89,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
     const struct geometry *g = s->g;
     const int64_t width = g->hq * g->dim;
     struct run r = {.d = d, .act = s->act};
-    int32_t q_start[MAX_CALL + 1] = {0}, pos0[MAX_CALL], kv_start[MAX_CALL], pages[MAX_CALL][16];
+    int32_t q_start[MAX_CALL + 1] = {0}, pos0[MAX_CALL], kv_start[MAX_CALL], block_table[MAX_CALL][16];
     struct attn_args a = {.n_q_heads = g->hq,
                           .n_kv_heads = g->hk,
                           .head_dim = g->dim,
@@ -101,7 +102,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
         q_start[i + 1] = q_start[i] + (int32_t)(p->hi - p->lo);
         pos0[i] = (int32_t)p->lo;
         kv_start[i] = (int32_t)s->start[p->seq];
-        memcpy(pages[i], s->pages[p->seq], sizeof pages[i]);
+        memcpy(block_table[i], s->block_table[p->seq], sizeof block_table[i]);
         if (p->hi - p->lo > a.seqs.max_q) a.seqs.max_q = p->hi - p->lo;
         if (p->hi > a.seqs.max_kv) a.seqs.max_kv = p->hi;
     }
@@ -117,7 +118,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
     a.lse = dev_new(&r, shape_2d(DT_F32, rows, g->hq), false);
     a.seqs.q_start = up_i32(&r, shape_1d(DT_I32, n + 1), q_start);
     a.seqs.pos0 = up_i32(&r, shape_1d(DT_I32, n), pos0);
-    if (paged) a.seqs.pages = up_i32(&r, shape_2d(DT_I32, n, 16), pages[0]);
+    if (paged) a.seqs.block_table = up_i32(&r, shape_2d(DT_I32, n, 16), block_table[0]);
     else a.seqs.kv_start = up_i32(&r, shape_1d(DT_I32, n), kv_start);
     const int rc = dev_attn_fwd(d, &a);
     if (rc == 0) {
@@ -147,7 +148,7 @@ static int paged_reversed(struct dev *d, const struct scene *s, float *out, floa
     return attend(d, s, true, p, N_SEQS, out, lse);
 }
 static int alone(struct dev *d, const struct scene *s, float *out, float *lse) {
-    for (int i = 0; i < 2 * N_SEQS; i++) /* packed first, then over it from pages */
+    for (int i = 0; i < 2 * N_SEQS; i++) /* packed first, then over it from a paged KV cache */
         TRY(attend(d, s, i >= N_SEQS, &(struct piece){i % N_SEQS, 0, seq_len[i % N_SEQS]}, 1, out, lse));
     return 0;
 }
@@ -189,7 +190,7 @@ struct way {
     int (*run)(struct dev *d, const struct scene *s, float *out, float *lse);
 };
 static const struct way ways[] = {
-    {"pages", paged_reversed},          {"alone", alone},
+    {"paged", paged_reversed},          {"alone", alone},
     {"chunks of 7", chunks_7},          {"chunks of 16", chunks_16},
     {"chunks of 45", chunks_45},        {"chunks of 64", chunks_64},
     {"chunks of 100", chunks_100},      {"decode", decode},

@@ -1,4 +1,4 @@
-/* test_dev_range.c - what a profiler is told of phases and calls: one range a phase, one a call inside it, each
+/* test_dev_nvtx.c - what a profiler is told of phases and calls: one range a phase, one a call inside it, each
  * ended, in the order of the program; nothing where none listens. On a GPU the ranges are NVTX's. */
 #include "base/err.h"
 #include "dev/dev.h"

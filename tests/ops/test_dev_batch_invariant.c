@@ -1,6 +1,5 @@
-/* test_dev_rows.c - a row's bits do not depend on its company (invariant 2): the
- * row alone, in calls of any size, at any place in a buffer, and under any
- * number of threads.  Also invariant 1 in the small: raw logits and the
+/* test_dev_batch_invariant.c - ops are batch-invariant (invariant 2): a row's bits are the same alone, in calls of any
+ * size, at any place in a buffer, and under any number of threads.  Also invariant 1 in the small: raw logits and the
  * sampler's log-prob carry the bits of the LM head's. */
 #include "ops/ops_table.h"
 
@@ -222,17 +221,17 @@ static void test_sampled_logp(void **state) {
         }
 }
 
-/* Some chunks of a vocabulary and some tiles of rows. The short one has one chunk, so that fewer products are chosen for, each
- * of which runs dozens of the library's algorithms; all kernels of ours for few rows take its k. */
+/* Some chunks of a vocabulary and some tiles of rows. The short one has one chunk, so that fewer GEMMs are autotuned,
+ * each over dozens of the library's algorithms; all our small-M kernels take its k. */
 static const struct op_shape *gpu_head(void) {
     static const struct op_shape full = {.rows = 300, .n = 2 * DEV_VOCAB_CHUNK + 384, .k = 896};
     static const struct op_shape few = {.rows = 150, .n = 520, .k = 128};
     return test_short() ? &few : &full;
 }
 
-/* A GPU multiplies the few rows of a decoding step by other kernels than the many of a training step:
+/* A GPU runs the GEMMs of a decoding step by other kernels than those of a training step:
  * rows are drawn in calls of every size and scored together. */
-static int check_company(struct run *r) {
+static int check_batch(struct run *r) {
     const int64_t calls[] = {r->rows, 3, 80, 1};
     struct lmhead_args a;
     TRY(lmhead_args(r, &a));
@@ -272,7 +271,7 @@ static int check_company(struct run *r) {
     return rc;
 }
 
-static void test_sampled_company(void **state) {
+static void test_sampled_batch_invariant(void **state) {
     (void)state;
     static const enum dtype act[] = {DT_F32, DT_BF16};
     const struct op_shape *shape = gpu_head();
@@ -282,7 +281,7 @@ static void test_sampled_company(void **state) {
         for (int64_t k = 0; strcmp(two.name[b], "cuda") == 0 && k < COUNT(act); k++) {
             struct run r;
             run_init(&r, &op, shape, act[k], &two.dev[b]);
-            const int rc = check_company(&r);
+            const int rc = check_batch(&r);
             run_free(&r);
             if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "sampled log-prob");
             else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
@@ -293,12 +292,12 @@ static void test_sampled_company(void **state) {
 
 /* ---- a decoding step against its parts ---- */
 
-enum { STEP_PAGES = 3, STEP_PAGE = 16, STEP_AT = 1, STEP_MAX = 3 };
+enum { STEP_BLOCKS = 3, STEP_BLOCK_LEN = 16, STEP_AT = 1, STEP_MAX = 3 };
 
 /* What a step has to do, row by row: filled by the parts, then held against the op. */
 struct step {
     struct decode_row *rows;
-    int32_t *stop, *pages, *ids, *pos, *slots, *drawn; /* stop (n, 2) */
+    int32_t *stop, *block_table, *ids, *pos, *slots, *drawn; /* stop (n, 2) */
     float *logp, *kept;
 };
 
@@ -306,7 +305,7 @@ static void step_init(struct step *e, const struct run *r, int64_t n) {
     struct rng g = {.seed = 6, .stream = RNG_TEST};
     *e = (struct step){xcalloc((size_t)n, sizeof *e->rows),
                        xcalloc((size_t)n * 2, 4),
-                       xcalloc((size_t)n * STEP_PAGES, 4),
+                       xcalloc((size_t)n * STEP_BLOCKS, 4),
                        xcalloc((size_t)n, 4),
                        xcalloc((size_t)n, 4),
                        xcalloc((size_t)n, 4),
@@ -324,14 +323,14 @@ static void step_init(struct step *e, const struct run *r, int64_t n) {
                                          .seed = 17,
                                          .uid = (uint64_t)i / 3,
                                          .left = (int32_t)(i % 6 == 5 ? 0 : i % 4 + 1)};
-        for (int64_t k = 0; k < STEP_PAGES; k++) e->pages[i * STEP_PAGES + k] = (int32_t)(i * STEP_PAGES + k);
-        e->pos[i] = (int32_t)(rng_unit(&g) * (STEP_PAGES * STEP_PAGE - 1)); /* the next has a page */
-        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1;                 /* of a row that stands still: stays */
+        for (int64_t k = 0; k < STEP_BLOCKS; k++) e->block_table[i * STEP_BLOCKS + k] = (int32_t)(i * STEP_BLOCKS + k);
+        e->pos[i] = (int32_t)(rng_unit(&g) * (STEP_BLOCKS * STEP_BLOCK_LEN - 1)); /* the next has a KV block */
+        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1;                       /* of a row that stands still: stays */
         e->logp[i] = e->kept[i] = NAN;
     }
 }
 static void step_free(struct step *e) {
-    void *const all[] = {e->rows, e->stop, e->pages, e->ids, e->pos, e->slots, e->drawn, e->logp, e->kept};
+    void *const all[] = {e->rows, e->stop, e->block_table, e->ids, e->pos, e->slots, e->drawn, e->logp, e->kept};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -363,7 +362,7 @@ static int step_by_parts(struct run *r, const struct lmhead_args *a, struct tens
         if (w->left == 0) continue;
         e->ids[i] = e->drawn[i];
         e->pos[i]++;
-        e->slots[i] = e->pages[i * STEP_PAGES + e->pos[i] / STEP_PAGE] * STEP_PAGE + e->pos[i] % STEP_PAGE;
+        e->slots[i] = e->block_table[i * STEP_BLOCKS + e->pos[i] / STEP_BLOCK_LEN] * STEP_BLOCK_LEN + e->pos[i] % STEP_BLOCK_LEN;
     }
     free(id);
     free(logp);
@@ -401,11 +400,11 @@ static int check_step(struct run *r, int64_t n) {
     struct decode_args d = {.x = tensor_rows(a.x, 0, n),
                             .w = a.w,
                             .rows = rows,
-                            .page_len = STEP_PAGE,
+                            .block_len = STEP_BLOCK_LEN,
                             .ids = up_i32(r, shape_1d(DT_I32, n), e.ids),
                             .pos = up_i32(r, shape_1d(DT_I32, n), e.pos),
                             .slots = up_i32(r, shape_1d(DT_I32, n), e.slots),
-                            .pages = up_i32(r, shape_2d(DT_I32, n, STEP_PAGES), e.pages),
+                            .block_table = up_i32(r, shape_2d(DT_I32, n, STEP_BLOCKS), e.block_table),
                             .step = up_i32(r, shape_1d(DT_I32, 1), &at),
                             .logits = dev_new(r, shape_2d(DT_F32, n, r->s->n), false),
                             .id = dev_new(r, shape_2d(DT_I32, STEP_MAX, n), false),
@@ -438,7 +437,7 @@ static int check_step(struct run *r, int64_t n) {
     return rc;
 }
 
-/* The head's own kernel serves many rows of a step on a GPU, the library's product few. */
+/* On a GPU the fused head kernel serves steps of many rows, cuBLASLt those of few. */
 static void test_decode_step(void **state) {
     (void)state;
     static const enum dtype act[] = {DT_F32, DT_BF16};
@@ -468,7 +467,7 @@ int main(void) {
         tests[i] = (struct CMUnitTest){names[i], i % 2 ? test_threads : test_rows, NULL, NULL, (void *)(uintptr_t)op};
     }
     tests[2 * N_OPS] = (struct CMUnitTest){"inv01_sampled_logp", test_sampled_logp, NULL, NULL, NULL};
-    tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_company", test_sampled_company, NULL, NULL, NULL};
+    tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_batch_invariant", test_sampled_batch_invariant, NULL, NULL, NULL};
     tests[2 * N_OPS + 2] = (struct CMUnitTest){"the most probable entries", test_top, NULL, NULL, NULL};
     tests[2 * N_OPS + 3] = (struct CMUnitTest){"inv01_decode_step", test_decode_step, NULL, NULL, NULL};
     const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_dev_kern.c - the kernels behind the cpu backend's attention, head and row ops, one by one:
+/* test_dev_cpu_kernels.c - the kernels behind the cpu backend's attention, head and row ops, one by one:
  * exp against libm, tables of different instruction sets against each other, the
  * straight-from-bf16 path of decoding against the tile path, and sums that must not
  * depend on where an array ends.  The ops as a whole are compared with ref in tests/ops. */
@@ -72,11 +72,11 @@ static void test_exp(void **state) {
 struct fixture {
     int64_t rows, dim, n_keys;
     uint16_t k[TILE * MAX_DIM], v[TILE * MAX_DIM];
-    float q[CPU_ATTN_THIN * MAX_DIM];
-    int32_t pos[CPU_ATTN_THIN];
+    float q[CPU_ATTN_DECODE_ROWS * MAX_DIM];
+    int32_t pos[CPU_ATTN_DECODE_ROWS];
 };
 struct result {
-    float acc[CPU_ATTN_THIN * MAX_DIM], max[CPU_ATTN_THIN], sum[CPU_ATTN_THIN];
+    float acc[CPU_ATTN_DECODE_ROWS * MAX_DIM], max[CPU_ATTN_DECODE_ROWS], sum[CPU_ATTN_DECODE_ROWS];
 };
 
 static struct cpu_attn_tile tile_of(struct fixture *f, struct result *r, int64_t key0, int64_t window) {
@@ -113,7 +113,7 @@ static void run_thin(const struct cpu_kern *k, struct fixture *f, struct result 
         t.k_rows[g] = t.k_next[g] = f->k + g * 16 * f->dim;
         t.v_rows[g] = t.v_next[g] = f->v + g * 16 * f->dim;
     }
-    k->attn_fwd_thin(&t);
+    k->attn_decode(&t);
 }
 
 static void test_thin_equals_block(void **state) {
@@ -122,11 +122,11 @@ static void test_thin_equals_block(void **state) {
     static struct result a, b;
     fill_bf16(f.k, TILE * MAX_DIM, 1);
     fill_bf16(f.v, TILE * MAX_DIM, 2);
-    fill(f.q, CPU_ATTN_THIN * MAX_DIM, 1, 3);
+    fill(f.q, CPU_ATTN_DECODE_ROWS * MAX_DIM, 1, 3);
     int n = 0;
     for (int t = 0; t < n_tables; t++)
         for (f.dim = 32; f.dim <= MAX_DIM; f.dim += 32)
-            for (f.rows = 1; f.rows <= CPU_ATTN_THIN; f.rows++)
+            for (f.rows = 1; f.rows <= CPU_ATTN_DECODE_ROWS; f.rows++)
                 for (f.n_keys = 1; f.n_keys <= TILE; f.n_keys += 7)
                     for (int64_t window = 0; window <= 20; window += 20) {
                         run_block(tables[t].k, &f, &a, window);
@@ -194,7 +194,7 @@ static void test_same_bits_when_fused(void **state) {
     static struct result ra, rb;
     fill_bf16(f.k, TILE * MAX_DIM, 1);
     fill_bf16(f.v, TILE * MAX_DIM, 2);
-    fill(f.q, CPU_ATTN_THIN * MAX_DIM, 1, 3);
+    fill(f.q, CPU_ATTN_DECODE_ROWS * MAX_DIM, 1, 3);
     run_block(a, &f, &ra, 0);
     run_block(b, &f, &rb, 0);
     assert_memory_equal(&ra, &rb, sizeof ra);

@@ -1,5 +1,5 @@
-/* test_dev_optim.c - sum of squares, AdamW, linear combinations and 8-bit codes on every backend this machine has, against ref, at
- * lengths around vectors and blocks and from an odd place in a buffer. */
+/* test_dev_optimizer.c - sum of squares, AdamW, linear combinations and 8-bit codes on every backend this machine has,
+ * against ref, at lengths around vectors and blocks and from an odd place in a buffer. */
 #include "ops/ops_test.h"
 
 static struct backends backends;

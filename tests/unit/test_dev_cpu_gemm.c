@@ -1,6 +1,6 @@
-/* The CPU backend's matrix products, packing and flat ops on every instruction
- * set this machine has: agreement with the ref backend, and equality of bits
- * across rows' company, threads and column ranges.  The rest of the backend is
+/* test_dev_cpu_gemm.c - the CPU backend's GEMMs, packing and optimizer ops on every instruction
+ * set this machine has: agreement with the ref backend, and batch invariance
+ * across M, threads and column ranges.  The rest of the backend is
  * tested with the other backends in tests/ops. */
 #include "base/rng.h"
 #include "dev/cpu/cpu_int.h"
@@ -125,7 +125,7 @@ static void check_products(struct dev *ref, struct dev *cpu, enum dtype act) {
     }
 }
 
-/* Each row alone, in other company, at other offsets and with other numbers of
+/* Each row alone, in other batches, at other offsets and with other numbers of
  * threads has the bits it has in the whole; so has each column range. */
 static void check_bits(const char *isa, enum dtype act) {
     const int64_t m = 120, n = 200, k = 700;
@@ -235,7 +235,7 @@ static void test_bits(void **s) {
     }
 }
 
-/* Several bands, cache blocks and units: a training-sized product against ref. */
+/* Several bands, cache blocks and units: a training-sized GEMM against ref. */
 static void test_large(void **s) {
     (void)s;
     struct dev ref, d;
