@@ -39,11 +39,12 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/dev/cud
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
 set(cuda_objects "")
 foreach(source ${cuda_sources})
-  get_filename_component(stem ${source} NAME_WE)
+  file(RELATIVE_PATH stem ${CMAKE_SOURCE_DIR}/src/dev/cuda ${source})
+  string(REPLACE "/" "_" stem ${stem})
   set(object ${CMAKE_BINARY_DIR}/cuda/${stem}.o)
   add_custom_command(OUTPUT ${object}
     COMMAND ${VERLC_NVCC} ${nvcc_flags} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
-    DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${stem}.cu" VERBATIM)
+    DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${stem}" VERBATIM)
   list(APPEND cuda_objects ${object})
 endforeach()
 set(cuda_library ${CMAKE_BINARY_DIR}/libverlc_cuda.so)

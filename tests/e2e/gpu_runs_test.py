@@ -183,7 +183,7 @@ def offload(s, test, pool):
         run(*s.ppo("part", **keys(s, "cuda", **ways["all"])))
         for name, text in plans.items():
             test(f"{name}: the plan {'has no' if 'kept' in name else 'shows'} host memory",
-                 ("offloaded: page-locked host memory" in text) != ("kept" in name), text[-1500:])
+                 ("offloaded: pinned host memory" in text) != ("kept" in name), text[-1500:])
         kept = state(s.dir / "kept", STEPS)
         test("GRPO with optimizer, master and reference in host memory ends in the same bits", state(s.dir / "all", STEPS) == kept)
         test("GRPO with the master in host memory ends in the same bits", state(s.dir / "master", STEPS) == kept)

@@ -346,7 +346,7 @@ static void offload_helps(const char *reference, const char *proposal, int64_t f
     snprintf(small + n, sizeof small - n, " %.*s", (int)strcspn(proposal, " "), proposal);
     const char *name = strstr(proposal, "optimizer_offload") ? "far_optimizer" : "far_reference";
     const int status = run(name, FAR, 0, small, &text);
-    if (status != 0 || !strstr(text, "offloaded: page-locked host memory")) fail_msg("%s: exit %d: %s", proposal, status, text);
+    if (status != 0 || !strstr(text, "offloaded: pinned host memory")) fail_msg("%s: exit %d: %s", proposal, status, text);
     same_weights(reference, name, 4);
     free(text);
 }

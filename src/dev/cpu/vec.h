@@ -393,10 +393,6 @@ VEC_FN vec vload_act(const void *p, enum dtype dt, int64_t i) {
 VEC_FN vec vload_act_n(const void *p, enum dtype dt, int64_t i, int64_t n) {
     return dt == DT_BF16 ? vload_bf16_n((const uint16_t *)p + i, n) : vload_n((const float *)p + i, n);
 }
-VEC_FN void vstore_act(void *p, enum dtype dt, int64_t i, vec a) {
-    if (dt == DT_BF16) vstore_bf16((uint16_t *)p + i, a);
-    else vstore((float *)p + i, a);
-}
 VEC_FN void vstore_act_n(void *p, enum dtype dt, int64_t i, vec a, int64_t n) {
     if (dt == DT_BF16) vstore_bf16_n((uint16_t *)p + i, a, n);
     else vstore_n((float *)p + i, a, n);

@@ -386,7 +386,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     buf_addf(b, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs);
-    row(b, "  rollout: keys, values, head", p->rollout, note);
+    row(b, "  rollout: KV cache, logits", p->rollout, note);
     row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
     if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
@@ -404,7 +404,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     recompute_line(p, k, m, b);
-    if (p->offload) row(b, "offloaded: page-locked host memory", p->offload, "");
+    if (p->offload) row(b, "offloaded: pinned host memory", p->offload, "");
 }
 
 /* ---- refusals ---- */
