@@ -25,20 +25,30 @@ static int want_keys(const char *name, int argc, const char *model_key) {
          name, model_key, name);
 }
 
-int cmd_ppo(int argc, char **argv) {
-    struct conf *c = NULL;
-    int rc = want_keys("ppo", argc, "actor_rollout_ref.model.path");
-    if (rc == 0) rc = conf_load(&c, "ppo_trainer", argc - 1, argv + 1);
-    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
-        conf_free(c);
-        return rc < 0 ? rc : 0;
-    }
-    if (rc == 0) rc = conf_check(c);
-    if (rc == 0) conf_notes(c);
-    if (rc == 0) rc = train_ppo(c);
-    conf_free(c);
-    return ended(rc);
+/* The checked configuration of a command line; 1: it was a question (--help, --cfg) and is answered. */
+static int load(struct conf **c, const char *schema, int argc, char **argv) {
+    TRY(conf_load(c, schema, argc, argv));
+    const int answered = conf_answer(*c, stdout);
+    TRY(answered);
+    if (answered) return 1;
+    TRY(conf_check(*c));
+    conf_notes(*c);
+    return 0;
 }
+
+/* A trainer's command: its configuration, then the program. */
+static int train(const char *name, const char *model_key, const char *schema, int (*program)(const struct conf *c), int argc,
+                 char **argv) {
+    struct conf *c = NULL;
+    TRY(want_keys(name, argc, model_key));
+    int rc = load(&c, schema, argc - 1, argv + 1);
+    if (rc == 0) rc = program(c);
+    conf_free(c);
+    if (rc < 0) err_pass(rc, __FILE__, __LINE__);
+    return rc > 0 ? 0 : ended(rc);
+}
+
+int cmd_ppo(int argc, char **argv) { return train("ppo", "actor_rollout_ref.model.path", "ppo_trainer", train_ppo, argc, argv); }
 
 /* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
 static const char *sft_schema(int argc, char **argv) {
@@ -50,20 +60,7 @@ static const char *sft_schema(int argc, char **argv) {
     return "sft_trainer_engine";
 }
 
-int cmd_sft(int argc, char **argv) {
-    struct conf *c = NULL;
-    int rc = want_keys("sft", argc, "model.path");
-    if (rc == 0) rc = conf_load(&c, sft_schema(argc, argv), argc - 1, argv + 1);
-    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
-        conf_free(c);
-        return rc < 0 ? rc : 0;
-    }
-    if (rc == 0) rc = conf_check(c);
-    if (rc == 0) conf_notes(c);
-    if (rc == 0) rc = train_sft(c);
-    conf_free(c);
-    return ended(rc);
-}
+int cmd_sft(int argc, char **argv) { return train("sft", "model.path", sft_schema(argc, argv), train_sft, argc, argv); }
 
 /* --gpu SIZE or --gpu=SIZE in front of the keys. Returns how many arguments it took. */
 static int plan_gpu(int argc, char **argv, int64_t *gpu) {
@@ -86,42 +83,25 @@ int cmd_plan(int argc, char **argv) {
         puts("usage: verlc plan [--gpu SIZE] KEY=VALUE...\n\n"
              "Prints the memory that `verlc ppo` with these keys takes, and whether it fits; nothing runs.\n"
              "--gpu SIZE   plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n");
-    int rc = conf_load(&c, "ppo_trainer", argc - 1 - taken, argv + 1 + taken);
-    if (rc == 0 && (rc = conf_answer(c, stdout)) != 0) {
-        conf_free(c);
-        return rc < 0 ? rc : 0;
-    }
-    if (rc == 0) rc = conf_check(c);
+    int rc = load(&c, "ppo_trainer", argc - 1 - taken, argv + 1 + taken);
     if (rc == 0) rc = train_plan_ppo(c, gpu, &text, &fits);
     if (rc == 0) fputs(text.p, stdout);
+    if (rc == 0 && !fits) rc = err_exit_status(ERR_NOMEM);
+    else if (rc > 0) rc = 0;
     buf_free(&text);
     conf_free(c);
-    if (rc == 0 && !fits) return err_exit_status(ERR_NOMEM);
-    return rc;
-}
-
-/* A command that reads a schema and has nothing to validate beyond the table. */
-static int load_checked(struct conf **c, const char *schema, int argc, char **argv) {
-    int rc = conf_load(c, schema, argc - 1, argv + 1);
-    if (rc == 0 && (rc = conf_answer(*c, stdout)) != 0) return rc;
-    if (rc == 0) rc = conf_check(*c);
-    if (rc == 0) conf_notes(*c);
-    return rc;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
 
 int cmd_eval(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
-    int rc = load_checked(&c, "evaluation", argc, argv);
-    if (rc == 0) {
-        rc = train_eval(c, &text);
-        if (rc == 0) fputs(text.p, stdout);
-    } else if (rc > 0) {
-        rc = 0;
-    }
+    int rc = load(&c, "evaluation", argc - 1, argv + 1);
+    if (rc == 0) rc = train_eval(c, &text);
+    if (rc == 0 && text.p) fputs(text.p, stdout);
     buf_free(&text);
     conf_free(c);
-    return rc;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
 /* The first argument that is a key of one of these groups; NULL: none. */
@@ -145,9 +125,8 @@ int cmd_generate_rows(int argc, char **argv) {
              "%s and %s are keys of two programs; take those of main_generation (model.path, data.path, data.n_samples, rollout.*) "
              "or those of main_generation_server (actor_rollout_ref.model.path, data.train_files, actor_rollout_ref.rollout.*)",
              a, b);
-    int rc = load_checked(&c, b ? "generation_server" : "generation", argc, argv);
+    int rc = load(&c, b ? "generation_server" : "generation", argc - 1, argv + 1);
     if (rc == 0) rc = train_generate(c);
-    else if (rc > 0) rc = 0;
     conf_free(c);
-    return rc;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
