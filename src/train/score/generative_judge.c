@@ -33,14 +33,8 @@ struct judge {
 
 /* ---- opening ---- */
 
-static struct rollout_decoder_args decoder_args(const struct judge_args *a, struct model *m) {
-    const int64_t max_len = a->prompt_length + a->response_length;
-    return (struct rollout_decoder_args){.model = m,
-                                         .n_kv_blocks = a->max_seqs * ((max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN),
-                                         .max_rows = a->max_rows,
-                                         .max_seqs = a->max_seqs,
-                                         .max_len = max_len,
-                                         .max_burst = rollout_device_burst(a->dev)};
+static struct rollout_decoder_args decoder_args(const struct judge_args *a, const struct model_config *c) {
+    return rollout_decoder_size(a->dev, c, a->act, a->max_seqs, a->max_rows, a->prompt_length + a->response_length, SIZE_MAX);
 }
 
 static struct model_open_args open_args(const struct judge_args *a) {
@@ -50,7 +44,7 @@ static struct model_open_args open_args(const struct judge_args *a) {
 
 size_t judge_bytes(const struct model_config *c, const struct judge_args *a) {
     const struct model_open_args open = open_args(a);
-    const struct rollout_decoder_args d = decoder_args(a, NULL);
+    const struct rollout_decoder_args d = decoder_args(a, c);
     return model_open_bytes(c, a->dev, &open) + rollout_decoder_bytes(c, a->act, &d);
 }
 
@@ -137,16 +131,15 @@ static int open_all(struct judge *j) {
     TRY(tokenizer_open(&j->tok, j->a.dir));
     const int rc = chat_template_create(&j->chat, j->tok);
     if (rc < 0) return err_wrap(rc, "the judge's chat template");
-    struct rollout_decoder_args d = decoder_args(&j->a, j->model);
+    struct rollout_decoder_args d = decoder_args(&j->a, &j->model->cfg);
+    d.model = j->model;
     j->block_bytes = rollout_decoder_bytes(&j->model->cfg, j->a.act, &d);
     TRY(dev_alloc(j->a.dev, j->block_bytes, &j->block));
     TRY(dev_zero(j->a.dev, j->block, j->block_bytes)); /* the memory is really there, now rather than in mid-run */
     d.block = j->block;
     TRY(rollout_decoder_open(&j->decoder, &d));
-    const struct rollout_model m = rollout_decoder_model(j->decoder);
-    const struct rollout_config c = {
-        .max_rows = j->a.max_rows, .max_seqs = j->a.max_seqs, .tok = j->tok, .done = on_answer, .done_arg = j};
-    return rollout_create(&j->engine, &m, &c);
+    const struct rollout_config c = {.tok = j->tok, .done = on_answer, .done_arg = j};
+    return rollout_decoder_engine(&j->engine, j->decoder, &c);
 }
 
 int judge_create(struct judge **out, const struct judge_args *a) {
@@ -212,10 +205,7 @@ static struct buf fill(const char *template, const struct judge_sample *s) {
 }
 
 static int submit_ids(struct judge *j, const struct text_ids *ids, const struct judge_sample *s, int64_t tag) {
-    int32_t stop[17];
-    int64_t n_stop = 0;
-    for (int i = 0; i < j->model->cfg.n_eos; i++) stop[n_stop++] = (int32_t)j->model->cfg.eos[i];
-    if (tokenizer_eos(j->tok) >= 0) stop[n_stop++] = tokenizer_eos(j->tok);
+    const struct rollout_stop_ids stop = rollout_stop_ids(&j->model->cfg, j->tok);
     const struct rollout_request q = {.prompt = ids->p,
                                       .n_prompt = ids->n,
                                       .n = 1,
@@ -226,8 +216,8 @@ static int submit_ids(struct judge *j, const struct text_ids *ids, const struct 
                                       .top_k = j->a.top_k,
                                       .seed = s->seed,
                                       .uid = s->uid,
-                                      .stop_ids = stop,
-                                      .n_stop_ids = n_stop,
+                                      .stop_ids = stop.id,
+                                      .n_stop_ids = stop.n,
                                       .user = (void *)(intptr_t)tag};
     TRY(rollout_submit(j->engine, &q, NULL));
     j->n_running++;
