@@ -151,7 +151,8 @@ def check_numbers(s, test):
     keys.update({"reward.custom_reward_function.path": path, "trainer.max_bad_steps": 1})
     p = run(*s.ppo("large", **keys), check=False)
     test.refused("gradient not finite: the tensor is named", p, NUMERICAL, "step 1", "the gradient of", ".weight is not finite")
-    test("gradient not finite in the first step: nothing is saved", saved(s.dir / "large") == [] and "no step was saved" in p.stderr)
+    test("gradient not finite in the first step: nothing is saved",
+         saved(s.dir / "large") == [] and "no step was saved" in p.stderr)
 
     # A learning rate that throws the weights away: the next rollout has no finite log-prob.
     p = run(*s.ppo("thrown", trainer__save_freq=1, trainer__total_training_steps=4,

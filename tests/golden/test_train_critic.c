@@ -22,7 +22,7 @@ struct rig {
     struct model *m;
     struct trained_model *critic;
     struct st_file *want;
-    struct actor_seq seqs[MAX_SEQS];
+    struct packed_seq seqs[MAX_SEQS];
     int64_t n_seqs, n_targets, off[MAX_SEQS + 1];
     double vpreds[MAX_TARGETS], dvpreds[MAX_TARGETS], loss;
 };
@@ -45,8 +45,8 @@ static void rig_critic(struct rig *r, struct model_keep keep) {
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
                   *q_start = case_data(r->want, "q_start", DT_I32, NULL);
     for (int64_t i = 0; i < r->n_seqs; i++) {
-        r->seqs[i] = (struct actor_seq){.ids = ids + q_start[i], .n = q_start[i + 1] - q_start[i], .first = first[i]};
-        r->off[i + 1] = r->off[i] + actor_seq_targets(&r->seqs[i]);
+        r->seqs[i] = (struct packed_seq){.ids = ids + q_start[i], .n = q_start[i + 1] - q_start[i], .first = first[i]};
+        r->off[i + 1] = r->off[i] + packed_seq_targets(&r->seqs[i]);
     }
     r->n_targets = r->off[r->n_seqs];
     assert_true(r->n_targets <= MAX_TARGETS);
@@ -110,7 +110,7 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
 }
 
 /* Values, loss and gradients beside the golden ones; closes r. */
-static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
+static void check_rig(struct rig *r, const char *what, struct micro_batch_limits cut) {
     int64_t n;
     float *values = xcalloc((size_t)r->n_targets, 4);
     OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, cut, 1, (struct forward_out){.value = values}));
@@ -137,7 +137,7 @@ static void check_rig(struct rig *r, const char *what, struct actor_cut cut) {
     rig_close(r);
 }
 
-static void check(const char *arch, const char *backend, const char *dir, struct model_keep keep, struct actor_cut cut) {
+static void check(const char *arch, const char *backend, const char *dir, struct model_keep keep, struct micro_batch_limits cut) {
     struct rig r;
     rig_open(&r, arch, backend, dir, keep);
     check_rig(&r, dir ? "its files" : arch, cut);
@@ -145,10 +145,10 @@ static void check(const char *arch, const char *backend, const char *dir, struct
 
 static void like_transformers(void **state) {
     (void)state;
-    const struct actor_cut all = {.max_seqs = MAX_SEQS}, one = {.max_seqs = 1};
+    const struct micro_batch_limits all = {.max_seqs = MAX_SEQS}, one = {.max_seqs = 1};
     EACH_BACKEND(b) EACH(i, ARCHS) check(ARCHS[i], BACKENDS[b], NULL, MODEL_KEEP_ALL, all);
     check("qwen2", "cpu", NULL, MODEL_KEEP_LAYER, one);
-    check("qwen3", "ref", NULL, MODEL_KEEP_LAYER, (struct actor_cut){.max_rows = 80});
+    check("qwen3", "ref", NULL, MODEL_KEEP_LAYER, (struct micro_batch_limits){.max_rows = 80});
     check("qwen2", "cpu", FIXTURES "/critic/qwen2", MODEL_KEEP_LAYER, all); /* as transformers saved it */
 }
 
@@ -159,9 +159,9 @@ static void alone_or_together(void **state) {
         struct rig r;
         float together[MAX_TARGETS], alone[MAX_TARGETS];
         rig_open(&r, "qwen2", BACKENDS[b], NULL, MODEL_KEEP_LAYER);
-        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, 1,
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct micro_batch_limits){.max_seqs = MAX_SEQS}, 1,
                                  (struct forward_out){.value = together}));
-        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1,
+        OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct micro_batch_limits){.max_seqs = 1}, 1,
                                  (struct forward_out){.value = alone}));
         assert_memory_equal(together, alone, (size_t)r.n_targets * 4);
         rig_close(&r);
@@ -213,8 +213,9 @@ static void from_a_causal_model(void **state) {
     const struct trained_model_args a = {
         .dev = &r.dev, .model = other, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = MAX_LEN, .max_seqs = MAX_SEQS};
     OK(trained_model_create(&c, &a));
-    OK(trained_model_forward(c, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1, (struct forward_out){.value = rough}));
-    OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct actor_cut){.max_seqs = 1}, 1,
+    OK(trained_model_forward(c, r.seqs, r.n_seqs, (struct micro_batch_limits){.max_seqs = 1}, 1,
+                             (struct forward_out){.value = rough}));
+    OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, (struct micro_batch_limits){.max_seqs = 1}, 1,
                              (struct forward_out){.value = fine}));
     assert_true(case_nmse(rough, fine, r.n_targets) < 1e-3); /* bf16 has 8 bits: 2e-5 for a product, 2 layers */
     struct step_result o;
@@ -254,7 +255,7 @@ static void like_peft(void **state) {
         rig_open_frozen(&r, all ? QWEN2_CRITIC : llama, all ? "lora_qwen2" : "lora_llama", BACKENDS[b]);
         assert_int_equal(r.m->n_train_params, (all ? 28 : 6) + 2);
         rig_critic(&r, one ? MODEL_KEEP_LAYER : MODEL_KEEP_ALL);
-        check_rig(&r, all ? "lora_qwen2" : "lora_llama", (struct actor_cut){.max_seqs = one ? 1 : MAX_SEQS});
+        check_rig(&r, all ? "lora_qwen2" : "lora_llama", (struct micro_batch_limits){.max_seqs = one ? 1 : MAX_SEQS});
     }
     free(llama);
 }
@@ -271,7 +272,7 @@ static void adapter_directories(void **state) {
     (void)state;
     struct rig r, back;
     float values[MAX_TARGETS], again[MAX_TARGETS];
-    const struct actor_cut all = {.max_seqs = MAX_SEQS};
+    const struct micro_batch_limits all = {.max_seqs = MAX_SEQS};
     char *tmp = case_temp_dir(), *dir = file_join(tmp, "adapter"), *merged = file_join(tmp, "merged");
     rig_open_frozen(&r, QWEN2_CRITIC, "lora_qwen2", "cpu");
     rig_critic(&r, MODEL_KEEP_LAYER);
@@ -316,7 +317,7 @@ static void heads_that_stay(void **state) {
     (void)state;
     struct rig r;
     float values[MAX_TARGETS], again[MAX_TARGETS];
-    const struct actor_cut all = {.max_seqs = MAX_SEQS};
+    const struct micro_batch_limits all = {.max_seqs = MAX_SEQS};
     EACH_BACKEND(b) {
         char *base = case_path("llama", ""), *adapter = case_path("lora_llama", "");
         rig_open(&r, "llama", BACKENDS[b], base, MODEL_KEEP_LAYER);
@@ -359,7 +360,7 @@ static void values_beside(struct rig *r, const char *dir, enum quant_kind quant,
     const struct optim_config adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
     const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn, .loss_arg = r};
     OK(trained_model_step(r->critic, &s, &adamw, 1e-2, &o));
-    OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, (struct actor_cut){.max_seqs = MAX_SEQS}, 1,
+    OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, (struct micro_batch_limits){.max_seqs = MAX_SEQS}, 1,
                              (struct forward_out){.value = values}));
     trained_model_destroy(r->critic);
     model_close(r->m);

@@ -19,7 +19,7 @@ struct rig {
     struct dev dev;
     struct st_file *want;
     struct model *student, *teacher;
-    struct actor_seq seqs[MAX_SEQS];
+    struct packed_seq seqs[MAX_SEQS];
     int64_t n_seqs, n, off[MAX_SEQS + 1]; /* response tokens */
     struct ppo_config k;                  /* of distillation alone */
     struct worker worker;                 /* its student alone */
@@ -41,8 +41,8 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *first = case_data(r->want, "first", DT_I32, &r->n_seqs),
                   *q_start = case_data(r->want, "q_start", DT_I32, NULL);
     for (int64_t i = 0; i < r->n_seqs; i++) {
-        r->seqs[i] = (struct actor_seq){.ids = ids + q_start[i], .n = q_start[i + 1] - q_start[i], .first = first[i]};
-        r->off[i + 1] = r->off[i] + actor_seq_targets(&r->seqs[i]);
+        r->seqs[i] = (struct packed_seq){.ids = ids + q_start[i], .n = q_start[i + 1] - q_start[i], .first = first[i]};
+        r->off[i + 1] = r->off[i] + packed_seq_targets(&r->seqs[i]);
     }
     r->n = r->off[r->n_seqs];
     r->logp = xcalloc((size_t)r->n * 2, sizeof *r->logp);
@@ -63,7 +63,7 @@ static void rig_close(struct rig *r) {
 }
 
 /* The teacher's columns of a batch, as golden. */
-static void ask_teacher(struct rig *r, struct batch *b, struct actor_cut cut) {
+static void ask_teacher(struct rig *r, struct batch *b, struct micro_batch_limits cut) {
     const int64_t k = distill_list(&r->k), per = k > 0 ? k : 1;
     int64_t lens[MAX_SEQS], tokens[MAX_SEQS];
     struct trained_model *teacher;
@@ -114,7 +114,7 @@ static int loss_fn(void *arg, const struct micro_loss *x) {
     return 0;
 }
 
-static void check(const char *mode, const char *backend, struct model_keep keep, struct actor_cut cut) {
+static void check(const char *mode, const char *backend, struct model_keep keep, struct micro_batch_limits cut) {
     struct rig r;
     struct batch b;
     struct trained_model *student;
@@ -160,8 +160,8 @@ static void whole_gradient(void **state) {
     (void)state;
     static const char *const modes[] = {"forward_kl_topk", "k3"};
     EACH(k, modes) EACH_BACKEND(i) {
-        check(modes[k], BACKENDS[i], MODEL_KEEP_ALL, (struct actor_cut){.max_seqs = MAX_SEQS});
-        check(modes[k], BACKENDS[i], MODEL_KEEP_LAYER, (struct actor_cut){.max_rows = 72});
+        check(modes[k], BACKENDS[i], MODEL_KEEP_ALL, (struct micro_batch_limits){.max_seqs = MAX_SEQS});
+        check(modes[k], BACKENDS[i], MODEL_KEEP_LAYER, (struct micro_batch_limits){.max_rows = 72});
     }
 }
 

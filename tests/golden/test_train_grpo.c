@@ -49,7 +49,7 @@ enum { N = 4, WIDTH = 24, MAX_LEN = 64 };
 struct setup {
     const char *backend;
     int threads;
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
     bool whole; /* the cut leaves a mini-batch in one piece */
 };
 static const struct setup SETUPS[] = {
@@ -74,7 +74,7 @@ struct rig {
 static int64_t batch_rows(const struct rig *r) { return r->v->groups * N; }
 static int64_t updates(const struct rig *r) { return r->v->epochs * (r->v->groups / r->v->mini); }
 
-static void configure(struct ppo_config *k, const struct variant *v, struct actor_cut cut, char *dir) {
+static void configure(struct ppo_config *k, const struct variant *v, struct micro_batch_limits cut, char *dir) {
     *k = (struct ppo_config){
         .max_prompt_length = MAX_LEN - WIDTH,
         .max_response_length = WIDTH,

@@ -18,7 +18,7 @@ static const char *const AGG_MODES[] = {"token-mean", "token-sum", "seq-mean-tok
 struct rig {
     struct model_case c;
     struct trained_model *actor;
-    struct actor_seq seqs[N];
+    struct packed_seq seqs[N];
     int32_t ids[N][MAX_LEN];
     int64_t off[N + 1];
     /* per token of the mini-batch */
@@ -41,10 +41,10 @@ static void rig_open(struct rig *r, const char *backend) {
         const int64_t n = PROMPT[i] + RESPONSE[i];
         assert_true(n <= MAX_LEN);
         for (int64_t t = 0; t < n; t++) r->ids[i][t] = (int32_t)rng_below(&rng, VOCAB);
-        r->seqs[i] = (struct actor_seq){.ids = r->ids[i], .n = n, .first = PROMPT[i]};
+        r->seqs[i] = (struct packed_seq){.ids = r->ids[i], .n = n, .first = PROMPT[i]};
         r->off[i + 1] = r->off[i] + RESPONSE[i];
     }
-    const struct actor_cut all = {.max_seqs = N};
+    const struct micro_batch_limits all = {.max_seqs = N};
     float logp[N * MAX_LEN];
     OK(trained_model_forward(r->actor, r->seqs, N, all, 1, (struct forward_out){.logp = logp}));
     for (int64_t i = 0; i < N; i++) {
@@ -94,7 +94,7 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
 }
 
 /* The flat gradient under a cut; caller frees. */
-static float *gradient(struct rig *r, struct actor_cut cut, int64_t *n_micro) {
+static float *gradient(struct rig *r, struct micro_batch_limits cut, int64_t *n_micro) {
     const size_t bytes = (size_t)r->c.m->n_elems * sizeof(float);
     struct step_result res;
     const struct mini_batch a = {.seqs = r->seqs,
@@ -124,7 +124,7 @@ static void inv03_micro_batches(void **state) {
     static const char *const backends[] = {"ref", "cpu", "cuda"};
     static int64_t ends[] = {2, 5, 6, N};
     static const struct {
-        struct actor_cut cut;
+        struct micro_batch_limits cut;
         int64_t n_micro;
     } cuts[] = {{{.max_rows = 200, .ends = ends}, 4},
                 {{.max_seqs = 1}, 11},
@@ -142,7 +142,7 @@ static void inv03_micro_batches(void **state) {
             r->regularized = regularized;
             r->agg = (struct algo_agg){
                 .mode = algo_agg_find(AGG_MODES[m]), .batch_num_tokens = valid(r), .global_batch_size = N, .width = MAX_LEN};
-            float *all = gradient(r, (struct actor_cut){.max_seqs = N}, &n_micro);
+            float *all = gradient(r, (struct micro_batch_limits){.max_seqs = N}, &n_micro);
             const double loss = r->loss;
             assert_int_equal(n_micro, 1);
             assert_true(case_nmse(all, all, r->c.m->n_elems) == 0);
@@ -171,10 +171,10 @@ static void inv03_micro_batches(void **state) {
 static void balanced_micro_batches(void **state) {
     (void)state;
     const struct pack p = {.max_rows = N * MAX_LEN, .max_seqs = N};
-    struct actor_seq seqs[N];
+    struct packed_seq seqs[N];
     int64_t order[N], len[N], total = 0;
     uint64_t seen = 0;
-    struct actor_cut cut = {.max_rows = 60}; /* below the longest row, which raises it to 70 */
+    struct micro_batch_limits cut = {.max_rows = 60}; /* below the longest row, which raises it to 70 */
     for (int64_t i = 0; i < N; i++) {
         order[i] = N - 1 - i;
         len[i] = PROMPT[order[i]] + RESPONSE[order[i]];
@@ -182,7 +182,7 @@ static void balanced_micro_batches(void **state) {
     }
     OK(pack_balance(&cut, len, order, N));
     for (int64_t i = 0; i < N; i++) {
-        seqs[i] = (struct actor_seq){.n = PROMPT[order[i]] + RESPONSE[order[i]]};
+        seqs[i] = (struct packed_seq){.n = PROMPT[order[i]] + RESPONSE[order[i]]};
         seen |= UINT64_C(1) << order[i];
     }
     assert_true(seen == (UINT64_C(1) << N) - 1);
@@ -195,7 +195,7 @@ static void balanced_micro_batches(void **state) {
     }
     assert_int_equal(n_micro, (total + 69) / 70); /* these lengths can be packed so */
     free(cut.ends);
-    struct actor_cut samples = {.max_seqs = 3};
+    struct micro_batch_limits samples = {.max_seqs = 3};
     OK(pack_balance(&samples, len, order, N));
     assert_null(samples.ends);
 }

@@ -167,7 +167,7 @@ static void generate(struct rig *r, const struct limits *l, struct samples *out)
 /* ---- training forward ---- */
 
 struct packed {
-    struct actor_seq seqs[N_SAMPLES];
+    struct packed_seq seqs[N_SAMPLES];
     int32_t ids[N_SAMPLES][MAX_LEN];
     int64_t n, n_targets;
 };
@@ -179,7 +179,7 @@ static void pack(const struct rig *r, const struct samples *s, const int64_t *or
         const int64_t i = order ? order[k] : k, np = PROMPT_LENS[i / N];
         memcpy(p->ids[k], r->prompts[i / N], (size_t)np * 4);
         memcpy(p->ids[k] + np, s->ids[i], (size_t)s->n[i] * 4);
-        p->seqs[k] = (struct actor_seq){.ids = p->ids[k], .n = np + s->n[i], .first = np};
+        p->seqs[k] = (struct packed_seq){.ids = p->ids[k], .n = np + s->n[i], .first = np};
         p->n_targets += s->n[i];
     }
 }
@@ -210,7 +210,7 @@ static void sane(const struct samples *s) {
 
 /* All cuts, both orders: every log-prob has rollout's bits. */
 static void same_as_training(struct rig *r, const struct samples *s, const char *what) {
-    static const struct actor_cut cuts[] = {{.max_seqs = N_SAMPLES}, {.max_seqs = 1}, {.max_seqs = 4}, {.max_rows = 200}};
+    static const struct micro_batch_limits cuts[] = {{.max_seqs = N_SAMPLES}, {.max_seqs = 1}, {.max_seqs = 4}, {.max_rows = 200}};
     int64_t order[N_SAMPLES];
     struct rng rng = {.seed = 4, .stream = RNG_TEST};
     struct packed *p = xmalloc(sizeof *p);
@@ -334,14 +334,14 @@ static void batch_invariant_check(struct rig *r, const char *what) {
     struct trained_model *a;
     const struct trained_model_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
     OK(trained_model_create(&a, &args));
-    const struct actor_cut cut = {.max_seqs = N_SAMPLES};
+    const struct micro_batch_limits cut = {.max_seqs = N_SAMPLES};
     OK(trained_model_forward(a, p->seqs, p->n, cut, TEMPERATURE,
                              (struct forward_out){.logp = all, .entropy = all + SIZE, .sum_pi_sq = all + 2 * SIZE}));
     int64_t at = 0;
     for (int64_t i = 0; i < p->n; i++) {
         OK(trained_model_forward(a, &p->seqs[i], 1, cut, TEMPERATURE,
                                  (struct forward_out){.logp = one, .entropy = one + SIZE, .sum_pi_sq = one + 2 * SIZE}));
-        const int64_t n = actor_seq_targets(&p->seqs[i]);
+        const int64_t n = packed_seq_targets(&p->seqs[i]);
         for (int k = 0; k < 3; k++)
             if (memcmp(all + k * SIZE + at, one + k * SIZE, (size_t)n * 4) != 0)
                 fail_msg("%s: output %d of sequence %lld depends on its batch", what, k, (long long)i);

@@ -67,18 +67,18 @@ static int bench_loss(void *arg, const struct micro_loss *m) {
 }
 
 /* Sequences of equal length with every token but the first a target. */
-static int make_seqs(const struct model_bench *b, struct actor_seq **seqs, int32_t **ids) {
+static int make_seqs(const struct model_bench *b, struct packed_seq **seqs, int32_t **ids) {
     struct rng r = {.seed = 1, .stream = RNG_TEST};
     *ids = xmalloc((size_t)(b->batch * b->len) * 4);
     *seqs = xmalloc((size_t)b->batch * sizeof **seqs);
     random_ids(&r, b->m->cfg.vocab, *ids, b->batch * b->len);
-    for (int64_t i = 0; i < b->batch; i++) (*seqs)[i] = (struct actor_seq){.ids = *ids + i * b->len, .n = b->len, .first = 1};
+    for (int64_t i = 0; i < b->batch; i++) (*seqs)[i] = (struct packed_seq){.ids = *ids + i * b->len, .n = b->len, .first = 1};
     return 0;
 }
 
 static int run_actor(struct model_bench *b, bool train) {
     struct trained_model *a = NULL;
-    struct actor_seq *seqs = NULL;
+    struct packed_seq *seqs = NULL;
     int32_t *ids = NULL;
     double best = 1e30, best_step = 1e30;
     int rc = 0;

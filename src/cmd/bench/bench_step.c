@@ -33,10 +33,10 @@ struct step_bench {
     struct rollout_decoder *decoder;
     void *block;
     size_t block_bytes;
-    int32_t *ids;           /* (batch, prompt + len) */
-    struct actor_seq *seqs; /* (batch) */
-    float *logp;            /* of the reference: (batch, len) */
-    int64_t max_rows;       /* of a generation step */
+    int32_t *ids;            /* (batch, prompt + len) */
+    struct packed_seq *seqs; /* (batch) */
+    float *logp;             /* of the reference: (batch, len) */
+    int64_t max_rows;        /* of a generation step */
 };
 
 static int take_sample(void *arg, const struct rollout_sample *s) {
@@ -44,7 +44,7 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
     const int64_t i = (int64_t)(intptr_t)s->user * b->n + s->index, total = b->prompt + b->len;
     memcpy(b->ids + i * total, s->prompt, (size_t)s->n_prompt * 4);
     memcpy(b->ids + i * total + s->n_prompt, s->ids, (size_t)s->n * 4);
-    b->seqs[i] = (struct actor_seq){.ids = b->ids + i * total, .n = s->n_prompt + s->n, .first = s->n_prompt};
+    b->seqs[i] = (struct packed_seq){.ids = b->ids + i * total, .n = s->n_prompt + s->n, .first = s->n_prompt};
     return 0;
 }
 
@@ -148,7 +148,7 @@ static int one_step(struct step_bench *b, double seconds[3]) {
     seconds[0] = clock_now() - t;
     t = clock_now();
     trained_model_begin(b->ref_actor);
-    TRY(trained_model_forward(b->ref_actor, b->seqs, b->batch, (struct actor_cut){.max_seqs = 2 * b->micro}, 1,
+    TRY(trained_model_forward(b->ref_actor, b->seqs, b->batch, (struct micro_batch_limits){.max_seqs = 2 * b->micro}, 1,
                               (struct forward_out){.logp = b->logp}));
     seconds[1] = clock_now() - t;
     t = clock_now();

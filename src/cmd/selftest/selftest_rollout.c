@@ -29,11 +29,11 @@ enum { SAY_SECONDS = 5 };
 /* What is sampled, and what came of it. */
 struct rollout {
     struct rollout_size size;
-    int64_t max_len;        /* prompt and answer */
-    int32_t *ids;           /* (seqs, max_len) */
-    float *logp;            /* (seqs, new) */
-    struct actor_seq *seqs; /* (seqs) */
-    int64_t *n;             /* (seqs): tokens of the answer */
+    int64_t max_len;         /* prompt and answer */
+    int32_t *ids;            /* (seqs, max_len) */
+    float *logp;             /* (seqs, new) */
+    struct packed_seq *seqs; /* (seqs) */
+    int64_t *n;              /* (seqs): tokens of the answer */
     int64_t tokens, preempted;
 };
 
@@ -42,7 +42,7 @@ struct way {
     const char *what;
     int64_t max_rows, max_seqs; /* of a step of the rollout */
     int64_t cache_part;         /* the KV cache: one of so many parts of what all would need */
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
 };
 
 static struct rollout *rollout_new(const struct rollout_size *size) {
@@ -71,7 +71,7 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
     memcpy(ids, s->prompt, (size_t)s->n_prompt * 4);
     memcpy(ids + s->n_prompt, s->ids, (size_t)s->n * 4);
     memcpy(o->logp + i * o->size.new, s->logp, (size_t)s->n * 4);
-    o->seqs[i] = (struct actor_seq){.ids = ids, .n = s->n_prompt + s->n, .first = s->n_prompt};
+    o->seqs[i] = (struct packed_seq){.ids = ids, .n = s->n_prompt + s->n, .first = s->n_prompt};
     o->n[i] = s->n;
     o->tokens += s->n;
     o->preempted += s->n_preempted;

@@ -72,8 +72,9 @@ static int derive_model(struct ppo_config *k) {
 }
 
 /* micro, dynamic: the keys, for the message. */
-static int derive_cut(const struct ppo_cut_keys *w, const char *micro, const char *dynamic, struct actor_cut *cut) {
-    *cut = w->dynamic ? (struct actor_cut){.max_rows = w->tokens} : (struct actor_cut){.max_seqs = w->each ? w->each : w->all};
+static int derive_cut(const struct ppo_cut_keys *w, const char *micro, const char *dynamic, struct micro_batch_limits *cut) {
+    *cut = w->dynamic ? (struct micro_batch_limits){.max_rows = w->tokens}
+                      : (struct micro_batch_limits){.max_seqs = w->each ? w->each : w->all};
     if (cut->max_seqs < 1 && cut->max_rows < 1)
         FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
     return 0;

@@ -34,7 +34,7 @@ struct ppo_critic_config {
     struct train_lora lora;
     bool shares_base; /* with adapters on both of one directory: the policy's frozen weights are the critic's */
     enum train_recompute recompute;
-    struct actor_cut update_cut, values_cut;
+    struct micro_batch_limits update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, cliprange;
     int64_t mini_batch_size, epochs; /* mini-batch in prompts */
@@ -51,7 +51,7 @@ struct ppo_rm_config {
     char *model_dir;           /* owned */
     struct judge_args judge;   /* a judge: what its keys say; no prompt_template: a classifier */
     struct model_config model; /* its config.json, a classifier's as a reward model; owned */
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
     int64_t max_length; /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
 };
 
@@ -63,7 +63,7 @@ struct ppo_distill_config {
     int64_t topk;          /* tokens of a list; read by the ..._topk losses */
     bool use_task_rewards; /* beside the policy loss, weighted by coef; else alone */
     double coef;
-    struct actor_cut cut; /* of the teacher's passes */
+    struct micro_batch_limits cut; /* of the teacher's passes */
 };
 
 /* algorithm.filter_groups: DAPO's dynamic sampling. */
@@ -134,7 +134,7 @@ struct ppo_config {
     bool prefix_cache, force_old_log_prob;
     double memory_fraction;
     int64_t memory_limit; /* bytes; 0: all */
-    struct actor_cut ref_cut, logp_cut, update_cut;
+    struct micro_batch_limits ref_cut, logp_cut, update_cut;
     bool ref_offload; /* the reference's weights rest in host memory */
     /* algorithm */
     const char *adv_estimator;

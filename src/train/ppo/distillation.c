@@ -22,7 +22,7 @@ static int check_finite(const float *x, int64_t n, int64_t per_token) {
 
 int ppo_teacher(const struct stage *s, struct batch *b) {
     const struct progress at = run_progress(s->run);
-    struct actor_seq *seqs;
+    struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = batch_find(b, "responses")->off[b->n_rows], k = distill_list(s->k), per = k > 0 ? k : 1;
     float *logp = xmalloc((size_t)(n * per) * sizeof *logp);

@@ -9,7 +9,7 @@
 /* Log-probs of all responses by a role into a new column; with sum_pi the sums of squared probabilities as well. */
 static int log_prob_column(const struct stage *s, enum verlc_role role, struct batch *b, const char *name, bool sum_pi) {
     const struct progress at = run_progress(s->run);
-    struct actor_seq *seqs;
+    struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;

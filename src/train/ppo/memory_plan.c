@@ -58,7 +58,7 @@ static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Rows of the largest micro-batch under a cut, and its samples. */
-static void cut_limits(struct actor_cut cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
+static void cut_limits(struct micro_batch_limits cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
     if (cut.max_seqs > 0) {
         *seqs = min_i64(cut.max_seqs, batch);
         *rows = *seqs * max_len;
@@ -416,7 +416,7 @@ static bool fits(const struct ppo_config *k, const struct model_shapes *s, struc
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct actor_cut *cut) {
+static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
@@ -431,9 +431,10 @@ static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s
 }
 
 /* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct actor_cut *cut) {
+static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                               struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
-    struct actor_cut *values = &c.critic.values_cut;
+    struct micro_batch_limits *values = &c.critic.values_cut;
     const int64_t least = cut->max_seqs > 0 ? 1 : k->max_prompt_length + k->max_response_length;
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
     while (s->critic.json && *limit > least) {
@@ -499,7 +500,7 @@ static const char *let_recompute(struct ppo_config *c) {
 static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     char others[96], need[160];
     struct ppo_config c = *k;
-    struct actor_cut cut = k->update_cut;
+    struct micro_batch_limits cut = k->update_cut;
     const char *offload;
     const bool tokens = cut.max_seqs == 0;
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,

@@ -51,20 +51,20 @@ uint8_t *ppo_mask(const struct batch *b) {
     return mask;
 }
 
-int ppo_sequences(const struct batch *b, struct actor_seq **out) {
+int ppo_sequences(const struct batch *b, struct packed_seq **out) {
     struct batch_col *prompts, *responses;
     TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
     TRY(batch_get(b, "responses", BATCH_I32, &responses));
     /* one block: the sequences, then their ids */
     const int64_t tokens = prompts->off[b->n_rows] + responses->off[b->n_rows];
-    char *block = xmalloc((size_t)b->n_rows * sizeof(struct actor_seq) + (size_t)tokens * 4);
-    struct actor_seq *seqs = (struct actor_seq *)block;
+    char *block = xmalloc((size_t)b->n_rows * sizeof(struct packed_seq) + (size_t)tokens * 4);
+    struct packed_seq *seqs = (struct packed_seq *)block;
     int32_t *ids = (int32_t *)(block + (size_t)b->n_rows * sizeof *seqs);
     for (int64_t i = 0; i < b->n_rows; i++) {
         const int64_t np = batch_len(prompts, i), nr = batch_len(responses, i);
         memcpy(ids, prompts->i32 + prompts->off[i], (size_t)np * 4);
         memcpy(ids + np, responses->i32 + responses->off[i], (size_t)nr * 4);
-        seqs[i] = (struct actor_seq){.ids = ids, .n = np + nr, .first = np};
+        seqs[i] = (struct packed_seq){.ids = ids, .n = np + nr, .first = np};
         ids += np + nr;
     }
     *out = seqs;

@@ -85,14 +85,14 @@ uint8_t *ppo_mask(const struct batch *b);
 /* The f64 array of a column, or NULL. */
 double *ppo_column(const struct batch *b, const char *name);
 /* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */
-int ppo_sequences(const struct batch *b, struct actor_seq **seqs);
+int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
 /* The mini-batch of an update that is under way. */
 struct ppo_mini {
     const struct stage *s;
     const struct batch *whole;
     struct batch b; /* its rows, in the order of its micro-batches */
-    struct actor_seq *seqs;
+    struct packed_seq *seqs;
     uint8_t *mask;
     const int64_t *off; /* of responses */
     struct algo_agg agg;

@@ -10,7 +10,7 @@
 
 int ppo_values(const struct stage *s, struct batch *b) {
     const struct progress at = run_progress(s->run);
-    struct actor_seq *seqs;
+    struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
     float *values = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *values);
     int rc = worker_forward(s->worker, VERLC_CRITIC, &at, seqs, b->n_rows, (struct forward_out){.value = values});

@@ -191,11 +191,11 @@ static struct forward_out out_at(const struct forward_out *o, struct token_lists
                                 .list = o->list ? list : NULL};
 }
 
-int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct actor_seq *seqs, int64_t n,
+int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs, int64_t n,
                    struct forward_out out) {
     static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
-    const struct actor_cut cuts[N_ROLES] = {w->k->logp_cut, w->k->ref_cut, w->k->critic.values_cut, w->k->distill.cut};
-    const struct actor_cut cut = cuts[role];
+    const struct micro_batch_limits cuts[N_ROLES] = {w->k->logp_cut, w->k->ref_cut, w->k->critic.values_cut, w->k->distill.cut};
+    const struct micro_batch_limits cut = cuts[role];
     /* a teacher's logits are taken at temperature 1, as verl's servers give them */
     const float temperature = role == VERLC_TEACHER ? 1 : (float)w->k->train.temperature;
     const int64_t piece = cut.max_seqs > 0 ? cut.max_seqs : 16; /* for the watchdog and the progress */
@@ -206,7 +206,7 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
         hi = lo + piece < n ? lo + piece : n;
         TRY(trained_model_forward(w->role[role], seqs + lo, hi - lo, cut, temperature,
                                   out_at(&out, &list, targets, distill_list(w->k))));
-        for (int64_t i = lo; i < hi; i++) targets += actor_seq_targets(&seqs[i]);
+        for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&seqs[i]);
         progress_report(at, phases[role], hi, n, 0);
         TRY(stage_check_stop());
     }

@@ -46,7 +46,7 @@ void worker_generate_end(struct worker *w);
 
 /* ---- passes and updates ---- */
 /* Forward passes of a role over seqs[n]: log-probs, or the critic's values. ERR_SIGNAL between two pieces. */
-int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct actor_seq *seqs, int64_t n,
+int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs, int64_t n,
                    struct forward_out out);
 /* u->model is the role's. r->flops as a share of the device's peak: MFU. */
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int64_t actor_seq_targets(const struct actor_seq *s) {
+int64_t packed_seq_targets(const struct packed_seq *s) {
     if (!s->mask) return s->n > s->first ? s->n - s->first : 0;
     int64_t k = 0;
     for (int64_t t = 1; t < s->n; t++) k += s->mask[t] != 0;
@@ -44,7 +44,7 @@ void pack_free_host(struct pack *p) {
     free(p->zeros);
 }
 
-int pack_balance(struct actor_cut *cut, const int64_t *len, int64_t *order, int64_t n) {
+int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n) {
     if (cut->max_rows <= 0 || n == 0) return 0;
     int64_t *row = xmalloc((size_t)n * 2 * sizeof *row), *was = row + n, *end = xmalloc((size_t)n * sizeof *end);
     int64_t most = cut->max_rows, n_micro;
@@ -58,13 +58,13 @@ int pack_balance(struct actor_cut *cut, const int64_t *len, int64_t *order, int6
     return rc;
 }
 
-int pack_next(const struct pack *p, const struct actor_seq *seqs, int64_t n, int64_t lo, struct actor_cut cut,
+int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
               struct pack_micro *m) {
     *m = (struct pack_micro){.lo = lo, .hi = lo};
     for (; cut.ends && *cut.ends <= lo; cut.ends++) {
     }
     while (m->hi < n) {
-        const struct actor_seq *s = &seqs[m->hi];
+        const struct packed_seq *s = &seqs[m->hi];
         const bool over = cut.ends ? m->hi == *cut.ends : cut.max_rows > 0 && m->n_rows + s->n > cut.max_rows;
         const bool full =
             over || (cut.max_seqs > 0 && m->hi - lo >= cut.max_seqs) || m->n_rows + s->n > p->max_rows || m->hi - lo >= p->max_seqs;
@@ -73,16 +73,16 @@ int pack_next(const struct pack *p, const struct actor_seq *seqs, int64_t n, int
             FAIL(ERR_INVAL, "a sequence of %lld tokens is longer than the %lld planned for a micro-batch", (long long)s->n,
                  (long long)p->max_rows);
         m->n_rows += s->n;
-        m->n_targets += actor_seq_targets(s);
+        m->n_targets += packed_seq_targets(s);
         m->hi++;
     }
     return 0;
 }
 
-int pack_fill(struct pack *p, const struct actor_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
+int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
     int64_t r = 0, k = 0, longest = 0;
     for (int64_t i = m->lo; i < m->hi; i++) {
-        const struct actor_seq *s = &seqs[i];
+        const struct packed_seq *s = &seqs[i];
         p->q_start[i - m->lo] = (int32_t)r;
         if (s->n > longest) longest = s->n;
         for (int64_t t = 0; t < s->n; t++) {

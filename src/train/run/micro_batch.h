@@ -13,16 +13,16 @@
 /* Targets of a sequence are the tokens t >= first, or those with mask[t] != 0
  * (t >= 1) when mask is given.  Whatever is said of a target is read from the row
  * before it: log p(ids[t] | ids[<t]), or the value of the state ids[<t]. */
-struct actor_seq {
+struct packed_seq {
     const int32_t *ids;
     int64_t n;
     int64_t first;
     const uint8_t *mask; /* (n) or NULL */
 };
-int64_t actor_seq_targets(const struct actor_seq *s);
+int64_t packed_seq_targets(const struct packed_seq *s);
 
 /* How a batch is cut. Exactly one limit is > 0. */
-struct actor_cut {
+struct micro_batch_limits {
     int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
     int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
     int64_t *ends;    /* where each micro-batch ends (pack_balance); NULL: as many sequences as the limit takes */
@@ -30,7 +30,7 @@ struct actor_cut {
 /* Under max_rows: puts order[n] so that micro-batches of balanced work follow one another, as verl's
  * rearrange_micro_batches, and sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over the limit
  * raises it. Under max_seqs order stays. ends is the caller's to free. */
-int pack_balance(struct actor_cut *cut, const int64_t *len, int64_t *order, int64_t n);
+int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n);
 
 /* Arrays of one micro-batch of at most max_rows rows and max_seqs sequences. */
 struct pack {
@@ -50,9 +50,9 @@ struct pack_micro {
     int64_t lo, hi, n_rows, n_targets;
 };
 /* The next micro-batch from lo on; at least one sequence. ERR_INVAL: one alone is longer than max_rows. */
-int pack_next(const struct pack *p, const struct actor_seq *seqs, int64_t n, int64_t lo, struct actor_cut cut,
+int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
               struct pack_micro *m);
 /* Puts it on the device; b borrows p. Fills row and target. */
-int pack_fill(struct pack *p, const struct actor_seq *seqs, const struct pack_micro *m, struct model_batch *b);
+int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
 
 #endif

@@ -119,7 +119,7 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
 }
 
 /* A micro-batch with a target through model and head: t->out. l: what the head is asked beside log-probs; completed here. */
-static int forward(struct trained_model *t, const struct actor_seq *seqs, const struct pack_micro *m, float temperature,
+static int forward(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
                    struct model_batch *b, struct model_logp_args *l) {
     TRY(pack_fill(&t->pack, seqs, m, b));
     b->no_adapter = t->no_adapter;
@@ -134,8 +134,8 @@ static int forward(struct trained_model *t, const struct actor_seq *seqs, const 
     return model_logp(t->model, t->acts, l);
 }
 
-int trained_model_forward(struct trained_model *t, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
-                          struct forward_out out) {
+int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+                          float temperature, struct forward_out out) {
     struct model_batch b;
     struct pack_micro m;
     float *const to = t->model->cfg.value ? out.value : out.logp;

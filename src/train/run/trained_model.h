@@ -54,8 +54,8 @@ struct forward_out {
     float *value;                      /* of one with a value head */
     const struct token_lists *list;
 };
-int trained_model_forward(struct trained_model *t, const struct actor_seq *seqs, int64_t n, struct actor_cut cut, float temperature,
-                          struct forward_out out);
+int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+                          float temperature, struct forward_out out);
 
 /* A micro-batch after its forward pass, and where the derivatives of its loss go: arrays of its targets alone. */
 struct micro_loss {
@@ -68,9 +68,9 @@ struct micro_loss {
 };
 typedef int micro_loss_fn(void *arg, const struct micro_loss *m);
 struct mini_batch {
-    const struct actor_seq *seqs;
+    const struct packed_seq *seqs;
     int64_t n;
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
     float temperature;              /* of log-probs */
     bool entropy;                   /* the loss reads entropy */
     bool entropy_grad;              /* and gives dentropy */

@@ -72,7 +72,7 @@ static void epoch_order(const struct update *u, int64_t epoch, int64_t *order) {
 static int one_step(const struct update *u, int64_t *rows, int64_t n, struct update_result *sum) {
     const double start = clock_now();
     struct mini_batch m = {.temperature = 1};
-    struct actor_cut cut = u->cut;
+    struct micro_batch_limits cut = u->cut;
     struct step_result r;
     int64_t *len = xmalloc((size_t)n * sizeof *len);
     for (int64_t i = 0; i < n; i++) len[i] = u->len[rows[i]];

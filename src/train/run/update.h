@@ -41,7 +41,7 @@ struct update {
     double lr;
     int64_t n, mini_batch, epochs; /* rows, rows of a mini-batch, passes over the rows */
     const int64_t *len;            /* (n) tokens of each row */
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
     bool shuffle; /* another order each epoch, a function of seed and step */
     uint64_t seed;
     int64_t step;

@@ -199,7 +199,7 @@ static int render(struct reward_model *r, int64_t n) {
 }
 
 /* The samples of one micro-batch as packed sequences whose one target follows the row that is read. */
-static int forward(struct reward_model *r, struct waiting *const *w, const struct actor_seq *seqs, int64_t n) {
+static int forward(struct reward_model *r, struct waiting *const *w, const struct packed_seq *seqs, int64_t n) {
     struct model_batch b;
     struct pack_micro m;
     for (int64_t lo = 0; lo < n; lo = m.hi) {
@@ -210,7 +210,7 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
         int32_t *row = xmalloc((size_t)k * sizeof *row);
         float *value = xmalloc((size_t)k * sizeof *value);
         for (int64_t i = 0; i < k; i++) {
-            const struct actor_seq *s = &seqs[m.lo + i];
+            const struct packed_seq *s = &seqs[m.lo + i];
             row[i] = r->pack.q_start[i] + (int32_t)model_reward_row(&r->model->cfg, s->ids, s->n);
         }
         const int rc = model_value(r->model, r->acts, row, k, value);
@@ -228,7 +228,7 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
 }
 
 static int score(struct reward_model *r, int64_t n) {
-    struct actor_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
+    struct packed_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
     struct waiting **w = xcalloc((size_t)n, sizeof *w);
     int64_t k = 0;
     int rc = render(r, n);
@@ -242,7 +242,7 @@ static int score(struct reward_model *r, int64_t n) {
                               "reward.reward_model.max_length=%lld",
                               (long long)one->ids.n, (long long)r->a.max_len));
         if (one->result.extra) continue;
-        seqs[k] = (struct actor_seq){.ids = one->ids.p, .n = one->ids.n, .first = one->ids.n};
+        seqs[k] = (struct packed_seq){.ids = one->ids.p, .n = one->ids.n, .first = one->ids.n};
         w[k++] = one;
     }
     if (rc == 0) rc = forward(r, w, seqs, k);

@@ -17,7 +17,7 @@ struct reward_model_args {
     struct dev *dev;
     const char *dir; /* ForSequenceClassification directory with one label */
     enum dtype act;
-    struct actor_cut cut;               /* of the micro-batches */
+    struct micro_batch_limits cut;      /* of the micro-batches */
     int64_t max_rows, max_seqs;         /* of the largest one */
     int64_t max_len;                    /* tokens of a conversation; a longer one gets no score */
     bool policy_tokens;                 /* score prompt and response ids as they are; ERR_INPUT: another tokenizer */

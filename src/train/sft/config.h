@@ -39,7 +39,7 @@ struct sft_config {
     struct sft_dataset_args train, val;
     struct run_config run;
     int64_t train_batch_size, max_length, total_epochs, total_training_steps, memory_limit; /* bytes; 0: all */
-    struct actor_cut cut;
+    struct micro_batch_limits cut;
     enum dtype act;
     enum train_recompute recompute;
     struct train_lora lora;

@@ -42,14 +42,14 @@ static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const stru
     return dev_working_bytes(dev, &z) + train_pages(trained_model_block_bytes(c, k->act, a));
 }
 
-static void set_cut(struct trained_model_args *a, struct actor_cut cut, int64_t longest, int64_t batch) {
+static void set_cut(struct trained_model_args *a, struct micro_batch_limits cut, int64_t longest, int64_t batch) {
     a->max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest;
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : batch;
 }
 
 /* The first micro-batch on the way to the smallest one whose pass takes at most `room` bytes; false: none does. */
 static bool smaller_cut(const struct sft_config *k, struct dev *dev, const struct model_config *c, struct trained_model_args a,
-                        int64_t longest, size_t room, struct actor_cut *cut) {
+                        int64_t longest, size_t room, struct micro_batch_limits *cut) {
     int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
     const int64_t least = cut->max_seqs > 0 ? 1 : longest;
     while (*limit > least) {
@@ -65,7 +65,7 @@ static bool smaller_cut(const struct sft_config *k, struct dev *dev, const struc
 static int refuse(const struct sft_config *k, struct dev *dev, const struct model_config *c, const struct trained_model_args *a,
                   int64_t longest, size_t fixed, size_t limit) {
     struct trained_model_args again = *a;
-    struct actor_cut cut = k->cut;
+    struct micro_batch_limits cut = k->cut;
     struct optim_config o = k->optim;
     char need[96];
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB",

@@ -37,7 +37,7 @@ struct sft {
 struct sft_batch {
     struct sft *s;
     const int64_t *rows; /* of the training data */
-    struct actor_seq *seqs;
+    struct packed_seq *seqs;
     struct update_metrics metrics;
     double scale;        /* 1 / target tokens of the batch */
     int64_t done, total; /* samples, for the progress */
@@ -57,8 +57,8 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
     return 0;
 }
 
-static struct actor_seq seq_of(const struct sft_sample *x) {
-    return (struct actor_seq){.ids = x->ids, .n = x->n, .mask = x->loss_mask};
+static struct packed_seq seq_of(const struct sft_sample *x) {
+    return (struct packed_seq){.ids = x->ids, .n = x->n, .mask = x->loss_mask};
 }
 
 static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
@@ -67,7 +67,7 @@ static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_bat
     b->seqs = xmalloc((size_t)n * sizeof *b->seqs);
     for (int64_t i = 0; i < n; i++) {
         b->seqs[i] = seq_of(&b->s->train->samples[b->rows[rows[i]]]);
-        targets += actor_seq_targets(&b->seqs[i]);
+        targets += packed_seq_targets(&b->seqs[i]);
     }
     b->scale = targets ? 1.0 / (double)targets : 0;
     *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .loss_arg = b};
@@ -165,11 +165,11 @@ static int sft_step(struct sft *s) {
 static int validate(void *ctx) {
     struct sft *s = ctx;
     const int64_t n = s->val->n;
-    struct actor_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
+    struct packed_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
     int64_t targets = 0;
     for (int64_t i = 0; i < n; i++) {
         seqs[i] = seq_of(&s->val->samples[i]);
-        targets += actor_seq_targets(&seqs[i]);
+        targets += packed_seq_targets(&seqs[i]);
     }
     float *logp = xmalloc((size_t)targets * 4);
     double sum = 0;
@@ -178,7 +178,7 @@ static int validate(void *ctx) {
     for (int64_t lo = 0, at = 0; lo < n && rc == 0; lo += 64) {
         const int64_t k = n - lo < 64 ? n - lo : 64;
         rc = trained_model_forward(s->policy, seqs + lo, k, s->k.cut, 1, (struct forward_out){.logp = logp + at});
-        for (int64_t i = lo; i < lo + k; i++) at += actor_seq_targets(&seqs[i]);
+        for (int64_t i = lo; i < lo + k; i++) at += packed_seq_targets(&seqs[i]);
         stage_beat(s->run.stages);
     }
     for (int64_t t = 0; t < targets && rc == 0; t++) sum -= (double)logp[t];
