@@ -73,7 +73,7 @@ def main():
             for more in ("--batch", 10**18, "--n", 1), ("--prompt", 2**63 - 1), ("--batch", 2**20, "--n", 1, "--prompt", 2**20):
                 p = run(*what, *more, check=False)
                 test.refused(f"{' '.join(what[:2])}: {more} is beyond all memory", p, 2, "tokens in all")
-            test.refused(f"{' '.join(what[:2])}: no such dtype", run(*what, "--dtype", "fp8", check=False), 2, "bf16 or fp32")
+            test.refused(f"{' '.join(what[:2])}: no such dtype", run(*what, "--dtype", "fp8", check=False), 2, "expected bfloat16")
         p = run("selftest", "--device", "cpu", "--batch", 8, check=False)
         test.refused("selftest: sizes of a run without a model are refused", p, 2, "--model DIR")
         test("bench step times three phases", r["tokens"] == 64 and abs(parts - r["seconds"]) < 1e-3 and r["seconds"] > 0, r)
