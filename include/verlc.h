@@ -78,7 +78,9 @@ int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *ro
 
 /* ---- stages, in the order of a step ---- */
 /* The next data.train_batch_size prompts, rollout.n samples of each, scored as they end:
- * prompts, responses (i32 tokens), rollout_log_probs (f32), score (f64, one a sample),
+ * prompts, responses (i32 tokens), rollout_log_probs (f32; of the full softmax at the temperature; with
+ * algorithm.rollout_correction and top-p, top-k, min-p or a repetition penalty also
+ * sampling_log_probs, of what these leave), score (f64, one a sample),
  * group (i64: which prompt of the batch), text, uid and the columns of the data.  With
  * algorithm.filter_groups useless prompts are replaced meanwhile. */
 int verlc_rollout(struct verlc *v, struct verlc_batch *b);

@@ -207,6 +207,10 @@ class Mix(Run):
         self.optimizer(ACTOR + "optim.", 3e-4, 1e-3, 3e-3)
         if self.distill:
             self.distillation()
+        weighs, rejects = k.get(CORRECTION + "rollout_is", "null") != "null", CORRECTION + "rollout_rs" in k
+        self.truncated = weighs and not rejects and r.random() < 0.5  # these thresholds would reject every token
+        if self.truncated:
+            k[ROLLOUT + "top_p"], k[ROLLOUT + "top_k"] = r.choice([0.8, 0.95, 1.0]), r.choice([20, 100])
         rows = scratch / f"rows{prompts}.jsonl"
         self.fixed.update({
             "data.train_files": rows, "data.val_files": rows, "data.max_prompt_length": 64,
@@ -357,7 +361,32 @@ class Mix(Run):
             s["logp"] = np.frombuffer(s["logp"], np.float32).astype(np.float64)
             s["extra"], s["baseline"] = json.loads(s["extra"] or "{}"), greedy.get(s["uid"], np.nan)
             s["teacher"] = teacher(s) if teacher else {}
+        if self.truncated:
+            sampled = self.sampled(step)
+            for s in rows:
+                s["logp"] = sampled(s)
         return rows
+
+    def sampled(self, step):
+        """Log-probs as vLLM's sampler gives them to verl: over what temperature, top-k and top-p leave."""
+        from transformers import AutoModelForCausalLM
+
+        path = self.dir / f"global_step_{step - 1}/actor" if step > 1 else self.keys[MODEL + "path"]
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        top_k, top_p = self.keys[ROLLOUT + "top_k"], self.keys[ROLLOUT + "top_p"]
+
+        def of(s):
+            ids = torch.tensor(np.concatenate([s["prompt_ids"], s["ids"]]))
+            with torch.no_grad():
+                z = model(input_ids=ids[None]).logits[0, len(s["prompt_ids"]) - 1:-1]
+            z, token = (z / self.keys[ROLLOUT + "temperature"]).sort(-1, descending=True)
+            z[:, top_k:] = -torch.inf
+            p = z.softmax(-1)
+            z[p.cumsum(-1) - p >= top_p] = -torch.inf
+            at = (token == torch.tensor(s["ids"])[:, None]).nonzero()[:, 1:]
+            return z.double().log_softmax(-1).gather(-1, at)[:, 0].numpy()
+
+        return of
 
     def teacher(self):
         """The teacher's log-probs as verl's manager returns them: of the next token, or the topk largest."""
@@ -383,6 +412,9 @@ class Mix(Run):
         for step in range(1, STEPS + 1):
             with quiet():
                 theirs, dw = trainer.step(self.samples(step, teacher), self.weights(step - 1))
+            if self.truncated:  # probs-diff-full
+                for name in [n for n in theirs if n.startswith("training/rollout_")]:
+                    theirs.pop(name)
             of_update = theirs.get("actor/entropy_loss")
             if "actor/grad_norm" not in theirs:  # critic_warmup: what comes from the update's own pass
                 theirs = {n: v for n, v in theirs.items() if not n.startswith("training/rollout_")}

@@ -173,14 +173,24 @@ def main():
         test("rollout correction: all weights are 1 and nothing is rejected", m["rollout_corr/rollout_is_min"] == 1 ==
              m["rollout_corr/rollout_is_max"] and m["rollout_corr/rollout_rs_masked_fraction"] == 0 and m["rollout_corr/kl"] == 0)
         test("so the update is the same bits", state(d, 1)["actor/model.safetensors"] == plain["actor/model.safetensors"])
+        # a truncated sampler draws from more than the full softmax says: a weight is the mass that top-p leaves
+        top_p = {"actor_rollout_ref.rollout.top_p": 0.7, CORRECTION + "rollout_is": "token"}
+        m = metrics(step("grpo", "top-p", **top_p))
+        test("rollout correction with top_p=0.7: weights from 0.7 to 1", 0.7 <= m["rollout_corr/rollout_is_min"] < 0.8 and
+             m["rollout_corr/rollout_is_mean"] < m["rollout_corr/rollout_is_max"] < 1.00001 and m["rollout_corr/kl"] > 0.1,
+             str({k: v for k, v in m.items() if "rollout_corr" in k}))
+        test("its rollout and update agree on the full softmax", m["training/rollout_probs_diff_max"] == 0)
+        m = metrics(step("grpo", "top-p in bypass", **top_p,
+                         **{CORRECTION + "bypass_mode": True, ACTOR + "ppo_mini_batch_size": 4}))
+        test("in bypass mode PPO's ratio begins at that weight", 0.1 < m["actor/ppo_kl"] < -math.log(0.7), str(m["actor/ppo_kl"]))
         fast = {"actor_rollout_ref.actor.ppo_epochs": 3, "actor_rollout_ref.actor.optim.lr": 3e-3}
         d = step("grpo", "bypass", **fast, **{CORRECTION + "bypass_mode": True, CORRECTION + "rollout_is": "token",
                                               CORRECTION + "loss_type": "reinforce", CORRECTION + "rollout_rs": "seq_mean_k1",
                                               CORRECTION + "rollout_rs_threshold": "0.99_1.01"})
         m = metrics(d)
         test("bypass mode: the drift of the policy is weighted and rejected",
-             m["rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
-             m["rollout_corr/rollout_is_max"] > 1.001, str({k: v for k, v in m.items() if "rollout_corr" in k}))
+             m["actor/rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
+             m["actor/rollout_corr/rollout_is_max"] > 1.001, str({k: v for k, v in m.items() if "rollout_corr" in k}))
 
         # the loss of a mini-batch is one, however it is cut; geo_mean has a divisor of its own
         for loss in ("vanilla", "geo_mean", "gspo"):

@@ -36,12 +36,11 @@ static int add_rewards(const struct stage *s, struct algo_kl_ctrl *kl, struct ba
 
 /* Importance weights, and the mask less what is rejected (verl's decoupled mode). */
 static int correct(const struct stage *s, struct batch *b, const struct algo_ragged *r, uint8_t *mask) {
-    const struct batch_col *rollout = batch_find(b, "rollout_log_probs");
     const int64_t n = r->off[b->n_rows];
     struct algo_metrics m = {0};
     double *w;
     TRY(ppo_add_f64(b, "rollout_is_weights", "responses", &w));
-    rollout = batch_find(b, "rollout_log_probs");
+    const struct batch_col *rollout = ppo_sampling_log_probs(b);
     double *rollout_logp = xmalloc((size_t)n * sizeof *rollout_logp);
     for (int64_t t = 0; t < n; t++) rollout_logp[t] = (double)rollout->f32[t];
     const struct algo_corr_args a = {r, &s->k->corr, ppo_column(b, "old_log_probs"), rollout_logp};

@@ -140,6 +140,9 @@ static int derive_correction(struct ppo_config *k) {
     } else {
         k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0;
     }
+    const struct ppo_sampling *t = &k->train;
+    const bool changed = t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1;
+    k->sampling_log_probs = changed && t->temperature > 0 && (k->correct || k->policy.corr);
     return 0;
 }
 

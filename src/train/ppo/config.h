@@ -147,7 +147,8 @@ struct ppo_config {
     const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
     double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
     int64_t n_gdpo;
-    bool correct; /* rollout_correction between old and rollout log-probs */
+    bool correct;            /* rollout_correction between old and rollout log-probs */
+    bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
     struct algo_corr corr;
     struct ppo_filter_config filter;
     struct algo_kl_type kl_penalty;

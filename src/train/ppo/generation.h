@@ -7,7 +7,7 @@
 
 struct gen_sample {
     int32_t *ids;
-    float *logp;
+    float *logp, *sampling_logp; /* sampling_logp NULL: not asked for */
     struct buf text;
     int64_t n, n_preempted;
     enum rollout_finish finish;

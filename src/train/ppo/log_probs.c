@@ -23,6 +23,11 @@ out:
     return rc;
 }
 
+const struct batch_col *ppo_sampling_log_probs(const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "sampling_log_probs");
+    return c ? c : batch_find(b, "rollout_log_probs");
+}
+
 int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     double *old;
     /* The policy has not moved since the rollout and both use one forward pass, so the rollout's log-probs are the
@@ -30,7 +35,8 @@ int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     const bool sum_pi = s->k->adv->needs & ALGO_NEEDS_SUM_PI;
     if (s->k->force_old_log_prob || sum_pi) return log_prob_column(s, VERLC_ACTOR, b, "old_log_probs", sum_pi);
     TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
-    const struct batch_col *rollout = batch_find(b, "rollout_log_probs");
+    const bool bypass = s->k->policy.corr != NULL; /* the loss corrects from the distribution that was drawn from */
+    const struct batch_col *rollout = bypass ? ppo_sampling_log_probs(b) : batch_find(b, "rollout_log_probs");
     for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     return 0;
 }

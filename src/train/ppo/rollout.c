@@ -25,6 +25,10 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->logp = xmalloc((size_t)s->n * sizeof *o->logp);
     memcpy(o->ids, s->ids, (size_t)s->n * sizeof *o->ids);
     memcpy(o->logp, s->logp, (size_t)s->n * sizeof *o->logp);
+    if (g->s->k->sampling_log_probs && !g->validation) {
+        o->sampling_logp = xmalloc((size_t)s->n * sizeof *o->sampling_logp);
+        memcpy(o->sampling_logp, s->logp_kept, (size_t)s->n * sizeof *o->sampling_logp);
+    }
     o->finish = s->finish;
     o->seconds = s->seconds;
     o->n_preempted = s->n_preempted;
@@ -38,9 +42,10 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
 void gen_drop_sample(struct gen_sample *s) {
     free(s->ids);
     free(s->logp);
+    free(s->sampling_logp);
     buf_free(&s->text);
     s->ids = NULL;
-    s->logp = NULL;
+    s->logp = s->sampling_logp = NULL;
 }
 
 /* ---- submitting ---- */
@@ -152,12 +157,14 @@ static int run_engine(struct gen *g) {
 static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
-    struct batch_col *ids, *logp, *finish, *text, *status, *score, *extra, *index, *seconds, *preempted, *group;
+    struct batch_col *ids, *logp, *sampled, *finish, *text, *status, *score, *extra, *index, *seconds, *preempted, *group;
     int rc = 0;
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    const bool sampling = g->s->k->sampling_log_probs && !g->validation;
+    if (sampling) TRYG(batch_add(b, "sampling_log_probs", BATCH_F32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "finish", BATCH_STR, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "text", BATCH_STR, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "reward_status", BATCH_STR, NULL, NULL, NULL), out);
@@ -169,6 +176,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
     ids = batch_find(b, "responses");
     logp = batch_find(b, "rollout_log_probs");
+    sampled = batch_find(b, "sampling_log_probs");
     finish = batch_find(b, "finish");
     text = batch_find(b, "text");
     status = batch_find(b, "reward_status");
@@ -182,6 +190,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         struct gen_sample *s = SAMPLE(i);
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
+        if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
         const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status);
         batch_set_str(finish, i, finish_name, strlen(finish_name));
         batch_set_str(text, i, s->text.p, s->text.n);

@@ -27,7 +27,8 @@ struct generation {
 int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
 /* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
- *   responses i32, rollout_log_probs f32 (ragged); finish, text, reward_status (string);
+ *   responses i32, rollout_log_probs f32 (ragged), with rollout correction of a sampler with penalty or truncation
+ *   sampling_log_probs f32 (ragged): over what it draws from; finish, text, reward_status (string);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
  *   prompt of this batch), seconds f64; for an estimator that needs it reward_baselines f64,
  *   the score of a greedy response (NaN unless scored), in training alone */
@@ -42,6 +43,8 @@ int ppo_reward(const struct stage *s, struct batch *b);
 /* ---- log_probs.c, distillation.c, update_critic.c: passes ---- */
 /* Adds old_log_probs and, where needed, sum_pi_squared (f64 ragged). */
 int ppo_old_log_probs(const struct stage *s, struct batch *b);
+/* What rollout correction takes as the rollout's: sampling_log_probs where they are, else rollout_log_probs. */
+const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
 /* Adds ref_log_prob (f64 ragged). */
 int ppo_reference(const struct stage *s, struct batch *b);
 /* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
