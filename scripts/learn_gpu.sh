@@ -5,15 +5,15 @@
 #   scripts/learn_gpu.sh [grpo|ppo|rloo|dapo|torch]...
 # Each name is one run a seed from the same start (default: grpo). torch is the recipe in a plain torch loop,
 # tools/learn_torch.py. A run that is there is made again; the others stay. Tables and picture show all.
-# LEARN_DIR (build/learn), LEARN_SEEDS (1 2 3), LEARN_STEPS (400), LEARN_KEYS (more keys of verlc ppo),
+# LEARN_DIR (build/learn), LEARN_SEEDS (1 2 3), LEARN_STEPS (1000), LEARN_KEYS (more keys of verlc ppo),
 # LEARN_TORCH_STEPS (the torch loop ends after so many, on the same schedule), LEARN_PICTURE, LEARN_DOC (a
 # document for the tables), VERLC, DEVICE (cuda), PYTHON; LEARN_SFT_STEPS, LEARN_PROMPTS for a small machine.
 set -eu
 cd "$(dirname "$0")/.."
 verlc=${VERLC:-$PWD/build/release/verlc} out=${LEARN_DIR:-build/learn} device=${DEVICE:-cuda}
 python=${PYTHON:-python3} picture=${LEARN_PICTURE:-$out/learn_gpu.png}
-steps=${LEARN_STEPS:-400} sft_steps=${LEARN_SFT_STEPS:-170} prompts=${LEARN_PROMPTS:-1024}
-samples=8 new=48 lr=3e-4 floor=0.1 clip=0.28 entropy=0.003 every=20
+steps=${LEARN_STEPS:-1000} sft_steps=${LEARN_SFT_STEPS:-170} prompts=${LEARN_PROMPTS:-512}
+samples=16 temperature=1.2 new=48 lr=3e-4 floor=0.1 clip=0.28 entropy=0.003 every=20
 
 start_model() { # DIR SEED
     local dir=$1 seed=$2
@@ -43,7 +43,7 @@ run() { # DIR SEED NAME KEYS...
         $actor.clip_ratio_high=$clip $actor.entropy_coeff=$entropy $actor.use_kl_loss=False \
         $actor.use_dynamic_bsz=True $actor.ppo_max_token_len_per_gpu=65536 \
         actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536 \
-        $rollout.name=verlc $rollout.n=$samples $rollout.max_num_seqs=4096 \
+        $rollout.name=verlc $rollout.n=$samples $rollout.temperature=$temperature $rollout.max_num_seqs=4096 \
         trainer.total_epochs=100000 trainer.total_training_steps="$steps" trainer.test_freq=$every \
         trainer.save_freq=-1 trainer.default_local_dir="$dir/$name" \
         trainer.validation_data_dir="$dir/$name/validation" \
@@ -63,7 +63,7 @@ algorithm() { # DIR SEED NAME
     torch) "$python" tools/learn_torch.py "$1/sft/global_step_$sft_steps/actor" "$1/data/train.jsonl" \
         "$1/data/test.jsonl" "$1/torch" --seed "$2" --steps "$steps" --stop "${LEARN_TORCH_STEPS:-0}" \
         --prompts "$prompts" --samples $samples --new $new --lr $lr --floor $floor --clip-high $clip \
-        --entropy $entropy --test-every $every ;;
+        --entropy $entropy --temperature $temperature --test-every $every ;;
     *) echo "$3: grpo, ppo, rloo, dapo or torch" >&2; return 2 ;;
     esac
 }
