@@ -42,7 +42,7 @@ struct algo_distill_sums { /* over the tokens of all calls; a zeroed one is empt
 int algo_distill_loss(const struct algo_distill_args *a, double coef, double *loss, double *dlogp, double *dlist,
                       struct algo_distill_sums *s, struct algo_metrics *m);
 /* distillation/loss, loss_min, loss_max; abs_loss, or student_mass, teacher_mass (each with _min, _max),
- * overlap_ratio, overlap_token_advantage: exact over the tokens of s, where verl averages micro-batches. */
+ * overlap_ratio, overlap_token_advantage, over the tokens of s. */
 void algo_distill_metrics(const struct algo_distill_sums *s, struct algo_metrics *m);
 
 #endif

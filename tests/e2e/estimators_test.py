@@ -188,9 +188,10 @@ def main():
                                               CORRECTION + "loss_type": "reinforce", CORRECTION + "rollout_rs": "seq_mean_k1",
                                               CORRECTION + "rollout_rs_threshold": "0.99_1.01"})
         m = metrics(d)
+        of_update = {k: v for k, v in m.items() if "rollout_corr" in k} # the loss's own, under verl's names for it
         test("bypass mode: the drift of the policy is weighted and rejected",
-             m["actor/rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and
-             m["actor/rollout_corr/rollout_is_max"] > 1.001, str({k: v for k, v in m.items() if "rollout_corr" in k}))
+             m["actor/rollout_corr/rollout_rs_seq_masked_fraction"] > 0.1 and m["actor/rollout_corr/rollout_is_max"] > 1.001 and
+             m["actor/rollout_corr/rollout_is_min"] < 1 and all(k.startswith("actor/") for k in of_update), str(of_update))
 
         # the loss of a mini-batch is one, however it is cut; geo_mean has a divisor of its own
         for loss in ("vanilla", "geo_mean", "gspo"):

@@ -54,8 +54,10 @@ def cuts(s, test, rm):
     run(*s.ppo("as_is", **keys(rm, **common, **{RM + "template": "policy", "trainer.rollout_data_dir": s.dir / "dump_policy"})))
     test("template=policy scores other tokens", [x["score"] for x in samples(s, "dump_policy")][:8] != scores[0][:8])
     (s.dir / "both.py").write_text(COMBINED)
-    run(*s.ppo("both", **keys(rm, **common, **{"reward.custom_reward_function.path": s.dir / "both.py",
+    run(*s.ppo("both", **keys(rm, **common, **{"reward.custom_reward_function.path": s.dir / "both.py", "trainer.test_freq": 2,
                                                "trainer.rollout_data_dir": s.dir / "dump_both"})))
+    val = [series(s.dir / "both", f"{n}/mean@1") for n in ("val-core/openai/gsm8k/acc", "val-aux/openai/gsm8k/acc_success_only")]
+    test("acc, and as verl has it again of the samples with a score alone", val == [[0.0], [0.0]], str(val))
     both = [x["score"] for x in samples(s, "dump_both")]
     test("a Python scorer has the score in extra_info",
          all(abs(100 - a - b) < 1e-9 for a, b in zip(scores[0][:16], both[:16], strict=True)))
