@@ -138,7 +138,7 @@ static int derive_correction(struct ppo_config *k) {
             log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
         k->force_old_log_prob = false;
     } else {
-        k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0;
+        k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0 || k->raw.calculate_log_probs; /* at least measured */
     }
     const struct ppo_sampling *t = &k->train;
     const bool changed = t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1;

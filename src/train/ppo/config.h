@@ -89,7 +89,7 @@ struct ppo_raw_config {
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager;
     const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs;
     enum dtype rollout_dtype;
-    bool checkpointing, critic_checkpointing, bypass_mode;
+    bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs;
     int64_t seed, data_seed, mini_seed, critic_seed;
     double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
     struct train_optim_keys optim, critic_optim;
@@ -147,7 +147,7 @@ struct ppo_config {
     const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
     double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
     int64_t n_gdpo;
-    bool correct;            /* rollout_correction between old and rollout log-probs */
+    bool correct;            /* rollout_correction between old and rollout log-probs: weights, rejection, or the metrics alone */
     bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
     struct algo_corr corr;
     struct ppo_filter_config filter;
@@ -159,7 +159,7 @@ struct ppo_config {
     struct algo_policy_cfg policy;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, entropy_coeff, kl_loss_coef;
-    bool use_kl_loss, mini_shuffle;
+    bool use_kl_loss, mini_shuffle, calculate_entropy;
     struct algo_kl_type kl_loss_type;
     int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
     uint64_t mini_seed;

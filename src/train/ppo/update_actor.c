@@ -98,7 +98,7 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
                    .agg = mini->agg,
                    .cfg = k->policy},
         .loss_mode = k->loss_mode,
-        .entropy = k->entropy_coeff != 0 ? u->entropy : NULL,
+        .entropy = k->entropy_coeff != 0 || k->calculate_entropy ? u->entropy : NULL,
         .entropy_coeff = k->entropy_coeff,
         .ref_logp = k->use_kl_loss ? ppo_column(&mini->b, "ref_log_prob") : NULL,
         .kl_loss_type = k->use_kl_loss ? &k->kl_loss_type : NULL,
