@@ -1,10 +1,9 @@
-/* kl.h - KL estimators, and the KL penalty in the reward with its controller. */
+/* kl.h - KL estimators. */
 #ifndef VERLC_ALGO_KL_H
 #define VERLC_ALGO_KL_H
 
 #include "algo/ragged.h"
 
-/* ---- KL estimators ---- */
 struct algo_kl_type {
     const char *name;
     bool straight_through; /* a name with '+': the value of the base, the gradient of k2 */
@@ -14,22 +13,5 @@ struct algo_kl_type {
 /* kl, k1, abs, mse, k2, low_var_kl, k3, each also with '+'. ERR_INVAL, ERR_UNSUPPORTED (full). */
 int algo_kl_find(struct algo_kl_type *out, const char *name);
 double algo_kl(const struct algo_kl_type *t, double logp, double ref_logp, double *dlogp);
-
-struct algo_kl_ctrl { /* algorithm.kl_ctrl */
-    bool adaptive;
-    double value; /* the coefficient now; starts at kl_coef */
-    double target_kl, horizon;
-};
-int algo_kl_ctrl_init(struct algo_kl_ctrl *c, const char *type, double kl_coef, double target_kl, double horizon);
-void algo_kl_ctrl_update(struct algo_kl_ctrl *c, double current_kl, int64_t n_steps);
-/* rewards = scores - c->value * kl(old, ref) on valid tokens (algorithm.use_kl_in_reward);
- * then updates c with the batch's mean KL.  rewards may be scores.  Metrics
- * actor/reward_kl_penalty and actor/reward_kl_penalty_coeff (the one used). */
-struct algo_kl_reward_args {
-    const struct algo_ragged *r;
-    const double *scores, *old_logp, *ref_logp;
-    const struct algo_kl_type *type; /* algorithm.kl_penalty */
-};
-void algo_kl_in_reward(struct algo_kl_ctrl *c, const struct algo_kl_reward_args *a, double *rewards, struct algo_metrics *m);
 
 #endif

@@ -7,6 +7,7 @@
  * Invariant: every array of a request has the shape of its mask. */
 #include "cmd/algo_json.h"
 
+#include "algo/kl_controller.h"
 #include "algo/distillation.h"
 #include "algo/micro_batch_balance.h"
 #include "algo/pf_ppo.h"

@@ -5,7 +5,7 @@
 #include "conf/conf.h"
 #include "base/err.h"
 #include "base/log.h"
-#include "train/run/phases.h"
+#include "train/run/phase_watchdog.h"
 #include "train/train.h"
 
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* test_cmd_algo.c - algo from first principles: the vectors of the verl inventory
  * (computed without verl), garbage outside the mask, empty masks, gradients by finite differences, bad input. */
 #include "cmd/algo_json.h"
+#include "algo/kl_controller.h"
 #include "algo/value_loss.h"
 #include "base/buf.h"
 #include "base/err.h"

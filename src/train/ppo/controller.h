@@ -3,6 +3,7 @@
 #ifndef VERLC_TRAIN_PPO_CONTROLLER_H
 #define VERLC_TRAIN_PPO_CONTROLLER_H
 
+#include "algo/kl_controller.h"
 #include "train/ppo/stages.h"
 
 #include <verlc.h>

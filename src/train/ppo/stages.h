@@ -5,6 +5,7 @@
 #ifndef VERLC_TRAIN_PPO_STAGES_H
 #define VERLC_TRAIN_PPO_STAGES_H
 
+#include "algo/kl_controller.h"
 #include "train/ppo/worker.h"
 #include "train/run/run.h"
 

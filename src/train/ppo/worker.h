@@ -9,7 +9,7 @@
 #include "ckpt/ckpt.h"
 #include "rollout/rollout.h"
 #include "train/ppo/memory_plan.h"
-#include "train/run/phases.h"
+#include "train/run/phase_watchdog.h"
 #include "train/run/update.h"
 
 #include <verlc.h>

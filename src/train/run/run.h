@@ -13,7 +13,7 @@
 #include "data/data.h"
 #include "track/track.h"
 #include "train/run/early_stopping.h"
-#include "train/run/phases.h"
+#include "train/run/phase_watchdog.h"
 #include "train/run/resume.h"
 
 enum { RUN_MAX_PARTS = 2 };

@@ -1,6 +1,6 @@
-/* phases.c - see phases.h.  The watchdog thread is the one place below cmd that
+/* phase_watchdog.c - see phase_watchdog.h.  The watchdog thread is the one place below cmd that
  * may end the process: the thread it reports on cannot. */
-#include "train/run/phases.h"
+#include "train/run/phase_watchdog.h"
 
 #include "base/buf.h"
 #include "base/clock.h"

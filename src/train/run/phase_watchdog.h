@@ -1,11 +1,11 @@
-/* phases.h - named, timed phases of a step; signals; the watchdog.
+/* phase_watchdog.h - named, timed phases of a step; signals; the watchdog.
  *
  * Invariant: no wait without a deadline.  A run is always inside a named stage;
  * whoever makes progress calls stage_beat.  When no beat comes for the deadline
  * the watchdog names the stage and ends the program with the deadline's exit
  * status: the state of the last checkpoint is what a resume continues from. */
-#ifndef VERLC_TRAIN_STAGE_H
-#define VERLC_TRAIN_STAGE_H
+#ifndef VERLC_TRAIN_RUN_PHASE_WATCHDOG_H
+#define VERLC_TRAIN_RUN_PHASE_WATCHDOG_H
 
 #include "track/track.h"
 
