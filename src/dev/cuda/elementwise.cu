@@ -157,7 +157,7 @@ static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, in
     const int64_t r = base + threadIdx.x;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const bool hit = r > t && r < rows && ids[r] == mine;
-    const unsigned votes = __ballot_sync(0xffffffffu, hit);
+    const unsigned votes = __ballot_sync(WARP_ALL, hit);
     if (lane == 0) counts[warp] = __popc(votes);
     __syncthreads();
     int at = 0, total = 0;

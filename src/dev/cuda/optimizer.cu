@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < CHUNK; k++) most = fmaxf(most, fabsf(v[k]));
 #pragma unroll
-        for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
+        for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, o));
 #pragma unroll
         for (int k = 0; k < CHUNK; k++) q[k] = nearest_code(middle, most > 0 ? __fdiv_rn(v[k], most) : 0.0f);
         store_codes(code + i, q, left);

@@ -98,6 +98,19 @@ static __device__ __forceinline__ void pdl_wait(void) {
 #endif
 }
 
+/* Butterflies over the warp: the same bits in every lane. */
+#define WARP_ALL 0xffffffffu
+static __device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, lane));
+    return v;
+}
+static __device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, lane));
+    return v;
+}
+
 /* Two values rounded to bf16, to nearest even, as one word. */
 static __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
     uint32_t r;

@@ -145,13 +145,13 @@ static __device__ __forceinline__ mass_t mass_of(float z, float max, float unit)
 }
 
 static __device__ __forceinline__ mass_t warp_total(mass_t m) {
-    for (int d = 16; d > 0; d /= 2) m += __shfl_xor_sync(0xffffffffu, m, d);
+    for (int d = 16; d > 0; d /= 2) m += __shfl_xor_sync(WARP_ALL, m, d);
     return m;
 }
 static __device__ __forceinline__ mass_t warp_through(mass_t m) { /* of the lanes up to and with this one */
     const int lane = (int)threadIdx.x % 32;
     for (int d = 1; d < 32; d *= 2) {
-        const mass_t o = __shfl_up_sync(0xffffffffu, m, d);
+        const mass_t o = __shfl_up_sync(WARP_ALL, m, d);
         if (lane >= d) m += o;
     }
     return m;
@@ -191,7 +191,7 @@ static __device__ double chunk_prefix(const head_stats *sums, int chunks, float 
 static __device__ float chunks_max(const head_stats *sums, int chunks) {
     float m = -CUDART_INF_F;
     for (int i = (int)threadIdx.x % 32; i < chunks; i += 32) m = fmaxf(m, sums[i].max);
-    return head_warp_max(m);
+    return warp_max(m);
 }
 
 /* The first entry whose running sum passes u of the whole, which is `sum`; s->prefix is that of r.sums.

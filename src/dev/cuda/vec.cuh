@@ -77,7 +77,7 @@ template <> __device__ __forceinline__ float round_to<__nv_bfloat16>(float v) { 
 
 /* Sums over `lanes` (a power of two) neighbouring lanes; every lane gets the same bits. */
 __device__ __forceinline__ float lanes_sum(float v, int lanes) {
-    for (int o = 1; o < lanes; o <<= 1) v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, o));
+    for (int o = 1; o < lanes; o <<= 1) v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, o));
     return v;
 }
 /* Sum over the block, in an order fixed by its size, given to every thread. sh: 32 floats,

@@ -19,7 +19,6 @@
 
 #include <math.h>
 
-#define WARP_ALL 0xffffffffu
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 
@@ -181,12 +180,6 @@ template <class T> static __device__ __forceinline__ float plain_dot(const T *x,
 #pragma unroll 8
     for (int i = 0; i < n; i++) sum = __fmaf_rn(plain_get(x, i), plain_get(y, i), sum);
     return sum;
-}
-
-static __device__ __forceinline__ float warp_sum(float v) { /* every lane gets the sum, always in the same tree */
-#pragma unroll
-    for (int k = 16; k > 0; k /= 2) v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, k));
-    return v;
 }
 
 /* ---- host ---- */

@@ -402,12 +402,6 @@ __global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_sha
 template <class T> static __device__ __forceinline__ float plain_score(const struct cuda_attn &a, const T *q, int row, bool seen) {
     return seen ? __fmul_rn(plain_dot(q, (const T *)a.k + (int64_t)row * a.dim, a.dim), a.scale) : -INFINITY;
 }
-static __device__ __forceinline__ float plain_top(float x, float y) {
-    float top = fmaxf(x, y);
-#pragma unroll
-    for (int k = 16; k > 0; k /= 2) top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, k));
-    return top;
-}
 
 /* Tiles and running maximum as in ref; a lane scores two keys of the tile and sums columns lane, lane + 32, ... */
 template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_plain(const struct cuda_attn a) {
@@ -427,7 +421,7 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
         const bool seen[2] = {key[0] >= lo && key[0] <= p, key[1] >= lo && key[1] <= p};
         const int row[2] = {seen[0] ? key_row(a, s.seq, head, key[0]) : 0, seen[1] ? key_row(a, s.seq, head, key[1]) : 0};
         const float score[2] = {plain_score(a, q, row[0], seen[0]), plain_score(a, q, row[1], seen[1])};
-        const float now = fmaxf(m, plain_top(score[0], score[1])), correction = expf(__fsub_rn(m, now));
+        const float now = fmaxf(m, warp_max(fmaxf(score[0], score[1]))), correction = expf(__fsub_rn(m, now));
         const float e[2] = {expf(__fsub_rn(score[0], now)), expf(__fsub_rn(score[1], now))};
         m = now;
         l = __fmaf_rn(l, correction, warp_sum(__fadd_rn(e[0], e[1])));

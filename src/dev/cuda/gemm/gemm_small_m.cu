@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(128 * WG) small_m_wgmma_kernel(const st
         if (s < steps) fill_x(s);
         cp_commit();
     }
-    const int group = WG == 1 ? 0 : __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* a warp-uniform value for the compiler */
+    const int group = WG == 1 ? 0 : __shfl_sync(WARP_ALL, threadIdx.x / 128, 0); /* a warp-uniform value for the compiler */
     float sum[NB][4] = {};
     int stage = 0, empty_stage = STAGES - 2;
     for (int step = 0; step < steps; step++) {

@@ -200,7 +200,7 @@ static __global__ void __launch_bounds__(128 * RG + 32)
     q.n0 = (int)blockIdx.x * (SWIGLU ? 4 * NB : 8 * NB);
     q.m0 = (int)blockIdx.y * p.bm;
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* so that the compiler sees a warp-uniform value */
+    const int warp = __shfl_sync(WARP_ALL, threadIdx.x / 32, 0); /* so that the compiler sees a warp-uniform value */
     pdl_launch_dependents();
     if (warp == 4 * RG) {
         if (elect_one()) prologue<NB, KA, SWIGLU>(p, q, &w_map, &x_map, 4 * RG);

@@ -445,7 +445,7 @@ static __device__ float dz_sum(const struct dz_args &a, int64_t row) {
     if (threadIdx.x < 32) {
         float s = 0;
         for (int64_t i = threadIdx.x; i < a.n_list; i += 32) s = __fadd_rn(s, a.dlist[row * a.n_list + i]);
-        s = head_warp_sum(s);
+        s = warp_sum(s);
         if (threadIdx.x == 0) sum = __fadd_rn(a.dlogp[row], s);
     }
     __syncthreads();

@@ -76,8 +76,8 @@ template <bool MOMENTS, bool LOGITS> struct stats_epilogue {
 #pragma unroll
             for (int n = 0; n < 32; n++) m[n % 4] = fmaxf(m[n % 4], fmaxf(z[n][2 * i], z[n][2 * i + 1]));
             float max = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
-            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            max = fmaxf(max, __shfl_xor_sync(WARP_ALL, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(WARP_ALL, max, 2));
             const float base = head_base(max);
             head_chains chains[4] = {};
 #pragma unroll

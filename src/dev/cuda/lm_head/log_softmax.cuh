@@ -13,7 +13,6 @@
 #define VERLC_DEV_CUDA_LOG_SOFTMAX_CUH
 
 #include "dev/cuda/context.cuh"
-#include "dev/cuda/ptx.cuh"
 
 #include <math_constants.h>
 
@@ -63,10 +62,10 @@ template <bool MOMENTS> static __device__ __forceinline__ head_stats head_plus(c
 }
 /* s plus that of lane ^ mask: the same bits in both. */
 template <bool MOMENTS> static __device__ __forceinline__ head_stats head_plus_lane(const head_stats &s, int mask) {
-    head_stats o = {s.max, __shfl_xor_sync(0xffffffffu, s.sum, mask), 0, 0};
+    head_stats o = {s.max, __shfl_xor_sync(WARP_ALL, s.sum, mask), 0, 0};
     if (MOMENTS) {
-        o.sum_t = __shfl_xor_sync(0xffffffffu, s.sum_t, mask);
-        o.sum_sq = __shfl_xor_sync(0xffffffffu, s.sum_sq, mask);
+        o.sum_t = __shfl_xor_sync(WARP_ALL, s.sum_t, mask);
+        o.sum_sq = __shfl_xor_sync(WARP_ALL, s.sum_sq, mask);
     }
     return head_plus<MOMENTS>(s, o);
 }
@@ -111,15 +110,6 @@ static __device__ __forceinline__ void head_scale(float (&v)[HEAD_PER_THREAD], i
     for (int i = 0; i < HEAD_PER_THREAD; i++) v[i] = head_at(i) < n ? __fmul_rn(v[i], by) : -CUDART_INF_F;
 }
 
-static __device__ __forceinline__ float head_warp_max(float m) {
-    for (int d = 16; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, d));
-    return m;
-}
-static __device__ __forceinline__ float head_warp_sum(float s) { /* the same bits in every lane */
-    for (int d = 16; d > 0; d /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));
-    return s;
-}
-
 struct head_shared {
     float max[HEAD_WARPS];
     head_stats tile[HEAD_TILES];
@@ -135,7 +125,7 @@ static __device__ __forceinline__ head_stats head_chunk_stats(const float (&z)[H
 #pragma unroll
     for (int i = 0; i < HEAD_PER_THREAD; i++) max = fmaxf(max, z[i]);
 #pragma unroll
-    for (int d = HEAD_LANES / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, d));
+    for (int d = HEAD_LANES / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(WARP_ALL, max, d));
     head_chains chains = {};
 #pragma unroll
     for (int i = 0; i < HEAD_PER_THREAD; i++) head_add<MOMENTS>(chains, i % 2, z[i], head_base(max));
@@ -144,7 +134,7 @@ static __device__ __forceinline__ head_stats head_chunk_stats(const float (&z)[H
     r = head_plus_lane<MOMENTS>(r, 8);
     r = head_plus_lane<MOMENTS>(r, 1);
     r = head_plus_lane<MOMENTS>(r, 2);
-    const float both = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, HEAD_LANES));
+    const float both = fmaxf(max, __shfl_xor_sync(WARP_ALL, max, HEAD_LANES));
     __syncthreads(); /* all have read what the last call left in s */
     if (lane == 0) s->max[warp] = both;
     if (lane % HEAD_LANES == 0) s->tile[threadIdx.x / HEAD_LANES] = r;
@@ -152,7 +142,7 @@ static __device__ __forceinline__ head_stats head_chunk_stats(const float (&z)[H
     const head_stats tile = s->tile[lane % HEAD_LANES];
     max = tile.max;
 #pragma unroll
-    for (int d = HEAD_LANES / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, d));
+    for (int d = HEAD_LANES / 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(WARP_ALL, max, d));
     r = head_tile_part<MOMENTS>(tile, max);
 #pragma unroll
     for (int d = 1; d < HEAD_LANES; d *= 2) r = head_plus_lane<MOMENTS>(r, d);
