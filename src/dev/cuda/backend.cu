@@ -259,9 +259,10 @@ static int op_graph_begin(struct dev *d) {
 }
 
 static struct dev_ops make_ops(void) {
+    static const struct dev_caps caps = CUDA_CAPS;
     struct dev_ops o = {};
     o.name = "cuda";
-    o.caps = CUDA_CAPS;
+    o.caps = caps;
     o.close = op_close;
     o.alloc = op_alloc;
     o.free = op_free;

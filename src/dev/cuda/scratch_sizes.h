@@ -110,7 +110,7 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
 /* What the backend can do: of the backend itself and of a GPU that is only planned for. driver_bytes: at most this was
  * measured on an H200 with a model of 24 layers and some CUDA graphs. */
 #define CUDA_CAPS \
-    (struct dev_caps) { .own_memory = true, .graphs = true, .plain_weights = true, .driver_bytes = 64u << 20 }
+    { true, true, true, (size_t)64 << 20 } /* own_memory, graphs, plain_weights, driver_bytes; also C++17 */
 
 /* The unit in which scratch grows, and the driver's of a block of that size. */
 static inline size_t cuda_scratch_round(size_t bytes) { return (bytes + ((size_t)2 << 20) - 1) & ~(((size_t)2 << 20) - 1); }
