@@ -4,6 +4,7 @@
 
 #include "rollout/rollout.h"
 #include "train/run/memory_limit.h"
+#include "train/run/micro_batch.h"
 #include "train/run/trained_model.h"
 
 #include "base/buf.h"
@@ -126,21 +127,12 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = k->train_batch_size * k->train.n;
-    size_t elems = train_pages((size_t)model_config_params(v) * 4), state;
+    struct model_memory own;
     int64_t rows, seqs;
-    p->critic = train_pages(model_open_bytes(v, dev, &open));
-    if (c->lora.on) {
-        struct lora_plan l;
-        TRY(model_lora_plan(&l, v, dev, k->act, &c->lora.cfg, &c->optim));
-        p->critic += train_pages(l.weights) + train_pages(l.moments);
-        p->n_train_critic = l.n_train;
-        elems = train_pages(l.master);
-        state = l.host;
-    } else {
-        p->critic += train_pages(optim_bytes(v, dev, k->act, &c->optim, &state));
-    }
-    p->critic += elems + (c->optim.host_master ? 0 : elems); /* gradients, master */
-    p->offload += state + (c->optim.host_master ? elems : 0);
+    TRY(model_memory(&own, v, dev, &open, &c->lora, &c->optim));
+    p->critic = model_memory_bytes(&own);
+    p->n_train_critic = own.n_train;
+    p->offload += own.host;
     cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
     cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
@@ -192,27 +184,13 @@ static size_t passes_bytes(const struct memory_plan *p) {
 }
 
 static size_t fixed_bytes(const struct memory_plan *p) {
-    return p->weights + p->adapter + p->master + p->grads + p->moments + p->ref + p->teacher + p->critic + p->rm + p->working +
-           p->system + p->host;
+    return model_memory_bytes(&p->policy) + p->ref + p->teacher + p->critic + p->rm + p->working + p->system + p->host;
 }
 
 /* The largest block that the limit leaves room for. */
 static size_t block_room(const struct memory_plan *p) {
     const size_t fixed = fixed_bytes(p), page = train_pages(1);
     return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
-}
-
-/* The ops serve another model beside the policy. */
-static void widen(struct dev_sizes *s, const struct model_config *c) {
-    const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
-    if (c->hidden > s->hidden) s->hidden = c->hidden;
-    if (c->ffn > s->ffn) s->ffn = c->ffn;
-    if (qkv > s->qkv) s->qkv = qkv;
-    if (c->vocab > s->vocab) s->vocab = c->vocab;
-    if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {
-        s->n_q_heads = c->n_q_heads;
-        s->head_dim = c->head_dim;
-    }
 }
 
 /* Rows of each phase, and what the ops need for so many. */
@@ -227,19 +205,10 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
     if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
-    p->sizes = (struct dev_sizes){.act = k->act,
-                                  .rows = rows > p->max_rows_roll ? rows : p->max_rows_roll,
-                                  .decode = p->max_seqs + DECODE_UNIT,
-                                  .hidden = m->hidden,
-                                  .ffn = m->ffn,
-                                  .qkv = (m->n_q_heads + 2 * m->n_kv_heads) * m->head_dim,
-                                  .vocab = m->vocab,
-                                  .n_q_heads = m->n_q_heads,
-                                  .head_dim = m->head_dim,
-                                  .train = true};
-    if (s->critic.json) widen(&p->sizes, &s->critic);
-    if (s->teacher.json) widen(&p->sizes, &s->teacher);
-    if (k->rm.enable) widen(&p->sizes, &k->rm.model);
+    p->sizes = model_dev_sizes(m, k->act, rows > p->max_rows_roll ? rows : p->max_rows_roll, p->max_seqs + DECODE_UNIT);
+    if (s->critic.json) model_dev_sizes_widen(&p->sizes, &s->critic);
+    if (s->teacher.json) model_dev_sizes_widen(&p->sizes, &s->teacher);
+    if (k->rm.enable) model_dev_sizes_widen(&p->sizes, &k->rm.model);
     if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
     p->system = dev_driver_bytes(dev);
     p->working = dev_working_bytes(dev, &p->sizes);
@@ -287,33 +256,16 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
 
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    const size_t elems = train_pages((size_t)model_config_params(m) * 4);
-    size_t state;
     *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .host_limit = host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
-    p->weights = train_pages(model_open_bytes(m, dev, &open));
-    p->master = p->grads = elems;
-    p->moments = train_pages(optim_bytes(m, dev, k->act, &k->optim, &state));
-    if (k->lora.on) {
-        struct lora_plan l;
-        TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
-        p->adapter = train_pages(l.weights);
-        p->n_train = l.n_train;
-        p->master = p->grads = train_pages(l.master);
-        p->moments = train_pages(l.moments);
-        state = l.host;
-    }
-    p->offload = state;
-    if (k->optim.host_master) {
-        p->offload += p->master;
-        p->master = 0;
-    }
+    TRY(model_memory(&p->policy, m, dev, &open, &k->lora, &k->optim));
+    p->offload = p->policy.host;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
     if (reference && !k->lora.on) {
         const struct model_open_args frozen = {
             .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = p->max_len};
         p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
-        if (k->ref_offload) p->offload += p->weights - p->ref;
+        if (k->ref_offload) p->offload += p->policy.weights - p->ref;
     }
     cut_limits(k->update_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_update, &p->max_seqs_update);
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
@@ -359,17 +311,17 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
              (long long)k->max_prompt_length, (long long)k->max_response_length);
-    row(b, "policy weights", p->weights,
+    row(b, "policy weights", p->policy.weights,
         k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
-    if (p->adapter) row(b, "adapter", p->adapter, "compute copies and working space");
-    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->n_train);
-    row(b, "fp32 master", p->master, k->optim.host_master ? "in host memory" : p->adapter ? note : "");
-    row(b, "gradients", p->grads, "fp32");
+    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and working space");
+    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
+    row(b, "fp32 master", p->policy.master, k->optim.host_master ? "in host memory" : p->policy.adapter ? note : "");
+    row(b, "gradients", p->policy.grads, "fp32");
     snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
              k->optim.host_state    ? "; in host memory, here are buffers"
              : k->optim.host_master ? "; with buffers of the master"
                                     : "");
-    row(b, "optimizer state", p->moments, note);
+    row(b, "optimizer state", p->policy.moments, note);
     if (p->ref)
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
@@ -418,11 +370,8 @@ static bool fits(const struct ppo_config *k, const struct model_shapes *s, struc
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
 static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
-    const int64_t max_len = k->max_prompt_length + k->max_response_length, least = cut->max_seqs > 0 ? 1 : max_len;
-    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
-    while (*limit > least) {
-        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
-        if (*limit < least) *limit = least;
+    const int64_t max_len = k->max_prompt_length + k->max_response_length;
+    while (micro_batch_limits_lower(cut, max_len)) {
         c.update_cut = *cut;
         if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
         if (fits(&c, s, dev)) return true;
@@ -435,11 +384,7 @@ static bool smaller_critic_cut(const struct ppo_config *k, const struct model_sh
                                struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     struct micro_batch_limits *values = &c.critic.values_cut;
-    const int64_t least = cut->max_seqs > 0 ? 1 : k->max_prompt_length + k->max_response_length;
-    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
-    while (s->critic.json && *limit > least) {
-        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
-        if (*limit < least) *limit = least;
+    while (s->critic.json && micro_batch_limits_lower(cut, k->max_prompt_length + k->max_response_length)) {
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;

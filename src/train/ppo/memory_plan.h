@@ -5,6 +5,7 @@
 
 #include "model/forward.h"
 #include "train/ppo/config.h"
+#include "train/run/model_memory.h"
 #include "train/score/reward_model.h"
 
 /* The shapes of a run's models; json is NULL of those that it does not have. */
@@ -15,14 +16,14 @@ int model_shapes_load(struct model_shapes *s, const struct ppo_config *k); /* re
 void model_shapes_free(struct model_shapes *s);
 
 struct memory_plan {
-    /* bytes; critic: weights, master, gradients and moments */
-    size_t weights, adapter, master, grads, moments, ref, teacher, critic, rm;
+    struct model_memory policy;
+    size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master, gradients and moments */
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
     struct dev_sizes sizes;                                      /* of what the backend takes */
     struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
-    int64_t n_train, n_train_critic;     /* elements of an adapter, of the critic's with its head; 0: none */
+    int64_t n_train_critic;              /* elements of the critic's adapter with its head; 0: none */
     int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
         max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */

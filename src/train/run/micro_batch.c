@@ -15,6 +15,14 @@ int64_t packed_seq_targets(const struct packed_seq *s) {
     return k;
 }
 
+bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
+    int64_t *limit = l->max_seqs > 0 ? &l->max_seqs : &l->max_rows;
+    const int64_t least = l->max_seqs > 0 ? 1 : longest, next = *limit > 16 ? *limit / 2 : *limit - 1;
+    if (*limit <= least) return false;
+    *limit = next < least ? least : next;
+    return true;
+}
+
 void pack_layout(struct pack *p, struct arena *a) {
     const size_t rows = (size_t)p->max_rows * 4, seqs = (size_t)p->max_seqs * 4;
     p->d_ids = arena_take(a, rows);

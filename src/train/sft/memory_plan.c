@@ -1,9 +1,8 @@
 /* memory_plan.c - see memory_plan.h. */
 #include "train/sft/memory_plan.h"
 
-#include "model/files/load.h"
-#include "model/lora/lora.h"
 #include "train/run/memory_limit.h"
+#include "train/run/model_memory.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -14,31 +13,15 @@
 static int fixed_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c, const struct optim_config *o,
                        size_t *out) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = k->max_length, .quant = k->lora.quant};
-    struct lora_plan l = {.master = (size_t)model_config_params(c) * 4};
-    size_t host;
-    if (k->lora.on) TRY(model_lora_plan(&l, c, dev, k->act, &k->lora.cfg, o));
-    else l.moments = optim_bytes(c, dev, k->act, o, &host);
-    *out = train_pages(model_open_bytes(c, dev, &open)) + train_pages(l.weights) + train_pages(l.moments) +
-           train_pages(l.master) * (o->host_master ? 1 : 2) + dev_driver_bytes(dev);
+    struct model_memory m;
+    TRY(model_memory(&m, c, dev, &open, &k->lora, o));
+    *out = model_memory_bytes(&m) + dev_driver_bytes(dev);
     return 0;
-}
-
-static struct dev_sizes sizes_of(const struct sft_config *k, const struct model_config *c, const struct trained_model_args *a) {
-    return (struct dev_sizes){.act = k->act,
-                              .rows = a->max_rows,
-                              .decode = 1,
-                              .hidden = c->hidden,
-                              .ffn = c->ffn,
-                              .qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim,
-                              .vocab = c->vocab,
-                              .n_q_heads = c->n_q_heads,
-                              .head_dim = c->head_dim,
-                              .train = true};
 }
 
 static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c,
                          const struct trained_model_args *a) {
-    const struct dev_sizes z = sizes_of(k, c, a);
+    const struct dev_sizes z = model_dev_sizes(c, k->act, a->max_rows, 1);
     return dev_working_bytes(dev, &z) + train_pages(trained_model_block_bytes(c, k->act, a));
 }
 
@@ -50,11 +33,7 @@ static void set_cut(struct trained_model_args *a, struct micro_batch_limits cut,
 /* The first micro-batch on the way to the smallest one whose pass takes at most `room` bytes; false: none does. */
 static bool smaller_cut(const struct sft_config *k, struct dev *dev, const struct model_config *c, struct trained_model_args a,
                         int64_t longest, size_t room, struct micro_batch_limits *cut) {
-    int64_t *limit = cut->max_seqs > 0 ? &cut->max_seqs : &cut->max_rows;
-    const int64_t least = cut->max_seqs > 0 ? 1 : longest;
-    while (*limit > least) {
-        *limit = *limit > 16 ? *limit / 2 : *limit - 1;
-        if (*limit < least) *limit = least;
+    while (micro_batch_limits_lower(cut, longest)) {
         set_cut(&a, *cut, longest, k->train_batch_size);
         if (pass_bytes(k, dev, c, &a) <= room) return true;
     }
@@ -96,7 +75,7 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
     }
     *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o};
     set_cut(a, k->cut, longest, k->train_batch_size);
-    const struct dev_sizes sizes = sizes_of(k, c, a);
+    const struct dev_sizes sizes = model_dev_sizes(c, k->act, a->max_rows, 1);
     const size_t limit = train_memory_limit(dev, k->memory_limit);
     size_t fixed;
     char text[96];

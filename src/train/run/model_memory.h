@@ -1,0 +1,23 @@
+/* model_memory.h - what a model that is trained takes of a device beside its activations, the same in every plan.
+ * Private to train. */
+#ifndef VERLC_TRAIN_RUN_MODEL_MEMORY_H
+#define VERLC_TRAIN_RUN_MODEL_MEMORY_H
+
+#include "model/files/load.h"
+#include "train/run/lora_keys.h"
+
+struct model_memory {                                      /* bytes in 2 MiB pages; master 0: in host memory */
+    size_t weights, adapter, master, grads, moments, host; /* host: what is in host memory instead */
+    int64_t n_train;                                       /* elements of an adapter; 0: the whole model is trained */
+};
+int model_memory(struct model_memory *o, const struct model_config *c, struct dev *dev, const struct model_open_args *open,
+                 const struct train_lora *lora, const struct optim_config *optim);
+static inline size_t model_memory_bytes(const struct model_memory *o) {
+    return o->weights + o->adapter + o->master + o->grads + o->moments;
+}
+/* What the ops need to know of it. rows: of the largest pass; decode: of the largest decoding step. */
+struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t decode);
+/* The ops serve another model beside. */
+void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c);
+
+#endif
