@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The kernels under compute-sanitizer: memcheck, initcheck and racecheck on short variants of the ops tests, all at once.
 # After `cmake --preset cuda && cmake --build --preset cuda`; one line a run, exit status 1 if any found something.
-# initcheck does not see what cuBLASLt's kernels for Hopper write by the copy engine, and calls our reading of it uninitialized.
+# initcheck does not see what cuBLASLt's kernels for Hopper write by TMA, and calls our reading of it uninitialized.
 # So there it leaves these kernels out, and VERLC_CUDA_POISON=1 fills their results with NaN first: the tool sees the fill, and
 # the tests' own comparisons say whether all of it was written over. (test_dev_cuda_gemm starts from NaN at the models' sizes.)
 # racecheck leaves out the library's kernels without tensor cores: products are chosen by thousands of calls, each 0.1 s under it.

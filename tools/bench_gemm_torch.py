@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rates of verlc's CPU matrix products against torch's, alternating in one run.
+"""Rates of verlc's CPU GEMMs against torch's, alternating in one run.
 
 Needs torch (make oracle).  usage: bench_gemm_torch.py VERLC [--threads N] [--rounds R]
 [--rows 1,80,512] [--isa NAME].  Each line: the best time of every round for

@@ -1,7 +1,7 @@
 """Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
 private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
-longer than 300 lines; that clang-format leaves the tree as it is; and that the tables of docs/performance.md
-are those of docs/figures.
+longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS); and that the tables of
+docs/performance.md are those of docs/figures.
 C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
 
 import pathlib
@@ -15,6 +15,31 @@ ROOT = TOP / "src"
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])
 GENERATED = {ROOT / "text/unicode_tables.h"}
 SOURCES = ("*.c", "*.h", "*.cu", "*.cuh")
+WORDS = {  # a regular expression (a space is any space, a comment's new line too): what the field says
+    "few rows": "small M",
+    r"matri(x|ces) products?|products? of (few|matri\w*)": "GEMM",
+    "keys and values": "KV cache; K and V",
+    "key/value": "KV",
+    "pages of (%|keys|tokens|a sequence)": "KV blocks",
+    r"recorded (work|steps?|decod\w*|calls?|launch\w*)|a recording": "CUDA graph",
+    "copy engine": "TMA",
+    r"warps? that (cop|weigh|add)\w*": "producer warp, softmax warps, PV warps",
+    "(shared memory|smem) rings?|rings? of (stages|slots|tiles)": "shared-memory pipeline",
+    "time chooses|chosen by time": "autotuned among bitwise-identical kernels",
+    "(its|in|the) company": "batch-invariant",
+    "how far from the limit": "roofline",
+    "what a (product|gemm) may end with": "epilogue",
+    "(copy|transfer) lanes?|lanes? (of transfers|beside)": "copy streams",
+    "st(and|ood)s? still": "idles",
+    "way back": "backward",
+    "what gained": "speed-up",
+    "what is left": "remaining",
+    "rests? in host memory": "offloaded to host memory",
+    "of one.s own": "user-defined",
+    "opinions?": "judgement",
+    "kin": "related",
+    "working space": "scratch",
+}
 
 
 def sources(*folders):
@@ -37,6 +62,17 @@ def long_lines():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > COLUMNS:
                 yield f"{path.relative_to(TOP)}:{number}: {len(line)} columns; at most {COLUMNS}"
+
+
+def private_words():
+    paths = [p for kind in (*SOURCES, "*.def") for p in ROOT.rglob(kind)] + [*TOP.glob("docs/**/*.md"), *TOP.glob("*.md")]
+    words = [(re.compile(rf"\b({w})".replace(" ", r"[\s*]+") + r"\b", re.I), field) for w, field in WORDS.items()]
+    for path in sorted(paths):
+        text = path.read_text()
+        for word, field in words:
+            for m in word.finditer(text):
+                number = text.count("\n", 0, m.start()) + 1
+                yield f"{path.relative_to(TOP)}:{number}: '{' '.join(m[0].split())}'; the field says: {field}"
 
 
 def unformatted():
@@ -83,7 +119,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *unformatted(), *stale_tables()]
+    bad += [*long_lines(), *private_words(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)

@@ -4,7 +4,7 @@
 
 #include "algo/user/user.h"
 
-/* Estimators and losses of the user's own that a request may name by their spec; NULL: none. */
+/* User-defined estimators and losses that a request may name by their spec; NULL: none. */
 struct algo_json_user {
     const struct algo_user *adv, *loss;
 };

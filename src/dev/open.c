@@ -1,7 +1,7 @@
 /* open.c - opens a device by name; finds libverlc_cuda.so, opens it and asks it for a GPU.
  *
  * The program itself links nothing of CUDA: the same file runs on a machine without a
- * GPU.  The library calls err_set and its kin back in the program, which exports them.
+ * GPU.  The library calls err_set and related functions back in the program, which exports them.
  * Invariant: nothing of the library is used before its cuda_abi equals ours. */
 #include "dev/dev.h"
 

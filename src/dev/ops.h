@@ -1,7 +1,7 @@
 /* ops.h - the ops table: what a compute backend must provide, at the granularity of a layer's step, and the
  * arguments of its ops.  dev.h has the checked wrappers, with the shapes of each op.
  *
- * Letters in shapes: T or R rows, Hq query heads, Hk key/value heads, D head_dim, V vocabulary, h hidden size. */
+ * Letters in shapes: T or R rows, Hq query heads, Hk KV heads, D head_dim, V vocabulary, h hidden size. */
 #ifndef VERLC_DEV_OPS_H
 #define VERLC_DEV_OPS_H
 
@@ -31,7 +31,7 @@ struct attn_seqs {
     struct tensor kv_start;    /* (n), when block_table is TENSOR_NONE */
 };
 
-struct qkv_args { /* shapes: T rows, Hq query heads, Hk key/value heads, D = head_dim */
+struct qkv_args { /* shapes: T rows, Hq query heads, Hk KV heads, D = head_dim */
     int64_t n_q_heads, n_kv_heads, head_dim;
     struct tensor qkv;            /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
     struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */

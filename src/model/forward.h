@@ -24,7 +24,7 @@ struct model_batch { /* T packed rows; arrays on the device */
     struct tensor pos;   /* (T) i32, position in its sequence */
     struct tensor slots; /* (T) i32, KV-cache slot of the row; kv == NULL: row index */
     struct attn_seqs seqs;
-    const struct model_kv *kv; /* NULL: keys and values are in the activations (one block of max_rows) */
+    const struct model_kv *kv; /* NULL: K and V are in the activations (one block of max_rows) */
     bool no_adapter;           /* the base model alone: the reference of an adapter's training */
     bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };

@@ -32,7 +32,7 @@ def check_generate(s, test):
     texts = [t for r in rows for t in r["responses"]]
     test("generate: samples differ", len(set(texts)) > len(texts) // 2)
     generate(s, "b.jsonl", data__batch_size=3, rollout__max_num_seqs=2)
-    test("generate: batches and company change nothing", rows_of(s.dir / "b.jsonl") == rows)
+    test("generate: batch-invariant", rows_of(s.dir / "b.jsonl") == rows)
     generate(s, "c.jsonl", trainer__seed=6)
     test("generate: another seed gives others", rows_of(s.dir / "c.jsonl") != rows)
     p = generate(s, "greedy.parquet", rollout__temperature=0, data__n_samples=1, rollout__dtype="float32")
@@ -107,7 +107,7 @@ def check_eval(s, test):
                    "    if solution_str == 'no':\n        raise ValueError('no answer')\n    return scale * len(solution_str)\n")
     p = evaluate(s, rows, f"custom_reward_function.path={own}", "+custom_reward_function.reward_kwargs.scale=2")
     got = json.loads(p.stdout) if p.returncode == 0 else {}
-    test("eval: a scorer of one's own; what it refuses is counted, not a number", got.get("errors") == 1 and
+    test("eval: a user-defined scorer; what it refuses is counted, not a number", got.get("errors") == 1 and
          got.get(f"test_score/{g}") == 12 and "1 of 8 responses have no score" in p.stderr, p.stdout + p.stderr[-300:])
     test.refused("eval: no ground truth", evaluate(s, [{**rows[0], "reward_model": {}}]), 3, "row 1", "ground_truth")
     test.refused("eval: no responses", evaluate(s, [{**rows[0], "responses": []}]), 3, "row 1", "no responses")

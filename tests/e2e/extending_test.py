@@ -176,7 +176,7 @@ def bad(s, test):
              ["pace", "number"]),
             ("a parameter that Python has not", {ADV: f"{s.dir}/my_adv.py:centred", "+algorithm.adv_kwargs": "{sclae:1}"}, 3,
              ["sclae"]),
-            ("bypass_mode beside a loss of one's own",
+            ("bypass_mode beside a user-defined loss",
              {LOSS: f"{s.dir}/my_loss.c:held", "algorithm.rollout_correction.bypass_mode": True}, 2, ["bypass_mode"])]:
         test.refused(name, run(*s.ppo("bad", **keys), check=False), status, *words)
     (s.dir / "slow.py").write_text("import time\n\n\ndef f(response_mask):\n    if len(response_mask) == 8:\n"

@@ -1,6 +1,6 @@
 """Whole runs on a GPU beside the same runs on the CPU: GRPO with an adapter, PPO with a critic, both with
 adapters and 4-bit bases, a directory saved in 4 bits, the optimizers, a teacher, a reward model, SFT with
-what it recomputes, and what rests in host memory.  In fp32, so that both devices draw the same tokens: the
+what it recomputes, and host offload.  In fp32, so that both devices draw the same tokens: the
 metrics of the first steps then differ by roundings alone.  Then rollout beside training, bit for bit, on models of the
 recipes' shapes.  Does nothing where there is no GPU."""
 

@@ -46,7 +46,7 @@ def samples(d):
     return [json.loads(x) for f in sorted(d.glob("*.jsonl")) for x in f.read_text().splitlines()]
 
 
-def opinions(s, test, d):
+def judgements(s, test, d):
     run(*s.ppo("one", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_one", "trainer.test_freq": 2,
                               "trainer.validation_data_dir": s.dir / "dump_val"})))
     got = samples(s.dir / "dump_one")
@@ -64,7 +64,7 @@ def opinions(s, test, d):
     test("the judge says what generate says", said == [x["judgement"] for x in first], f"{said} {[x['judgement'] for x in first]}")
     run(*s.ppo("few", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_few", RM + "rollout.max_num_seqs": 1,
                                    RM + "rollout.max_num_batched_tokens": 16})))
-    test("one opinion at a time: the same", [x["score"] for x in samples(s.dir / "dump_few")] == [x["score"] for x in got])
+    test("max_num_seqs=1: the same", [x["score"] for x in samples(s.dir / "dump_few")] == [x["score"] for x in got])
     run(*s.ppo("python", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_python",
                                       RM + "score_regex": r"'(?i)GIVE\s+(\d)(?!\d)|\d'"})))
     again = samples(s.dir / "dump_python")
@@ -101,7 +101,7 @@ def main():
     test = Tests()
     with Scratch() as s:
         d = judge(s)
-        opinions(s, test, d)
+        judgements(s, test, d)
         refusals(s, test, d)
     test.end()
 

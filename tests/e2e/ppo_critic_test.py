@@ -95,7 +95,7 @@ def adapters(s, test):
     keys = {**gae(s), "critic.model.lora_rank": 4, "critic.model.lora_alpha": 8, "trainer.total_training_steps": 2,
             "trainer.save_freq": 1}
     p = run(*s.ppo("lora", **keys))
-    test("the plan counts the adapter and the head", "frozen weights; of an adapter and the head" in p.stdout + p.stderr)
+    test("the plan counts the adapter and the head", "frozen weights; adapter and value head" in p.stdout + p.stderr)
     run(*s.ppo("lora_parts", **{**keys, "trainer.total_training_steps": 1}))
     run(*s.ppo("lora_parts", **keys))
     both = ("actor", "critic")

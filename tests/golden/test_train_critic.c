@@ -152,7 +152,7 @@ static void like_transformers(void **state) {
     check("qwen2", "cpu", FIXTURES "/critic/qwen2", MODEL_KEEP_LAYER, all); /* as transformers saved it */
 }
 
-/* A value is the same bits whatever the company (invariant 2). */
+/* The value head is batch-invariant (invariant 2). */
 static void alone_or_together(void **state) {
     (void)state;
     EACH_BACKEND(b) {

@@ -81,7 +81,7 @@ def recompute_choices(s, test):
         limit = (whole[low] + whole[high]) / 2
         some = plan(trainer__device_memory_limit=f"{limit:.0f}MiB")
         test(f"between {low} and {high}: as much is kept as fits the limit", limit - layer < planned(some.stdout) <= limit + 1 and
-             "kept is what fits the limit" in some.stdout, some.stdout[-500:])
+             "kept: what fits the limit" in some.stdout, some.stdout[-500:])
     limit = f"{(whole['layer'] + whole['none']) / 2:.0f}MiB"
     for key, value, change in (("trainer.recompute", "none", "trainer.recompute=auto"),
                                ("actor_rollout_ref.model.enable_gradient_checkpointing", False,

@@ -192,7 +192,7 @@ static inline int swiglu_bwd(struct run *r) {
     return 0;
 }
 
-/* ---- qkv: keys and values go to scattered slots of KV blocks of 16 ---- */
+/* ---- qkv: K and V go to scattered slots of KV blocks of 16 ---- */
 
 enum { ROPE_LEN = 300, BLOCK_LEN = 16 };
 static inline int64_t qkv_pages(const struct run *r) { return (r->s->rows + BLOCK_LEN - 1) / BLOCK_LEN + 2; }

@@ -23,7 +23,7 @@ struct piece {
     int64_t seq, lo, hi;
 };
 
-/* Keys and values of all sequences, once packed and once in shuffled KV blocks, and their queries. */
+/* K and V of all sequences, once packed and once in shuffled KV blocks, and their queries. */
 struct scene {
     const struct geometry *g;
     enum dtype act;

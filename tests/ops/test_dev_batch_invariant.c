@@ -325,7 +325,7 @@ static void step_init(struct step *e, const struct run *r, int64_t n) {
                                          .left = (int32_t)(i % 6 == 5 ? 0 : i % 4 + 1)};
         for (int64_t k = 0; k < STEP_BLOCKS; k++) e->block_table[i * STEP_BLOCKS + k] = (int32_t)(i * STEP_BLOCKS + k);
         e->pos[i] = (int32_t)(rng_unit(&g) * (STEP_BLOCKS * STEP_BLOCK_LEN - 1)); /* the next has a KV block */
-        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1;                       /* of a row that stands still: stays */
+        e->ids[i] = -5, e->slots[i] = -7, e->drawn[i] = -1;                       /* of a row that idles: stays       */
         e->logp[i] = e->kept[i] = NAN;
     }
 }
@@ -380,7 +380,7 @@ static void same_numbers(struct run *r, struct tensor got, int64_t from, const i
 }
 static void same_bits(struct run *r, struct tensor got, const float *want, int64_t n, const char *what) {
     float *v = down_values(r, got);
-    for (int64_t i = 0; i < n; i++) /* a row that stood still: what was there, NaN */
+    for (int64_t i = 0; i < n; i++) /* a row that idled: what was there, NaN */
         if (isnan(want[i]) ? !isnan(v[STEP_AT * n + i]) : memcmp(&v[STEP_AT * n + i], &want[i], 4) != 0)
             fail_msg("%s of row %lld of %lld: %.9g, by its parts %.9g", what, (long long)i, (long long)n,
                      (double)v[STEP_AT * n + i], (double)want[i]);

@@ -1,4 +1,4 @@
-/* bench.c - `verlc bench SUBJECT`: numbers for this machine. Each subject
+/* bench.c - `verlc bench SUBJECT`: benchmarks of this machine. Each subject
  * is one row of BENCH_MAP and one file. */
 #include "cmd/cmd.h"
 

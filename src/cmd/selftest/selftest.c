@@ -37,7 +37,7 @@ int cmd_selftest(int argc, char **argv) {
                                    {"--prompt", CMD_I64, &size.prompt, "N", "tokens of the longest prompt (256)"},
                                    {"--len", CMD_I64, &size.new, "N", "tokens sampled (128)"}};
     const struct cmd_spec spec = {.usage = "verlc selftest [--device NAME] [--model DIR [options]]",
-                                  .about = "Compares every op of a device with the plain C definition, checks that ops are\n"
+                                  .about = "Compares every op of a device with the reference backend, checks that ops are\n"
                                            "batch-invariant, and compares the log-probs of a rollout with those of training;\n"
                                            "with --model the last alone, on that model. Exit status 1: something differs.",
                                   .opts = opts,

@@ -399,7 +399,7 @@ static const struct self_case cases[] = {
     {"matmul", matmul_case, {{1, 896, 896, 0, 0, 0}, {33, 100, 129, 0, 0, 0}, {300, 320, 896, 0, 0, 0}}},
     {"attention", attention_case, {{17, 0, 0, 14, 2, 64}, {200, 0, 0, 7, 1, 64}, {130, 0, 0, 4, 2, 128}}},
     {"decode attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
-    {"head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
+    {"LM head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
     {"adamw, sum of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
     {"axpby", axpby_case, {{1, 1000, 0, 0, 0, 0}}},
     {"8-bit state", quant_case, {{1, 1000, 0, 0, 0, 0}}},

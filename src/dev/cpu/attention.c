@@ -1,8 +1,8 @@
 /* attention.c - causal attention over a paged KV cache or packed rows, and its backward.
  *
- * Work is cut into parts of one sequence, one key/value head and (forward) one
- * block of tokens; all query heads that share the key/value head go together,
- * so keys and values are read once.  A part walks the tiles of DEV_KEY_TILE
+ * Work is cut into parts of one sequence, one KV head and (forward) one
+ * block of tokens; all query heads that share the KV head go together,
+ * so K and V are read once.  A part walks the tiles of DEV_KEY_TILE
  * keys in position order: it widens a tile to f32, keys transposed, and hands
  * it to the kernel with all of its query rows.
  *
@@ -92,7 +92,7 @@ static int job_init(struct job *j, struct dev *d, const struct attn_args *a, boo
     while (j->tokens > 1 && layout(&m, j, backward, NULL) > CPU_THREAD_BYTES) j->tokens /= 2;
     if (layout(&m, j, backward, NULL) > CPU_THREAD_BYTES)
         FAIL(ERR_UNSUPPORTED,
-             "cpu attention: %lld heads of %lld numbers on one key/value head do not fit "
+             "cpu attention: %lld query heads of %lld elements a KV head do not fit "
              "the working memory of a thread",
              (long long)j->group, (long long)j->dim);
     void *p;
@@ -102,7 +102,7 @@ static int job_init(struct job *j, struct dev *d, const struct attn_args *a, boo
     return 0;
 }
 
-/* ---- a part: one key/value head of one sequence, and the tile it is at ---- */
+/* ---- a part: one KV head of one sequence, and the tile it is at ---- */
 
 struct part {
     const struct job *j;
@@ -247,11 +247,11 @@ static void store_block(const struct part *p, struct tensor out, int64_t row, co
 
 /* ---- forward ---- */
 
-/* Decode: one token with few heads; the kernel reads keys and values in place. */
+/* Decode: one token with few heads; the kernel reads the KV cache in place. */
 static bool is_decode(const struct part *p, int64_t n_tokens) {
     return n_tokens == 1 && p->t.rows <= CPU_ATTN_DECODE_ROWS && p->j->dim % 32 == 0 && p->j->a->kv.k.dt == DT_BF16;
 }
-/* Points at the tile's keys and values, and, for prefetching, at those of the next tile. */
+/* Points at the tile's K and V, and, for prefetching, at those of the next tile. */
 static void point_tile(struct part *p, int64_t end) {
     for (int64_t g = 0; g * GROUP < p->t.n_keys; g++) {
         p->t.k_rows[g] = (const void *)group_rows(p, p->j->a->kv.k, g, true, p->m.tmp);

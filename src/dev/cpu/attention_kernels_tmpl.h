@@ -218,7 +218,7 @@ static void kern_attn_fwd(const struct cpu_attn_tile *t) {
     }
 }
 
-/* Decode: a tile against a few rows, straight from bf16: only a block of 32 of D is transposed at a time, as
+/* Decode: a tile against the rows of one token, straight from bf16: only a block of 32 of D is transposed at a time, as
  * pairs.  The chains of multiply-adds are those of kern_attn_fwd, cut by stores that lose nothing. */
 static void kern_attn_decode(const struct cpu_attn_tile *t) {
     enum { STEP = 32 };

@@ -51,7 +51,7 @@ int cpu_scratch(struct cpu *c, enum cpu_scratch_id id, size_t bytes, void **out)
         cpu_pages_free(c->scratch[id].p, c->scratch[id].bytes);
         c->scratch[id].bytes = 0;
         c->scratch[id].p = cpu_pages_alloc(bytes);
-        if (!c->scratch[id].p) FAIL(ERR_NOMEM, "cpu: out of memory for %zu MiB of working space", bytes >> 20);
+        if (!c->scratch[id].p) FAIL(ERR_NOMEM, "cpu: out of memory for %zu MiB of scratch", bytes >> 20);
         c->scratch[id].bytes = bytes;
     }
     *out = c->scratch[id].p;

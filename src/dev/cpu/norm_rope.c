@@ -1,5 +1,5 @@
 /* norm_rope.c - ops that work row by row: RMSNorm, the split and rotation of
- * queries, keys and values, and SwiGLU, each with its backward.
+ * Q, K and V, and SwiGLU, each with its backward.
  *
  * Gradients of norm weights sum over rows: each block of BLOCK rows adds up its
  * own sum, and the blocks' sums are then added in order.

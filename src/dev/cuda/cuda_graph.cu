@@ -165,7 +165,7 @@ int cuda_stamp(struct dev *d, int64_t i) {
     if (i >= c->n_stamps) {
         const int64_t n = i + 1 > 2 * c->n_stamps ? i + 1 + 1024 : 2 * c->n_stamps;
         cudaEvent_t *grown = (cudaEvent_t *)realloc(c->stamps, (size_t)n * sizeof *grown);
-        if (!grown) FAIL(ERR_NOMEM, "cuda: out of host memory for %lld stamps", (long long)n);
+        if (!grown) FAIL(ERR_NOMEM, "cuda: out of host memory for %lld events", (long long)n);
         c->stamps = grown;
         for (; c->n_stamps < n; c->n_stamps++) CU_TRY(cudaEventCreate(&c->stamps[c->n_stamps]));
     }

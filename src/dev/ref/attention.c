@@ -1,5 +1,5 @@
 /* attention.c - the ref backend's heads: split, per-head RMSNorm, RoPE and
- * the key/value store (qkv), and causal attention over it, each with its
+ * the KV cache (qkv), and causal attention over it, each with its
  * backward.
  * Invariant: a row's result depends on its position and its keys, never on
  * where those keys are stored, so a paged and a contiguous KV cache give equal bits. */
@@ -214,7 +214,7 @@ static void attend_dq(const struct attn_args *a, const struct seq *s, int64_t ro
     for (int64_t c = 0; c < dim; c++) ref_put(dq.data, dq.dt, q + c, dqr[c]);
 }
 
-/* One key of one key/value head: rows in order, within a row the heads of the group in order.
+/* One key of one KV head: rows in order, within a row the heads of the group in order.
  * acc (2 D) is scratch for dk and dv. */
 static void attend_dkv(const struct attn_args *a, const struct seq *s, int64_t j, int64_t kv_head, struct tensor dout,
                        struct tensor dk, struct tensor dv, double *acc) {

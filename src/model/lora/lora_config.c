@@ -205,7 +205,7 @@ static int read_saved(const json_t *o, const char *path, bool *head) {
     }
     if (other || !*head)
         FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported modules_to_save; beside an adapter a critic's score head alone is trained; merge it "
+             "%s: unsupported modules_to_save; beside an adapter only a critic's score head is trained; merge it "
              "with peft instead",
              path);
     return 0;

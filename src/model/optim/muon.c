@@ -1,6 +1,6 @@
 /* muon.c - Muon: the momentum of a weight matrix, made orthogonal by Newton-Schulz iterations, is its
  * update (K. Jordan and others, "Muon: an optimizer for hidden layers in neural networks", 2024;
- * torch.optim.Muon). The matrix products are the device's GEMMs in the compute dtype with f32 sums, so
+ * torch.optim.Muon). All GEMMs are the device's, in the compute dtype with f32 sums, so
  * nothing here is a kernel.
  * Invariant: the update of a matrix depends on that matrix alone. */
 #include "model/optim/optimizer_int.h"

@@ -1,8 +1,7 @@
 /* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written
  * beside the rows they belong to in a column "responses" (a list of texts).
  *
- * Invariant: a sample is a function of (trainer.seed, row, sample): the size of a
- * batch and the company in it change nothing. */
+ * Invariant: a sample is a function of (trainer.seed, row, sample): batch-invariant. */
 #include "data/data.h"
 #include "rollout/rollout.h"
 #include "text/text.h"

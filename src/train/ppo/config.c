@@ -163,12 +163,13 @@ static int derive_filter(struct ppo_config *k) {
     return 0;
 }
 
-/* An estimator or loss in a file of the user's, with the parameters of kwargs_key. */
+/* A user-defined estimator or loss, with the parameters of kwargs_key. */
 static int open_own(const struct ppo_config *k, const char *key, const char *spec, bool loss, const char *kwargs_key,
                     const json_t *kwargs, struct algo_user **out) {
     if (!algo_user_named(spec)) {
         if (kwargs)
-            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a function in a file of one's own", kwargs_key, key, spec);
+            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a user-defined function (FILE:NAME)", kwargs_key, key,
+                 spec);
         return 0;
     }
     char *dir = file_join(k->run.default_local_dir, "custom");

@@ -49,7 +49,7 @@ struct ppo_critic_config {
 struct ppo_rm_config {
     bool enable, policy_tokens;
     char *model_dir;           /* owned */
-    struct judge_args judge;   /* a judge: what its keys say; no prompt_template: a classifier */
+    struct judge_args judge;   /* generative judge: what its keys say; no prompt_template: a classifier */
     struct model_config model; /* its config.json, a classifier's as a reward model; owned */
     struct micro_batch_limits cut;
     int64_t max_length; /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
@@ -135,11 +135,11 @@ struct ppo_config {
     double memory_fraction;
     int64_t memory_limit; /* bytes; 0: all */
     struct micro_batch_limits ref_cut, logp_cut, update_cut;
-    bool ref_offload; /* the reference's weights rest in host memory */
+    bool ref_offload; /* the reference's weights are in host memory */
     /* algorithm */
     const char *adv_estimator;
     const struct algo_adv_entry *adv;
-    struct algo_user *my_adv, *my_loss; /* the user's own, owned; NULL: of the tables */
+    struct algo_user *my_adv, *my_loss; /* user-defined, owned; NULL: of the tables */
     const json_t *adv_kwargs;
     double gamma, lam;
     bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;

@@ -301,8 +301,8 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                  conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" : "trainer.recompute");
     else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
     else
-        buf_addf(b, "  recompute: all activations of an update are %.2f GiB; kept is what fits %s\n", (double)all / 0x1p30,
-                 on_host ? "the block at the size that other phases give it" : "the limit");
+        buf_addf(b, "  recompute: all activations of an update: %.2f GiB; kept: what fits %s\n", (double)all / 0x1p30,
+                 on_host ? "the block that other phases need" : "the limit");
 }
 
 void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *b) {
@@ -313,7 +313,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
              (long long)k->max_prompt_length, (long long)k->max_response_length);
     row(b, "policy weights", p->policy.weights,
         k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
-    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and working space");
+    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
     row(b, "fp32 master", p->policy.master, k->optim.host_master ? "in host memory" : p->policy.adapter ? note : "");
     row(b, "gradients", p->policy.grads, "fp32");
@@ -324,14 +324,15 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     row(b, "optimizer state", p->policy.moments, note);
     if (p->ref)
         row(b, "reference weights", p->ref,
-            k->ref_offload ? "in host memory; of a pass: two layers and the head, in the block" : "");
+            k->ref_offload ? "in host memory; a pass holds two layers and the LM head, in the block" : "");
     if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
-    snprintf(note, sizeof note, "%s; of an adapter and the head, %lld parameters, the rest",
+    snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
-            snprintf(note, sizeof note, "a judge: weights, KV cache of %lld opinions", (long long)p->rm_args.judge.max_seqs);
+            snprintf(note, sizeof note, "generative judge: weights, KV cache of %lld requests",
+                     (long long)p->rm_args.judge.max_seqs);
         else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
     }
@@ -350,8 +351,8 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
                  train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
         row(b, "  critic: values and update", p->critic_pass, note);
     }
-    row(b, "working space", p->working, "scratch of GEMM, LM head and threads");
-    if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured, not laid out)");
+    row(b, "scratch", p->working, "of GEMM, LM head and threads");
+    if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);

@@ -7,7 +7,7 @@
 /* k: filled, not yet derived (ppo_config_fill). verl's validate_config for this program: batch sizes that divide, micro-batch
  * sizes set once, modes that exist. ERR_INVAL. */
 int ppo_validate_config(const struct ppo_config *k);
-/* The part of it that is about a critic, for an estimator of the user's own that needs one. ERR_INVAL. */
+/* The part of it that is about a critic, for a user-defined estimator that needs one. ERR_INVAL. */
 int ppo_validate_critic_config(const struct ppo_config *k);
 
 #endif

@@ -1,5 +1,5 @@
-/* verlc_api.c - the calls of include/verlc.h: a run's steps and stages for a program of
- * one's own, and for ppo.c.
+/* verlc_api.c - the calls of include/verlc.h: a run's steps and stages for a user's
+ * program, and for ppo.c.
  *
  * A call times its stage, checks that the batch has what the stage reads, and keeps the
  * first failure; the work is in controller.c and the stages' files.

@@ -1,5 +1,5 @@
-/* optimizer_keys.c - see optimizer_keys.h.  Names and defaults are verl's (OptimizerConfig and its
- * kin) and those of the classes that verl takes by name from torch.optim and bitsandbytes.optim. */
+/* optimizer_keys.c - see optimizer_keys.h.  Names and defaults are verl's (OptimizerConfig and
+ * related ones) and those of the classes that verl takes by name from torch.optim and bitsandbytes.optim. */
 #include "train/run/optimizer_keys.h"
 
 #include "base/err.h"

@@ -15,7 +15,7 @@ struct train_optim_keys {
     bool zero_indexed_step;
     const json_t *options; /* override_optimizer_config; NULL: none */
 };
-/* What rests in host memory: with param_offload the fp32 master, with optimizer_offload or offload_policy the optimizer's
+/* What is offloaded to host memory: with param_offload the fp32 master, with optimizer_offload or offload_policy the optimizer's
  * state and the master, which is a part of it here. The one weight buffer is read in every phase and stays. */
 struct train_offload_keys {
     bool master, state;

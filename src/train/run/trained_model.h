@@ -22,7 +22,7 @@ struct trained_model_args {
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
     bool no_adapter;                  /* the base model alone (the reference); not with train */
-    bool stream;                      /* the model's weights rest in host memory (MODEL_HOST_WEIGHTS); not with train */
+    bool stream;                      /* the model's weights are in host memory (MODEL_HOST_WEIGHTS); not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */

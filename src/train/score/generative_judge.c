@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct opinion {
+struct judged {
     int64_t tag;
     struct reward_result result;
 };
@@ -27,7 +27,7 @@ struct judge {
     size_t block_bytes;
     pcre2_code *regex;
     pcre2_match_data *match;
-    struct opinion *done; /* finished, in order */
+    struct judged *done; /* finished, in order */
     int64_t n_done, at_done, cap_done, n_running;
 };
 
@@ -51,7 +51,7 @@ size_t judge_bytes(const struct model_config *c, const struct judge_args *a) {
 static void add_done(struct judge *j, int64_t tag, struct reward_result r) {
     if (j->at_done == j->n_done) j->at_done = j->n_done = 0;
     xgrow((void **)&j->done, &j->cap_done, j->n_done + 1, sizeof *j->done);
-    j->done[j->n_done++] = (struct opinion){tag, r};
+    j->done[j->n_done++] = (struct judged){tag, r};
 }
 
 static struct reward_result failure(enum reward_status status, char *why) {
@@ -120,7 +120,7 @@ static int compile_regex(struct judge *j) {
 
 static int check_args(struct judge *j) {
     if (!strstr(j->a.prompt_template, "{response}"))
-        FAIL(ERR_INVAL, "reward.reward_model.prompt_template has no {response}: the judge would not see what it judges");
+        FAIL(ERR_INVAL, "reward.reward_model.prompt_template has no {response}: the judge would not see the response");
     return compile_regex(j);
 }
 

@@ -1,5 +1,5 @@
 /* reward_model.h - scores of finished responses by a second model beside generation: one with a
- * sequence-classification head, a micro-batch at a time, or one that writes an opinion (generative_judge.h).  Private to train.
+ * sequence-classification head, a micro-batch at a time, or a generative judge (generative_judge.h).  Private to train.
  *
  * The conversation (prompt and answer) is rendered through the reward model's own chat template and tokenised by its
  * own tokenizer, as verl does, so the two models need not share one; or the policy's tokens are scored as they are.

@@ -2,14 +2,14 @@
  * heads of 64 and of 128.  attention_fwd.cu serves everything else.
  *
  * A work unit is a KV head with its group of query heads for some neighbouring sequences, at most 16 packed rows.  The kernel
- * is warp-specialized: two producer warps load tiles of 64 keys and values by cp.async into two multi-stage pipelines, four
+ * is warp-specialized: two producer warps load tiles of 64 rows of K and V by cp.async into two multi-stage pipelines, four
  * softmax warps compute Q.K^T and the online softmax, four PV warps accumulate P.V.  KV blocks that
  * neighbours share (the prompt of several samples) are read once for all of them; then follow the tiles of each.  A block has
  * one unit, or several where there are more units than blocks run at a time: the producers go on from one to the
  * next without draining the pipeline.
  * In a CUDA graph all but the newest keys are loaded before the previous kernel, which makes those, has ended
  * (dev/graph.h allows it).
- * The new rows' queries come from memory, or, with their keys and values, from the QKV GEMM before RoPE
+ * The new rows' queries come from memory, or, with their K and V, from the QKV GEMM before RoPE
  * (dev_qkv_attn_fwd): then a block norms, rotates and stores what its own units need.
  *
  * The softmax warps have a tile each, side by side; all of them then know the maxima after each of the four
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void plan(const struct cuda_attn &a, struct un
 /* ---- the new rows ---- */
 
 /* Where they come from: rows of the QKV GEMM before heads are split (qkv_args), or, qkv being NULL, queries that are
- * ready in cuda_attn's q beside keys and values that are in the KV cache. */
+ * ready in cuda_attn's q, their K and V being in the KV cache. */
 struct new_rows {
     const __nv_bfloat16 *qkv, *q_norm, *k_norm;
     const float *rope;
@@ -224,7 +224,7 @@ static __device__ __forceinline__ struct new_head new_head_of(const struct cuda_
     return x;
 }
 
-/* All units' queries to shared memory, zeros for absent rows, new keys and values to the KV cache; the steps of
+/* All units' queries to shared memory, zeros for absent rows, new K and V to the KV cache; the steps of
  * qkv_fwd_kernel. Warp `warp` of 2 * GROUP has every 2 * GROUP-th part. What is read before pdl_wait only the last kernel of a
  * CUDA graph writes. */
 template <class shape>

@@ -2,7 +2,7 @@
  * 128 with contiguous keys: training and log-prob passes.  attention_fwd.cu serves everything else, a paged KV cache
  * included.
  *
- * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of keys and values in a
+ * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of K and V in a
  * four-stage cp.async pipeline.  Probabilities stay in registers as the A operand of P.V, which is in flight while the
  * next Q.K^T is issued.
  *

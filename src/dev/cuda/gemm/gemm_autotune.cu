@@ -6,7 +6,7 @@
  * algorithm, bucket of M and kind of output is compared with its sums, at several M of the bucket.  The test values make
  * differences visible: in each dot product the second half cancels the first, so that what remains is the
  * rounding error of the running sum, and another order of addition changes nearly every element, even after rounding to
- * bf16; bias and addend are as small as what is left.
+ * bf16; bias and addend are as small as it.
  *
  * Invariant: autotuning chooses among bitwise-identical kernels only, so time never decides a result. */
 #include "dev/cuda/gemm/gemm.cuh"
