@@ -446,7 +446,7 @@ template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args
     j->n_q = a->n_q_heads, j->n_k = a->n_kv_heads, j->dim = a->head_dim, j->rows = a->qkv.dim[0], j->per = 1;
     for (j->lanes = 1; j->lanes < chunks;) j->lanes *= 2;
     if (j->lanes > QKV_LANES)
-        FAIL(ERR_UNSUPPORTED, "cuda: heads of %lld numbers: at most %d", (long long)a->head_dim, 2 * CHUNK * QKV_LANES);
+        FAIL(ERR_UNSUPPORTED, "cuda: head_dim %lld: at most %d", (long long)a->head_dim, 2 * CHUNK * QKV_LANES);
     j->eps = a->eps;
     j->qkv = (const T *)a->qkv.data, j->q_norm = (const T *)a->q_norm.data, j->k_norm = (const T *)a->k_norm.data;
     j->rope = (const float *)a->rope.data, j->pos = (const int32_t *)a->pos.data, j->slots = (const int32_t *)a->slots.data;
