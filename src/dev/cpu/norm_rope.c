@@ -125,8 +125,7 @@ static void qkv_fwd_part(void *arg, int64_t part, int thread) {
 }
 
 static int check_dim(const struct qkv_args *a) {
-    if (QKV_BYTES(a->head_dim) > CPU_THREAD_BYTES)
-        FAIL(ERR_UNSUPPORTED, "cpu: head_dim %lld is too large", (long long)a->head_dim);
+    if (QKV_BYTES(a->head_dim) > CPU_THREAD_BYTES) FAIL(ERR_UNSUPPORTED, "cpu: head_dim %lld is too large", (long long)a->head_dim);
     return 0;
 }
 

@@ -168,8 +168,7 @@ static int open_own(const struct ppo_config *k, const char *key, const char *spe
                     const json_t *kwargs, struct algo_user **out) {
     if (!algo_user_named(spec)) {
         if (kwargs)
-            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; they are for a user-defined function (FILE:NAME)", kwargs_key, key,
-                 spec);
+            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, key, spec);
         return 0;
     }
     char *dir = file_join(k->run.default_local_dir, "custom");

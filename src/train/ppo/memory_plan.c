@@ -331,8 +331,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
         if (p->rm_args.judge.prompt_template)
-            snprintf(note, sizeof note, "generative judge: weights, KV cache of %lld requests",
-                     (long long)p->rm_args.judge.max_seqs);
+            snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
         else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
     }
