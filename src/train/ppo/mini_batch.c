@@ -73,26 +73,38 @@ int ppo_sequences(const struct batch *b, struct packed_seq **out) {
 
 /* ---- the mini-batch of an update ---- */
 
-int ppo_mini_take(struct ppo_mini *u, const int64_t *rows, int64_t n, struct mini_batch *m) {
+static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
+    struct ppo_mini *u = ctx;
+    const struct ppo_config *k = u->s->k;
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
     u->mask = ppo_mask(&u->b);
     u->off = batch_find(&u->b, "responses")->off;
+    u->n_tokens = u->off[n];
+    u->work = xcalloc((size_t)(u->n_work * u->n_tokens), sizeof *u->work);
     const struct algo_ragged all = {.n = n, .off = u->off, .mask = u->mask};
     u->agg.batch_num_tokens = algo_n_valid(&all);
     u->agg.global_batch_size = u->agg.batch_rows = n;
-    u->agg.width = u->s->k->max_response_length;
-    m->seqs = u->seqs;
-    m->n = n;
+    u->agg.width = k->max_response_length;
+    *m = (struct mini_batch){.seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .loss_arg = u};
+    if (u->role != VERLC_ACTOR) return 0;
+    if (k->distill.enable) distill_begin(&u->distill, u->s, &u->b);
+    m->list = u->distill.k > 0 ? &u->distill.list : NULL;
+    m->entropy = true;
+    m->entropy_grad = k->entropy_coeff != 0;
     return 0;
 }
 
-void ppo_mini_drop(struct ppo_mini *u) {
+static void drop(void *ctx) {
+    struct ppo_mini *u = ctx;
+    distill_end(&u->distill);
     batch_free(&u->b);
     free(u->seqs);
     free(u->mask);
+    free(u->work);
     u->seqs = NULL;
     u->mask = NULL;
+    u->work = NULL;
 }
 
 /* verl's rules (workers/utils/losses.py, workers/engine_workers.py): losses are shares of the mini-batch's, plain numbers
@@ -110,7 +122,8 @@ static enum reduce reduce_of(const char *name) {
     return strncmp(name, "critic/", 7) == 0 || strncmp(name, "actor/distillation/", 19) == 0 ? REDUCE_FLAT : REDUCE_MEAN;
 }
 
-void ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, const char *role, const char *phase, struct algo_metrics *m) {
+void ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, struct algo_metrics *m) {
+    const char *const role = u->role == VERLC_CRITIC ? "critic/" : "actor/";
     const struct progress at = run_progress(u->s->run);
     for (int64_t i = 0; i < m->n; i++) {
         char name[112];
@@ -120,7 +133,7 @@ void ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, const char 
     }
     algo_metrics_free(m);
     u->done += x->hi - x->lo;
-    progress_report(&at, phase, u->done, u->total, 0);
+    progress_report(&at, u->role == VERLC_CRITIC ? "update_critic" : "update_actor", u->done, u->total, 0);
 }
 
 /* ---- a mini-batch whose gradient is not finite ---- */
@@ -159,12 +172,15 @@ static int dump_mini(void *arg, struct buf *out) {
     return 0;
 }
 
-int ppo_mini_not_finite(struct ppo_mini *u, const struct optim_result *o) { return run_bad_gradient(u->s->run, o, dump_mini, u); }
+static int not_finite(void *ctx, const int64_t *rows, int64_t n, const struct optim_result *o) {
+    (void)rows, (void)n;
+    return run_bad_gradient(((struct ppo_mini *)ctx)->s->run, o, dump_mini, ctx);
+}
 
 /* ---- the stage ---- */
 
-int ppo_mini_run(struct ppo_mini *mini, enum verlc_role role, struct update *u, double next_lr) {
-    const char *const name = role == VERLC_CRITIC ? "critic" : "actor";
+int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr) {
+    const char *const name = mini->role == VERLC_CRITIC ? "critic" : "actor";
     struct run *const run = mini->s->run;
     struct metrics *const m = &run->metrics;
     const struct batch_col *prompts = batch_find(mini->whole, "prompts"), *responses = batch_find(mini->whole, "responses");
@@ -175,8 +191,12 @@ int ppo_mini_run(struct ppo_mini *mini, enum verlc_role role, struct update *u, 
     u->len = len;
     u->step = run->step;
     u->metrics = &mini->metrics;
+    u->ctx = mini;
+    u->take = take;
+    u->drop = drop;
+    u->not_finite = not_finite;
     mini->total = u->n * u->epochs;
-    const int rc = worker_update(mini->s->worker, role, u, &r);
+    const int rc = worker_update(mini->s->worker, mini->role, u, &r);
     free(len);
     update_metrics_set(&mini->metrics, m);
     TRY(rc);

@@ -91,27 +91,31 @@ double *ppo_column(const struct batch *b, const char *name);
 /* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */
 int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
-/* The mini-batch of an update that is under way. */
+/* An update's stage, and the mini-batch that is under way. */
 struct ppo_mini {
     const struct stage *s;
+    enum verlc_role role;
     const struct batch *whole;
-    struct batch b; /* its rows, in the order of its micro-batches */
+    micro_loss_fn *loss; /* its argument is this struct */
+    int n_work;          /* arrays of a number for each token that the loss works with */
+    struct algo_agg agg; /* mode and factor are the caller's */
+    /* the mini-batch: its rows, in the order of its micro-batches */
+    struct batch b;
     struct packed_seq *seqs;
     uint8_t *mask;
     const int64_t *off; /* of responses */
-    struct algo_agg agg;
-    struct update_metrics metrics; /* of the stage */
-    int64_t done, total;           /* samples, for the progress */
+    int64_t n_tokens;
+    double *work; /* (n_work, n_tokens), zeros */
+    struct distill_batch distill;
+    /* the stage so far */
+    struct update_metrics metrics;
+    int64_t done, total; /* samples, for the progress */
 };
-/* Fills mini and m (sequences) for these rows; agg's mode and factor are the caller's. */
-int ppo_mini_take(struct ppo_mini *mini, const int64_t *rows, int64_t n, struct mini_batch *m);
-void ppo_mini_drop(struct ppo_mini *mini);
-/* A micro-batch is done: its metrics, under verl's names for this role ("actor/"), and the progress. Frees m. */
-void ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, const char *role, const char *phase,
-                     struct algo_metrics *m);
-int ppo_mini_not_finite(struct ppo_mini *mini, const struct optim_result *o);
-/* The stage: u's rows are those of mini->whole. Sets role/... metrics of all its steps, with the next step's rate. */
-int ppo_mini_run(struct ppo_mini *mini, enum verlc_role role, struct update *u, double next_lr);
+/* The stage: u's rows are those of mini->whole; u has the optimizer and the cut. Sets the role's metrics, with the next
+ * step's rate. */
+int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr);
+/* By the loss: a micro-batch is done. Its metrics, under verl's names for the role, and the progress. Frees m. */
+void ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, struct algo_metrics *m);
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */

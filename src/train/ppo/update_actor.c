@@ -55,9 +55,7 @@ static void diff_metrics(const struct rollout_diff *d, struct metrics *m) {
 /* ---- the loss ---- */
 
 struct actor_update {
-    struct ppo_mini mini;
-    double *logp, *entropy, *dlogp, *dentropy; /* per token of the mini-batch */
-    struct distill_batch distill;
+    struct ppo_mini mini; /* first: it is what the loss is given */
     struct rollout_diff diff;
     int64_t first_step; /* optimizer steps before this update */
 };
@@ -84,21 +82,22 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     const struct ppo_distill_config *d = &k->distill;
     const struct algo_ragged r = {.n = x->hi - x->lo, .off = mini->off + x->lo, .mask = mini->mask};
     struct algo_metrics m = {0};
-    double loss = 0, entropy;
+    double *const logp = mini->work, *const entropy = logp + mini->n_tokens, *const dlogp = entropy + mini->n_tokens,
+                  *const dentropy = dlogp + mini->n_tokens, loss = 0, mean_entropy;
     for (int64_t t = x->t0; t < x->t1; t++) {
-        u->logp[t] = (double)x->out[t - x->t0];
-        u->entropy[t] = (double)x->entropy[t - x->t0];
+        logp[t] = (double)x->out[t - x->t0];
+        entropy[t] = (double)x->entropy[t - x->t0];
     }
     struct algo_actor_args a = {
         .policy = {.r = &r,
                    .old_logp = ppo_column(&mini->b, "old_log_probs"),
-                   .logp = u->logp,
+                   .logp = logp,
                    .advantages = ppo_column(&mini->b, "advantages"),
                    .is_weights = ppo_column(&mini->b, "rollout_is_weights"),
                    .agg = mini->agg,
                    .cfg = k->policy},
         .loss_mode = k->loss_mode,
-        .entropy = k->entropy_coeff != 0 || k->calculate_entropy ? u->entropy : NULL,
+        .entropy = k->entropy_coeff != 0 || k->calculate_entropy ? entropy : NULL,
         .entropy_coeff = k->entropy_coeff,
         .ref_logp = k->use_kl_loss ? ppo_column(&mini->b, "ref_log_prob") : NULL,
         .kl_loss_type = k->use_kl_loss ? &k->kl_loss_type : NULL,
@@ -106,54 +105,20 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     };
     a.policy.cfg.step = (uint64_t)mini->s->run->step;
     if (!d->enable || d->use_task_rewards || d->loss.use_policy_gradient) /* as verl: in the last case for its metrics alone */
-        TRY(algo_actor_loss(&a, &loss, u->dlogp, u->dentropy, &m));
+        TRY(algo_actor_loss(&a, &loss, dlogp, dentropy, &m));
     if (d->enable) {
         if (!d->use_task_rewards) loss = 0;
-        for (int64_t t = x->t0; !d->use_task_rewards && t < x->t1; t++) u->dlogp[t] = u->dentropy[t] = 0;
-        TRY(distill_loss(&u->distill, d, &a.policy, &loss, u->dlogp, &m));
+        for (int64_t t = x->t0; !d->use_task_rewards && t < x->t1; t++) dlogp[t] = dentropy[t] = 0;
+        TRY(distill_loss(&mini->distill, d, &a.policy, &loss, dlogp, &m));
     }
-    TRY(algo_agg_loss(&r, &mini->agg, u->entropy, &entropy, NULL));
-    algo_metrics_set(&m, "actor/entropy", entropy);
+    TRY(algo_agg_loss(&r, &mini->agg, entropy, &mean_entropy, NULL));
+    algo_metrics_set(&m, "actor/entropy", mean_entropy);
     algo_metrics_set(&m, "actor/loss", loss);
-    for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)u->dlogp[t];
-    for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)u->dentropy[t];
+    for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];
+    for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)dentropy[t];
     compare_rollout(u, x);
-    ppo_mini_report(mini, x, "actor/", "update_actor", &m);
+    ppo_mini_report(mini, x, &m);
     return 0;
-}
-
-/* ---- mini-batches ---- */
-
-static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
-    struct actor_update *u = ctx;
-    const struct ppo_config *k = u->mini.s->k;
-    TRY(ppo_mini_take(&u->mini, rows, n, m));
-    const int64_t tokens = u->mini.off[n];
-    u->logp = xcalloc((size_t)tokens * 4, sizeof *u->logp);
-    u->entropy = u->logp + tokens;
-    u->dlogp = u->logp + 2 * tokens;
-    u->dentropy = u->logp + 3 * tokens;
-    if (k->distill.enable) distill_begin(&u->distill, u->mini.s, &u->mini.b);
-    m->list = u->distill.k > 0 ? &u->distill.list : NULL;
-    m->temperature = (float)k->train.temperature;
-    m->entropy = true;
-    m->entropy_grad = k->entropy_coeff != 0;
-    m->loss = policy_loss;
-    m->loss_arg = u;
-    return 0;
-}
-
-static void drop(void *ctx) {
-    struct actor_update *u = ctx;
-    distill_end(&u->distill);
-    ppo_mini_drop(&u->mini);
-    free(u->logp);
-    u->logp = NULL;
-}
-
-static int not_finite(void *ctx, const int64_t *rows, int64_t n, const struct optim_result *o) {
-    (void)rows, (void)n;
-    return ppo_mini_not_finite(&((struct actor_update *)ctx)->mini, o);
 }
 
 int ppo_update_actor(const struct stage *s, const struct batch *b) {
@@ -161,7 +126,12 @@ int ppo_update_actor(const struct stage *s, const struct batch *b) {
     /* the schedule begins with the first update, after trainer.critic_warmup */
     const int64_t first = k->critic.actor_from > 1 ? k->critic.actor_from : 1;
     const int64_t index = s->run->step - first + (k->zero_indexed_step ? 0 : 1);
-    struct actor_update u = {.mini = {.s = s, .whole = b, .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}},
+    struct actor_update u = {.mini = {.s = s,
+                                      .role = VERLC_ACTOR,
+                                      .whole = b,
+                                      .loss = policy_loss,
+                                      .n_work = 4,
+                                      .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}},
                              .first_step = trained_model_optim(s->worker->role[VERLC_ACTOR])->step};
     struct update a = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
@@ -169,12 +139,8 @@ int ppo_update_actor(const struct stage *s, const struct batch *b) {
                        .epochs = k->ppo_epochs,
                        .cut = k->update_cut,
                        .shuffle = k->mini_shuffle,
-                       .seed = k->mini_seed,
-                       .ctx = &u,
-                       .take = take,
-                       .drop = drop,
-                       .not_finite = not_finite};
-    TRY(ppo_mini_run(&u.mini, VERLC_ACTOR, &a, optim_lr(&k->optim, index + 1)));
+                       .seed = k->mini_seed};
+    TRY(ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1)));
     diff_metrics(&u.diff, &s->run->metrics);
     if (u.diff.max > 0)
         log_warn("step %lld: log-probs of the rollout are not training's; the largest difference is at prompt %lld, sample %lld, "
