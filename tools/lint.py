@@ -1,7 +1,7 @@
 """Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
 private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
-longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS); and that the tables of
-docs/performance.md are those of docs/figures.
+longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS);
+that files which the pages name are there, and that the tables of docs/performance.md are those of docs/figures.
 C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
 
 import pathlib
@@ -89,6 +89,18 @@ def stale_tables():
     return [p.stderr.strip()] if p.returncode else []
 
 
+def missing_files():
+    """Files that a page names and that are not there; X and * stand for a name."""
+    folders = "|".join(p.name for p in [*TOP.iterdir(), *ROOT.iterdir(), *(TOP / "tests").iterdir()]
+                       if p.is_dir() and p.name[0] != "." and p.name != "build")
+    for page in [*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")]:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            for name in re.findall(rf"(?<![\w/.$-])((?:{folders})/[\w/.*-]*\.\w+)", line):
+                tries = [top.glob(re.sub("X", "*", name) + end) for top in (TOP, ROOT, TOP / "tests") for end in ("", "*")]
+                if not any(found for t in tries for found in t):
+                    yield f"{page.relative_to(TOP)}:{number}: {name} is not there"
+
+
 def functions(path):
     start = name = None
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -119,7 +131,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *private_words(), *unformatted(), *stale_tables()]
+    bad += [*long_lines(), *private_words(), *missing_files(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)
