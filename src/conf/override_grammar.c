@@ -31,19 +31,7 @@ static void skip_ws(struct parser *s) {
 
 /* ---- words that are numbers, booleans or null ---- */
 
-/* '0' or [1-9](_?[0-9])*; the characters matched. */
-static size_t match_int(const char *t) {
-    if (*t == '0') return 1;
-    if (!isdigit((unsigned char)*t)) return 0;
-    size_t n = 1;
-    for (;;) {
-        if (isdigit((unsigned char)t[n])) n++;
-        else if (t[n] == '_' && isdigit((unsigned char)t[n + 1])) n += 2;
-        else return n;
-    }
-}
-
-/* [0-9](_?[0-9])* */
+/* [0-9](_?[0-9])*; the characters matched. */
 static size_t match_digits(const char *t) {
     if (!isdigit((unsigned char)*t)) return 0;
     size_t n = 1;
@@ -53,6 +41,9 @@ static size_t match_digits(const char *t) {
         else return n;
     }
 }
+
+/* '0' or [1-9](_?[0-9])*. */
+static size_t match_int(const char *t) { return *t == '0' ? 1 : match_digits(t); }
 
 /* FLOAT of OverrideLexer.g4 without inf and nan: "1." ".5" "1e-6" "1.5E3". */
 static bool is_float(const char *t) {
