@@ -47,7 +47,6 @@ struct batch {
     int64_t n_rows;
     int n_cols, cap_cols;
     struct batch_col *cols;
-    json_t *meta; /* verl's meta_info: an object, or NULL when empty */
 };
 static inline int64_t batch_len(const struct batch_col *c, int64_t row) { return c->off[row + 1] - c->off[row]; }
 
@@ -65,28 +64,14 @@ void batch_set_str(struct batch_col *c, int64_t i, const char *s, size_t n);
 /* ERR_INTERNAL naming the column if it is absent or of another type. */
 int batch_get(const struct batch *b, const char *name, enum batch_type type, struct batch_col **out);
 struct batch_col *batch_find(const struct batch *b, const char *name); /* NULL if absent */
-int batch_rename(struct batch *b, const char *from, const char *to);
-void batch_drop(struct batch *b, const char *name); /* no such column: nothing happens */
+void batch_drop(struct batch *b, const char *name);                    /* no such column: nothing happens */
 
 /* New batches are deep copies; `out` is written only on success. */
 int batch_select(struct batch *out, const struct batch *b, const int64_t *rows, int64_t n);
-int batch_select_cols(struct batch *out, const struct batch *b, const char *const *names, int n);
-int batch_slice(struct batch *out, const struct batch *b, int64_t lo, int64_t hi);
-/* times each row: interleave aabb (the n samples of a prompt side by side), else abab. */
-int batch_repeat(struct batch *out, const struct batch *b, int64_t times, bool interleave);
-/* Columns and types must agree.  meta: "metrics" lists are joined key by key, other keys must be equal. */
+/* times each row, aabb: the n samples of a prompt side by side. */
+int batch_repeat(struct batch *out, const struct batch *b, int64_t times);
+/* Columns and types must agree. */
 int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n);
-/* Row i becomes old row perm[i]; perm must be a permutation. */
-int batch_reorder(struct batch *b, const int64_t *perm);
-/* n equal pieces (out[n]); ERR_INVAL when the rows do not divide. */
-int batch_chunk(struct batch *out, const struct batch *b, int64_t n);
-/* Pieces of `size` rows, the last one shorter; *out has *n elements, free with batch_free_all. */
-int batch_split(struct batch **out, int64_t *n, const struct batch *b, int64_t size);
-void batch_free_all(struct batch *pieces, int64_t n);
-/* Adds columns and meta of src to b.  A name in both must hold equal values (NaN equals NaN). */
-int batch_union(struct batch *b, const struct batch *src);
-/* Appends the first rows cyclically until k divides the rows; *n_pad rows were added. */
-int batch_pad_to(struct batch *out, const struct batch *b, int64_t k, int64_t *n_pad);
 
 /* ----------------------------------------------------------------- rows -- */
 

@@ -411,15 +411,3 @@ int64_t model_config_params(const struct model_config *c) {
     const int64_t head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
     return c->n_layers * layer + c->vocab * h + head + h;
 }
-
-/* verl/utils/flops_counter.py, _estimate_qwen2_flops: forward and backward of all sequences. */
-double model_config_flops(const struct model_config *c, const int64_t *lens, int64_t n) {
-    const double h = (double)c->hidden, q = (double)(c->n_q_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
-    const double dense = (3 * h * (double)c->ffn + h * (2 * q + 2 * kv)) * (double)c->n_layers + 2 * (double)c->vocab * h;
-    double tokens = 0, squares = 0;
-    for (int64_t i = 0; i < n; i++) {
-        tokens += (double)lens[i];
-        squares += (double)lens[i] * (double)lens[i];
-    }
-    return 6 * dense * tokens + 6 * squares * q * (double)c->n_layers;
-}

@@ -55,8 +55,6 @@ int model_config_make_reward(struct model_config *c, const char *where);
 /* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
 int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
 int64_t model_config_params(const struct model_config *c); /* number of parameters */
-double model_config_flops(const struct model_config *c, const int64_t *lens,
-                          int64_t n); /* as verl counts them: 6 N tokens + attention */
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
  * sequence of the run (dynamic NTK is fixed from it). */
 void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);

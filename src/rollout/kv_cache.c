@@ -105,8 +105,3 @@ void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key) {
     g->published = true;
     *head = block;
 }
-
-void kv_forget(struct kv_pool *p) {
-    for (int32_t i = 0; i < p->n_blocks; i++)
-        if (p->blocks[i].published) unpublish(p, i);
-}

@@ -158,8 +158,6 @@ int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, in
 int rollout_step(struct rollout_engine *e);
 /* Steps until all is done. */
 int rollout_run(struct rollout_engine *e);
-/* Forgets cached blocks: after the weights have changed. Pre: nothing running. */
-void rollout_forget(struct rollout_engine *e);
 /* Drops every waiting and running sample. */
 void rollout_cancel_all(struct rollout_engine *e);
 struct rollout_stats rollout_stats(const struct rollout_engine *e);

@@ -32,7 +32,6 @@ int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1;
 int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1 if not there */
 void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
 void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is there already */
-void kv_forget(struct kv_pool *p);                                    /* unpublishes all */
 
 /* ---- the engine (scheduler.c, decode_burst.c) ---- */
 struct request {

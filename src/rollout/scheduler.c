@@ -110,11 +110,6 @@ void rollout_destroy(struct rollout_engine *e) {
     free(e);
 }
 
-void rollout_forget(struct rollout_engine *e) {
-    CHECK(e->running.n == 0);
-    kv_forget(&e->pool);
-}
-
 static int check_request(const struct rollout_engine *e, const struct rollout_request *r) {
     if (r->n_prompt < 1) FAIL(ERR_INVAL, "generate: the prompt has no tokens");
     if (r->n < 1) FAIL(ERR_INVAL, "generate: n is %lld; it must be at least 1", (long long)r->n);

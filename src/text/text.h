@@ -53,9 +53,8 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, b
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1: no such token */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored; NULL: no such id */
 int64_t tokenizer_vocab_size(const struct tokenizer *t);            /* largest id + 1, added tokens included */
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
-int32_t tokenizer_eos(const struct tokenizer *t); /* -1: none */
+int32_t tokenizer_bos(const struct tokenizer *t);                   /* -1: none */
+int32_t tokenizer_eos(const struct tokenizer *t);                   /* -1: none */
 int32_t tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
 /* Borrowed; NULL: the model has none. A model may carry another one for requests with tools. */
 const char *tokenizer_chat_template(const struct tokenizer *t, bool with_tools);

@@ -548,7 +548,6 @@ const char *tokenizer_token(const struct tokenizer *t, int32_t id) {
 }
 
 int64_t tokenizer_vocab_size(const struct tokenizer *t) { return t->n_ids; }
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id) { return id >= 0 && id < t->n_ids && t->special[id]; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 int32_t tokenizer_pad(const struct tokenizer *t) { return t->pad >= 0 ? t->pad : t->eos; }

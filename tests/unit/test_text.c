@@ -228,8 +228,6 @@ static void test_side_files(void **state) {
     assert_int_equal(tokenizer_bos(t), 7);
     assert_int_equal(tokenizer_eos(t), 8);
     assert_int_equal(tokenizer_pad(t), 8);
-    assert_true(tokenizer_is_special(t, 7));
-    assert_false(tokenizer_is_special(t, 3));
     assert_string_equal(tokenizer_chat_template(t, false), "A");
     assert_string_equal(tokenizer_chat_template(t, true), "B");
     assert_string_equal(json_string_value(json_object_get(tokenizer_special_map(t), "bos_token")), "<s>");

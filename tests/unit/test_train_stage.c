@@ -33,8 +33,6 @@ static void test_times(void **state) {
         stage_begin(s, "ref"); /* ends gen */
     }
     stage_end(s);
-    assert_true(stage_seconds(s, "gen") >= 0.04);
-    assert_true(stage_seconds(s, "none") == 0);
     stages_metrics(s, &m);
     assert_true(metrics_get(&m, "timing_s/gen", &a) && a >= 0.04);
     assert_true(metrics_get(&m, "timing_s/ref", &b) && b < a);

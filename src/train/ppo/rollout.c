@@ -239,7 +239,7 @@ static int collect(struct gen *g, const struct batch *prompts, struct batch *out
         kept[n++] = k;
     }
     if (!prompts) TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
-    TRYG(batch_repeat(out, prompts ? prompts : &own, g->n, true), out);
+    TRYG(batch_repeat(out, prompts ? prompts : &own, g->n), out);
     rc = add_columns(g, kept, out);
     if (rc < 0) batch_free(out);
 out:
