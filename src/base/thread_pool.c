@@ -10,7 +10,6 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>

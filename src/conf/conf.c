@@ -5,7 +5,6 @@
 #include "base/err.h"
 #include "base/log.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

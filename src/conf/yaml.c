@@ -7,7 +7,6 @@
 #include "base/err.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>

@@ -8,7 +8,6 @@
  * are UTF-8. */
 #include "text/text_int.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

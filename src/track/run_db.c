@@ -13,7 +13,6 @@
 #include "base/file.h"
 #include "base/json.h"
 
-#include <math.h>
 #include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,6 @@
 #include "base/err.h"
 #include "base/rng.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

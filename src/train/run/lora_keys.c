@@ -7,7 +7,6 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "model/quantize.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -7,10 +7,8 @@
 #include "base/err.h"
 #include "base/log.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
