@@ -112,9 +112,9 @@ int cmd_algo(int argc, char **argv) {
         {"--reward", CMD_STR, &path, "FILE", "score with this Python file's compute_score instead of the native graders"},
         {"--reward-name", CMD_STR, &name, "NAME", "the function in that file"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc algo [options] < requests.jsonl",
-        .about = "Answers requests about algorithms, one JSON object a line; arrays nest as samples x tokens\n"
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc algo [options] < requests.jsonl",
+                 "Answers requests about algorithms, one JSON object a line; arrays nest as samples x tokens\n"
                  "and names are verl's. \"op\" is one of:\n"
                  "  advantage           estimator, token_level_rewards, response_mask, uid, ...\n"
                  "  policy_loss         loss_mode, old_log_prob, log_prob, advantages, response_mask, config\n"
@@ -128,10 +128,7 @@ int cmd_algo(int argc, char **argv) {
                  "  pf_ppo_weights      scores, reweight_method, weight_pow\n"
                  "  reward              data_source, solution_str, ground_truth, extra_info, method, reward_kwargs\n"
                  "  rearrange_micro_batches  seqlen, max_token_len\n"
-                 "A request that cannot be answered gets {\"error\": ...}.",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof opts[0],
-    };
+                 "A request that cannot be answered gets {\"error\": ...}.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     struct tool t = {0};

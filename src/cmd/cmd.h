@@ -53,6 +53,9 @@ struct cmd_spec {
     int max_operands;
     int *n_operands;
 };
+/* Of a command without operands; opts is an array. */
+#define CMD_SPEC(options, usage_line, paragraph) \
+    { .usage = (usage_line), .about = (paragraph), .opts = (options), .n_opts = sizeof(options) / sizeof *(options) }
 /* --name VALUE and --name=VALUE. 0: go on. 1: --help was printed, return 0 from
  * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv);

@@ -26,12 +26,9 @@ static int data_gsm8k(int argc, char **argv) {
         {"--local_dir", CMD_STR, &old, "DIR", "deprecated name of --local_save_dir"},
         {"--hdfs_dir", CMD_STR, &hdfs, "DIR", "copied there as well (hdfs://... through the hdfs client)"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc data gsm8k [--local_dataset_path DIR] [--local_save_dir DIR] [--hdfs_dir DIR]",
-        .about = "GSM8K as verl's Parquet rows, with the options of verl's examples/data_preprocess/gsm8k.py.",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof *opts,
-    };
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc data gsm8k [--local_dataset_path DIR] [--local_save_dir DIR] [--hdfs_dir DIR]",
+                 "GSM8K as verl's Parquet rows, with the options of verl's examples/data_preprocess/gsm8k.py.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (old) log_warn("argument 'local_dir' is deprecated; use 'local_save_dir' instead");
@@ -55,12 +52,9 @@ static int data_arith(int argc, char **argv) {
         {"--sft-marked", CMD_F64, &sft_marked, "X", "share of SFT answers that end with #### N (default 1)"},
         {"--format", CMD_STR, &format, "F", "jsonl, parquet or both (default)"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc data arith --out DIR [--n-train N] [--n-test N] [--seed S] [--level L]",
-        .about = "Seeded arithmetic word problems in GSM8K's answer format, for RL (verl's rows) and SFT.",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof *opts,
-    };
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc data arith --out DIR [--n-train N] [--n-test N] [--seed S] [--level L]",
+                 "Seeded arithmetic word problems in GSM8K's answer format, for RL (verl's rows) and SFT.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!out) FAIL(ERR_INVAL, "--out DIR is needed; usage: %s", spec.usage);

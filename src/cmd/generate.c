@@ -277,15 +277,13 @@ int cmd_generate(int argc, char **argv) {
         {"--max-seqs", CMD_I64, &max_seqs, "N", "samples at a time (256); changes speed only"},
         {"--threads", CMD_I64, &threads, "N", "threads (all)"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc generate --model DIR [options] < requests.jsonl",
-        .about = "A request: {\"prompt\" | \"messages\" | \"ids\", \"n\": 1, \"temperature\": 1, \"top_p\": 1, \"top_k\": -1,\n"
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc generate --model DIR [options] < requests.jsonl",
+                 "A request: {\"prompt\" | \"messages\" | \"ids\", \"n\": 1, \"temperature\": 1, \"top_p\": 1, \"top_k\": -1,\n"
                  "\"min_p\": 0, \"repetition_penalty\": 1, \"max_tokens\": 128, \"stop\": [], \"seed\": 0}. One line a sample:\n"
                  "{\"index\", \"sample\", \"ids\", \"text\", \"logp\", \"finish_reason\"}. Temperature 0 is greedy.\n\n"
                  "With key=value arguments it is verl's main_generation: model.path=DIR data.path=IN.parquet\n"
-                 "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof opts[0]};
+                 "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).");
     enum dtype act;
     struct gen g = {0};
     struct dev dev = {0};

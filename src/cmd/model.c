@@ -178,10 +178,8 @@ static int cmd_model_init(int argc, char **argv) {
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (that of the config)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
-    const struct cmd_spec spec = {.usage = "verlc model init (--arch NAME|CONFIG.json | --preset tiny) --out DIR [options]",
-                                  .about = about,
-                                  .opts = opts,
-                                  .n_opts = sizeof opts / sizeof opts[0]};
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc model init (--arch NAME|CONFIG.json | --preset tiny) --out DIR [options]", about);
     struct out_dir o;
     json_t *config = NULL;
     int rc = cmd_parse(&spec, argc, argv);
@@ -204,8 +202,7 @@ static const char *const ROPE_NAMES[] = {"default", "linear", "dynamic", "llama3
 static int cmd_model_info(int argc, char **argv) {
     const char *dir = NULL;
     const struct cmd_opt opts[] = {{"--model", CMD_STR, &dir, "DIR", "Hugging Face model directory"}};
-    const struct cmd_spec spec = {
-        .usage = "verlc model info --model DIR", .about = "One JSON line about a model.", .opts = opts, .n_opts = 1};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc model info --model DIR", "One JSON line about a model.");
     const int parsed = cmd_parse(&spec, argc, argv);
     if (parsed != 0) return parsed < 0 ? parsed : 0;
     if (!dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
@@ -338,10 +335,8 @@ static int cmd_model_export(int argc, char **argv) {
         {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
-    const struct cmd_spec spec = {.usage = "verlc model export --model DIR|CHECKPOINT --out DIR [options]",
-                                  .opts = opts,
-                                  .about = "Writes a Hugging Face model directory.",
-                                  .n_opts = sizeof opts / sizeof opts[0]};
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc model export --model DIR|CHECKPOINT --out DIR [options]", "Writes a Hugging Face model directory.");
     struct export_source s = {0};
     struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
@@ -410,12 +405,11 @@ static int cmd_model_merge(int argc, char **argv) {
         {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
-    const struct cmd_spec spec = {.usage = "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
-                                  .about = "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
-                                           "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
-                                           "other trainers (.pt, .distcp) are refused: they run code when read.",
-                                  .opts = opts,
-                                  .n_opts = sizeof opts / sizeof opts[0]};
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
+                 "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
+                 "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
+                 "other trainers (.pt, .distcp) are refused: they run code when read.");
     struct export_source s = {0};
     struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);

@@ -202,12 +202,10 @@ int cmd_score(int argc, char **argv) {
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &threads, "N", "threads (all)"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc score --model DIR [options] < requests.jsonl",
-        .about = "{\"ids\": [...], \"response_start\": N} -> {\"logp\": [...], \"entropy\": [...]}, a line each.\n"
-                 "logp[k] belongs to ids[response_start + k].",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof opts[0]};
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc score --model DIR [options] < requests.jsonl",
+                 "{\"ids\": [...], \"response_start\": N} -> {\"logp\": [...], \"entropy\": [...]}, a line each.\n"
+                 "logp[k] belongs to ids[response_start + k].");
     enum dtype act;
     struct model_config c = {0};
     struct dev dev = {0};

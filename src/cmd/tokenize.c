@@ -172,15 +172,11 @@ int cmd_tokenize(int argc, char **argv) {
         {"--decode", CMD_FLAG, &decode, NULL, "lines are {\"ids\", \"skip_special_tokens\"}"},
         {"--bench", CMD_STR, &bench_file, "FILE", "measure on the lines of FILE instead"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc tokenize --model DIR [--chat|--decode] < in.jsonl",
-        .about = "Reads one JSON object a line and writes one a line, in order:\n"
-                 "{\"text\", \"add_special_tokens\": true} -> {\"ids\"};\n"
-                 "--chat: {\"messages\", \"add_generation_prompt\"} -> {\"text\", \"ids\"};\n"
-                 "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"}.",
-        .opts = opts,
-        .n_opts = sizeof opts / sizeof opts[0],
-    };
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc tokenize --model DIR [--chat|--decode] < in.jsonl",
+                                          "Reads one JSON object a line and writes one a line, in order:\n"
+                                          "{\"text\", \"add_special_tokens\": true} -> {\"ids\"};\n"
+                                          "--chat: {\"messages\", \"add_generation_prompt\"} -> {\"text\", \"ids\"};\n"
+                                          "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"}.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc > 0 ? 0 : rc;
     if (!model) FAIL(ERR_INVAL, "tokenize needs --model DIR");

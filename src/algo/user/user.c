@@ -76,19 +76,16 @@ static int64_t *rebased(const struct algo_ragged *r) {
 
 static const double *at(const double *x, int64_t base) { return x ? x + base : NULL; }
 
-/* The first valid token where x is not finite. */
-static int all_finite(const struct algo_user *u, const struct algo_ragged *r, const double *x, const char *what) {
+/* What it gave for one number a token: 0 where the mask is, or the first valid token where x is not finite. */
+static int take_tokens(const struct algo_user *u, const struct algo_ragged *r, double *x, const char *what) {
+    for (int64_t t = algo__first(r); t < algo__last(r); t++)
+        if (!r->mask[t]) x[t] = 0;
     ALGO__EACH_VALID(r, i, t) {
         if (isfinite(x[t])) continue;
         FAIL(ERR_NUMERIC, "%s: %s: %s of sample %lld token %lld is not a finite number", u->key, u->spec, what, (long long)i,
              (long long)(t - r->off[i]));
     }
     return 0;
-}
-
-static void clear_masked(const struct algo_ragged *r, double *x) {
-    for (int64_t t = algo__first(r); t < algo__last(r); t++)
-        if (!r->mask[t]) x[t] = 0;
 }
 
 static int user_advantage(void *ctx, const struct algo_adv_args *a, double *adv, double *ret) {
@@ -121,10 +118,8 @@ static int user_advantage(void *ctx, const struct algo_adv_args *a, double *adv,
     }
     free(off);
     TRY(rc);
-    clear_masked(a->r, adv);
-    clear_masked(a->r, ret);
-    TRY(all_finite(u, a->r, adv, "the advantage"));
-    return all_finite(u, a->r, ret, "the return");
+    TRY(take_tokens(u, a->r, adv, "the advantage"));
+    return take_tokens(u, a->r, ret, "the return");
 }
 
 static int user_loss(void *ctx, const struct algo_policy_args *a, const double *fixed, const double *w, double *loss,
@@ -157,10 +152,8 @@ static int user_loss(void *ctx, const struct algo_policy_args *a, const double *
     }
     free(off);
     TRY(rc);
-    clear_masked(a->r, loss);
-    clear_masked(a->r, dlogp);
-    TRY(all_finite(u, a->r, loss, "the loss"));
-    return all_finite(u, a->r, dlogp, "dlogp");
+    TRY(take_tokens(u, a->r, loss, "the loss"));
+    return take_tokens(u, a->r, dlogp, "dlogp");
 }
 
 /* ---- the check at load ---- */

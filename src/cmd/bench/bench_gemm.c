@@ -243,8 +243,7 @@ int bench_gemm(int argc, char **argv) {
         {"--seconds", CMD_F64, &seconds, "S", "time spent on each case (0.2)"},
         {"--jsonl", CMD_FLAG, &jsonl, NULL, "cases on standard input, one JSON object a line"},
     };
-    const struct cmd_spec spec = {
-        .usage = "verlc bench gemm [options]", .about = "GEMMs of a device.", .opts = opts, .n_opts = sizeof opts / sizeof *opts};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench gemm [options]", "GEMMs of a device.");
     const int help = cmd_parse(&spec, argc, argv);
     if (help != 0) return help < 0 ? help : 0;
     struct gemm_bench b = {.act = f32 ? DT_F32 : DT_BF16, .min_time = seconds};

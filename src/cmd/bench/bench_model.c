@@ -40,7 +40,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
     };
-    const struct cmd_spec spec = {.usage = usage, .about = about, .opts = opts, .n_opts = sizeof opts / sizeof *opts};
+    const struct cmd_spec spec = CMD_SPEC(opts, usage, about);
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
@@ -248,10 +248,7 @@ int bench_read(int argc, char **argv) {
     double best = 0, median = 0;
     struct dev dev = {0};
     const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
-    const struct cmd_spec spec = {.usage = "verlc bench read [--threads N]",
-                                  .about = "Best and median of some passes over 1 GiB.",
-                                  .opts = opts,
-                                  .n_opts = 1};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench read [--threads N]", "Best and median of some passes over 1 GiB.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     TRY(dev_open_cpu(&dev, (int)threads, NULL));

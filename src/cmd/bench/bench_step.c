@@ -201,10 +201,8 @@ int bench_step(int argc, char **argv) {
         {"--device", CMD_STR, &b.device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64, &b.threads, "N", "threads (all)"},
     };
-    const struct cmd_spec spec = {.usage = "verlc bench step --model DIR [options]",
-                                  .about = "The phases of one GRPO step: generation, reference log-probs, update.",
-                                  .opts = opts,
-                                  .n_opts = sizeof opts / sizeof *opts};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench step --model DIR [options]",
+                                          "The phases of one GRPO step: generation, reference log-probs, update.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!b.model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);

@@ -36,12 +36,10 @@ int cmd_selftest(int argc, char **argv) {
                                    {"--n", CMD_I64, &size.n, "N", "samples of a prompt (5)"},
                                    {"--prompt", CMD_I64, &size.prompt, "N", "tokens of the longest prompt (256)"},
                                    {"--len", CMD_I64, &size.new, "N", "tokens sampled (128)"}};
-    const struct cmd_spec spec = {.usage = "verlc selftest [--device NAME] [--model DIR [options]]",
-                                  .about = "Compares every op of a device with the reference backend, checks that ops are\n"
-                                           "batch-invariant, and compares the log-probs of a rollout with those of training;\n"
-                                           "with --model the last alone, on that model. Exit status 1: something differs.",
-                                  .opts = opts,
-                                  .n_opts = sizeof opts / sizeof *opts};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc selftest [--device NAME] [--model DIR [options]]",
+                                          "Compares every op of a device with the reference backend, checks that ops are\n"
+                                          "batch-invariant, and compares the log-probs of a rollout with those of training;\n"
+                                          "with --model the last alone, on that model. Exit status 1: something differs.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model && (dtype || memcmp(&size, &usual, sizeof size) != 0))

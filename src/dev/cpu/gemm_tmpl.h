@@ -341,43 +341,14 @@ static void tmpl_store(const struct cpu_gemm_out *o, int rows, int cols, const f
 #define T_STORE_BLOCK tmpl_store
 #endif
 
-static const struct cpu_gemm_ops tmpl_bf16 = {
-    .max_rows = T_ROWS,
-    .kc = T_KC,
-    .mc = T_MC,
-    .nc = T_NC,
-    .a_bytes = 4,
-    .b_bytes = 4,
-    .pack_a = T_PACK_A_BF16,
-    .pack_at = tmpl_pack_at_bf16,
-    .b_fwd = tmpl_b_fwd_bf16,
-    .b_dx = tmpl_b_dx_bf16,
-    .b_rows = tmpl_b_rows_bf16,
-    .block = tmpl_block,
-    .stream = tmpl_stream_bf16,
-    .two_rows = T_TWO_ROWS,
-    .stream_two = tmpl_stream_two_bf16,
-    .store = T_STORE_BLOCK,
-    .pack_w = T_PACK_W_BF16,
-};
+#define T_OPS(type)                                                                                                     \
+    .max_rows = T_ROWS, .kc = T_KC, .mc = T_MC, .nc = T_NC, .a_bytes = 4, .b_bytes = 4, .pack_at = tmpl_pack_at_##type, \
+    .b_fwd = tmpl_b_fwd_##type, .b_dx = tmpl_b_dx_##type, .b_rows = tmpl_b_rows_##type, .block = tmpl_block,            \
+    .stream = tmpl_stream_##type, .store = T_STORE_BLOCK
+static const struct cpu_gemm_ops tmpl_bf16 = {T_OPS(bf16), .pack_a = T_PACK_A_BF16, .two_rows = T_TWO_ROWS,
+                                              .stream_two = tmpl_stream_two_bf16, .pack_w = T_PACK_W_BF16};
 #ifndef T_F32_OPS
 #define T_F32_OPS tmpl_f32
 static
 #endif
-    const struct cpu_gemm_ops T_F32_OPS = {
-        .max_rows = T_ROWS,
-        .kc = T_KC,
-        .mc = T_MC,
-        .nc = T_NC,
-        .a_bytes = 4,
-        .b_bytes = 4,
-        .pack_a = tmpl_pack_a_f32,
-        .pack_at = tmpl_pack_at_f32,
-        .b_fwd = tmpl_b_fwd_f32,
-        .b_dx = tmpl_b_dx_f32,
-        .b_rows = tmpl_b_rows_f32,
-        .block = tmpl_block,
-        .stream = tmpl_stream_f32,
-        .store = T_STORE_BLOCK,
-        .pack_w = tmpl_pack_w_f32,
-};
+    const struct cpu_gemm_ops T_F32_OPS = {T_OPS(f32), .pack_a = tmpl_pack_a_f32, .pack_w = tmpl_pack_w_f32};
