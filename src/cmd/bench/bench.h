@@ -6,6 +6,7 @@
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/optim/optimizer.h"
+#include "rollout/rollout.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                         \
@@ -26,6 +27,8 @@ int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *med
 double bench_median(double *v, int64_t n);
 /* Of --recompute. ERR_INVAL. */
 int bench_keep(const char *recompute, struct model_keep *out);
+/* Random prompts of so many tokens, n samples of max_tokens tokens each; user counts the prompts. */
+int bench_submit(struct rollout_engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens);
 #define BENCH_RECOMPUTE "none|mlp|layer", "what the backward recomputes: nothing, every layer's MLP, every layer"
 
 #endif

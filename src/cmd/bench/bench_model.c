@@ -177,34 +177,41 @@ static int decode_times(struct rollout_engine *e, int64_t batch, int64_t len, st
     return more < 0 ? more : 0;
 }
 
-static int generate_once(struct model_bench *b, struct rollout_decoder *d, struct gen_times *times) {
-    struct gen_count count = {0};
+int bench_submit(struct rollout_engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens) {
     struct rng r = {.seed = 2, .stream = RNG_TEST};
-    const struct rollout_config cfg = {.done = count_sample, .done_arg = &count};
-    struct rollout_engine *e = NULL;
-    int32_t *ids = xmalloc((size_t)b->prompt * 4);
-    int rc = rollout_decoder_engine(&e, d, &cfg);
-    for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
-        random_ids(&r, b->m->cfg.vocab, ids, b->prompt);
+    int32_t *ids = xmalloc((size_t)prompt * 4);
+    int rc = 0;
+    for (int64_t i = 0; i < prompts && rc == 0; i++) {
+        random_ids(&r, vocab, ids, prompt);
         const struct rollout_request q = {.prompt = ids,
-                                          .n_prompt = b->prompt,
-                                          .n = b->n,
-                                          .max_tokens = b->len,
+                                          .n_prompt = prompt,
+                                          .n = n,
+                                          .max_tokens = max_tokens,
                                           .temperature = 1,
                                           .top_p = 1,
                                           .repetition_penalty = 1,
                                           .top_k = -1,
                                           .seed = 3,
                                           .uid = (uint64_t)i,
-                                          .ignore_eos = true};
+                                          .ignore_eos = true,
+                                          .user = (void *)(intptr_t)i};
         rc = rollout_submit(e, &q, NULL);
     }
+    free(ids);
+    return rc;
+}
+
+static int generate_once(struct model_bench *b, struct rollout_decoder *d, struct gen_times *times) {
+    struct gen_count count = {0};
+    const struct rollout_config cfg = {.done = count_sample, .done_arg = &count};
+    struct rollout_engine *e = NULL;
+    int rc = rollout_decoder_engine(&e, d, &cfg);
+    if (rc == 0) rc = bench_submit(e, b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
     const double t = clock_now();
     while (rc >= 0 && rollout_stats(e).sampled < b->batch) rc = rollout_step(e); /* every sample has its first token */
     times->prefill = clock_now() - t;
     if (rc >= 0) rc = decode_times(e, b->batch, b->len, times);
     rollout_destroy(e);
-    free(ids);
     return rc;
 }
 

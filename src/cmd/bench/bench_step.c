@@ -50,29 +50,11 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
 
 static int generate(struct step_bench *b) {
     const struct rollout_config cfg = {.done = take_sample, .done_arg = b};
-    struct rng r = {.seed = 2, .stream = RNG_TEST};
     struct rollout_engine *e = NULL;
-    int32_t *ids = xmalloc((size_t)b->prompt * 4);
     int rc = rollout_decoder_engine(&e, b->decoder, &cfg);
-    for (int64_t i = 0; i < b->batch / b->n && rc == 0; i++) {
-        for (int64_t t = 0; t < b->prompt; t++) ids[t] = (int32_t)rng_below(&r, (uint64_t)b->policy->cfg.vocab);
-        const struct rollout_request q = {.prompt = ids,
-                                          .n_prompt = b->prompt,
-                                          .n = b->n,
-                                          .max_tokens = b->len,
-                                          .temperature = 1,
-                                          .top_p = 1,
-                                          .repetition_penalty = 1,
-                                          .top_k = -1,
-                                          .seed = 3,
-                                          .uid = (uint64_t)i,
-                                          .ignore_eos = true,
-                                          .user = (void *)(intptr_t)i};
-        rc = rollout_submit(e, &q, NULL);
-    }
+    if (rc == 0) rc = bench_submit(e, b->policy->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
     if (rc == 0) rc = rollout_run(e);
     rollout_destroy(e);
-    free(ids);
     return rc;
 }
 

@@ -61,17 +61,8 @@ int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct o
                                       tensor_1d(o->m_scale + b, DT_F32, blocks), tensor_1d(o->book, DT_F32, 256)};
         const struct quant8_args v = {tensor_1d(o->s.y, DT_F32, n), tensor_1d(o->v_code + q, DT_U8, n),
                                       tensor_1d(o->v_scale + b, DT_F32, blocks), tensor_1d(o->book + 256, DT_F32, 256)};
-        const struct adamw_args x = {.p = tensor_1d(a->m->master + at, DT_F32, n),
-                                     .m = m.x,
-                                     .v = v.x,
-                                     .g = tensor_1d(a->grads + at, DT_F32, n),
-                                     .lr = a->lr,
-                                     .beta1 = a->c->beta1,
-                                     .beta2 = a->c->beta2,
-                                     .eps = a->c->eps,
-                                     .weight_decay = a->c->weight_decay,
-                                     .grad_scale = a->scale,
-                                     .step = a->step};
+        const struct adamw_args x =
+            optim__adamw(a, tensor_1d(a->m->master + at, DT_F32, n), m.x, v.x, tensor_1d(a->grads + at, DT_F32, n));
         TRY(dev_dequant8(d, &m));
         TRY(dev_dequant8(d, &v));
         TRY(dev_adamw(d, &x));

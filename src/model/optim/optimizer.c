@@ -222,19 +222,9 @@ static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char na
 
 /* rounded: the run's compute copy, or absent. */
 static int adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
-    const struct adamw_args x = {
-        .p = tensor_1d(a->m->master + r->offset, DT_F32, r->n),
-        .m = tensor_1d(o->m + r->m_at, DT_F32, r->n),
-        .v = tensor_1d(o->v + r->v_at, DT_F32, r->n),
-        .g = tensor_1d(a->grads + r->offset, DT_F32, r->n),
-        .lr = a->lr,
-        .beta1 = a->c->beta1,
-        .beta2 = a->c->beta2,
-        .eps = a->c->eps,
-        .weight_decay = a->c->weight_decay,
-        .grad_scale = a->scale,
-        .step = a->step,
-    };
+    const struct adamw_args x =
+        optim__adamw(a, tensor_1d(a->m->master + r->offset, DT_F32, r->n), tensor_1d(o->m + r->m_at, DT_F32, r->n),
+                     tensor_1d(o->v + r->v_at, DT_F32, r->n), tensor_1d(a->grads + r->offset, DT_F32, r->n));
     return rounded.data ? dev_adamw_round(a->m->dev, &x, rounded) : dev_adamw(a->m->dev, &x);
 }
 

@@ -14,6 +14,11 @@ struct optim_run_args {
     float scale;
     int64_t step; /* 1-based */
 };
+/* A step of AdamW: the master, the moments and the gradients of one piece. */
+static inline struct adamw_args optim__adamw(const struct optim_run_args *a, struct tensor p, struct tensor m, struct tensor v,
+                                             struct tensor g) {
+    return (struct adamw_args){p, m, v, g, a->lr, a->c->beta1, a->c->beta2, a->c->eps, a->c->weight_decay, a->scale, a->step};
+}
 /* Device bytes of the state for what m trains; m needs no memory of its own. */
 size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);

@@ -55,17 +55,8 @@ static int step_piece(struct optim *o, const struct optim_run *r, const struct o
     float *rest[3], *at[3], **here = o->s.piece[i % 2], *grads = a->grads + r->offset + lo;
     places(o, r, a, lo, rest);
     for (int k = 0; k < 3; k++) at[k] = here[k] ? here[k] : rest[k];
-    const struct adamw_args x = {.p = tensor_1d(at[0], DT_F32, n),
-                                 .m = tensor_1d(at[1], DT_F32, n),
-                                 .v = tensor_1d(at[2], DT_F32, n),
-                                 .g = tensor_1d(grads, DT_F32, n),
-                                 .lr = a->lr,
-                                 .beta1 = a->c->beta1,
-                                 .beta2 = a->c->beta2,
-                                 .eps = a->c->eps,
-                                 .weight_decay = a->c->weight_decay,
-                                 .grad_scale = a->scale,
-                                 .step = a->step};
+    const struct adamw_args x = optim__adamw(a, tensor_1d(at[0], DT_F32, n), tensor_1d(at[1], DT_F32, n),
+                                             tensor_1d(at[2], DT_F32, n), tensor_1d(grads, DT_F32, n));
     TRY(dev_copy_stream_wait(d, (int)(i % 2)));
     TRY(dev_adamw(d, &x));
     if (o->host_master) TRY(dev_copy(d, grads, at[0], bytes));
