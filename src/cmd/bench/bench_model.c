@@ -143,14 +143,6 @@ int bench_logprob(int argc, char **argv) {
 
 /* ---- generation ---- */
 
-struct gen_count {
-    int64_t tokens;
-};
-static int count_sample(void *arg, const struct rollout_sample *s) {
-    ((struct gen_count *)arg)->tokens += s->n;
-    return 0;
-}
-
 /* Seconds: of the prompts' steps together, and for a token each of all samples, as the
  * mean and as the median (which a machine that was busy for a moment does not move). */
 struct gen_times {
@@ -202,8 +194,7 @@ int bench_submit(struct rollout_engine *e, int64_t vocab, int64_t prompts, int64
 }
 
 static int generate_once(struct model_bench *b, struct rollout_decoder *d, struct gen_times *times) {
-    struct gen_count count = {0};
-    const struct rollout_config cfg = {.done = count_sample, .done_arg = &count};
+    const struct rollout_config cfg = {0};
     struct rollout_engine *e = NULL;
     int rc = rollout_decoder_engine(&e, d, &cfg);
     if (rc == 0) rc = bench_submit(e, b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
