@@ -30,8 +30,8 @@ static double dk3(double lp, double ref) {
 }
 
 static const struct algo_kl_type kl_types[] = {
-    {"kl", false, k1, dk1}, {"k1", false, k1, dk1},         {"abs", false, kabs, dkabs}, {"mse", false, k2, dk2},
-    {"k2", false, k2, dk2}, {"low_var_kl", false, k3, dk3}, {"k3", false, k3, dk3},
+    {"kl", k1, dk1}, {"k1", k1, dk1},         {"abs", kabs, dkabs}, {"mse", k2, dk2},
+    {"k2", k2, dk2}, {"low_var_kl", k3, dk3}, {"k3", k3, dk3},
 };
 enum { N_KL = sizeof kl_types / sizeof kl_types[0] };
 
@@ -42,7 +42,6 @@ int algo_kl_find(struct algo_kl_type *out, const char *name) {
     for (int i = 0; i < N_KL; i++) {
         if (strlen(kl_types[i].name) != n || memcmp(kl_types[i].name, name, n) != 0) continue;
         *out = kl_types[i];
-        out->straight_through = plus;
         if (plus) out->dlogp = dk2; /* unbiased gradient, whatever the value estimates */
         return 0;
     }

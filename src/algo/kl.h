@@ -6,11 +6,10 @@
 
 struct algo_kl_type {
     const char *name;
-    bool straight_through; /* a name with '+': the value of the base, the gradient of k2 */
     double (*value)(double logp, double ref_logp);
     double (*dlogp)(double logp, double ref_logp);
 };
-/* kl, k1, abs, mse, k2, low_var_kl, k3, each also with '+'. ERR_INVAL, ERR_UNSUPPORTED (full). */
+/* kl, k1, abs, mse, k2, low_var_kl, k3, each also with '+' (the gradient of k2). ERR_INVAL, ERR_UNSUPPORTED (full). */
 int algo_kl_find(struct algo_kl_type *out, const char *name);
 double algo_kl(const struct algo_kl_type *t, double logp, double ref_logp, double *dlogp);
 
