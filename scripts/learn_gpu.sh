@@ -6,6 +6,7 @@
 # Each name is one run a seed from the same start (default: grpo). torch is the recipe in a plain torch loop,
 # tools/learn_torch.py. A run that is there is made again; the others stay. Tables and picture show all.
 # LEARN_DIR (build/learn), LEARN_SEEDS (1 2 3), LEARN_STEPS (1000), LEARN_KEYS (more keys of verlc ppo),
+# LEARN_SHUFFLE (True; False: both programs take the problems in the file's order),
 # LEARN_TORCH_STEPS (the torch loop ends after so many, on the same schedule), LEARN_PICTURE, LEARN_DOC (a
 # document for the tables), VERLC, DEVICE (cuda), PYTHON; LEARN_SFT_STEPS, LEARN_PROMPTS for a small machine.
 set -eu
@@ -13,6 +14,7 @@ cd "$(dirname "$0")/.."
 verlc=${VERLC:-$PWD/build/release/verlc} out=${LEARN_DIR:-build/learn} device=${DEVICE:-cuda}
 python=${PYTHON:-python3} picture=${LEARN_PICTURE:-$out/learn_gpu.png}
 steps=${LEARN_STEPS:-1000} sft_steps=${LEARN_SFT_STEPS:-170} prompts=${LEARN_PROMPTS:-512}
+shuffle=${LEARN_SHUFFLE:-True}
 samples=16 temperature=1.2 new=48 lr=3e-4 floor=0.1 clip=0.28 entropy=0.003 every=20
 
 start_model() { # DIR SEED
@@ -35,7 +37,8 @@ run() { # DIR SEED NAME KEYS...
     shift 3
     rm -rf "${dir:?}/$name"
     "$verlc" ppo data.train_files="$dir/data/train.jsonl" data.val_files="$dir/data/test.jsonl" \
-        data.train_batch_size="$prompts" data.max_prompt_length=96 data.max_response_length="$new" \
+        data.train_batch_size="$prompts" data.shuffle="$shuffle" \
+        data.max_prompt_length=96 data.max_response_length="$new" \
         actor_rollout_ref.model.path="$dir/sft/global_step_$sft_steps/actor" \
         actor_rollout_ref.model.enable_gradient_checkpointing=False \
         $actor.optim.lr=$lr $actor.optim.lr_scheduler_type=cosine $actor.optim.min_lr_ratio=$floor \
@@ -61,9 +64,10 @@ algorithm() { # DIR SEED NAME
         critic.optim.lr=5e-4 critic.ppo_max_token_len_per_gpu=65536 \
         critic.model.enable_gradient_checkpointing=False ;;
     torch) "$python" tools/learn_torch.py "$1/sft/global_step_$sft_steps/actor" "$1/data/train.jsonl" \
-        "$1/data/test.jsonl" "$1/torch" --seed "$2" --steps "$steps" --stop "${LEARN_TORCH_STEPS:-0}" \
-        --prompts "$prompts" --samples $samples --new $new --lr $lr --floor $floor --clip-high $clip \
-        --entropy $entropy --temperature $temperature --test-every $every ;;
+        "$1/data/test.jsonl" "$1/torch" --seed "$2" --shuffle "$shuffle" --steps "$steps" \
+        --stop "${LEARN_TORCH_STEPS:-0}" --prompts "$prompts" --samples $samples --new $new \
+        --lr $lr --floor $floor --clip-high $clip --entropy $entropy --temperature $temperature \
+        --test-every $every ;;
     *) echo "$3: grpo, ppo, rloo, dapo or torch" >&2; return 2 ;;
     esac
 }

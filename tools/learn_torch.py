@@ -11,6 +11,7 @@ Nothing here is fast. Needs torch and transformers.
 Writes OUT_DIR/metrics.jsonl: {"step", "data"} lines under verl's names."""
 
 import argparse
+import collections
 import contextlib
 import copy
 import json
@@ -40,7 +41,7 @@ class Loop:
         # eager: the first positions of a prompt padded on the left see nothing, and sdpa may make NaN of that
         load = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
             a.model, dtype=torch.float32, attn_implementation="eager").to(self.device)
-        self.policy, self.reference = load(), load().eval()
+        self.policy, self.reference = load(), load().eval() if a.kl else None
         half = self.device == "cuda"
         self.sampler = copy.deepcopy(self.policy).to(torch.bfloat16 if half else torch.float32).eval()
         self.autocast = lambda: torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext()
@@ -85,26 +86,28 @@ class Loop:
         cuts = [slice(lo, lo + a.micro) for lo in range(0, len(ids), a.micro)]
         with torch.no_grad():
             old, ref = (torch.cat([self.log_probs(m, ids[s], attention[s], width)[0] for s in cuts])
-                        for m in (self.policy, self.reference))
-        means = {"actor/pg_loss": [], "actor/kl_loss": [], "actor/grad_norm": []}
+                        if m else None for m in (self.policy, self.reference))
+        sums = collections.Counter()  # of the mini-batches' numbers
         for part in torch.arange(len(ids), device=self.device).chunk(MINI_BATCHES):
-            tokens, losses, kls = mask[part].sum(), 0.0, 0.0
+            tokens = mask[part].sum()
             self.opt.zero_grad(set_to_none=True)
             for s in part.split(a.micro):
                 logp, entropy = self.log_probs(self.policy, ids[s], attention[s], width)
                 ratio, adv = torch.exp((logp - old[s]).clamp(-20, 20)), advantages[s, None]
                 loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1 - CLIP_LOW, 1 + a.clip_high))
                 loss = torch.where(adv < 0, torch.minimum(loss, -adv * DUAL_CLIP), loss)
-                gap = (ref[s] - logp).clamp(-20, 20)
-                kl = (torch.exp(gap) - gap - 1).clamp(-10, 10)
-                pg, kl, h = ((x * mask[s]).sum() / tokens for x in (loss, kl, entropy))
-                (pg + a.kl * kl - a.entropy * h).backward()
-                losses, kls = losses + pg.item(), kls + kl.item()
+                terms = [(1.0, "actor/pg_loss", loss), (-a.entropy, "actor/entropy", entropy)]
+                if a.kl:
+                    gap = (ref[s] - logp).clamp(-20, 20)
+                    terms.append((a.kl, "actor/kl_loss", (torch.exp(gap) - gap - 1).clamp(-10, 10)))
+                terms = [(factor, name, (x * mask[s]).sum() / tokens) for factor, name, x in terms]
+                sum(factor * mean for factor, _, mean in terms).backward()
+                for _, name, mean in terms:
+                    sums[name] += mean.item()
             norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), CLIP_GRAD)
+            sums["actor/grad_norm"] += norm.item()
             self.opt.step()
-            for values, value in zip(means.values(), (losses, kls, norm.item())):
-                values.append(value)
-        return {name: sum(values) / len(values) for name, values in means.items()}
+        return {name: value / MINI_BATCHES for name, value in sums.items()}
 
     def accuracy(self, test):
         _, texts = self.sample([p for p, _ in test], 1, True)
@@ -118,7 +121,7 @@ def train(loop, log):
     for step in range(1, min(a.steps, a.stop or a.steps) + 1):
         begin = time.time()
         if len(order) < a.prompts:
-            order = shuffle.sample(range(len(problems)), len(problems))
+            order = shuffle.sample(range(len(problems)), len(problems)) if a.shuffle else range(len(problems))
         part, order = [problems[i] for i in order[:a.prompts]], order[a.prompts:]
         cosine = (1 + math.cos(math.pi * (step - 1) / a.steps)) / 2
         for group in loop.opt.param_groups:
@@ -146,6 +149,7 @@ def main():
     for name, value in (("lr", 3e-4), ("floor", 0.1), ("clip-high", 0.28), ("entropy", 0.003), ("kl", 0.0),
                         ("temperature", 1.0)):
         p.add_argument(f"--{name}", type=float, default=value)
+    p.add_argument("--shuffle", type=lambda word: word == "True", default=True)
     a = p.parse_args()
     torch.manual_seed(a.seed)
     a.out.mkdir(parents=True, exist_ok=True)
