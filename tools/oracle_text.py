@@ -117,7 +117,7 @@ def tables(out):
         f.write("/* unicode_tables.h - where the reference's Unicode tables differ from this machine's libraries.\n"
                 " *\n"
                 " * Written by tools/oracle_text.py tables from the behaviour of Hugging Face tokenizers;\n"
-                " * text/unicode.c says how each table is used.  Included by that file only. */\n"
+                " * unicode.c says how each table is used.  Included by that file only. */\n"
                 "/* clang-format off */\n#ifndef VERLC_TEXT_TABLES_H\n#define VERLC_TEXT_TABLES_H\n\n"
                 "#include \"text/text_int.h\"\n\n#include <utf8proc.h>\n\n")
 
