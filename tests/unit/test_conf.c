@@ -18,31 +18,6 @@
 #define A "actor_rollout_ref.actor."
 #define R "actor_rollout_ref.rollout."
 
-/* The two command lines that the project must take, spec Appendix B. */
-#define COMMON                                                                                                                 \
-    "algorithm.adv_estimator=grpo", "data.train_files=/d/train.parquet", "data.val_files=/d/test.parquet",                     \
-        "data.max_prompt_length=512", "data.max_response_length=1024", "data.filter_overlong_prompts=True",                    \
-        "data.truncation='error'", A "optim.lr=1e-6", "actor_rollout_ref.model.use_remove_padding=True", A "use_kl_loss=True", \
-        A "kl_loss_coef=0.001", A "kl_loss_type=low_var_kl", A "entropy_coeff=0",                                              \
-        "actor_rollout_ref.model.enable_gradient_checkpointing=True", A "fsdp_config.param_offload=False",                     \
-        A "fsdp_config.optimizer_offload=False", R "tensor_model_parallel_size=1", R "name=vllm",                              \
-        "actor_rollout_ref.ref.fsdp_config.param_offload=True", "algorithm.use_kl_in_reward=False", "trainer.critic_warmup=0", \
-        "trainer.n_gpus_per_node=1", "trainer.nnodes=1"
-#define SEED_0                                                                                                                 \
-    COMMON, "data.train_batch_size=16", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct", A "ppo_mini_batch_size=16", \
-        A "ppo_micro_batch_size_per_gpu=4", R "gpu_memory_utilization=0.7", R "n=5", R "log_prob_micro_batch_size_per_gpu=8",  \
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", R "trace.backend=mlflow", R "trace.token2text=True",      \
-        R "trace.max_samples_per_step_per_worker=2", "trainer.logger=[\"console\",\"mlflow\"]",                                \
-        "trainer.project_name=verl_grpo_gsm8k", "trainer.experiment_name=qwen25_05b",                                          \
-        "trainer.default_local_dir=/data/gsmk8/checkpoints", "trainer.save_freq=20", "trainer.test_freq=5",                    \
-        "trainer.total_epochs=5"
-#define SEED_2                                                                                                                    \
-    COMMON, "data.train_batch_size=1024", "actor_rollout_ref.model.path=Qwen/Qwen3-1.7B", A "ppo_mini_batch_size=80",             \
-        A "ppo_micro_batch_size_per_gpu=20", R "gpu_memory_utilization=0.6", R "n=3", R "log_prob_micro_batch_size_per_gpu=20",   \
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=20", "trainer.logger=['console']",                               \
-        "trainer.project_name=verl_grpo_example_gsm8k", "trainer.experiment_name=qwen3_1_7b_function_rm", "trainer.save_freq=-1", \
-        "trainer.test_freq=5", "trainer.total_epochs=15"
-
 static int load_n(struct conf **c, const char *schema, const char *const *args) {
     char *argv[64];
     int n = 0;

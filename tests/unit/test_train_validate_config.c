@@ -13,7 +13,7 @@
 #define A "actor_rollout_ref.actor."
 #define R "actor_rollout_ref.rollout."
 
-/* The two command lines that the project must take, spec Appendix B. */
+/* The two command lines that the project must take. */
 #define COMMON                                                                                                                 \
     "algorithm.adv_estimator=grpo", "data.train_files=/d/train.parquet", "data.val_files=/d/test.parquet",                     \
         "data.max_prompt_length=512", "data.max_response_length=1024", "data.filter_overlong_prompts=True",                    \
