@@ -222,7 +222,8 @@ int run_fail(struct run *r, int rc) {
         log_warn("%s", err_msg());
     err_restore(&why);
     if (r->saved_step > 0)
-        return err_append(rc, "; the state of step %lld is in %s, and trainer.resume_mode=auto goes on from there",
-                          (long long)r->saved_step, r->k.default_local_dir);
+        return err_append(
+            rc, "; the state of step %lld is in %s/global_step_%lld; trainer.resume_mode=auto or resume_path goes on from there",
+            (long long)r->saved_step, r->k.default_local_dir, (long long)r->saved_step);
     return err_append(rc, "; no step was saved, so there is nothing to go on from");
 }
