@@ -97,8 +97,7 @@ int conf_answer(const struct conf *c, FILE *out) {
     if (c->action == CONF_HELP) {
         fprintf(out, "Overrides: key=value changes a key, +key=value adds one, ++key=value does either, ~key deletes.\n"
                      "Lists [a,b], groups {a: 1}, null, ${other.key}; text with special characters in quotes.\n"
-                     "--config-path DIR --config-name FILE reads YAML, --cfg job prints the configuration and stops,\n"
-                     "--help PREFIX shows the keys that start so.\n\n");
+                     "--config-path DIR --config-name FILE reads YAML, --cfg job prints the configuration and stops.\n\n");
         TRY(conf_help(out, c->table.schema, c->help_prefix));
         return 1;
     }

@@ -89,7 +89,8 @@ const char *conf_first_set(const struct conf *c, const char *prefix, const char 
 void conf_notes(const struct conf *c);
 /* ERR_INVAL for the first rejected key with another value than its default, with the reason. */
 int conf_check(const struct conf *c);
-/* Key, type, default, status and meaning of every key under prefix (NULL: all). */
+/* prefix NULL: the common keys with their meaning, then the names of the others that act. A prefix, or "all": key, type,
+ * default, status and meaning of every key that starts so; ERR_INVAL: none does. */
 int conf_help(FILE *f, const char *schema, const char *prefix);
 
 #endif

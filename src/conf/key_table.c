@@ -1,5 +1,5 @@
 /* key_table.c - the rows of keys_*.def: lookup, the little language of their
- * types, "did you mean", config groups, help. Knows no values but defaults.
+ * types, "did you mean", config groups. Knows no values but defaults.
  * Type language: alternatives between |: bool int float str list dict any null,
  * 'word'; int and float with a bound (>=0, >0, >1 ...) or interval ([0,1], (0,1]);
  * list[TYPE]. An int satisfies float; any scalar but null satisfies str. */
@@ -310,34 +310,4 @@ int conf__group_check(const struct conf_table *t, const char *group, const char 
              group, option, groups[k].option);
     FAIL(ERR_INVAL, "%s=%s: verlc has one engine of its own, which takes %s=%s; drop this override", group, option, group,
          groups[k].option);
-}
-
-/* ---- help ---- */
-
-static const char *status_text(const struct conf_key *row) {
-    switch (row->status) {
-    case CONF_NOTED: return "noted: ";
-    case CONF_REJECTED: return "fixed: ";
-    case CONF_MOVED: return "older name of ";
-    case CONF_USED:
-    default: return "";
-    }
-}
-
-int conf_help(FILE *f, const char *schema, const char *prefix) {
-    struct conf_table t;
-    int64_t n = 0;
-    TRY(conf__table_open(&t, schema));
-    const size_t len = prefix ? strlen(prefix) : 0;
-    for (int64_t k = 0; k < t.n; k++) {
-        const struct conf_key *row = &t.rows[k];
-        if (len && strncmp(row->path, prefix, len) != 0) continue;
-        n++;
-        if (row->def) fprintf(f, "%s=%s\n", row->path, row->def);
-        else fprintf(f, "+%s=...\n", row->path);
-        fprintf(f, "    %s; %s%s\n", row->type, status_text(row), row->text);
-    }
-    conf__table_free(&t);
-    if (n == 0) FAIL(ERR_INVAL, "no key of %s starts with '%s'", schema, prefix ? prefix : "");
-    return 0;
 }

@@ -393,6 +393,38 @@ static void test_answers(void **state) {
     assert_int_equal(conf_help(stdout, "nope", NULL), ERR_INVAL);
 }
 
+static char *help_text(const char *schema, const char *prefix) {
+    struct buf b = {0};
+    char line[2048];
+    FILE *f = tmpfile();
+    assert_int_equal(conf_help(f, schema, prefix), 0);
+    rewind(f);
+    while (fgets(line, sizeof line, f)) buf_adds(&b, line);
+    fclose(f);
+    return buf_take(&b);
+}
+
+/* A plain --help names every key that acts, by its last parts under its group, and is short; --help all has every key. */
+static void test_help_names_acting_keys(void **state) {
+    (void)state;
+    for (const char *const *s = conf_schemas(); *s; s++) {
+        char *plain = help_text(*s, NULL), *all = help_text(*s, "all"), *save = NULL;
+        int lines = 0, keys = 0;
+        for (const char *p = plain; *p; p++) lines += *p == '\n';
+        assert_true(lines < 140);
+        for (char *key = strtok_r(all, "\n", &save), *text; key && (text = strtok_r(NULL, "\n", &save));
+             key = strtok_r(NULL, "\n", &save), keys++) {
+            if (strstr(text, "; noted: ") || strstr(text, "; fixed: ") || strstr(text, "; older name of ")) continue;
+            key[strcspn(key, "=")] = '\0';
+            const char *leaf = strrchr(key, '.');
+            if (leaf && !strstr(plain, leaf)) fail_msg("%s: --help does not name %s", *s, key);
+        }
+        assert_true(keys > 5);
+        free(plain);
+        free(all);
+    }
+}
+
 /* Every text survives a trip through YAML, whatever it looks like. */
 static void test_yaml_texts(void **state) {
     (void)state;
@@ -545,11 +577,11 @@ static void test_floats(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),         cmocka_unit_test(test_types),       cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values),  cmocka_unit_test(test_syntax),      cmocka_unit_test(test_references),
-        cmocka_unit_test(test_groups),        cmocka_unit_test(test_older_names), cmocka_unit_test(test_rejected),
-        cmocka_unit_test(test_notes),         cmocka_unit_test(test_answers),     cmocka_unit_test(test_yaml_texts),
-        cmocka_unit_test(test_yaml_refusals), cmocka_unit_test(test_floats),
+        cmocka_unit_test(test_table),        cmocka_unit_test(test_types),         cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_syntax),        cmocka_unit_test(test_references),
+        cmocka_unit_test(test_groups),       cmocka_unit_test(test_older_names),   cmocka_unit_test(test_rejected),
+        cmocka_unit_test(test_notes),        cmocka_unit_test(test_answers),       cmocka_unit_test(test_help_names_acting_keys),
+        cmocka_unit_test(test_yaml_texts),   cmocka_unit_test(test_yaml_refusals), cmocka_unit_test(test_floats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
