@@ -130,10 +130,28 @@ static const char *leaf_of(const char *path) {
     return dot ? dot + 1 : path;
 }
 
+static const struct alias {
+    const char *name, *ppo, *sft;
+} aliases[] = {
+#define ALIAS(name, ppo, sft) {name, ppo, sft},
+#include "conf/aliases.def"
+};
+
+/* What another trainer's name is here; NULL: none. */
+static const char *alias_of(const struct conf_table *t, const char *name) {
+    const bool sft = strncmp(t->schema, "sft", 3) == 0;
+    for (size_t k = 0; k < sizeof aliases / sizeof aliases[0]; k++) {
+        const char *key = sft ? aliases[k].sft : aliases[k].ppo;
+        if (key && strcmp(aliases[k].name, name) == 0 && conf__table_row(t, key)) return key;
+    }
+    return NULL;
+}
+
 const char *conf__table_near(const struct conf_table *t, const char *path) {
-    const size_t n = strlen(path);
-    const char *best = NULL;
-    int best_cost = 4 + 4 * (int)(n < 128 ? n : 128) / 3; /* in quarters of an edit */
+    const size_t n = strlen(path), leaf = strlen(leaf_of(path));
+    const char *best = alias_of(t, leaf_of(path));
+    if (best) return best;
+    int best_cost = 4 + 4 * (int)(leaf < 128 ? leaf : 128) / 3; /* in quarters of an edit */
     for (int64_t k = 0; k < t->n; k++) {
         const char *row = t->rows[k].path;
         const size_t m = strlen(row);

@@ -148,6 +148,11 @@ static void test_unknown_keys(void **state) {
     REFUSED("did you mean data.train_batch_size?", "train_batch_size=8");
     REFUSED("did you mean algorithm.adv_estimator?", "algorithm.adv_estimater=grpo");
     REFUSED("no key zzz.qqq|+zzz.qqq=1", "zzz.qqq=1");
+    /* names of other trainers */
+    REFUSED("did you mean actor_rollout_ref.actor.optim.lr?", "learning_rate=1e-6");
+    REFUSED("did you mean actor_rollout_ref.actor.optim.lr?", "actor_rollout_ref.actor.learning_rate=1e-6");
+    REFUSED("did you mean trainer.total_training_steps?", "trainer.max_steps=10");
+    REFUSED("did you mean actor_rollout_ref.rollout.n?", "num_generations=8");
     REFUSED("algorithm.kl_ctrl.kl_coeff|did you mean algorithm.kl_ctrl.kl_coef?", "algorithm.kl_ctrl={kl_coeff: 1}");
     REFUSED("exists already", "+trainer.nnodes=2");
     REFUSED("there is no key trainer.nope to delete", "~trainer.nope");
