@@ -32,9 +32,19 @@ class Scratch:
 
     def __exit__(self, kind, value, trace):
         if kind is None:
+            self.check_metrics_explained()
             shutil.rmtree(self.dir, ignore_errors=True)
         else:
             print(f"left for inspection: {self.dir}", file=sys.stderr)
+
+    def check_metrics_explained(self):
+        """`verlc explain` knows every metric that a run of the test reported."""
+        names = set()
+        for f in self.dir.glob("**/metrics.jsonl"):
+            lines = f.read_text().splitlines()
+            names |= {n for line in lines[:1] + lines[-1:] if line.endswith("}") for n in json.loads(line)["data"]}
+        if names:
+            run("explain", *sorted(names))
 
     @staticmethod
     def row(i):

@@ -25,6 +25,7 @@
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                       \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                             \
     X(plan, "memory plan of a ppo run; --gpu 141GB plans for such a GPU")                       \
+    X(explain, "what a metric or a key is and how to read it")                                  \
     X(bench, "benchmarks of this machine")                                                      \
     X(selftest, "compare a device with the reference backend, op by op")
 

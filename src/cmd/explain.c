@@ -1,0 +1,87 @@
+/* explain.c - verlc explain: what a metric or a configuration key is and how to read it; all metrics, for a terminal or as
+ * the page docs/metrics.md.  The texts stand in track/metric_table.def and conf/keys_*.def. */
+#include "cmd/cmd.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "conf/conf.h"
+#include "track/metric_table.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { WIDTH = 100, MAX_NAMES = 512 };
+
+/* Text after a label of four characters, wrapped. */
+static void print_wrapped(const char *text) {
+    int column = printf("    ");
+    for (const char *p = text; *p;) {
+        const int n = (int)strcspn(p, " ");
+        if (column > 4 && column + n > WIDTH) column = printf("\n    ") - 1;
+        column += printf("%.*s%s", n, p, p[n] ? " " : "");
+        p += n + (p[n] == ' ');
+    }
+    printf("\n");
+}
+
+static void print_row(const char *name, const struct metric_row *row) {
+    printf("%s\n", name);
+    print_wrapped(row->text);
+    if (row->reading[0]) print_wrapped(row->reading);
+}
+
+static void print_markdown(void) {
+    size_t n;
+    const struct metric_row *rows = metric_rows(&n);
+    printf("# Metrics\n\n"
+           "What each metric is and how to read it: the text of `verlc explain METRIC`. Made by `verlc explain --markdown`;\n"
+           "the source is src/track/metric_table.def. `*` stands for any text, such as mean, max or min. Definitions are\n"
+           "verl 0.9.1's unless the text says verlc.\n");
+    for (size_t k = 0; k < n; k++) {
+        if (rows[k].section) printf("\n## %s\n\n| metric | what it is | how to read it |\n|---|---|---|\n", rows[k].section);
+        else {
+            printf("| `%s` | ", rows[k].pattern);
+            for (const char *p = rows[k].text; *p; p++) printf(*p == '|' ? "\\%c" : "%c", *p);
+            printf(" | %s |\n", rows[k].reading);
+        }
+    }
+}
+
+static void print_all(void) {
+    size_t n;
+    const struct metric_row *rows = metric_rows(&n);
+    for (size_t k = 0; k < n; k++) {
+        if (rows[k].section) printf("%s%s\n\n", k ? "\n" : "", rows[k].section);
+        else print_row(rows[k].pattern, &rows[k]);
+    }
+}
+
+/* A metric, else a key of ppo or of sft. */
+static int explain(const char *name) {
+    const struct metric_row *row = metric_row_of(name);
+    if (row) {
+        print_row(name, row);
+        return 0;
+    }
+    if (*name && (conf_help(stdout, "ppo_trainer", name) == 0 || conf_help(stdout, "sft_trainer_engine", name) == 0)) return 0;
+    FAIL(ERR_INVAL, "%s is no metric and no key; 'verlc explain' lists the metrics, 'verlc ppo --help' the keys", name);
+}
+
+int cmd_explain(int argc, char **argv) {
+    const char *names[MAX_NAMES];
+    int n = 0;
+    bool markdown = false;
+    const struct cmd_opt opts[] = {{"--markdown", CMD_FLAG, &markdown, NULL, "all metrics as the page docs/metrics.md"}};
+    struct cmd_spec spec = CMD_SPEC(opts, "verlc explain [METRIC or KEY ...]",
+                                    "What a metric or a key is and how to read it; without a name, all metrics.");
+    spec.operands = names;
+    spec.max_operands = MAX_NAMES;
+    spec.n_operands = &n;
+    const int answered = cmd_parse(&spec, argc, argv);
+    TRY(answered);
+    if (answered) return 0;
+    if (markdown) print_markdown();
+    else if (n == 0) print_all();
+    for (int k = 0; k < n; k++) TRY(explain(names[k]));
+    return cmd_flush();
+}

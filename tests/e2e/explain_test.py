@@ -1,0 +1,25 @@
+"""`verlc explain`: a metric, a key, an unknown name, and the page that it makes. That every metric which a run reports has
+its text is checked at the end of each test that uses Scratch."""
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from verlc_test import Tests, run  # noqa: E402
+
+
+def main():
+    test = Tests()
+    one = run("explain", "critic/vf_explained_var").stdout
+    test("a metric: what it is and how to read it", "var(returns - values)" in one and "worse than a constant" in one, one)
+    test("a pattern speaks for its names", "bootstrap" in run("explain", "val-core/my/data/acc/maj@8/mean").stdout)
+    test("a key", "passes over the training data" in run("explain", "trainer.total_epochs").stdout)
+    test.refused("an unknown name", run("explain", "actor/nothing", check=False), 2, "actor/nothing", "verlc explain")
+    page = run("explain", "--markdown").stdout
+    test("docs/metrics.md is what the program prints", page == (ROOT / "docs/metrics.md").read_text())
+    test("all metrics without a name", all(n in run("explain").stdout for n in ("actor/grad_norm", "train/loss", "perf/throughput")))
+    test.end()
+
+
+main()
