@@ -33,7 +33,8 @@ def main(program, directory):
     top = text_of(program, "--help")
     version = top.split()[1]
     commands = re.findall(r"^  ([a-z]+) +(.*)$", top, flags=re.M)
-    (out / "verlc.1").write_text(page("verlc", "reinforcement learning for language models", [("SYNOPSIS AND COMMANDS", top)], version))
+    whole = page("verlc", "reinforcement learning for language models", [("SYNOPSIS AND COMMANDS", top)], version)
+    (out / "verlc.1").write_text(whole)
     for name, about in commands:
         sections = [("DESCRIPTION", text_of(program, name, "--help"))]
         sections += [(f"{name} {part}".upper(), text_of(program, name, part, "--help")) for part in PARTS.get(name, [])]
