@@ -27,7 +27,7 @@ args="algorithm.adv_estimator=grpo data.train_files=$tmp/data/train.parquet data
     actor_rollout_ref.actor.ppo_mini_batch_size=$prompts actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=$micro
     actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.rollout.name=verlc actor_rollout_ref.rollout.n=$n
-    trainer.total_training_steps=1 trainer.val_before_train=False trainer.save_freq=${SAVE_FREQ:--1} trainer.test_freq=-1
+    trainer.total_training_steps=1 trainer.val_before_train=False trainer.save_freq=${SAVE_FREQ:-0} trainer.test_freq=-1
     trainer.n_gpus_per_node=1 trainer.default_local_dir=$tmp/run trainer.logger=[file] ${EXTRA:-}"
 # shellcheck disable=SC2086 # one word an argument
 "$verlc" plan $args | tee "$tmp/plan" >&2

@@ -260,7 +260,7 @@ def recipe(arch, data, run, batch, n, mini, micro, steps):
         f"{r}name=vllm", f"{r}n={n}", f"{r}ignore_eos=True", f"{r}log_prob_micro_batch_size_per_gpu={2 * micro}",
         f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={2 * micro}", f"{r}max_num_seqs=1024",
         f"{r}gpu_memory_utilization=0.7",
-        f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
+        f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=0",
         "trainer.n_gpus_per_node=1", f"trainer.default_local_dir={run}", "trainer.logger=[file]", "trainer.device=cuda",
         "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]"]
 

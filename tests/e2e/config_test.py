@@ -7,13 +7,13 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import Scratch, Tests, run  # noqa: E402
 
-FEW = {"trainer__total_training_steps": 1, "trainer__save_freq": -1, "trainer__logger": "[console]"}
+FEW = {"trainer__total_training_steps": 1, "trainer__save_freq": 0, "trainer__logger": "[console]"}
 
 
 def sft(s, **keys):
     args = {"model.path": s.dir / "model", "data.train_files": s.dir / "sft.jsonl", "data.train_batch_size": 4,
-            "engine.dtype": "bf16", "data.max_length": 64, "trainer.total_training_steps": 1, "trainer.logger": "[console]",
-            "trainer.default_local_dir": s.dir / "sft"}
+            "engine.dtype": "bf16", "data.max_length": 64, "trainer.total_training_steps": 1, "trainer.save_freq": 0,
+            "trainer.logger": "[console]", "trainer.default_local_dir": s.dir / "sft"}
     args.update({k.replace("__", "."): v for k, v in keys.items()})
     return run("sft", *[f"{k}={v}" for k, v in args.items()], check=False)
 
@@ -75,6 +75,17 @@ def check_said(s, test):
     test.refused("an unknown kl_loss_type names its key", p, 2, "actor_rollout_ref.actor.kl_loss_type", "k9")
 
 
+def check_last_step(s, test):
+    """verl's default save_freq=-1 leaves the last step; 0 leaves none and says so at the start and at the end."""
+    two = {"trainer__total_training_steps": 2, "trainer__logger": "[console]"}
+    p = run(*s.ppo("last", **two, trainer__save_freq=-1))
+    saved = [d.name for d in (s.dir / "last").glob("global_step_*")]
+    test("save_freq=-1: the last step alone is saved", saved == ["global_step_2"], f"{saved} {p.stderr[-300:]}")
+    p = run(*s.ppo("none", **two, trainer__save_freq=0))
+    test("save_freq=0: none, said at the start and at the end", not [*(s.dir / "none").glob("global_step_*")] and
+         p.stderr.count("trainer.save_freq=0") == 2, p.stderr[-500:])
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -83,6 +94,7 @@ def main():
         check_devices(s, test)
         check_seeds(s, test)
         check_said(s, test)
+        check_last_step(s, test)
     test.end()
 
 

@@ -39,7 +39,7 @@ def peak_of(args):
 
 def second_models(s, test):
     """A judge is in the plan; a refusal proposes what makes the critic or the judge smaller."""
-    big, one = s.dir / "big", {"trainer.total_training_steps": 1, "trainer.save_freq": -1, "trainer.threads": 1}
+    big, one = s.dir / "big", {"trainer.total_training_steps": 1, "trainer.save_freq": 0, "trainer.threads": 1}
     rm = "reward.reward_model."
     judge = {**one, rm + "enable": True, rm + "model_path": big, rm + "prompt_template": "'{response} {question} 1'",
              rm + "rollout.prompt_length": 256, rm + "rollout.response_length": 64, "reward.on_error": "drop_sample"}
@@ -116,7 +116,7 @@ def main():
         for dtype, recompute in (("bfloat16", True), ("float32", False)):
             keys = {"actor_rollout_ref__model__path": s.dir / "big", "actor_rollout_ref__actor__fsdp_config__dtype": dtype,
                     "actor_rollout_ref__model__enable_gradient_checkpointing": recompute, "trainer__threads": 1,
-                    "trainer__total_training_steps": 3, "trainer__save_freq": -1}
+                    "trainer__total_training_steps": 3, "trainer__save_freq": 0}
             args = s.ppo(f"run_{dtype}", **keys)
             plan = planned(run("plan", *args[1:]).stdout)
             status, errors, peak = peak_of(args)

@@ -98,6 +98,7 @@ static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
 int run_ready(struct run *r, const struct conf *c) {
     TRY(open_track(r, c));
     if (r->from.dir) TRY(restore(r));
+    if (r->k.save_freq == 0) log_note("trainer.save_freq=0: no step is saved; -1 saves the last one");
     r->optim_done = optim_steps(r);
     r->cursor = data_sampler_state(&r->sampler);
     TRY(dev_memory(r->dev, &r->memory));
@@ -112,8 +113,9 @@ void run_close(struct run *r, int rc) {
     if (rc == 0 && r->cursor) {
         early_stop_say(&r->early, r->step);
         if (r->saved_step > 0)
-            log_info("done: %lld steps; the model is in %s/global_step_%lld/actor", (long long)r->step, r->k.default_local_dir,
-                     (long long)r->saved_step);
+            log_info("done: %lld steps; the model %sis in %s/global_step_%lld/actor", (long long)r->step,
+                     r->saved_step < r->step ? "of the last saved step " : "", r->k.default_local_dir, (long long)r->saved_step);
+        else log_info("done: %lld steps; none was saved (trainer.save_freq=0)", (long long)r->step);
         early_stop_report(&r->early, r->k.default_local_dir, "actor");
     }
     track_close(r->track);
@@ -180,6 +182,9 @@ int run_validate_first(struct run *r) {
 
 static bool due(const struct run *r, int64_t freq) { return freq > 0 && (r->step == r->total_steps || r->step % freq == 0); }
 
+/* The last step is saved without save_freq too, so that a run leaves a model; save_freq=0 says that it shall not. */
+static bool save_due(const struct run *r) { return due(r, r->k.save_freq) || (r->k.save_freq < 0 && r->step == r->total_steps); }
+
 /* A signal in the validation ends it; the step itself is done and is saved. */
 static int finish(struct run *r) {
     int best = 0;
@@ -192,7 +197,7 @@ static int finish(struct run *r) {
         if (rc == 0) TRY(best = early_stop_look(&r->early, &r->metrics, r->step));
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
-    if (stop || best > 0 || early_stop_done(&r->early) || due(r, r->k.save_freq)) TRY(save(r, r->k.keep_ckpts));
+    if (stop || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
     stages_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
