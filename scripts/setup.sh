@@ -29,8 +29,8 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive $run "$line" >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
 fi
 
-if ! .venv/bin/python -c 'import jinja2, pyarrow, numpy, clang_format' 2>/dev/null; then
-    echo "making .venv (jinja2, pyarrow, numpy, clang-format)"
+if ! .venv/bin/python -c 'import jinja2, pyarrow, numpy, huggingface_hub, clang_format' 2>/dev/null; then
+    echo "making .venv (jinja2, pyarrow, numpy, huggingface_hub, clang-format)"
     python3 -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check -r python/requirements.txt clang-format==14.0.6
 fi

@@ -246,7 +246,7 @@ static bool is_adapter(const char *dir) {
 static int find_base(const char *adapter, char **dir) {
     struct lora_config l;
     TRY(lora_config_load(&l, adapter));
-    int rc = l.base ? train_model_dir(l.base, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
+    int rc = l.base ? train_model_dir(l.base, true, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
     if (rc < 0) rc = err_wrap(rc, "the base model of adapter %s (verlc model merge --model BASE says another place)", adapter);
     lora_config_free(&l);
     return rc;
@@ -390,7 +390,7 @@ static int merge_source(struct export_source *s, const char *model, const char *
     }
     if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
     s->adapter_dir = xstrdup(adapter);
-    return model ? train_model_dir(model, &s->model_dir) : find_base(adapter, &s->model_dir);
+    return model ? train_model_dir(model, true, &s->model_dir) : find_base(adapter, &s->model_dir);
 }
 
 static int cmd_model_merge(int argc, char **argv) {

@@ -221,6 +221,21 @@ struct sft_dataset {
 int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a);
 void sft_dataset_close(struct sft_dataset *d);
 
+/* ------------------------------------------------------------------ hub -- */
+
+/* "user/name", not a path that someone wrote out. */
+bool data_hub_id(const char *s);
+enum data_hub_what {
+    DATA_HUB_MODEL,  /* configuration, tokenizer, safetensors */
+    DATA_HUB_CONFIG, /* configuration and tokenizer alone */
+    DATA_HUB_DATASET /* the files under a folder */
+};
+/* The directory of a model or dataset of the Hugging Face hub: the snapshot in Hugging Face's cache (HF_HUB_CACHE, HF_HOME,
+ * ~/.cache/huggingface) where it is whole, else downloaded there, with progress on stderr. HF_ENDPOINT, HF_TOKEN and
+ * HF_HUB_OFFLINE count. folder: of a dataset; else NULL. Caller frees *dir.
+ * ERR_INPUT: not there, no access, offline, damaged on the way; ERR_IO: no room; ERR_TIMEOUT: nothing came for minutes. */
+int data_hub_fetch(enum data_hub_what what, const char *id, const char *folder, char **dir);
+
 /* ---------------------------------------------------------- preparation -- */
 
 struct data_gsm8k_args {

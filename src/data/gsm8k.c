@@ -8,14 +8,12 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "helper/helper.h"
 
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HUB_NAME "openai/gsm8k"
-#define HUB_S 900.0 /* the whole download; the helper's own waits are shorter */
 
 /* Column types and field order as the `datasets` library writes verl's rows. */
 static json_t *row_schema(void) {
@@ -96,28 +94,6 @@ static char *descend_snapshot(char *dir) {
     return dir;
 }
 
-static int from_hub(char **dir, const char *repo) {
-    struct helper *h = NULL;
-    json_t *ask = json_pack("{s:s, s:s}", "repo", repo, "config", "main"), *reply = NULL;
-    int rc = 0;
-    if (!ask) FAILG(out, ERR_INVAL, "the dataset's name is not UTF-8");
-    TRYG(helper_create(&h, &(struct helper_args){.module = "verlc_helpers.hub"}), out);
-    log_info("fetching %s from the hub", repo);
-    TRYG(helper_call(h, ask, HUB_S, &reply), out);
-    *dir = xstrdup(json_string_value(json_object_get(reply, "dir")));
-out:
-    helper_destroy(h);
-    json_decref(ask);
-    json_decref(reply);
-    return rc;
-}
-
-/* "user/name" and not a path that someone wrote out. */
-static bool is_repo_name(const char *s) {
-    const char *slash = strchr(s, '/');
-    return slash && slash != s && slash[1] && !strchr(slash + 1, '/') && s[0] != '.' && s[0] != '~';
-}
-
 static int find_source(char **dir, const char *source) {
     char *local = file_expand(source ? source : HUB_NAME);
     if (source && file_is_dir(local)) {
@@ -125,8 +101,9 @@ static int find_source(char **dir, const char *source) {
         return 0;
     }
     free(local);
-    if (source && !is_repo_name(source)) FAIL(ERR_INPUT, "--local_dataset_path %s: no such directory", source);
-    return from_hub(dir, source ? source : HUB_NAME);
+    if (source && !data_hub_id(source)) FAIL(ERR_INPUT, "--local_dataset_path %s: no such directory", source);
+    const int rc = data_hub_fetch(DATA_HUB_DATASET, source ? source : HUB_NAME, "main", dir);
+    return rc < 0 ? err_append(rc, "; --local_dataset_path DIR takes a copy on disk") : 0;
 }
 
 /* --- rows --- */

@@ -22,10 +22,10 @@ int train_eval(const struct conf *c, struct buf *out);
 /* verl's main_generation: data.n_samples responses for each prompt of data.path, to data.output_path. */
 int train_generate(const struct conf *c);
 
-/* A local directory for a model path: a directory as it is, else the newest
- * snapshot of a hub id ("Qwen/Qwen2.5-0.5B-Instruct") in the local hub cache
- * (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface). ERR_INPUT says how to get it. Caller frees. */
-int train_model_dir(const char *path, char **dir);
+/* A local directory for a model path: a directory as it is, else what data_hub_fetch gives for a hub id
+ * ("Qwen/Qwen2.5-0.5B-Instruct"): the snapshot in the local cache, or a download. weights false: configuration and
+ * tokenizer are enough. ERR_INPUT says how to get it. Caller frees. */
+int train_model_dir(const char *path, bool weights, char **dir);
 
 /* Makes the directory that a key names and tries that a file can be written there,
  * before anything is loaded. ERR_IO. */

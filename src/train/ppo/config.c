@@ -45,9 +45,18 @@ static void derive_data(struct ppo_config *k) {
             (long long)k->filter.gen_batch_size);
 }
 
-/* A directory that a key names. */
+/* A directory that a key names: its configuration and tokenizer; ppo_config_fetch gets the weights. */
 static int model_dir(const char *key, const char *path, char **out) {
-    const int rc = train_model_dir(path, out);
+    const int rc = train_model_dir(path, false, out);
+    return rc < 0 ? err_wrap(rc, "%s", key) : 0;
+}
+
+/* The weights beside the configuration in dir; nothing where the key was not needed. */
+static int fetch_weights(const char *key, const char *path, const char *dir) {
+    char *same = NULL;
+    if (!dir) return 0;
+    const int rc = train_model_dir(path, true, &same);
+    free(same);
     return rc < 0 ? err_wrap(rc, "%s", key) : 0;
 }
 
@@ -475,6 +484,13 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     k->run.title = k->adv_estimator;
     k->run.validates = k->n_val_files > 0 && k->run.test_freq > 0;
     return 0;
+}
+
+int ppo_config_fetch(const struct ppo_config *k) {
+    TRY(fetch_weights(ARR "model.path", k->raw.model_path, k->model_dir));
+    TRY(fetch_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
+    TRY(fetch_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
+    return fetch_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir);
 }
 
 void ppo_config_free(struct ppo_config *k) {

@@ -188,6 +188,9 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c);
 /* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
  * directory or file that a key names. The caller frees k after an error too. */
 int ppo_config_read(struct ppo_config *k, const struct conf *c);
+/* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
+ * after its configuration was found good. */
+int ppo_config_fetch(const struct ppo_config *k);
 void ppo_config_free(struct ppo_config *k);
 
 #endif
