@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -68,9 +69,8 @@ def check_killed(s, test):
             if "fetching" in line:
                 first = int(re.search(r"(\d+) files", line)[1])
                 break
-        blobs = hub.home / "hub/models--user--tiny/blobs"
-        while not any(f.suffix != ".incomplete" for f in blobs.glob("*")):
-            pass
+        while not [*(hub.home / "hub/models--user--tiny").glob("snapshots/*/*")]:
+            time.sleep(0.01)
         p.kill()
         p.communicate()
         p = answers(s, hub)
