@@ -2,6 +2,7 @@
 #include "base/buf.h"
 
 #include "base/err.h"
+#include "base/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,13 +30,16 @@ char *xstrndup(const char *s, size_t n) {
     p[n] = '\0';
     return p;
 }
+char *xvasprintf(const char *fmt, va_list ap) {
+    char *p = NULL;
+    CHECK(vasprintf(&p, fmt, ap) >= 0 && p != NULL);
+    return p;
+}
 char *xasprintf(const char *fmt, ...) {
     va_list ap;
-    char *p = NULL;
     va_start(ap, fmt);
-    const int n = vasprintf(&p, fmt, ap);
+    char *p = xvasprintf(fmt, ap);
     va_end(ap);
-    CHECK(n >= 0 && p != NULL);
     return p;
 }
 void xgrow(void **p, int64_t *cap, int64_t need, size_t size) {
@@ -76,14 +80,26 @@ int buf_adds(struct buf *b, const char *s) { return buf_add(b, s, strlen(s)); }
 int buf_addc(struct buf *b, char c) { return buf_add(b, &c, 1); }
 int buf_addf(struct buf *b, const char *fmt, ...) {
     va_list ap;
-    char *p = NULL;
     va_start(ap, fmt);
-    const int n = vasprintf(&p, fmt, ap);
+    char *p = xvasprintf(fmt, ap);
     va_end(ap);
-    CHECK(n >= 0 && p != NULL);
-    const int rc = buf_add(b, p, (size_t)n);
+    const int rc = buf_adds(b, p);
     free(p);
     return rc;
+}
+void buf_add_visible(struct buf *b, const char *s, bool lines) {
+    for (size_t n = strlen(s); n > 0;) {
+        const int k = utf8_step(s, n), take = k < 0 ? -k : k;
+        const unsigned char c = (unsigned char)*s;
+        const bool control = (c < 0x20 && c != '\t' && !(c == '\n' && lines)) || c == 0x7f;
+        const bool c1 = c == 0xc2 && k == 2 && (unsigned char)s[1] < 0xa0; /* U+0080 to U+009F: CSI and its like */
+        if (c == '\n' && control) buf_adds(b, "\\n");
+        else if (k > 0 && !control && !c1) buf_add(b, s, (size_t)take);
+        else
+            for (int i = 0; i < take; i++) buf_addf(b, "\\x%02x", (unsigned char)s[i]);
+        s += take;
+        n -= (size_t)take;
+    }
 }
 char *buf_take(struct buf *b) {
     char *p = b->p ? b->p : xstrdup("");

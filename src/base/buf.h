@@ -5,6 +5,7 @@
 #define VERLC_BASE_BUF_H
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +22,9 @@ int buf_add(struct buf *b, const void *p, size_t n);
 int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);
 int buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Text from outside for a terminal: control characters and what is no UTF-8 become \x1b, newlines \n, so that it neither
+ * steers the terminal nor looks like a line of its own. lines: newlines stay. */
+void buf_add_visible(struct buf *b, const char *s, bool lines);
 char *buf_take(struct buf *b); /* transfers the string ("" if empty); caller frees */
 
 /* malloc family that never returns NULL (CHECKs), for small host objects. */
@@ -34,6 +38,7 @@ int str_distance(const char *a, const char *b);
 char *str_near(const char *list, const char *s);
 char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 /* Grows *p (elements of `size` bytes) so that `need` fit; doubles. */
 void xgrow(void **p, int64_t *cap, int64_t need, size_t size);
 

@@ -2,6 +2,8 @@
  * except in err_check_failed, the program's only abort. */
 #include "base/err.h"
 
+#include "base/utf8.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,15 +37,26 @@ int err_exit_status(int code) {
 const char *err_msg(void) { return msg_buf; }
 const char *err_trace(void) { return trace_buf; }
 
+/* The message stays one line of UTF-8, whatever the input that it quotes holds and wherever it was cut. */
+static void tidy(void) {
+    size_t n = utf8_cut(msg_buf, sizeof msg_buf), k;
+    msg_buf[n] = '\0';
+    for (char *p = msg_buf; *p; p += k, n -= k) {
+        const int step = utf8_step(p, n);
+        k = (size_t)(step < 0 ? -step : step);
+        if (step < 0) memset(p, '?', k);
+        else if ((unsigned char)*p < ' ') *p = ' ';
+    }
+}
+
 int err_set(int code, const char *file, int line, const char *fmt, ...) {
     va_list ap;
     char text[sizeof msg_buf]; /* an argument may point into msg_buf */
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    for (char *p = text; *p; p++) /* one line, whatever the input that it quotes holds */
-        if ((unsigned char)*p < ' ') *p = ' ';
     memcpy(msg_buf, text, sizeof text);
+    tidy();
     snprintf(trace_buf, sizeof trace_buf, "%s:%d", file, line);
     return code;
 }
@@ -64,6 +77,7 @@ int err_put_before(int code, const char *file, int line, const char *fmt, ...) {
     if ((size_t)n >= sizeof text) n = (int)sizeof text - 1;
     snprintf(text + n, sizeof text - (size_t)n, ": %s", msg_buf);
     memcpy(msg_buf, text, sizeof text);
+    tidy();
     return err_pass(code, file, line);
 }
 
@@ -73,6 +87,7 @@ int err_put_after(int code, const char *file, int line, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(msg_buf + n, sizeof msg_buf - n, fmt, ap);
     va_end(ap);
+    tidy();
     return err_pass(code, file, line);
 }
 

@@ -2,6 +2,7 @@
  * Knows nothing about metrics or progress beyond the redraw hooks. */
 #include "base/log.h"
 
+#include "base/buf.h"
 #include "base/hash.h"
 
 #include <pthread.h>
@@ -44,38 +45,28 @@ void log_set_redraw(void (*clear)(void *), void (*draw)(void *), void *arg) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Data in a message must not steer the terminal nor look like a line of its own: control characters become \\x1b, \\n.
- * Of log_info, whose tables have lines, newlines stay. */
-static void print_visible(const char *text, bool lines) {
-    for (const char *p = text; *p; p++) {
-        const unsigned char c = (unsigned char)*p;
-        if (c == '\n' && !lines) fputs("\\n", stderr);
-        else if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) fprintf(stderr, "\\x%02x", c);
-        else fputc(c, stderr);
-    }
-}
-
 static void log_line(const char *tag, const char *fmt, va_list ap, bool once) {
-    char text[4096];
-    vsnprintf(text, sizeof text, fmt, ap);
+    struct buf line = {0};
+    char *text = xvasprintf(fmt, ap);
+    buf_adds(&line, tag);
+    buf_add_visible(&line, text, tag[0] == '\0'); /* log_info has tables */
+    buf_addc(&line, '\n');
+    free(text);
     pthread_mutex_lock(&lock);
     if (once) {
-        const uint64_t h = hash64(text, strlen(text));
+        const uint64_t h = hash64(line.p, line.n);
         for (int i = 0; i < n_notes; i++) {
-            if (notes[i] == h) {
-                pthread_mutex_unlock(&lock);
-                return;
-            }
+            if (notes[i] == h) goto out;
         }
         if (n_notes < N_NOTES) notes[n_notes++] = h;
     }
     if (redraw_clear) redraw_clear(redraw_arg);
-    fputs(tag, stderr);
-    print_visible(text, tag[0] == '\0');
-    fputc('\n', stderr);
+    fputs(line.p, stderr);
     fflush(stderr);
     if (redraw_draw) redraw_draw(redraw_arg);
+out:
     pthread_mutex_unlock(&lock);
+    buf_free(&line);
 }
 
 #define LOG_FN(name, lvl, tag, once)     \

@@ -42,7 +42,10 @@ static int check_prompt(const struct rl_dataset *d, const json_t *row) {
         if (!json_is_string(json_object_get(m, "role")))
             FAIL(ERR_INPUT, "message %zu of column '%s' has no role", i + 1, d->prompt_key);
     }
-    if (!json_is_string(json_object_get(row, d->reward_fn_key))) FAIL(ERR_INPUT, "column '%s' is not text", d->reward_fn_key);
+    const json_t *source = json_object_get(row, d->reward_fn_key);
+    if (!json_is_string(source)) FAIL(ERR_INPUT, "column '%s' is not text", d->reward_fn_key);
+    if (strlen(json_string_value(source)) < json_string_length(source))
+        FAIL(ERR_INPUT, "column '%s' holds a NUL character, which the name of a metric cannot", d->reward_fn_key);
     if (has_items(row, "images") || has_items(row, "videos") || has_items(row, "audios"))
         FAIL(ERR_UNSUPPORTED, "images, videos and audio in prompts are unsupported");
     return 0;

@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/utf8.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -66,6 +67,7 @@ fail:
 /* --- the process's state --- */
 
 static void take_line(struct helper *h) {
+    h->n_line = utf8_cut(h->line, h->n_line); /* a long line was cut */
     while (h->n_line && (h->line[h->n_line - 1] == ' ' || h->line[h->n_line - 1] == '\r')) h->n_line--;
     if (h->n_line == 0) return;
     h->line[h->n_line] = '\0';

@@ -5,34 +5,9 @@
  * Invariant: everything past text_utf8_repair may rely on well-formed text. */
 #include "text/text_int.h"
 
-#include <string.h>
+#include "base/utf8.h"
 
-/* Bytes of the well-formed character at p, or minus the bytes of the ill-formed part. */
-static int utf8_step(const uint8_t *p, size_t n) {
-    const uint8_t c = p[0];
-    int need;
-    uint8_t lo = 0x80, hi = 0xBF; /* allowed second byte */
-    if (c < 0x80) return 1;
-    if (c >= 0xC2 && c <= 0xDF) {
-        need = 1;
-    } else if (c >= 0xE0 && c <= 0xEF) {
-        need = 2;
-        if (c == 0xE0) lo = 0xA0;
-        if (c == 0xED) hi = 0x9F;
-    } else if (c >= 0xF0 && c <= 0xF4) {
-        need = 3;
-        if (c == 0xF0) lo = 0x90;
-        if (c == 0xF4) hi = 0x8F;
-    } else {
-        return -1;
-    }
-    for (int i = 1; i <= need; i++) {
-        if ((size_t)i >= n || p[i] < lo || p[i] > hi) return -i;
-        lo = 0x80;
-        hi = 0xBF;
-    }
-    return need + 1;
-}
+#include <string.h>
 
 static uint64_t word_at(const char *p) {
     uint64_t w;
@@ -48,7 +23,7 @@ bool text_utf8_valid(const char *text, size_t n) {
             i += 8;
             continue;
         }
-        const int k = utf8_step((const uint8_t *)text + i, n - i);
+        const int k = utf8_step(text + i, n - i);
         if (k < 0) return false;
         i += (size_t)k;
     }
@@ -58,7 +33,7 @@ bool text_utf8_valid(const char *text, size_t n) {
 int text_utf8_repair(struct buf *out, const char *text, size_t n) {
     size_t i = 0, good = 0; /* [good, i): well formed, not yet written */
     while (i < n) {
-        const int k = utf8_step((const uint8_t *)text + i, n - i);
+        const int k = utf8_step(text + i, n - i);
         if (k > 0) {
             i += (size_t)k;
             continue;
@@ -73,9 +48,9 @@ int text_utf8_repair(struct buf *out, const char *text, size_t n) {
 
 size_t text__unfinished(const char *p, size_t n) {
     for (size_t k = 1; k <= 3 && k <= n; k++) {
-        const uint8_t *lead = (const uint8_t *)p + n - k;
-        if ((*lead & 0xC0) == 0x80) continue;
-        return *lead >= 0xC2 && *lead <= 0xF4 && utf8_step(lead, k) == -(int)k ? k : 0;
+        const uint8_t lead = (uint8_t)p[n - k];
+        if ((lead & 0xC0) == 0x80) continue;
+        return lead >= 0xC2 && lead <= 0xF4 && utf8_step(p + n - k, k) == -(int)k ? k : 0;
     }
     return 0;
 }

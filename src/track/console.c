@@ -6,8 +6,10 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/utf8.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -17,38 +19,46 @@ enum { MAX_HEADLINES = 6, BAR = 24 };
 
 struct console {
     bool step_lines, terminal, shown;
-    char title[32];
+    char *title;
     int64_t total, first_step, last_step;
     double start, last_draw, last_line;
     struct {
-        char metric[112], label[24];
+        const char *metric, *label; /* the program's own words */
         double value;
         bool known;
     } head[MAX_HEADLINES];
     int n_head;
-    char line[512]; /* the live line as last drawn */
+    pthread_mutex_t lock; /* of line and shown: a log line of another thread draws it again */
+    char *line;           /* the live line as last drawn; NULL: none */
 };
 
 static void clear_line(void *v) {
     struct console *c = v;
+    pthread_mutex_lock(&c->lock);
     if (c->shown) fputs("\r\033[K", stderr);
+    pthread_mutex_unlock(&c->lock);
 }
 static void draw_line(void *v) {
     struct console *c = v;
-    if (c->line[0]) {
+    pthread_mutex_lock(&c->lock);
+    if (c->line) {
         fputs(c->line, stderr);
         fflush(stderr);
         c->shown = true;
     }
+    pthread_mutex_unlock(&c->lock);
 }
 
 struct console *console_create(const struct track_args *a, bool step_lines) {
     struct console *c = xcalloc(1, sizeof *c);
+    pthread_mutex_init(&c->lock, NULL);
     c->step_lines = step_lines;
     c->terminal = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
     c->total = a->total_steps;
     c->first_step = c->last_step = a->resume_step > 0 ? a->resume_step : 0;
-    snprintf(c->title, sizeof c->title, "%s", a->title ? a->title : "");
+    struct buf title = {0};
+    buf_add_visible(&title, a->title ? a->title : "", false);
+    c->title = buf_take(&title);
     c->start = c->last_draw = clock_now();
     if (c->terminal) log_set_redraw(clear_line, draw_line, c);
     return c;
@@ -60,14 +70,16 @@ void console_destroy(struct console *c) {
         log_set_redraw(NULL, NULL, NULL);
         clear_line(c);
     }
+    pthread_mutex_destroy(&c->lock);
+    free(c->title);
+    free(c->line);
     free(c);
 }
 
 void console_headline(struct console *c, const char *metric, const char *label) {
     if (!c || c->n_head == MAX_HEADLINES) return;
-    snprintf(c->head[c->n_head].metric, sizeof c->head[0].metric, "%s", metric);
-    snprintf(c->head[c->n_head].label, sizeof c->head[0].label, "%s", label);
-    c->n_head++;
+    c->head[c->n_head].metric = metric;
+    c->head[c->n_head++].label = label;
 }
 
 static void add_value(struct buf *b, const char *label, double v) {
@@ -99,7 +111,9 @@ static void step_line_pipe(int64_t step, const struct metrics *m) {
     struct buf b = {0};
     buf_addf(&b, "step:%lld", (long long)step);
     for (int64_t i = 0; i < m->n; i++) {
-        buf_addf(&b, " - %s:", m->items[i].name);
+        buf_adds(&b, " - ");
+        buf_add_visible(&b, m->items[i].name, false);
+        buf_addc(&b, ':');
         add_number(&b, &m->items[i]);
     }
     puts(b.p);
@@ -115,12 +129,14 @@ static void step_line_terminal(struct console *c, int64_t step, const struct met
         if (metrics_get(m, c->head[i].metric, &v)) add_value(&b, c->head[i].label, v);
     if (metrics_get(m, "timing_s/step", &v)) buf_addf(&b, "  %.1f s", v);
     for (int64_t i = 0; i < m->n; i++) /* validation shows its main number */
-        if (strncmp(m->items[i].name, "val-core/", 9) == 0 || strcmp(m->items[i].name, "val/loss") == 0)
-            buf_addf(&b, "  %s %.4g", m->items[i].name, m->items[i].value);
+        if (strncmp(m->items[i].name, "val-core/", 9) == 0 || strcmp(m->items[i].name, "val/loss") == 0) {
+            buf_adds(&b, "  ");
+            buf_add_visible(&b, m->items[i].name, false);
+            buf_addf(&b, " %.4g", m->items[i].value);
+        }
     clear_line(c);
     puts(b.p);
     fflush(stdout);
-    c->shown = false;
     draw_line(c);
     buf_free(&b);
 }
@@ -153,12 +169,11 @@ static void add_eta(const struct console *c, struct buf *b, int64_t step, double
     else buf_addf(b, "  ETA %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
 }
 
-static void cut_to_width(char *line, size_t cap) {
+static void cut_to_width(char *line) {
     struct winsize w;
     size_t width = 100;
     if (ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 10) width = w.ws_col;
-    if (width > cap) width = cap;
-    if (strlen(line) >= width) line[width - 1] = '\0';
+    line[utf8_cut(line, width - 1)] = '\0';
 }
 
 void console_progress(struct console *c, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s) {
@@ -181,15 +196,19 @@ void console_progress(struct console *c, int64_t step, const char *phase, int64_
         if (c->head[i].known && (tok_s <= 0 || strcmp(c->head[i].label, "tok/s") != 0))
             add_value(&b, c->head[i].label, c->head[i].value);
     if (step > c->first_step) add_eta(c, &b, step, part / 2);
-    snprintf(c->line, sizeof c->line, "%s", b.p);
     if (c->terminal) {
-        cut_to_width(c->line, sizeof c->line);
+        char *line = buf_take(&b), *old;
+        cut_to_width(line);
         clear_line(c);
+        pthread_mutex_lock(&c->lock);
+        old = c->line;
+        c->line = line;
+        pthread_mutex_unlock(&c->lock);
+        free(old);
         draw_line(c);
     } else {
-        fprintf(stderr, "%s\n", c->line + (c->line[0] == ' '));
+        fprintf(stderr, "%s\n", b.p + (b.p[0] == ' '));
         fflush(stderr);
-        c->line[0] = '\0';
     }
     buf_free(&b);
 }

@@ -17,42 +17,44 @@
 
 /* ---- metrics ---- */
 
+void metrics_reset(struct metrics *m) {
+    for (int64_t i = 0; i < m->n; i++) free(m->items[i].name);
+    m->n = 0;
+}
 void metrics_free(struct metrics *m) {
+    metrics_reset(m);
     free(m->items);
     *m = (struct metrics){0};
 }
-void metrics_reset(struct metrics *m) { m->n = 0; }
 
-static void put(struct metrics *m, const char *name, double value, bool whole) {
+/* Takes name over. */
+static void put(struct metrics *m, char *name, double value, bool whole) {
     int64_t i = 0;
     while (i < m->n && strcmp(m->items[i].name, name) != 0) i++;
     if (i == m->n) {
         xgrow((void **)&m->items, &m->cap, m->n + 1, sizeof *m->items);
-        m->n++;
-        snprintf(m->items[i].name, sizeof m->items[i].name, "%s", name);
+        m->items[m->n++].name = name;
+    } else {
+        free(name);
     }
     m->items[i].value = value;
     m->items[i].whole = whole;
 }
 
 void metrics_set(struct metrics *m, double value, const char *fmt, ...) {
-    char name[sizeof m->items->name];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(name, sizeof name, fmt, ap);
+    put(m, xvasprintf(fmt, ap), value, false);
     va_end(ap);
-    put(m, name, value, false);
 }
 void metrics_set_i64(struct metrics *m, int64_t value, const char *fmt, ...) {
-    char name[sizeof m->items->name];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(name, sizeof name, fmt, ap);
+    put(m, xvasprintf(fmt, ap), (double)value, true);
     va_end(ap);
-    put(m, name, (double)value, true);
 }
 void metrics_merge(struct metrics *into, const struct metrics *from) {
-    for (int64_t i = 0; i < from->n; i++) put(into, from->items[i].name, from->items[i].value, from->items[i].whole);
+    for (int64_t i = 0; i < from->n; i++) put(into, xstrdup(from->items[i].name), from->items[i].value, from->items[i].whole);
 }
 bool metrics_get(const struct metrics *m, const char *name, double *value) {
     for (int64_t i = 0; i < m->n; i++) {

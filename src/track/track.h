@@ -14,7 +14,7 @@
 
 /* ---- one step's metrics, in the order they were set ---- */
 struct metric {
-    char name[112];
+    char *name; /* owned; of any length: data sources and scorers' keys are in it */
     double value;
     bool whole; /* print as an integer */
 };
@@ -22,8 +22,8 @@ struct metrics {
     struct metric *items;
     int64_t n, cap;
 };
-void metrics_free(struct metrics *m); /* a zeroed struct is empty and valid */
-void metrics_reset(struct metrics *m);
+void metrics_free(struct metrics *m);  /* a zeroed struct is empty and valid */
+void metrics_reset(struct metrics *m); /* keeps the array */
 void metrics_set(struct metrics *m, double value, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void metrics_set_i64(struct metrics *m, int64_t value, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void metrics_merge(struct metrics *into, const struct metrics *from); /* later wins, place kept */
@@ -71,7 +71,7 @@ void track_sample(struct track *t, const struct track_sample *s);
 /* Live progress (terminal only; in a pipe a plain line at most every 10 s):
  * phase "rollout", done of total, tokens per second. */
 void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);
-/* What the bar shows beside the step: the last values of these metrics. */
+/* What the bar shows beside the step: the last values of these metrics. Both texts outlive t. */
 void track_headline(struct track *t, const char *metric, const char *label);
 /* Waits (up to 30 s) until all that was queued is on disk. ERR_TIMEOUT, ERR_IO. */
 int track_flush(struct track *t);

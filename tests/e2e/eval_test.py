@@ -109,6 +109,16 @@ def check_eval(s, test):
     got = json.loads(p.stdout) if p.returncode == 0 else {}
     test("eval: a user-defined scorer; what it refuses is counted, not a number", got.get("errors") == 1 and
          got.get(f"test_score/{g}") == 12 and "1 of 8 responses have no score" in p.stderr, p.stdout + p.stderr[-300:])
+    # names from outside have no length: 0.1.0 crashed where source and key passed 253 bytes
+    own.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                   "    return {'score': 1, 'k' * 300 + 'é': 2, 'acc': 1}\n")
+    long = "日" * 5000 + "\x1f\n"
+    p = evaluate(s, [row(long, "1", "x", "y")], f"custom_reward_function.path={own}")
+    got = json.loads(p.stdout) if p.returncode == 0 else {}
+    test("eval: a data source of 15,000 bytes and a key of 302", got.get(f"val-core/{long}/acc/mean@2") == 1 and
+         got.get(f"val-aux/{long}/{'k' * 300}é/best@2/mean") == 2 and got.get(f"test_score/{long}") == 1,
+         f"{p.returncode} {p.stdout[:200]} {p.stderr[-300:]}")
+    test.refused("eval: a data source with NUL", evaluate(s, [row("a\0b", "1", "x")]), 3, "row 1", "NUL")
     test.refused("eval: no ground truth", evaluate(s, [{**rows[0], "reward_model": {}}]), 3, "row 1", "ground_truth")
     test.refused("eval: no responses", evaluate(s, [{**rows[0], "responses": []}]), 3, "row 1", "no responses")
     test.refused("eval: a response that is no text", evaluate(s, [{**rows[0], "responses": [1]}]), 3, "response 1 is not text")

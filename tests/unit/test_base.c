@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "base/log.h"
 #include "base/map.h"
 #include "base/thread_pool.h"
@@ -50,6 +51,18 @@ out:
 static void *other_thread(void *arg) {
     err_set(ERR_IO, "f", 1, "of another thread");
     return arg;
+}
+
+/* Ill-formed parts of a text. */
+static int utf8_bad(const char *s) {
+    int bad = 0;
+    for (size_t n = strlen(s); n > 0;) {
+        const int k = utf8_step(s, n);
+        bad += k < 0;
+        s += abs(k);
+        n -= (size_t)abs(k);
+    }
+    return bad;
 }
 
 static void test_err(void **state) {
@@ -88,6 +101,18 @@ static void test_err(void **state) {
     err_wrap(ERR_IO, "%s", big);
     err_append(ERR_IO, "%s", big);
     assert_true(strlen(err_msg()) < sizeof big);
+    for (size_t lead = 0; lead < 4; lead++) { /* never cut inside a character, and UTF-8 whatever it quotes */
+        memset(big, 'a', lead);
+        for (size_t i = lead; i + 3 < sizeof big; i += 3) memcpy(big + i, "\xe6\x97\xa5", 4);
+        err_set(ERR_IO, "f", 1, "%s", big);
+        assert_int_equal(utf8_bad(err_msg()), 0);
+        assert_true(strlen(err_msg()) > 2040);
+        err_set(ERR_IO, "f", 1, "\xff%.4s and \xc3", "\xe6\x97\xa5\xe6\x97\xa5");
+        assert_string_equal(err_msg(), "?\xe6\x97\xa5? and ");
+        err_wrap(ERR_IO, "%s", big);
+        err_append(ERR_IO, "%s", big);
+        assert_int_equal(utf8_bad(err_msg()), 0);
+    }
     for (int i = 0; i < 200; i++) err_pass(ERR_IO, "some/long/path/to/a/file.c", i);
     assert_true(strlen(err_trace()) < sizeof big);
 
@@ -105,19 +130,26 @@ static void test_err(void **state) {
 /* Data in a message neither steers the terminal nor makes a line of its own. */
 static void test_log_escapes(void **state) {
     (void)state;
-    char got[256] = "";
+    static char got[1 << 14], longer[9000];
     int fd[2];
     assert_int_equal(pipe(fd), 0);
     const int saved = dup(2);
     assert_true(saved >= 0 && dup2(fd[1], 2) == 2);
     log_warn("row \x1b[2J%s\r", "a\nerror: not one");
     log_info("a table\n  of two lines");
+    log_info("\xc2\x9b"
+             "0m \xe9t\xc3\xa9"); /* CSI in one character; Latin-1 and UTF-8 */
+    memset(longer, 'a', sizeof longer - 1);
+    log_info("%s", longer); /* a line is as long as it is */
     dup2(saved, 2);
     close(saved);
     close(fd[1]);
     assert_true(read(fd[0], got, sizeof got - 1) > 0);
     close(fd[0]);
-    assert_string_equal(got, "warning: row \\x1b[2Ja\\nerror: not one\\x0d\na table\n  of two lines\n");
+    const char want[] = "warning: row \\x1b[2Ja\\nerror: not one\\x0d\na table\n  of two lines\n\\xc2\\x9b"
+                        "0m \\xe9t\xc3\xa9\n";
+    assert_memory_equal(got, want, sizeof want - 1);
+    assert_int_equal(strlen(got), sizeof want + sizeof longer - 1);
 }
 
 /* CHECK stops the process, also in release builds. */

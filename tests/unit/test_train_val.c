@@ -1,6 +1,7 @@
 /* test_train_val.c - validation statistics and data metrics against the values that
  * verl 0.9.1's own functions gave (tools/oracle_train.py): the same names, no name
  * more, and the same numbers. */
+#include "base/buf.h"
 #include "base/err.h"
 #include "worst.h"
 #include "base/json.h"
@@ -61,6 +62,44 @@ static void test_val_metrics(void **state) {
     assert_true(json_array_size(cases) >= 8);
     print_message("validation metrics: %zu batches, largest difference %.1e\n", json_array_size(cases), worst);
     json_decref(cases);
+}
+
+/* Data sources and the scorer's keys are text from outside: of any length, with any character but NUL. */
+static void test_long_names(void **state) {
+    (void)state;
+    enum { LONG = 100000 };
+    static char source[2][LONG + 1], key[LONG + 1];
+    for (int k = 0; k < 2; k++) memset(source[k], 'a', LONG - 1);
+    source[0][LONG - 1] = 'x'; /* they differ in the last character alone */
+    source[1][LONG - 1] = 'y';
+    memset(key, '\x1f', LONG);
+    json_t *extra[2] = {json_object(), json_object()};
+    for (int k = 0; k < 2; k++) assert_int_equal(json_object_set_new(extra[k], key, json_integer(k + 3)), 0);
+    const struct val_row rows[] = {{source[0], 1, 0.25, extra[0]},
+                                   {source[1], 1, 0.5, extra[1]},
+                                   {"a\x1f"
+                                    "b",
+                                    2, 7, NULL},
+                                   {"a", 2, 8, NULL}};
+    struct metrics m = {0};
+    double v;
+    assert_int_equal(val_metrics(rows, 4, &m), 0);
+    for (int k = 0; k < 2; k++) {
+        char *name[] = {xasprintf("val-core/%s/reward/mean@1", source[k]), xasprintf("val-aux/%s/%s/mean@1", source[k], key)};
+        assert_true(metrics_get(&m, name[0], &v) && v == rows[k].reward);
+        assert_true(metrics_get(&m, name[1], &v) && v == k + 3);
+        free(name[0]);
+        free(name[1]);
+    }
+    assert_true(metrics_get(&m,
+                            "val-core/a\x1f"
+                            "b/reward/mean@1",
+                            &v) &&
+                v == 7);
+    assert_true(metrics_get(&m, "val-core/a/reward/mean@1", &v) && v == 8);
+    assert_int_equal(m.n, 6);
+    metrics_free(&m);
+    for (int k = 0; k < 2; k++) json_decref(extra[k]);
 }
 
 static void test_no_rows(void **state) {
@@ -164,10 +203,8 @@ static void test_worse_of(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worse_of),
-        cmocka_unit_test(test_val_metrics),
-        cmocka_unit_test(test_no_rows),
-        cmocka_unit_test(test_data_metrics),
+        cmocka_unit_test(test_worse_of), cmocka_unit_test(test_val_metrics),  cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_no_rows),  cmocka_unit_test(test_data_metrics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

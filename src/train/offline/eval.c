@@ -37,9 +37,11 @@ static size_t n_responses(const json_t *list) { return json_is_string(list) ? 1 
 static const json_t *response(const json_t *list, size_t i) { return json_is_string(list) ? list : json_array_get(list, i); }
 
 static int check_row(const struct eval *e, const json_t *row, size_t i) {
-    const json_t *list = json_object_get(row, e->response_key);
-    if (!json_is_string(json_object_get(row, e->source_key)))
-        FAIL(ERR_INPUT, "%s row %zu: column '%s' is not text", e->path, i + 1, e->source_key);
+    const json_t *list = json_object_get(row, e->response_key), *source = json_object_get(row, e->source_key);
+    if (!json_is_string(source)) FAIL(ERR_INPUT, "%s row %zu: column '%s' is not text", e->path, i + 1, e->source_key);
+    if (strlen(json_string_value(source)) < json_string_length(source))
+        FAIL(ERR_INPUT, "%s row %zu: column '%s' holds a NUL character, which the name of a metric cannot", e->path, i + 1,
+             e->source_key);
     if (!json_object_get(json_object_get(row, e->reward_key), "ground_truth"))
         FAIL(ERR_INPUT, "%s row %zu: column '%s' has no ground_truth", e->path, i + 1, e->reward_key);
     if (n_responses(list) == 0) FAIL(ERR_INPUT, "%s row %zu: column '%s' has no responses", e->path, i + 1, e->response_key);

@@ -81,36 +81,65 @@ static double majority(const double *x, const char *const *pred, const int64_t *
     return x[draw[best]];
 }
 
-struct accum { /* per (data source, variable, metric): mean over prompts */
-    struct map index;
-    double *sum;
-    int64_t *n;
-    int64_t cap, cap_n;
+/* A metric of one variable of one data source: a mean over prompts. Names come from the data and the scorer: of any length
+ * and content, borrowed from the rows. */
+struct cell {
+    const char *source, *var;
+    char metric[48]; /* "best@4/mean" */
+    int64_t of;      /* its 4 */
+    double sum;
+    int64_t n; /* prompts */
 };
-static void accum_add(struct accum *a, const char *key, double v) {
-    int64_t i;
-    if (!map_gets(&a->index, key, &i)) {
-        i = a->index.n;
-        map_set(&a->index, key, strlen(key), i);
-        xgrow((void **)&a->sum, &a->cap, i + 1, sizeof *a->sum);
-        xgrow((void **)&a->n, &a->cap_n, i + 1, sizeof *a->n);
-        a->sum[i] = 0;
-        a->n[i] = 0;
-    }
-    a->sum[i] += v;
-    a->n[i]++;
+struct accum {
+    struct map index;   /* source NUL variable NUL metric -> place in cells */
+    struct map largest; /* source NUL variable -> the largest N of an @N */
+    struct cell *cells; /* in the order of the first prompt that has them */
+    int64_t n, cap;
+    struct buf key;
+};
+static void accum_free(struct accum *a) {
+    map_free(&a->index);
+    map_free(&a->largest);
+    free(a->cells);
+    buf_free(&a->key);
 }
 
-/* All metrics of one variable of one prompt; key prefix "source\x1fvariable\x1f". */
-static void prompt_metrics(struct accum *a, const char *prefix, const double *x, const char *const *pred, int64_t n) {
-    char key[512];
+/* No name holds a NUL, so that it separates them. */
+static void put_key(struct buf *key, const char *source, const char *var) {
+    buf_reset(key);
+    buf_add(key, source, strlen(source) + 1);
+    buf_adds(key, var);
+}
+
+static void accum_add(struct accum *a, const struct cell *what, double v) {
+    int64_t i, most;
+    put_key(&a->key, what->source, what->var);
+    if (!map_get(&a->largest, a->key.p, a->key.n, &most) || what->of > most) map_set(&a->largest, a->key.p, a->key.n, what->of);
+    buf_addc(&a->key, '\0');
+    buf_adds(&a->key, what->metric);
+    if (!map_get(&a->index, a->key.p, a->key.n, &i)) {
+        map_set(&a->index, a->key.p, a->key.n, i = a->n++);
+        xgrow((void **)&a->cells, &a->cap, a->n, sizeof *a->cells);
+        a->cells[i] = *what;
+    }
+    a->cells[i].sum += v;
+    a->cells[i].n++;
+}
+
+/* One metric of it, "kind@of" and what follows. */
+static void add_metric(struct accum *a, struct cell what, const char *kind, int64_t of, const char *tail, double v) {
+    what.of = of;
+    snprintf(what.metric, sizeof what.metric, "%s@%lld%s", kind, (long long)of, tail);
+    accum_add(a, &what, v);
+}
+
+/* All metrics of one variable of one prompt. */
+static void prompt_metrics(struct accum *a, const struct cell *what, const double *x, const char *const *pred, int64_t n) {
     double mean, std, best[N_BOOT], worst[N_BOOT], maj[N_BOOT];
     mean_std(x, n, &mean, &std);
-    snprintf(key, sizeof key, "%smean@%lld", prefix, (long long)n);
-    accum_add(a, key, mean);
+    add_metric(a, *what, "mean", n, "", mean);
     if (n < 2) return;
-    snprintf(key, sizeof key, "%sstd@%lld", prefix, (long long)n);
-    accum_add(a, key, std);
+    add_metric(a, *what, "std", n, "", std);
     int64_t *draw = xmalloc((size_t)n * sizeof *draw);
     for (int64_t k = 2; k <= n; k = k < n && 2 * k > n ? n : 2 * k) { /* 2, 4, 8, ... < N, then N */
         struct mt19937 rng;
@@ -131,10 +160,8 @@ static void prompt_metrics(struct accum *a, const char *prefix, const double *x,
         for (int i = 0; i < 3; i++) {
             if (!kinds[i].v) continue;
             mean_std(kinds[i].v, N_BOOT, &mean, &std);
-            snprintf(key, sizeof key, "%s%s@%lld/mean", prefix, kinds[i].name, (long long)k);
-            accum_add(a, key, mean);
-            snprintf(key, sizeof key, "%s%s@%lld/std", prefix, kinds[i].name, (long long)k);
-            accum_add(a, key, std);
+            add_metric(a, *what, kinds[i].name, k, "/mean", mean);
+            add_metric(a, *what, kinds[i].name, k, "/std", std);
         }
     }
     free(draw);
@@ -181,47 +208,27 @@ static void group_metrics(struct accum *a, const struct val_row *rows, const int
         have_pred &= pred[i] != NULL;
     }
     if (k > 0) {
-        char prefix[256];
-        snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", rows[idx[0]].data_source, name);
-        prompt_metrics(a, prefix, x, have_pred && k == n ? (const char *const *)pred : NULL, k);
+        const struct cell what = {.source = rows[idx[0]].data_source, .var = name};
+        prompt_metrics(a, &what, x, have_pred && k == n ? (const char *const *)pred : NULL, k);
     }
     for (int64_t i = 0; i < n; i++) free(pred[i]);
     free(x);
     free(pred);
 }
 
-/* The largest N of an @N of one variable of one source; prefix as above. */
-static int64_t largest_n(const struct accum *a, const char *prefix, size_t len) {
-    int64_t best = 0;
-    for (int64_t i = 0; i < a->index.n; i++) {
-        const char *key = a->index.entries[i].key, *at = strrchr(key, '@');
-        if (strncmp(key, prefix, len) == 0 && at && atoll(at + 1) > best) best = atoll(at + 1);
-    }
-    return best;
-}
-
-static bool has_metric(const struct accum *a, const char *source, const char *var) {
-    char prefix[256];
-    const int n = snprintf(prefix, sizeof prefix, "%s\x1f%s\x1f", source, var);
-    for (int64_t i = 0; i < a->index.n; i++)
-        if (strncmp(a->index.entries[i].key, prefix, (size_t)n) == 0) return true;
-    return false;
-}
-
 /* val-core or val-aux (ray_trainer._val_metrics_update). */
-static void publish(const struct accum *a, struct metrics *m) {
-    for (int64_t i = 0; i < a->index.n; i++) {
-        char *key = xstrdup(a->index.entries[i].key);
-        char *var = strchr(key, '\x1f');
-        *var++ = '\0';
-        char *metric = strchr(var, '\x1f'), tag[32];
-        *metric++ = '\0';
-        snprintf(tag, sizeof tag, "@%lld", (long long)largest_n(a, a->index.entries[i].key, (size_t)(metric - key)));
-        const char *core = has_metric(a, key, "acc") ? "acc" : "reward";
+static void publish(struct accum *a, struct metrics *m) {
+    for (int64_t i = 0; i < a->n; i++) {
+        const struct cell *c = &a->cells[i];
+        int64_t most = 0;
+        put_key(&a->key, c->source, "acc");
+        const char *core = map_get(&a->largest, a->key.p, a->key.n, NULL) ? "acc" : "reward";
+        put_key(&a->key, c->source, c->var);
+        map_get(&a->largest, a->key.p, a->key.n, &most);
+        const char *metric = c->metric;
         const bool kind = strncmp(metric, "mean", 4) == 0 || strncmp(metric, "maj", 3) == 0 || strncmp(metric, "best", 4) == 0;
-        const bool is_core = strcmp(var, core) == 0 && kind && strstr(metric, tag) != NULL;
-        metrics_set(m, a->sum[i] / (double)a->n[i], "%s/%s/%s/%s", is_core ? "val-core" : "val-aux", key, var, metric);
-        free(key);
+        const bool is_core = strcmp(c->var, core) == 0 && kind && c->of == most;
+        metrics_set(m, c->sum / (double)c->n, "%s/%s/%s/%s", is_core ? "val-core" : "val-aux", c->source, c->var, metric);
     }
 }
 
@@ -229,11 +236,13 @@ int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
     struct accum a = {0};
     struct map groups = {0}, names = {0};
     int64_t *of = xmalloc((size_t)n * sizeof *of), *idx = xmalloc((size_t)n * sizeof *idx);
-    char key[256];
+    struct buf key = {0};
     map_set(&names, "reward", 6, 0);
     for (int64_t i = 0; i < n; i++) {
-        snprintf(key, sizeof key, "%s\x1f%lld", rows[i].data_source, (long long)rows[i].uid);
-        if (!map_gets(&groups, key, &of[i])) map_set(&groups, key, strlen(key), of[i] = groups.n);
+        buf_reset(&key);
+        buf_add(&key, rows[i].data_source, strlen(rows[i].data_source) + 1);
+        buf_add(&key, &rows[i].uid, sizeof rows[i].uid);
+        if (!map_get(&groups, key.p, key.n, &of[i])) map_set(&groups, key.p, key.n, of[i] = groups.n);
         const char *name;
         json_t *v;
         json_object_foreach((json_t *)(uintptr_t)rows[i].extra, name, v) if (json_is_number(v) || json_is_boolean(v))
@@ -248,9 +257,8 @@ int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
     publish(&a, m);
     map_free(&groups);
     map_free(&names);
-    map_free(&a.index);
-    free(a.sum);
-    free(a.n);
+    accum_free(&a);
+    buf_free(&key);
     free(of);
     free(idx);
     return 0;
