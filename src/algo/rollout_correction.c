@@ -25,28 +25,23 @@ static const struct rs_option rs_options[ALGO_RS_MAX] = {
     {"seq_mean_k3", SEQ_MEAN, 3}, {"seq_max_k2", SEQ_MAX, 2}, {"seq_max_k3", SEQ_MAX, 3},
 };
 
-/* The next piece of a comma list without spaces around it, copied to out. */
-static bool next_item(const char **list, char *out, size_t cap) {
+/* The next piece of a comma list without spaces around it; NULL at the end. Caller frees. */
+static char *next_item(const char **list) {
     while (**list) {
         const char *p = *list + strspn(*list, " \t"), *end = strchrnul(p, ',');
         *list = *end ? end + 1 : end;
         while (end > p && strchr(" \t", end[-1])) end--;
-        if (end == p) continue;
-        const size_t n = (size_t)(end - p) < cap - 1 ? (size_t)(end - p) : cap - 1;
-        memcpy(out, p, n);
-        out[n] = '\0';
-        return true;
+        if (end > p) return xstrndup(p, (size_t)(end - p));
     }
-    return false;
+    return NULL;
 }
 
 static int number(const char *key, const char *text, const char *s, size_t n, double *out) {
-    char copy[64], *end;
-    if (n == 0 || n >= sizeof copy) FAIL(ERR_INVAL, "%s: '%s' is not a number", key, text);
-    memcpy(copy, s, n);
-    copy[n] = '\0';
+    char *copy = xstrndup(s, n), *end;
     *out = strtod(copy, &end);
-    if (*end || !isfinite(*out)) FAIL(ERR_INVAL, "%s: '%s' is not a number", key, text);
+    const bool whole = n > 0 && *end == '\0';
+    free(copy);
+    if (!whole || !isfinite(*out)) FAIL(ERR_INVAL, "%s: '%s' is not a number", key, text);
     if (*out <= 0) FAIL(ERR_INVAL, "%s: '%s' must be positive", key, text);
     return 0;
 }
@@ -73,34 +68,43 @@ static int find_rs(const char *name) {
     return ERR_INVAL;
 }
 
-static int parse_rs(struct algo_corr *c, const char *options, const char *thresholds) {
-    char item[64];
-    while (next_item(&options, item, sizeof item)) {
+static int parse_options(struct algo_corr *c, const char *options) {
+    for (char *item; (item = next_item(&options));) {
         const int k = find_rs(item);
-        TRY(k);
         bool seen = false;
+        free(item);
+        TRY(k);
         for (int j = 0; j < c->n_rs; j++) seen |= c->rs[j].option == k;
         if (!seen) c->rs[c->n_rs++].option = k;
     }
     if (c->n_rs == 0) FAIL(ERR_INVAL, "rollout_rs names no option");
-    const char *rest = thresholds ? thresholds : "";
-    char text[ALGO_RS_MAX][64];
-    int n = 0;
-    while (n < ALGO_RS_MAX && next_item(&rest, text[n], sizeof text[n])) n++;
-    if (n == 0) FAIL(ERR_INVAL, "rollout_rs is set: rollout_rs_threshold is needed too");
-    if ((n != 1 && n != c->n_rs) || next_item(&rest, item, sizeof item))
-        FAIL(ERR_INVAL, "rollout_rs_threshold has %d values for %d options; give one, or one for each", n, c->n_rs);
-    for (int j = 0; j < c->n_rs; j++) {
-        struct algo_rs *rs = &c->rs[j];
-        const char *t = text[n == 1 ? 0 : j];
-        const bool k1 = rs_options[rs->option].k == 1;
-        if (!k1 && strchr(t, '_'))
-            FAIL(ERR_INVAL, "rollout_rs_threshold '%s': %s takes one upper bound", t, rs_options[rs->option].name);
-        TRY(bounds("rollout_rs_threshold", t, &rs->lower, &rs->upper));
-        if (k1 && !strchr(t, '_')) rs->lower = 1 / rs->upper;
-        if (rs->lower > rs->upper) FAIL(ERR_INVAL, "rollout_rs_threshold '%s': a single ratio bound must be at least 1", t);
-    }
     return 0;
+}
+
+static int parse_threshold(struct algo_rs *rs, const char *t) {
+    const bool k1 = rs_options[rs->option].k == 1;
+    if (!k1 && strchr(t, '_'))
+        FAIL(ERR_INVAL, "rollout_rs_threshold '%s': %s takes one upper bound", t, rs_options[rs->option].name);
+    TRY(bounds("rollout_rs_threshold", t, &rs->lower, &rs->upper));
+    if (k1 && !strchr(t, '_')) rs->lower = 1 / rs->upper;
+    if (rs->lower > rs->upper) FAIL(ERR_INVAL, "rollout_rs_threshold '%s': a single ratio bound must be at least 1", t);
+    return 0;
+}
+
+static int parse_rs(struct algo_corr *c, const char *options, const char *thresholds) {
+    TRY(parse_options(c, options));
+    const char *rest = thresholds ? thresholds : "";
+    char *text[ALGO_RS_MAX + 1];
+    int n = 0, rc = 0;
+    while (n <= ALGO_RS_MAX && (text[n] = next_item(&rest))) n++;
+    if (n == 0) FAIL(ERR_INVAL, "rollout_rs is set: rollout_rs_threshold is needed too");
+    if (n != 1 && n != c->n_rs)
+        rc =
+            err_set(ERR_INVAL, __FILE__, __LINE__, "rollout_rs_threshold has %d%s values for %d options; give one, or one for each",
+                    n, n > ALGO_RS_MAX ? " or more" : "", c->n_rs);
+    for (int j = 0; j < c->n_rs && rc == 0; j++) rc = parse_threshold(&c->rs[j], text[n == 1 ? 0 : j]);
+    for (int i = 0; i < n; i++) free(text[i]);
+    return rc;
 }
 
 static bool given(const char *s) { return s && *s && strcmp(s, "null") != 0 && strcmp(s, "None") != 0; }

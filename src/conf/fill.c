@@ -3,6 +3,7 @@
  * (or the key absent) and the row names no other value for that. */
 #include "conf/conf_int.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 
 #include <limits.h>
@@ -26,16 +27,18 @@ int conf_bytes(const char *key, const char *text, int64_t *out) {
 }
 
 int conf_word(const char *key, const char *text, const struct conf_word *words, int *out) {
-    char names[256] = "";
+    struct buf names = {0};
     for (const struct conf_word *w = words; w->word; w++) {
         if (strcmp(w->word, text) == 0) {
             *out = w->value;
+            buf_free(&names);
             return 0;
         }
-        const size_t n = strlen(names);
-        snprintf(names + n, sizeof names - n, "%s%s", n == 0 ? "" : w[1].word ? ", " : " or ", w->word);
+        buf_addf(&names, "%s%s", names.n == 0 ? "" : w[1].word ? ", " : " or ", w->word);
     }
-    FAIL(ERR_INVAL, "%s=%s: expected %s", key, text, names);
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s", key, text, names.p);
+    buf_free(&names);
+    return rc;
 }
 
 static int put_strs(const struct conf_binding *b, const struct conf_node *v, char *into) {

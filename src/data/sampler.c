@@ -39,12 +39,9 @@ int data_sampler_key(const struct data_sampler_spec *s, const json_t *row, doubl
         return 0;
     }
     const json_t *v = row;
-    char name[64];
-    for (const char *p = s->column, *dot; v && p; p = dot ? dot + 1 : NULL) {
-        dot = strchr(p, '.');
-        const int n = dot ? (int)(dot - p) : (int)strlen(p);
-        snprintf(name, sizeof name, "%.*s", n, p);
-        v = json_object_get(v, name);
+    for (const char *p = s->column, *end; v && p; p = *end ? end + 1 : NULL) {
+        end = strchrnul(p, '.');
+        v = json_object_getn(v, p, (size_t)(end - p));
     }
     if (!json_is_number(v)) FAIL(ERR_INPUT, "data.sampler.column=%s is not a number here", s->column);
     *key = json_number_value(v);

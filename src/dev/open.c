@@ -8,6 +8,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/utf8.h"
 #include "base/log.h"
 #include "dev/cuda/abi.h"
 #include "dev/cuda/scratch_sizes.h"
@@ -132,7 +133,8 @@ void dev_open_cuda_planned(struct dev *d, size_t mem) {
 bool dev_cuda_present(char *why, size_t size) {
     int count = 0, rc = open_library();
     if (rc == 0) rc = lib.count(&count);
-    snprintf(why, size, "%s", rc < 0 ? err_msg() : "");
+    const char *msg = rc < 0 ? err_msg() : "";
+    snprintf(why, size, "%.*s", (int)utf8_cut(msg, size - 1), msg);
     return rc == 0;
 }
 

@@ -176,7 +176,10 @@ static void push(struct track *t, struct record *r) {
 
 static const char *const elsewhere[] = {"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "tracking"};
 
+/* A logger that is named twice is one. */
 static int add_tracker(struct track *t, const struct tracker *k, const struct track_args *a) {
+    for (int i = 0; i < t->n_out; i++)
+        if (t->out[i].t == k) return 0;
     CHECK(t->n_out < MAX_TRACKERS);
     TRY(k->open(&t->out[t->n_out].ctx, a));
     t->out[t->n_out++].t = k;

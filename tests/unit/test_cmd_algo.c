@@ -453,6 +453,21 @@ static void bad_corrections_are_refused(void **state) {
     }
 }
 
+/* A number counts whole, however many digits it has. */
+static void long_thresholds_are_whole(void **state) {
+    (void)state;
+    char digits[200] = "1.";
+    memset(digits + 2, '0', 150);
+    strcpy(digits + 152, "e1,3");
+    struct algo_corr c;
+    assert_int_equal(
+        algo_corr_parse(&c, &(struct algo_corr_spec){.rollout_rs = "token_k2,seq_mean_k3", .rollout_rs_threshold = digits}), 0);
+    assert_true(c.n_rs == 2 && c.rs[0].upper == 10 && c.rs[1].upper == 3);
+    *strchr(digits, ',') = '\0';
+    assert_int_equal(algo_corr_parse(&c, &(struct algo_corr_spec){.rollout_is = "token", .rollout_is_threshold = digits}), 0);
+    assert_true(c.is_upper == 10);
+}
+
 static void empty_batches_do_not_crash(void **state) {
     (void)state;
     const char *const fine[] = {
@@ -484,7 +499,8 @@ int main(void) {
         cmocka_unit_test(no_valid_token_is_loss_zero),      cmocka_unit_test(derivatives_are_slopes),
         cmocka_unit_test(gae_skips_masked_values),          cmocka_unit_test(clip_cov_drops_what_it_says),
         cmocka_unit_test(kl_cov_takes_the_first_of_equals), cmocka_unit_test(bad_requests_are_refused),
-        cmocka_unit_test(bad_corrections_are_refused),      cmocka_unit_test(empty_batches_do_not_crash),
+        cmocka_unit_test(bad_corrections_are_refused),      cmocka_unit_test(long_thresholds_are_whole),
+        cmocka_unit_test(empty_batches_do_not_crash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

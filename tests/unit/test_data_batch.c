@@ -273,6 +273,12 @@ static void sampler_keys_of_rows(void **state) {
     s.descending = true;
     assert_int_equal(data_sampler_key(&s, row, &k), 0);
     assert_true(k == -3);
+    static const char longer[] = "a_column_whose_name_has_more_than_sixty_four_characters_in_it_and_then_some.level";
+    json_object_set_new(row, "a_column_whose_name_has_more_than_sixty_four_characters_in_it_and_then_some",
+                        json_pack("{s:i}", "level", 5));
+    s.column = longer;
+    assert_int_equal(data_sampler_key(&s, row, &k), 0);
+    assert_true(k == -5);
     s.column = "text";
     assert_int_equal(data_sampler_key(&s, row, &k), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "data.sampler.column=text is not a number"));

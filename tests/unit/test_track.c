@@ -79,6 +79,19 @@ static void log_sample(struct track *t, int64_t step, double score) {
     json_decref(extra);
 }
 
+/* The one event file of TensorBoard. Caller frees. */
+static char *event_file(void) {
+    char *tb = file_join(dir, "tensorboard"), *path = NULL;
+    DIR *d = opendir(tb);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strncmp(e->d_name, "events.out.tfevents.", 20) == 0) path = file_join(tb, e->d_name);
+    closedir(d);
+    free(tb);
+    assert_non_null(path);
+    return path;
+}
+
 /* ---- metrics ---- */
 
 static void test_metrics(void **state) {
@@ -100,6 +113,52 @@ static void test_metrics(void **state) {
     assert_int_equal(m.n, 0);
     metrics_free(&m);
     metrics_free(&n);
+}
+
+/* A name of any length, whole in every tracker; two that differ in their last character are two. */
+static void test_long_names(void **state) {
+    (void)state;
+    enum { LONG = 10000 };
+    char name[2][LONG + 8];
+    struct metrics m = {0};
+    for (int k = 0; k < 2; k++) {
+        memset(name[k], 'a', LONG);
+        snprintf(name[k] + LONG, 8, "\xE2\x82\xAC/%d", k);
+        metrics_set(&m, k, "%s", name[k]);
+    }
+    static const char *const loggers[] = {"file", "tensorboard", "file", "console", "tensorboard", "file"}; /* twice is once */
+    const struct track_args a = {
+        .loggers = loggers, .n_loggers = 6, .project = name[0], .experiment = name[1], .run_dir = dir, .title = name[0]};
+    struct track *t;
+    assert_int_equal(track_open(&t, &a), 0);
+    track_headline(t, "a", "a");
+    track_log(t, 1, &m);
+    track_close(t);
+    metrics_free(&m);
+    struct buf b = {0};
+    char *path = file_join(dir, "metrics.jsonl"), *events = event_file();
+    assert_int_equal(file_read(&b, path, 0), 0);
+    assert_int_equal(file_read(&b, events, 0), 0);
+    free(path);
+    free(events);
+    sqlite3 *db;
+    sqlite3_stmt *st;
+    path = file_join(dir, "run.db");
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT value FROM metrics WHERE name = ?", -1, &st, NULL), SQLITE_OK);
+    for (int k = 0; k < 2; k++) {
+        const char *at = memmem(b.p, b.n, name[k], strlen(name[k]));
+        assert_non_null(at); /* in the lines, and in the events after them */
+        assert_non_null(memmem(at + 1, b.n - (size_t)(at + 1 - b.p), name[k], strlen(name[k])));
+        sqlite3_bind_text(st, 1, name[k], -1, SQLITE_STATIC);
+        assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+        assert_true(sqlite3_column_double(st, 0) == k);
+        sqlite3_reset(st);
+    }
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    free(path);
+    buf_free(&b);
 }
 
 /* ---- the JSONL file ---- */
@@ -281,13 +340,7 @@ static void test_tensorboard(void **state) {
     log_step(t, 1, 0.25);
     log_step(t, 300, 0.5);
     track_close(t);
-    char *tb = file_join(dir, "tensorboard"), *path = NULL;
-    DIR *d = opendir(tb);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));)
-        if (strncmp(e->d_name, "events.out.tfevents.", 20) == 0) path = file_join(tb, e->d_name);
-    closedir(d);
-    assert_non_null(path);
+    char *path = event_file();
     struct buf b = {0};
     assert_int_equal(file_read(&b, path, 1 << 20), 0);
     const uint8_t *p = (const uint8_t *)b.p;
@@ -314,7 +367,6 @@ static void test_tensorboard(void **state) {
                      (0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u); /* RFC 3720 */
     buf_free(&b);
     free(path);
-    free(tb);
 }
 
 /* ---- the queue ---- */
@@ -341,7 +393,7 @@ static void test_queue(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_metrics), T(test_file),        T(test_places), T(test_failing),
-                                       T(test_db),      T(test_tensorboard), T(test_queue)};
+    const struct CMUnitTest tests[] = {T(test_metrics), T(test_long_names), T(test_file),        T(test_places),
+                                       T(test_failing), T(test_db),         T(test_tensorboard), T(test_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,8 +35,8 @@ static void *open_toolkit(const char *root) {
     char path[4096];
     void *handle = NULL;
     for (size_t i = 0; root && *root && !handle && i < sizeof dirs / sizeof *dirs; i++) {
-        snprintf(path, sizeof path, "%s/%s/" LIB_NAME, root, dirs[i]);
-        handle = open_glob(path);
+        const int n = snprintf(path, sizeof path, "%s/%s/" LIB_NAME, root, dirs[i]);
+        if (n < (int)sizeof path) handle = open_glob(path); /* longer ones the system does not open */
     }
     return handle;
 }
@@ -51,8 +51,8 @@ static void *open_python(const char *prefix) {
     if (!prefix || !*prefix) return NULL;
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
         for (size_t k = 0; k < sizeof packages / sizeof *packages && !handle; k++) {
-            snprintf(path, sizeof path, "%s/%s/nvidia/%s/lib/" LIB_NAME, prefix, dirs[i], packages[k]);
-            handle = open_glob(path);
+            const int n = snprintf(path, sizeof path, "%s/%s/nvidia/%s/lib/" LIB_NAME, prefix, dirs[i], packages[k]);
+            if (n < (int)sizeof path) handle = open_glob(path);
         }
     return handle;
 }
@@ -64,8 +64,10 @@ static void *open_path_pythons(void) {
     void *handle = NULL;
     while (path && *path && !handle) {
         const size_t n = strcspn(path, ":");
-        snprintf(dir, sizeof dir, "%.*s", (int)(n < sizeof dir - 1 ? n : sizeof dir - 1), path);
+        const char *here = path;
         path += n + (path[n] == ':');
+        if (n >= sizeof dir) continue;
+        snprintf(dir, sizeof dir, "%.*s", (int)n, here);
         snprintf(file, sizeof file, "%s/python3", dir);
         if (access(file, X_OK) != 0) continue;
         char *slash = strrchr(dir, '/');
@@ -77,9 +79,9 @@ static void *open_path_pythons(void) {
 }
 
 static void *open_somewhere(void) {
-    char home[4096] = "";
+    char home[4000] = "";
     void *handle = dlopen(LIB_NAME, RTLD_NOW | RTLD_LOCAL);
-    if (getenv("HOME")) snprintf(home, sizeof home, "%s/.local", getenv("HOME"));
+    if (getenv("HOME") && snprintf(home, sizeof home, "%s/.local", getenv("HOME")) >= (int)sizeof home) *home = '\0';
     if (!handle) handle = open_toolkit(getenv("CUDA_HOME"));
     if (!handle) handle = open_toolkit(getenv("CUDA_PATH"));
     if (!handle) handle = open_toolkit("/usr/local/cuda");

@@ -12,7 +12,6 @@
 #include "base/json.h"
 #include "base/log.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,8 +269,11 @@ static int note_no_critic(const struct ppo_config *k) {
 }
 
 static bool same_dir(const char *a, const char *b) {
-    char full[2][PATH_MAX];
-    return realpath(a, full[0]) && realpath(b, full[1]) && strcmp(full[0], full[1]) == 0;
+    char *x = realpath(a, NULL), *y = realpath(b, NULL);
+    const bool same = x && y && strcmp(x, y) == 0;
+    free(x);
+    free(y);
+    return same;
 }
 
 /* Whether there is a critic is verl's need_critic: critic.enable, or by default the estimator. */

@@ -8,16 +8,14 @@
 #include "base/file.h"
 #include "base/log.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* The name that peft and `model merge` will look for: a hub id as it is, a directory with its full path. */
 static char *base_name(const char *model_path) {
-    char full[PATH_MAX], *local = file_expand(model_path);
-    char *name = xstrdup(file_is_dir(local) && realpath(local, full) ? full : model_path);
+    char *local = file_expand(model_path), *full = file_is_dir(local) ? realpath(local, NULL) : NULL;
     free(local);
-    return name;
+    return full ? full : xstrdup(model_path);
 }
 
 int train_make_lora(struct train_lora *l, const char *section, const struct train_lora_keys *k, const char *model_path) {
