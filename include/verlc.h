@@ -70,7 +70,7 @@ struct verlc_column {
 };
 /* A failure: the batch has no such column, or it holds JSON values. */
 int verlc_column(struct verlc *v, const struct verlc_batch *b, const char *name, struct verlc_column *out);
-/* A new column of doubles, each `value`, in the shape of the column `like`; replaces one
+/* A new column of doubles, each `value`, in the shape of the column `like`; replaces a column of doubles
  * of that name. */
 int verlc_add_column(struct verlc *v, struct verlc_batch *b, const char *name, const char *like, double value);
 /* out: the n rows of b, in this order, as copies. */
@@ -81,8 +81,9 @@ int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *ro
  * prompts, responses (i32 tokens), rollout_log_probs (f32; of the full softmax at the temperature; with
  * algorithm.rollout_correction and top-p, top-k, min-p or a repetition penalty also
  * sampling_log_probs, of what these leave), score (f64, one a sample),
- * group (i64: which prompt of the batch), text, uid and the columns of the data.  With
- * algorithm.filter_groups useless prompts are replaced meanwhile. */
+ * group (i64: which prompt of the batch), text, uid and data_source (string: the data's column data.reward_fn_key).  The
+ * further columns of the data go along under names of their own, so that none of them can meet a stage's; compute_score
+ * finds extra_info, as in verl.  With algorithm.filter_groups useless prompts are replaced meanwhile. */
 int verlc_rollout(struct verlc *v, struct verlc_batch *b);
 /* Drops what has no score (reward.on_error), weighs sources; token_level_scores. */
 int verlc_reward(struct verlc *v, struct verlc_batch *b);

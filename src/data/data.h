@@ -176,9 +176,9 @@ struct rl_dataset {
  * ERR_INPUT: missing column, prompt over the limit, nothing left. */
 int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a);
 void rl_dataset_close(struct rl_dataset *d);
-/* Rows as a batch under verl's names: prompts (i32 ragged), uid (i64), raw_prompt, reward_model,
- * extra_info, index, tools_kwargs, interaction_kwargs (JSON), data_source (string) and every other column as
- * JSON. */
+/* Rows as a batch: prompts (i32 ragged), uid (i64), data_source (string: the column reward_fn_key), raw_prompt (JSON: the
+ * messages), and row (JSON: all columns of the data as read). The data's names are within row, so that none of them can meet
+ * the name of a column that a stage adds. */
 int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, struct batch *out);
 
 /* ---------------------------------------------------------- SFT dataset -- */

@@ -165,39 +165,21 @@ void rl_dataset_close(struct rl_dataset *d) {
 
 /* --- batches --- */
 
-/* One JSON value of every row: pick(row, key), null where it gives NULL. */
-static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *idx, const char *name, const char *key,
-                    json_t *(*pick)(const json_t *row, const char *key)) {
-    struct batch_col *c;
-    TRY(batch_add(b, name, BATCH_JSON, NULL, NULL, &c));
+/* A JSON column: a key of every row, or with NULL the whole row. */
+static int add_json(struct batch *b, const struct rl_dataset *d, const int64_t *idx, const char *name, const char *key) {
+    json_t **v = xmalloc((size_t)b->n_rows * sizeof *v);
     for (int64_t i = 0; i < b->n_rows; i++) {
-        json_t *v = pick(d->prompts[idx[i]].row, key); /* new reference */
-        if (!v) continue;
-        json_decref(c->json[i]);
-        c->json[i] = v;
+        json_t *row = d->prompts[idx[i]].row;
+        v[i] = key ? json_object_get(row, key) : row;
     }
-    return 0;
-}
-static json_t *pick_column(const json_t *row, const char *key) { return json_incref(json_object_get(row, key)); }
-static json_t *pick_extra(const json_t *row, const char *key) {
-    (void)key;
-    json_t *v = json_object_get(row, "extra_info");
-    return json_is_object(v) ? json_incref(v) : json_object();
-}
-static json_t *pick_index(const json_t *row, const char *key) {
-    json_t *v = json_object_get(json_object_get(row, "extra_info"), key);
-    return v && !json_is_null(v) ? json_incref(v) : json_integer(0);
-}
-static json_t *pick_kwargs(const json_t *row, const char *key) {
-    json_t *v = json_object_get(json_object_get(row, "extra_info"), key);
-    return v && !json_is_null(v) ? json_incref(v) : json_object();
+    const int rc = batch_add(b, name, BATCH_JSON, NULL, v, NULL);
+    free(v);
+    return rc;
 }
 
 int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, struct batch *out) {
     struct batch b;
     struct batch_col *ids, *c;
-    const char *key;
-    json_t *v;
     int rc = 0;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
     batch_init(&b, n);
@@ -210,22 +192,13 @@ int rl_dataset_batch(const struct rl_dataset *d, const int64_t *idx, int64_t n, 
     for (int64_t i = 0; i < n; i++) memcpy(ids->i32 + ids->off[i], d->prompts[idx[i]].ids, (size_t)lens[i] * sizeof(int32_t));
     TRYG(batch_add(&b, "uid", BATCH_I64, NULL, NULL, &c), fail);
     for (int64_t i = 0; i < n; i++) c->i64[i] = d->prompts[idx[i]].uid;
-    TRYG(batch_add(&b, d->reward_fn_key, BATCH_STR, NULL, NULL, &c), fail);
+    TRYG(batch_add(&b, "data_source", BATCH_STR, NULL, NULL, &c), fail);
     for (int64_t i = 0; i < n; i++) {
         const json_t *source = json_object_get(d->prompts[idx[i]].row, d->reward_fn_key);
         batch_set_str(c, i, json_string_value(source), json_string_length(source));
     }
-    TRYG(add_json(&b, d, idx, "raw_prompt", d->prompt_key, pick_column), fail);
-    TRYG(add_json(&b, d, idx, "extra_info", NULL, pick_extra), fail);
-    TRYG(add_json(&b, d, idx, "index", "index", pick_index), fail);
-    TRYG(add_json(&b, d, idx, "tools_kwargs", "tools_kwargs", pick_kwargs), fail);
-    TRYG(add_json(&b, d, idx, "interaction_kwargs", "interaction_kwargs", pick_kwargs), fail);
-    /* the rest as it is; files may differ in their further columns */
-    for (int64_t i = 0; i < n; i++) {
-        json_object_foreach(d->prompts[idx[i]].row, key, v) {
-            if (strcmp(key, d->prompt_key) != 0 && !batch_find(&b, key)) TRYG(add_json(&b, d, idx, key, key, pick_column), fail);
-        }
-    }
+    TRYG(add_json(&b, d, idx, "raw_prompt", d->prompt_key), fail);
+    TRYG(add_json(&b, d, idx, "row", NULL), fail);
     free(lens);
     *out = b;
     return 0;

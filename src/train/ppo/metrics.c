@@ -185,17 +185,22 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
 
 /* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
 
+/* NULL: none; row NULL: a batch without the data's columns. */
+static json_t *ground_truth(const struct batch_col *row, int64_t i) {
+    return row ? json_object_get(json_object_get(row->json[i], "reward_model"), "ground_truth") : NULL;
+}
+
 static int write_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char *dir) {
     struct batch_col *prompts;
     struct buf out = {0}, text = {0};
     int rc = 0;
     TRY(batch_get(b, "prompts", BATCH_I32, &prompts));
-    const struct batch_col *resp = batch_find(b, "text"), *score = batch_find(b, "score"), *rm = batch_find(b, "reward_model"),
+    const struct batch_col *resp = batch_find(b, "text"), *score = batch_find(b, "score"), *row = batch_find(b, "row"),
                            *extra = batch_find(b, "reward_extra_info"), *status = batch_find(b, "reward_status");
     for (int64_t i = 0; i < b->n_rows; i++) {
         buf_reset(&text);
         TRYG(tokenizer_decode(tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &text), out);
-        json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+        json_t *gt = ground_truth(row, i);
         json_t *o = json_pack("{s:s%, s:s%, s:O?, s:o, s:I}", "input", text.p ? text.p : "", text.n, "output", resp->str[i],
                               resp->str_len[i], "gts", gt, "score", isnan(score->f64[i]) ? json_null() : json_real(score->f64[i]),
                               "step", (json_int_t)s->run->step);
@@ -229,9 +234,9 @@ void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct b
 
 static struct track_sample sample_of(const struct stage *s, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
-                           *source = batch_find(b, s->k->reward_fn_key), *rm = batch_find(b, "reward_model"),
-                           *adv = batch_find(b, "advantages"), *text = batch_find(b, "text");
-    const json_t *gt = rm ? json_object_get(rm->json[i], "ground_truth") : NULL;
+                           *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
+                           *text = batch_find(b, "text");
+    const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
         .uid = batch_find(b, "uid")->i64[i],

@@ -13,20 +13,25 @@
 
 /* ---- to the scorers ---- */
 
-static const json_t *json_of(const struct gen_group *g, const char *column) {
-    const struct batch_col *c = batch_find(g->prompts, column);
-    return c ? c->json[g->row] : NULL;
+static json_t *messages_of(const struct gen_group *g) { return batch_find(g->prompts, "raw_prompt")->json[g->row]; }
+
+/* What the data have in a column for this prompt; NULL: nothing. */
+static json_t *data_of(const struct gen_group *g, const char *column) {
+    return json_object_get(batch_find(g->prompts, "row")->json[g->row], column);
+}
+static const json_t *ground_truth_of(const struct gen_group *g) {
+    return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
 /* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
 static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
     static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
     const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
-    json_t *scores = (json_t *)(uintptr_t)json_of(group, "reward_scores");
+    json_t *scores = data_of(group, "reward_scores");
     for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
     json_object_set_new(extra, "turn_scores", json_array());
     json_object_set_new(extra, "tool_rewards", json_array());
-    json_object_set(extra, "raw_prompt", (json_t *)(uintptr_t)json_of(group, "raw_prompt"));
+    json_object_set(extra, "raw_prompt", messages_of(group));
     json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
     json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
 }
@@ -34,8 +39,7 @@ static void tell_rollout(const struct gen *g, const struct gen_group *group, jso
 /* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
  * the rollout tells. */
 static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
-    json_t *extra = json_copy((json_t *)(uintptr_t)json_of(group, "extra_info"));
-    if (!extra) extra = json_object();
+    json_t *given = data_of(group, "extra_info"), *extra = json_is_object(given) ? json_copy(given) : json_object();
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
     if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
@@ -47,12 +51,11 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
     json_t *extra = g->s->k->reward.path ? extra_info(g, group, rm) : NULL;
-    const struct batch_col *source = batch_find(group->prompts, g->s->k->reward_fn_key);
     const struct reward_request q = {
-        .data_source = source ? source->str[group->row] : "",
+        .data_source = batch_find(group->prompts, "data_source")->str[group->row],
         .solution = s->text.p,
         .n_solution = s->text.n,
-        .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+        .ground_truth = ground_truth_of(group),
         .extra_info = extra,
         .response_len = s->n,
     };
@@ -68,15 +71,15 @@ int score_submit(struct gen *g, int64_t i) {
     const struct batch_col *uid = batch_find(group->prompts, "uid");
     if (!g->s->worker->rm) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
-        .messages = json_of(group, "raw_prompt"),
+        .messages = messages_of(group),
         .prompt = prompts->i32 + prompts->off[group->row],
         .n_prompt = batch_len(prompts, group->row),
         .response = s->ids,
         .n_response = s->n,
-        .judge = {.messages = json_of(group, "raw_prompt"),
+        .judge = {.messages = messages_of(group),
                   .response = s->text.p,
                   .n_response = s->text.n,
-                  .ground_truth = json_object_get(json_of(group, "reward_model"), "ground_truth"),
+                  .ground_truth = ground_truth_of(group),
                   .seed = ~group->seed, /* not the policy's draws */
                   .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
     };

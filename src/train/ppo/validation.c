@@ -271,8 +271,8 @@ struct val_rows {
     int64_t n, cap, errors;
 };
 
-static void keep_rows(struct val_rows *out, const struct batch *b, const char *source_key) {
-    const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score"), *source = batch_find(b, source_key),
+static void keep_rows(struct val_rows *out, const struct batch *b) {
+    const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score"), *source = batch_find(b, "data_source"),
                            *extra = batch_find(b, "reward_extra_info");
     for (int64_t i = 0; i < b->n_rows; i++) {
         if (isnan(score->f64[i])) { /* an error is never a number */
@@ -283,7 +283,7 @@ static void keep_rows(struct val_rows *out, const struct batch *b, const char *s
         json_t *info = json_copy(extra->json[i]), *acc = json_object_get(info, "acc");
         if (json_is_number(acc) || json_is_boolean(acc)) json_object_set(info, "acc_success_only", acc);
         xgrow((void **)&out->v, &out->cap, out->n + 1, sizeof *out->v);
-        out->v[out->n++] = (struct val_row){xstrdup(source ? source->str[i] : "unknown"), uid->i64[i], score->f64[i], info};
+        out->v[out->n++] = (struct val_row){xstrdup(source->str[i]), uid->i64[i], score->f64[i], info};
     }
 }
 
@@ -302,7 +302,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         rc = ppo_generate(s, g, &prompts, &s->k->val, s->k->seed, true, &out);
         batch_free(&prompts);
         if (rc < 0) break;
-        keep_rows(&rows, &out, s->k->reward_fn_key);
+        keep_rows(&rows, &out);
         ppo_record(s, g->tok, &out, true);
         if (whole.n_rows == 0) {
             whole = out;

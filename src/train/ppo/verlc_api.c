@@ -168,6 +168,10 @@ int verlc_add_column(struct verlc *v, struct verlc_batch *b, const char *name, c
     if (v->rc < 0) return v->rc;
     if (!batch_find(&b->b, like))
         return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_add_column: the batch has no column %s", like));
+    const struct batch_col *old = batch_find(&b->b, name);
+    if (old && old->type != BATCH_F64)
+        return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__,
+                                 "verlc_add_column: the column %s holds no doubles; choose another name", name));
     if (strcmp(name, like) != 0) batch_drop(&b->b, name);
     const int rc = ppo_add_f64(&b->b, name, like, &x);
     if (rc < 0) return failed(v, rc);
