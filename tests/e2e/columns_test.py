@@ -68,8 +68,8 @@ def main():
                  p.returncode == 0 and state(s.dir / name, 2, ("actor", "critic")) == want)
             dump = s.dir / f"{name}_dump/2.jsonl"
             rows = [json.loads(x) for x in dump.read_text().splitlines()] if dump.exists() else []
-            dump = s.dir / f"{name}_dump/2.jsonl"
-            rows = [json.loads(x) for x in dump.read_text().splitlines()] if dump.exists() else []
+            words = len(rows) == 8 and all(r["responses"] == f"row {r['uid']}" for r in rows)
+            test(f"{name}: a dump has the scorer's words", words)
             db = sqlite3.connect(s.dir / name / "run.db")
             got = db.execute("SELECT count(*) FROM samples WHERE json_extract(extra, '$.responses') = 'row ' || uid "
                              "AND data_source = ?", (SOURCE,)).fetchone()[0]
