@@ -42,6 +42,8 @@ static int read_overlong(const json_t *q, const char *where, struct reward_args 
     TRY(json_f64(cfg, "penalty_factor", &a->overlong_penalty_factor, where));
     TRY(json_bool_opt(cfg, "log", &a->overlong_log, where));
     if (a->overlong_len <= 0) FAIL(ERR_INVAL, "%s: overlong_buffer_cfg.len must be above 0", where);
+    if (*response_length < 0 || *response_length > 1 << 24)
+        FAIL(ERR_INVAL, "%s: response_length is %lld; expected 0 to 2^24", where, (long long)*response_length);
     return reward_check_overlong(a);
 }
 

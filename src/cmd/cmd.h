@@ -36,14 +36,19 @@ CMD_MAP(X)
 /* verlc generate with key=value arguments: main_generation. */
 int cmd_generate_rows(int argc, char **argv);
 
-enum cmd_opt_type { CMD_STR, CMD_I64, CMD_F64, CMD_FLAG };
 struct cmd_opt {
     const char *name; /* "--model" */
-    enum cmd_opt_type type;
-    void *out;       /* const char **, int64_t *, double * or bool *; keeps its value when absent */
-    const char *arg; /* "DIR"; NULL for a flag */
+    enum { CMD_IS_STR, CMD_IS_I64, CMD_IS_F64, CMD_IS_FLAG } type;
+    const char *range; /* of a number: a type of the tables of keys, "int[1,2^24]" */
+    void *out;         /* const char **, int64_t *, double * or bool *; keeps its value when absent */
+    const char *arg;   /* "DIR"; NULL for a flag */
     const char *help;
 };
+/* type and range of a row: no number is without one */
+#define CMD_STR CMD_IS_STR, NULL
+#define CMD_FLAG CMD_IS_FLAG, NULL
+#define CMD_I64(range) CMD_IS_I64, range
+#define CMD_F64(range) CMD_IS_F64, range
 struct cmd_spec {
     const char *usage; /* "verlc score --model DIR [options] < in.jsonl" */
     const char *about; /* a paragraph, may be NULL */
@@ -70,9 +75,13 @@ bool cmd_reader_gone(void);
 
 /* The compute dtype that --dtype names: bf16 or fp32. ERR_INVAL: another one. */
 int cmd_compute_dtype(const char *name, enum dtype *dt);
-/* ERR_INVAL: not at least one of each, or more tokens than any machine's memory holds, which sums and products of these
- * sizes would overflow at. seqs, prompt, len: --batch, --prompt, --len. */
+/* ERR_INVAL: more tokens than any machine's memory holds. seqs, prompt, len: --batch, --prompt, --len, CMD_COUNT each. */
 int cmd_batch_size(int64_t seqs, int64_t prompt, int64_t len);
+
+/* Types of numbers that several commands take. */
+#define CMD_COUNT "int[1,2^28]"
+#define CMD_SEED "int[-2^63,2^63)"
+#define CMD_THREADS "int[0,256]"
 
 /* Of the option --device of the commands that compute. */
 #define CMD_DEVICE_HELP "auto, cpu, cuda, cuda:N or ref (auto: a GPU if there is one)"

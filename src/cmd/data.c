@@ -44,12 +44,12 @@ static int data_arith(int argc, char **argv) {
     double sft_marked = 1;
     const struct cmd_opt opts[] = {
         {"--out", CMD_STR, &out, "DIR", "train, test, sft_train and sft_test go here"},
-        {"--n-train", CMD_I64, &n_train, "N", "RL training rows (default 4096)"},
-        {"--n-test", CMD_I64, &n_test, "N", "test rows (default 256)"},
-        {"--n-sft", CMD_I64, &n_sft, "N", "SFT training rows (default: as many as --n-train)"},
-        {"--seed", CMD_I64, &seed, "S", "same seed, same files (default 1)"},
-        {"--level", CMD_I64, &level, "1|2|3", "1: one step, 2: one or two (default), 3: two, larger numbers"},
-        {"--sft-marked", CMD_F64, &sft_marked, "X", "share of SFT answers that end with #### N (default 1)"},
+        {"--n-train", CMD_I64("int[1,2^24]"), &n_train, "N", "RL training rows (default 4096)"},
+        {"--n-test", CMD_I64("int[1,2^24]"), &n_test, "N", "test rows (default 256)"},
+        {"--n-sft", CMD_I64("int[1,2^24]"), &n_sft, "N", "SFT training rows (default: as many as --n-train)"},
+        {"--seed", CMD_I64(CMD_SEED), &seed, "S", "same seed, same files (default 1)"},
+        {"--level", CMD_I64("int[1,3]"), &level, "1|2|3", "1: one step, 2: one or two (default), 3: two, larger numbers"},
+        {"--sft-marked", CMD_F64("float[0,1]"), &sft_marked, "X", "share of SFT answers that end with #### N (default 1)"},
         {"--format", CMD_STR, &format, "F", "jsonl, parquet or both (default)"},
     };
     const struct cmd_spec spec =
@@ -65,13 +65,12 @@ static int data_arith(int argc, char **argv) {
         .n_test = n_test,
         .n_sft = n_sft < 0 ? n_train : n_sft,
         .seed = (uint64_t)seed,
-        .level = level >= 1 && level <= 3 ? (int)level : 0,
+        .level = (int)level,
         .sft_marked = sft_marked,
         .jsonl = both || strcmp(format, "jsonl") == 0,
         .parquet = both || strcmp(format, "parquet") == 0,
     };
     if (!a.jsonl && !a.parquet) FAIL(ERR_INVAL, "--format %s: choose jsonl, parquet or both", format);
-    if (a.level == 0) FAIL(ERR_INVAL, "--level %lld: the levels are 1, 2 and 3", (long long)level);
     TRY(data_make_arith(&a));
     print_result(json_pack("{s:s, s:I, s:I, s:I}", "dir", out, "train", (json_int_t)n_train, "test", (json_int_t)n_test,
                            "sft_train", (json_int_t)a.n_sft));

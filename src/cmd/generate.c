@@ -274,8 +274,8 @@ int cmd_generate(int argc, char **argv) {
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter to put on it"},
         {"--dtype", CMD_STR, &dtype, "bf16|fp32", "compute dtype (bf16)"},
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
-        {"--max-seqs", CMD_I64, &max_seqs, "N", "samples at a time (256); changes speed only"},
-        {"--threads", CMD_I64, &threads, "N", "threads (all)"},
+        {"--max-seqs", CMD_I64("int[1,2^24]"), &max_seqs, "N", "samples at a time (256); changes speed only"},
+        {"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (all)"},
     };
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc generate --model DIR [options] < requests.jsonl",
@@ -292,7 +292,6 @@ int cmd_generate(int argc, char **argv) {
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     TRY(cmd_compute_dtype(dtype, &act));
-    if (max_seqs < 1) FAIL(ERR_INVAL, "--max-seqs must be at least 1");
     g.model_dir = model;
     g.adapter = adapter;
     TRYG(model_config_load(&c, model), out);

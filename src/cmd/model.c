@@ -174,7 +174,7 @@ static int cmd_model_init(int argc, char **argv) {
         {"--preset", CMD_STR, &preset, "tiny", "shape and tokenizer at once"},
         {"--out", CMD_STR, &out, "DIR", "directory to create"},
         {"--tokenizer", CMD_STR, &tokenizer, "DIR", "copy the tokenizer files from here"},
-        {"--seed", CMD_I64, &seed, "N", "of the weights (0)"},
+        {"--seed", CMD_I64(CMD_SEED), &seed, "N", "of the weights (0)"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (that of the config)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
@@ -332,7 +332,7 @@ static int cmd_model_export(int argc, char **argv) {
         {"--model", CMD_STR, &model, "DIR", "model directory, checkpoint, or a run's checkpoint directory"},
         {"--out", CMD_STR, &out, "DIR", "directory to create"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
-        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
+        {"--max-shard-mb", CMD_I64("int[1,2^40]"), &shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
     const struct cmd_spec spec =
@@ -342,7 +342,6 @@ static int cmd_model_export(int argc, char **argv) {
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
-    if (shard_mb < 1) FAIL(ERR_INVAL, "--max-shard-mb must be at least 1");
     if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = find_source(&s, model);
     if (rc == 0) rc = out_open(&o, out, force);
@@ -402,7 +401,8 @@ static int cmd_model_merge(int argc, char **argv) {
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter directory"},
         {"--out", CMD_STR, &out, "DIR", "directory to create"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
-        {"--max-shard-mb", CMD_I64, &shard_mb, "N", "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
+        {"--max-shard-mb", CMD_I64("int[1,2^40]"), &shard_mb, "N",
+         "largest file, in 10^6 bytes (5000 with an adapter; else one file)"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
     const struct cmd_spec spec =
@@ -415,8 +415,6 @@ static int cmd_model_merge(int argc, char **argv) {
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
-    if (shard_mb < 0 || shard_mb > ONE_FILE_MB)
-        FAIL(ERR_INVAL, "--max-shard-mb must be between 1 and %lld", (long long)ONE_FILE_MB);
     if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
     if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = merge_source(&s, model, adapter);

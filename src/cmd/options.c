@@ -6,10 +6,7 @@
 #include "conf/conf.h"
 #include "conf/words.def"
 
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static void print_help(const struct cmd_spec *s) {
@@ -25,23 +22,11 @@ static void print_help(const struct cmd_spec *s) {
 }
 
 static int set_value(const struct cmd_opt *o, const char *v) {
-    char *end = NULL;
-    errno = 0;
     switch (o->type) {
-    case CMD_STR: *(const char **)o->out = v; return 0;
-    case CMD_I64: {
-        const long long n = strtoll(v, &end, 10);
-        if (errno || end == v || *end) FAIL(ERR_INVAL, "%s: '%s' is not a whole number", o->name, v);
-        *(int64_t *)o->out = n;
-        return 0;
-    }
-    case CMD_F64: {
-        const double f = strtod(v, &end);
-        if (errno || end == v || *end || !isfinite(f)) FAIL(ERR_INVAL, "%s: '%s' is not a number", o->name, v);
-        *(double *)o->out = f;
-        return 0;
-    }
-    case CMD_FLAG: break;
+    case CMD_IS_STR: *(const char **)o->out = v; return 0;
+    case CMD_IS_I64: return conf_whole(o->name, o->range, v, o->out);
+    case CMD_IS_F64: return conf_real(o->name, o->range, v, o->out);
+    case CMD_IS_FLAG: break;
     }
     FAIL(ERR_INVAL, "%s takes no value", o->name);
 }
@@ -80,7 +65,7 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
         for (int k = 0; k < s->n_opts && !o; k++)
             if (strlen(s->opts[k].name) == n && memcmp(s->opts[k].name, a, n) == 0) o = &s->opts[k];
         if (!o) return unknown(s, a);
-        if (o->type == CMD_FLAG && !eq) {
+        if (o->type == CMD_IS_FLAG && !eq) {
             *(bool *)o->out = true;
             continue;
         }
@@ -99,10 +84,7 @@ int cmd_compute_dtype(const char *name, enum dtype *dt) {
 
 int cmd_batch_size(int64_t seqs, int64_t prompt, int64_t len) {
     enum { MOST = 1 << 28 };
-    if (seqs < 1 || prompt < 1 || len < 1)
-        FAIL(ERR_INVAL, "--batch %lld, --prompt %lld, --len %lld: expected at least 1 of each", (long long)seqs, (long long)prompt,
-             (long long)len);
-    if (seqs > MOST || prompt > MOST || len > MOST || seqs > MOST / (prompt + len))
+    if (seqs > MOST / (prompt + len))
         FAIL(ERR_INVAL, "--batch %lld, --prompt %lld, --len %lld: at most %d tokens in all", (long long)seqs, (long long)prompt,
              (long long)len, MOST);
     return 0;

@@ -197,10 +197,10 @@ int cmd_score(int argc, char **argv) {
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter to put on it"},
-        {"--temperature", CMD_F64, &temperature, "T", "logits are divided by it (1)"},
+        {"--temperature", CMD_F64("float[1e-6,1e6]"), &temperature, "T", "logits are divided by it (1)"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16", "compute dtype (fp32)"},
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
-        {"--threads", CMD_I64, &threads, "N", "threads (all)"},
+        {"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (all)"},
     };
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc score --model DIR [options] < requests.jsonl",
@@ -214,7 +214,6 @@ int cmd_score(int argc, char **argv) {
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (!(temperature > 0)) FAIL(ERR_INVAL, "--temperature %g: expected a number above 0", temperature);
     TRY(cmd_compute_dtype(dtype, &act));
     TRYG(model_config_load(&c, model), out);
     s.vocab = c.vocab;

@@ -72,6 +72,9 @@ int conf_fill(const struct conf *c, const struct conf_binding *b, size_t n, void
 
 /* One word of a list (words.def); ERR_INVAL names all of them. `key` is what the message names, "--dtype" too. */
 int conf_word(const char *key, const char *text, const struct conf_word *words, int *out);
+/* A number of a type of the tables, "int[1,2^24]" or "float(0,1]". ERR_INVAL names the key and the type. */
+int conf_whole(const char *key, const char *type, const char *text, int64_t *out);
+int conf_real(const char *key, const char *type, const char *text, double *out);
 /* "20GiB", "1e9". ERR_INVAL names the key. */
 int conf_bytes(const char *key, const char *text, int64_t *out);
 

@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,23 @@ int conf_bytes(const char *key, const char *text, int64_t *out) {
         return 0;
     }
     FAIL(ERR_INVAL, "%s=%s: expected bytes, or a number with KiB, MiB or GiB", key, text);
+}
+
+int conf_whole(const char *key, const char *type, const char *text, int64_t *out) {
+    char *end;
+    errno = 0;
+    const struct conf_node v = {.kind = CONF_INT, .i = strtoll(text, &end, 10)};
+    if (errno || end == text || *end || !conf__type_ok(type, &v)) FAIL(ERR_INVAL, "%s=%s: expected %s", key, text, type);
+    *out = v.i;
+    return 0;
+}
+
+int conf_real(const char *key, const char *type, const char *text, double *out) {
+    char *end;
+    const struct conf_node v = {.kind = CONF_FLOAT, .f = strtod(text, &end)};
+    if (end == text || *end || !conf__type_ok(type, &v)) FAIL(ERR_INVAL, "%s=%s: expected %s", key, text, type);
+    *out = v.f;
+    return 0;
 }
 
 int conf_word(const char *key, const char *text, const struct conf_word *words, int *out) {

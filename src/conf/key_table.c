@@ -1,8 +1,8 @@
 /* key_table.c - the rows of keys_*.def: lookup, the little language of their
  * types, "did you mean", config groups. Knows no values but defaults.
  * Type language: alternatives between |: bool int float str list dict any null,
- * 'word'; int and float with a bound (>=0, >0, >1 ...) or interval ([0,1], (0,1]);
- * list[TYPE]. An int satisfies float; any scalar but null satisfies str. */
+ * 'word'; int and float with an interval ([0,1], (0,2^24), (0,inf]); list[TYPE].
+ * An int satisfies float; any scalar but null satisfies str. */
 #include "conf/conf_int.h"
 
 #include "base/err.h"
@@ -169,32 +169,33 @@ const char *conf__table_near(const struct conf_table *t, const char *path) {
 
 /* ---- types ---- */
 
-struct bound { /* lo <= x <= hi, each maybe strict */
-    double lo, hi;
+struct interval { /* lo <= x <= hi, each maybe strict; long double holds every int64 */
+    long double lo, hi;
     bool lo_open, hi_open;
 };
 
-/* ">=1", ">0", "[0,1]", "(0,1]" or nothing at p. false: not that. */
-static bool parse_bound(const char *p, size_t n, struct bound *b) {
-    *b = (struct bound){-INFINITY, INFINITY, false, false};
+/* "1e-6", "2^24", "-2^63", "inf". */
+static long double bound(const char *p, char **end) {
+    const bool negative = *p == '-';
+    long double x = strtold(p + negative, end);
+    if (**end == '^') x = powl(x, strtold(*end + 1, end));
+    return negative ? -x : x;
+}
+
+/* "[0,1]", "(0,inf)" or nothing at p. false: not that. */
+static bool parse_interval(const char *p, size_t n, struct interval *b) {
     char *end;
     if (n == 0) return true;
-    if (*p == '>') {
-        b->lo_open = p[1] != '=';
-        b->lo = strtod(p + 2 - b->lo_open, &end);
-        return end == p + n;
-    }
     if (*p != '[' && *p != '(') return false;
     b->lo_open = *p == '(';
-    b->lo = strtod(p + 1, &end);
+    b->lo = bound(p + 1, &end);
     if (*end != ',') return false;
-    b->hi = strtod(end + 1, &end);
+    b->hi = bound(end + 1, &end);
     b->hi_open = *end == ')';
     return end + 1 == p + n;
 }
 
-static bool in_bound(double x, const struct bound *b) {
-    if (isnan(x)) return isinf(b->lo) && isinf(b->hi);
+static bool inside(long double x, const struct interval *b) { /* nan never is */
     return (b->lo_open ? x > b->lo : x >= b->lo) && (b->hi_open ? x < b->hi : x <= b->hi);
 }
 
@@ -207,7 +208,7 @@ static bool word_is(const char *t, size_t n, const char *word) { return n == str
 
 /* One alternative t[0..n) against v; v NULL only asks whether the text is a type. */
 static bool one_type(const char *t, size_t n, const struct conf_node *v) {
-    struct bound b;
+    struct interval whole = {-0x1p53L, 0x1p53L, false, false}, real = {-INFINITY, INFINITY, true, true};
     if (word_is(t, n, "any")) return true;
     if (word_is(t, n, "null")) return !v || v->kind == CONF_NULL;
     if (word_is(t, n, "bool")) return !v || v->kind == CONF_BOOL;
@@ -216,9 +217,9 @@ static bool one_type(const char *t, size_t n, const struct conf_node *v) {
     if (word_is(t, n, "str")) return !v || (v->kind != CONF_NULL && v->kind != CONF_LIST && v->kind != CONF_DICT);
     if (n > 2 && t[0] == '\'' && t[n - 1] == '\'')
         return !v || (v->kind == CONF_STR && strlen(v->s) == n - 2 && memcmp(v->s, t + 1, n - 2) == 0);
-    if (starts(t, n, "int") && parse_bound(t + 3, n - 3, &b)) return !v || (v->kind == CONF_INT && in_bound((double)v->i, &b));
-    if (starts(t, n, "float") && parse_bound(t + 5, n - 5, &b))
-        return !v || (v->kind == CONF_INT && in_bound((double)v->i, &b)) || (v->kind == CONF_FLOAT && in_bound(v->f, &b));
+    if (starts(t, n, "int") && parse_interval(t + 3, n - 3, &whole)) return !v || (v->kind == CONF_INT && inside(v->i, &whole));
+    if (starts(t, n, "float") && parse_interval(t + 5, n - 5, &real))
+        return !v || (v->kind == CONF_INT && inside(v->i, &real)) || (v->kind == CONF_FLOAT && inside(v->f, &real));
     if (starts(t, n, "list[") && t[n - 1] == ']') {
         if (!v) return one_type(t + 5, n - 6, NULL);
         for (int64_t k = 0; k < v->n; k++)

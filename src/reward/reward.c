@@ -150,9 +150,10 @@ static struct reward_result grade(const struct reward_request *q) {
 /* ---- the overlong penalty (verl's DAPORewardManager) ---- */
 
 int reward_check_overlong(const struct reward_args *a) {
-    if (a->overlong_len <= 0 || a->max_resp_len >= a->overlong_len) return 0;
-    FAIL(ERR_INVAL, "reward_kwargs.max_resp_len (%lld) must be at least overlong_buffer_cfg.len (%lld)", (long long)a->max_resp_len,
-         (long long)a->overlong_len);
+    enum { LONGEST = 1 << 24 };
+    if (a->overlong_len <= 0 || (a->max_resp_len >= a->overlong_len && a->max_resp_len <= LONGEST)) return 0;
+    FAIL(ERR_INVAL, "reward_kwargs.max_resp_len (%lld) must be at least overlong_buffer_cfg.len (%lld) and at most 2^24",
+         (long long)a->max_resp_len, (long long)a->overlong_len);
 }
 
 void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r) {

@@ -114,8 +114,8 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     if (r->n_prompt < 1) FAIL(ERR_INVAL, "generate: the prompt has no tokens");
     if (r->n < 1) FAIL(ERR_INVAL, "generate: n is %lld; it must be at least 1", (long long)r->n);
     if (r->max_tokens < 1) FAIL(ERR_INVAL, "generate: max_tokens is %lld; it must be at least 1", (long long)r->max_tokens);
-    if (!(r->temperature >= 0) || !isfinite(r->temperature))
-        FAIL(ERR_INVAL, "generate: temperature is %g; it must be 0 or more", (double)r->temperature);
+    if (r->temperature != 0 && !(r->temperature >= 1e-6f && r->temperature <= 1e6f))
+        FAIL(ERR_INVAL, "generate: temperature is %g; it must be 0, or 1e-6 to 1e6", (double)r->temperature);
     if (!(r->top_p > 0 && r->top_p <= 1)) FAIL(ERR_INVAL, "generate: top_p is %g; it must be in (0, 1]", (double)r->top_p);
     if (!(r->min_p >= 0 && r->min_p <= 1)) FAIL(ERR_INVAL, "generate: min_p is %g; it must be in [0, 1]", (double)r->min_p);
     if (!(r->repetition_penalty > 0) || !isfinite(r->repetition_penalty))

@@ -70,9 +70,10 @@ def main():
         p = run(*on, "--batch", 5, "--n", 2, check=False)
         test.refused("selftest: a batch that its prompts do not divide is refused", p, 2, "multiple of --n")
         for what in on, ("bench", "step", *on[1:]), ("bench", "generate", *on[1:]):
-            for more in ("--batch", 10**18, "--n", 1), ("--prompt", 2**63 - 1), ("--batch", 2**20, "--n", 1, "--prompt", 2**20):
+            for text, *more in (("2^28", "--batch", 10**18, "--n", 1), ("2^28", "--prompt", 2**63 - 1),
+                                ("tokens in all", "--batch", 2**20, "--n", 1, "--prompt", 2**20)):
                 p = run(*what, *more, check=False)
-                test.refused(f"{' '.join(what[:2])}: {more} is beyond all memory", p, 2, "tokens in all")
+                test.refused(f"{' '.join(what[:2])}: {more} is beyond all memory", p, 2, text)
             test.refused(f"{' '.join(what[:2])}: no such dtype", run(*what, "--dtype", "fp8", check=False), 2, "expected bfloat16")
         p = run("selftest", "--device", "cpu", "--batch", 8, check=False)
         test.refused("selftest: sizes of a run without a model are refused", p, 2, "--model DIR")

@@ -18,10 +18,10 @@ PRINT = r"""
 #define ABSENT_IS(v)
 #define NULL_IS(v)
 #define SCHEMA(name, base, inherited) @SCHEMA name
-#define U(path, type, def, text, binding) @USED path @@ def @@ binding
-#define C(path, list, more, def, text, member) @USED path @@ def @@ AT(member)
-#define B(path, binding) @USED path @@ @@ binding
-#define BC(path, list, member) @USED path @@ @@ AT(member)
+#define U(path, type, def, text, binding) @USED path @@ def @@ binding @@ type
+#define C(path, list, more, def, text, member) @USED path @@ def @@ AT(member) @@ more
+#define B(path, binding) @USED path @@ @@ binding @@
+#define BC(path, list, member) @USED path @@ @@ AT(member) @@
 #define N(path, type, def, text) @OTHER path
 #define R(path, type, def, text) @OTHER path
 #define M(path, type, def, now) @OTHER path
@@ -37,7 +37,7 @@ PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron"], ["train/ppo/*.c", *TRAIN], "t
 
 
 def rows(table):
-    """(key, default, binding or None) of each row, sections expanded; strings joined as the compiler does."""
+    """(key, default, binding or None, type) of each row, sections expanded; strings joined as the compiler does."""
     text = PRINT + f'#include "conf/keys_sections.def"\n#include "conf/{table}.def"\n'
     out = subprocess.run([os.environ.get("CC", "cc"), "-E", "-P", "-iquote", str(SRC), "-x", "c", "-"], input=text,
                          capture_output=True, text=True, check=True).stdout
@@ -46,7 +46,8 @@ def rows(table):
         parts = [p.strip() for p in rest.split("@@")] if kind == "USED" else [rest.strip()]
         key = re.match(r'"([^"]*)"', parts[0])[1]
         if kind != "SCHEMA":
-            yield key, parts[1] if len(parts) > 1 else "", re.sub(r"\s+", " ", parts[2]) if kind == "USED" else None
+            used = kind == "USED"
+            yield key, parts[1] if used else "", re.sub(r"\s+", " ", parts[2]) if used else None, parts[3] if used else ""
 
 
 def readers(globs, config):
@@ -63,8 +64,11 @@ def main():
     test = Tests()
     for program, (tables, globs, config) in PROGRAMS.items():
         all_rows = [r for t in tables for r in rows(t)]
-        used = [(k, d, b) for k, d, b in all_rows if b]
+        used = [(k, d, b) for k, d, b, _ in all_rows if b]
         defaults = {k: d for k, d, b in used}
+        endless = [f"{k} ({t})" for k, _, b, t in all_rows
+                   if b and re.search(r"\bint(?!\[-?[\d^]+,-?[\d^]+[\])])|\bfloat(?![\[(]-?[\w.^-]+,-?[\w.^]+[\])])", t)]
+        test(f"{program}: every number that is used has a lower and an upper bound", not endless, ", ".join(endless))
         elsewhere, own = readers(globs, config)
         unread, via = [], []
         for key, _, binding in used:

@@ -91,16 +91,29 @@ static void test_types(void **state) {
         {"int", "true", false},
         {"int", "'3'", false},
         {"int", "null", false},
-        {"int>=1", "1", true},
-        {"int>=1", "0", false},
-        {"int>=1|null", "null", true},
+        {"int", "9007199254740992", true}, /* without an interval: what a double holds exactly */
+        {"int", "9007199254740993", false},
+        {"int[1,2^24]", "1", true},
+        {"int[1,2^24]", "0", false},
+        {"int[1,2^24]", "16777216", true},
+        {"int[1,2^24]", "16777217", false},
+        {"int[1,2^24]|null", "null", true},
+        {"int[-2^62,2^62]", "-4611686018427387904", true},
+        {"int[-2^62,2^62]", "-4611686018427387905", false}, /* which no double tells from the bound */
+        {"int[-2^63,2^63)", "9223372036854775807", true},
         {"float", "3", true},
         {"float", "1e-3", true},
-        {"float", "inf", true},
-        {"float", "nan", true},
-        {"float>=0", "nan", false},
-        {"float>0", "0", false},
-        {"float>0", "1e-300", true},
+        {"float", "1e308", true},
+        {"float", "inf", false},
+        {"float", "-inf", false},
+        {"float", "nan", false},
+        {"float[0,inf)", "nan", false},
+        {"float[0,inf)", "inf", false},
+        {"float(0,inf]", "inf", true},
+        {"float(0,inf]", "nan", false},
+        {"float[-inf,0]", "-inf", true},
+        {"float(0,inf)", "0", false},
+        {"float(0,inf)", "1e-300", true},
         {"float(0,1]", "0", false},
         {"float(0,1]", "1", true},
         {"float[0,1]", "0", true},
@@ -134,7 +147,8 @@ static void test_types(void **state) {
         conf__node_free(v);
     }
     assert_false(conf__type_valid("integer"));
-    assert_false(conf__type_valid("int>=x"));
+    assert_false(conf__type_valid("int>=1"));
+    assert_false(conf__type_valid("int[1,x]"));
     assert_false(conf__type_valid("int|"));
 }
 
@@ -161,16 +175,16 @@ static void test_unknown_keys(void **state) {
 
 static void test_wrong_values(void **state) {
     (void)state;
-    REFUSED("data.train_batch_size='abc'|expected int>=1|command line", "data.train_batch_size=abc");
-    REFUSED("data.train_batch_size=0|expected int>=1", "data.train_batch_size=0");
+    REFUSED("data.train_batch_size='abc'|expected int[1,2^24]|command line", "data.train_batch_size=abc");
+    REFUSED("data.train_batch_size=0|expected int[1,2^24]", "data.train_batch_size=0");
     REFUSED("data.train_batch_size=16.5", "data.train_batch_size=16.5");
     REFUSED("data.shuffle='yes'|expected bool", "data.shuffle=yes");
-    REFUSED("actor_rollout_ref.rollout.top_p=1.5|float(0,1]", R "top_p=1.5");
+    REFUSED("actor_rollout_ref.rollout.top_p=1.5|float[1e-6,1]", R "top_p=1.5");
     REFUSED("optim.lr=nan", A "optim.lr=nan");
     REFUSED("data.truncation='eror'|'error'|'middle'", "data.truncation=eror");
     REFUSED("loss_agg_mode='token_mean'|'token-mean'", A "loss_agg_mode=token_mean");
     REFUSED("data.train_files={a: 1}", "data.train_files={a: 1}");
-    REFUSED("clip_ratio_c=1|float>1", A "clip_ratio_c=1");
+    REFUSED("clip_ratio_c=1|float(1,1e9]", A "clip_ratio_c=1");
     REFUSED("trainer is a group of keys", "trainer=3x");
     REFUSED("rollout.response_length='x'", "data.max_response_length=1024", R "response_length=x");
     REFUSED("trainer.experiment_name=[1, 'a']|expected str", "trainer.experiment_name=[1,a]");
@@ -213,7 +227,7 @@ static void test_references(void **state) {
     REFUSED("resolver 'now'", "+a=${now:x}");
     REFUSED("takes 1 to 2 arguments, not 3", "+a=${oc.select:a,b,c}");
     REFUSED("cannot be part of a text", "+a=x${algorithm.kl_ctrl}");
-    REFUSED("expected int>=1", "data.train_batch_size=${trainer.project_name}");
+    REFUSED("expected int[1,2^24]", "data.train_batch_size=${trainer.project_name}");
     /* a dozen doublings of a dozen doublings: refused before it fills the memory */
     char *args[25];
     for (int k = 0; k < 24; k++) args[k] = xasprintf("+x%d=[${x%d},${x%d}]", k, k + 1, k + 1);
@@ -387,7 +401,7 @@ static void test_answers(void **state) {
     free(s);
     s = answer((const char *const[]){"--help", "trainer.total_e", NULL}, &rc);
     assert_int_equal(rc, 1);
-    assert_non_null(strstr(s, "trainer.total_epochs=30\n    int>=1; passes over the training data\n"));
+    assert_non_null(strstr(s, "trainer.total_epochs=30\n    int[1,2^31); passes over the training data\n"));
     assert_null(strstr(s, "data."));
     free(s);
     s = answer((const char *const[]){"trainer.nnodes=1", NULL}, &rc);

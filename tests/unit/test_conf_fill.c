@@ -117,7 +117,7 @@ static void test_fill_refusals(void **state) {
         {"trainer.seed=1", {.key = "trainer.seed", AT(filter)}, "trainer.seed=1|true or false"},
         {"~trainer.seed", {.key = "trainer.seed", AT(batch)}, "trainer.seed is needed but was deleted"},
         {"trainer.seed=1", {.key = "actor_rollout_ref.rollout.name", AT(name)}, "mandatory|set actor_rollout_ref.rollout.name="},
-        {"actor_rollout_ref.actor.optim.betas=[1,2,3]",
+        {"actor_rollout_ref.actor.optim.betas=[0.1,0.2,0.3]",
          {.key = "actor_rollout_ref.actor.optim.betas", F64S(betas, n_betas)},
          "optim.betas|at most 2 numbers"},
         {"trainer.device_memory_limit=20XiB",
@@ -126,7 +126,9 @@ static void test_fill_refusals(void **state) {
         {"actor_rollout_ref.actor.fsdp_config.dtype=fp32",
          {.key = "actor_rollout_ref.actor.fsdp_config.dtype", AT(size), .words = CONF_WORDS(SIZES)},
          "actor.fsdp_config.dtype=fp32|bfloat16 or float32"},
-        {"global_profiler.steps=[x]", {.key = "global_profiler.steps", F64S(betas, n_betas)}, "global_profiler.steps|numbers"},
+        {"actor_rollout_ref.rollout.cudagraph_capture_sizes=[x]",
+         {.key = "actor_rollout_ref.rollout.cudagraph_capture_sizes", F64S(betas, n_betas)},
+         "capture_sizes|numbers"},
     };
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         struct conf *c = NULL;

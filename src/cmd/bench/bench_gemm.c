@@ -237,10 +237,10 @@ int bench_gemm(int argc, char **argv) {
     bool f32 = false, jsonl = false;
     const struct cmd_opt opts[] = {
         {"--device", CMD_STR, &device, "NAME", "cpu (the default), cuda, cuda:N or ref"},
-        {"--threads", CMD_I64, &threads, "N", "threads (0: all)"},
+        {"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (0: all)"},
         {"--isa", CMD_STR, &isa, "NAME", "amx, avx512bf16, avx512, avx2 or c (the fastest)"},
         {"--f32", CMD_FLAG, &f32, NULL, "f32 operands instead of bf16"},
-        {"--seconds", CMD_F64, &seconds, "S", "time spent on each case (0.2)"},
+        {"--seconds", CMD_F64("float(0,1e6]"), &seconds, "S", "time spent on each case (0.2)"},
         {"--jsonl", CMD_FLAG, &jsonl, NULL, "cases on standard input, one JSON object a line"},
     };
     const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench gemm [options]", "GEMMs of a device.");

@@ -30,13 +30,13 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &b->model, "DIR", "model directory (verlc model init makes one)"},
         {"--dtype", CMD_STR, &b->dtype, "bf16|fp32", "compute dtype (bf16)"},
-        {"--batch", CMD_I64, &b->batch, "N", "sequences"},
-        {"--n", CMD_I64, &b->n, "N", "of them with the same prompt (generate)"},
-        {"--prompt", CMD_I64, &b->prompt, "N", "prompt tokens (generate)"},
-        {"--len", CMD_I64, &b->len, "N", "tokens a sequence; new tokens for generate"},
-        {"--steps", CMD_I64, &b->steps, "N", "measured repetitions; the best counts"},
+        {"--batch", CMD_I64(CMD_COUNT), &b->batch, "N", "sequences"},
+        {"--n", CMD_I64(CMD_COUNT), &b->n, "N", "of them with the same prompt (generate)"},
+        {"--prompt", CMD_I64(CMD_COUNT), &b->prompt, "N", "prompt tokens (generate)"},
+        {"--len", CMD_I64("int[2,2^28]"), &b->len, "N", "tokens a sequence; new tokens for generate"},
+        {"--steps", CMD_I64(CMD_COUNT), &b->steps, "N", "measured repetitions; the best counts"},
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
-        {"--threads", CMD_I64, &b->threads, "N", "threads (all)"},
+        {"--threads", CMD_I64(CMD_THREADS), &b->threads, "N", "threads (all)"},
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
     };
@@ -46,8 +46,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
     TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
-    if (b->n < 1 || b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
-    if (b->len < 2 || b->steps < 1) FAIL(ERR_INVAL, "--len must be at least 2 and --steps at least 1");
+    if (b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
     return cmd_batch_size(b->batch, b->prompt, b->len);
 }
 
@@ -245,7 +244,7 @@ int bench_read(int argc, char **argv) {
     int64_t threads = 0;
     double best = 0, median = 0;
     struct dev dev = {0};
-    const struct cmd_opt opts[] = {{"--threads", CMD_I64, &threads, "N", "threads (all)"}};
+    const struct cmd_opt opts[] = {{"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (all)"}};
     const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench read [--threads N]", "Best and median of some passes over 1 GiB.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;

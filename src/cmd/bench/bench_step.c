@@ -172,24 +172,23 @@ int bench_step(int argc, char **argv) {
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &b.model, "DIR", "model directory (verlc model init makes one)"},
         {"--dtype", CMD_STR, &b.dtype, "bf16|fp32", "compute dtype (bf16)"},
-        {"--batch", CMD_I64, &b.batch, "N", "samples"},
-        {"--n", CMD_I64, &b.n, "N", "of them with the same prompt"},
-        {"--prompt", CMD_I64, &b.prompt, "N", "prompt tokens"},
-        {"--len", CMD_I64, &b.len, "N", "new tokens of each sample"},
-        {"--micro", CMD_I64, &b.micro, "N", "samples of a micro-batch of the update; the reference takes twice as many"},
-        {"--steps", CMD_I64, &b.steps, "N", "measured steps; the best counts"},
+        {"--batch", CMD_I64(CMD_COUNT), &b.batch, "N", "samples"},
+        {"--n", CMD_I64(CMD_COUNT), &b.n, "N", "of them with the same prompt"},
+        {"--prompt", CMD_I64(CMD_COUNT), &b.prompt, "N", "prompt tokens"},
+        {"--len", CMD_I64("int[2,2^28]"), &b.len, "N", "new tokens of each sample"},
+        {"--micro", CMD_I64(CMD_COUNT), &b.micro, "N", "samples of a micro-batch of the update; the reference takes twice as many"},
+        {"--steps", CMD_I64(CMD_COUNT), &b.steps, "N", "measured steps; the best counts"},
         {"--recompute", CMD_STR, &b.recompute, BENCH_RECOMPUTE " (layer)"},
         {"--offload", CMD_FLAG, &b.offload, NULL, "optimizer state, fp32 master and reference weights in host memory"},
         {"--device", CMD_STR, &b.device, "NAME", CMD_DEVICE_HELP},
-        {"--threads", CMD_I64, &b.threads, "N", "threads (all)"},
+        {"--threads", CMD_I64(CMD_THREADS), &b.threads, "N", "threads (all)"},
     };
     const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench step --model DIR [options]",
                                           "The phases of one GRPO step: generation, reference log-probs, update.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!b.model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (b.n < 1 || b.batch % b.n || b.len < 2 || b.micro < 1 || b.steps < 1)
-        FAIL(ERR_INVAL, "--n must divide --batch, --len be at least 2, --micro and --steps at least 1");
+    if (b.batch % b.n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b.n, (long long)b.batch);
     TRY(cmd_batch_size(b.batch, b.prompt, b.len));
     if (b.micro > b.batch) b.micro = b.batch;
     TRY(cmd_compute_dtype(b.dtype, &b.act));

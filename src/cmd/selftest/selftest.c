@@ -29,13 +29,13 @@ int cmd_selftest(int argc, char **argv) {
     struct dev dev, ref;
     enum dtype act;
     const struct cmd_opt opts[] = {{"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
-                                   {"--threads", CMD_I64, &threads, "N", "CPU threads (all)"},
+                                   {"--threads", CMD_I64(CMD_THREADS), &threads, "N", "CPU threads (all)"},
                                    {"--model", CMD_STR, &model, "DIR", "rollout against training alone, on this model"},
                                    {"--dtype", CMD_STR, &dtype, "bf16|fp32", "its compute dtype (bf16)"},
-                                   {"--batch", CMD_I64, &size.seqs, "N", "samples (80)"},
-                                   {"--n", CMD_I64, &size.n, "N", "samples of a prompt (5)"},
-                                   {"--prompt", CMD_I64, &size.prompt, "N", "tokens of the longest prompt (256)"},
-                                   {"--len", CMD_I64, &size.new, "N", "tokens sampled (128)"}};
+                                   {"--batch", CMD_I64(CMD_COUNT), &size.seqs, "N", "samples (80)"},
+                                   {"--n", CMD_I64(CMD_COUNT), &size.n, "N", "samples of a prompt (5)"},
+                                   {"--prompt", CMD_I64(CMD_COUNT), &size.prompt, "N", "tokens of the longest prompt (256)"},
+                                   {"--len", CMD_I64(CMD_COUNT), &size.new, "N", "tokens sampled (128)"}};
     const struct cmd_spec spec = CMD_SPEC(opts, "verlc selftest [--device NAME] [--model DIR [options]]",
                                           "Compares every op of a device with the reference backend, checks that ops are\n"
                                           "batch-invariant, and compares the log-probs of a rollout with those of training;\n"
@@ -46,7 +46,7 @@ int cmd_selftest(int argc, char **argv) {
         FAIL(ERR_INVAL, "--dtype, --batch, --n, --prompt and --len say how a model is run: name it with --model DIR");
     TRY(cmd_compute_dtype(dtype ? dtype : "bf16", &act));
     TRY(cmd_batch_size(size.seqs, size.prompt, size.new));
-    if (size.n < 1 || size.seqs % size.n != 0)
+    if (size.seqs % size.n != 0)
         FAIL(ERR_INVAL, "--batch %lld must be a multiple of --n %lld", (long long)size.seqs, (long long)size.n);
     TRY(dev_open_named(&dev, device, (int)threads, NULL));
     rc = dev_open_ref(&ref);

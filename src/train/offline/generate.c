@@ -67,7 +67,7 @@ static int config_read(struct generate *g, const struct conf *c) {
     if (!g->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
-    TRY(train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device));
+    train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device);
     const int rc = train_model_dir(g->model_path, true, &g->model_dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
     if (!g->tokenizer_dir) g->tokenizer_dir = g->model_dir;

@@ -315,7 +315,6 @@ static int derive_distill_loss(struct ppo_config *k) {
     if (rc < 0) return err_wrap(rc, LOSS "loss_mode");
     if (v->loss.list && conf_is_null(k->conf, LOSS "topk")) FAIL(ERR_INVAL, LOSS "topk is not set; loss_mode=%s needs it", mode);
     if (!v->loss.list) v->topk = 0;
-    else if (v->topk < 1) FAIL(ERR_INVAL, LOSS "topk=%lld: at least one token", (long long)v->topk);
     if (!v->use_task_rewards && conf_is_set(k->conf, LOSS "distillation_loss_coef") && v->coef != 1)
         log_note(LOSS "distillation_loss_coef=%g has no effect: without task rewards the loss is the distillation's alone, as in "
                       "verl",
@@ -437,18 +436,12 @@ static int derive_reward_model(struct ppo_config *k) {
     const struct judge_args *j = &r->judge;
     if (!r->enable) return 0;
     if (!k->raw.rm_path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
-    if (j->prompt_template &&
-        (j->prompt_length < 1 || j->response_length < 1 || j->max_rows < 1 || j->max_seqs < 1 || j->temperature < 0))
-        FAIL(ERR_INVAL, RM "rollout: prompt_length, response_length, max_num_batched_tokens and max_num_seqs are at least 1, "
-                           "temperature at least 0");
     TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
     int rc = model_config_load(&r->model, r->model_dir);
     if (rc == 0 && !j->prompt_template) rc = model_config_make_reward(&r->model, r->model_dir);
     if (rc < 0) return err_wrap(rc, RM "model_path");
     if (j->prompt_template) return 0;
     if (r->cut.max_seqs == 0) r->cut.max_rows = j->max_rows;
-    if (r->cut.max_seqs < 1 && r->cut.max_rows < 1)
-        FAIL(ERR_INVAL, RM "rollout.max_num_batched_tokens: expected a positive number");
     if (r->max_length == 0) r->max_length = k->max_prompt_length + k->max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
     return 0;
 #undef RM
@@ -462,14 +455,14 @@ static void derive_profile(struct ppo_config *k) {
 }
 
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
-    *k = (struct ppo_config){.conf = c};
+    *k = (struct ppo_config){.conf = c, .run.early_stop.threshold = NAN};
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
 int ppo_config_read(struct ppo_config *k, const struct conf *c) {
     TRY(ppo_config_fill(k, c));
     TRY(ppo_validate_config(k));
-    TRY(train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device));
+    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));
     TRY(derive_model(k));

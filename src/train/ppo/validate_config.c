@@ -36,9 +36,8 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
 /* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch. */
 static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, const struct ppo_cut_keys *w) {
     char key[128], what[256];
-    int64_t samples, devices;
+    const int64_t devices = train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node);
     if (w->dynamic) return 0;
-    TRY(train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node, &devices));
     TRY(set_once(section, "ppo_micro_batch_size", w));
     if (k->train_batch_size < mini)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be >= %s.ppo_mini_batch_size (%lld)", (long long)k->train_batch_size,
@@ -49,9 +48,7 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
         TRY(divides(what, mini, key, w->all));
         if (w->all < devices) FAIL(ERR_INVAL, "%s (%lld) must be >= n_gpus (%lld)", key, (long long)w->all, (long long)devices);
     }
-    if (__builtin_mul_overflow(mini, k->train.n, &samples))
-        FAIL(ERR_INVAL, "%s.ppo_mini_batch_size * " ROLLOUT ".n does not fit in 64 bits", section);
-    const int64_t share = samples / devices; /* samples of a mini-batch on one device */
+    const int64_t share = mini * k->train.n / devices; /* samples of a mini-batch on one device */
     snprintf(what, sizeof what, "%s.ppo_mini_batch_size (%lld) * " ROLLOUT ".n (%lld) / n_gpus (%lld) =", section, (long long)mini,
              (long long)k->train.n, (long long)devices);
     if (share == 0) FAIL(ERR_INVAL, "%s 0: a mini-batch needs a sample for every device", what);
@@ -60,13 +57,10 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
 }
 
 static int check_actor(const struct ppo_config *k) {
-    int64_t samples, devices;
-    TRY(train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node, &devices));
-    if (__builtin_mul_overflow(k->train_batch_size, k->train.n, &samples))
-        FAIL(ERR_INVAL, "data.train_batch_size * " ROLLOUT ".n does not fit in 64 bits");
     if (!k->raw.update_cut.dynamic)
-        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", samples,
-                    "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes", devices));
+        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->train_batch_size * k->train.n,
+                    "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes",
+                    train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node)));
     return check_updates(k, ACTOR, k->ppo_mini_batch_size, &k->raw.update_cut);
 }
 

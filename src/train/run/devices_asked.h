@@ -4,10 +4,9 @@
 
 #include "conf/conf.h"
 
-/* How many devices the user asks for. verl's default of n_gpus_per_node is 8; only a number that was set is a promise.
- * ERR_INVAL: does not fit in 64 bits. */
-int train_devices_asked(const struct conf *c, int64_t nodes, int64_t per_node, int64_t *out);
+/* How many devices the user asks for. verl's default of n_gpus_per_node is 8; only a number that was set is a promise. */
+int64_t train_devices_asked(const struct conf *c, int64_t nodes, int64_t per_node);
 /* Where that is several: a note that one is used. device: trainer.device, may be NULL. */
-int train_note_devices(const struct conf *c, int64_t nodes, int64_t per_node, const char *device);
+void train_note_devices(const struct conf *c, int64_t nodes, int64_t per_node, const char *device);
 
 #endif

@@ -74,9 +74,6 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .host_state = offload->state,
                                .host_master = offload->master || offload->state};
     if (k->n_betas != 2) FAIL(ERR_INVAL, "%s.betas: expected two numbers", section);
-    for (int i = 0; i < 2; i++)
-        if (!(k->betas[i] >= 0 && k->betas[i] < 1))
-            FAIL(ERR_INVAL, "%s.betas: %g: expected 0 or more and less than 1", section, k->betas[i]);
     snprintf(key, sizeof key, "%s.override_optimizer_config", section);
     return k->options ? read_options(o, k->options, key) : 0;
 }

@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +27,7 @@ static const char **terminated(const char *const *v, int64_t n) {
 static int derive_data(struct sft_config *k, const struct conf *c) {
     const struct sft_raw_config *r = &k->raw;
     struct sft_dataset_args *t = &k->train;
-    int64_t devices;
+    const int64_t devices = train_devices_asked(c, k->nnodes, k->n_gpus_per_node);
     if (r->multiturn || !r->prompt_key) {
         t->messages_key = r->messages_key;
         t->tools_key = r->tools_key;
@@ -47,11 +48,11 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
     if (conf_is_null(c, "data.sampler.name")) k->sampler.order = DATA_SHUFFLE;
     k->sampler.source_key = "data_source";
     TRY(data_sampler_spec_check(&k->sampler));
-    TRY(train_devices_asked(c, k->nnodes, k->n_gpus_per_node, &devices));
     if (k->train_batch_size % devices != 0)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be divisible by trainer.nnodes * trainer.n_gpus_per_node (%lld)",
              (long long)k->train_batch_size, (long long)devices);
-    return train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
+    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
+    return 0;
 }
 
 static int derive_model(struct sft_config *k, const struct conf *c) {
@@ -66,6 +67,7 @@ static int derive_model(struct sft_config *k, const struct conf *c) {
 }
 
 int sft_config_read(struct sft_config *k, const struct conf *c) {
+    k->run.early_stop.threshold = NAN; /* null: none */
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->seed = (uint64_t)k->raw.seed;
     TRY(derive_data(k, c));
