@@ -7,8 +7,7 @@
 #define VERLC_BASE_ARENA_H
 
 #include "base/err.h"
-
-#include <stddef.h>
+#include "base/size.h"
 
 struct arena {
     char *base; /* NULL while measuring; not owned */
@@ -18,11 +17,10 @@ struct arena {
 
 #define ARENA_ALIGN 256 /* cache lines, cuBLASLt and cudaMalloc are all satisfied */
 
-/* The next `bytes` of the block, 256-aligned; NULL while measuring. */
+/* The next `bytes` of the block, 256-aligned; NULL while measuring, when `used` ends at SIZE_MOST. */
 static inline void *arena_take(struct arena *a, size_t bytes) {
     const size_t off = (a->used + ARENA_ALIGN - 1) & ~(size_t)(ARENA_ALIGN - 1);
-    CHECK(bytes < (size_t)1 << 56);
-    a->used = off + bytes;
+    a->used = (size_t)size_add((int64_t)off, (int64_t)bytes);
     if (a->base == NULL) return NULL;
     CHECK(a->used <= a->cap);
     return a->base + off;

@@ -20,7 +20,7 @@ int conf_bytes(const char *key, const char *text, int64_t *out) {
     const double v = strtod(text, &end);
     while (*end == ' ') end++;
     for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].unit) != 0 || !(v * units[i].bytes < 0x1p62) || !(v >= 0)) continue;
+        if (strcmp(end, units[i].unit) != 0 || !(v * units[i].bytes <= 0x1p56) || !(v >= 0)) continue;
         *out = (int64_t)(v * units[i].bytes);
         return 0;
     }

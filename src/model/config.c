@@ -17,6 +17,7 @@
 #include <string.h>
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
+#define MAX_PARAMS ((int64_t)1 << 48) /* and no sum of their bytes wraps */
 
 static const struct {
     const char *type;
@@ -71,7 +72,7 @@ static int parse_dims(const json_t *o, const char *where, const struct dim *d, i
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
-        {"num_hidden_layers", &c->n_layers, 0, 4096}, {"hidden_size", &c->hidden, 0, 1 << 20},
+        {"num_hidden_layers", &c->n_layers, 0, 1024}, {"hidden_size", &c->hidden, 0, 1 << 20},
         {"intermediate_size", &c->ffn, 0, 1 << 22},   {"num_attention_heads", &c->n_q_heads, 0, 4096},
         {"vocab_size", &c->vocab, 0, 1 << 24},        {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
     };
@@ -90,6 +91,8 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     if (c->n_q_heads % c->n_kv_heads != 0)
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
+    if (model_config_params(c) > MAX_PARAMS)
+        FAIL(ERR_FORMAT, "%s: a model of %.3g parameters, at most 2^48 are possible", where, (double)model_config_params(c));
     if (c->head_dim % 2 != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported odd head_dim %lld (rotary embedding turns pairs)", where, (long long)c->head_dim);
     return 0;

@@ -18,14 +18,14 @@ enum { HEAD_ROWS = 8192 };
 /* ---- buffers ---- */
 
 static struct tensor take2(struct arena *m, enum dtype dt, int64_t r, int64_t c) {
-    return tensor_2d(arena_take(m, (size_t)(r * c) * dtype_size(dt)), dt, r, c);
+    return tensor_2d(arena_take(m, SIZE_OF(r, c, (int64_t)dtype_size(dt))), dt, r, c);
 }
 static struct tensor take1(struct arena *m, enum dtype dt, int64_t n) {
-    return tensor_1d(arena_take(m, (size_t)n * dtype_size(dt)), dt, n);
+    return tensor_1d(arena_take(m, SIZE_OF(n, (int64_t)dtype_size(dt))), dt, n);
 }
 static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_config *c, int64_t rows) {
     struct tensor t = {NULL, dt, 4, {1, c->n_kv_heads, rows, c->head_dim}};
-    t.data = arena_take(m, (size_t)tensor_count(t) * dtype_size(dt));
+    t.data = arena_take(m, SIZE_OF(c->n_kv_heads, rows, c->head_dim, (int64_t)dtype_size(dt)));
     return t;
 }
 

@@ -21,6 +21,7 @@ enum {
     RESULT_COPY_STREAM = 3, /* of the first part; the others' follow */
     MAX_STOP = 32,          /* end tokens of a row */
     MAX_GRAPHS = 64,
+    MOST_KV_BLOCKS = INT32_MAX / KV_BLOCK_LEN - 1, /* a slot is an int32 */
 };
 _Static_assert(RESULT_COPY_STREAM + BURST_PARTS <= DEV_COPY_STREAMS, "each part has a stream of its own");
 
@@ -76,7 +77,7 @@ static int64_t max_blocks_of(const struct rollout_decoder_args *a) { return (a->
 /* Measures, then binds: see arena.h. */
 static void decoder_layout(struct rollout_decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
-    const size_t side = (size_t)(c->n_kv_heads * c->head_dim * KV_BLOCK_LEN * n_kv_blocks) * dtype_size(act);
+    const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
     for (int64_t l = 0; l < c->n_layers; l++) {
         struct tensor t = {NULL, act, 4, {n_kv_blocks, c->n_kv_heads, KV_BLOCK_LEN, c->head_dim}};
         t.data = arena_take(m, side);
@@ -84,27 +85,28 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
         t.data = arena_take(m, side);
         if (d->layers) d->layers[l].v = t;
     }
-    const size_t rows = (size_t)d->max_rows, seqs = (size_t)d->max_seqs, out = (size_t)d->out_block;
-    d->ids = arena_take(m, rows * 4);
-    d->pos = arena_take(m, rows * 4);
-    d->slots = arena_take(m, rows * 4);
-    d->q_start = arena_take(m, (seqs + 1) * 4);
-    d->pos0 = arena_take(m, seqs * 4);
-    d->block_table = arena_take(m, seqs * (size_t)d->max_blocks * 4);
-    d->out_row = arena_take(m, out * 4);
-    d->id = arena_take(m, out * 4);
-    d->logp = arena_take(m, out * 4);
-    d->logp_kept = arena_take(m, out * 4);
-    d->hidden = arena_take(m, out * (size_t)c->hidden * dtype_size(act));
-    d->logits = arena_take(m, out * (size_t)c->vocab * 4);
-    d->seen = arena_take(m, out * (size_t)((c->vocab + 7) / 8));
+    const int64_t rows = d->max_rows, seqs = d->max_seqs, out = d->out_block, act_size = (int64_t)dtype_size(act);
+    d->ids = arena_take(m, SIZE_OF(rows, 4));
+    d->pos = arena_take(m, SIZE_OF(rows, 4));
+    d->slots = arena_take(m, SIZE_OF(rows, 4));
+    d->q_start = arena_take(m, SIZE_OF(seqs + 1, 4));
+    d->pos0 = arena_take(m, SIZE_OF(seqs, 4));
+    d->block_table = arena_take(m, SIZE_OF(seqs, d->max_blocks, 4));
+    d->out_row = arena_take(m, SIZE_OF(out, 4));
+    d->id = arena_take(m, SIZE_OF(out, 4));
+    d->logp = arena_take(m, SIZE_OF(out, 4));
+    d->logp_kept = arena_take(m, SIZE_OF(out, 4));
+    d->hidden = arena_take(m, SIZE_OF(out, c->hidden, act_size));
+    d->logits = arena_take(m, SIZE_OF(out, c->vocab, 4));
+    d->seen = arena_take(m, SIZE_OF(out, (c->vocab + 7) / 8));
     if (d->max_burst > 1) {
-        const size_t n = (size_t)bucket_of(d->max_seqs), results = n * (size_t)d->max_burst * 4;
-        d->rows = arena_take(m, n * sizeof *d->rows);
-        d->stop = arena_take(m, n * MAX_STOP * 4);
+        const int64_t n = bucket_of(d->max_seqs);
+        const size_t results = SIZE_OF(n, d->max_burst, 4);
+        d->rows = arena_take(m, SIZE_OF(n, (int64_t)sizeof *d->rows));
+        d->stop = arena_take(m, SIZE_OF(n, MAX_STOP, 4));
         d->step = arena_take(m, 4);
-        d->iota = arena_take(m, (n + 1) * 4);
-        d->burst_table = arena_take(m, n * (size_t)d->max_blocks * 4);
+        d->iota = arena_take(m, SIZE_OF(n + 1, 4));
+        d->burst_table = arena_take(m, SIZE_OF(n, d->max_blocks, 4));
         d->burst_id = arena_take(m, results);
         d->burst_logp = arena_take(m, results);
         d->burst_kept = arena_take(m, results);
@@ -134,7 +136,8 @@ struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const stru
         .max_rows = max_rows, .max_seqs = max_seqs, .max_len = max_len, .max_burst = rollout_device_burst(d)};
     const int64_t each = max_blocks_of(&a);
     const size_t fit = room / rollout_kv_block_bytes(c, act);
-    a.n_kv_blocks = fit < (size_t)(max_seqs * each) ? (int64_t)fit : max_seqs * each;
+    const int64_t all = max_seqs * each < MOST_KV_BLOCKS ? max_seqs * each : MOST_KV_BLOCKS;
+    a.n_kv_blocks = fit < (size_t)all ? (int64_t)fit : all;
     if (a.n_kv_blocks < each) a.n_kv_blocks = each;
     return a;
 }

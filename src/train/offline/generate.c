@@ -31,7 +31,7 @@ struct generate {
     bool ignore_eos;
     enum dtype act;
     const json_t *chat_kwargs;
-    const char *length_key; /* of prompt_length, for messages */
+    const char *length_key, *n_key; /* of prompt_length and n_samples, for messages */
     /* the run */
     struct dev dev;
     struct tokenizer *tok;
@@ -60,10 +60,11 @@ static bool ends_with(const char *s, const char *end) {
 static int config_read(struct generate *g, const struct conf *c) {
     const bool server = strcmp(conf_schema(c), "generation_server") == 0;
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, g));
+    g->n_key = server ? "actor_rollout_ref.rollout.n" : "data.n_samples";
     g->length_key = server ? "actor_rollout_ref.rollout.prompt_length" : "rollout.prompt_length";
     if (g->temperature == 0 && g->n_samples > 1)
         FAIL(ERR_INVAL, "%s=%lld with temperature=0: greedy samples of a prompt are all the same; take 1, or a temperature above 0",
-             server ? "actor_rollout_ref.rollout.n" : "data.n_samples", (long long)g->n_samples);
+             g->n_key, (long long)g->n_samples);
     if (!g->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
@@ -172,7 +173,10 @@ static int submit(struct generate *g, struct rollout_engine *e, int64_t row) {
 static int sample_all(struct generate *g) {
     const struct rollout_config cfg = {.tok = g->tok, .done = on_sample, .done_arg = g};
     const double start = clock_now();
-    g->texts = xcalloc((size_t)(g->n * g->n_samples), sizeof *g->texts);
+    g->texts = calloc((size_t)g->n, (size_t)g->n_samples * sizeof *g->texts);
+    if (!g->texts)
+        FAIL(ERR_NOMEM, "no memory for %lld samples of each of %lld prompts; lower %s", (long long)g->n_samples, (long long)g->n,
+             g->n_key);
     for (int64_t lo = 0; lo < g->n; lo += g->batch_size) {
         struct rollout_engine *e = NULL;
         const int64_t hi = g->n - lo < g->batch_size ? g->n : lo + g->batch_size;

@@ -67,6 +67,7 @@ static int open_data(struct controller *c) {
     TRY(chat_template_create(&c->chat, c->tok));
     TRY(open_dataset(c, true, &c->train_data));
     if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    if (c->val_data) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
                                         .batch_size = k->train_batch_size,
                                         .order = k->sampler.order,

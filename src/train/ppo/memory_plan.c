@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/size.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -58,23 +59,30 @@ void model_shapes_free(struct model_shapes *s) {
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Rows of the largest micro-batch under a cut, and its samples. */
-static void cut_limits(struct micro_batch_limits cut, int64_t batch, int64_t max_len, int64_t *rows, int64_t *seqs) {
+/* Samples of a step. */
+static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->train_batch_size, k->train.n); }
+
+/* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
+static int cut_limits(const char *key, struct micro_batch_limits cut, int64_t batch, int64_t max_len, int64_t *rows,
+                      int64_t *seqs) {
     if (cut.max_seqs > 0) {
         *seqs = min_i64(cut.max_seqs, batch);
-        *rows = *seqs * max_len;
+        *rows = size_mul(*seqs, max_len);
     } else {
         *rows = cut.max_rows > max_len ? cut.max_rows : max_len;
         *seqs = min_i64(batch, *rows / 2 + 1);
     }
+    return micro_batch_rows_check(key, *seqs, max_len, *rows);
 }
 
 /* Device bytes of the reference's pass. */
-static size_t ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    cut_limits(k->ref_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_ref, &p->max_seqs_ref);
+static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref_cut, batch_of(k), p->max_len, &p->max_rows_ref,
+                   &p->max_seqs_ref));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
-    return trained_model_block_bytes(m, k->act, &a);
+    p->ref_pass = trained_model_block_bytes(m, k->act, &a);
+    return 0;
 }
 
 /* The same of an update that keeps so much. */
@@ -107,17 +115,35 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
     return sum;
 }
 
+/* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
+static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    enum { TOKEN = 256, LIST = 32 };
+    return SIZE_OF(batch_of(k), p->max_len, TOKEN + LIST * distill_list(k));
+}
+
+/* The samples of a validation, which are kept until it ends. */
+static size_t validation_bytes(const struct ppo_config *k, int64_t rows) {
+    enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 24 };
+    return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
+}
+
+/* Rows of the validation data as far as their files' sizes tell before they are read. */
+static int64_t validation_rows(const struct ppo_config *k) {
+    enum { ROW = 1024 };
+    const int64_t rows = k->n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->val_files, k->n_val_files) / ROW) : 0;
+    return k->val_max_samples >= 0 ? min_i64(rows, k->val_max_samples) : rows;
+}
+
 static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
-    enum { PROGRAM = 12 << 20, TOKEN = 256, ROW = 40, LIST = 32 };
+    enum { PROGRAM = 12 << 20, ROW = 40 };
     char *path = file_join(k->tokenizer_dir, "tokenizer.json");
-    const int64_t file = file_size(path);
+    const int64_t file = file_size(path), blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     free(path);
-    const int64_t tokens = k->train_batch_size * k->train.n * p->max_len;
     return PROGRAM                             /* code, libraries, stacks, trackers */
            + (file > 0 ? (size_t)file * 4 : 0) /* tokenizer, and its file while it is read */
            + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
-           (size_t)tokens * TOKEN                      /* a batch's columns, twice in the update */
-           + (size_t)(tokens * distill_list(k)) * LIST /* the teacher's lists and the student's */
+           max_size(p->batch, p->validation) /* one after the other */
+           + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
            + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
 }
 
@@ -126,15 +152,16 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     const struct ppo_critic_config *c = &k->critic;
     const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
-    const int64_t batch = k->train_batch_size * k->train.n;
+    const int64_t batch = batch_of(k);
     struct model_memory own;
     int64_t rows, seqs;
     TRY(model_memory(&own, v, dev, &open, &c->lora, &c->optim));
     p->critic = model_memory_bytes(&own);
     p->n_train_critic = own.n_train;
     p->offload += own.host;
-    cut_limits(c->update_cut, batch, p->max_len, &p->max_rows_critic, &p->max_seqs_critic);
-    cut_limits(c->values_cut, batch, p->max_len, &rows, &seqs);
+    TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
+                   &p->max_seqs_critic));
+    TRY(cut_limits("critic.forward_micro_batch_size_per_gpu", c->values_cut, batch, p->max_len, &rows, &seqs));
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
     p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
@@ -143,13 +170,13 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
 }
 
 /* The reward model scores beside generation, so what it needs is its own. */
-static void plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
+static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
     const struct ppo_rm_config *r = &k->rm;
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){
         .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
     if (r->judge.prompt_template) {
-        const int64_t batch = k->train_batch_size * (k->train.n + 1); /* and a baseline: no more are asked for at once */
+        const int64_t batch = size_mul(k->train_batch_size, k->train.n + 1); /* and a baseline: no more are asked for at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
@@ -158,9 +185,10 @@ static void plan_reward_model(struct memory_plan *p, const struct ppo_config *k,
         if (a->judge.max_rows < a->judge.max_seqs) a->judge.max_rows = a->judge.max_seqs;
         a->max_rows = a->judge.max_rows;
     } else {
-        cut_limits(r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs);
+        TRY(cut_limits("reward.reward_model.micro_batch_size_per_gpu", r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs));
     }
     p->rm = train_pages(reward_model_bytes(&r->model, a));
+    return 0;
 }
 
 /* Host memory that offload may take: the machine's, less an eighth for everything else. */
@@ -169,13 +197,15 @@ static size_t host_limit(void) {
     return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
-static void plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
-    cut_limits(k->distill.cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher);
+    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, batch_of(k),
+                   p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
     p->teacher_pass = trained_model_block_bytes(t, k->act, &a);
+    return 0;
 }
 
 /* The largest of the passes that share the block with the rollout. */
@@ -197,10 +227,10 @@ static size_t block_room(const struct memory_plan *p) {
 static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
-    const int64_t batch = k->train_batch_size * k->train.n;
+    const int64_t batch = batch_of(k);
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
     p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
-    p->max_rows_roll = min_i64(p->max_rows_roll, p->max_seqs * p->max_len);
+    p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
@@ -267,17 +297,21 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
         p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
         if (k->ref_offload) p->offload += p->policy.weights - p->ref;
     }
-    cut_limits(k->update_cut, k->train_batch_size * k->train.n, p->max_len, &p->max_rows_update, &p->max_seqs_update);
+    TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
+                   &p->max_rows_update, &p->max_seqs_update));
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
     p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    if (reference) p->ref_pass = ref_bytes(p, k, m, dev);
+    if (reference) TRY(ref_bytes(p, k, m, dev));
     if (s->critic.json) TRY(plan_critic(p, k, &s->critic, dev));
-    if (s->teacher.json) plan_teacher(p, k, &s->teacher, dev);
-    if (k->rm.enable) plan_reward_model(p, k, dev);
+    if (s->teacher.json) TRY(plan_teacher(p, k, &s->teacher, dev));
+    if (k->rm.enable) TRY(plan_reward_model(p, k, dev));
     p->limit = train_memory_limit(dev, k->memory_limit);
-    p->host = dev_has_own_memory(dev) ? 0 : host_bytes(k, p); /* other memory than the limit's */
     plan_working(p, k, s, dev);
+    p->batch = batch_bytes(k, p);
+    p->validation = validation_bytes(k, validation_rows(k));
+    p->host_all = host_bytes(k, p);
+    p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
     plan_rollout(p, k, m, dev);
     plan_keep(p, k, s, dev);
     plan_rollout(p, k, m, dev);
@@ -441,6 +475,32 @@ static const char *let_recompute(struct ppo_config *c) {
 #undef CRITIC_KEY
 }
 
+/* The host memory of samples alone is more than there is. */
+static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
+    const bool validation = p->validation > p->batch;
+    char need[96];
+    snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are there", (double)p->host_all / 0x1p30,
+             (double)there / 0x1p30);
+    if (validation)
+        FAIL(ERR_NOMEM,
+             "the samples of a validation, actor_rollout_ref.rollout.val_kwargs.n=%lld of each prompt, need %s; lower it, or set "
+             "data.val_max_samples",
+             (long long)k->val.n, need);
+    FAIL(ERR_NOMEM,
+         "the samples of a step, data.train_batch_size=%lld x actor_rollout_ref.rollout.n=%lld, of up to %lld tokens "
+         "(data.max_prompt_length, data.max_response_length) need %s; lower one of them",
+         (long long)k->train_batch_size, (long long)k->train.n, (long long)p->max_len, need);
+}
+
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows) {
+    const bool own = dev_has_own_memory(dev);
+    struct memory_plan q = *p;
+    q.validation = validation_bytes(k, rows);
+    q.host_all += max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
+    const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all, there = own ? q.host_limit : q.limit;
+    return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
+}
+
 /* The nearest change that fits: first those that leave the result as it is. */
 static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     char others[96], need[160];
@@ -448,6 +508,7 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
     struct micro_batch_limits cut = k->update_cut;
     const char *offload;
     const bool tokens = cut.max_seqs == 0;
+    if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
              (double)p->limit / 0x1p30, others_text(dev, others));
     if (smaller_cut(k, s, dev, &cut))
@@ -491,5 +552,6 @@ int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, c
              "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
              "optimizer_offload off",
              (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
+    if (p->host == 0 && p->offload + p->host_all > p->host_limit) return refuse_samples(p, k, p->host_limit);
     return p->total > p->limit ? refuse(p, k, s, dev) : 0;
 }

@@ -21,7 +21,8 @@ struct memory_plan {
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
-    struct dev_sizes sizes;                                      /* of what the backend takes */
+    size_t batch, validation, host_all;  /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
+    struct dev_sizes sizes;              /* of what the backend takes */
     struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
     int64_t n_train_critic;              /* elements of the critic's adapter with its head; 0: none */
     int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
@@ -34,6 +35,8 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+/* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows);
 void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *out);
 /* Tokens of the teacher's lists; 0: it has none. */
 int64_t distill_list(const struct ppo_config *k);

@@ -15,6 +15,12 @@ int64_t packed_seq_targets(const struct packed_seq *s) {
     return k;
 }
 
+int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows) {
+    if (rows <= INT32_MAX) return 0;
+    FAIL(ERR_INVAL, "%s=%lld: a micro-batch of samples of up to %lld tokens has at most 2^31 tokens; lower it", key,
+         (long long)seqs, (long long)longest);
+}
+
 bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
     int64_t *limit = l->max_seqs > 0 ? &l->max_seqs : &l->max_rows;
     const int64_t least = l->max_seqs > 0 ? 1 : longest, next = *limit > 16 ? *limit / 2 : *limit - 1;
@@ -24,7 +30,7 @@ bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
 }
 
 void pack_layout(struct pack *p, struct arena *a) {
-    const size_t rows = (size_t)p->max_rows * 4, seqs = (size_t)p->max_seqs * 4;
+    const size_t rows = SIZE_OF(p->max_rows, 4), seqs = SIZE_OF(p->max_seqs, 4);
     p->d_ids = arena_take(a, rows);
     p->d_pos = arena_take(a, rows);
     p->d_slots = arena_take(a, rows);

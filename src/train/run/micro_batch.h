@@ -27,6 +27,8 @@ struct micro_batch_limits {
     int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
     int64_t *ends;    /* where each micro-batch ends (pack_balance); NULL: as many sequences as the limit takes */
 };
+/* ERR_INVAL, by the key of the number of samples: more rows than an int32 numbers. */
+int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows);
 /* The next smaller limit on a short way to the least, which is one sequence, or the rows of the longest. False: it is there. */
 bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest);
 /* Under max_rows: puts order[n] so that micro-batches of balanced work follow one another, as verl's

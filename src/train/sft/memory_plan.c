@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/size.h"
 
 #include <stdio.h>
 
@@ -26,7 +27,7 @@ static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const stru
 }
 
 static void set_cut(struct trained_model_args *a, struct micro_batch_limits cut, int64_t longest, int64_t batch) {
-    a->max_rows = cut.max_rows == 0 ? cut.max_seqs * longest : cut.max_rows > longest ? cut.max_rows : longest;
+    a->max_rows = cut.max_rows == 0 ? size_mul(cut.max_seqs, longest) : cut.max_rows > longest ? cut.max_rows : longest;
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : batch;
 }
 
@@ -75,6 +76,7 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
     }
     *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o};
     set_cut(a, k->cut, longest, k->train_batch_size);
+    TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, longest, a->max_rows));
     const struct dev_sizes sizes = model_dev_sizes(c, k->act, a->max_rows, 1);
     const size_t limit = train_memory_limit(dev, k->memory_limit);
     size_t fixed;
