@@ -97,7 +97,7 @@ static int64_t find(const struct conf_node *c, const char *key, size_t n) {
     if (c->kind == CONF_LIST) return list_index(c, key, n);
     if (c->kind != CONF_DICT) return -1;
     for (int64_t k = 0; k < c->n; k++)
-        if (strlen(c->items[k].key) == n && memcmp(c->items[k].key, key, n) == 0) return k;
+        if (strncmp(c->items[k].key, key, n) == 0 && c->items[k].key[n] == '\0') return k;
     return -1;
 }
 
