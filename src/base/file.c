@@ -2,6 +2,7 @@
 #include "base/file.h"
 
 #include "base/err.h"
+#include "base/log.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,10 +62,49 @@ int file_fsync_dir(const char *dir) {
     return 0;
 }
 
-int file_write_atomic(const char *path, const void *p, size_t n) {
+/* ---- temporary names ---- */
+
+char *file_temp_path(const char *path) {
+    enum { LONGEST = 200 }; /* of the last part, so that the whole stays below NAME_MAX */
+    uint64_t random = 0;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    size_t at = n;
+    while (at > 0 && path[at - 1] != '/') at--;
+    if (n - at > LONGEST) n = at + LONGEST;
+    CHECK(getrandom(&random, sizeof random, 0) == sizeof random);
+    return xasprintf("%.*s.%ld-%016llx.tmp", (int)n, path, (long)getpid(), (unsigned long long)random);
+}
+
+bool file_is_temp_name(const char *name) {
+    static const char digits[] = "0123456789", hex[] = "0123456789abcdef";
+    const char *dash = strrchr(name, '-'), *pid = dash;
+    if (!dash || strspn(dash + 1, hex) != 16 || strcmp(dash + 17, ".tmp") != 0) return false;
+    while (pid > name && strchr(digits, pid[-1])) pid--;
+    return pid < dash && pid > name + 1 && pid[-1] == '.';
+}
+
+int file_remove_temps(const char *dir) {
     int rc = 0;
-    char *tmp = xasprintf("%s.tmp", path), *dir = dir_of(path);
-    const int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    DIR *d = opendir(dir);
+    if (!d && errno == ENOENT) return 0;
+    if (!d) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        if (!file_is_temp_name(e->d_name)) continue;
+        char *path = file_join(dir, e->d_name);
+        rc = file_remove_tree(path);
+        free(path);
+    }
+    closedir(d);
+    return rc;
+}
+
+/* ---- whole files and directories ---- */
+
+int file_write_atomic_mode(const char *path, const void *p, size_t n, unsigned mode) {
+    int rc = 0;
+    char *tmp = file_temp_path(path), *dir = dir_of(path);
+    const int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode & 0777);
     if (fd < 0) FAILG(out, ERR_IO, "%s: %s", path, strerror(errno));
     if (write_all(fd, p, n) < 0 || fsync(fd) < 0) {
         rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
@@ -81,6 +122,57 @@ int file_write_atomic(const char *path, const void *p, size_t n) {
 out:
     free(tmp);
     free(dir);
+    return rc;
+}
+
+int file_write_atomic(const char *path, const void *p, size_t n) { return file_write_atomic_mode(path, p, n, 0644); }
+
+static char *old_path(const char *dir) { return xasprintf("%s.old.tmp", dir); }
+
+static void remove_replaced(const char *old) {
+    if (file_remove_tree(old) < 0) log_warn("what was replaced is not removed: %s", err_msg());
+}
+
+/* Without the exchange. */
+static int replace_in_two(const char *tmp, const char *dir) {
+    int rc = 0;
+    char *old = old_path(dir);
+    TRYG(file_remove_tree(old), out);
+    if (rename(dir, old) < 0) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
+    if (rename(tmp, dir) < 0) {
+        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", dir, strerror(errno));
+        (void)!rename(old, dir);
+    } else remove_replaced(old);
+out:
+    free(old);
+    return rc;
+}
+
+int file_replace_dir(const char *tmp, const char *dir) {
+    int rc = 0;
+    char *parent = dir_of(dir);
+    if (rename(tmp, dir) == 0) goto done; /* there is none, or an empty one */
+    if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
+    if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
+        rc = file_fsync_dir(parent);
+        if (rc == 0) remove_replaced(tmp);
+        goto out;
+    }
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
+    TRYG(replace_in_two(tmp, dir), out);
+done:
+    rc = file_fsync_dir(parent);
+out:
+    free(parent);
+    return rc;
+}
+
+int file_recover_dir(const char *dir) {
+    int rc = 0;
+    char *old = old_path(dir);
+    if (!file_exists(dir) && rename(old, dir) < 0 && errno != ENOENT && errno != ENOTDIR)
+        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", old, strerror(errno));
+    free(old);
     return rc;
 }
 
@@ -146,6 +238,62 @@ char *file_expand(const char *path) {
     const char *home = getenv("HOME");
     if (path[0] == '~' && (path[1] == '/' || path[1] == '\0') && home) return xasprintf("%s%s", home, path + 1);
     return xstrdup(path);
+}
+
+/* ---- files of a model directory ---- */
+
+static bool starts_with(const char *s, const char *start) { return strncmp(s, start, strlen(start)) == 0; }
+
+/* Whether file is CACHE/models--A--B/blobs/HASH and dir CACHE/models--A--B/snapshots/REV, or below it. */
+static bool in_blobs(const char *file, const char *dir) {
+    static const char snapshots[] = "/snapshots/";
+    for (const char *s = dir; (s = strstr(s, snapshots)); s++) {
+        const char *name = s;
+        while (name > dir && name[-1] != '/') name--;
+        if (!starts_with(name, "models--")) continue;
+        char *blobs = xasprintf("%.*s/blobs/", (int)(s - dir), dir);
+        const bool in = starts_with(file, blobs) && !strchr(file + strlen(blobs), '/');
+        free(blobs);
+        if (in) return true;
+    }
+    return false;
+}
+
+static int check_in_dir(const char *path, const char *dir) {
+    int rc = 0;
+    struct stat st;
+    char *at = realpath(dir, NULL), *file = realpath(path, NULL), *root = xasprintf("%s/", at && strcmp(at, "/") ? at : "");
+    if (!at) FAILG(out, ERR_INPUT, "%s: %s", dir, strerror(errno));
+    if (!file) FAILG(out, ERR_INPUT, "%s: a link whose target cannot be read: %s", path, strerror(errno));
+    if (!starts_with(file, root) && !in_blobs(file, at))
+        FAILG(out, ERR_INPUT,
+              "%s: a link to %s, out of the model directory; put a copy of the file there (a link to the whole directory is fine)",
+              path, file);
+    if (stat(file, &st) < 0) FAILG(out, ERR_INPUT, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) FAILG(out, ERR_INPUT, "%s: not a regular file", path);
+out:
+    free(at);
+    free(file);
+    free(root);
+    return rc;
+}
+
+int file_in_dir(char **path, const char *dir, const char *name) {
+    struct stat st;
+    *path = file_join(dir, name);
+    int rc = 0;
+    if (lstat(*path, &st) == 0) rc = check_in_dir(*path, dir);
+    else if (errno != ENOENT && errno != ENOTDIR) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s", *path, strerror(errno));
+    else {
+        free(*path);
+        *path = NULL;
+        return 0;
+    }
+    if (rc < 0) {
+        free(*path);
+        *path = NULL;
+    }
+    return rc;
 }
 
 int file_map_open(struct file_map *m, const char *path) {

@@ -1,5 +1,6 @@
 /* file.h - whole files in, whole files out.
- * Invariant: file_write_atomic leaves either the old file or the new one. */
+ * Invariant: file_write_atomic leaves either the old file or the new one, file_replace_dir either the old directory or
+ * the new one. Two processes that write the same path never share a temporary name. */
 #ifndef VERLC_BASE_FILE_H
 #define VERLC_BASE_FILE_H
 
@@ -13,14 +14,33 @@
 int file_read(struct buf *b, const char *path, size_t max_bytes);
 /* tmp file in the same directory, fsync, rename, fsync directory. ERR_IO. */
 int file_write_atomic(const char *path, const void *p, size_t n);
+/* The same with these permissions (of 0777; the umask takes its own away), which file_write_atomic has as 0644. */
+int file_write_atomic_mode(const char *path, const void *p, size_t n, unsigned mode);
 int file_mkdirs(const char *path);      /* mkdir -p; ERR_IO */
 int file_fsync_dir(const char *dir);    /* ERR_IO */
 int file_remove_tree(const char *path); /* rm -rf; a missing path is fine; ERR_IO */
+
+/* PATH.PID-RANDOM.tmp: a name beside path that no other process has; a long last part is cut. Caller frees. */
+char *file_temp_path(const char *path);
+bool file_is_temp_name(const char *name); /* whether the last part of a path is one of these */
+/* Removes the files and directories of such names in dir (not below). For whoever knows that nobody else writes there. ERR_IO. */
+int file_remove_temps(const char *dir);
+/* The directory tmp takes dir's place in one operation (renameat2, RENAME_EXCHANGE), whether there is a dir or not; what was
+ * there is removed. tmp is to be fsynced. On a file system without the exchange (NFS) the old one is DIR.old.tmp for a
+ * moment, from where file_recover_dir brings it back. ERR_IO: tmp is the caller's to remove. */
+int file_replace_dir(const char *tmp, const char *dir);
+int file_recover_dir(const char *dir); /* DIR.old.tmp, if any, becomes DIR where there is no DIR; ERR_IO */
+
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 int64_t file_size(const char *path);                /* -1 if missing */
 char *file_join(const char *dir, const char *name); /* caller frees */
 char *file_expand(const char *path);                /* leading ~ -> $HOME; caller frees */
+
+/* A file of a model directory: *path = dir/name, NULL where there is none; caller frees. ERR_INPUT: it is not a regular
+ * file, or a link that leads out of dir. dir itself may be a link. In a snapshot of the hub cache
+ * (models--A--B/snapshots/REV) links to models--A--B/blobs are as the hub makes them. */
+int file_in_dir(char **path, const char *dir, const char *name);
 
 /* Read-only mapping. p == NULL for an empty file. Unmap with file_unmap. */
 struct file_map {

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #define PREFIX "global_step_"
+#define OLD ".old.tmp" /* file_replace_dir's */
 #define TRACKER "latest_checkpointed_iteration.txt"
 enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 256 << 20 };
 
@@ -268,33 +269,10 @@ static int write_manifest(const char *tmp, const struct ckpt_save_args *a) {
     return rc;
 }
 
-/* global_step_N.tmp and global_step_N.old.tmp: only verlc makes such names. */
-static bool is_temporary(const char *name) {
-    const size_t n = strspn(name + strlen(PREFIX), "0123456789");
-    const char *end = name + strlen(PREFIX) + n;
-    return n > 0 && (strcmp(end, ".tmp") == 0 || strcmp(end, ".old.tmp") == 0);
-}
-
-/* What processes left that were killed while saving or deleting. */
-static int remove_half_written(const char *root) {
-    int rc = 0;
-    DIR *d = opendir(root);
-    if (!d) FAIL(ERR_IO, "%s: %s", root, strerror(errno));
-    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
-        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) != 0 || !is_temporary(e->d_name)) continue;
-        char *path = file_join(root, e->d_name);
-        rc = file_remove_tree(path);
-        free(path);
-    }
-    closedir(d);
-    return rc;
-}
-
 static int write_all(const char *tmp, const struct ckpt_save_args *a) {
     if (is_foreign(a->root, a->step))
         FAIL(ERR_IO, "%s/" PREFIX "%lld is there and was not written by verlc, which never writes over such a one", a->root,
              (long long)a->step);
-    TRY(remove_half_written(a->root));
     TRY(file_mkdirs(tmp));
     for (int i = 0; i < a->n_parts; i++) TRY(save_part(tmp, &a->parts[i]));
     char *p = file_join(tmp, "trainer.json");
@@ -318,9 +296,8 @@ static int retire(const char *root, int64_t step, int64_t keep, int64_t best) {
     int64_t newer = 0;
     for (int64_t i = n; i-- > 0 && rc == 0;) {
         if (steps[i] > step || ++newer <= keep || (best > 0 && steps[i] == best)) continue;
-        char *dir = step_dir(root, steps[i]), *dead = xasprintf("%s.tmp", dir);
-        rc = file_remove_tree(dead);
-        if (rc == 0 && rename(dir, dead) < 0) /* a half-deleted directory must not look complete */
+        char *dir = step_dir(root, steps[i]), *dead = file_temp_path(dir);
+        if (rename(dir, dead) < 0) /* a half-deleted directory must not look complete */
             rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", dir, strerror(errno));
         if (rc == 0) rc = file_remove_tree(dead);
         free(dir);
@@ -330,46 +307,24 @@ static int retire(const char *root, int64_t step, int64_t keep, int64_t best) {
     return rc;
 }
 
-/* tmp takes the place of dir. Over an older checkpoint of the same step (a run that
- * is repeated) the two change names in one operation, so that one of them is always there. */
-static int take_place(const char *tmp, const char *dir) {
-    if (!file_exists(dir)) {
-        if (rename(tmp, dir) < 0) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
-        return 0;
-    }
-    if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) return 0;
-    if (errno != EINVAL && errno != ENOSYS) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
-    int rc = 0; /* a file system without the exchange */
-    char *old = xasprintf("%s.old.tmp", dir);
-    if (rename(dir, old) < 0) FAILG(out, ERR_IO, "%s: %s", dir, strerror(errno));
-    if (rename(tmp, dir) < 0) {
-        rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", dir, strerror(errno));
-        (void)!rename(old, dir);
-    } else rc = file_remove_tree(old);
-out:
-    free(old);
-    return rc;
-}
-
 static int publish(const char *root, const char *tmp, int64_t step) {
     char text[32], *dir = step_dir(root, step);
-    int rc = take_place(tmp, dir);
+    int rc = file_replace_dir(tmp, dir);
     free(dir);
     TRY(rc);
-    TRY(file_fsync_dir(root));
-    if (is_foreign(root, read_tracker(root))) return file_remove_tree(tmp); /* another program's tracker file: it stays */
+    if (is_foreign(root, read_tracker(root))) return 0; /* another program's tracker file: it stays */
     snprintf(text, sizeof text, "%lld", (long long)step);
     char *path = file_join(root, TRACKER);
     rc = file_write_atomic(path, text, strlen(text));
     free(path);
-    TRY(rc);
-    return file_remove_tree(tmp); /* the older one, after an exchange */
+    return rc;
 }
 
 int ckpt_save(const struct ckpt_save_args *a) {
     TRY(file_mkdirs(a->root));
-    char *tmp = xasprintf("%s/" PREFIX "%lld.tmp", a->root, (long long)a->step);
+    char *dir = step_dir(a->root, a->step), *tmp = file_temp_path(dir);
     int rc = write_all(tmp, a);
+    free(dir);
     if (rc == 0) rc = publish(a->root, tmp, a->step);
     if (rc < 0) {
         struct err_saved why;
@@ -383,6 +338,38 @@ int ckpt_save(const struct ckpt_save_args *a) {
     TRY(rc);
     if (retire(a->root, a->step, a->keep, a->best) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
     return 0;
+}
+
+/* ---- what killed processes left ---- */
+
+static bool ends_with(const char *s, const char *end) {
+    const size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* global_step_N with something behind it that only verlc makes; 0.1.0 had global_step_N.tmp. */
+static bool is_temporary(const char *name) {
+    const size_t n = strlen(PREFIX), digits = strncmp(name, PREFIX, n) == 0 ? strspn(name + n, "0123456789") : 0;
+    return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, OLD) == 0 || file_is_temp_name(name));
+}
+
+int ckpt_recover(const char *root) {
+    int rc = 0;
+    DIR *d = opendir(root);
+    if (!d && errno == ENOENT) return 0;
+    if (!d) FAIL(ERR_IO, "%s: %s", root, strerror(errno));
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        char *path = file_join(root, e->d_name);
+        if (strncmp(e->d_name, PREFIX, strlen(PREFIX)) == 0 && ends_with(path, OLD)) {
+            path[strlen(path) - strlen(OLD)] = '\0';
+            rc = file_recover_dir(path);
+            path[strlen(path)] = OLD[0];
+        }
+        if (rc == 0 && is_temporary(e->d_name)) rc = file_remove_tree(path);
+        free(path);
+    }
+    closedir(d);
+    return rc;
 }
 
 /* ---- reading ---- */
@@ -475,6 +462,15 @@ static int check_required(const char *dir, const json_t *m, const json_t *files)
     return 0;
 }
 
+/* A copy of one step under another's number is not that step. A directory of another name may hold any. */
+static int check_step(const char *dir, const json_t *m) {
+    int64_t step, named;
+    TRY(json_i64(m, "step", &step, dir));
+    if (ckpt_step_of(dir, &named) == 0 && step != named)
+        FAIL(ERR_FORMAT, "%s/manifest.json: of step %lld, and not of the step in the directory's name", dir, (long long)step);
+    return 0;
+}
+
 int ckpt_verify(const char *dir) {
     json_t *m = NULL;
     char *path = file_join(dir, "manifest.json");
@@ -491,6 +487,7 @@ int ckpt_verify(const char *dir) {
             if (rc < 0) break;
         }
     if (rc == 0) rc = check_required(dir, m, files);
+    if (rc == 0) rc = check_step(dir, m);
     json_decref(m);
     return rc;
 }

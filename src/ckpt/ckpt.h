@@ -9,7 +9,7 @@
  *   ROOT/global_step_N/manifest.json             format, verlc's version, parts; size and XXH3-128 of every file; written last
  *
  * Invariants: a directory named global_step_N with such a manifest is complete.  It is written as
- * global_step_N.tmp, every file and directory fsynced, then renamed; readers accept it only if the
+ * global_step_N.PID-RANDOM.tmp, every file and directory fsynced, then renamed; readers accept it only if the
  * manifest lists what its parts need and every size and checksum hold.  A global_step_N that verlc did
  * not write (ckpt_is_ours) is never written over, moved, deleted or counted. */
 #ifndef VERLC_CKPT_H
@@ -40,9 +40,12 @@ struct ckpt_save_args {
     int64_t best; /* the step of a checkpoint that is kept besides these; <= 0: none */
 };
 /* ERR_IO (disk full, not writable; global_step_N is there and not ours), ERR_NUMERIC (a weight is not finite; named):
- * nothing half-written remains, older ones untouched. Also removes what a killed save left. A tracker file
+ * nothing half-written remains, older ones untouched. A tracker file
  * that names a checkpoint which is not ours stays as it is. */
 int ckpt_save(const struct ckpt_save_args *a);
+/* Removes or brings back what a process left that was killed while it saved or deleted a checkpoint under root. For whoever
+ * holds the directory's lock (train/run/run_lock.h). ERR_IO. */
+int ckpt_recover(const char *root);
 
 /* The complete checkpoint that was saved last under root: *step = -1 when there is
  * none. A torn or altered one is named in a warning and the one before it taken.

@@ -1,9 +1,9 @@
 /* model.c - verlc model init | info | export | merge: Hugging Face model directories.
  *
- * A result directory is written beside its final name and renamed when it is
+ * A result directory is written beside its final name and takes it when it is
  * complete.
  * Invariant: an output directory that exists is never changed, unless --force
- * asks for it and it holds a model. */
+ * asks for it and it holds a model; then the old or the new one is there at any moment. */
 #include "cmd/cmd.h"
 
 #include "base/buf.h"
@@ -21,10 +21,13 @@
 #include "train/train.h"
 
 #include <dirent.h>
-#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static const int64_t ONE_FILE_MB = INT64_MAX / 1000000; /* no limit on a file */
 enum { VOCAB_MULTIPLE = 64 /* a preset's vocabulary is rounded up to it, as released models do */ };
@@ -40,9 +43,8 @@ static int parse_dtype(const char *name, int *dt) {
 /* ---- an output directory that appears complete ---- */
 
 struct out_dir {
-    const char *path;
-    char *tmp;
-    bool replace;
+    char *path, *tmp;
+    int lock; /* on tmp, while it is written; -1: none */
 };
 
 static bool dir_is_empty(const char *path) {
@@ -54,41 +56,63 @@ static bool dir_is_empty(const char *path) {
     return n <= 2; /* . and .. */
 }
 
-static int out_open(struct out_dir *o, const char *path, bool force) {
-    char *config = file_join(path, "config.json");
-    const bool there = file_exists(path) && !dir_is_empty(path), is_model = file_exists(config);
+/* PATH.*.tmp of processes that were killed: one that still runs holds a lock on its own. */
+static void remove_abandoned(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *parent = slash ? xstrndup(path, (size_t)(slash - path) + 1) : xstrdup("./");
+    DIR *d = opendir(parent);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, name, strlen(name)) != 0 || e->d_name[strlen(name)] != '.' || !file_is_temp_name(e->d_name))
+            continue;
+        char *tmp = file_join(parent, e->d_name);
+        const int fd = open(tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && file_remove_tree(tmp) < 0) log_warn("%s", err_msg());
+        if (fd >= 0) close(fd);
+        free(tmp);
+    }
+    if (d) closedir(d);
+    free(parent);
+}
+
+static int out_open(struct out_dir *o, const char *given, bool force) {
+    size_t n = strlen(given);
+    while (n > 1 && given[n - 1] == '/') n--;
+    *o = (struct out_dir){.path = xstrndup(given, n), .lock = -1};
+    TRY(file_recover_dir(o->path));
+    char *config = file_join(o->path, "config.json");
+    const bool there = file_exists(o->path) && !dir_is_empty(o->path), is_model = file_exists(config);
     free(config);
     if (there && !force)
-        FAIL(ERR_INVAL, "--out %s exists and is not empty; choose another directory%s", path,
+        FAIL(ERR_INVAL, "--out %s exists and is not empty; choose another directory%s", given,
              is_model ? " or give --force to replace the model in it" : "");
-    if (there && !is_model) FAIL(ERR_INVAL, "--out %s holds something other than a model; choose another directory", path);
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;
-    *o = (struct out_dir){.path = path, .replace = file_exists(path)};
-    char *base = xstrndup(path, n);
-    o->tmp = xasprintf("%s.tmp", base);
-    free(base);
-    TRY(file_remove_tree(o->tmp)); /* of an interrupted run */
-    return file_mkdirs(o->tmp);
+    if (there && !is_model) FAIL(ERR_INVAL, "--out %s holds something other than a model; choose another directory", given);
+    remove_abandoned(o->path);
+    o->tmp = file_temp_path(o->path);
+    TRY(file_mkdirs(o->tmp));
+    o->lock = open(o->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (o->lock >= 0) (void)!flock(o->lock, LOCK_EX | LOCK_NB);
+    return 0;
 }
 
 static int out_publish(struct out_dir *o) {
+    struct stat st;
+    if (stat(o->path, &st) == 0) (void)!chmod(o->tmp, st.st_mode & 0777); /* the directory that is replaced may be private */
     TRY(file_fsync_dir(o->tmp));
-    if (o->replace) TRY(file_remove_tree(o->path));
-    if (rename(o->tmp, o->path) < 0) FAIL(ERR_IO, "%s: %s", o->path, strerror(errno));
-    return 0;
+    return file_replace_dir(o->tmp, o->path);
 }
 
 /* Ends with the command's result; a failed run leaves nothing behind. */
 static int out_close(struct out_dir *o, int rc) {
     if (rc == 0) rc = out_publish(o);
-    if (rc < 0) {
+    if (rc < 0 && o->tmp) {
         struct err_saved why;
         err_save(&why);
         if (file_remove_tree(o->tmp) < 0) log_warn("%s", err_msg());
         err_restore(&why);
     }
+    if (o->lock >= 0) close(o->lock);
     free(o->tmp);
+    free(o->path);
     return rc;
 }
 
@@ -189,7 +213,7 @@ static int cmd_model_init(int argc, char **argv) {
     if (preset && strcmp(preset, "tiny") != 0) FAIL(ERR_INVAL, "--preset %s: there is tiny", preset);
     TRY(arch_config(&config, preset ? preset : arch));
     rc = out_open(&o, out, force);
-    if (rc == 0) rc = out_close(&o, init_into(o.tmp, config, preset, tokenizer, (uint64_t)seed, dtype));
+    rc = out_close(&o, rc < 0 ? rc : init_into(o.tmp, config, preset, tokenizer, (uint64_t)seed, dtype));
     json_decref(config);
     return rc;
 }
@@ -318,6 +342,12 @@ out:
     return rc;
 }
 
+static int out_write(const char *out, bool force, const struct export_source *s, int dt, int64_t shard_mb) {
+    struct out_dir o;
+    const int rc = out_open(&o, out, force);
+    return out_close(&o, rc < 0 ? rc : export_into(o.tmp, s, dt, shard_mb));
+}
+
 static void free_source(struct export_source *s) {
     free(s->model_dir);
     free(s->ckpt_dir);
@@ -338,14 +368,12 @@ static int cmd_model_export(int argc, char **argv) {
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc model export --model DIR|CHECKPOINT --out DIR [options]", "Writes a Hugging Face model directory.");
     struct export_source s = {0};
-    struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
     if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = find_source(&s, model);
-    if (rc == 0) rc = out_open(&o, out, force);
-    if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
+    if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
     free_source(&s);
     return rc;
 }
@@ -411,15 +439,13 @@ static int cmd_model_merge(int argc, char **argv) {
                  "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
                  "other trainers (.pt, .distcp) are refused: they run code when read.");
     struct export_source s = {0};
-    struct out_dir o;
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
     if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
     if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = merge_source(&s, model, adapter);
-    if (rc == 0) rc = out_open(&o, out, force);
-    if (rc == 0) rc = out_close(&o, export_into(o.tmp, &s, dt, shard_mb));
+    if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
     free_source(&s);
     return rc;
 }

@@ -21,7 +21,11 @@
 #include "base/thread_pool.h"
 #include "base/rng.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -29,8 +33,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -366,11 +372,223 @@ static void test_remove_tree_links(void **state) {
     free(dir);
 }
 
+static int entries(const char *dir) {
+    int n = 0;
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    while (readdir(d)) n++;
+    closedir(d);
+    return n - 2;
+}
+
+/* Two processes never share a temporary name, and only such names are removed. */
+static void test_temp_names(void **state) {
+    (void)state;
+    static const char *const others[] = {"f.tmp",
+                                         "f.12-0123456789abcdef.tmp.x",
+                                         "f.12-0123456789abcde.tmp",
+                                         "f.x-0123456789abcdef.tmp",
+                                         ".12-0123456789abcdef.tmp",
+                                         "f12-0123456789abcdef.tmp"};
+    char *dir = tmp_dir(), *longest = xcalloc(256, 1), *sub = file_join(dir, "sub//"), *a = file_temp_path(sub),
+         *b = file_temp_path(sub), *in = file_join(a, "f");
+    assert_string_not_equal(a, b);
+    assert_true(file_is_temp_name(strrchr(a, '/') + 1));
+    assert_ptr_equal(strstr(a, "sub."), strrchr(a, '/') + 1);
+    memset(longest, 'x', 255);
+    char *path = file_join(dir, longest);
+    assert_int_equal(file_write_atomic(path, "x", 1), 0); /* NAME_MAX holds for its temporary name */
+    assert_int_equal(file_mkdirs(a), 0);
+    assert_int_equal(file_write_atomic(in, "x", 1), 0);
+    assert_int_equal(file_write_atomic(b, "x", 1), 0);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char *other = file_join(dir, others[i]);
+        assert_int_equal(file_write_atomic(other, "x", 1), 0);
+        free(other);
+    }
+    assert_int_equal(file_remove_temps(dir), 0);
+    assert_false(file_exists(a) || file_exists(b));
+    assert_int_equal(entries(dir), 1 + (int)(sizeof others / sizeof *others));
+    assert_int_equal(file_remove_tree(dir), 0);
+    assert_int_equal(file_remove_temps(dir), 0); /* no such directory */
+    free(path);
+    free(in);
+    free(b);
+    free(a);
+    free(sub);
+    free(longest);
+    free(dir);
+}
+
+static void test_modes(void **state) {
+    (void)state;
+    static const unsigned modes[][2] = {{0600, 0600}, {0444, 0444}, {0666, 0644}, {04755, 0755}};
+    struct stat st;
+    char *dir = tmp_dir(), *path = file_join(dir, "f");
+    const mode_t mask = umask(022);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        assert_int_equal(file_write_atomic_mode(path, "x", 1, modes[i][0]), 0);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_mode & 07777, modes[i][1]);
+    }
+    umask(mask);
+    assert_int_equal(file_remove_tree(dir), 0);
+    free(path);
+    free(dir);
+}
+
+static void put(const char *dir, const char *name, const char *text) {
+    char *path = file_join(dir, name);
+    assert_int_equal(file_mkdirs(dir), 0);
+    assert_int_equal(file_write_atomic(path, text, strlen(text)), 0);
+    free(path);
+}
+
+static void assert_holds(const char *dir, const char *name, const char *text) {
+    char *path = file_join(dir, name), *is = read_text(path);
+    assert_string_equal(is, text);
+    free(is);
+    free(path);
+}
+
+/* renameat2 as on a file system without the exchange. */
+static void refuse_exchange(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_renameat2, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[4])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RENAME_EXCHANGE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(77);
+}
+
+static int replaced_in_child(const char *tmp, const char *dir) {
+    int status = -1;
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        refuse_exchange();
+        _exit(renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0 ? 1 : file_replace_dir(tmp, dir) == 0 ? 0 : 2);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WEXITSTATUS(status);
+}
+
+static void test_replace_dir(void **state) {
+    (void)state;
+    char *root = tmp_dir(), *dir = file_join(root, "d"), *link_path = file_join(root, "link"), *old = file_join(root, "d.old.tmp"),
+         *tmp = file_temp_path(dir);
+    put(tmp, "f", "one");
+    assert_int_equal(file_replace_dir(tmp, dir), 0); /* nothing was there */
+    assert_holds(dir, "f", "one");
+    put(tmp, "f", "two");
+    assert_int_equal(file_replace_dir(tmp, dir), 0);
+    assert_holds(dir, "f", "two");
+    assert_int_equal(entries(root), 1);
+    put(tmp, "f", "three");
+    assert_int_equal(replaced_in_child(tmp, dir), 0);
+    assert_holds(dir, "f", "three");
+    assert_int_equal(entries(root), 1);
+    assert_int_equal(symlink("d", link_path), 0);
+    put(tmp, "f", "four");
+    assert_int_equal(file_replace_dir(tmp, link_path), 0); /* the link is replaced, not what it leads to */
+    assert_holds(dir, "f", "three");
+    assert_holds(link_path, "f", "four");
+    assert_int_equal(entries(root), 2);
+    assert_int_equal(rename(dir, old), 0); /* killed between two renames */
+    assert_int_equal(file_recover_dir(dir), 0);
+    assert_holds(dir, "f", "three");
+    put(old, "f", "older");
+    assert_int_equal(file_recover_dir(dir), 0);
+    assert_holds(dir, "f", "three");
+    assert_int_equal(file_replace_dir(tmp, dir), ERR_IO); /* there is no tmp */
+    assert_holds(dir, "f", "three");
+    put(tmp, "f", "five");
+    assert_int_equal(replaced_in_child(tmp, dir), 0); /* the older one in the way is removed */
+    assert_holds(dir, "f", "five");
+    assert_int_equal(entries(root), 2);
+    assert_int_equal(file_remove_tree(root), 0);
+    free(tmp);
+    free(old);
+    free(link_path);
+    free(dir);
+    free(root);
+}
+
+/* dir/name -> to; what file_in_dir says of it. */
+static int linked(const char *dir, const char *name, const char *to) {
+    char *link_path = file_join(dir, name), *path = NULL;
+    assert_int_equal(symlink(to, link_path), 0);
+    const int rc = file_in_dir(&path, dir, name);
+    assert_true((rc == 0) == (path != NULL));
+    if (rc < 0) assert_non_null(strstr(err_msg(), link_path));
+    free(path);
+    free(link_path);
+    return rc;
+}
+
+static void test_in_dir(void **state) {
+    (void)state;
+    char *root = tmp_dir(), *dir = file_join(root, "model"), *alias = file_join(root, "alias"), *path = NULL,
+         *own = file_join(dir, "own.json"), *by_alias = file_join(alias, "own.json"), *fifo = file_join(dir, "fifo"),
+         *repo = file_join(root, "models--a--b"), *blobs = file_join(repo, "blobs"), *rev = file_join(repo, "snapshots/1f"),
+         *other = file_join(root, "models--a--c/blobs"), *data = file_join(root, "datasets--a--b/snapshots/1f"),
+         *data_blobs = file_join(root, "datasets--a--b/blobs"), *beside = file_join(root, "model2");
+    put(root, "secret", "s");
+    put(dir, "own.json", "{}");
+    put(beside, "f", "x");
+    assert_int_equal(file_in_dir(&path, dir, "none"), 0);
+    assert_null(path);
+    assert_int_equal(file_in_dir(&path, dir, "own.json"), 0);
+    assert_string_equal(path, own);
+    free(path);
+    assert_int_equal(symlink("model", alias), 0);
+    assert_int_equal(file_in_dir(&path, alias, "own.json"), 0); /* the directory itself may be a link */
+    free(path);
+    assert_int_equal(linked(dir, "inside", "own.json"), 0);
+    assert_int_equal(linked(dir, "absolute", own), 0);
+    assert_int_equal(linked(dir, "round", by_alias), 0);
+    assert_int_equal(linked(dir, "out", "../secret"), ERR_INPUT);
+    assert_int_equal(linked(dir, "name", "../model2/f"), ERR_INPUT); /* only begins as the directory's name does */
+    assert_int_equal(linked(dir, "chain", "out"), ERR_INPUT);
+    assert_int_equal(linked(dir, "loop", "loop"), ERR_INPUT);
+    assert_int_equal(linked(dir, "dangling", "nothing"), ERR_INPUT);
+    assert_int_equal(linked(dir, "subdir", "."), ERR_INPUT);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(file_in_dir(&path, dir, "fifo"), ERR_INPUT);
+    put(blobs, "abc", "x");
+    put(rev, "own", "x");
+    put(other, "abc", "x");
+    put(data_blobs, "abc", "x");
+    put(data, "own", "x");
+    assert_int_equal(linked(rev, "f", "../../blobs/abc"), 0); /* as the hub cache has it */
+    assert_int_equal(linked(rev, "other", "../../../models--a--c/blobs/abc"), ERR_INPUT);
+    assert_int_equal(linked(rev, "up", "../../../secret"), ERR_INPUT);
+    assert_int_equal(linked(data, "f", "../../blobs/abc"), ERR_INPUT);
+    assert_int_equal(file_remove_tree(root), 0);
+    free(beside);
+    free(data_blobs);
+    free(data);
+    free(other);
+    free(rev);
+    free(blobs);
+    free(repo);
+    free(fifo);
+    free(by_alias);
+    free(own);
+    free(alias);
+    free(dir);
+    free(root);
+}
+
 /* A write that fails part way (here: a limit on the size of files, as a full disk does) leaves the
  * old file and no other. */
 static void test_atomic_failure(void **state) {
     (void)state;
-    char *dir = tmp_dir(), *path = file_join(dir, "f"), *tmp = file_join(dir, "f.tmp");
+    char *dir = tmp_dir(), *path = file_join(dir, "f");
     assert_int_equal(file_write_atomic(path, "old", 3), 0);
     const pid_t pid = fork();
     assert_true(pid >= 0);
@@ -388,10 +606,9 @@ static void test_atomic_failure(void **state) {
     char *text = read_text(path);
     assert_string_equal(text, "old");
     free(text);
-    assert_false(file_exists(tmp));
+    assert_int_equal(entries(dir), 1);
     assert_int_equal(file_remove_tree(dir), 0);
     assert_int_equal(file_write_atomic(path, "x", 1), ERR_IO); /* no such directory */
-    free(tmp);
     free(path);
     free(dir);
 }
@@ -651,6 +868,10 @@ int main(void) {
         cmocka_unit_test(test_map),
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_remove_tree_links),
+        cmocka_unit_test(test_temp_names),
+        cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_replace_dir),
+        cmocka_unit_test(test_in_dir),
         cmocka_unit_test(test_atomic_failure),
         cmocka_unit_test(test_hash),
         cmocka_unit_test(test_philox),

@@ -22,6 +22,7 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
     TRY(train_run_dir("trainer.default_local_dir", k->default_local_dir));
+    TRY(ckpt_recover(k->default_local_dir));
     TRY(stages_create(&r->stages, k->deadline_s));
     stage_begin(r->stages, "start");
     return resume_find(&r->from, &a);
