@@ -122,8 +122,11 @@ int data__copy_dir(const char *dir, const char *to) {
         free(local);
         return rc;
     }
+    char *from = xasprintf("%s%s", dir[0] == '-' ? "./" : "", dir); /* not an option */
     const char *const make[] = {"hdfs", "dfs", "-mkdir", "-p", to, NULL};
-    const char *const put[] = {"hdfs", "dfs", "-put", "-f", dir, to, NULL};
-    TRY(data__run(make, HDFS_S, HDFS_ADVICE));
-    return data__run(put, HDFS_S, HDFS_ADVICE);
+    const char *const put[] = {"hdfs", "dfs", "-put", "-f", from, to, NULL};
+    int rc = data__run(make, HDFS_S, HDFS_ADVICE);
+    if (rc == 0) rc = data__run(put, HDFS_S, HDFS_ADVICE);
+    free(from);
+    return rc;
 }

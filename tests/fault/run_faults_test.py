@@ -97,8 +97,12 @@ def custom_function(s, test):
     (s.dir / "file").write_text("")
     for where in (s.dir / "file/run", pathlib.Path("/proc/run")):
         p = run(*s.ppo("x", **{**adv, "trainer.default_local_dir": where}), check=False)
-        test.refused(f"a C function, and {where.parent.name}/run cannot be made", p, RESOURCES, "algorithm.adv_estimator",
+        test.refused(f"a C function, and {where.parent.name}/run cannot be made", p, RESOURCES, "trainer.default_local_dir",
                      str(where))
+    p = subprocess.run([os.path.abspath(VERLC), *map(str, s.ppo("x", **{**adv, "trainer.default_local_dir": "-x"}))], cwd=s.dir,
+                       capture_output=True, text=True, env=ENV, timeout=60)
+    test("a C function, and a directory whose name begins as an option", "temperature" in p.stderr and
+         sorted(f.name for f in (s.dir / "-x/custom").iterdir()) == ["f.so", "verlc_algo.h"], p.stderr[-400:])
     at, full = s.dir / "narrow", 0
     at.mkdir()
     words = subprocess.list2cmdline([VERLC, *map(str, s.ppo("narrow/run", **adv))])

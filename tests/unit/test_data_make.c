@@ -155,6 +155,17 @@ static void gsm8k_to_hdfs(void **state) {
     assert_int_equal(data_make_gsm8k(&a), 0);
     assert_int_equal(file_read(&b, log, 0), 0);
     assert_string_equal(b.p, want);
+    char *here = getcwd(NULL, 0), *home = at("");
+    assert_int_equal(chdir(home), 0);
+    a.save_dir = "-x";
+    assert_int_equal(data_make_gsm8k(&a), 0);
+    buf_reset(&b);
+    assert_int_equal(file_read(&b, log, 0), 0);
+    assert_non_null(strstr(b.p, "dfs -put -f ./-x hdfs://nn/data\n")); /* not an option */
+    assert_int_equal(chdir(here), 0);
+    free(here);
+    free(home);
+    a.save_dir = out;
     put("hdfs.rc", "5");
     assert_int_equal(data_make_gsm8k(&a), ERR_HELPER);
     assert_non_null(strstr(err_msg(), "'hdfs dfs -mkdir -p hdfs://nn/data' ended with exit code 5"));

@@ -90,9 +90,10 @@ static int spawn(char *const *argv, const char *log, int *status) {
 
 struct job {
     struct algo_user *u;
-    char *file;                 /* the whole path of the user's file */
-    char *src, *log, *tmp, *so; /* beside each other in the run's directory */
-    char *include;
+    char *file;          /* the whole path of the user's file */
+    const char *include; /* the directory of verlc_algo.h and of the shared object */
+    char *so;
+    char *work, *src, *log, *tmp; /* a directory in it for this compilation, and what lies there */
 };
 
 /* What kept the compiler from writing, or NULL. On a full disk its own words may be missing as well, and what it wrote
@@ -134,7 +135,7 @@ static int compile_with(const struct job *j, const char *compiler) {
         "-std=gnu11", "-O2", "-fPIC", "-shared", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration",
         "-I"};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) argv[n++] = (char *)(uintptr_t)flags[i];
-    argv[n++] = j->include;
+    argv[n++] = (char *)(uintptr_t)j->include;
     argv[n++] = (char *)(uintptr_t) "-o";
     argv[n++] = j->tmp;
     argv[n++] = j->src;
@@ -157,12 +158,12 @@ static int compile(const struct job *j) {
          j->u->key, j->u->spec);
 }
 
-static int write_sources(const struct job *j, const char *dir) {
-    char *header = file_join(dir, "verlc_algo.h");
+static int write_sources(const struct job *j) {
+    char *header = file_join(j->include, "verlc_algo.h");
     struct buf b = {0};
     buf_addf(&b, "#include \"verlc_algo.h\"\n#include \"%s\"\n#line 1 \"verlc\"\n%s *const verlc_user_function = %s;\n", j->file,
              j->u->loss ? "verlc_loss_fn" : "verlc_adv_fn", j->u->name);
-    int rc = file_mkdirs(dir);
+    int rc = file_mkdirs(j->work);
     if (rc == 0) rc = file_write_atomic(header, algo__user_header, (size_t)(algo__user_header_end - algo__user_header));
     if (rc == 0) rc = file_write_atomic(j->src, b.p, b.n);
     buf_free(&b);
@@ -187,40 +188,45 @@ static int open_object(struct algo_user *u, const char *path) {
     return 0;
 }
 
-static int build(const struct job *j, const char *dir) {
-    TRY(write_sources(j, dir));
+static int build(const struct job *j) {
+    TRY(write_sources(j));
     TRY(compile(j));
     if (rename(j->tmp, j->so) != 0) FAIL(ERR_IO, "%s: %s: %s", j->u->key, j->so, strerror(errno));
     return open_object(j->u, j->so);
 }
 
-int algo__user_open_c(struct algo_user *u, const char *dir) {
-    char scratch[] = "/tmp/verlc_algo_XXXXXX";
-    struct job j = {.u = u, .file = realpath(u->path, NULL)};
+/* dir: a whole path, which a compiler does not take for an option. */
+static int build_in(struct algo_user *u, const char *dir) {
+    struct job j = {.u = u, .file = realpath(u->path, NULL), .include = dir};
     if (!j.file) FAIL(ERR_INPUT, "%s: %s: %s", u->key, u->path, strerror(errno));
-    if (!dir && !mkdtemp(scratch)) {
-        free(j.file);
-        FAIL(ERR_IO, "%s: cannot make a directory in /tmp: %s", u->key, strerror(errno));
-    }
-    char *whole = realpath(dir ? dir : scratch, NULL);
-    const char *at = dir ? dir : scratch;
-    j.include = xstrdup(at);
-    j.src = xasprintf("%s/%s_%ld.c", at, u->name, (long)getpid());
-    j.log = xasprintf("%s/%s_%ld.log", at, u->name, (long)getpid());
-    j.tmp = xasprintf("%s/%s_%ld.tmp", at, u->name, (long)getpid());
-    j.so = xasprintf("%s/%s.so", at[0] == '/' ? at : whole ? whole : at, u->name);
-    const int rc = build(&j, at);
-    unlink(j.src);
-    unlink(j.log);
-    unlink(j.tmp);
-    if (!dir) (void)file_remove_tree(scratch); /* what is open stays */
-    free(whole);
+    j.so = xasprintf("%s/%s.so", dir, u->name);
+    j.work = file_temp_path(j.so);
+    j.src = file_join(j.work, "function.c");
+    j.log = file_join(j.work, "log");
+    j.tmp = file_join(j.work, "function.so");
+    int rc = build(&j);
+    struct err_saved why;
+    err_save(&why);
+    (void)file_remove_tree(j.work);
+    err_restore(&why);
     free(j.file);
-    free(j.include);
+    free(j.so);
+    free(j.work);
     free(j.src);
     free(j.log);
     free(j.tmp);
-    free(j.so);
+    return rc;
+}
+
+int algo__user_open_c(struct algo_user *u, const char *dir) {
+    char scratch[] = "/tmp/verlc_algo_XXXXXX";
+    int rc = 0;
+    if (!dir && !mkdtemp(scratch)) FAIL(ERR_IO, "%s: cannot make a directory in /tmp: %s", u->key, strerror(errno));
+    if (dir && (rc = file_mkdirs(dir)) < 0) return err_wrap(rc, "%s", u->key);
+    char *whole = realpath(dir ? dir : scratch, NULL);
+    rc = whole ? build_in(u, whole) : err_set(ERR_IO, __FILE__, __LINE__, "%s: %s: %s", u->key, dir, strerror(errno));
+    free(whole);
+    if (!dir) (void)file_remove_tree(scratch); /* what is open stays */
     return rc;
 }
 

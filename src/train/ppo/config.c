@@ -172,14 +172,15 @@ static int derive_filter(struct ppo_config *k) {
 }
 
 /* A user-defined estimator or loss, with the parameters of kwargs_key. */
-static int open_own(const struct ppo_config *k, const char *key, const char *spec, bool loss, const char *kwargs_key,
+static int open_own(struct ppo_config *k, const char *key, const char *spec, bool loss, const char *kwargs_key,
                     const json_t *kwargs, struct algo_user **out) {
     if (!algo_user_named(spec)) {
         if (kwargs)
             FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, key, spec);
         return 0;
     }
-    char *dir = file_join(k->run.default_local_dir, "custom");
+    if (k->for_run) TRY(run_config_lock(&k->run));
+    char *dir = k->for_run ? file_join(k->run.default_local_dir, "custom") : NULL;
     const struct algo_user_args a = {
         .key = key, .spec = spec, .loss = loss, .timeout_s = k->raw.custom_timeout, .dir = dir, .kwargs = kwargs};
     const int rc = algo_user_open(out, &a);
@@ -459,8 +460,9 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
-int ppo_config_read(struct ppo_config *k, const struct conf *c) {
+int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run) {
     TRY(ppo_config_fill(k, c));
+    k->for_run = for_run;
     TRY(ppo_validate_config(k));
     train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     derive_data(k);
@@ -493,6 +495,7 @@ void ppo_config_free(struct ppo_config *k) {
     free(k->gdpo_weights);
     algo_user_close(k->my_adv);
     algo_user_close(k->my_loss);
+    run_lock_release(k->run.lock);
     free(k->critic.model_dir);
     train_lora_free(&k->critic.lora);
     free(k->rm.model_dir);

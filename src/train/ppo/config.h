@@ -176,6 +176,7 @@ struct ppo_config {
     const json_t *source_weights; /* {data source: factor}, or NULL */
     /* trainer */
     struct run_config run;
+    bool for_run; /* not for a plan alone */
     const char *rollout_data_dir, *validation_data_dir;
     int64_t nnodes, n_gpus_per_node; /* asked for */
     int64_t total_epochs, total_training_steps;
@@ -185,9 +186,10 @@ struct ppo_config {
 };
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
-/* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
- * directory or file that a key names. The caller frees k after an error too. */
-int ppo_config_read(struct ppo_config *k, const struct conf *c);
+/* Fills, checks the rules between keys (validate_config.h), derives. for_run: a C function of the user's is compiled in the
+ * run's directory, whose lock k then has; else nothing is written there. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
+ * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
+int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run);
 /* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);

@@ -90,7 +90,7 @@ static int open_run(struct controller *c, const struct conf *conf) {
 
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
-    TRY(ppo_config_read(k, conf));
+    TRY(ppo_config_read(k, conf, true));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));

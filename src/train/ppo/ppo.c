@@ -45,7 +45,7 @@ int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
     struct model_shapes shapes = {0};
     struct dev dev = {0};
     int rc = 0;
-    TRYG(ppo_config_read(&k, c), out);
+    TRYG(ppo_config_read(&k, c, false), out);
     if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
     else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
     memory_plan_offload(&k, &dev);

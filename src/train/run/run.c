@@ -14,15 +14,28 @@
 
 /* ---- opening ---- */
 
-int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p) {
+int run_config_lock(struct run_config *k) {
+    static const char *const written[] = {"", "custom", "bad_batches"};
+    if (k->lock) return 0;
+    TRY(run_lock_take(&k->lock, "trainer.default_local_dir", k->default_local_dir));
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        char *dir = file_join(k->default_local_dir, written[i]);
+        const int rc = file_remove_temps(dir);
+        free(dir);
+        TRY(rc);
+    }
+    return ckpt_recover(k->default_local_dir);
+}
+
+int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
+    TRY(run_config_lock(k));
+    r->k.lock = k->lock;
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
-    TRY(train_run_dir("trainer.default_local_dir", k->default_local_dir));
-    TRY(ckpt_recover(k->default_local_dir));
     TRY(stages_create(&r->stages, k->deadline_s));
     stage_begin(r->stages, "start");
     return resume_find(&r->from, &a);
@@ -133,6 +146,7 @@ void run_close(struct run *r, int rc) {
 
 /* keep: how many checkpoints stay on disk, <= 0: all. */
 static int save(struct run *r, int64_t keep) {
+    TRY(run_lock_hold(r->k.lock));
     struct ckpt_part parts[RUN_MAX_PARTS];
     const int n_parts = r->program.parts(r->program.ctx, parts);
     json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:o}", "global_step", (json_int_t)r->step, "isa", r->dev->isa, "data",

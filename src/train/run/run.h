@@ -15,6 +15,7 @@
 #include "train/run/early_stopping.h"
 #include "train/run/phase_watchdog.h"
 #include "train/run/resume.h"
+#include "train/run/run_lock.h"
 
 enum { RUN_MAX_PARTS = 2 };
 
@@ -30,7 +31,11 @@ struct run_config {
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
+    struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
 };
+/* The lock of the run's directory, unless k has it already; then removes what a killed run left there. Whoever writes there
+ * before run_open calls this first. ERR_IO names the run that has it. */
+int run_config_lock(struct run_config *k);
 
 /* What a program brings along. Calls get ctx. */
 struct run_program {
@@ -62,8 +67,9 @@ struct run {
 };
 
 /* ---- opening, in this order; run_close takes a run at any of them ---- */
-/* Directories, watchdog, early stopping; finds what to resume from. Stage "start" until run_ready. */
-int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p);
+/* The directory and its lock (k's, which is released with k, after run_close), watchdog, early stopping; finds what to
+ * resume from. Stage "start" until run_ready. */
+int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p);
 int run_open_device(struct run *r, struct dev *dev); /* kept, borrowed */
 /* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);

@@ -78,6 +78,7 @@ int sft_config_read(struct sft_config *k, const struct conf *c) {
 }
 
 void sft_config_free(struct sft_config *k) {
+    run_lock_release(k->run.lock);
     free(k->model_dir);
     train_lora_free(&k->lora);
     json_decref(k->chat_kwargs);

@@ -1,0 +1,27 @@
+/* run_lock.h - one run per directory: a lock on DIR/run.lock that ends with its process, however it ends.
+ *
+ * The lock is flock(2) on the open file. The file says who holds it (pid, host, start, command), for the message of the
+ * run that is refused; the text decides nothing, and the file stays when the lock is gone. It is taken before anything
+ * else in the directory is touched. Readers of a run directory need no lock: what they read is published by rename.
+ *
+ * What holds where:
+ *   local file systems, containers that share one: always
+ *   NFS: Linux makes it a lock at the server, so it holds between machines; of a machine that died the server frees it when
+ *     its lease ends (about 90 s), NFSv3 when the machine is back. Mounted with nolock or local_lock=flock it holds within
+ *     each machine alone.
+ *   Lustre: between machines with the mount option flock, within one with localflock
+ *   a file system that has no locks: a warning, and the run goes on without
+ *
+ * Invariant: of two processes that see the same lock file, one has the lock. */
+#ifndef VERLC_TRAIN_RUN_LOCK_H
+#define VERLC_TRAIN_RUN_LOCK_H
+
+struct run_lock;
+/* Makes dir, which a key names, and takes its lock. ERR_IO: it cannot be written, or another run has it; names the holder. */
+int run_lock_take(struct run_lock **out, const char *key, const char *dir);
+/* Whether the directory is still the one that was locked: one that was removed since is made and locked again. ERR_IO:
+ * another run has begun in it. */
+int run_lock_hold(struct run_lock *l);
+void run_lock_release(struct run_lock *l); /* NULL ok */
+
+#endif
