@@ -195,9 +195,9 @@ static int save_part(const char *tmp, const struct ckpt_part *p) {
     TRY(check_finite(p));
     char *dir = file_join(tmp, p->name);
     int rc = file_mkdirs(dir);
-    if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, -1, p->tokenizer_dir, 0);
+    if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, -1, p->tokenizer, 0);
     if (rc == 0 && p->model->lora) rc = model_lora_export(p->model, dir);
-    if (rc == 0 && p->model->lora && p->tokenizer_dir) rc = model_copy_tokenizer(p->tokenizer_dir, dir);
+    if (rc == 0 && p->model->lora && p->tokenizer) rc = tokenizer_files_write(p->tokenizer, dir);
     free(dir);
     return rc == 0 ? save_optim(tmp, p) : rc;
 }

@@ -15,6 +15,7 @@
 #ifndef VERLC_CKPT_H
 #define VERLC_CKPT_H
 
+#include "model/files/tokenizer_files.h"
 #include "model/optim/optimizer.h"
 #include "model/parameters.h"
 
@@ -26,8 +27,8 @@
 struct ckpt_part {
     const char *name;
     struct model *model;
-    struct optim *optim;       /* NULL, when loading alone: only the weights are wanted */
-    const char *tokenizer_dir; /* its files go along; NULL: none */
+    struct optim *optim;                     /* NULL, when loading alone: only the weights are wanted */
+    const struct tokenizer_files *tokenizer; /* they go along; NULL: none */
 };
 struct ckpt_save_args {
     const char *root; /* trainer.default_local_dir */

@@ -129,8 +129,9 @@ static int arch_config(json_t **out, const char *arch) {
     *out = model_arch_config(arch);
     if (*out) return 0;
     if (file_is_dir(arch)) {
-        char *path = file_join(arch, "config.json");
-        const int rc = json_load(out, path, MAX_CONFIG);
+        char *path;
+        TRY(file_in_dir(&path, arch, "config.json"));
+        const int rc = path ? json_load(out, path, MAX_CONFIG) : err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no config.json", arch);
         free(path);
         return rc;
     }
@@ -167,10 +168,19 @@ static int fit_tokenizer(json_t *config, const char *dir, bool adopt) {
     return 0;
 }
 
+static int copy_tokenizer(const char *from, const char *to) {
+    struct tokenizer_files *f;
+    TRY(tokenizer_files_read(&f, from));
+    if (!f) FAIL(ERR_INPUT, "--tokenizer %s: no tokenizer files (tokenizer.json, ...) to copy", from);
+    const int rc = tokenizer_files_write(f, to);
+    tokenizer_files_free(f);
+    return rc;
+}
+
 static int init_into(const char *dir, json_t *config, const char *preset, const char *tokenizer, uint64_t seed, const char *dtype) {
     struct model_config c = {0};
     int dt;
-    if (tokenizer) TRY(model_copy_tokenizer(tokenizer, dir));
+    if (tokenizer) TRY(copy_tokenizer(tokenizer, dir));
     else if (preset) TRY(data_write_tiny_tokenizer(dir));
     if (tokenizer || preset) TRY(fit_tokenizer(config, dir, preset != NULL));
     TRY(model_config_from_json(&c, config, "config.json"));
@@ -324,9 +334,9 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     int rc = 0;
     struct dev dev = {0};
     struct model *m = NULL;
+    struct tokenizer_files *tokenizer = NULL;
     bool critic;
     const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
-    char *tok = file_join(s->model_dir, "tokenizer.json");
     TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
     const struct model_open_args a = {
         .dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
@@ -334,11 +344,12 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     TRYG(critic ? model_open_value(&m, &dev, &a, 0) : model_open(&m, &dev, &a), out);
     if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
     if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
-    TRYG(model_export(m, dir, dt, file_exists(tok) ? s->model_dir : NULL, (size_t)shard_mb * 1000000), out);
+    TRYG(tokenizer_files_read(&tokenizer, s->model_dir), out);
+    TRYG(model_export(m, dir, dt, tokenizer, (size_t)shard_mb * 1000000), out);
 out:
     model_close(m);
     dev_close(&dev);
-    free(tok);
+    tokenizer_files_free(tokenizer);
     return rc;
 }
 

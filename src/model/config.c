@@ -326,9 +326,10 @@ int model_config_from_json(struct model_config *c, const json_t *o, const char *
 }
 
 static int load_generation(struct model_config *c, const char *dir) {
-    char *path = file_join(dir, "generation_config.json");
+    char *path;
     int rc = 0;
-    if (!file_exists(path)) goto out;
+    TRY(file_in_dir(&path, dir, "generation_config.json"));
+    if (!path) return 0;
     TRYG(json_load(&c->generation_json, path, MAX_CONFIG_BYTES), out);
     if (!json_is_object(c->generation_json)) FAILG(out, ERR_FORMAT, "%s: not a JSON object", path);
     TRYG(parse_tokens(c, c->generation_json, path), out);
@@ -341,10 +342,11 @@ int model_config_load(struct model_config *c, const char *dir) {
     int rc = 0;
     struct model_config t = {0};
     json_t *o = NULL;
-    char *path = file_join(dir, "config.json");
+    char *path = NULL;
     if (!file_exists(dir)) FAILG(out, ERR_INPUT, "model directory %s does not exist", dir);
     if (!file_is_dir(dir)) FAILG(out, ERR_INPUT, "%s is not a model directory", dir);
-    if (!file_exists(path)) FAILG(out, ERR_INPUT, "%s: no config.json; is this a Hugging Face model directory?", dir);
+    TRYG(file_in_dir(&path, dir, "config.json"), out);
+    if (!path) FAILG(out, ERR_INPUT, "%s: no config.json; is this a Hugging Face model directory?", dir);
     TRYG(json_load(&o, path, MAX_CONFIG_BYTES), out);
     TRYG(model_config_from_json(&t, o, path), out);
     TRYG(load_generation(&t, dir), out);

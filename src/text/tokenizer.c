@@ -356,13 +356,15 @@ fail:
 
 int tokenizer_open(struct tokenizer **out, const char *path) {
     const bool is_dir = file_is_dir(path);
-    char *file = is_dir ? file_join(path, "tokenizer.json") : xstrdup(path);
+    char *file = NULL;
     struct file_map map = {0};
     struct tokenizer *t = NULL;
     int rc;
-    if (!file_exists(file)) {
-        FAILG(done, ERR_INPUT, "%s: no such file%s", file, is_dir ? "; a model directory needs its tokenizer.json" : "");
-    }
+    if (is_dir) TRYG(file_in_dir(&file, path, "tokenizer.json"), done);
+    else if (file_exists(path)) file = xstrdup(path);
+    if (!file)
+        FAILG(done, ERR_INPUT, "%s%s: no such file%s", path, is_dir ? "/tokenizer.json" : "",
+              is_dir ? "; a model directory needs its tokenizer.json" : "");
     TRYG(file_map_open(&map, file), done);
     TRYG(tokenizer_open_bytes(&t, (const char *)map.p, map.n, file), done);
     char *slash = is_dir ? NULL : strrchr(file, '/');

@@ -87,8 +87,8 @@ done:
 /* *out stays NULL where there is no such file. */
 static int load_optional(json_t **out, const char *dir, const char *name, char **path) {
     struct buf b = {0};
-    *path = file_join(dir, name);
-    if (!file_exists(*path)) return 0;
+    TRY(file_in_dir(path, dir, name));
+    if (!*path) return 0;
     int rc = file_read(&b, *path, MAX_CONFIG);
     if (rc == 0 && !text_utf8_valid(b.p ? b.p : "", b.n)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not UTF-8", *path);
     if (rc == 0) {
@@ -100,9 +100,10 @@ static int load_optional(json_t **out, const char *dir, const char *name, char *
 }
 
 static int read_template_file(const char *dir, const char *name, char **to) {
-    char *path = file_join(dir, name);
+    char *path;
     struct buf b = {0};
-    int rc = file_exists(path) ? file_read(&b, path, MAX_CONFIG) : 0;
+    TRY(file_in_dir(&path, dir, name));
+    int rc = path ? file_read(&b, path, MAX_CONFIG) : 0;
     if (rc == 0 && b.p) {
         free(*to);
         *to = buf_take(&b);

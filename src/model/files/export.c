@@ -171,7 +171,7 @@ out:
     return rc;
 }
 
-/* ---- configuration and tokenizer ---- */
+/* ---- configuration ---- */
 
 /* config.json as it was read, with the dtype of the files where that was chosen. */
 static int write_configs(const struct model_config *c, const char *dir, int dt) {
@@ -193,34 +193,6 @@ out:
     return rc;
 }
 
-static int copy_file(const char *from, const char *to) {
-    struct file_map f;
-    TRY(file_map_open(&f, from));
-    const int rc = file_write_atomic(to, f.p, f.n);
-    file_unmap(&f);
-    return rc;
-}
-
-int model_copy_tokenizer(const char *from, const char *to) {
-    static const char *const names[] = {
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
-        "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json",
-    };
-    int rc = 0, copied = 0;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && rc == 0; i++) {
-        char *src = file_join(from, names[i]), *dst = file_join(to, names[i]);
-        if (file_exists(src)) {
-            rc = copy_file(src, dst);
-            copied++;
-        }
-        free(src);
-        free(dst);
-    }
-    TRY(rc);
-    if (copied == 0) FAIL(ERR_INPUT, "%s: no tokenizer files (tokenizer.json, ...) to copy", from);
-    return 0;
-}
-
 /* ---- public ---- */
 
 /* One parameter's dtype in the files. */
@@ -232,7 +204,7 @@ static int choose_dtype(const struct model *m, const struct model_param *p, int 
     return 0;
 }
 
-int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir, size_t max_shard) {
+int model_export(const struct model *m, const char *dir, int dt, const struct tokenizer_files *tokenizer, size_t max_shard) {
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
@@ -249,7 +221,7 @@ int model_export(const struct model *m, const char *dir, int dt, const char *tok
     TRYG(file_mkdirs(dir), out);
     TRYG(write_weights(dir, src, n, max_shard ? max_shard : DEFAULT_SHARD), out);
     TRYG(write_configs(&m->cfg, dir, dt), out);
-    if (tokenizer_dir) TRYG(model_copy_tokenizer(tokenizer_dir, dir), out);
+    if (tokenizer) TRYG(tokenizer_files_write(tokenizer, dir), out);
     TRYG(file_fsync_dir(dir), out);
 out:
     reader_close(&r);

@@ -2,16 +2,15 @@
 #ifndef VERLC_MODEL_EXPORT_H
 #define VERLC_MODEL_EXPORT_H
 
+#include "model/files/tokenizer_files.h"
 #include "model/parameters.h"
 
 #include <stddef.h>
 
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json,
  * model*.safetensors (shards of <= max_shard bytes, 0: 5 GB). dt: DT_F32/DT_BF16, or -1: each
- * tensor's source dtype. Tokenizer files are copied from tokenizer_dir when not NULL. An adapter
+ * tensor's source dtype. tokenizer: its files go along; NULL: none. An adapter
  * is merged into the weights: W + scale B A in f32, rounded once. */
-int model_export(const struct model *m, const char *dir, int dt, const char *tokenizer_dir, size_t max_shard);
-/* Copies the tokenizer's files that are in `from` to `to`; ERR_INPUT when there are none. */
-int model_copy_tokenizer(const char *from, const char *to);
+int model_export(const struct model *m, const char *dir, int dt, const struct tokenizer_files *tokenizer, size_t max_shard);
 
 #endif

@@ -149,7 +149,9 @@ static int open_index(struct weights_dir *w, const char *dir, const char *path) 
             if (w->n >= MAX_SHARDS) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported: more than %d shards", path, MAX_SHARDS);
             i = w->n;
             map_set(&files, shard, strlen(shard), i);
-            TRYG(add_file(w, &cap, file_join(dir, shard)), out);
+            char *at;
+            TRYG(file_in_dir(&at, dir, shard), out);
+            TRYG(add_file(w, &cap, at ? at : file_join(dir, shard)), out);
         }
         map_set(&w->by_name, name, strlen(name), i);
     }
@@ -162,10 +164,11 @@ out:
 static int weights_open(struct weights_dir *w, const char *dir) {
     int rc = 0;
     int64_t cap = 0;
-    char *index = file_join(dir, "model.safetensors.index.json"), *one = file_join(dir, "model.safetensors");
-    char *pickle = file_join(dir, "pytorch_model.bin");
-    if (file_exists(index)) TRYG(open_index(w, dir, index), out);
-    else if (file_exists(one)) TRYG(add_file(w, &cap, xstrdup(one)), out);
+    char *index = NULL, *one = NULL, *pickle = file_join(dir, "pytorch_model.bin");
+    TRYG(file_in_dir(&index, dir, "model.safetensors.index.json"), out);
+    TRYG(file_in_dir(&one, dir, "model.safetensors"), out);
+    if (index) TRYG(open_index(w, dir, index), out);
+    else if (one) TRYG(add_file(w, &cap, xstrdup(one)), out);
     else if (file_exists(pickle))
         FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled weights; save the model as safetensors first", pickle);
     else FAILG(out, ERR_INPUT, "%s: neither model.safetensors nor model.safetensors.index.json", dir);

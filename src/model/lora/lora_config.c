@@ -251,10 +251,11 @@ static int read_fields(struct lora_config *l, const json_t *o, const char *path)
 
 int lora_config_load(struct lora_config *l, const char *dir) {
     json_t *o = NULL;
-    char *path = file_join(dir, "adapter_config.json");
+    char *path;
     int rc = 0;
     *l = (struct lora_config){0};
-    if (!file_exists(path)) FAILG(out, ERR_INPUT, "adapter %s: no adapter_config.json in it", dir);
+    TRY(file_in_dir(&path, dir, "adapter_config.json"));
+    if (!path) FAILG(out, ERR_INPUT, "adapter %s: no adapter_config.json in it", dir);
     TRYG(json_load(&o, path, MAX_CONFIG), out);
     if (!json_is_object(o)) FAILG(out, ERR_FORMAT, "%s: not a JSON object", path);
     TRYG(read_fields(l, o, path), out);

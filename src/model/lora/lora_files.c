@@ -116,11 +116,13 @@ out:
 int model_lora_load(struct model *m, const char *dir) {
     struct lora_config c;
     struct st_file *f = NULL;
-    char *path = file_join(dir, "adapter_model.safetensors"), *pickle = file_join(dir, "adapter_model.bin");
+    char *path = NULL, *pickle = file_join(dir, "adapter_model.bin");
     int rc = 0;
     TRYG(lora_config_load(&c, dir), free_paths);
-    if (!file_exists(path) && file_exists(pickle))
+    TRYG(file_in_dir(&path, dir, "adapter_model.safetensors"), out);
+    if (!path && file_exists(pickle))
         FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled adapter; save it as safetensors first", pickle);
+    if (!path) FAILG(out, ERR_INPUT, "%s/adapter_model.safetensors: no such file", dir);
     if (c.saves_head && !m->cfg.value)
         FAILG(out, ERR_UNSUPPORTED, "adapter %s is a critic's, with a score head (modules_to_save): unsupported on a model without",
               dir);

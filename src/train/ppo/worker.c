@@ -131,6 +131,7 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update};
+    TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
     TRY(dev_reserve(&w->dev, &l->sizes));
     TRY(open_policy(w));
     if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
@@ -150,6 +151,7 @@ void worker_close(struct worker *w) {
     reward_model_destroy(w->rm);
     for (int i = N_ROLES - 1; i >= 0; i--) model_close(w->model[i]); /* the policy last: others may read its weights */
     if (w->block) dev_free(&w->dev, w->block, w->plan.block);
+    tokenizer_files_free(w->tokenizer);
     dev_close(&w->dev);
 }
 
@@ -161,7 +163,7 @@ int worker_parts(struct worker *w, struct ckpt_part parts[2]) {
     int n = 0;
     for (int i = 0; i < 2; i++) {
         struct trained_model *t = w->role[kept[i].role];
-        if (t) parts[n++] = (struct ckpt_part){kept[i].name, w->model[kept[i].role], trained_model_optim(t), w->k->tokenizer_dir};
+        if (t) parts[n++] = (struct ckpt_part){kept[i].name, w->model[kept[i].role], trained_model_optim(t), w->tokenizer};
     }
     return n;
 }

@@ -20,7 +20,8 @@ struct worker {
     struct ppo_config *k; /* borrowed */
     struct dev dev;
     struct memory_plan plan;
-    void *block; /* shared by rollout, updates and the frozen models' passes */
+    struct tokenizer_files *tokenizer; /* of the policy, for checkpoints */
+    void *block;                       /* shared by rollout, updates and the frozen models' passes */
     /* by role; NULL: a run without it. With an adapter the reference's model is the policy's, without a copy of its own */
     struct model *model[N_ROLES];
     struct trained_model *role[N_ROLES];

@@ -27,6 +27,7 @@ struct sft {
     struct model *model;
     struct trained_model *policy;
     struct tokenizer *tok;
+    struct tokenizer_files *tok_files; /* for checkpoints */
     struct chat_template *chat;
     struct sft_dataset *train, *val;
     int64_t total_tokens;
@@ -193,7 +194,7 @@ static int validate(void *ctx) {
 
 static int parts(void *ctx, struct ckpt_part p[RUN_MAX_PARTS]) {
     struct sft *s = ctx;
-    p[0] = (struct ckpt_part){"actor", s->model, trained_model_optim(s->policy), s->k.tokenizer_dir};
+    p[0] = (struct ckpt_part){"actor", s->model, trained_model_optim(s->policy), s->tok_files};
     return 1;
 }
 
@@ -210,6 +211,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
 static int open_data(struct sft *s) {
     struct sft_config *k = &s->k;
     TRY(tokenizer_open(&s->tok, k->tokenizer_dir));
+    TRY(tokenizer_files_read(&s->tok_files, k->tokenizer_dir));
     TRY(chat_template_create(&s->chat, s->tok));
     const char *const *val_files = k->val.files;
     const int64_t n_val = k->val.n_files, val_max_samples = k->val.max_samples;
@@ -285,6 +287,7 @@ static void close_all(struct sft *s, int rc) {
     sft_dataset_close(s->val);
     chat_template_destroy(s->chat);
     tokenizer_close(s->tok);
+    tokenizer_files_free(s->tok_files);
     dev_close(&s->dev);
     sft_config_free(&s->k);
 }
