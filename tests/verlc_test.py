@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-VERLC = os.environ.get("VERLC", "build/release/verlc")
+VERLC = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))
 ENV = {**os.environ, "VERLC_THREADS": os.environ.get("VERLC_THREADS", "1")}
 
 

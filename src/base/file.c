@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,9 +236,20 @@ char *file_join(const char *dir, const char *name) {
     return xasprintf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
 }
 char *file_expand(const char *path) {
-    const char *home = getenv("HOME");
-    if (path[0] == '~' && (path[1] == '/' || path[1] == '\0') && home) return xasprintf("%s%s", home, path + 1);
-    return xstrdup(path);
+    if (path[0] != '~') return xstrdup(path);
+    const size_t n = strcspn(path + 1, "/");
+    char *name = xstrndup(path + 1, n);
+    const char *home = n == 0 ? getenv("HOME") : NULL;
+    const struct passwd *user = home ? NULL : n == 0 ? getpwuid(getuid()) : getpwnam(name);
+    if (user) home = user->pw_dir;
+    free(name);
+    if (!home) return xstrdup(path); /* there is no such user */
+    size_t end = strlen(home);
+    while (end > 0 && home[end - 1] == '/') end--;
+    char *whole = xasprintf("%.*s%s", (int)end, home, path + 1 + n);
+    if (whole[0]) return whole;
+    free(whole);
+    return xstrdup("/");
 }
 
 /* ---- files of a model directory ---- */

@@ -10,6 +10,7 @@
 
 int conf_load(struct conf **out, const char *schema, int argc, char **argv) {
     struct conf *c = xcalloc(1, sizeof *c);
+    c->paths = xcalloc(1, sizeof *c->paths);
     const int rc = conf__load_args(c, schema, argc, argv);
     if (rc < 0) {
         conf_free(c);
@@ -26,6 +27,7 @@ void conf_free(struct conf *c) {
     conf__node_free(c->tree);
     conf__node_free(c->defaults);
     conf__node_free(c->others);
+    conf__paths_free(c->paths);
     json_decref(c->json);
     map_free(&c->set);
     for (int64_t k = 0; k < c->n_origins; k++) free(c->origins[k]);

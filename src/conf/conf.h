@@ -44,11 +44,13 @@ enum conf_into {
     INTO_I64,
     INTO_F32,
     INTO_F64,
-    INTO_STR,  /* const char *: a number gives its text */
-    INTO_STRS, /* const char *const *, int64_t: a list, or one text as a list of one; empty is NULL */
-    INTO_F64S, /* double[max], int64_t */
-    INTO_JSON, /* const json_t *: inf and nan have no JSON form: "inf", "-inf", "nan"; ??? is null */
-    INTO_BYTES /* int64_t: a number, or a text such as 20GiB */
+    INTO_STR,   /* const char *: a number gives its text */
+    INTO_PATH,  /* const char *: a leading ~ or ~user is expanded, as Python's os.path.expanduser does */
+    INTO_STRS,  /* const char *const *, int64_t: a list, or one text as a list of one; empty is NULL */
+    INTO_PATHS, /* INTO_STRS of paths */
+    INTO_F64S,  /* double[max], int64_t */
+    INTO_JSON,  /* const json_t *: inf and nan have no JSON form: "inf", "-inf", "nan"; ??? is null */
+    INTO_BYTES  /* int64_t: a number, or a text such as 20GiB */
 };
 /* Lists of words.def as arrays, ended by a NULL word: CONF_WORDS(DTYPES), where the enum is known. */
 struct conf_word {

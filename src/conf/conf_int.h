@@ -116,6 +116,11 @@ int conf__group_check(const struct conf_table *t, const char *group, const char 
 bool conf__group_known(const struct conf_table *t, const char *group);
 
 /* ---- the whole ---- */
+struct conf_paths { /* what programs' structs borrow */
+    void **owned;
+    int64_t n, cap;
+};
+void conf__paths_free(struct conf_paths *p);
 struct conf {
     struct conf_table table;
     struct conf_node *raw;      /* as composed, ${...} unresolved: what conf_yaml prints */
@@ -128,6 +133,7 @@ struct conf {
     int64_t n_origins;
     char **ignored; /* hydra.* settings and other notes to print, owned */
     int64_t n_ignored;
+    struct conf_paths *paths; /* with ~ expanded, as conf_fill gives them */
     enum { CONF_RUN, CONF_PRINT, CONF_HELP } action;
     char *help_prefix; /* owned; may be NULL */
 };

@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -68,6 +69,31 @@ static int put_strs(const struct conf_binding *b, const struct conf_node *v, cha
     return 0;
 }
 
+static void *keep(struct conf_paths *p, void *x) {
+    xgrow((void **)&p->owned, &p->cap, p->n + 1, sizeof *p->owned);
+    return p->owned[p->n++] = x;
+}
+
+void conf__paths_free(struct conf_paths *p) {
+    for (int64_t i = 0; p && i < p->n; i++) free(p->owned[i]);
+    if (p) free(p->owned);
+    free(p);
+}
+
+static const char *expanded(const struct conf *c, const char *path) {
+    return path[0] == '~' ? keep(c->paths, file_expand(path)) : path;
+}
+
+static int put_paths(const struct conf *c, const struct conf_binding *b, const struct conf_node *v, char *into) {
+    TRY(put_strs(b, v, into));
+    const char *const **list = (const char *const **)(void *)(into + b->at);
+    const int64_t n = *(int64_t *)(void *)(into + b->count_at);
+    const char **paths = keep(c->paths, xcalloc((size_t)n + 1, sizeof *paths));
+    for (int64_t i = 0; i < n; i++) paths[i] = expanded(c, (*list)[i]);
+    if (n > 0) *list = paths;
+    return 0;
+}
+
 static bool is_number(const struct conf_node *v) { return v->kind == CONF_INT || v->kind == CONF_FLOAT; }
 static double number(const struct conf_node *v) { return v->kind == CONF_INT ? (double)v->i : v->f; }
 
@@ -90,8 +116,10 @@ static const char *wants(const struct conf_binding *b, const struct conf_node *v
     case INTO_F32:
     case INTO_F64: return is_number(v) ? NULL : "a number";
     case INTO_STR:
+    case INTO_PATH:
     case INTO_BYTES: return v->kind != CONF_LIST && v->kind != CONF_DICT ? NULL : "a text";
-    case INTO_STRS: return v->kind != CONF_DICT && (v->kind != CONF_LIST || v->strs) ? NULL : "a text or a list of texts";
+    case INTO_STRS:
+    case INTO_PATHS: return v->kind != CONF_DICT && (v->kind != CONF_LIST || v->strs) ? NULL : "a text or a list of texts";
     case INTO_NOTHING:
     case INTO_JSON:
     case INTO_F64S: return NULL;
@@ -107,7 +135,7 @@ static int whole(const struct conf_binding *b, const struct conf_node *v, int64_
     return 0;
 }
 
-static int put(const struct conf_binding *b, const struct conf_node *v, const json_t *json, char *into) {
+static int put(const struct conf *c, const struct conf_binding *b, const struct conf_node *v, const json_t *json, char *into) {
     void *const at = into + b->at;
     int64_t i = 0;
     switch (b->into) {
@@ -126,9 +154,11 @@ static int put(const struct conf_binding *b, const struct conf_node *v, const js
     case INTO_F32: *(float *)at = (float)number(v); return 0;
     case INTO_F64: *(double *)at = number(v); return 0;
     case INTO_STR: *(const char **)at = v->s; return 0;
+    case INTO_PATH: *(const char **)at = expanded(c, v->s); return 0;
     case INTO_JSON: *(const json_t **)at = json; return 0;
     case INTO_BYTES: return conf_bytes(b->key, v->s, (int64_t *)at);
     case INTO_STRS: return put_strs(b, v, into);
+    case INTO_PATHS: return put_paths(c, b, v, into);
     case INTO_F64S: return put_f64s(b, v, into);
     }
     return 0;
@@ -155,7 +185,7 @@ int conf_fill(const struct conf *c, const struct conf_binding *b, size_t n, void
         const char *const wanted = wants(b, v);
         if (wanted) return conf__mismatch(c, b->key, v, wanted);
         if (b->into == INTO_JSON) TRY(conf_json(c, b->key, &json));
-        TRY(put(b, v, json, into));
+        TRY(put(c, b, v, json, into));
     }
     return 0;
 }

@@ -86,6 +86,29 @@ def check_last_step(s, test):
          p.stderr.count("trainer.save_freq=0") == 2, p.stderr[-500:])
 
 
+def check_home(s, test):
+    """~ in every key that names a file or a directory is the home directory, for what is read and what is written."""
+    home = {"HOME": str(s.dir)}
+    files = {"data__train_files": "~/train.jsonl", "data__val_files": "[~/test.jsonl]"}
+    two = {"trainer__total_training_steps": 2, "trainer__test_freq": 2, "trainer__default_local_dir": "~/home/run",
+           "trainer__rollout_data_dir": "~/home/rollouts", "trainer__validation_data_dir": "~/home/validations",
+           "actor_rollout_ref__model__path": "~/model", "actor_rollout_ref__model__tokenizer_path": "~/model",
+           "critic__model__path": "~/model", "critic__ppo_micro_batch_size_per_gpu": 4, "algorithm__adv_estimator": "gae",
+           "reward__custom_reward_function__path": "~/score.py"}
+    (s.dir / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n")
+    p = run(*s.ppo("home", **files, **two), check=False, env=home, cwd=s.dir)
+    made = sorted(f.name for f in (s.dir / "home").glob("*")) if p.returncode == 0 else p.stderr[-500:]
+    test("ppo: ~ in its paths", made == ["rollouts", "run", "validations"], made)
+    p = run(*s.ppo("home", **files, **{**two, "trainer__resume_mode": "resume_path", "trainer__total_training_steps": 3,
+                                       "trainer__resume_from_path": "~/home/run/global_step_2"}), check=False, env=home, cwd=s.dir)
+    test("ppo: ~ in resume_from_path", p.returncode == 0 and (s.dir / "home/run/global_step_3").is_dir(), p.stderr[-500:])
+    p = run("sft", "model.path=~/model", "data.train_files=~/sft.jsonl", "data.train_batch_size=4", "data.max_length=64",
+            "trainer.total_training_steps=1", "trainer.logger=[file]", "trainer.default_local_dir=~/home/sft", check=False, env=home,
+            cwd=s.dir)
+    test("sft: ~ in its paths", p.returncode == 0 and (s.dir / "home/sft/global_step_1").is_dir(), p.stderr[-500:])
+    test("no directory is named ~", not list(s.dir.rglob("~*")), list(s.dir.rglob("~*")))
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -95,6 +118,7 @@ def main():
         check_seeds(s, test)
         check_said(s, test)
         check_last_step(s, test)
+        check_home(s, test)
     test.end()
 
 

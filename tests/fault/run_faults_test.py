@@ -99,7 +99,7 @@ def custom_function(s, test):
         p = run(*s.ppo("x", **{**adv, "trainer.default_local_dir": where}), check=False)
         test.refused(f"a C function, and {where.parent.name}/run cannot be made", p, RESOURCES, "trainer.default_local_dir",
                      str(where))
-    p = subprocess.run([os.path.abspath(VERLC), *map(str, s.ppo("x", **{**adv, "trainer.default_local_dir": "-x"}))], cwd=s.dir,
+    p = subprocess.run([VERLC, *map(str, s.ppo("x", **{**adv, "trainer.default_local_dir": "-x"}))], cwd=s.dir,
                        capture_output=True, text=True, env=ENV, timeout=60)
     test("a C function, and a directory whose name begins as an option", "temperature" in p.stderr and
          sorted(f.name for f in (s.dir / "-x/custom").iterdir()) == ["f.so", "verlc_algo.h"], p.stderr[-400:])

@@ -105,6 +105,41 @@ static void test_fill(void **state) {
     conf_free(c);
 }
 
+/* A leading ~ is expanded in paths, as os.path.expanduser does it, and nowhere else. */
+static void test_fill_paths(void **state) {
+    (void)state;
+    const struct conf_binding b[] = {
+        {.key = "trainer.default_local_dir", PATH(name)},         {.key = "trainer.resume_from_path", PATH(resume)},
+        {.key = "trainer.experiment_name", AT(metric)},           {.key = "data.train_files", PATHS(files, n_files)},
+        {.key = "trainer.rollout_data_dir", PATHS(dirs, n_dirs)}, {.key = "data.val_files", PATHS(loggers, n_loggers)},
+    };
+    struct conf *c = NULL;
+    struct sample s = {0};
+    char *home = xstrdup(getenv("HOME") ? getenv("HOME") : "/");
+    setenv("HOME", "/home/me/", 1);
+    assert_int_equal(LOAD(&c, "trainer.default_local_dir=~", "trainer.resume_from_path='~no-such-user/x'",
+                          "trainer.experiment_name='~/x'", "data.train_files=['~/a.parquet',b~/c,'d/~/e']", "data.val_files='~/v'"),
+                     0);
+    assert_int_equal(conf_fill(c, b, sizeof b / sizeof *b, &s), 0);
+    assert_string_equal(s.name, "/home/me");
+    assert_string_equal(s.resume, "~no-such-user/x");
+    assert_string_equal(s.metric, "~/x"); /* not a path */
+    assert_int_equal(s.n_files, 3);
+    assert_string_equal(s.files[0], "/home/me/a.parquet");
+    assert_string_equal(s.files[1], "b~/c");
+    assert_string_equal(s.files[2], "d/~/e");
+    assert_true(s.n_dirs == 0 && !s.dirs);
+    assert_int_equal(s.n_loggers, 1);
+    assert_string_equal(s.loggers[0], "/home/me/v");
+    struct buf yaml = {0};
+    assert_int_equal(conf_yaml(c, &yaml), 0);
+    assert_non_null(strstr(yaml.p, "default_local_dir: '~'\n")); /* as it was written */
+    buf_free(&yaml);
+    conf_free(c);
+    setenv("HOME", home, 1);
+    free(home);
+}
+
 static void test_fill_refusals(void **state) {
     (void)state;
     const struct {
@@ -141,6 +176,7 @@ static void test_fill_refusals(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fill), cmocka_unit_test(test_fill_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fill), cmocka_unit_test(test_fill_paths),
+                                       cmocka_unit_test(test_fill_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,8 +13,7 @@
 
 /* The name that peft and `model merge` will look for: a hub id as it is, a directory with its full path. */
 static char *base_name(const char *model_path) {
-    char *local = file_expand(model_path), *full = file_is_dir(local) ? realpath(local, NULL) : NULL;
-    free(local);
+    char *full = file_is_dir(model_path) ? realpath(model_path, NULL) : NULL;
     return full ? full : xstrdup(model_path);
 }
 
@@ -26,7 +25,7 @@ int train_make_lora(struct train_lora *l, const char *section, const struct trai
              section, k->quant == QUANT_NF4 ? "nf4" : "int8", section);
     if (!l->on) return 0;
     if (k->path) {
-        l->adapter = file_expand(k->path);
+        l->adapter = xstrdup(k->path);
         const int rc = lora_config_load(&l->cfg, l->adapter);
         if (rc < 0) return err_wrap(rc, "%s.lora_adapter_path", section);
         if (k->rank > 0 && k->rank != l->cfg.rank)
