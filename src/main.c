@@ -2,9 +2,9 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "cmd/cmd.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -51,8 +51,7 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not a death */
-    signal(SIGXFSZ, SIG_IGN); /* so is a file over its limit */
+    process_prepare();
     int rc = run(argc, argv);
     if (rc >= 0 && cmd_flush() < 0) rc = ERR_IO;
     if (rc >= 0) return rc;

@@ -38,12 +38,12 @@ int data__run(const char *const *argv, double timeout_s, const char *advice) {
     posix_spawn_file_actions_destroy(&fa);
     posix_spawnattr_destroy(&at);
     if (e != 0) FAIL(ERR_HELPER, "cannot run '%s': %s; %s", argv[0], strerror(e), advice);
-    const double deadline = clock_now() + timeout_s;
+    const double deadline = clock_awake() + timeout_s;
     for (;;) {
         const pid_t got = waitpid(pid, &status, WNOHANG);
         if (got == pid) break;
         if (got < 0 && errno != EINTR) FAIL(ERR_INTERNAL, "waitpid: %s", strerror(errno));
-        if (clock_now() > deadline) {
+        if (clock_awake() > deadline) {
             kill(-pid, SIGKILL);
             waitpid(pid, &status, 0);
             FAIL(ERR_TIMEOUT, "'%s %s' did not end within %g s and was killed", argv[0], argv[1] ? argv[1] : "", timeout_s);

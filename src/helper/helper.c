@@ -48,7 +48,7 @@ int helper_create(struct helper **out, const struct helper_args *args) {
     int rc = 0;
     struct helper *h = xcalloc(1, sizeof *h);
     h->a = *args;
-    h->proc = (struct helper__proc){-1, -1, -1};
+    h->proc = HELPER__NOT_RUNNING;
     h->a.module = xstrdup(args->module);
     h->a.init = args->init ? json_deep_copy(args->init) : json_null();
     if (h->a.memory_bytes == 0) h->a.memory_bytes = DEFAULT_MEMORY;
@@ -95,7 +95,8 @@ static void drain_output(struct helper *h) {
 static void stop(struct helper *h, double grace_s, char *how, size_t n) {
     drain_output(h);
     /* the last words come after the socket's end: wait for the exit before the last read */
-    for (const double until = clock_now() + grace_s; h->proc.pid > 0 && !helper__exited(&h->proc) && clock_now() < until;)
+    for (const double until = clock_awake() + grace_s;
+         h->proc.process.pid > 0 && !process_exited(&h->proc.process) && clock_awake() < until;)
         poll(NULL, 0, 5);
     drain_output(h);
     take_line(h);
@@ -132,7 +133,7 @@ static int start(struct helper *h) {
     const struct helper__spawn_args a = {h->python, h->dir, h->a.module, h->a.memory_bytes};
     h->last_line[0] = '\0';
     TRY(helper__spawn(&h->proc, &a));
-    h->start_deadline = clock_now() + h->a.start_timeout_s;
+    h->start_deadline = clock_awake() + h->a.start_timeout_s;
     int rc = queue_frame(h, "init", h->a.init, 0, 0);
     if (rc < 0) stop(h, 0, NULL, 0);
     return rc;
@@ -140,7 +141,7 @@ static int start(struct helper *h) {
 
 void helper_destroy(struct helper *h) {
     if (!h) return;
-    if (h->proc.pid > 0) {
+    if (h->proc.process.pid > 0) {
         /* a helper that still owes replies is not asked, only ended */
         const double grace = h->n_pending == 0 ? 2.0 : 0.0;
         drain_output(h);
@@ -325,7 +326,7 @@ int helper__step(struct helper *h, struct helper__reply *r) {
         const size_t before = h->in.n;
         /* Looked at before the read, so that its last reply is not missed.  A grandchild
          * that keeps the socket open must not hide the helper's death. */
-        const bool exited = helper__exited(&h->proc);
+        const bool exited = process_exited(&h->proc.process);
         drain_output(h);
         TRY(io_write(h));
         const int rc = io_read(h);
@@ -348,16 +349,16 @@ int64_t helper_pending(const struct helper *h) { return h->n_pending; }
 /* --- requests --- */
 
 int helper__send(struct helper *h, const json_t *request, double timeout_s, int64_t *id) {
-    if (h->proc.pid > 0 && helper_pending(h) == 0 && helper__exited(&h->proc)) {
+    if (h->proc.process.pid > 0 && helper_pending(h) == 0 && process_exited(&h->proc.process)) {
         log_debug("helper %s ended between two requests; starting it again", h->a.module);
         stop(h, 0, NULL, 0);
     }
-    if (h->proc.pid <= 0) TRY(start(h));
+    if (h->proc.process.pid <= 0) TRY(start(h));
     TRY(queue_frame(h, "req", request, h->last_id + 1, timeout_s));
     *id = ++h->last_id;
     xgrow((void **)&h->pending, &h->cap_pending, h->n_pending + 1, sizeof *h->pending);
     h->pending[h->n_pending++] = *id;
-    if (h->a.cpu_s > 0) helper__grant_cpu(&h->proc, h->a.cpu_s * helper_pending(h));
+    if (h->a.cpu_s > 0) process_grant_cpu(&h->proc.process, h->a.cpu_s * helper_pending(h));
     return io_write(h);
 }
 
@@ -382,7 +383,7 @@ int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
             *reply = r.value;
             return r.rc;
         }
-        if (h->ready && deadline == 0) deadline = clock_now() + timeout_s;
+        if (h->ready && deadline == 0) deadline = clock_awake() + timeout_s;
         int ms = clock_poll_ms(h->ready ? deadline : h->start_deadline);
         if (ms == 0) return helper__expire(h, timeout_s);
         struct pollfd fds[HELPER__N_FDS];

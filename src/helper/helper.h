@@ -4,12 +4,12 @@
  * trackers) runs in `python3 -m MODULE` under python/verlc_helpers; requests and
  * replies are JSON values, length-prefixed, over a socketpair.  This module
  * knows nothing of what they mean.  A helper that dies, hangs, answers garbage
- * or too much is killed with its process group and started again by the next
+ * or too much is killed with all that descends from it and started again by the next
  * request; the message says which helper, what happened and what to do.
  *
  * Invariants: every wait has a deadline; a reply always belongs to its request;
- * no zombie and no descriptor is left behind; a helper dies with the thread that
- * started it (so start it on a thread that lives on), and so with the program. */
+ * no zombie and no descriptor is left behind; a helper, and all that descends from it, dies with the program
+ * (base/process.h). */
 #ifndef VERLC_HELPER_H
 #define VERLC_HELPER_H
 
@@ -33,7 +33,7 @@ struct helper_args {
  * .venv/bin/python beside the executable, in a directory above it or in the
  * source tree, else python3 in PATH.  ERR_HELPER says what to install. */
 int helper_create(struct helper **out, const struct helper_args *args);
-/* Closes the socket, gives the process 2 s to end, then kills its group. NULL ok. */
+/* Closes the socket, gives the process 2 s to end, then kills it. NULL ok. */
 void helper_destroy(struct helper *h);
 
 /* One request, one reply (new reference, any JSON value).  A request that the

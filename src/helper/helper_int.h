@@ -4,17 +4,19 @@
 
 #include "helper/helper.h"
 
+#include "base/process.h"
+
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/types.h>
 
 /* --- helper_proc.c: find, start, stop --- */
 struct helper__proc {
-    pid_t pid; /* also its process group; -1: not running */
-    int sock;  /* ours of the socketpair, non-blocking */
-    int err;   /* read end of its stdout and stderr, non-blocking */
+    struct process process;
+    int sock; /* ours of the socketpair, non-blocking */
+    int err;  /* read end of its stdout and stderr, non-blocking */
 };
+#define HELPER__NOT_RUNNING ((struct helper__proc){{-1, -1}, -1, -1})
 struct helper__spawn_args {
     const char *python, *dir, *module;
     int64_t memory_bytes; /* < 0: no limit */
@@ -22,11 +24,7 @@ struct helper__spawn_args {
 int helper__find_python(char **path);                  /* absolute; caller frees */
 int helper__find_dir(const char *module, char **path); /* holds verlc_helpers/; caller frees */
 int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a);
-bool helper__exited(const struct helper__proc *p);
-/* Processor time for n more requests of cpu_s seconds each, from now. */
-void helper__grant_cpu(const struct helper__proc *p, int64_t cpu_s);
-/* Waits up to grace_s for the process to end by itself, kills its group, reaps
- * it, closes both descriptors.  `how` gets "exit code 1", "signal 9 (Killed)". */
+/* Closes both descriptors and ends the process (process_stop). */
 void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n);
 
 /* --- helper.c --- */

@@ -114,7 +114,7 @@ static struct worker *freest(struct helper_pool *p) {
 
 /* A worker's next answer is due from now on. */
 static void arm(const struct helper_pool *p, struct worker *w) {
-    w->deadline = helper__ready(w->h) ? clock_now() + w->timeout_s + (p->n_calls > 1 ? GRACE_S : 0) : 0;
+    w->deadline = helper__ready(w->h) ? clock_awake() + w->timeout_s + (p->n_calls > 1 ? GRACE_S : 0) : 0;
 }
 
 static void hand_out(struct helper_pool *p) {
@@ -199,7 +199,7 @@ int helper_pool_send(struct helper_pool *p, const json_t *request, double timeou
 }
 
 int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out) {
-    const double deadline = clock_now() + wait_s;
+    const double deadline = clock_awake() + wait_s;
     for (;;) {
         advance_all(p);
         if (p->done_head < p->n_done) {

@@ -1,26 +1,20 @@
 /* helper_proc.c - the operating-system half of a helper: which interpreter and
- * which directory, fork and exec with limits, and the end of the process group.
+ * which directory, its environment and its descriptors.
  * Knows nothing of frames or JSON.
  * Invariant: after helper__stop the process is reaped and both descriptors closed. */
 #include "helper/helper_int.h"
 
 #include "base/buf.h"
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -163,61 +157,24 @@ static struct env make_env(const char *dir) {
     return e;
 }
 
-static void limit(int what, int64_t value) {
-    struct rlimit r;
-    if (getrlimit((__rlimit_resource_t)what, &r) != 0) return;
-    if (r.rlim_max == RLIM_INFINITY || r.rlim_max > (rlim_t)value) r.rlim_max = (rlim_t)value;
-    r.rlim_cur = r.rlim_max;
-    setrlimit((__rlimit_resource_t)what, &r);
-}
-
-/* Between fork and exec: async-signal-safe calls only, since other threads of
- * the parent may have held any lock. */
-static void child(const struct helper__spawn_args *a, char *const argv[], char *const envp[], int sock, int err, pid_t parent) {
-    setpgid(0, 0); /* a Ctrl-C at the terminal is for the trainer, and one kill ends all below */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(126); /* it died before prctl */
-    const int null_fd = open("/dev/null", O_RDWR);
-    /* move both out of the way of 0..3 first; dup2 clears close-on-exec */
-    const int s = fcntl(sock, F_DUPFD, 16), e = fcntl(err, F_DUPFD, 16);
-    if (null_fd < 0 || s < 0 || e < 0) _exit(126);
-    dup2(null_fd, 0);
-    dup2(e, 1);
-    dup2(e, 2);
-    dup2(s, SOCK_FD);
-    close_range(SOCK_FD + 1, ~0u, 0);
-    for (int sig = 1; sig < NSIG; sig++) {
-        struct sigaction sa = {.sa_handler = SIG_DFL};
-        sigaction(sig, &sa, NULL);
-    }
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    if (a->memory_bytes >= 0) limit(RLIMIT_AS, a->memory_bytes);
-    limit(RLIMIT_CORE, 0);
-    execve(a->python, argv, envp);
-    static const char text[] = "the interpreter could not be executed\n";
-    if (write(2, text, sizeof text - 1) < 0) _exit(126);
-    _exit(127);
-}
-
 static int set_nonblock(int fd) { return fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
 int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a) {
     int sv[2] = {-1, -1}, ep[2] = {-1, -1}, rc = 0;
     struct env env = make_env(a->dir);
-    char *argv[] = {xstrdup(a->python), xstrdup("-m"), xstrdup(a->module), NULL};
+    const char *const argv[] = {a->python, "-m", a->module, NULL};
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv) < 0 || pipe2(ep, O_CLOEXEC) < 0)
         FAILG(out, ERR_HELPER, "helper %s: cannot make its socket: %s", a->module, strerror(errno));
     fcntl(ep[1], F_SETPIPE_SZ, 1 << 20); /* room for prints while nobody reads; a smaller pipe works too */
     if (set_nonblock(sv[0]) < 0 || set_nonblock(ep[0]) < 0)
         FAILG(out, ERR_HELPER, "helper %s: fcntl: %s", a->module, strerror(errno));
-    const pid_t parent = getpid(), pid = fork();
-    if (pid < 0) FAILG(out, ERR_HELPER, "helper %s: cannot start a process: %s", a->module, strerror(errno));
-    if (pid == 0) child(a, argv, env.v, sv[1], ep[1], parent);
-    setpgid(pid, pid); /* also here: a kill may come before the child has run */
-    *p = (struct helper__proc){pid, sv[0], ep[0]};
+    const int fds[] = {-1, ep[1], ep[1], sv[1]}; /* SOCK_FD */
+    const struct process_args program = {
+        .argv = argv, .env = env.v, .fds = fds, .n_fds = sizeof fds / sizeof *fds, .memory_bytes = a->memory_bytes};
+    TRYG(process_start(&p->process, &program), out);
+    p->sock = sv[0];
+    p->err = ep[0];
     sv[0] = ep[0] = -1;
 out:
     for (int i = 0; i < 2; i++) {
@@ -226,53 +183,12 @@ out:
     }
     for (int64_t i = 0; i < env.n; i++) free(env.v[i]);
     free(env.v);
-    for (int i = 0; argv[i]; i++) free(argv[i]);
     return rc;
 }
 
-/* --- end --- */
-
-bool helper__exited(const struct helper__proc *p) {
-    siginfo_t si = {0};
-    /* WNOWAIT: the pid, and with it the group's number, stays ours until helper__stop has killed the group */
-    return waitid(P_PID, (id_t)p->pid, &si, WEXITED | WNOHANG | WNOWAIT) < 0 || si.si_pid == p->pid;
-}
-
-void helper__grant_cpu(const struct helper__proc *p, int64_t cpu_s) {
-    clockid_t clock;
-    struct timespec used;
-    struct rlimit r;
-    if (clock_getcpuclockid(p->pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return;
-    if (prlimit(p->pid, RLIMIT_CPU, NULL, &r) != 0) return;
-    r.rlim_cur = (rlim_t)(used.tv_sec + cpu_s + 1);
-    if (r.rlim_cur > r.rlim_max) r.rlim_cur = r.rlim_max;
-    prlimit(p->pid, RLIMIT_CPU, &r, NULL);
-}
-
-static bool wait_exit(const struct helper__proc *p, double seconds) {
-    const double deadline = clock_now() + seconds;
-    for (long ns = 200000; !helper__exited(p); ns = ns < 10000000 ? 2 * ns : ns) {
-        if (clock_now() >= deadline) return false;
-        nanosleep(&(struct timespec){0, ns}, NULL);
-    }
-    return true;
-}
-
 void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n) {
-    int status = 0;
-    if (how) snprintf(how, n, "not running");
     if (p->sock >= 0) close(p->sock); /* end of stream: a healthy helper leaves */
-    if (p->pid > 0) {
-        const bool by_itself = wait_exit(p, grace_s);
-        kill(-p->pid, SIGKILL); /* what it left behind goes as well */
-        /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and is then left to
-         * init */
-        const bool gone = by_itself || wait_exit(p, 5);
-        if (gone && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {
-            if (WIFEXITED(status)) snprintf(how, n, "exit code %d", WEXITSTATUS(status));
-            else snprintf(how, n, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
-        }
-    }
+    process_stop(&p->process, grace_s, how, n);
     if (p->err >= 0) close(p->err);
-    *p = (struct helper__proc){-1, -1, -1};
+    *p = HELPER__NOT_RUNNING;
 }

@@ -9,7 +9,6 @@
 #include "base/err.h"
 #include "base/log.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -289,14 +288,16 @@ void track_progress(struct track *t, int64_t step, const char *phase, int64_t do
 void track_headline(struct track *t, const char *metric, const char *label) { console_headline(t->console, metric, label); }
 
 int track_flush(struct track *t) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += 30;
+    const double deadline = clock_awake() + 30;
     int rc = 0;
     pthread_mutex_lock(&t->lock);
     const int64_t want = t->n_pushed;
     while (t->n_written < want) {
-        if (pthread_cond_timedwait(&t->changed, &t->lock, &until) != ETIMEDOUT) continue;
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec++;
+        pthread_cond_timedwait(&t->changed, &t->lock, &until);
+        if (t->n_written >= want || clock_awake() < deadline) continue;
         rc =
             err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%lld records were not written within 30 s", (long long)(want - t->n_written));
         break;

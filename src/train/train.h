@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Runs the trainer of a resolved configuration to its end. 0; ERR_SIGNAL after
- * SIGINT or SIGTERM with the state saved (stage_stop_signal says which). */
+ * SIGINT, SIGTERM or SIGHUP with the state saved (stage_stop_signal says which). */
 int train_ppo(const struct conf *c);
 int train_sft(const struct conf *c);
 /* The memory plan of a ppo run as a table, appended to out; *fits says whether the device has that

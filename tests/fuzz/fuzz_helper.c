@@ -12,7 +12,7 @@ enum { MAX_BYTES = 1 << 16 /* fits the socket's buffer */, MAX_STEPS = 64 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     int pair[2];
-    struct helper h = {.a = {.module = "fuzz", .max_reply_bytes = 1 << 12}, .proc = {-1, -1, -1}};
+    struct helper h = {.a = {.module = "fuzz", .max_reply_bytes = 1 << 12}, .proc = HELPER__NOT_RUNNING};
     int64_t replies = 0;
     int rc = 0;
     if (n < 2 || n > MAX_BYTES) return 0;

@@ -813,10 +813,29 @@ static void test_clock(void **state) {
     const double dt = clock_now() - t;
     assert_true(dt >= 0.002 && dt < 5);
     assert_true(clock_wall() > 1.6e9); /* after 2020 */
-    assert_int_equal(clock_poll_ms(clock_now() - 1), 0);
-    const int ms = clock_poll_ms(clock_now() + 10);
+    assert_int_equal(clock_poll_ms(clock_awake() - 1), 0);
+    const int ms = clock_poll_ms(clock_awake() + 10);
     assert_true(ms > 9000 && ms <= 10001);
-    assert_true(clock_poll_ms(clock_now() + 1e12) > 1000000000); /* no overflow */
+    assert_true(clock_poll_ms(clock_awake() + 1e12) > 1000000000); /* no overflow */
+}
+
+/* A process that is stopped for a second has been awake for less than that. */
+static void test_clock_stopped(void **state) {
+    (void)state;
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        const double now = clock_now(), awake = clock_awake();
+        raise(SIGSTOP);
+        const double passed = clock_now() - now, counted = clock_awake() - awake;
+        _exit(passed > 1 && counted > 0 && counted < CLOCK_GAP_S + 0.3 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    assert_true(WIFSTOPPED(status));
+    usleep(1200000);
+    kill(child, SIGCONT);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 /* ---- json ---- */
@@ -899,7 +918,7 @@ int main(void) {
         cmocka_unit_test(test_in_dir),      cmocka_unit_test(test_atomic_failure),
         cmocka_unit_test(test_hash),        cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_token),   cmocka_unit_test(test_rng_stream),
-        cmocka_unit_test(test_pool),        cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_pool),        cmocka_unit_test(test_clock), cmocka_unit_test(test_clock_stopped),
         cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);

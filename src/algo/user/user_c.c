@@ -55,12 +55,12 @@ char *algo__first_error(const char *output) {
 }
 
 static int wait_for(pid_t pid, const char *compiler, int *status) {
-    const double deadline = clock_now() + COMPILE_S;
+    const double deadline = clock_awake() + COMPILE_S;
     for (;;) {
         const pid_t got = waitpid(pid, status, WNOHANG);
         if (got == pid) return 0;
         if (got < 0 && errno != EINTR) FAIL(ERR_INTERNAL, "waitpid: %s", strerror(errno));
-        if (clock_now() > deadline) {
+        if (clock_awake() > deadline) {
             kill(-pid, SIGKILL);
             waitpid(pid, status, 0);
             FAIL(ERR_TIMEOUT, "%s did not end within %g s and was killed", compiler, COMPILE_S);

@@ -10,8 +10,8 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/process.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,8 +94,7 @@ struct verlc *verlc_open_conf(const struct conf *c) {
 
 struct verlc *verlc_open(const char *const *own, int argc, char **argv) {
     struct verlc *v = xcalloc(1, sizeof *v);
-    signal(SIGPIPE, SIG_IGN); /* as in the program: a closed pipe is an error of the write, not a death */
-    signal(SIGXFSZ, SIG_IGN);
+    process_prepare();
     const int rc = load(v, own, argc, argv);
     if (rc == 0 && !v->answered) ended(v, controller_open(&v->c, v->conf));
     else ended(v, rc);

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_STAGES = 48 };
+enum { MAX_STAGES = 48, N_STOPS = 3 };
+static const int stops[N_STOPS] = {SIGINT, SIGTERM, SIGHUP};
 
 struct stages {
     pthread_t watchdog;
@@ -30,18 +31,21 @@ struct stages {
     int n_done;
     void (*follow)(void *arg, const char *name); /* NULL: nobody */
     void *follow_arg;
-    struct sigaction old_int, old_term;
+    struct sigaction old[N_STOPS];
 };
 
-static volatile sig_atomic_t stop_signal;
+static volatile sig_atomic_t stop_signal, asked; /* asked: by SIGINT or SIGTERM */
 
+/* A SIGHUP never ends at once: one that closes a terminal comes twice, and systemd sends one after SIGTERM. */
 static void on_signal(int sig) {
-    if (stop_signal) { /* asked twice: end now, as the default action would */
+    if (sig != SIGHUP && asked) { /* asked twice: end now, as the default action would */
         signal(sig, SIG_DFL);
         raise(sig);
         return;
     }
-    stop_signal = sig;
+    if (sig == SIGHUP && stop_signal) return;
+    if (sig != SIGHUP) asked = 1;
+    if (!stop_signal) stop_signal = sig;
     static const char text[] = "\nstopping: saving the state; once more ends at once\n";
     (void)!write(STDERR_FILENO, text, sizeof text - 1);
 }
@@ -58,13 +62,13 @@ void progress_report(const struct progress *p, const char *name, int64_t done, i
     track_progress(p->track, p->step, name, done, total, tok_s);
 }
 
-const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : "SIGTERM"; }
+const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : sig == SIGTERM ? "SIGTERM" : "SIGHUP"; }
 
 static void *watch(void *v) {
     struct stages *s = v;
     pthread_mutex_lock(&s->lock);
     while (!s->stop) {
-        const double late = clock_now() - s->last_beat;
+        const double late = clock_awake() - s->last_beat;
         if (s->current[0] && late > s->deadline) {
             log_error("stage '%s' made no progress for %.0f s (deadline %.0f s, trainer.deadline); "
                       "ending; resume continues from the last checkpoint",
@@ -74,13 +78,9 @@ static void *watch(void *v) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         const double left = s->current[0] ? s->deadline - late : s->deadline;
-        const double nap = left < 1.0 ? (left > 0.05 ? left : 0.05) : 1.0;
-        until.tv_sec += (time_t)nap;
-        until.tv_nsec += (long)((nap - (double)(time_t)nap) * 1e9);
-        if (until.tv_nsec >= 1000000000L) {
-            until.tv_nsec -= 1000000000L;
-            until.tv_sec++;
-        }
+        until.tv_nsec += (long)((left < 0.5 ? (left > 0.05 ? left : 0.05) : 0.5) * 1e9);
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
         pthread_cond_timedwait(&s->wake, &s->lock, &until);
     }
     pthread_mutex_unlock(&s->lock);
@@ -90,18 +90,21 @@ static void *watch(void *v) {
 int stages_create(struct stages **out, double deadline_s) {
     struct stages *s = xcalloc(1, sizeof *s);
     s->deadline = deadline_s > 0 ? deadline_s : 600;
-    s->last_beat = clock_now();
+    s->last_beat = clock_awake();
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &attr);
     pthread_condattr_destroy(&attr);
-    stop_signal = 0;
+    stop_signal = asked = 0;
     struct sigaction sa = {.sa_handler = on_signal};
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, &s->old_int);
-    sigaction(SIGTERM, &sa, &s->old_term);
+    for (int i = 0; i < N_STOPS; i++) sigaddset(&sa.sa_mask, stops[i]);
+    for (int i = 0; i < N_STOPS; i++) {
+        sigaction(stops[i], NULL, &s->old[i]);
+        const bool nohup = stops[i] == SIGHUP && s->old[i].sa_handler == SIG_IGN;
+        if (!nohup) sigaction(stops[i], &sa, NULL);
+    }
     const int e = pthread_create(&s->watchdog, NULL, watch, s);
     if (e) {
         free(s);
@@ -120,8 +123,7 @@ void stages_destroy(struct stages *s) {
     pthread_join(s->watchdog, NULL);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
-    sigaction(SIGINT, &s->old_int, NULL);
-    sigaction(SIGTERM, &s->old_term, NULL);
+    for (int i = 0; i < N_STOPS; i++) sigaction(stops[i], &s->old[i], NULL);
     free(s);
 }
 
@@ -143,7 +145,8 @@ void stage_begin(struct stages *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     close_current(s, now);
     snprintf(s->current, sizeof s->current, "%s", name);
-    s->since = s->last_beat = now;
+    s->since = now;
+    s->last_beat = clock_awake();
     pthread_mutex_unlock(&s->lock);
     if (s->follow) s->follow(s->follow_arg, name);
 }
@@ -162,7 +165,7 @@ void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), vo
 
 void stage_beat(struct stages *s) {
     pthread_mutex_lock(&s->lock);
-    s->last_beat = clock_now();
+    s->last_beat = clock_awake();
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -13,8 +13,8 @@
 
 struct stages; /* one run's clock; create one at a time */
 
-/* deadline_s: longest silence; <= 0: 600. Installs SIGINT and SIGTERM handlers:
- * the first asks for a stop (stage_stop_signal), the second ends at once. */
+/* deadline_s: longest silence (of clock_awake); <= 0: 600. SIGINT, SIGTERM and SIGHUP ask for a stop
+ * (stage_stop_signal); a second SIGINT or SIGTERM ends at once. An ignored SIGHUP stays so (nohup). */
 int stages_create(struct stages **out, double deadline_s);
 void stages_destroy(struct stages *s); /* restores the handlers; NULL ok */
 /* Stages do not nest in time keeping: begin ends the one before. seconds add up
@@ -37,6 +37,6 @@ void progress_report(const struct progress *p, const char *phase, int64_t done, 
 /* ERR_SIGNAL where a signal has asked for a stop. */
 int stage_check_stop(void);
 int stage_stop_signal(void);            /* 0, or the signal that asked for a stop */
-const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM" */
+const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM", "SIGHUP" */
 
 #endif
