@@ -7,15 +7,21 @@ Requests are served one by one, in their order; or, where init returns an async 
 concurrently (event_loop.py).
 
 Invariant: every request gets exactly one reply with its id, an error included;
-nothing but frames is ever written to the socket.  This file imports the
+nothing but frames that src/helper can read is ever written to the socket.  This file imports the
 standard library only, so that a missing package is reported by its user.
 """
 
 import json
 import os
+import re
 import socket
 import struct
 import sys
+
+LONGEST_LINE = 2000
+MAX_INT = 2**63  # what a reader of int64 takes is below, and from -MAX_INT on
+SUSPECT = re.compile(rb"[0-9]{19}|\\u0000")  # an integer that may be over 64 bits, a NUL that may be in a key
+max_reply_bytes = 256 << 20  # what verlc takes; its init says how much
 
 
 class HelperError(Exception):
@@ -27,8 +33,17 @@ class HelperError(Exception):
         self.code = code
 
 
-def one_line(text):
-    return " ".join(str(text).replace("\0", "\\0").split())
+def text_of(value, how=str):
+    """how(value), a text that any object has and UTF-8 can carry."""
+    try:
+        text = how(value)
+    except Exception:  # of the object's own __str__; an int of over 4300 digits; a list too deep
+        text = f"<{type(value).__name__}>"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(value):
+    return " ".join(text_of(value).replace("\0", "\\0").split())[:LONGEST_LINE]
 
 
 def describe(error):
@@ -41,7 +56,7 @@ def describe(error):
         return "INPUT", one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, OSError):
         return "IO", one_line(error)
-    return "FORMAT", one_line(f"{type(error).__name__}: {error}")
+    return "FORMAT", f"{type(error).__name__}: {one_line(error)}"
 
 
 def failure(message, error):
@@ -57,12 +72,27 @@ def answer(handle, message):
         return failure(message, error)
 
 
+def check_int(digits):
+    if not -MAX_INT <= int(digits) < MAX_INT:
+        raise ValueError("an integer over 64 bits")
+
+
+def check_keys(pairs):
+    if any("\0" in key for key, _ in pairs):
+        raise ValueError("a NUL in a key")
+
+
 def encode(reply):
-    """Bytes of a reply's JSON; one that JSON or UTF-8 cannot carry becomes an error."""
+    """Bytes of a reply's JSON; one that JSON, UTF-8 or the reader cannot carry becomes an error."""
     try:
-        return json.dumps(reply, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        data = json.dumps(reply, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        if SUSPECT.search(data):
+            json.loads(data, parse_int=check_int, object_pairs_hook=check_keys)
+        if len(data) > max_reply_bytes:
+            raise ValueError(f"it has {len(data)} bytes (limit {max_reply_bytes})")
+        return data
     except (TypeError, ValueError, RecursionError) as error:
-        text = one_line(f"the result is not JSON: {error}").encode("utf-8", "replace").decode("utf-8")
+        text = one_line(f"the result is not JSON that verlc reads: {text_of(error)}")
         return json.dumps({"id": reply["id"], "error": text, "code": "FORMAT"}).encode("utf-8")
 
 
@@ -91,9 +121,11 @@ def read_message(sock):
 
 
 def serve_socket(sock, handle, init):
+    global max_reply_bytes
     message = read_message(sock)
     if message is None:
         return
+    max_reply_bytes = message["max_reply_bytes"]
     try:
         concurrent = init(message["init"]) if init is not None else None
     except Exception as error:

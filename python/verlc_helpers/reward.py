@@ -15,13 +15,13 @@ sends, and its deadline is kept there (event_loop.py).  By hand:
 import asyncio
 import inspect
 import math
-import numbers
 
-from verlc_helpers.protocol import one_line, serve
+from verlc_helpers.protocol import MAX_INT, one_line, serve, text_of
 from verlc_helpers.user_function import describe, load
 
 FUNCTION = None
 KWARGS = {}
+DEEPEST = 100  # lists and dicts inside each other; a reader of JSON has its limit
 
 
 def init(value):
@@ -31,32 +31,53 @@ def init(value):
     return handle_async if inspect.iscoroutinefunction(FUNCTION) else None
 
 
-def plain(value):
-    """The value as JSON can carry it; numpy and torch scalars become numbers."""
+def plain(value, depth=0):
+    """The value as JSON can carry it: numpy and torch scalars as numbers, and text of what is no number, text, list or dict,
+    nor an integer of 64 bits, a finite number, or nested deeper than DEEPEST."""
+    try:
+        return convert(scalar(value), depth)
+    except Exception:  # the object's own methods
+        return text_of(value)
+
+
+def scalar(value):
     if hasattr(value, "item") and not isinstance(value, (list, tuple, dict, str)):
-        try:
-            value = value.item()
-        except (ValueError, RuntimeError, TypeError):
-            return str(value)
-    if isinstance(value, dict):
-        return {str(k).replace("\0", "\\0"): plain(v) for k, v in value.items()}  # JSON readers refuse NUL in keys
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return value.item()  # not of an array of several
+    return value
+
+
+def convert(value, depth):
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+        return text_of(value)
+    if isinstance(value, dict) and depth < DEEPEST:
+        return {text_of(k).replace("\0", "\\0"): plain(v, depth + 1) for k, v in value.items()}  # JSON readers refuse NUL in keys
+    if isinstance(value, (list, tuple)) and depth < DEEPEST:
+        return [plain(v, depth + 1) for v in value]
+    if isinstance(value, int) and -MAX_INT <= value < MAX_INT or isinstance(value, float) and math.isfinite(value):
+        return value
+    return value if value is None else text_of(value)
+
+
+def score_of(value):
+    """A finite float, or None."""
+    try:
+        value = scalar(value)
+        score = float(value) if isinstance(value, (int, float)) else math.nan
+    except Exception:  # an int over all floats; the object's own methods
+        return None
+    return score if math.isfinite(score) else None
 
 
 def result(value):
-    score = value.get("score") if isinstance(value, dict) else value
-    score = plain(score)
-    if isinstance(score, bool):
-        score = float(score)
-    if not isinstance(score, numbers.Real) or not math.isfinite(score):
-        return {"unparsed": one_line(f"compute_score returned {value!r:.200}, not a finite number or a dict with \"score\"")}
-    return {"score": float(score), "extra": plain(value) if isinstance(value, dict) else {"acc": float(score)}}
+    score = score_of(value.get("score") if isinstance(value, dict) else value)
+    if score is None:
+        return {"unparsed": one_line(f'compute_score returned {text_of(value, repr):.200}, not a finite number or a dict with "score"')}
+    extra = plain(value) if isinstance(value, dict) else {"acc": score}
+    if not isinstance(extra, dict):  # a dict whose own methods fail
+        extra = {}
+    if isinstance(extra.get("score"), str):
+        extra["score"] = score
+    return {"score": score, "extra": extra}
 
 
 def arguments(request):
@@ -71,7 +92,7 @@ def handle(request):
         if inspect.isawaitable(value):  # a def that returns a coroutine, or a function made async by hand
             value = asyncio.run(finish(value))
         return result(value)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return {"crash": describe(error)}
 
 
@@ -80,7 +101,7 @@ async def handle_async(request):
         return {"async": True}
     try:
         return result(await FUNCTION(**arguments(request)))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # a cancelled call is event_loop.py's
         return {"crash": describe(error)}
 
 

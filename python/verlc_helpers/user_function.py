@@ -16,7 +16,7 @@ def where_raised(error):
 
 
 def describe(error):
-    return one_line(f"{type(error).__name__}: {error}{where_raised(error)}")
+    return f"{type(error).__name__}: {one_line(error)}{where_raised(error)}"
 
 
 def load(path, name, key):

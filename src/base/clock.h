@@ -1,7 +1,8 @@
 /* clock.h - seconds since an arbitrary start, and deadlines.
  *
- * Deadlines are on clock_awake, which does not count time in which this process cannot run: stopped (SIGSTOP, a frozen
- * container), or on a machine that is suspended, in a VM that is paused.  Work that was stopped as well has its time left afterwards. */
+ * Deadlines are on clock_awake, which does not count time in which this process cannot run: stopped (SIGSTOP, a
+ * frozen container), on a machine that is suspended, in a VM that is paused. Work that was stopped as well has its time
+ * left afterwards. */
 #ifndef VERLC_BASE_CLOCK_H
 #define VERLC_BASE_CLOCK_H
 

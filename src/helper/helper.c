@@ -1,6 +1,6 @@
 /* helper.c - one helper: frames over its socket, deadlines, and what to say when
  * it fails.  A frame is a 4-byte little-endian length and that many bytes of JSON:
- *   to it    {"id": 0, "init": ...}, then {"id": N, "timeout_s": T, "req": ...}
+ *   to it    {"id": 0, "max_reply_bytes": N, "init": ...}, then {"id": N, "timeout_s": T, "req": ...}
  *   from it  {"id": N, "ok": ...} or {"id": N, "error": text, "code": name}
  * Ids count up from 1 in each process.  Replies may come in any order; only helper_recv
  * insists on that of the requests.
@@ -111,11 +111,13 @@ static void stop(struct helper *h, double grace_s, char *how, size_t n) {
 
 void helper__kill(struct helper *h) { stop(h, 0, NULL, 0); }
 
+/* The init (id 0) or a request. */
 static int queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id, double timeout_s) {
     const size_t start = h->out.n;
     int rc = 0;
     TRYG(buf_add(&h->out, "\0\0\0\0", HEAD), fail);
     TRYG(buf_addf(&h->out, "{\"id\":%lld,", (long long)id), fail);
+    if (id == 0) TRYG(buf_addf(&h->out, "\"max_reply_bytes\":%lld,", (long long)h->a.max_reply_bytes), fail);
     if (timeout_s > 0) TRYG(buf_addf(&h->out, "\"timeout_s\":%.17g,", timeout_s), fail);
     TRYG(buf_addf(&h->out, "\"%s\":", key), fail);
     TRYG(json_dump_line(&h->out, value), fail);

@@ -19,6 +19,11 @@ from verlc_helpers.protocol import HelperError, serve
 state = {"init": None, "n": 0}
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise self
+
+
 def init(value):
     if value == "refuse":
         raise HelperError("this init is refused", "INVAL")
@@ -71,6 +76,17 @@ def handle(request):
         return float("nan")
     if kind == "surrogate":
         return "\ud800"
+    if kind == "integer":
+        return [2**63]
+    if kind == "key":
+        return {"a\0b": 1}
+    if kind == "deep":
+        deep = []
+        for _ in range(100_000):
+            deep = [deep]
+        return deep
+    if kind == "unprintable":
+        raise Unprintable
     if kind == "child":  # a grandchild that keeps the socket open, then the helper dies
         child = subprocess.Popen(["sleep", "600"], pass_fds=[3])
         if request.get("die"):

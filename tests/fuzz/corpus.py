@@ -175,6 +175,9 @@ def reward():
     for row in every(jsonl("algo/reward.jsonl"), 150):
         yield compact({"text": row["text"], "gold": row["gold"]})
         yield row["text"].encode()
+    for reply in ({"score": 1, "extra": {"acc": 1.0}}, {"score": 1e308, "extra": {"a\0": [None, True, -(2**63), {"x": "\0"}]}},
+                  {"score": 0.5}, {"score": "1", "extra": {}}, {"crash": "ValueError: no"}, {"unparsed": ""}, [1], None):
+        yield compact(reply)
 
 
 def user():

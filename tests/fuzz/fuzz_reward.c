@@ -1,10 +1,13 @@
 /* fuzz_reward.c - the native graders on arbitrary answers: a JSON object {"text", "gold"},
  * or plain bytes with a gold answer of "7".  A score is a finite number, and grading
- * twice gives it twice. */
+ * twice gives it twice.
+ * And what the reward helper may answer a call: any JSON value.  compute_score.c is included whole, so that no process has
+ * to be started.  A score has an object beside it that can be printed; everything else is a failure with a message. */
 #include "fuzz.h"
 
 #include "base/json.h"
-#include "reward/reward.h"
+
+#include "reward/compute_score.c"
 
 static const char *const sources[] = {"openai/gsm8k", "lighteval/MATH", "math_dapo"};
 
@@ -18,12 +21,23 @@ static double grade(struct reward *r, const struct reward_request *q) {
     return score;
 }
 
+static void check_reply(const json_t *reply) {
+    struct buf line = {0};
+    struct reward_result r = from_reply(reply);
+    CHECK(json_is_object(r.extra) && json_dump_line(&line, r.extra) == 0);
+    CHECK((r.status == REWARD_SCORE) == (r.message == NULL));
+    CHECK(r.status != REWARD_SCORE || r.score - r.score == 0);
+    reward_result_free(&r);
+    buf_free(&line);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static struct reward *r;
     json_t *o = NULL, *gold = NULL, *text;
     fuzz_quiet();
     if (!r) CHECK(reward_create(&r, &(struct reward_args){.overlong_len = 0}) == 0);
     if (json_parse(&o, (const char *)data, n, "fuzz") == 0) gold = json_object_get(o, "gold");
+    if (o) check_reply(o);
     gold = gold ? json_incref(gold) : json_string("7");
     text = json_object_get(o, "text");
     char *copy = xstrndup((const char *)data, n);
