@@ -71,7 +71,8 @@ def score_of(value):
 def result(value):
     score = score_of(value.get("score") if isinstance(value, dict) else value)
     if score is None:
-        return {"unparsed": one_line(f'compute_score returned {text_of(value, repr):.200}, not a finite number or a dict with "score"')}
+        got = text_of(value, repr)[:200]
+        return {"unparsed": one_line(f'compute_score returned {got}, not a finite number or a dict with "score"')}
     extra = plain(value) if isinstance(value, dict) else {"acc": score}
     if not isinstance(extra, dict):  # a dict whose own methods fail
         extra = {}

@@ -2,8 +2,11 @@
 143, and the resumed run ends in the bits of the unbroken one; a second signal ends
 at once. Also what a resume and the retention do with what they find on disk."""
 
+import json
 import os
 import pathlib
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -103,6 +106,50 @@ def check_phases(s, test):
          f"{code} after {time.time() - began:.1f} s: {err[-300:]}")
 
 
+def stopped_at(args, progress):
+    """SIGTERM when this shows in the progress bar. Seconds to the end, exit status, what the terminal got."""
+    here, there = pty.openpty()
+    p = subprocess.Popen([VERLC, *map(str, args)], stdout=there, stderr=there, env=ENV)
+    os.close(there)
+    text, began = b"", None
+    while True:
+        try:
+            text += os.read(here, 4096)
+        except OSError:  # the other end is closed
+            break
+        if began is None and re.search(progress, text):
+            p.send_signal(signal.SIGTERM)
+            began = time.time()
+    p.wait(120)
+    os.close(here)
+    return time.time() - (began or 0), p.returncode, text.decode(errors="replace").replace("\r\n", "\n")
+
+
+def check_update(s, test):
+    """SIGTERM in the middle of an update of many micro-batches: before the first optimizer step nothing has changed and
+    the step before is saved at once; after it the update goes on to its end."""
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
+               "num_key_value_heads": 2}
+    config.pop("head_dim", None)
+    (s.dir / "slow.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "slow.json", "--out", s.dir / "slow", "--tokenizer", s.dir / "model")
+    keys = {"trainer.save_freq": -1, "trainer.total_training_steps": 3, "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 4,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1, "actor_rollout_ref.model.path": s.dir / "slow",
+            "actor_rollout_ref.actor.use_kl_loss": False, "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"}
+    for what, mini, done, step, words in (("before the first optimizer step", 8, "1?[0-9]", 1, "stopped by SIGTERM"),
+                                          ("after the first optimizer step", 2, "(9|[12][0-9])", 2, "step 2 has changed the weights")):
+        keys["actor_rollout_ref.actor.ppo_mini_batch_size"] = mini
+        whole, broken = f"update-{mini}", f"update-{mini}-stopped"
+        run(*s.ppo(whole, **keys))
+        took, code, err = stopped_at(s.ppo(broken, **keys), f"step 2/3 update_actor {done}/32".encode())
+        test(f"SIGTERM {what}: exit 143, step {step} is saved", code == 143 and saved(s.dir / broken) == [step] and words in err,
+             f"exit {code} {saved(s.dir / broken)} after {took:.1f} s: {err[-500:]}")
+        test(f"SIGTERM {what}: within 10 s", took < 10, f"{took:.1f} s")
+        run(*s.ppo(broken, **keys))
+        test(f"SIGTERM {what}: resumed to the same bits", state(s.dir / broken, 3) == state(s.dir / whole, 3))
+
+
 def check_retention(s, test):
     d = s.dir / "kept"
     keep = {"trainer.max_actor_ckpt_to_keep": 2}
@@ -167,6 +214,7 @@ def main():
     with Scratch() as s:
         check_moments(s, test)
         check_phases(s, test)
+        check_update(s, test)
         check_resume(s, test, check_retention(s, test))
         check_sft(s, test)
     test.end()

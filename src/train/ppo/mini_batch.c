@@ -122,7 +122,7 @@ static enum reduce reduce_of(const char *name) {
     return strncmp(name, "critic/", 7) == 0 || strncmp(name, "actor/distillation/", 19) == 0 ? REDUCE_FLAT : REDUCE_MEAN;
 }
 
-void ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, struct algo_metrics *m) {
+int ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, struct algo_metrics *m) {
     const char *const role = u->role == VERLC_CRITIC ? "critic/" : "actor/";
     const struct progress at = run_progress(u->s->run);
     for (int64_t i = 0; i < m->n; i++) {
@@ -134,6 +134,7 @@ void ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, struct algo
     algo_metrics_free(m);
     u->done += x->hi - x->lo;
     progress_report(&at, u->role == VERLC_CRITIC ? "update_critic" : "update_actor", u->done, u->total, 0);
+    return run_check_stop(u->s->run, u->done, u->total);
 }
 
 /* ---- a mini-batch whose gradient is not finite ---- */

@@ -114,8 +114,9 @@ struct ppo_mini {
 /* The stage: u's rows are those of mini->whole; u has the optimizer and the cut. Sets the role's metrics, with the next
  * step's rate. */
 int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr);
-/* By the loss: a micro-batch is done. Its metrics, under verl's names for the role, and the progress. Frees m. */
-void ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, struct algo_metrics *m);
+/* By the loss: a micro-batch is done. Its metrics, under verl's names for the role, and the progress. Frees m.
+ * ERR_SIGNAL as run_check_stop. */
+int ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, struct algo_metrics *m);
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */

@@ -117,8 +117,7 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];
     for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)dentropy[t];
     compare_rollout(u, x);
-    ppo_mini_report(mini, x, &m);
-    return 0;
+    return ppo_mini_report(mini, x, &m);
 }
 
 int ppo_update_actor(const struct stage *s, const struct batch *b) {

@@ -38,8 +38,7 @@ static int value_loss(void *arg, const struct micro_loss *x) {
     TRY(algo_value_loss(&a, &loss, dvpreds, &m));
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dvpreds[t];
     algo_metrics_set(&m, "critic/loss", loss);
-    ppo_mini_report(mini, x, &m);
-    return 0;
+    return ppo_mini_report(mini, x, &m);
 }
 
 int ppo_update_critic(const struct stage *s, const struct batch *b) {

@@ -169,6 +169,8 @@ void stage_beat(struct stages *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
+double stage_seconds(const struct stages *s) { return clock_now() - s->since; }
+
 void stages_metrics(struct stages *s, struct metrics *m) {
     for (int i = 0; i < s->n_done; i++) metrics_set(m, s->done[i].seconds, "timing_s/%s", s->done[i].name);
     s->n_done = 0;

@@ -23,7 +23,8 @@ void stage_begin(struct stages *s, const char *name);
 void stage_end(struct stages *s);
 /* fn(arg, name) at each beginning of a stage, fn(arg, NULL) at each end, by the thread that begins or ends it. One at a time. */
 void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg);
-void stage_beat(struct stages *s); /* any thread */
+void stage_beat(struct stages *s);            /* any thread */
+double stage_seconds(const struct stages *s); /* since the stage began */
 /* timing_s/NAME of everything since the last call, and resets. */
 void stages_metrics(struct stages *s, struct metrics *m);
 /* Where a stage tells how far it is; borrowed. */

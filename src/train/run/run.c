@@ -81,6 +81,15 @@ static int64_t optim_steps(const struct run *r) {
     return sum;
 }
 
+/* Of the step that has just become the last whole one: a step that is given up later leaves no trace in what is saved. */
+static void keep_state(struct run *r) {
+    json_decref(r->state);
+    r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->dev->isa, "data",
+                         data_sampler_state(&r->sampler), "bad_steps", (json_int_t)r->bad_steps);
+    r->program.state(r->program.ctx, r->state);
+    r->optim_done = optim_steps(r);
+}
+
 static int restore(struct run *r) {
     const char *const dir = r->from.dir;
     struct ckpt_part parts[RUN_MAX_PARTS];
@@ -113,8 +122,7 @@ int run_ready(struct run *r, const struct conf *c) {
     TRY(open_track(r, c));
     if (r->from.dir) TRY(restore(r));
     if (r->k.save_freq == 0) log_note("trainer.save_freq=0: no step is saved; -1 saves the last one");
-    r->optim_done = optim_steps(r);
-    r->cursor = data_sampler_state(&r->sampler);
+    keep_state(r);
     TRY(dev_memory(r->dev, &r->memory));
     stages_follow(r->stages, phase, r->dev);
     stage_end(r->stages);
@@ -124,7 +132,7 @@ int run_ready(struct run *r, const struct conf *c) {
 void run_close(struct run *r, int rc) {
     struct err_saved why;
     err_save(&why);
-    if (rc == 0 && r->cursor) {
+    if (rc == 0 && r->state) {
         early_stop_say(&r->early, r->step);
         if (r->saved_step > 0)
             log_info("done: %lld steps; the model %sis in %s/global_step_%lld/actor", (long long)r->step,
@@ -137,7 +145,7 @@ void run_close(struct run *r, int rc) {
     data_sampler_free(&r->sampler);
     resume_free(&r->from);
     metrics_free(&r->metrics);
-    json_decref(r->cursor);
+    json_decref(r->state);
     free(r->config_yaml);
     err_restore(&why);
 }
@@ -149,14 +157,12 @@ static int save(struct run *r, int64_t keep) {
     TRY(run_lock_hold(r->k.lock));
     struct ckpt_part parts[RUN_MAX_PARTS];
     const int n_parts = r->program.parts(r->program.ctx, parts);
-    json_t *trainer = json_pack("{s:I, s:s, s:O, s:I, s:o}", "global_step", (json_int_t)r->step, "isa", r->dev->isa, "data",
-                                r->cursor, "bad_steps", (json_int_t)r->bad_steps, "early_stopping", early_stop_state(&r->early));
-    r->program.state(r->program.ctx, trainer);
+    json_object_set_new(r->state, "early_stopping", early_stop_state(&r->early));
     const struct ckpt_save_args a = {.root = r->k.default_local_dir,
                                      .step = r->step,
                                      .parts = parts,
                                      .n_parts = n_parts,
-                                     .trainer = trainer,
+                                     .trainer = r->state,
                                      .config_yaml = r->config_yaml,
                                      .keep = keep,
                                      .best = r->early.best_step};
@@ -164,7 +170,6 @@ static int save(struct run *r, int64_t keep) {
     if (track_flush(r->track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
     const int rc = ckpt_save(&a);
     stage_end(r->stages);
-    json_decref(trainer);
     TRY(rc);
     r->saved_step = r->step;
     return early_stop_publish(&r->early, r->k.default_local_dir);
@@ -203,9 +208,7 @@ static bool save_due(const struct run *r) { return due(r, r->k.save_freq) || (r-
 /* A signal in the validation ends it; the step itself is done and is saved. */
 static int finish(struct run *r) {
     int best = 0;
-    json_decref(r->cursor);
-    r->cursor = data_sampler_state(&r->sampler);
-    r->optim_done = optim_steps(r);
+    keep_state(r);
     if (r->k.validates && !stage_stop_signal() && due(r, r->k.test_freq)) {
         const int rc = r->program.validate(r->program.ctx);
         if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
@@ -216,6 +219,17 @@ static int finish(struct run *r) {
     stages_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
+    return 0;
+}
+
+int run_check_stop(struct run *r, int64_t done, int64_t total) {
+    if (!stage_stop_signal() || done == total) return 0;
+    if (optim_steps(r) == r->optim_done) return stage_check_stop();
+    if (!r->said_stop)
+        log_info("stopping: step %lld has changed the weights; this update ends in about %.0f s, then the step is saved; once more "
+                 "ends at once",
+                 (long long)r->step, stage_seconds(r->stages) * (double)(total - done) / (double)done);
+    r->said_stop = true;
     return 0;
 }
 

@@ -62,8 +62,9 @@ struct run {
     int64_t step, total_steps, saved_step, bad_steps;
     int64_t optim_done;            /* optimizer steps of all parts at the end of the last whole step */
     bool begun, in_step, step_bad; /* step_bad: it has met a gradient that is not finite */
+    bool said_stop;
     char *config_yaml;
-    json_t *cursor; /* data cursor at the end of the last whole step */
+    json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */
 };
 
 /* ---- opening, in this order; run_close takes a run at any of them ---- */
@@ -83,6 +84,9 @@ void run_close(struct run *r, int rc);
 bool run_begin_step(struct run *r);
 /* A validation before the first step. */
 int run_validate_first(struct run *r);
+/* In an update, after a micro-batch: done of total samples. ERR_SIGNAL where a stop is asked for and the weights are
+ * those of the last whole step. Where an optimizer step has been taken, the update goes on to its end, and says so. */
+int run_check_stop(struct run *r, int64_t done, int64_t total);
 /* The step's metrics are complete: cursor, validation, checkpoint, record. A failure has gone through run_fail. */
 int run_end_step(struct run *r);
 /* After any failure in or after a step: a step half made is not counted; the last whole one is saved where it is not

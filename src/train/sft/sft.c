@@ -55,7 +55,7 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
     update_metric_add(&b->metrics, "train/loss", REDUCE_SUM, sum * b->scale);
     b->done += m->hi - m->lo;
     progress_report(&at, "train", b->done, b->total, 0);
-    return 0;
+    return run_check_stop(&b->s->run, b->done, b->total);
 }
 
 static struct packed_seq seq_of(const struct sft_sample *x) {
@@ -181,6 +181,7 @@ static int validate(void *ctx) {
         rc = trained_model_forward(s->policy, seqs + lo, k, s->k.cut, 1, (struct forward_out){.logp = logp + at});
         for (int64_t i = lo; i < lo + k; i++) at += packed_seq_targets(&seqs[i]);
         stage_beat(s->run.stages);
+        if (rc == 0) rc = stage_check_stop();
     }
     for (int64_t t = 0; t < targets && rc == 0; t++) sum -= (double)logp[t];
     if (rc == 0) metrics_set(&s->run.metrics, targets ? sum / (double)targets : 0, "val/loss");
