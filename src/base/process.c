@@ -60,9 +60,9 @@ static _Noreturn void execute(char **argv, int64_t memory_bytes, pid_t reaper) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    if (memory_bytes >= 0) limit(RLIMIT_AS, memory_bytes);
-    limit(RLIMIT_CORE, 0);
     die_first();
+    limit(RLIMIT_CORE, 0);
+    if (memory_bytes >= 0) limit(RLIMIT_AS, memory_bytes); /* last: this process may be over it, a sanitizer's is */
     execv(argv[0], argv);
     dprintf(2, "%s could not be executed: %s\n", argv[0], strerror(errno));
     _exit(127);

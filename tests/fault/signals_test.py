@@ -135,7 +135,8 @@ def check_update(s, test):
     (s.dir / "slow.json").write_text(json.dumps(config))
     run("model", "init", "--arch", s.dir / "slow.json", "--out", s.dir / "slow", "--tokenizer", s.dir / "model")
     keys = {"trainer.save_freq": -1, "trainer.total_training_steps": 3, "data.train_batch_size": 8,
-            "actor_rollout_ref.rollout.n": 4, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1, "actor_rollout_ref.model.path": s.dir / "slow",
+            "actor_rollout_ref.rollout.n": 4, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref.model.path": s.dir / "slow",
             "actor_rollout_ref.actor.use_kl_loss": False, "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"}
     for what, mini, done, step, words in (("before the first optimizer step", 8, "1?[0-9]", 1, "stopped by SIGTERM"),
                                           ("after the first optimizer step", 2, "(9|[12][0-9])", 2, "has changed the weights")):
