@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,6 +251,16 @@ char *file_expand(const char *path) {
     if (whole[0]) return whole;
     free(whole);
     return xstrdup("/");
+}
+
+char *file_program_dir(void) {
+    char path[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n <= 0) return NULL;
+    path[n] = '\0';
+    char *slash = strrchr(path, '/');
+    if (slash) *slash = '\0';
+    return xstrdup(path);
 }
 
 /* ---- files of a model directory ---- */

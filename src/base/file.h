@@ -36,6 +36,7 @@ bool file_is_dir(const char *path);
 int64_t file_size(const char *path);                /* -1 if missing */
 char *file_join(const char *dir, const char *name); /* caller frees */
 char *file_expand(const char *path);                /* ~ and ~user as Python's os.path.expanduser has them; caller frees */
+char *file_program_dir(void);                       /* where the running program's file lies; caller frees; NULL with errno */
 
 /* A file of a model directory: *path = dir/name, NULL where there is none; caller frees. ERR_INPUT: it is not a regular
  * file, or a link that leads out of dir. dir itself may be a link. In a snapshot of the hub cache

@@ -15,11 +15,9 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define LIB_NAME "libverlc_cuda.so"
 
@@ -32,22 +30,19 @@ static struct { /* opened once, stays until the process ends: the CUDA runtime c
 /* The library's path, caller frees: VERLC_CUDA_LIB, or beside the program, or ../lib/verlc. */
 static int find_library(char **out) {
     const char *env = getenv("VERLC_CUDA_LIB");
-    char exe[PATH_MAX];
     if (env && *env) {
         if (!file_exists(env)) FAIL(ERR_DEVICE, "cuda: VERLC_CUDA_LIB=%s: there is no such file", env);
         *out = xstrdup(env);
         return 0;
     }
-    const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n <= 0)
-        FAIL(ERR_DEVICE, "cuda: cannot tell where the program is (/proc/self/exe: %s); set VERLC_CUDA_LIB", strerror(errno));
-    exe[n] = '\0';
-    char *slash = strrchr(exe, '/');
-    if (slash) *slash = '\0';
-    *out = file_join(exe, LIB_NAME);
-    if (file_exists(*out)) return 0;
-    free(*out);
-    *out = file_join(exe, "../lib/verlc/" LIB_NAME);
+    char *dir = file_program_dir();
+    if (!dir) FAIL(ERR_DEVICE, "cuda: cannot tell where the program is (/proc/self/exe: %s); set VERLC_CUDA_LIB", strerror(errno));
+    *out = file_join(dir, LIB_NAME);
+    if (!file_exists(*out)) {
+        free(*out);
+        *out = file_join(dir, "../lib/verlc/" LIB_NAME); /* the wheel's place in an environment */
+    }
+    free(dir);
     if (file_exists(*out)) return 0;
     free(*out);
     *out = NULL;

@@ -180,11 +180,14 @@ static int say_missing(const struct helper *h, const char *package) {
              "VERLC_HELPERS_DIR",
              h->a.module, h->dir);
     /* A distribution's own Python refuses pip; there a private environment is the way. */
-    if (strncmp(h->python, "/usr/bin/", 9) == 0)
+    if (strncmp(h->python, "/usr/bin/", 9) == 0) {
+        const char *slash = strrchr(h->dir, '/');
+        const int top = slash ? (int)(slash - h->dir) : 0; /* python/ lies in verlc's directory */
         FAIL(ERR_HELPER,
-             "helper %s needs the Python package '%s'; in verlc's directory: 'apt-get install python3-venv "
-             "&& python3 -m venv .venv && .venv/bin/pip install %s' (or set VERLC_PYTHON)",
-             h->a.module, package, package);
+             "helper %s needs the Python package '%s'; run 'apt-get install python3-venv && cd %.*s && python3 -m venv .venv "
+             "&& .venv/bin/pip install -r python/requirements.txt %s' (or set VERLC_PYTHON)",
+             h->a.module, package, top, h->dir, package);
+    }
     FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; install it with '%s -m pip install %s'", h->a.module, package,
          h->python, package);
 }

@@ -29,9 +29,9 @@ struct helper_args {
 };
 
 /* Checks that the interpreter and the module's file exist; the process itself
- * starts with the first request.  Interpreter: $VERLC_PYTHON, else
- * .venv/bin/python beside the executable, in a directory above it or in the
- * source tree, else python3 in PATH.  ERR_HELPER says what to install. */
+ * starts with the first request.  Interpreter: $VERLC_PYTHON, else python3 in
+ * the program's own directory (a virtual environment's), else .venv/bin/python
+ * there, in a directory above it or in the source tree, else python3 in PATH.  ERR_HELPER says what to install. */
 int helper_create(struct helper **out, const struct helper_args *args);
 /* Closes the socket, gives the process 2 s to end, then kills it. NULL ok. */
 void helper_destroy(struct helper *h);

@@ -23,25 +23,31 @@ enum { SOCK_FD = 3 }; /* the helper's end of the socketpair */
 
 static bool runnable(const char *path) { return !file_is_dir(path) && access(path, X_OK) == 0; }
 
-/* The first existing `name` in the executable's directory or one of the four
- * above it (build/debug/verlc inside a source tree), then in the source tree
- * the program was built from. NULL if there is none. */
-static char *find_beside(const char *name, bool (*good)(const char *)) {
-    char exe[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    exe[n > 0 ? n : 0] = '\0';
-    for (int up = 0; up < 5; up++) {
-        char *slash = strrchr(exe, '/');
-        if (!slash) break;
-        *slash = '\0';
-        char *p = xasprintf("%s/%s", exe, name);
+static char *find_in(const char *dir, const char *const *names, bool (*good)(const char *)) {
+    for (; *names; names++) {
+        char *p = file_join(dir, *names);
         if (good(p)) return p;
         free(p);
     }
-    char *p = file_join(VERLC_SOURCE_DIR, name);
-    if (good(p)) return p;
-    free(p);
     return NULL;
+}
+
+/* The first of `names` (NULL ends them) in the program's directory, else in one of the four above it
+ * (build/debug/verlc inside a source tree), else in the source tree the program was built from: the
+ * nearest directory wins. NULL if there is none. */
+static char *find_beside(const char *const *names, bool (*good)(const char *)) {
+    char *dir = file_program_dir(), *found = NULL;
+    for (int up = 0; dir && !found && up < 5; up++) {
+        found = find_in(dir, names, good);
+        char *slash = strrchr(dir, '/');
+        if (!slash) break;
+        *slash = '\0';
+    }
+    free(dir);
+#ifdef VERLC_SOURCE_DIR
+    if (!found) found = find_in(VERLC_SOURCE_DIR, names, good);
+#endif
+    return found;
 }
 
 static char *find_in_path(const char *name) {
@@ -70,10 +76,13 @@ int helper__find_python(char **path) {
         *path = p;
         return 0;
     }
-    char *p = find_beside(".venv/bin/python", runnable);
+    char *dir = file_program_dir();
+    char *p = dir ? find_in(dir, (const char *const[]){"python3", NULL}, runnable) : NULL; /* of an environment's bin/ */
+    free(dir);
+    if (!p) p = find_beside((const char *const[]){".venv/bin/python", NULL}, runnable);
     if (!p) p = find_in_path("python3");
     if (!p)
-        FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, .venv/bin/python beside the program, python3 in "
+        FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, python3 or .venv/bin/python beside the program, python3 in "
                          "PATH); install it with 'apt-get install python3 python3-venv'");
     *path = p;
     return 0;
@@ -97,8 +106,7 @@ int helper__find_dir(const char *module, char **path) {
                  env);
         dir = xstrdup(env);
     } else {
-        dir = find_beside("python", has_helpers);
-        if (!dir) dir = find_beside("share/verlc/python", has_helpers);
+        dir = find_beside((const char *const[]){"python", "share/verlc/python", NULL}, has_helpers);
         if (!dir)
             FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found beside the "
                              "program; set VERLC_HELPERS_DIR to it");

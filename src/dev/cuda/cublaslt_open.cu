@@ -1,12 +1,14 @@
 /* cublaslt_open.cu - finds and opens cuBLASLt.
  *
- * Looked for, in this order: where the dynamic linker looks; CUDA_HOME and CUDA_PATH;
- * /usr/local/cuda*; the nvidia-* packages of the Python environments at hand
- * (VIRTUAL_ENV, .venv here, the python3 of PATH, the user's own).  LD_LIBRARY_PATH is
+ * Looked for, in this order: where the dynamic linker looks; the nvidia-* packages of the
+ * program's own Python environment; CUDA_HOME and CUDA_PATH; /usr/local/cuda*; the nvidia-*
+ * packages of the other environments at hand (VIRTUAL_ENV, .venv here, the python3 of PATH,
+ * the user's own).  LD_LIBRARY_PATH is
  * not needed.  What a directory holds is decided by trying to open it. */
 #include "dev/cuda/cublaslt_open.cuh"
 
 #include "base/err.h"
+#include "base/file.h"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -78,10 +80,25 @@ static void *open_path_pythons(void) {
     return handle;
 }
 
+/* A wheel's program is PREFIX/bin/verlc; a tarball's may have .venv beside it. */
+static void *open_own_python(void) {
+    char *dir = file_program_dir();
+    if (!dir) return NULL;
+    char *beside = file_join(dir, ".venv");
+    void *handle = open_python(beside);
+    free(beside);
+    char *slash = strrchr(dir, '/');
+    if (slash) *slash = '\0';
+    if (!handle) handle = open_python(*dir ? dir : "/");
+    free(dir);
+    return handle;
+}
+
 static void *open_somewhere(void) {
     char home[4000] = "";
     void *handle = dlopen(LIB_NAME, RTLD_NOW | RTLD_LOCAL);
     if (getenv("HOME") && snprintf(home, sizeof home, "%s/.local", getenv("HOME")) >= (int)sizeof home) *home = '\0';
+    if (!handle) handle = open_own_python();
     if (!handle) handle = open_toolkit(getenv("CUDA_HOME"));
     if (!handle) handle = open_toolkit(getenv("CUDA_PATH"));
     if (!handle) handle = open_toolkit("/usr/local/cuda");
@@ -101,8 +118,10 @@ int cuda_blaslt_open(const struct cuda_blaslt **out) {
         if (!handle)
             FAIL(ERR_DEVICE,
                  "cuda: cuBLASLt is missing: no " LIB_NAME " in the system's library paths, CUDA_HOME, /usr/local/cuda "
-                 "or the Python environment; install the CUDA " LIB_MAJOR " math libraries, or `pip install nvidia-cublas%s`",
-                 CUBLAS_VER_MAJOR < 13 ? "-cu" LIB_MAJOR : "");
+                 "or the Python environment; install the CUDA " LIB_MAJOR
+                 " math libraries, or `pip install '%s'` (the wheel's extra "
+                 "verlc[cuda])",
+                 CUBLAS_VER_MAJOR < 13 ? "nvidia-cublas-cu" LIB_MAJOR : "nvidia-cublas==" LIB_MAJOR ".*");
 #define X(name)                                                                      \
     table.name = (decltype(table.name))dlsym(handle, #name);                         \
     if (!table.name) {                                                               \
