@@ -33,8 +33,13 @@ endforeach()
 string(STRIP "${arch_names}" arch_names)
 message(STATUS "CUDA backend: nvcc ${nvcc_version}, ${arch_names}")
 
-set(nvcc_flags -std=c++17 -O3 -lineinfo ${gencode} -Xcompiler=-fPIC,-Wall,-Wextra -I${CMAKE_SOURCE_DIR}/src
+set(nvcc_flags -std=c++17 -O3 ${gencode} -Xcompiler=-fPIC,-Wall,-Wextra -I${CMAKE_SOURCE_DIR}/src
   "-DVERLC_CUDA_ARCHS=\"${arch_names}\"")
+if(VERLC_DIST)
+  list(APPEND nvcc_flags -Xcompiler=-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
+else()
+  list(APPEND nvcc_flags -lineinfo) # names this tree's files
+endif()
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/dev/cuda/*.cu)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
 set(cuda_objects "")
