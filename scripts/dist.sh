@@ -45,8 +45,8 @@ while read -r archive; do
 done <$build/archives.txt >"$tree/LICENSES/VERSIONS"
 if [ -n "$nvcc" ]; then
     cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
-    eula=$(ls "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt /usr/share/doc/cuda-cudart-dev-*/copyright \
-        2>/dev/null | head -1)
+    eula=$(ls "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt \
+        /usr/share/doc/cuda-cudart-dev-*/copyright 2>/dev/null | head -1)
     [ -n "$eula" ] || { echo "no licence of the CUDA runtime under $cuda: EULA.txt" >&2; exit 1; }
     cp "$eula" "$tree/LICENSES/cuda-runtime"
     "$nvcc" --version | sed -n 's/.*release .*, V/cuda-runtime /p' >>"$tree/LICENSES/VERSIONS"
