@@ -8,7 +8,7 @@ VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu performance bench-learn learn-gpu \
-        oracle soak asan tsan lint format fuzz clean help
+        oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv
@@ -46,6 +46,10 @@ asan tsan: setup ## the first three rungs under a sanitizer
 	@scripts/sanitize.sh $@
 fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
 	@scripts/fuzz.sh
+dist: setup ## tarball and wheel for machines without a compiler, in build/dist; CUDA backend inside where nvcc is
+	@scripts/dist.sh
+dist-test: ## try both in bare Debian 12, Ubuntu 22.04 and 24.04 (root, debootstrap, network)
+	@scripts/dist_test.sh
 lint: ## include order, formatting, function lengths, line lengths
 	@python3 tools/lint.py
 format: ## clang-format 14 over C and CUDA files

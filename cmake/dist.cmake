@@ -1,5 +1,5 @@
 # What `make dist` packs: the tree of the tarball. packaging/ puts the same files into a wheel.
-# Other files for users are one more install() line here.
+# A file for users is one more install() line here; the man pages are made in scripts/dist.sh.
 set(archives "")
 foreach(lib ${small_libraries})
   string(MAKE_C_IDENTIFIER "dep_${lib}" id)
@@ -26,6 +26,7 @@ endif()
 install(DIRECTORY python DESTINATION . PATTERN __pycache__ EXCLUDE)
 install(FILES README.md CHANGES.md DESIGN.md DESTINATION .)
 install(DIRECTORY docs DESTINATION .)
+install(FILES share/verlc.bash DESTINATION share/bash-completion/completions RENAME verlc)
 
 # The wheel's metadata: the helpers' packages, and cuBLASLt, half a gigabyte, as the extra verlc[cuda].
 file(STRINGS python/requirements.txt requirements REGEX "^[^#]")

@@ -26,9 +26,10 @@ name=verlc-$version-linux-$arch
 tree=$build/$name
 rm -rf "$tree" $build/wheel $build/*.whl $build/*.tar.gz
 cmake --install $build --strip --prefix "$tree" >/dev/null
+python3 tools/man_pages.py "$tree/verlc" "$tree/share/man/man1"
 
 # glibc: what the files ask for
-binaries=$(find "$tree" -name verlc -o -name '*.so')
+binaries=$(find "$tree" -path "$tree/verlc" -o -name '*.so')
 newest=$(for f in $binaries; do objdump -T "$f"; done | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)
 if [ "$(printf '%s\n' "$newest" $floor | sort -V | tail -1)" != $floor ]; then
     echo "the files ask for $newest, newer than $floor of Ubuntu 22.04; build on Debian 12 or on Ubuntu 22.04:" >&2

@@ -24,7 +24,7 @@ static void print_help(FILE *f) {
             "usage: verlc COMMAND ...\n\n",
             VERLC_VERSION);
     for (int i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(f, "\n'verlc COMMAND --help' explains a command. Start with: make demo\n");
+    fprintf(f, "\n'verlc COMMAND --help' explains a command. README.md has a first run.\n");
 }
 
 /* A negative error code, or the exit status. */
