@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Appends the file to b. ERR_INPUT if it cannot be read or is over max_bytes (0: no limit). */
 int file_read(struct buf *b, const char *path, size_t max_bytes);
 /* tmp file in the same directory, fsync, rename, fsync directory. ERR_IO. */
@@ -55,4 +59,7 @@ void file_unmap(struct file_map *m);
  * A line over 64 MiB is ERR_FORMAT. path "-" is standard input. */
 int file_each_line(const char *path, int (*fn)(void *arg, char *line, size_t n, int64_t no), void *arg);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
