@@ -258,6 +258,18 @@ static int apply_group(struct loader *l, const struct conf_override *o, const ch
     return rc == 1 ? conf__group_check(&l->c->table, o->key, o->value->s) : rc;
 }
 
+/* A list in quotes that the shell did not remove (a variable that holds them): what is in the quotes. */
+static void unquote_list(struct conf_override *o, const struct conf_key *row, const char *text) {
+    struct conf_node *list = NULL;
+    if (conf__parse_value(&list, o->value->s, text) < 0) return; /* the check of types names the value */
+    if (!conf__type_ok(row->type, list)) {
+        conf__node_free(list);
+        return;
+    }
+    conf__node_free(o->value);
+    o->value = list;
+}
+
 static int apply(struct loader *l, struct conf_override *o, const char *text) {
     struct conf *c = l->c;
     if (strncmp(o->key, "hydra.", 6) == 0 || strncmp(o->key, "hydra/", 6) == 0) {
@@ -271,12 +283,15 @@ static int apply(struct loader *l, struct conf_override *o, const char *text) {
     if (o->op == CONF_DEL) return delete_key(l, o, text);
     const struct conf_node *old = conf__node_at(c->raw, o->key);
     if (o->op == CONF_SET) TRY(check_exists(l, o->key, o->value, text));
-    /* absent before verl 0.9.1, so command lines of that time add it */
-    const bool was_absent = strncmp(o->key, "algorithm.filter_groups.", 24) == 0;
+    /* absent from another version of verl, so command lines of that time add it: dynamic sampling, and what has no effect */
+    const struct conf_key *row = conf__table_row(&c->table, o->key);
+    const bool was_absent = strncmp(o->key, "algorithm.filter_groups.", 24) == 0 || (row && row->status == CONF_NOTED);
     const bool is_tree = o->value->kind == CONF_DICT || o->value->kind == CONF_LIST;
     if (o->op == CONF_ADD && !was_absent && old && old->kind != CONF_NULL && !is_tree)
         FAIL(ERR_INVAL, "%s: the key exists already; use %s to change it, or ++ to set it either way", text, text + 1);
     mark_set(c, o->key, o->value, "command line", false);
+    if (row && o->value->kind == CONF_STR && !conf__type_ok(row->type, o->value) && o->value->s[0] == '[')
+        unquote_list(o, row, text);
     struct conf_node *v = o->value;
     o->value = NULL;
     return conf__node_set(c->raw, o->key, v);
@@ -423,13 +438,27 @@ static int parse_args(struct loader *l, int argc, char **argv) {
     return 0;
 }
 
+/* The whole schema follows the engine: model_engine=megatron of ppo, engine=megatron of sft. */
+static int pick_engine(struct loader *l) {
+    const bool ppo = strcmp(l->schema, "ppo_trainer") == 0;
+    if (!ppo && strcmp(l->schema, "sft_trainer_engine") != 0) return 0;
+    const char *const keys[] = {ppo ? "model_engine=" : "engine=", ppo ? "actor_rollout_ref.actor.model_engine=" : "engine="};
+    for (int64_t k = 0; k < 2 * l->n_overrides; k++) {
+        const char *text = l->overrides[k / 2], *key = keys[k % 2];
+        const char *engine = strncmp(text, key, strlen(key)) == 0 ? text + strlen(key) : NULL;
+        if (!engine || *engine == '{' || strcmp(engine, ppo ? "dp" : "fsdp") == 0) continue;
+        l->schema = conf__engine_schema(ppo ? "ppo" : "sft", engine);
+        if (!l->schema)
+            FAIL(ERR_INVAL, "%s: verlc has one engine of its own, and takes the keys of verl's %s, megatron%s%s", text,
+                 ppo ? "dp" : "fsdp", ppo ? "" : ", automodel", " and veomni");
+    }
+    return 0;
+}
+
 /* The directory that holds --config-name; NULL: it is one of the schemas. Sets the schema. */
 static int pick_config(struct loader *l, const char **dir, char **name) {
     *dir = NULL;
     *name = NULL;
-    for (int64_t k = 0; k < l->n_overrides; k++) /* the whole schema follows the engine */
-        if (strcmp(l->overrides[k], "model_engine=megatron") == 0 && strcmp(l->schema, "ppo_trainer") == 0)
-            l->schema = "ppo_megatron_trainer";
     if (!l->name && l->path) l->name = l->schema; /* Hydra's default: the command's own name */
     if (!l->name) return 0;
     const size_t n = strlen(l->name);
@@ -447,7 +476,7 @@ static int pick_config(struct loader *l, const char **dir, char **name) {
     if (!is_schema(*name))
         FAIL(ERR_INVAL,
              "--config-name %s: no such file%s%s, and no configuration of verlc; there are ppo_trainer, "
-             "ppo_megatron_trainer, sft_trainer_engine, sft_trainer, generation, evaluation",
+             "ppo_megatron_trainer, ppo_veomni_trainer, sft_trainer_engine, sft_trainer, generation, evaluation",
              l->name, l->path ? " in " : "", l->path ? l->path : "");
     l->schema = *name;
     return 0;
@@ -461,6 +490,7 @@ int conf__load_args(struct conf *c, const char *schema, int argc, char **argv) {
     int rc = 0;
     TRYG(parse_args(&l, argc, argv), done);
     TRYG(pick_config(&l, &dir, &name), done);
+    TRYG(pick_engine(&l), done);
     TRYG(conf__table_open(&c->table, l.schema), done);
     if (c->action == CONF_HELP) goto done;
     TRYG(conf__table_defaults(&c->raw, &c->table), done);

@@ -99,7 +99,8 @@ struct conf_table {
     int64_t n, cap;
     struct map index; /* path -> row */
 };
-int conf__table_open(struct conf_table *t, const char *schema); /* ERR_INVAL lists the schemas */
+const char *conf__engine_schema(const char *program, const char *engine); /* ppo or sft of an engine of verl; NULL: none */
+int conf__table_open(struct conf_table *t, const char *schema);           /* ERR_INVAL lists the schemas */
 void conf__table_free(struct conf_table *t);
 const struct conf_key *conf__table_row(const struct conf_table *t, const char *path); /* exact; NULL: none */
 /* The row that speaks for path: its own, or the nearest dict row above it. */

@@ -33,16 +33,27 @@ static const struct conf_key rows[] = {
 #include "conf/keys_sections.def"
 #include "conf/keys_ppo.def"
 #include "conf/keys_megatron.def"
+#include "conf/keys_veomni.def"
 #include "conf/keys_sft.def"
 #include "conf/keys_generate.def"
 #include "conf/keys_eval.def"
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-static const char *const schemas[] = {"ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine", "sft_trainer",
-                                      "generation",  "generation_server",    "evaluation",         NULL};
+static const char *const schemas[] = {"ppo_trainer",           "ppo_megatron_trainer", "ppo_veomni_trainer",
+                                      "sft_trainer_engine",    "sft_megatron_trainer", "sft_veomni_trainer",
+                                      "sft_automodel_trainer", "sft_trainer",          "generation",
+                                      "generation_server",     "evaluation",           NULL};
 
 const char *const *conf_schemas(void) { return schemas; }
+
+const char *conf__engine_schema(const char *program, const char *engine) {
+    char name[64];
+    snprintf(name, sizeof name, "%s_%s_trainer", program, engine);
+    for (int k = 0; schemas[k]; k++)
+        if (strcmp(schemas[k], name) == 0) return schemas[k];
+    return NULL;
+}
 
 static void add_row(struct conf_table *t, const struct conf_key *row) {
     int64_t k;
@@ -84,7 +95,7 @@ int conf__table_open(struct conf_table *t, const char *schema) {
         if (strcmp(schemas[k], schema) == 0) t->schema = schemas[k];
     if (!t->schema)
         FAIL(ERR_INVAL,
-             "no configuration is named '%s'; there are ppo_trainer, ppo_megatron_trainer, "
+             "no configuration is named '%s'; there are ppo_trainer, ppo_megatron_trainer, ppo_veomni_trainer, "
              "sft_trainer_engine, sft_trainer, generation, evaluation, and files under --config-path",
              schema);
     add_schema(t, t->schema);
@@ -322,11 +333,13 @@ int conf__group_check(const struct conf_table *t, const char *group, const char 
              group, option, group);
     }
     if (strcmp(groups[k].option, option) == 0) return 0;
-    if (strstr(option, "megatron"))
-        FAIL(ERR_INVAL,
-             "%s=%s: verlc has one engine of its own; model_engine=megatron takes all of Megatron's "
-             "keys, else drop this override (%s)",
-             group, option, groups[k].option);
+    static const char *const engines[] = {"megatron", "veomni", "automodel"};
+    for (size_t j = 0; j < sizeof engines / sizeof engines[0]; j++) {
+        if (strncmp(option, engines[j], strlen(engines[j])) != 0) continue;
+        if (strstr(t->schema, engines[j])) return 0;
+        FAIL(ERR_INVAL, "%s=%s: verlc has one engine of its own; %s=%s takes all keys of that one, else drop this override (%s)",
+             group, option, strncmp(t->schema, "sft", 3) == 0 ? "engine" : "model_engine", engines[j], groups[k].option);
+    }
     FAIL(ERR_INVAL, "%s=%s: verlc has one engine of its own, which takes %s=%s; drop this override", group, option, group,
          groups[k].option);
 }

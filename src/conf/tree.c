@@ -158,7 +158,8 @@ int conf__node_set(struct conf_node *root, const char *path, struct conf_node *v
         const size_t n = strcspn(p, ".");
         struct conf_node *old = conf__node_child(c, p, n);
         if (p[n] == '\0') break;
-        if (!old || old->kind == CONF_NULL) { /* a group that is null gets a body */
+        const bool reference = old && old->kind == CONF_STR && !old->literal && strstr(old->s, "${");
+        if (!old || old->kind == CONF_NULL || reference) { /* a group that is null, or another's, gets a body of its own */
             if (c->kind == CONF_LIST) old = NULL;
             char *key = xstrndup(p, n);
             if (c->kind == CONF_DICT) conf__node_put(c, key, old = conf__node_new(CONF_DICT));

@@ -30,7 +30,7 @@ PRINT = r"""
 # The tables of a program, and where a member that it fills may be read: its own sources and those that it shares, of members
 # that are structs of theirs (optimizer, sampler, reward). Raw values are what the configuration alone derives others from.
 TRAIN = ["train/run/*.c", "train/score/*.c", "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/*.c"]
-PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
+PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron", "keys_veomni"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
             "sft": (["keys_sft"], ["train/sft/*.c", *TRAIN], "train/sft/config.c"),
             "generate": (["keys_generate"], ["train/offline/generate.c"], ""),
             "eval": (["keys_eval"], ["train/offline/eval.c", "reward/*.c"], "")}

@@ -251,7 +251,9 @@ static void test_groups(void **state) {
     assert_int_equal(LOAD(&c, "actor@actor_rollout_ref.actor=dp_actor", "model_engine=dp", "critic=dp_critic"), 0);
     conf_free(c);
     REFUSED("verlc has one engine|model_engine=megatron", "actor@actor_rollout_ref.actor=megatron_actor");
-    REFUSED("takes actor@actor_rollout_ref.actor=dp_actor", "actor@actor_rollout_ref.actor=veomni_actor");
+    REFUSED("verlc has one engine|model_engine=veomni", "actor@actor_rollout_ref.actor=veomni_actor");
+    REFUSED("takes actor@actor_rollout_ref.actor=dp_actor", "actor@actor_rollout_ref.actor=torchtitan_actor");
+    REFUSED("model_engine=torchtitan|dp, megatron and veomni", "model_engine=torchtitan");
     REFUSED("there is no config group foo@bar", "foo@bar=x");
     assert_int_equal(LOAD(&c, "model_engine=megatron", A "megatron.param_offload=True"), 0);
     assert_string_equal(conf_schema(c), "ppo_megatron_trainer");
@@ -259,6 +261,33 @@ static void test_groups(void **state) {
     assert_string_equal(text_of(c, "actor_rollout_ref.ref.megatron.param_offload"),
                         "True"); /* follows the actor by interpolation */
     conf_free(c);
+}
+
+/* Other engines of verl: their keys, and names that stand elsewhere here. */
+static void test_engines(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    assert_int_equal(LOAD(&c, "model_engine=veomni", "actor@actor_rollout_ref.actor=veomni_actor", A "veomni.param_offload=True",
+                          "--config-name=ppo_trainer"),
+                     0);
+    assert_string_equal(conf_schema(c), "ppo_veomni_trainer");
+    assert_string_equal(text_of(c, "actor_rollout_ref.ref.veomni.param_offload"), "True");
+    assert_string_equal(text_of(c, A "optim.lr_scheduler_type"), "cosine");
+    conf_free(c);
+    assert_int_equal(LOAD(&c, A "model_engine=megatron", A "megatron.grad_offload=True", "actor_rollout_ref.model.lora.rank=8",
+                          A "optim.lr_decay_style=cosine",
+                          "+actor_rollout_ref.ref.megatron.override_transformer_config.gradient_accumulation_fusion=False"),
+                     0);
+    assert_string_equal(conf_schema(c), "ppo_megatron_trainer");
+    assert_string_equal(text_of(c, "actor_rollout_ref.model.lora_rank"), "8");
+    assert_string_equal(text_of(c, "actor_rollout_ref.model.lora_alpha"), "32");
+    assert_string_equal(text_of(c, A "optim.lr_scheduler_type"), "cosine");
+    assert_int_equal(conf_check(c), 0);
+    conf_free(c);
+    assert_int_equal(LOAD(&c, A "optim.betas='[0.9,0.95]'", "+actor_rollout_ref.model.lora.merge=True"), 0);
+    assert_string_equal(text_of(c, A "optim.betas.1"), "0.95");
+    conf_free(c);
+    REFUSED(A "optim.betas|list[float]", A "optim.betas='[0.9,x]'");
 }
 
 /* ---- statuses ---- */
@@ -596,11 +625,22 @@ static void test_floats(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),        cmocka_unit_test(test_types),         cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_syntax),        cmocka_unit_test(test_references),
-        cmocka_unit_test(test_groups),       cmocka_unit_test(test_older_names),   cmocka_unit_test(test_rejected),
-        cmocka_unit_test(test_notes),        cmocka_unit_test(test_answers),       cmocka_unit_test(test_help_names_acting_keys),
-        cmocka_unit_test(test_yaml_texts),   cmocka_unit_test(test_yaml_refusals), cmocka_unit_test(test_floats),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_syntax),
+        cmocka_unit_test(test_references),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_older_names),
+        cmocka_unit_test(test_rejected),
+        cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_help_names_acting_keys),
+        cmocka_unit_test(test_yaml_texts),
+        cmocka_unit_test(test_yaml_refusals),
+        cmocka_unit_test(test_floats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,6 +22,7 @@
 static const struct conf_binding bindings[] = {
 #include "conf/keys_ppo.def"
 #include "conf/keys_megatron.def"
+#include "conf/keys_veomni.def"
 };
 
 #define ARR "actor_rollout_ref."
@@ -344,16 +345,25 @@ static int derive_distill_loss(struct ppo_config *k) {
 static int derive_distill(struct ppo_config *k) {
 #define TEACHERS "distillation.teacher_models"
     struct ppo_distill_config *v = &k->distill;
-    const json_t *teachers, *teacher;
-    const char *name;
+    const char *name, *other = NULL, *path = k->raw.teacher_path;
+    const json_t *teacher;
     if (!v->enable) return 0;
-    TRY(conf_json(k->conf, TEACHERS, &teachers));
-    json_object_foreach((json_t *)(uintptr_t)teachers, name, teacher) if (strcmp(name, "teacher_model") != 0)
-        FAIL(ERR_INVAL, TEACHERS ".%s: one teacher is supported, " TEACHERS ".teacher_model, for every row; drop the others", name);
-    if (!k->raw.teacher_path)
+    json_object_foreach((json_t *)(uintptr_t)k->raw.teachers, name, teacher) {
+        if (strcmp(name, "teacher_model") == 0) continue;
+        if (path)
+            FAIL(ERR_INVAL, TEACHERS ".%s: one teacher is supported, for every row, and " TEACHERS ".%s is set; drop the others",
+                 name, other ? other : "teacher_model");
+        path = json_string_value(json_object_get(teacher, "model_path"));
+        if (!path) FAIL(ERR_INVAL, TEACHERS ".%s.model_path is not set", name);
+        log_note(TEACHERS ".%s: the one teacher, for every row; of its keys model_path alone is read", name);
+        other = name;
+    }
+    if (!path)
         FAIL(ERR_INVAL, TEACHERS ".teacher_model.model_path is not set: distillation.enabled=True needs a teacher with the "
                                  "student's tokenizer");
-    TRY(model_dir(TEACHERS ".teacher_model.model_path", k->raw.teacher_path, &v->teacher_dir));
+    k->raw.teacher_path = path;
+    const int rc = train_model_dir(path, false, &v->teacher_dir);
+    if (rc < 0) return err_wrap(rc, TEACHERS ".%s.model_path", other ? other : "teacher_model");
     return derive_distill_loss(k);
 #undef TEACHERS
 }
@@ -421,7 +431,8 @@ static int derive_reward(struct ppo_config *k) {
     json_t *w;
     const bool dapo = strcmp(k->raw.reward_manager, "dapo") == 0;
     k->tell_rollout = strcmp(k->raw.reward_manager, "naive") == 0;
-    if (!dapo && !k->tell_rollout) FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive or dapo", k->raw.reward_manager);
+    if (!dapo && !k->tell_rollout && strcmp(k->raw.reward_manager, "gdpo") != 0)
+        FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive, dapo or gdpo", k->raw.reward_manager);
     TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
     if (dapo && derive_overlong(k) < 0) return err_wrap(ERR_INVAL, "reward.reward_manager.name=dapo");
     json_object_foreach((json_t *)(uintptr_t)k->source_weights, source, w) if (!json_is_number(w))

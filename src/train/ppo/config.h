@@ -87,7 +87,7 @@ struct ppo_cut_keys {
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager;
-    const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs;
+    const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs, *teachers;
     enum dtype rollout_dtype;
     bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs;
     int64_t seed, data_seed, mini_seed, critic_seed;

@@ -73,6 +73,11 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .init_lr_ratio = k->init_lr_ratio,
                                .host_state = offload->state,
                                .host_master = offload->master || offload->state};
+    if (k->min_lr > k->lr || k->init_lr > k->lr)
+        FAIL(ERR_INVAL, "%s: the schedule goes from %g over lr=%g to %g; neither end may be above lr", section, k->init_lr, k->lr,
+             k->min_lr);
+    if (k->min_lr > 0) o->min_lr_ratio = k->min_lr / k->lr;
+    if (k->init_lr > 0) o->init_lr_ratio = k->init_lr / k->lr;
     if (k->n_betas != 2) FAIL(ERR_INVAL, "%s.betas: expected two numbers", section);
     snprintf(key, sizeof key, "%s.override_optimizer_config", section);
     return k->options ? read_options(o, k->options, key) : 0;
