@@ -62,37 +62,6 @@ static const char *sft_schema(int argc, char **argv) {
 
 int cmd_sft(int argc, char **argv) { return train("sft", "model.path", sft_schema(argc, argv), train_sft, argc, argv); }
 
-/* --gpu SIZE or --gpu=SIZE in front of the keys. Returns how many arguments it took. */
-static int plan_gpu(int argc, char **argv, int64_t *gpu) {
-    const bool apart = argc > 1 && strcmp(argv[1], "--gpu") == 0, joined = argc > 1 && strncmp(argv[1], "--gpu=", 6) == 0;
-    if (!apart && !joined) return 0;
-    if (apart && argc < 3) FAIL(ERR_INVAL, "--gpu: expected its memory, as in --gpu 141GB");
-    TRY(conf_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
-    if (*gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
-    return apart ? 2 : 1;
-}
-
-int cmd_plan(int argc, char **argv) {
-    struct conf *c = NULL;
-    struct buf text = {0};
-    bool fits = false;
-    int64_t gpu = 0;
-    const int taken = plan_gpu(argc, argv, &gpu);
-    TRY(taken);
-    if (argc > 1 + taken && strcmp(argv[1 + taken], "--help") == 0)
-        puts("usage: verlc plan [--gpu SIZE] KEY=VALUE...\n\n"
-             "Prints the memory that `verlc ppo` with these keys takes, and whether it fits; nothing runs.\n"
-             "--gpu SIZE   plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n");
-    int rc = load(&c, "ppo_trainer", argc - 1 - taken, argv + 1 + taken);
-    if (rc == 0) rc = train_plan_ppo(c, gpu, &text, &fits);
-    if (rc == 0) fputs(text.p, stdout);
-    if (rc == 0 && !fits) rc = err_exit_status(ERR_NOMEM);
-    else if (rc > 0) rc = 0;
-    buf_free(&text);
-    conf_free(c);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
-}
-
 int cmd_eval(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
@@ -114,19 +83,70 @@ static const char *first_of(int argc, char **argv, const char *const *groups) {
     return NULL;
 }
 
-int cmd_generate_rows(int argc, char **argv) {
+/* The schema of the program whose keys these are. */
+static int generation_schema(int argc, char **argv, const char **schema) {
     /* keys that only one of verl's two programs reads: main_generation, and main_generation_server of verl 0.9.1 */
     static const char *const older[] = {"model.", "rollout.", "data.path=", "data.n_samples=", "data.batch_size=", NULL};
     static const char *const server[] = {"actor_rollout_ref.", "data.train_files=", NULL};
     const char *a = first_of(argc, argv, older), *b = first_of(argc, argv, server);
-    struct conf *c = NULL;
     if (a && b)
         FAIL(ERR_INVAL,
              "%s and %s are keys of two programs; take those of main_generation (model.path, data.path, data.n_samples, rollout.*) "
              "or those of main_generation_server (actor_rollout_ref.model.path, data.train_files, actor_rollout_ref.rollout.*)",
              a, b);
-    int rc = load(&c, b ? "generation_server" : "generation", argc - 1, argv + 1);
+    *schema = b ? "generation_server" : "generation";
+    return 0;
+}
+
+int cmd_generate_rows(int argc, char **argv) {
+    const char *schema;
+    struct conf *c = NULL;
+    TRY(generation_schema(argc, argv, &schema));
+    int rc = load(&c, schema, argc - 1, argv + 1);
     if (rc == 0) rc = train_generate(c);
     conf_free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* --gpu SIZE or --gpu=SIZE in front of the keys. Returns how many arguments it took. */
+static int plan_gpu(int argc, char **argv, int64_t *gpu) {
+    const bool apart = argc > 1 && strcmp(argv[1], "--gpu") == 0, joined = argc > 1 && strncmp(argv[1], "--gpu=", 6) == 0;
+    if (!apart && !joined) return 0;
+    if (apart && argc < 3) FAIL(ERR_INVAL, "--gpu: expected its memory, as in --gpu 141GB");
+    TRY(conf_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
+    if (*gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
+    return apart ? 2 : 1;
+}
+
+int cmd_plan(int argc, char **argv) {
+    struct conf *c = NULL;
+    struct buf text = {0};
+    bool fits = false;
+    int64_t gpu = 0;
+    const int taken = plan_gpu(argc, argv, &gpu);
+    TRY(taken);
+    if (argc > 1 + taken && strcmp(argv[1 + taken], "--help") == 0)
+        puts("usage: verlc plan [--gpu SIZE] [ppo|sft|generate] KEY=VALUE...\n\n"
+             "Prints the memory that `verlc ppo` (or sft, generate) with these keys takes, and whether it fits; nothing runs.\n"
+             "--gpu SIZE   plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n");
+    argc -= taken;
+    argv += taken;
+    int (*program)(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) = train_plan_ppo;
+    const char *schema = "ppo_trainer", *name = argc > 1 ? argv[1] : "";
+    if (strcmp(name, "sft") == 0) {
+        program = train_plan_sft;
+        schema = sft_schema(argc, argv);
+    } else if (strcmp(name, "generate") == 0) {
+        program = train_plan_generate;
+        TRY(generation_schema(argc, argv, &schema));
+    }
+    const bool named = program != train_plan_ppo || strcmp(name, "ppo") == 0;
+    int rc = load(&c, schema, argc - 1 - named, argv + 1 + named);
+    if (rc == 0) rc = program(c, gpu, &text, &fits);
+    if (rc == 0) fputs(text.p, stdout);
+    if (rc == 0 && !fits) rc = err_exit_status(ERR_NOMEM);
+    else if (rc > 0) rc = 0;
+    buf_free(&text);
+    conf_free(c);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }

@@ -12,10 +12,12 @@
  * SIGINT, SIGTERM or SIGHUP with the state saved (stage_stop_signal says which). */
 int train_ppo(const struct conf *c);
 int train_sft(const struct conf *c);
-/* The memory plan of a ppo run as a table, appended to out; *fits says whether the device has that
+/* The memory plan of a run as a table, appended to out; *fits says whether the device has that
  * much: trainer.device, or with gpu > 0 a GPU with so many bytes, be there one or not.
  * Reads config.json of the model, no weights. */
 int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);
+int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);      /* data.max_length: the longest sample */
+int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool *fits); /* full prompts and responses */
 
 /* verl's main_eval: the scores of the responses in data.path, one JSON object, appended to out. */
 int train_eval(const struct conf *c, struct buf *out);
@@ -26,6 +28,8 @@ int train_generate(const struct conf *c);
  * ("Qwen/Qwen2.5-0.5B-Instruct"): the snapshot in the local cache, or a download. weights false: configuration and
  * tokenizer are enough. ERR_INPUT says how to get it. Caller frees. */
 int train_model_dir(const char *path, bool weights, char **dir);
+/* The weights beside the configuration that train_model_dir found in dir, for the path that a key names; dir NULL: nothing. */
+int train_model_weights(const char *key, const char *path, const char *dir);
 
 /* Makes the directory that a key names and tries that a file can be written there,
  * before anything is loaded. ERR_IO. */

@@ -35,6 +35,9 @@ def check_devices(s, test):
     test("sft: engine.dtype=bf16 is a dtype, one device says nothing", sft(s).returncode == 0 and "asked for" not in sft(s).stderr)
     test.refused("sft: a batch that the devices do not divide", sft(s, trainer__n_gpus_per_node=3), 2, "data.train_batch_size (4)",
                  "(3)")
+    p = run("plan", "sft", f"model.path={s.dir}/model", "data.max_length=64", "trainer.n_gpus_per_node=8", check=False)
+    test("plan sft: its plan, and the same line", p.returncode == 0 and "memory plan: sft" in p.stdout and "of the 8 asked for" in
+         p.stderr, p.stdout + p.stderr)
 
 
 def samples(s, run_dir, **keys):

@@ -173,8 +173,7 @@ def check_config(s, refused):
             **{actor + "ppo_mini_batch_size": 8})
     refused("micro-batch that does not divide", USAGE, "divisible", actor + "ppo_micro_batch_size_per_gpu (3)",
             **{actor + "ppo_micro_batch_size_per_gpu": 3})
-    refused("batch that does not divide over the devices", USAGE, "data.train_batch_size", "trainer.n_gpus_per_node",
-            trainer__n_gpus_per_node=3)
+    refused("more devices than one", USAGE, "ask for 3 devices", "trainer.n_gpus_per_node=1", trainer__n_gpus_per_node=3)
     refused("unknown key, the nearest is named", USAGE, "actor_rollout_ref.actor.ppo_mini_batch_sise",
             "actor_rollout_ref.actor.ppo_mini_batch_size", **{actor + "ppo_mini_batch_sise": 2})
     refused("wrong type", USAGE, "data.train_batch_size", "many", data__train_batch_size="many")

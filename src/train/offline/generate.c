@@ -69,7 +69,7 @@ static int config_read(struct generate *g, const struct conf *c) {
     if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
     train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device);
-    const int rc = train_model_dir(g->model_path, true, &g->model_dir);
+    const int rc = train_model_dir(g->model_path, false, &g->model_dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
     if (!g->tokenizer_dir) g->tokenizer_dir = g->model_dir;
     return 0;
@@ -233,6 +233,7 @@ int train_generate(const struct conf *c) {
     const struct resume none = {.step = -1};
     int rc = 0;
     TRYG(config_read(&g, c), out);
+    TRYG(train_model_weights("model.path", g.model_path, g.model_dir), out);
     TRYG(tokenizer_open(&g.tok, g.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
     TRYG(read_prompts(&g), out);
@@ -240,6 +241,37 @@ int train_generate(const struct conf *c) {
     TRYG(open_model(&g), out);
     TRYG(sample_all(&g), out);
     rc = write_rows(&g);
+out:
+    generate_close(&g);
+    return rc;
+}
+
+int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
+    struct generate g = {0};
+    const struct resume none = {.step = -1};
+    struct model_config shape = {0};
+    int rc = 0;
+    TRYG(config_read(&g, c), out);
+    if (gpu > 0) dev_open_cuda_planned(&g.dev, (size_t)gpu);
+    else TRYG(resume_open_device(&g.dev, &none, g.device, g.threads), out);
+    TRYG(model_config_load(&shape, g.model_dir), out);
+    const int64_t max_len = g.prompt_length + g.response_length;
+    const int64_t seqs = g.batch_size > 0 ? least(g.max_num_seqs, g.batch_size * g.n_samples) : g.max_num_seqs;
+    const int64_t rows = least(g.max_num_batched_tokens > seqs ? g.max_num_batched_tokens : seqs, seqs * max_len);
+    const struct model_open_args o = {.dir = g.model_dir, .act = g.act, .flags = MODEL_INFER, .max_len = max_len};
+    const struct rollout_decoder_args a =
+        rollout_decoder_size(&g.dev, &shape, g.act, seqs, rows, max_len, (size_t)(g.memory_fraction * (double)g.dev.mem_total));
+    const double gib = 0x1p30, weights = (double)model_open_bytes(&shape, &g.dev, &o),
+                 decoder = (double)rollout_decoder_bytes(&shape, g.act, &a);
+    *fits = weights + decoder <= (double)g.dev.mem_total;
+    buf_addf(out,
+             "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens\n"
+             "  weights                %9.2f GiB\n  KV cache, activations  %9.2f GiB  %lld samples at a time\n"
+             "  device                 %9.2f GiB\n",
+             (double)model_config_params(&shape) / 1e9, dtype_name(g.act), (long long)g.prompt_length, (long long)g.response_length,
+             weights / gib, decoder / gib, (long long)seqs, (double)g.dev.mem_total / gib);
+    if (!*fits) buf_adds(out, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
+    model_config_free(&shape);
 out:
     generate_close(&g);
     return rc;

@@ -51,15 +51,6 @@ static int model_dir(const char *key, const char *path, char **out) {
     return rc < 0 ? err_wrap(rc, "%s", key) : 0;
 }
 
-/* The weights beside the configuration in dir; nothing where the key was not needed. */
-static int fetch_weights(const char *key, const char *path, const char *dir) {
-    char *same = NULL;
-    if (!dir) return 0;
-    const int rc = train_model_dir(path, true, &same);
-    free(same);
-    return rc < 0 ? err_wrap(rc, "%s", key) : 0;
-}
-
 static enum train_recompute recompute(const struct ppo_config *k, bool checkpointing) {
     if (!conf_is_null(k->conf, "trainer.recompute")) return k->recompute;
     return checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
@@ -495,10 +486,10 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run) {
 }
 
 int ppo_config_fetch(const struct ppo_config *k) {
-    TRY(fetch_weights(ARR "model.path", k->raw.model_path, k->model_dir));
-    TRY(fetch_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
-    TRY(fetch_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
-    return fetch_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir);
+    TRY(train_model_weights(ARR "model.path", k->raw.model_path, k->model_dir));
+    TRY(train_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
+    TRY(train_model_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
+    return train_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir);
 }
 
 void ppo_config_free(struct ppo_config *k) {

@@ -20,6 +20,14 @@ int train_model_dir(const char *path, bool weights, char **dir) {
     return rc < 0 ? err_append(rc, "; nor is there a directory of that name") : 0;
 }
 
+int train_model_weights(const char *key, const char *path, const char *dir) {
+    char *same = NULL;
+    if (!dir) return 0;
+    const int rc = train_model_dir(path, true, &same);
+    free(same);
+    return rc < 0 ? err_wrap(rc, "%s", key) : 0;
+}
+
 int train_run_dir(const char *key, const char *dir) {
     int rc = file_mkdirs(dir);
     char *probe = file_join(dir, ".write_test");

@@ -56,7 +56,7 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
 }
 
 static int derive_model(struct sft_config *k, const struct conf *c) {
-    const int rc = train_model_dir(k->raw.model_path, true, &k->model_dir);
+    const int rc = train_model_dir(k->raw.model_path, false, &k->model_dir);
     if (rc < 0) return err_wrap(rc, "model.path");
     TRY(train_make_lora(&k->lora, "model", &k->raw.lora, k->raw.model_path));
     if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;

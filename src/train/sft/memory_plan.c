@@ -10,14 +10,11 @@
 
 #include <stdio.h>
 
-/* Device bytes of all but activations: weights, adapter, master, gradients, optimizer state, and the driver's. */
-static int fixed_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c, const struct optim_config *o,
-                       size_t *out) {
+/* All but activations: weights, adapter, master, gradients, optimizer state. */
+static int model_bytes(struct model_memory *m, const struct sft_config *k, struct dev *dev, const struct model_config *c,
+                       const struct optim_config *o) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = k->max_length, .quant = k->lora.quant};
-    struct model_memory m;
-    TRY(model_memory(&m, c, dev, &open, &k->lora, o));
-    *out = model_memory_bytes(&m) + dev_driver_bytes(dev);
-    return 0;
+    return model_memory(m, c, dev, &open, &k->lora, o);
 }
 
 static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c,
@@ -60,15 +57,23 @@ static int refuse(const struct sft_config *k, struct dev *dev, const struct mode
              (long long)(cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows));
     o.host_master = o.host_state = true;
     if (dev_has_own_memory(dev) && !k->optim.host_state) {
-        TRY(fixed_bytes(k, dev, c, &o, &fixed));
+        struct model_memory m;
+        TRY(model_bytes(&m, k, dev, c, &o));
+        fixed = model_memory_bytes(&m) + dev_driver_bytes(dev);
         if (fixed + pass_bytes(k, dev, c, a) <= limit)
             FAIL(ERR_NOMEM, "%s; engine.optimizer_offload=True fits (the result is the same)", need);
     }
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }
 
-int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                    struct trained_model_args *a) {
+struct sft_plan {
+    struct model_memory model;
+    struct dev_sizes sizes;
+    size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
+};
+
+static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
+                struct trained_model_args *a) {
     struct optim_config *const o = &k->optim;
     if (o->host_master && !dev_has_own_memory(dev)) {
         log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
@@ -77,17 +82,52 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
     *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o};
     set_cut(a, k->cut, longest, k->train_batch_size);
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, longest, a->max_rows));
-    const struct dev_sizes sizes = model_dev_sizes(c, k->act, a->max_rows, 1);
-    const size_t limit = train_memory_limit(dev, k->memory_limit);
-    size_t fixed;
-    char text[96];
-    TRY(fixed_bytes(k, dev, c, &k->optim, &fixed));
+    p->sizes = model_dev_sizes(c, k->act, a->max_rows, 1);
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    TRY(model_bytes(&p->model, k, dev, c, o));
+    p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(dev);
     a->keep = train_keep(k->recompute, c, k->act, a->max_rows, 0);
-    const size_t least = fixed + pass_bytes(k, dev, c, a);
-    if (dev_has_own_memory(dev) && k->recompute == RECOMPUTE_AUTO && least < limit)
-        a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, limit - least);
+    const size_t least = p->fixed + pass_bytes(k, dev, c, a);
+    if (dev_has_own_memory(dev) && k->recompute == RECOMPUTE_AUTO && least < p->limit)
+        a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, p->limit - least);
+    p->pass = pass_bytes(k, dev, c, a);
+    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->limit) : 0;
+}
+
+int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
+                    struct trained_model_args *a) {
+    struct sft_plan p;
+    char text[96];
+    const int rc = plan(&p, k, dev, c, longest, a);
     log_info("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
              (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
-    if (least > limit) return refuse(k, dev, c, a, longest, fixed, limit);
-    return dev_reserve(dev, &sizes);
+    TRY(rc);
+    return dev_reserve(dev, &p.sizes);
+}
+
+static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
+    buf_addf(b, "  %-22s %9.2f GiB%s%s\n", what, (double)bytes / 0x1p30, *note ? "  " : "", note);
+}
+
+int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct buf *b, bool *fits) {
+    struct trained_model_args a;
+    struct sft_plan p;
+    char note[192], text[96];
+    const int rc = plan(&p, k, dev, c, k->max_length, &a);
+    if (rc < 0 && rc != ERR_NOMEM) return rc;
+    *fits = rc == 0;
+    buf_addf(b, "memory plan: sft of %.3f B parameters, %s, samples of up to %lld tokens\n", (double)model_config_params(c) / 1e9,
+             dtype_name(k->act), (long long)k->max_length);
+    row(b, "weights", p.model.weights, k->lora.on ? "frozen" : "");
+    if (p.model.adapter) row(b, "adapter", p.model.adapter, "compute copies and scratch");
+    row(b, "fp32 master", p.model.master, k->optim.host_master ? "in host memory" : "");
+    row(b, "gradients", p.model.grads, "fp32");
+    row(b, "optimizer state", p.model.moments, optim_kind_name(k->optim.kind));
+    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a.max_rows,
+             train_keep_text(a.keep, c, text, sizeof text));
+    row(b, "activations, scratch", p.pass, note);
+    row(b, "total", p.fixed + p.pass, "");
+    row(b, "limit", p.limit, "");
+    if (!*fits) buf_addf(b, "  does not fit: %s\n", err_msg());
+    return 0;
 }

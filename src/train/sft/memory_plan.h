@@ -6,10 +6,14 @@
 #include "train/run/trained_model.h"
 #include "train/sft/config.h"
 
+#include "base/buf.h"
+
 /* Fills *a but its model, from the model's shape and the longest sample, prints what it chose, and reserves what the ops
  * need. Where the plan may choose, a GPU's free memory is used, and of a CPU no more than it must be. Turns offload off
  * in k where the device's memory is the host's. ERR_NOMEM: it does not fit. */
 int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
                     struct trained_model_args *a);
+/* The same as a table, appended to b, with data.max_length as the longest sample; *fits: ERR_NOMEM is no error here. */
+int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct buf *b, bool *fits);
 
 #endif

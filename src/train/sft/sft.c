@@ -5,6 +5,7 @@
  * defined over the whole batch, so that micro-batches do not change it.
  * Invariant: as ppo - a resumed run ends in the bits of an unbroken one. */
 #include "text/text.h"
+#include "train/run/devices_asked.h"
 #include "train/run/lora_keys.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
@@ -270,6 +271,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     static const char *const headlines[][2] = {{"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
     struct sft_config *const k = &s->k;
     TRY(sft_config_read(k, c));
+    TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .headlines = headlines};
     TRY(run_open(&s->run, c, &k->run, &program));
@@ -308,4 +310,22 @@ int train_sft(const struct conf *c) {
     if (rc == 0) rc = steps(&s);
     close_all(&s, rc);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
+    const struct resume none = {.step = -1};
+    struct sft_config k = {0};
+    struct model_config shape = {0};
+    struct dev dev = {0};
+    int rc = 0;
+    TRYG(sft_config_read(&k, c), out);
+    if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
+    else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
+    TRYG(model_config_load(&shape, k.model_dir), out);
+    rc = sft_memory_plan_print(&k, &dev, &shape, out, fits);
+    model_config_free(&shape);
+out:
+    dev_close(&dev);
+    sft_config_free(&k);
+    return rc;
 }
