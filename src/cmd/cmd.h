@@ -14,19 +14,20 @@
 #include <stdint.h>
 
 /* name, one-line help; the order is that of `verlc --help` */
-#define CMD_MAP(X)                                                                              \
-    X(ppo, "train with PPO, GRPO and related algorithms: verl.trainer.main_ppo's command line") \
-    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                           \
-    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")        \
-    X(eval, "score the responses in a file: verl's main_eval command line")                     \
-    X(data, "prepare datasets: gsm8k, arith")                                                   \
-    X(model, "model directories: init, info, export, merge")                                    \
-    X(tokenize, "text to ids and back: JSONL in, JSONL out")                                    \
-    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                       \
-    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                             \
-    X(plan, "memory plan of a ppo run; --gpu 141GB plans for such a GPU")                       \
-    X(explain, "what a metric or a key is and how to read it")                                  \
-    X(bench, "benchmarks of this machine")                                                      \
+#define CMD_MAP(X)                                                                                \
+    X(ppo, "train with PPO, GRPO and related algorithms: verl.trainer.main_ppo's command line")   \
+    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                             \
+    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")          \
+    X(eval, "score the responses in a file: verl's main_eval command line")                       \
+    X(exec, "run a launcher of verl as it stands: bash run.sh, torchrun, uv run, ray job submit") \
+    X(data, "prepare datasets: gsm8k, arith")                                                     \
+    X(model, "model directories: init, info, export, merge")                                      \
+    X(tokenize, "text to ids and back: JSONL in, JSONL out")                                      \
+    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                         \
+    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
+    X(plan, "memory plan of a ppo or sft run; --gpu 141GB plans for such a GPU")                  \
+    X(explain, "what a metric or a key is and how to read it")                                    \
+    X(bench, "benchmarks of this machine")                                                        \
     X(selftest, "compare a device with the reference backend, op by op")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);

@@ -56,7 +56,7 @@ int helper_create(struct helper **out, const struct helper_args *args) {
     if (h->a.max_reply_bytes > UINT32_MAX) h->a.max_reply_bytes = UINT32_MAX;
     if (!(h->a.start_timeout_s > 0)) h->a.start_timeout_s = DEFAULT_START_S;
     TRYG(helper__find_python(&h->python), fail);
-    TRYG(helper__find_dir(h->a.module, &h->dir), fail);
+    TRYG(helper_find_dir(h->a.module, &h->dir), fail);
     *out = h;
     return 0;
 fail:

@@ -28,6 +28,10 @@ struct helper_args {
     int64_t max_reply_bytes; /* 0: 256 MiB; at most 4 GiB */
 };
 
+/* The directory of verlc's Python modules, in which `module` ("verlc_helpers.reward") must have its file: VERLC_HELPERS_DIR,
+ * else python/ or share/verlc/python/ beside the executable. ERR_HELPER: not found. Caller frees. */
+int helper_find_dir(const char *module, char **path);
+
 /* Checks that the interpreter and the module's file exist; the process itself
  * starts with the first request.  Interpreter: $VERLC_PYTHON, else python3 in
  * the program's own directory (a virtual environment's), else .venv/bin/python

@@ -95,7 +95,7 @@ static bool has_helpers(const char *dir) {
     return yes;
 }
 
-int helper__find_dir(const char *module, char **path) {
+int helper_find_dir(const char *module, char **path) {
     const char *env = getenv("VERLC_HELPERS_DIR");
     char *dir = NULL;
     if (env && *env) {

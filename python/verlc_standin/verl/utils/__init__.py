@@ -1,0 +1,1 @@
+"""See verl/__init__.py."""

@@ -1,0 +1,220 @@
+"""Where verl's programs lead under `verlc exec`: `python3 -m verl.trainer.main_ppo ARGUMENTS` becomes `verlc ppo ARGUMENTS`.
+
+PROGRAMS and SCRIPTS say which, NOT_BUILT what is refused and by which feature. `verlc exec` sets VERLC (the program),
+VERLC_EXEC_SET (JSON list of overrides) and VERLC_EXEC_PLAN.  Invariant: a program of verl either becomes verlc's with all of
+its arguments, or is refused; none is run in part."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shlex
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+DAPO = ("ppo", "reward.reward_manager.name=dapo", "trainer.project_name=verl-dapo")  # the defaults of the recipe's YAML
+PROGRAMS = {  # module: command, and keys in front of the user's
+    "verl.trainer.main_ppo": ("ppo",),
+    "verl.trainer.main_ppo_sync": ("ppo",),
+    "verl.trainer.main_ppo_v0": ("ppo",),
+    "verl.trainer.sft_trainer": ("sft",),
+    "verl.trainer.sft_trainer_ray": ("sft",),
+    "verl.trainer.fsdp_sft_trainer": ("sft", "--config-name=sft_trainer"),
+    "verl.trainer.main_generation": ("generate",),
+    "verl.trainer.main_generation_server": ("generate",),
+    "verl.trainer.main_eval": ("eval",),
+    "verl.model_merger": ("model", "merge"),
+    "recipe.dapo.main_dapo": DAPO,
+}
+ASYNC = "asynchronous training is not built; verl.trainer.main_ppo is the trainer there is"
+NOT_BUILT = {
+    "verl.experimental.fully_async_policy.fully_async_main": ASYNC,
+    "verl.experimental.one_step_off_policy.main_ppo": ASYNC,
+    "verl.experimental.one_step_off_policy.async_main_ppo": ASYNC,
+    "recipe.fully_async_policy.fully_async_main": ASYNC,
+    "recipe.one_step_off_policy.main_ppo": ASYNC,
+    "recipe.one_step_off_policy.async_main_ppo": ASYNC,
+    "recipe.async_flow.grpo_main": ASYNC,
+    "recipe.partial_rollout.main_ppo": "partial rollout is not built",
+    "recipe.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
+    "recipe.dapo.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
+    "verl_mlite.launch": "the engine Megatron Lite is not built",
+}
+RECIPE = "trainers of verl-recipe are Python on verl's workers and are not built, but for recipe.dapo.main_dapo"
+SCRIPTS = {  # end of a path: command
+    "examples/data_preprocess/gsm8k.py": ("data", "gsm8k"),
+    "recipes/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
+    "recipe/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
+    "scripts/legacy_model_merger.py": ("model", "merge"),
+    "scripts/model_merger.py": ("model", "merge"),
+}
+GSM8K_MARKS = ("openai/gsm8k", 'output the final answer after "####"', r"#### (\\-?[0-9\\.\\,]+)")  # of verl's script
+
+
+def note(text):
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def refuse(text):
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(2)  # an exception would be a traceback of runpy
+
+
+# ---- one program ----
+
+def key_of(argument):
+    return argument.split("=", 1)[0].lstrip("+~")
+
+
+def torchrun_devices(arguments):
+    """What torchrun was told, as keys, unless the command line has them."""
+    world, local = (os.environ.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if not (world.isdigit() and local.isdigit() and int(local) > 0):
+        return []
+    keys = {"trainer.nnodes": int(world) // int(local), "trainer.n_gpus_per_node": int(local)}
+    given = {key_of(a) for a in arguments}
+    return [f"{key}={value}" for key, value in keys.items() if key not in given]
+
+
+def command_line(command, arguments):
+    """(what verlc is called with, whether --plan leaves it out)"""
+    name, *front = command
+    arguments = [*front, *arguments]
+    if name in ("ppo", "sft", "generate", "eval"):
+        if name == "sft":
+            arguments = torchrun_devices(arguments) + arguments
+        arguments += json.loads(os.environ.get("VERLC_EXEC_SET") or "[]")
+    elif command[:2] == ("model", "merge") and arguments[1:2] == ["merge"]:
+        del arguments[1]
+    if not os.environ.get("VERLC_EXEC_PLAN"):
+        return [name, *arguments], False
+    if name in ("ppo", "sft", "generate"):
+        return ["plan", name, *arguments], False
+    return [name, *arguments], True
+
+
+def become(command, arguments, of):
+    """Runs verlc in place of this process. of: the program of verl, for messages."""
+    verlc = os.environ.get("VERLC")
+    if not verlc:
+        refuse(f"{of}: the stand-in of `verlc exec` was started without it (VERLC is not set)")
+    if os.environ.get("RANK", "0") != "0":
+        note(f"{of}: one process trains; rank {os.environ['RANK']} of torchrun has nothing to do")
+        sys.stderr.flush()
+        os._exit(0)
+    line, left_out = command_line(command, arguments)
+    if os.environ.get("VERLC_EXEC_PLAN"):
+        note(f"{of}: {shlex.join(['verlc', *line])}")
+    if left_out:
+        note(f"{of}: not run, since --plan was given")
+        os._exit(0)
+    sys.stdout.flush()
+    os.execv(verlc, [verlc, *line])
+
+
+def run_module(name, arguments):
+    if name in NOT_BUILT:
+        refuse(f"{name}: {NOT_BUILT[name]}")
+    become(PROGRAMS[name], arguments, name)
+
+
+# ---- modules ----
+
+class Program(importlib.abc.InspectLoader):
+    """The module of a program: `python3 -m` runs it, and there is nothing in it to import."""
+
+    def get_source(self, fullname):
+        return (f"import sys, verlc_entry\nif __name__ == '__main__':\n    verlc_entry.run_module({fullname!r}, sys.argv[1:])\n"
+                f"raise ImportError('{fullname} is a program of verlc under `verlc exec`; there is no Python in it to import')\n")
+
+    def is_package(self, fullname):
+        return False
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """verl is the stand-in, also where the working directory has a verl of its own."""
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if name in PROGRAMS or name in NOT_BUILT:
+            return importlib.machinery.ModuleSpec(name, Program())
+        if top == "verl":
+            spec = importlib.machinery.PathFinder.find_spec(name, [HERE] if name == "verl" else path)
+        elif any(p.startswith(top + ".") for p in [*PROGRAMS, *NOT_BUILT]):
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+        else:
+            return None
+        if spec is None and any(p.startswith(name + ".") for p in [*PROGRAMS, *NOT_BUILT]):
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        if spec is None and top == "verl":
+            raise ModuleNotFoundError(f"{name}: `verlc exec` stands in for verl with its programs, verl.utils.reward_score and "
+                                      "verl.utils.hdfs_io; Python on other modules of verl cannot run under it", name=name)
+        return spec
+
+
+# ---- scripts ----
+
+def module_or_script(argv):
+    """("-m", name, arguments), ("", path, arguments) or None of an interpreter's command line."""
+    k = 1
+    while k < len(argv) and argv[k].startswith("-") and argv[k] != "-":
+        if argv[k] == "-m" and k + 1 < len(argv):
+            return "-m", argv[k + 1], argv[k + 2:]
+        if argv[k] == "-c":
+            return None
+        k += 2 if argv[k] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return ("", argv[k], argv[k + 1:]) if k < len(argv) else None
+
+
+def program_of_script(path):
+    """The command for a file of verl's, and the module where it is one; (None, None): not verl's."""
+    path = os.path.abspath(path)
+    for end, command in SCRIPTS.items():
+        if path.endswith("/" + end):
+            return command, None
+    for module in [*PROGRAMS, *NOT_BUILT]:
+        if path.endswith("/" + module.replace(".", "/") + ".py"):
+            return None, module
+    return None, None
+
+
+def is_verls_gsm8k(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeError):
+        return False
+    return all(mark in text for mark in GSM8K_MARKS)
+
+
+def run_script(path, arguments):
+    """Becomes verlc where the script is verl's and is not there, or cannot run; a file that is there and can run is the user's."""
+    command, module = program_of_script(path)
+    if module:
+        run_module(module, arguments)
+    if not command:
+        if "/data_preprocess/" in os.path.abspath(path) and not os.path.exists(path):
+            refuse(f"{path}: there is no such file, and verlc prepares gsm8k alone; take verl's script for this data set")
+        return
+    if os.path.exists(path) and command[0] == "data":
+        if importlib.util.find_spec("datasets"):
+            return
+        if not is_verls_gsm8k(path):
+            refuse(f"{path}: it needs the Python package datasets, which {sys.executable} does not have: pip install datasets")
+        note(f"{path}: the Python package datasets is not installed; verlc prepares the same files")
+    become(command, arguments, path)
+
+
+def install():
+    sys.meta_path.insert(0, Finder())
+    started = module_or_script(getattr(sys, "orig_argv", None) or open("/proc/self/cmdline").read().split("\0")[:-1])
+    if not started:
+        return
+    how, what, arguments = started
+    if not how:
+        run_script(what, arguments)
+    elif what.startswith("recipe.") and ".main_" in what and what not in PROGRAMS and what not in NOT_BUILT:
+        refuse(f"{what}: {RECIPE}")

@@ -1,0 +1,198 @@
+"""Launchers in front of verl's programs under `verlc exec`: torchrun, accelerate, uv, ray.
+
+What starts a program of verl is run at once, as one process; verlc is one. Everything else goes to the launcher that is
+installed, or is run without it where there is none.  Invariant: no option of a launcher that changes what a program of verl
+does is dropped: the number of processes and a job's environment are handed on."""
+
+import json
+import os
+import shutil
+import sys
+
+from verlc_entry import HERE, NOT_BUILT, PROGRAMS, note, program_of_script, refuse
+
+BIN = os.path.join(HERE, "bin")
+HANDED_ON = ("PYTHONPATH", "PATH", "VERLC", "VERLC_EXEC_SET", "VERLC_EXEC_PLAN")
+UV_VALUES = {  # options of uv that take a value
+    "--extra", "--no-extra", "--group", "--no-group", "--only-group", "--env-file", "--with", "--with-editable",
+    "--with-requirements", "--package", "--index", "--default-index", "-i", "--index-url", "--extra-index-url", "-f",
+    "--find-links", "--index-strategy", "--keyring-provider", "--resolution", "--prerelease", "--fork-strategy", "--exclude-newer",
+    "--link-mode", "--no-build-package", "--no-binary-package", "-P", "--upgrade-package", "--refresh-package",
+    "--reinstall-package", "-C", "--config-setting", "--cache-dir", "-p", "--python", "--color", "--allow-insecure-host",
+    "--directory", "--project", "--config-file"}
+
+
+def installed(name):
+    path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(p) != BIN)
+    return shutil.which(name, path=path)
+
+
+def is_verls(command):
+    """Whether a word of the command is a module or a script that leads to verlc."""
+    return any(w in PROGRAMS or w in NOT_BUILT or (w.endswith(".py") and program_of_script(w) != (None, None)) for w in command)
+
+
+def execute(command):
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"error: {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+def target(arguments):
+    """(options, what python is to run) of torchrun's or accelerate's command line."""
+    for k, a in enumerate(arguments):
+        if a in ("-m", "--module"):
+            return arguments[:k], ["-m", *arguments[k + 1:]]
+        if a.endswith(".py"):
+            return arguments[:k], arguments[k:]
+    return arguments, []
+
+
+def option(options, *names):
+    """The value of --name=VALUE or --name VALUE, - and _ alike; None: not given."""
+    for k, a in enumerate(options):
+        name, eq, value = a.partition("=")
+        if name.lstrip("-").replace("-", "_") in names:
+            return value if eq else options[k + 1] if k + 1 < len(options) else None
+    return None
+
+
+def one_process(name, arguments, per_node, nodes, rank):
+    """verl's program in one process that is told of the others, and rank 0 alone."""
+    options, python = target(arguments)
+    if not python:
+        refuse(f"{name}: nothing to run in: {' '.join(arguments)}")
+    n = option(options, *per_node)
+    nnodes = (option(options, *nodes) or "1").split(":")[0]
+    if n and n.isdigit() and nnodes.isdigit():
+        os.environ |= {"LOCAL_WORLD_SIZE": n, "WORLD_SIZE": str(int(n) * int(nnodes)), "LOCAL_RANK": "0"}
+    node = option(options, *rank) or "0"
+    os.environ["RANK"] = node if node.isdigit() else "0"
+    execute(["python3", "-u", *python])
+
+
+def torchrun(arguments):
+    real = installed("torchrun")
+    if real and not is_verls(arguments):
+        execute([real, *arguments])
+    one_process("torchrun", arguments, ("nproc_per_node",), ("nnodes",), ("node_rank",))
+
+
+def accelerate(arguments):
+    real = installed("accelerate")
+    if real and not is_verls(arguments):
+        execute([real, *arguments])
+    if arguments[:1] != ["launch"]:
+        refuse(f"accelerate {' '.join(arguments[:1])}: accelerate is not installed; `verlc exec` stands in for accelerate launch")
+    nodes = option(target(arguments)[0], "num_machines") or "1"
+    total = option(target(arguments)[0], "num_processes")
+    if total and total.isdigit() and nodes.isdigit():
+        arguments = ["launch", f"--per_node={int(total) // max(int(nodes), 1)}", *arguments[1:]]
+    one_process("accelerate launch", arguments, ("per_node",), ("num_machines",), ("machine_rank",))
+
+
+def uv_command(arguments):
+    """What stands behind the options of `uv run`."""
+    k = 0
+    while k < len(arguments) and arguments[k].startswith("-"):
+        if arguments[k] == "--":
+            return arguments[k + 1:]
+        if arguments[k] in ("-m", "--module"):
+            return ["python3", "-m", *arguments[k + 1:]]
+        k += 2 if arguments[k] in UV_VALUES else 1
+    command = arguments[k:]
+    return ["python3", *command] if command and command[0].endswith(".py") else command
+
+
+def uv(arguments):
+    real = installed("uv")
+    words = [a for a in arguments if not a.startswith("-")]
+    if real and not is_verls(arguments):
+        execute([real, *arguments])
+    if words[:1] != ["run"]:
+        refuse(f"uv {' '.join(arguments)}: uv is not installed; `verlc exec` stands in for uv run alone")
+    command = uv_command(arguments[arguments.index("run") + 1:])
+    if not command:
+        refuse(f"uv {' '.join(arguments)}: no command to run")
+    execute(command)
+
+
+# ---- ray ----
+
+def runtime_env(options):
+    """The job's runtime environment, as `ray job submit` reads it."""
+    env, text, file = {}, option(options, "runtime_env_json"), option(options, "runtime_env")
+    if file:
+        try:
+            import yaml
+        except ImportError:
+            refuse(f"ray job submit --runtime-env {file}: reading it needs PyYAML (pip install pyyaml), or give --runtime-env-json")
+        try:
+            with open(file, encoding="utf-8") as f:
+                env = yaml.safe_load(f) or {}
+        except (OSError, yaml.YAMLError) as error:
+            refuse(f"ray job submit --runtime-env {file}: {error}")
+    if text:
+        try:
+            env = json.loads(text)
+        except ValueError as error:
+            refuse(f"ray job submit --runtime-env-json: {error}")
+    if not isinstance(env, dict) or not isinstance(env.get("env_vars") or {}, dict):
+        refuse("ray job submit: the runtime environment is not a mapping with env_vars")
+    directory = option(options, "working_dir")
+    return env | ({"working_dir": directory} if directory else {})
+
+
+def submit(arguments):
+    cut = arguments.index("--") if "--" in arguments else None
+    if cut is None:
+        refuse("ray job submit: expected -- in front of the job's command")
+    options, command = arguments[:cut], arguments[cut + 1:]
+    env = runtime_env(options)
+    if not command:
+        refuse("ray job submit: no command behind --")
+    real = installed("ray")
+    if real:  # a job starts in the cluster's environment, not in this one
+        ours = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+        theirs = env.get("env_vars") or {}
+        if theirs.get("PYTHONPATH"):
+            ours["PYTHONPATH"] += os.pathsep + theirs["PYTHONPATH"]
+        env["env_vars"] = theirs | ours
+        kept = []
+        skip = False
+        for a in options:
+            name, eq, _ = a.partition("=")
+            drop = name in ("--runtime-env-json", "--runtime-env")
+            if not (skip or drop):
+                kept.append(a)
+            skip = drop and not eq
+        execute([real, "job", "submit", *kept, "--runtime-env-json", json.dumps(env), "--", *command])
+    note("ray is not installed: the job runs here, with the env_vars of its runtime environment")
+    os.environ |= {str(k): str(v) for k, v in (env.get("env_vars") or {}).items() if str(k) not in ("PYTHONPATH", "PATH")}
+    for name in ("PYTHONPATH", "PATH"):  # the stand-in stays in front
+        if (env.get("env_vars") or {}).get(name):
+            os.environ[name] += os.pathsep + str(env["env_vars"][name])
+    if env.get("working_dir"):
+        try:
+            os.chdir(os.path.expanduser(env["working_dir"]))
+        except OSError as error:
+            refuse(f"ray job submit: working_dir {env['working_dir']}: {error.strerror}")
+    execute(command)
+
+
+def ray(arguments):
+    if arguments[:2] == ["job", "submit"]:
+        submit(arguments[2:])
+    real = installed("ray")
+    if real:
+        execute([real, *arguments])
+    if arguments[:1] in (["start"], ["stop"], ["status"]):
+        note(f"ray {arguments[0]}: ray is not installed, and verlc needs none; nothing was done")
+        return
+    refuse(f"ray {' '.join(arguments[:2])}: ray is not installed; `verlc exec` stands in for ray job submit, start, stop and status")
+
+
+if __name__ == "__main__":
+    {"torchrun": torchrun, "accelerate": accelerate, "uv": uv, "ray": ray}[sys.argv[1]](sys.argv[2:])

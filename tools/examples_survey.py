@@ -1,0 +1,173 @@
+"""What becomes of verl's own example launches: each script of a checkout of verl is run through `verlc exec --plan`, with tiny
+models and empty data files in place of its paths.
+
+  python3 tools/examples_survey.py CHECKOUT [--folder examples] [--verlc FILE] [--title TEXT] [--out FILE.md] [--match TEXT]
+
+Writes a table: script, launches, result. A launch passes when its memory plan is printed; else the row holds the first error.
+The scripts see a home directory of their own, and commands that would install, download or end something do nothing."""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SILENT = """apt apt-get curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync scontrol
+            scp sleep squeue ssh sudo systemctl wget""".split()
+LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
+FAMILIES = [  # a part of a model's name: its model_type; the first that fits
+    ("qwen3.5|qwen3_5", "qwen3_5"), ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
+    (r"qwen3-\d+b-a\d+b|qwen3moe|qwen3-235|qwen3_30b", "qwen3_moe"), ("qwen2.5-vl|qwen2_5_vl", "qwen2_5_vl"),
+    ("qwen2-vl", "qwen2_vl"), ("qwen1.5-moe|moe_a2.7b", "qwen2_moe"), ("deepseek-v4|dsv4|deepseek_v4", "deepseek_v4"),
+    ("deepseek-v2|deepseek-coder-v2", "deepseek_v2"), ("deepseek-v3|deepseek-r1|moonlight|671b", "deepseek_v3"),
+    ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
+    ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hunyuan|hy[-_]?v3|hy3", "hunyuan"),
+    ("gemma", "gemma"), ("mimo", "mimo"), ("internvl", "internvl"), ("mistral|mathstral", "mistral"), ("qwen3|qwen-3", "qwen3"),
+    ("llama|deepseek|eurus|skywork", "llama")]
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}
+MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
+              "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
+              "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
+TEACHER = re.compile(r"distillation\.teacher_models\.\w+\.model_path")
+FILE_KEYS = ["data.train_files", "data.val_files", "data.path"]
+
+
+class Scratch:
+    def __init__(self, path):
+        self.path = path
+        self.bin = path / "bin"
+        for folder in ("bin", "home", "models"):
+            (path / folder).mkdir()
+        for name in SILENT:
+            self.command(name, "exit 0")
+        self.command("nsys", 'while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done\nexec "$@"')
+        self.command("mkdir", 'for a; do case "$a" in -*|%s/*) ;; *) exit 0;; esac; done\nexec /bin/mkdir "$@"' % path)
+        self.command("tee", "exec cat")
+        self.command("git", '[ "$1" != clone ] || { name=${@: -1}; name=${name##*/}; exec /bin/mkdir -p "${name%.git}"; }')
+        for name in ("python", "python3"):  # what converts a model with torch has nothing to do
+            self.command(name, 'case "$1" in get_model.py|*converter*) exit 0;; esac\nexec /usr/bin/python3 "$@"')
+        self.command("srun", 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"')
+        (path / "rows.jsonl").write_text("")
+
+    def command(self, name, text):
+        file = self.bin / name
+        file.write_text("#!/bin/bash\n" + text + "\n")
+        file.chmod(0o755)
+
+    def adapter(self):
+        folder = self.path / "models/adapter"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text(json.dumps({
+                "peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}))
+        return folder
+
+    def model(self, key, name):
+        """A directory whose config.json is of the family that the name says."""
+        if key.endswith("lora_adapter_path"):
+            return self.adapter()
+        family = next((f for part, f in FAMILIES if re.search(part, name.lower())), "qwen2")
+        head = "SequenceClassification" if "reward_model" in key else "CausalLM"
+        folder = self.path / "models" / (family + "_reward" * ("reward_model" in key))
+        if not folder.exists():
+            folder.mkdir()
+            config = {"model_type": family, "architectures": [CLASSES.get(family, family) + "For" + head], "hidden_size": 64,
+                      "id2label": {"0": "LABEL_0"}, "pad_token_id": 0,
+                      "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                      "vocab_size": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536,
+                      "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
+            (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def overrides(self, launches):
+        """--set for the paths that a launch names: the models by family, the data as an empty file."""
+        sets = []
+        for words in launches:
+            for word in words:
+                key, eq, value = word.partition("=")
+                key = key.lstrip("+")
+                if eq and (key in MODEL_KEYS or TEACHER.fullmatch(key)) and value not in ("null", ""):
+                    sets.append(f"{key}={self.model(key, value)}")
+                elif eq and key in FILE_KEYS:
+                    sets.append(f"{key}={self.path}/rows.jsonl")
+        return [x for s in sorted(set(sets)) for x in ("--set", s)]
+
+
+def run_once(scratch, a, script, sets, variables):
+    env = {"PATH": f"{scratch.bin}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch.path / "home"), "LANG": "C.UTF-8",
+           "USER": "user", "TMPDIR": str(scratch.path), "BASH_FUNC_ulimit%%": "() { :; }", **variables}
+    arguments = ["1", str(scratch.path / "save")] if "nproc_per_node=$1" in script.read_text() else []
+    try:
+        return subprocess.run([a.verlc, "exec", "--plan", *sets, "bash", script, *arguments], cwd=scratch.path / "checkout", env=env,
+                              capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess([], 124, "", "error: the script did not end within 120 s\n")
+
+
+def run(scratch, a, script, sets):
+    """With the variables that the script asks for, one after another: a directory each."""
+    variables = {}
+    while True:
+        p = run_once(scratch, a, script, sets, variables)
+        m = re.search(r"line \d+: (?:!?)(\w+): (unbound variable|parameter null or not set|must|[sS]et |please)", p.stderr)
+        if not m or m[1] in variables or launches_of(p) or len(variables) > 8:
+            return p
+        variables[m[1]] = {"INFER_BACKEND": "vllm"}.get(m[1], str(scratch.path / "home"))
+
+
+def launches_of(p):
+    lines = [m[1] for m in re.finditer(r"^note: [\w./-]+: (verlc (?:plan|generate|eval|model|data) .*)$", p.stdout + p.stderr, re.M)]
+    return [shlex.split(line) for line in lines]
+
+
+def outcome(p, n):
+    """One line: a plan, or the first error."""
+    errors = [line for line in (p.stdout + p.stderr).splitlines() if line.startswith(("error: ", "ModuleNotFoundError"))]
+    if not errors and p.stdout.count("memory plan") >= n > 0:
+        return "memory plan", ""
+    if errors:
+        return "refused", re.sub(r"/tmp/[\w./-]*/models/(\w+)(_reward)?", r"\1", errors[0].removeprefix("error: "))
+    return "failed", (p.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=pathlib.Path)
+    parser.add_argument("--folder", default="examples")
+    parser.add_argument("--verlc", type=pathlib.Path, default=ROOT / "build/release/verlc")
+    parser.add_argument("--title", default="")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--out", type=pathlib.Path)
+    a = parser.parse_args()
+    rows, counts = [], collections.Counter()
+    with tempfile.TemporaryDirectory() as d:
+        scratch = Scratch(pathlib.Path(d))
+        checkout = shutil.copytree(a.checkout, scratch.path / "checkout", ignore=shutil.ignore_patterns(".git"))
+        for script in sorted((checkout / a.folder).rglob("*.sh")):
+            name = str(script.relative_to(checkout))
+            if not LAUNCH.search(script.read_text(errors="replace")) or a.match not in name:
+                continue
+            launches = launches_of(run(scratch, a, script.resolve(), []))
+            p = run(scratch, a, script.resolve(), scratch.overrides(launches))
+            n = max(len(launches_of(p)), 1)
+            result, why = outcome(p, n)
+            counts[result] += n
+            rows.append((name, n, result, why))
+            print(f"{name}\t{n}\t{result}\t{why}", flush=True)
+    total = sum(counts.values())
+    print(f"{total} launches: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
+    if a.out:
+        text = [a.title, "", "| script | launches | result |", "|---|---|---|"]
+        text += [f"| {n} | {k} | {r + (': ' if w else '')}{w.replace('|', chr(92) + '|')} |" for n, k, r, w in rows]
+        a.out.write_text("\n".join(text) + "\n")
+    return 0
+
+
+sys.exit(main())
