@@ -105,8 +105,8 @@ def run_once(scratch, a, script, sets, variables):
            "USER": "user", "TMPDIR": str(scratch.path), "BASH_FUNC_ulimit%%": "() { :; }", **variables}
     arguments = ["1", str(scratch.path / "save")] if "nproc_per_node=$1" in script.read_text() else []
     try:
-        return subprocess.run([a.verlc, "exec", "--plan", *sets, "bash", script, *arguments], cwd=scratch.path / "checkout", env=env,
-                              capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        return subprocess.run([a.verlc, "exec", "--plan", *sets, "bash", script, *arguments], cwd=scratch.path / "checkout",
+                              env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess([], 124, "", "error: the script did not end within 120 s\n")
 
@@ -123,8 +123,8 @@ def run(scratch, a, script, sets):
 
 
 def launches_of(p):
-    lines = [m[1] for m in re.finditer(r"^note: [\w./-]+: (verlc (?:plan|generate|eval|model|data) .*)$", p.stdout + p.stderr, re.M)]
-    return [shlex.split(line) for line in lines]
+    found = re.finditer(r"^note: [\w./-]+: (verlc (?:plan|generate|eval|model|data) .*)$", p.stdout + p.stderr, re.M)
+    return [shlex.split(m[1]) for m in found]
 
 
 def outcome(p, n):

@@ -15,6 +15,8 @@ sends, and its deadline is kept there (event_loop.py).  By hand:
 import asyncio
 import inspect
 import math
+import os
+import sys
 
 from verlc_helpers.protocol import MAX_INT, one_line, serve, text_of
 from verlc_helpers.user_function import describe, load
@@ -22,10 +24,12 @@ from verlc_helpers.user_function import describe, load
 FUNCTION = None
 KWARGS = {}
 DEEPEST = 100  # lists and dicts inside each other; a reader of JSON has its limit
+STANDIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verlc_standin")
 
 
 def init(value):
     global FUNCTION, KWARGS
+    sys.path.append(STANDIN)  # verl.utils.reward_score, where no verl is installed
     FUNCTION = load(value["path"], value["name"], " (custom_reward_function.name)")
     KWARGS = value.get("kwargs") or {}
     return handle_async if inspect.iscoroutinefunction(FUNCTION) else None

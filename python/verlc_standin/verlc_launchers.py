@@ -191,7 +191,7 @@ def ray(arguments):
     if arguments[:1] in (["start"], ["stop"], ["status"]):
         note(f"ray {arguments[0]}: ray is not installed, and verlc needs none; nothing was done")
         return
-    refuse(f"ray {' '.join(arguments[:2])}: ray is not installed; `verlc exec` stands in for ray job submit, start, stop and status")
+    refuse(f"ray {' '.join(arguments[:2])}: ray is not installed; `verlc exec` stands in for job submit, start, stop, status")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@ static int one_line(void *arg, char *line, size_t n, int64_t no) {
     buf_reset(&t->out);
     const int rc = json_dump_line(&t->out, answer);
     json_decref(answer);
-    return rc < 0 ? rc : cmd_print_line(t->out.p, t->out.n);
+    TRY(rc);
+    TRY(cmd_print_line(t->out.p, t->out.n));
+    return cmd_flush(); /* who asks line by line waits for it */
 }
 
 static int open_mine(struct algo_user **out, const char *option, const char *spec, bool loss) {

@@ -1,0 +1,230 @@
+"""`verlc exec`: launchers written for verl, as they stand. Small scripts with the syntax of verl's own: arrays, "$@", line
+continuations, torchrun, uv, ray job submit; the stand-in goes before a verl in the working directory; rewards that import
+verl.utils.reward_score; what is not there is refused by name. And `verlc plan` as --plan calls it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import ENV, VERLC, Scratch, Tests  # noqa: E402
+
+GRPO = r"""#!/usr/bin/env bash
+set -xeuo pipefail
+MODEL_PATH=${MODEL_PATH:-$MODEL}
+DATA=(
+    algorithm.adv_estimator=grpo
+    data.train_files="['$ROWS/train.jsonl']"
+    data.val_files="['$ROWS/test.jsonl']"
+    data.train_batch_size=4 data.max_prompt_length=64 data.max_response_length=8
+    data.truncation='error'
+)
+ACTOR=(
+    actor_rollout_ref.model.path="$MODEL_PATH"
+    actor_rollout_ref.actor.ppo_mini_batch_size=4
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.n=2
+)
+EXTRA=()
+LAUNCH=(python3)
+RAY=(ray_kwargs.ray_init.runtime_env.py_executable=null)
+if [ "${VERL_USE_UV:-1}" != 0 ]; then
+    LAUNCH=(uv run --frozen --all-packages --extra vllm --extra fsdp python3)
+    RAY=(ray_kwargs.ray_init.runtime_env.py_executable="uv -v run --frozen --extra vllm")
+fi
+"${LAUNCH[@]}" -m verl.trainer.main_ppo \
+    "${DATA[@]}" \
+    "${ACTOR[@]}" \
+    trainer.logger='["console", "file"]' \
+    trainer.experiment_name='two words' \
+    trainer.total_training_steps=1 trainer.val_before_train=False trainer.nnodes=1 trainer.n_gpus_per_node=1 \
+    trainer.default_local_dir="$PWD/run" \
+    "${EXTRA[@]}" "${RAY[@]}" "$@"
+"""
+
+SFT = r"""set -x
+nproc_per_node=$1
+shift
+torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node \
+     -m verl.trainer.sft_trainer \
+    data.train_files=$ROWS/sft.jsonl data.train_batch_size=4 data.max_length=64 \
+    optim.lr=1e-4 \
+    engine=fsdp \
+    model.path=$MODEL \
+    trainer.default_local_dir=$PWD/sft \
+    trainer.logger='["console","file"]' \
+    trainer.total_training_steps=1 $@
+"""
+
+RAY = r"""
+unset RAY_ADDRESS
+ray job submit --address="http://127.0.0.1:8265" \
+    --runtime-env-json='{"env_vars": {"MLFLOW_TRACKING_URI": "sqlite:////tmp/a b.db", "RATE": 2}}' \
+    -- python3 -c 'import os, sys; print(os.environ["MLFLOW_TRACKING_URI"], os.environ["RATE"], sys.argv[1:])' "two words" 'a="b"'
+"""
+
+REWARD = r'''
+from verl.utils.reward_score import default_compute_score, gsm8k
+from verl.utils.reward_score.math_reward import last_boxed_only_string, remove_boxed
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = gsm8k.compute_score("so #### 1,234", "1234") + default_compute_score("openai/gsm8k", "#### 7", "7")
+    boxed = remove_boxed(last_boxed_only_string("it is \\boxed{\\frac{1}{2}}."))
+    return {"score": right, "boxed": boxed == "\\frac{1}{2}", "none": gsm8k.extract_solution("7") is None}
+'''
+
+
+def verlc_exec(s, name, command, *options, **env):
+    """In a directory of its own."""
+    d = s.dir / name
+    d.mkdir(exist_ok=True)
+    # no torchrun, uv or ray that this machine may have
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep)
+                           if not any(os.path.exists(os.path.join(p, tool)) for tool in ("torchrun", "uv", "ray")))
+    env = {**ENV, "PATH": path, "HOME": str(s.dir / "home"), "MODEL": str(s.dir / "model"), "ROWS": str(s.dir), **env}
+    return subprocess.run([str(pathlib.Path(VERLC).resolve()), "exec", *options, *command], capture_output=True, text=True, cwd=d,
+                          env=env, timeout=300, stdin=subprocess.DEVNULL)
+
+
+def check_ppo(s, test):
+    script = s.dir / "run_grpo.sh"
+    script.write_text(GRPO)
+    p = verlc_exec(s, "grpo", ["bash", script, "trainer.seed=3", "+data.apply_chat_template_kwargs.enable_thinking=False"])
+    made = s.dir / "grpo/run/global_step_1"
+    config = (made / "config.yaml").read_text() if made.exists() else ""
+    test("a script with arrays and uv trains", p.returncode == 0 and "step:1 - " in p.stdout, p.stderr[-800:])
+    test("quotes and spaces arrive", "experiment_name: 'two words'" in config or
+         "experiment_name: two words" in config, config[-600:])
+    test('"$@" arrives', "seed: 3" in config and "enable_thinking: false" in config, config[-600:])
+
+    real = s.dir / "checkout"
+    (real / "verl/trainer").mkdir(parents=True)
+    for file in (real / "verl/__init__.py", real / "verl/trainer/__init__.py", real / "verl/trainer/main_ppo.py"):
+        file.write_text("raise SystemExit('the verl of the working directory ran')\n")
+    p = verlc_exec(s, "checkout", ["bash", script], "--plan", VERL_USE_UV="0")
+    test("--plan: the command line and the memory plan, not the verl beside",
+         p.returncode == 0 and "note: verl.trainer.main_ppo: verlc plan ppo algorithm.adv_estimator=grpo" in p.stderr and
+         "memory plan" in p.stdout and not (real / "run").exists(), p.stderr[-800:])
+    p = verlc_exec(s, "checkout", ["bash", script], "--plan", "--set", "data.train_batch_size=3", VERL_USE_UV="0")
+    test.refused("--set reaches verl's program", p, 2, "data.train_batch_size")
+    p = verlc_exec(s, "checkout", ["python3", "verl/trainer/main_ppo.py", "nope=1"])
+    test.refused("a program by its path", p, 2, "there is no key nope")
+    p = verlc_exec(s, "checkout", ["bash", "-c", "PYTHONPATH=/nowhere python3 -m verl.trainer.main_ppo nope=1"])
+    test.refused("a PYTHONPATH that a script sets anew", p, 2, "there is no key nope")
+
+
+def check_config_file(s, test):
+    d = s.dir / "yaml/config"
+    d.mkdir(parents=True)
+    (d / "mine.yaml").write_text("hydra:\n  searchpath:\n    - file://verl/trainer/config\ndefaults:\n  - ppo_trainer\n  - _self_\n"
+                                 "data:\n  train_batch_size: 12\n")
+    p = verlc_exec(s, "yaml", ["python3", "-m", "verl.trainer.main_ppo", f"--config-path={d}", "--config-name=mine", "--cfg",
+                               "job"])
+    test("a YAML file of verl's", p.returncode == 0 and "train_batch_size: 12" in p.stdout, p.stderr[-500:])
+
+
+def check_sft(s, test):
+    s.write("sft.jsonl", [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]}
+                          for i in range(8)])
+    script = s.dir / "run_sft.sh"
+    script.write_text(SFT)
+    p = verlc_exec(s, "sft", ["bash", script, "1", "model.lora_rank=4"])
+    test("torchrun trains in one process", p.returncode == 0 and (s.dir / "sft/sft/global_step_1/actor").exists(), p.stderr[-800:])
+    p = verlc_exec(s, "sft", ["bash", script, "8"])
+    test.refused("torchrun's processes are devices asked for", p, 2, "ask for 8 devices", "trainer.n_gpus_per_node=1")
+    p = verlc_exec(s, "sft", ["bash", script, "4"], "--plan")
+    test("--plan of sft", p.returncode == 0 and "memory plan: sft" in p.stdout and "1 device of the 4" in p.stderr, p.stderr[-500:])
+    p = verlc_exec(s, "sft", ["python3", "-m", "verl.trainer.sft_trainer", "nope=1"], RANK="1", WORLD_SIZE="2",
+                   LOCAL_WORLD_SIZE="2")
+    test("rank 1 of a torchrun that is installed ends at once", p.returncode == 0 and "rank 1" in p.stderr, p.stderr[-300:])
+
+
+def check_ray(s, test):
+    p = verlc_exec(s, "ray", ["bash", "-c", RAY])
+    test("ray job submit without ray: env_vars and quoting", p.returncode == 0 and
+         p.stdout == "sqlite:////tmp/a b.db 2 ['two words', 'a=\"b\"']\n", p.stdout + p.stderr)
+    p = verlc_exec(s, "ray", ["bash", "-c", "ray stop && ray start --head && ray status && echo on"])
+    test("ray start, status and stop do nothing", p.returncode == 0 and p.stdout == "on\n", p.stderr)
+    cluster = s.dir / "cluster"
+    cluster.mkdir()
+    fake = cluster / "ray"
+    fake.write_text("#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    fake.chmod(0o755)
+    p = verlc_exec(s, "ray", ["bash", "-c", f'PATH="$PATH:{cluster}"; ' + RAY])
+    words = json.loads(p.stdout) if p.returncode == 0 else []
+    env = json.loads(words[words.index("--runtime-env-json") + 1])["env_vars"] if words else {}
+    test("a ray that is installed gets the job, with the stand-in's environment", words[:2] == ["job", "submit"] and
+         "--address=http://127.0.0.1:8265" in words and env["RATE"] == 2 and "verlc_standin" in env["PYTHONPATH"],
+         p.stdout + p.stderr)
+
+
+def check_reward(s, test):
+    file = s.dir / "my_reward.py"
+    file.write_text(REWARD)
+    script = s.dir / "run_grpo.sh"
+    more = [f"custom_reward_function.path={file}", "trainer.default_local_dir=" + str(s.dir / "rewarded"),
+            "trainer.rollout_data_dir=" + str(s.dir / "dump"), "reward.num_workers=1"]
+    p = verlc_exec(s, "reward", ["bash", script, *more])
+    rows = [json.loads(line) for line in (s.dir / "dump/1.jsonl").read_text().splitlines()] if p.returncode == 0 else []
+    test("a reward file's verl.utils.reward_score", len(rows) == 8 and all(r["score"] == 2 and r["boxed"] and r["none"]
+                                                                        for r in rows), p.stderr[-800:])
+
+
+def check_prepare(s, test):
+    p = verlc_exec(s, "data", ["python3", "recipes/gsm8k/data_preprocessing.py", "--local_save_dir", "~/data/gsm8k", "--help"])
+    test("a preparation script that is not there", p.returncode == 0 and "verlc data gsm8k" in p.stdout, p.stderr)
+    raw = s.dir / "raw"
+    raw.mkdir()
+    for split in ("train", "test"):
+        (raw / f"{split}.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2\n#### 2"}) + "\n")
+    p = verlc_exec(s, "data", ["python3", "examples/data_preprocess/gsm8k.py", "--local_dataset_path", raw, "--local_dir",
+                               "~/data/gsm8k"])
+    if p.returncode != 0 and "pyarrow" in p.stderr:
+        print("skipped: parquet needs pyarrow, which scripts/setup.sh installs")
+    else:
+        test("verl's command makes the files", p.returncode == 0 and (s.dir / "home/data/gsm8k/train.parquet").exists(), p.stderr)
+    p = verlc_exec(s, "data", ["python3", "examples/data_preprocess/geo3k.py", "--local_save_dir", "x"])
+    test.refused("another that is not there", p, 2, "examples/data_preprocess/geo3k.py", "gsm8k alone")
+    here = s.dir / "data/examples/data_preprocess"
+    here.mkdir(parents=True)
+    (here / "gsm8k.py").write_text("print('my own')\n")
+    p = verlc_exec(s, "data", ["python3", "-S", "examples/data_preprocess/gsm8k.py"])
+    test("a script that is there stays the user's", p.stdout == "my own\n", p.stdout + p.stderr)
+
+
+def check_refusals(s, test):
+    p = verlc_exec(s, "no", ["python3", "-m", "verl.experimental.fully_async_policy.fully_async_main", "a=b"])
+    test.refused("a trainer that is not built", p, 2, "asynchronous training is not built")
+    p = verlc_exec(s, "no", ["python3", "-m", "recipe.prime.main_prime", "a=b"])
+    test.refused("a recipe's trainer", p, 2, "recipe.prime.main_prime", "not built")
+    p = verlc_exec(s, "no", ["python3", "-c", "import verl.workers.engine"])
+    test("Python on verl's insides", p.returncode == 1 and "verl.workers: `verlc exec` stands in for verl" in p.stderr, p.stderr)
+    p = verlc_exec(s, "no", ["python3", "-c", "import verl.trainer.main_ppo"])
+    test("a program is nothing to import", p.returncode == 1 and "no Python in it to import" in p.stderr, p.stderr)
+    test.refused("no command", verlc_exec(s, "no", []), 2, "no command")
+    test.refused("a command that is not there", verlc_exec(s, "no", ["no-such-launcher"]), 2, "no-such-launcher")
+    test.refused("an unknown option", verlc_exec(s, "no", ["--pln", "bash"]), 2, "--pln", "--plan")
+    p = verlc_exec(s, "no", ["bash", "-c", "exit 7"])
+    test("the command's exit status", p.returncode == 7)
+
+
+def main():
+    test = Tests()
+    with Scratch(n_train=8, n_test=4) as s:
+        (s.dir / "home").mkdir()
+        check_ppo(s, test)
+        check_config_file(s, test)
+        check_sft(s, test)
+        check_ray(s, test)
+        check_reward(s, test)
+        check_prepare(s, test)
+        check_refusals(s, test)
+    test.end()
+
+
+main()
