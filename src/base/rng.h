@@ -21,7 +21,7 @@ struct rng {
     uint64_t stream; /* what it is for: keeps shuffles and init independent */
     uint64_t n;      /* draws made so far: the whole state */
 };
-enum rng_stream { RNG_SHUFFLE = 1, RNG_INIT = 2, RNG_DATA = 3, RNG_TEST = 4, RNG_MINIBATCH = 5, RNG_RESAMPLE = 6 };
+enum rng_stream { RNG_SHUFFLE = 1, RNG_INIT = 2, RNG_DATA = 3, RNG_TEST = 4, RNG_MINIBATCH = 5, RNG_RESAMPLE = 6, RNG_TRACE = 7 };
 
 uint32_t rng_u32(struct rng *r);
 uint64_t rng_below(struct rng *r, uint64_t n);            /* uniform in [0, n), no modulo bias; n > 0 */

@@ -61,7 +61,8 @@ static void file_close(void *v) {
     free(c);
 }
 
-static int file_open(void **ctx, const struct track_args *a) {
+static int file_open(void **ctx, const char *name, const struct track_args *a) {
+    (void)name;
     struct file_ctx *c = xcalloc(1, sizeof *c);
     int rc = 0;
     c->path = choose_path(a);
@@ -104,4 +105,4 @@ static int file_flush(void *v) {
     return 0;
 }
 
-const struct tracker track_file = {"file", file_open, file_log, NULL, file_flush, file_close};
+const struct tracker track_file = {.name = "file", .open = file_open, .log = file_log, .flush = file_flush, .close = file_close};

@@ -80,7 +80,8 @@ static int start(struct db_ctx *c, const struct track_args *a) {
     return 0;
 }
 
-static int db_open(void **ctx, const struct track_args *a) {
+static int db_open(void **ctx, const char *name, const struct track_args *a) {
+    (void)name;
     struct db_ctx *c = xcalloc(1, sizeof *c);
     c->path = file_join(a->run_dir, "run.db");
     int rc = sqlite3_open(c->path, &c->db) == SQLITE_OK ? 0 : db_fail(c);
@@ -151,4 +152,5 @@ static int db_flush(void *v) {
     return db_exec(c, "COMMIT");
 }
 
-const struct tracker track_db = {"run.db", db_open, db_log, db_sample, db_flush, db_close};
+const struct tracker track_db = {
+    .name = "run.db", .open = db_open, .log = db_log, .sample = db_sample, .flush = db_flush, .close = db_close};

@@ -1,4 +1,4 @@
-/* tensorboard.c - scalar summaries in TensorBoard's event files: TFRecord
+/* tensorboard.c - scalars, and validation samples as text, in TensorBoard's event files: TFRecord
  * framing (length, masked CRC-32C, data, masked CRC-32C) around tensorflow.Event
  * protocol buffers.  Written here because the official writer would bring
  * Python into every run; the real reader is the oracle. */
@@ -89,7 +89,8 @@ static int write_start(struct tb_ctx *c, int64_t resume_step) {
     return rc;
 }
 
-static int tb_open(void **ctx, const struct track_args *a) {
+static int tb_open(void **ctx, const char *name, const struct track_args *a) {
+    (void)name;
     struct tb_ctx *c = xcalloc(1, sizeof *c);
     const char *env = getenv("TENSORBOARD_DIR");
     char *dir = env && *env ? file_expand(env) : file_join(a->run_dir, "tensorboard");
@@ -124,10 +125,51 @@ static int tb_log(void *v, int64_t step, const struct metrics *m, double wall) {
     return rc;
 }
 
+/* verl's Markdown of the samples; a "text" summary is a string tensor with the plugin's name beside it. */
+static int tb_generations(void *v, int64_t step, const json_t *rows, double wall) {
+    static const char tag[] = "val/generations/text_summary";
+    struct buf text = {0}, tensor = {0}, meta = {0}, plugin = {0}, shape = {0}, dim = {0}, value = {0}, summary = {0}, event = {0};
+    buf_addf(&text, "**Generation Results - Step %lld**\n\n", (long long)step);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *row = json_array_get(rows, i), *score = json_array_get(row, 2);
+        buf_addf(&text, "### Sample %zu\n", i + 1);
+        for (size_t k = 0; k < 2; k++) {
+            const json_t *s = json_array_get(row, k);
+            buf_adds(&text, k == 0 ? "**Input:** " : "**Output:** ");
+            buf_add(&text, json_string_value(s), json_string_length(s));
+            buf_adds(&text, "\n\n");
+        }
+        if (json_is_number(score)) buf_addf(&text, "**Score:** %.6g\n\n---\n\n", json_number_value(score));
+        else buf_adds(&text, "**Score:** none\n\n---\n\n");
+    }
+    field(&dim, 1, 0); /* TensorShapeProto.Dim.size */
+    varint(&dim, 1);
+    field_bytes(&shape, 2, dim.p, dim.n);
+    field(&tensor, 1, 0); /* TensorProto: dtype DT_STRING, tensor_shape, string_val */
+    varint(&tensor, 7);
+    field_bytes(&tensor, 2, shape.p, shape.n);
+    field_bytes(&tensor, 8, text.p, text.n);
+    field_bytes(&plugin, 1, "text", 4);
+    field_bytes(&meta, 1, plugin.p, plugin.n);
+    field_bytes(&value, 1, tag, strlen(tag));
+    field_bytes(&value, 8, tensor.p, tensor.n);
+    field_bytes(&value, 9, meta.p, meta.n);
+    field_bytes(&summary, 1, value.p, value.n);
+    field_double(&event, 1, wall);
+    field(&event, 2, 0);
+    varint(&event, (uint64_t)step);
+    field_bytes(&event, 5, summary.p, summary.n);
+    const int rc = write_event(v, &event);
+    struct buf *const all[] = {&text, &tensor, &meta, &plugin, &shape, &dim, &value, &summary, &event};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) buf_free(all[i]);
+    return rc;
+}
+
 static int tb_flush(void *v) {
     struct tb_ctx *c = v;
     if (fflush(c->f) != 0) FAIL(ERR_IO, "%s: %s", c->path, strerror(errno));
     return 0;
 }
 
-const struct tracker track_tensorboard = {"tensorboard", tb_open, tb_log, NULL, tb_flush, tb_close};
+const struct tracker track_tensorboard = {
+    .name = "tensorboard", .open = tb_open, .log = tb_log, .generations = tb_generations, .flush = tb_flush, .close = tb_close};

@@ -66,15 +66,18 @@ bool metrics_get(const struct metrics *m, const char *name, double *value) {
 
 /* ---- the queue ---- */
 
-enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 };
+enum { MAX_QUEUED = 8192, MAX_TRACKERS = 3 + TRACK_N_CLIENTS };
+#define END_S 60.0 /* for clients, after the last step */
+#define KILLED_END_S 10.0
 
-struct record { /* a step's metrics, or a sample with everything it points to */
+struct record { /* a step's metrics, a sample with everything it points to, or validation samples to show */
     struct record *next;
+    enum { METRICS, SAMPLE, GENERATIONS } kind;
     int64_t step;
     double wall;
-    bool is_sample;
     struct metrics metrics;
     struct track_sample sample;
+    json_t *rows;
 };
 
 struct track {
@@ -96,7 +99,8 @@ struct track {
 static void record_free(struct record *r) {
     struct track_sample *s = &r->sample;
     metrics_free(&r->metrics);
-    if (r->is_sample) {
+    json_decref(r->rows);
+    if (r->kind == SAMPLE) {
         free((char *)(uintptr_t)s->data_source);
         free((char *)(uintptr_t)s->prompt.p);
         free((char *)(uintptr_t)s->response.p);
@@ -107,6 +111,9 @@ static void record_free(struct record *r) {
         free((int32_t *)(uintptr_t)s->ids);
         free((float *)(uintptr_t)s->logp);
         json_decref((json_t *)(uintptr_t)s->extra);
+        json_decref((json_t *)(uintptr_t)s->trace.sampling);
+        free((char *)(uintptr_t)s->trace.prompt.p);
+        free((char *)(uintptr_t)s->trace.response.p);
     }
     free(r);
 }
@@ -116,19 +123,22 @@ static void failed(struct track *t, int i) {
     log_warn("tracker %s stopped: %s; the run goes on without it", t->out[i].t->name, err_msg());
 }
 
-static void write_record(struct track *t, const struct record *r) {
-    for (int i = 0; i < t->n_out; i++) {
-        if (t->out[i].failed) continue;
-        const struct tracker *k = t->out[i].t;
-        if (r->is_sample && !k->sample) continue;
-        const int rc = r->is_sample ? k->sample(t->out[i].ctx, &r->sample) : k->log(t->out[i].ctx, r->step, &r->metrics, r->wall);
-        if (rc < 0) failed(t, i);
+static int write_to(const struct tracker *k, void *ctx, const struct record *r) {
+    switch (r->kind) {
+    case METRICS: return k->log(ctx, r->step, &r->metrics, r->wall);
+    case SAMPLE: return k->sample ? k->sample(ctx, &r->sample) : 0;
+    default: return k->generations ? k->generations(ctx, r->step, r->rows, r->wall) : 0;
     }
+}
+
+static void write_record(struct track *t, const struct record *r) {
+    for (int i = 0; i < t->n_out; i++)
+        if (!t->out[i].failed && write_to(t->out[i].t, t->out[i].ctx, r) < 0) failed(t, i);
 }
 
 static void flush_all(struct track *t) {
     for (int i = 0; i < t->n_out; i++)
-        if (!t->out[i].failed && t->out[i].t->flush(t->out[i].ctx) < 0) failed(t, i);
+        if (!t->out[i].failed && t->out[i].t->flush && t->out[i].t->flush(t->out[i].ctx) < 0) failed(t, i);
 }
 
 static void *write_loop(void *v) {
@@ -143,7 +153,7 @@ static void *write_loop(void *v) {
         t->n_queued--;
         pthread_mutex_unlock(&t->lock);
         write_record(t, r);
-        const bool step_done = !r->is_sample;
+        const bool step_done = r->kind == METRICS;
         record_free(r);
         if (step_done) flush_all(t);
         pthread_mutex_lock(&t->lock);
@@ -156,7 +166,7 @@ static void *write_loop(void *v) {
 
 static void push(struct track *t, struct record *r) {
     pthread_mutex_lock(&t->lock);
-    if (t->n_queued >= MAX_QUEUED && r->is_sample) { /* a step's metrics are never dropped */
+    if (t->n_queued >= MAX_QUEUED && r->kind == SAMPLE) { /* a step's metrics are never dropped */
         t->n_lost++;
         pthread_mutex_unlock(&t->lock);
         record_free(r);
@@ -173,41 +183,77 @@ static void push(struct track *t, struct record *r) {
 
 /* ---- opening ---- */
 
-static const char *const elsewhere[] = {"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "tracking"};
+/* verl's name of a logger; its older name of wandb. */
+static int choose_one(struct track_loggers *out, const char *name) {
+    if (strcmp(name, "console") == 0) return out->console = true;
+    if (strcmp(name, "file") == 0) return out->file = true;
+    if (strcmp(name, "tensorboard") == 0) return out->tensorboard = true;
+    if (strcmp(name, "tracking") == 0) return out->client[TRACK_WANDB] = true;
+    for (int i = 0; i < TRACK_N_CLIENTS; i++)
+        if (strcmp(name, track_clients[i].name) == 0) return out->client[i] = true;
+    if (strcmp(name, "vemlp_wandb") == 0)
+        FAIL(ERR_INVAL, "trainer.logger: vemlp_wandb (Volcengine's W&B) is not supported; use wandb");
+    FAIL(ERR_INVAL, "trainer.logger: unknown '%s'; known are console, file, tensorboard, mlflow, wandb, swanlab, clearml, trackio",
+         name);
+}
+
+/* A client without its package: refused where it was asked for, else left out. */
+static int lacks_package(struct track_loggers *out, int client, bool chosen, const char *python) {
+    const char *name = track_clients[client].name;
+    const bool traces = out->trace && client == TRACK_MLFLOW;
+    if (chosen || traces)
+        FAIL(ERR_INVAL, "%s: the Python package '%s' is missing; '%s -m pip install %s' (VERLC_PYTHON names another Python)",
+             chosen && out->client[client] ? "trainer.logger" : "actor_rollout_ref.rollout.trace.backend", name, python, name);
+    log_note("trainer.logger: %s is verl's default, and %s has no package of that name; the metrics are in run.db", name, python);
+    out->client[client] = false;
+    return 0;
+}
+
+static int check_packages(struct track_loggers *out, bool chosen) {
+    const char *names[TRACK_N_CLIENTS];
+    bool missing[TRACK_N_CLIENTS] = {0};
+    int client[TRACK_N_CLIENTS], n = 0, rc = 0;
+    char *python = NULL;
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) {
+        if (!out->client[i] && !(i == TRACK_MLFLOW && out->trace)) continue;
+        client[n] = i;
+        names[n++] = track_clients[i].name;
+    }
+    if (n == 0) return 0;
+    TRY(track_client_missing(names, n, missing, &python));
+    for (int i = 0; i < n && rc == 0; i++)
+        if (missing[i]) rc = lacks_package(out, client[i], chosen, python);
+    free(python);
+    return rc;
+}
+
+int track_choose(struct track_loggers *out, const char *const *names, int64_t n, bool chosen) {
+    for (int64_t i = 0; i < n; i++) TRY(choose_one(out, names[i]));
+    return check_packages(out, chosen);
+}
 
 /* A logger that is named twice is one. */
 static int add_tracker(struct track *t, const struct tracker *k, const struct track_args *a) {
     for (int i = 0; i < t->n_out; i++)
         if (t->out[i].t == k) return 0;
     CHECK(t->n_out < MAX_TRACKERS);
-    TRY(k->open(&t->out[t->n_out].ctx, a));
+    TRY(k->open(&t->out[t->n_out].ctx, k->name, a));
     t->out[t->n_out++].t = k;
     return 0;
 }
 
-static int add_logger(struct track *t, const char *name, const struct track_args *a, bool *console) {
-    if (strcmp(name, "console") == 0) {
-        *console = true;
-        return 0;
-    }
-    if (strcmp(name, "file") == 0) return add_tracker(t, &track_file, a);
-    if (strcmp(name, "tensorboard") == 0) return add_tracker(t, &track_tensorboard, a);
-    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++) {
-        if (strcmp(name, elsewhere[i]) != 0) continue;
-        log_note("trainer.logger: %s is not in this build; the same metrics are in %s/run.db (add 'file' or 'tensorboard' for "
-                 "files)",
-                 name, a->run_dir);
-        return 0;
-    }
-    FAIL(ERR_INVAL,
-         "trainer.logger: unknown '%s'; known are console, file, tensorboard (and wandb, mlflow, swanlab, clearml, "
-         "trackio, whose metrics go to run.db)",
-         name);
+static int add_trackers(struct track *t, const struct track_args *a) {
+    const struct track_loggers none = {0}, *l = a->loggers ? a->loggers : &none;
+    TRY(add_tracker(t, &track_db, a));
+    if (l->file) TRY(add_tracker(t, &track_file, a));
+    if (l->tensorboard) TRY(add_tracker(t, &track_tensorboard, a));
+    for (int i = 0; i < TRACK_N_CLIENTS; i++)
+        if (l->client[i] || (i == TRACK_MLFLOW && l->trace)) TRY(add_tracker(t, &track_clients[i], a));
+    return 0;
 }
 
 int track_open(struct track **out, const struct track_args *a) {
     int rc = 0;
-    bool console = false;
     struct track *t = xcalloc(1, sizeof *t);
     pthread_mutex_init(&t->lock, NULL);
     pthread_condattr_t attr;
@@ -215,20 +261,19 @@ int track_open(struct track **out, const struct track_args *a) {
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&t->changed, &attr);
     pthread_condattr_destroy(&attr);
-    TRYG(add_tracker(t, &track_db, a), fail);
-    for (int64_t i = 0; i < a->n_loggers; i++) TRYG(add_logger(t, a->loggers[i], a, &console), fail);
+    TRYG(add_trackers(t, a), fail);
     const int e = pthread_create(&t->writer, NULL, write_loop, t);
     if (e) FAILG(fail, ERR_NOMEM, "cannot start the tracking thread: %s", strerror(e));
     t->started = true;
-    t->console = console_create(a, console);
+    t->console = console_create(a, a->loggers && a->loggers->console);
     *out = t;
     return 0;
 fail:
-    track_close(t);
+    track_close(t, rc);
     return rc;
 }
 
-void track_close(struct track *t) {
+void track_close(struct track *t, int rc) {
     if (!t) return;
     console_destroy(t->console);
     if (t->started) {
@@ -239,6 +284,10 @@ void track_close(struct track *t) {
         pthread_join(t->writer, NULL);
     }
     if (t->n_lost > 0) log_warn("tracking: %lld samples were not recorded, the disk was too slow", (long long)t->n_lost);
+    const char *how = rc == 0 ? "done" : rc == ERR_SIGNAL ? "killed" : "failed";
+    const double end_by = clock_now() + (rc == ERR_SIGNAL ? KILLED_END_S : END_S);
+    for (int i = 0; i < t->n_out; i++)
+        if (t->out[i].t->end) t->out[i].t->end(t->out[i].ctx, how, end_by);
     for (int i = 0; i < t->n_out; i++) t->out[i].t->close(t->out[i].ctx);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
@@ -266,7 +315,7 @@ static struct track_text text(struct track_text s) { return (struct track_text){
 
 void track_sample(struct track *t, const struct track_sample *s) {
     struct record *r = xcalloc(1, sizeof *r);
-    r->is_sample = true;
+    r->kind = SAMPLE;
     r->step = s->step;
     r->sample = *s;
     r->sample.data_source = name(s->data_source);
@@ -279,6 +328,20 @@ void track_sample(struct track *t, const struct track_sample *s) {
     r->sample.ids = copy(s->ids, (size_t)s->n * sizeof *s->ids);
     r->sample.logp = copy(s->logp, (size_t)s->n * sizeof *s->logp);
     r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
+    if (s->trace.wanted) {
+        r->sample.trace.sampling = json_deep_copy(s->trace.sampling);
+        if (s->trace.prompt.p) r->sample.trace.prompt = text(s->trace.prompt);
+        if (s->trace.response.p) r->sample.trace.response = text(s->trace.response);
+    }
+    push(t, r);
+}
+
+void track_generations(struct track *t, int64_t step, json_t *rows) {
+    struct record *r = xcalloc(1, sizeof *r);
+    r->kind = GENERATIONS;
+    r->step = step;
+    r->wall = clock_wall();
+    r->rows = rows;
     push(t, r);
 }
 

@@ -1,9 +1,9 @@
-/* track.h - where the numbers of a run go: the terminal, files, run.db.
+/* track.h - where the numbers of a run go: the terminal, files, run.db, and trackers with clients in Python.
  *
  * Invariant: tracking never blocks and never ends a step.  Records are queued
  * to a writer thread; a tracker that fails says so once, is counted, and the
  * run goes on.  What was queued before track_close or a checkpoint's
- * track_flush is on disk after it. */
+ * track_flush is on disk after it; what a client has not taken is, too. */
 #ifndef VERLC_TRACK_H
 #define VERLC_TRACK_H
 
@@ -34,6 +34,14 @@ struct track_text { /* may hold NUL */
     const char *p;  /* NULL: empty */
     size_t n;
 };
+/* What a trace of a sample has beside the sample. */
+struct track_trace {
+    bool wanted;
+    int64_t sample_index;               /* its prompt's, as the data counts */
+    double ended, seconds;              /* wall clock; from its first scheduling on */
+    struct track_text prompt, response; /* with special tokens; NULL: token ids alone */
+    const json_t *sampling;             /* sampling parameters */
+};
 /* One generated sample, for run.db and the dumps. Borrowed during the call. */
 struct track_sample {
     int64_t step;
@@ -49,25 +57,41 @@ struct track_sample {
     const char *reward_status; /* "score", "timeout", "crash", "unparsed", ... */
     const json_t *extra;       /* reward extra info, object or NULL */
     const char *finish;        /* "stop", "length" */
+    struct track_trace trace;
 };
 
+/* Which trackers a run has. */
+enum track_client { TRACK_MLFLOW, TRACK_WANDB, TRACK_SWANLAB, TRACK_CLEARML, TRACK_TRACKIO, TRACK_N_CLIENTS };
+struct track_loggers {
+    bool console, file, tensorboard, client[TRACK_N_CLIENTS];
+    bool trace; /* rollouts go to MLflow as traces */
+};
+/* The names of trainer.logger; *out's trace is the caller's and is checked too. ERR_INVAL: an unknown name, with the list;
+ * a client whose Python package is missing, with the line that installs it, but where the names are a default
+ * (chosen false): such a client is left out with a note. ERR_HELPER: no Python. */
+int track_choose(struct track_loggers *out, const char *const *names, int64_t n, bool chosen);
+
 struct track_args {
-    const char *const *loggers; /* console, file, tensorboard, and others; unknown: ERR_INVAL with the list */
-    int64_t n_loggers;
+    const struct track_loggers *loggers; /* NULL: run.db alone */
     const char *project, *experiment;
-    const char *run_dir;  /* run.db, and files whose place is not set in the environment */
-    const json_t *config; /* resolved configuration */
-    int64_t total_steps;  /* for the progress bar; 0: unknown */
-    int64_t resume_step;  /* > 0: append, and drop what is newer than this step */
-    const char *title;    /* "grpo", "sft": in front of the bar */
+    const char *run_dir;                          /* run.db, and files whose place is not set in the environment */
+    const json_t *config;                         /* resolved configuration */
+    int64_t total_steps;                          /* for the progress bar; 0: unknown */
+    int64_t resume_step;                          /* > 0: append, and drop what is newer than this step */
+    const char *title;                            /* "grpo", "sft": in front of the bar */
+    const char *wandb_proxy;                      /* NULL: the environment's */
+    const char *trace_project, *trace_experiment; /* of the traces; NULL: as above */
 };
 struct track;
 int track_open(struct track **out, const struct track_args *a);
-/* Flushes and closes; prints counts of lost records if any. NULL ok. */
-void track_close(struct track *t);
+/* Flushes and closes; prints counts of lost records if any. rc: how the run ended. Clients have a minute for what they have
+ * not sent, 10 s where a signal ended the run. NULL ok. */
+void track_close(struct track *t, int rc);
 /* One line on the console, one record in each tracker. m is copied. */
 void track_log(struct track *t, int64_t step, const struct metrics *m);
 void track_sample(struct track *t, const struct track_sample *s);
+/* Validation samples to show: [[input, output, score], ...]; takes rows over. */
+void track_generations(struct track *t, int64_t step, json_t *rows);
 /* Live progress (terminal only; in a pipe a plain line at most every 10 s):
  * phase "rollout", done of total, tokens per second. */
 void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);

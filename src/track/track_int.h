@@ -8,13 +8,21 @@
  * before and after it). A failing call disables it, with one warning. */
 struct tracker {
     const char *name;
-    int (*open)(void **ctx, const struct track_args *a);
+    int (*open)(void **ctx, const char *name, const struct track_args *a);
     int (*log)(void *ctx, int64_t step, const struct metrics *m, double wall_time);
-    int (*sample)(void *ctx, const struct track_sample *s); /* may be NULL */
+    /* each may be NULL */
+    int (*sample)(void *ctx, const struct track_sample *s);
+    int (*generations)(void *ctx, int64_t step, const json_t *rows, double wall_time); /* as in track_generations */
     int (*flush)(void *ctx);
+    /* Before close, which then waits until end_by at most: the run ended, "done", "failed" or "killed". */
+    void (*end)(void *ctx, const char *how, double end_by);
     void (*close)(void *ctx);
 };
 extern const struct tracker track_file, track_tensorboard, track_db;
+extern const struct tracker track_clients[TRACK_N_CLIENTS];
+
+/* Which of these Python packages the helpers' interpreter, *python (caller frees), lacks. */
+int track_client_missing(const char *const *names, int64_t n, bool missing[], char **python);
 
 /* ---- console (console.c): draws on stderr, step lines on stdout ---- */
 struct console;

@@ -153,7 +153,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
 }
 
 static void rig_close(struct rig *r) {
-    track_close(r->run.track);
+    track_close(r->run.track, 0);
     stages_destroy(r->run.stages);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.role[i]);
     for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);

@@ -178,6 +178,7 @@ struct ppo_config {
     struct run_config run;
     bool for_run; /* not for a plan alone */
     const char *rollout_data_dir, *validation_data_dir;
+    int64_t log_val_generations;
     int64_t nnodes, n_gpus_per_node; /* asked for */
     int64_t total_epochs, total_training_steps;
     bool val_before_train;

@@ -11,7 +11,7 @@ struct gen_sample {
     struct buf text;
     int64_t n, n_preempted;
     enum rollout_finish finish;
-    double seconds;
+    double seconds, ended; /* ended: wall clock */
     struct reward_result reward;
     bool scored;
 };

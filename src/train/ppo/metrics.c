@@ -258,14 +258,20 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
 }
 
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation) {
-    struct buf prompt = {0};
+    struct buf prompt = {0}, whole_prompt = {0}, whole_response = {0};
+    bool *traced = ppo_traced_rows(s, b);
     for (int64_t i = 0; i < b->n_rows; i++) {
         struct track_sample x = sample_of(s, b, i);
         buf_reset(&prompt);
         if (tokenizer_decode(tok, x.prompt_ids, x.n_prompt, true, &prompt) < 0) continue;
         x.validation = validation;
         x.prompt = (struct track_text){prompt.p, prompt.n};
+        if (traced && traced[i]) ppo_trace_row(s, tok, b, i, validation, &x, &whole_prompt, &whole_response);
         track_sample(s->run->track, &x);
+        json_decref((json_t *)(uintptr_t)x.trace.sampling);
     }
     buf_free(&prompt);
+    buf_free(&whole_prompt);
+    buf_free(&whole_response);
+    free(traced);
 }

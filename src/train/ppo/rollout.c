@@ -31,6 +31,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     }
     o->finish = s->finish;
     o->seconds = s->seconds;
+    o->ended = clock_wall();
     o->n_preempted = s->n_preempted;
     TRY(buf_adds(&o->text, "")); /* an empty text is one, too */
     TRY(tokenizer_decode(g->in->tok, s->ids, s->n, true, &o->text));
@@ -157,7 +158,7 @@ static int run_engine(struct gen *g) {
 static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
-    struct batch_col *ids, *logp, *sampled, *finish, *text, *status, *score, *extra, *index, *seconds, *preempted, *group;
+    struct batch_col *ids, *logp, *sampled, *finish, *text, *status, *score, *extra, *index, *seconds, *ended, *preempted, *group;
     int rc = 0;
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
@@ -173,6 +174,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "sample_index", BATCH_I64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "group", BATCH_I64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "seconds", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "ended", BATCH_F64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
     ids = batch_find(b, "responses");
     logp = batch_find(b, "rollout_log_probs");
@@ -185,6 +187,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     index = batch_find(b, "sample_index");
     group = batch_find(b, "group");
     seconds = batch_find(b, "seconds");
+    ended = batch_find(b, "ended");
     preempted = batch_find(b, "num_preempted");
     for (int64_t i = 0; i < n; i++) {
         struct gen_sample *s = SAMPLE(i);
@@ -201,6 +204,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         index->i64[i] = i % g->n;
         group->i64[i] = i / g->n;
         seconds->f64[i] = s->seconds;
+        ended->f64[i] = s->ended;
         preempted->i64[i] = s->n_preempted;
     }
 #undef SAMPLE

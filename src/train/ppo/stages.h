@@ -31,7 +31,7 @@ int ppo_rollout(const struct stage *s, const struct generation *g, struct batch 
  *   responses i32, rollout_log_probs f32 (ragged), with rollout correction of a sampler with penalty or truncation
  *   sampling_log_probs f32 (ragged): over what it draws from; finish, text, reward_status (string);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
- *   prompt of this batch), seconds f64; for an estimator that needs it reward_baselines f64,
+ *   prompt of this batch), seconds f64, ended f64 (wall clock); for an estimator that needs it reward_baselines f64,
  *   the score of a greedy response (NaN unless scored), in training alone */
 int ppo_generate(const struct stage *s, const struct generation *g, const struct batch *prompts,
                  const struct ppo_sampling *sampling, uint64_t seed, bool validation, struct batch *out);
@@ -121,8 +121,16 @@ int ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, struct al
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
 int ppo_data_metrics(const struct stage *s, const struct batch *b);
-/* Every sample of the batch to run.db. */
+/* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace asks for. */
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation);
+/* ---- rollout_trace.c ---- */
+/* Which rows are traced, caller frees; NULL: none. All samples of max_samples_per_step_per_worker prompts, which seed and
+ * step choose. */
+bool *ppo_traced_rows(const struct stage *s, const struct batch *b);
+/* What only a trace has of row i: times, sampling parameters (borrowed), the texts in *prompt and *response. */
+void ppo_trace_row(const struct stage *s, const struct tokenizer *tok, const struct batch *b, int64_t i, bool validation,
+                   struct track_sample *x, struct buf *prompt, struct buf *response);
+
 /* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
  * failure is a warning, and *dir becomes NULL. */
 void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char **dir);

@@ -66,6 +66,9 @@ static int check_actor(const struct ppo_config *k) {
 
 /* Sampling lengths and modes. */
 static int check_rollout(const struct ppo_config *k) {
+    if (k->run.trace.backend && strcmp(k->run.trace.backend, "mlflow") != 0)
+        FAIL(ERR_INVAL, ROLLOUT ".trace.backend=%s is not supported: its client works with W&B's servers alone; use mlflow",
+             k->run.trace.backend);
     const json_t *mode, *do_sample;
     TRY(conf_json(k->conf, ROLLOUT ".mode", &mode)); /* noted keys, whose values can still ask for the impossible */
     TRY(conf_json(k->conf, ROLLOUT ".val_kwargs.do_sample", &do_sample));

@@ -264,6 +264,51 @@ int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
     return 0;
 }
 
+/* ---- trainer.log_val_generations: some samples as a table ---- */
+
+struct shown {
+    struct buf input;
+    int64_t row;
+};
+static int by_input(const void *a, const void *b) {
+    const struct shown *x = a, *y = b;
+    const size_t n = x->input.n < y->input.n ? x->input.n : y->input.n;
+    const int c = n ? memcmp(x->input.p, y->input.p, n) : 0;
+    if (c) return c;
+    if (x->input.n != y->input.n) return x->input.n < y->input.n ? -1 : 1;
+    return x->row < y->row ? -1 : 1;
+}
+
+/* verl's choice: sorted by input, numpy.random.RandomState(42).shuffle, the first ones; so the same prompts each time. */
+static void show_samples(const struct stage *s, const struct tokenizer *tok, const struct batch *b) {
+    const struct batch_col *prompts = batch_find(b, "prompts"), *text = batch_find(b, "text"), *score = batch_find(b, "score");
+    struct shown *v = xcalloc((size_t)b->n_rows, sizeof *v);
+    struct mt19937 rng;
+    json_t *rows = json_array();
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        v[i].row = i;
+        if (tokenizer_decode(tok, prompts->i32 + prompts->off[i], batch_len(prompts, i), true, &v[i].input) < 0)
+            buf_reset(&v[i].input);
+    }
+    qsort(v, (size_t)b->n_rows, sizeof *v, by_input);
+    mt_seed(&rng, 42);
+    for (int64_t i = b->n_rows - 1; i > 0; i--) {
+        const int64_t j = mt_below(&rng, i + 1);
+        const struct shown x = v[i];
+        v[i] = v[j];
+        v[j] = x;
+    }
+    for (int64_t i = 0; i < b->n_rows && i < s->k->log_val_generations; i++) {
+        const int64_t r = v[i].row;
+        json_array_append_new(rows,
+                              json_pack("[s%, s%, o]", v[i].input.p ? v[i].input.p : "", v[i].input.n, text->str[r],
+                                        (size_t)text->str_len[r], isnan(score->f64[r]) ? json_null() : json_real(score->f64[r])));
+    }
+    track_generations(s->run->track, s->run->step, rows);
+    for (int64_t i = 0; i < b->n_rows; i++) buf_free(&v[i].input);
+    free(v);
+}
+
 /* ---- the stage ---- */
 
 struct val_rows {
@@ -324,6 +369,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/max");
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/mean");
         ppo_dump(s, g->tok, &whole, dump_dir);
+        if (s->k->log_val_generations > 0) show_samples(s, g->tok, &whole);
     }
 out:
     stage_end(s->run->stages);

@@ -31,6 +31,8 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
+    r->loggers.trace = k->trace.backend != NULL;
+    TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
     TRY(run_config_lock(k));
     r->k.lock = k->lock;
@@ -57,8 +59,10 @@ int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t e
 static int open_track(struct run *r, const struct conf *c) {
     const json_t *config;
     TRY(conf_json(c, "", &config));
-    const struct track_args a = {.loggers = r->k.loggers,
-                                 .n_loggers = r->k.n_loggers,
+    const struct track_args a = {.loggers = &r->loggers,
+                                 .wandb_proxy = r->k.wandb_proxy,
+                                 .trace_project = r->k.trace.project,
+                                 .trace_experiment = r->k.trace.experiment,
                                  .project = r->k.project,
                                  .experiment = r->k.experiment,
                                  .run_dir = r->k.default_local_dir,
@@ -140,7 +144,7 @@ void run_close(struct run *r, int rc) {
         else log_info("done: %lld steps; none was saved (trainer.save_freq=0)", (long long)r->step);
         early_stop_report(&r->early, r->k.default_local_dir, "actor");
     }
-    track_close(r->track);
+    track_close(r->track, rc);
     stages_destroy(r->stages);
     data_sampler_free(&r->sampler);
     resume_free(&r->from);

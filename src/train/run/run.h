@@ -19,12 +19,21 @@
 
 enum { RUN_MAX_PARTS = 2 };
 
+/* Rollouts as traces (actor_rollout_ref.rollout.trace). */
+struct run_trace {
+    const char *backend, *project, *experiment; /* backend NULL: none */
+    bool token2text;
+    int64_t max_prompts; /* of a step; 0: all */
+};
+
 /* The keys of a run, those of trainer.*, which the programs' tables fill; strings are borrowed from the conf. */
 struct run_config {
     const char *title; /* in front of the progress bar */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
     const char *const *loggers;
+    const char *wandb_proxy;
     int64_t n_loggers, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    struct run_trace trace;
     int threads;
     double deadline_s;
     struct early_stop_keys early_stop;
@@ -53,6 +62,7 @@ struct run {
     struct run_program program;
     struct dev *dev; /* borrowed */
     struct stages *stages;
+    struct track_loggers loggers;
     struct track *track;
     struct metrics metrics; /* of the step being made */
     struct early_stop early;

@@ -1,0 +1,292 @@
+"""The trackers' own Python clients: wandb, swanlab, clearml, trackio here, MLflow in tracker_mlflow.py.
+
+  init {"tracker": "wandb", "project", "experiment", "config": {...}, "metrics": bool, "run_dir", "proxy", "version"}
+  {"run": what the last reply said or null, "records": [...]}
+      -> {"run": {"id": ...}, "done": n, "error": text or null, "refused": [text]}
+         the first n records are with the client; error: why the next one is not
+  {"run": ..., "records": [], "finish": "done" | "failed" | "killed"}    closes the run
+  {"check": ["mlflow", ...], "needs": ...} -> {"missing": [...], "python": path}   without init
+
+A record is {"kind": "metrics", "step", "time", "data": {name: number}}, {"kind": "generations", "step",
+"rows": [[input, output, score], ...]}, or {"kind": "trace", ...} (MLflow alone).  The run is opened by the first request
+and again after a failure; with an id it is the same run.  What the user sees there is what verl's Tracking
+(verl/utils/tracking.py) makes: names, tables, parameters.
+
+Invariant: no text that leaves this process holds a secret of its environment.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import uuid
+
+from verlc_helpers.protocol import one_line, serve
+
+SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+SECRET_CONFIG = re.compile(r"(api_?key|access_?key(_id)?|_token|secret|password)$", re.IGNORECASE)  # not data.prompt_key
+HIDDEN = "***"
+
+
+def redact(text):
+    """The text without the values of secret environment variables and without passwords in URLs."""
+    for name, value in os.environ.items():
+        if SECRET_NAME.search(name) and len(value) >= 6:
+            text = text.replace(value, HIDDEN)
+    return re.sub(r"://[^/@\s'\"]+@", f"://{HIDDEN}@", text)
+
+
+def without_secrets(config):
+    """The configuration with the values of keys such as api_key hidden."""
+    if isinstance(config, dict):
+        return {k: HIDDEN if SECRET_CONFIG.search(k) and isinstance(v, str) else without_secrets(v) for k, v in config.items()}
+    if isinstance(config, list):
+        return [without_secrets(v) for v in config]
+    return redact(config) if isinstance(config, str) else config
+
+
+def describe(error):
+    return redact(one_line(f"{type(error).__name__}: {error}"))[:500]
+
+
+def numbers(data):
+    """JSON has no NaN and no infinities; they come as text."""
+    return {name: float(v) if isinstance(v, str) else v for name, v in data.items()}
+
+
+class Refused(Exception):
+    """The client will never take this record."""
+
+
+class Client:
+    """One run of one tracker.  Methods raise what the client raises; after that the run is opened again."""
+
+    def __init__(self, args):
+        self.args = args
+        self.project, self.experiment = args["project"], args["experiment"]
+
+    def open(self, run_id):
+        """Opens a new run (None), or the one with this id; returns the id."""
+        raise NotImplementedError
+
+    def metrics(self, step, data, time):
+        raise NotImplementedError
+
+    def generations(self, step, rows, time):
+        raise NotImplementedError
+
+    def finish(self, how):
+        raise NotImplementedError
+
+    def drop(self):
+        """After a failure: forget the open run."""
+
+    def put_all(self, records):
+        """Hands over records in order: (how many, the error that stopped it, refusals)."""
+        refused = []
+        for n, record in enumerate(records):
+            try:
+                self.put(record)
+            except (Refused, TypeError, ValueError, KeyError) as error:
+                refused.append(f"{record['kind']} of step {record['step']}: {describe(error)}")
+            except Exception as error:
+                return n, error, refused
+        return len(records), None, refused
+
+    def put(self, record):
+        if record["kind"] == "metrics":
+            self.metrics(record["step"], numbers(record["data"]), record["time"])
+        elif record["kind"] == "generations":
+            self.generations(record["step"], record["rows"], record["time"])
+
+
+class Wandb(Client):
+    def open(self, run_id):
+        import wandb
+
+        run_id = run_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
+        settings = {"console": "off", "program": "verlc", "disable_code": True}
+        if self.args.get("proxy"):
+            settings["https_proxy"] = self.args["proxy"]
+        self.run = wandb.init(project=self.project, name=self.experiment, entity=os.environ.get("WANDB_ENTITY"),
+                              config=self.args["config"], id=run_id, resume="allow", settings=wandb.Settings(**settings))
+        self.table_rows = []
+        return self.run.id
+
+    def metrics(self, step, data, time):
+        self.run.log(data, step=step)
+
+    def generations(self, step, rows, time):
+        import wandb
+
+        columns = ["step"] + [f"{what}_{i + 1}" for i in range(len(rows)) for what in ("input", "output", "score")]
+        self.table_rows = [r for r in self.table_rows if len(r) == len(columns)]  # a table has one width
+        self.table_rows.append([step] + [value for row in rows for value in row])
+        self.run.log({"val/generations": wandb.Table(columns=columns, data=self.table_rows)}, step=step)
+
+    def finish(self, how):
+        self.run.finish(exit_code=0 if how == "done" else 1)
+
+    def drop(self):
+        import wandb
+
+        wandb.teardown()
+
+
+class Swanlab(Client):
+    def open(self, run_id):
+        import swanlab
+
+        mode = os.environ.get("SWANLAB_MODE", "cloud")
+        online = mode in ("cloud", "online")
+        if os.environ.get("SWANLAB_API_KEY") and online:
+            swanlab.login(os.environ["SWANLAB_API_KEY"])
+        again = {"id": run_id, "resume": "allow"} if online and run_id else {}  # resuming is the cloud's
+        config = {"FRAMEWORK": "verl", **self.args["config"]}
+        run = swanlab.init(project=self.project, experiment_name=self.experiment, config=config,
+                           logdir=os.environ.get("SWANLAB_LOG_DIR", "swanlog"), mode=mode, **again)
+        return getattr(run, "id", None) or run_id
+
+    def metrics(self, step, data, time):
+        import swanlab
+
+        swanlab.log(data, step=step)
+
+    def generations(self, step, rows, time):
+        import swanlab
+
+        table = swanlab.echarts.Table()
+        table.add(headers=["step", "input", "output", "score"], rows=[[step, *row] for row in rows])
+        swanlab.log({"val/generations": table}, step=step)
+
+    def finish(self, how):
+        import swanlab
+
+        swanlab.finish()
+
+    def drop(self):
+        import swanlab
+
+        swanlab.finish()
+
+
+class Clearml(Client):
+    def open(self, run_id):
+        import clearml
+
+        # 0: the steps that are reported are the steps, no offset is added to them
+        again = {"continue_last_task": 0, "reuse_last_task_id": run_id} if run_id else {"reuse_last_task_id": False}
+        self.task = clearml.Task.init(project_name=self.project, task_name=self.experiment, output_uri=False,
+                                      auto_connect_arg_parser=False, auto_connect_frameworks=False, **again)
+        self.task.connect_configuration(self.args["config"], name="Hyperparameters")
+        return self.task.id
+
+    def metrics(self, step, data, time):
+        logger = self.task.get_logger()
+        for name, value in data.items():
+            title, _, series = name.partition("/")
+            logger.report_scalar(title=title, series=series or title, value=value, iteration=step)
+
+    def generations(self, step, rows, time):
+        table = [["step", "input", "output", "score"], *([step, *row] for row in rows)]
+        self.task.get_logger().report_table(title="Validation", series="Validation generations", table_plot=table, iteration=step)
+
+    def finish(self, how):
+        if how == "failed":
+            self.task.mark_failed(ignore_errors=True, status_message="verlc failed")
+        self.task.close()
+
+    def drop(self):
+        if getattr(self, "task", None):
+            self.task.close()
+
+
+class Trackio(Client):
+    def open(self, run_id):
+        import trackio
+
+        trackio.init(project=self.project, name=self.experiment, config=self.args["config"], resume="allow" if run_id else "never")
+        return self.experiment
+
+    def metrics(self, step, data, time):
+        import trackio
+
+        trackio.log(data, step=step)
+
+    def generations(self, step, rows, time):
+        import pandas
+        import trackio
+
+        table = pandas.DataFrame([[step, *row] for row in rows], columns=["step", "input", "output", "score"])
+        trackio.log({"val/generations": trackio.Table(dataframe=table)}, step=step)
+
+    def finish(self, how):
+        import trackio
+
+        trackio.finish()
+
+    def drop(self):
+        import trackio
+
+        trackio.finish()
+
+
+def make(args):
+    if args["tracker"] == "mlflow":
+        from verlc_helpers.tracker_mlflow import Mlflow
+
+        return Mlflow(args)
+    return {"wandb": Wandb, "swanlab": Swanlab, "clearml": Clearml, "trackio": Trackio}[args["tracker"]](args)
+
+
+CLIENT = None
+RUN = None  # of the open run
+
+
+def init(args):
+    global CLIENT
+    if args is None:
+        return
+    os.nice(19)  # training comes first; children inherit it
+    args["config"] = without_secrets(args.get("config") or {})
+    CLIENT = make(args)
+
+
+def check(names):
+    return {"missing": [name for name in names if importlib.util.find_spec(name) is None], "python": sys.executable}
+
+
+def close_after(error):
+    global RUN
+    RUN = None
+    try:
+        CLIENT.drop()
+    except Exception:
+        pass  # it has failed already
+    return describe(error)
+
+
+def handle(request):
+    global RUN
+    if "check" in request:
+        return check(request["check"])
+    known = request.get("run")
+    answer = {"run": RUN or known, "done": 0, "error": None, "refused": []}
+    try:
+        if RUN is None:
+            RUN = answer["run"] = {"id": CLIENT.open(known and known["id"])}
+    except (Exception, SystemExit) as error:
+        return answer | {"error": close_after(error)}
+    answer["done"], error, answer["refused"] = CLIENT.put_all(request["records"])
+    if error is not None:
+        return answer | {"error": close_after(error)}
+    if request.get("finish"):
+        try:
+            CLIENT.finish(request["finish"])
+        except Exception as error:
+            answer["error"] = describe(error)
+    return answer
+
+
+if __name__ == "__main__":
+    serve(handle, init)
