@@ -87,8 +87,9 @@ def run(*args, check=True, timeout=300, env=None, **kw):
     return p
 
 
-def start(args, **kw):
-    return subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV, **kw)
+def start(args, env=None, **kw):
+    return subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            env={**ENV, **(env or {})}, **kw)
 
 
 def has_gpu(model):

@@ -3,7 +3,7 @@
   init {"tracker": "wandb", "project", "experiment", "config": {...}, "metrics": bool, "run_dir", "proxy", "version"}
   {"run": what the last reply said or null, "records": [...]}
       -> {"run": {"id": ...}, "done": n, "error": text or null, "refused": [text]}
-         the first n records are with the client; error: why the next one is not
+         the first n records are with the client (after BATCH_S s perhaps not all); error: why the next one is not
   {"run": ..., "records": [], "finish": "done" | "failed" | "killed"}    closes the run
   {"check": ["mlflow", ...], "needs": ...} -> {"missing": [...], "python": path}   without init
 
@@ -19,6 +19,7 @@ import importlib.util
 import os
 import re
 import sys
+import time
 import uuid
 
 from verlc_helpers.protocol import one_line, serve
@@ -26,6 +27,7 @@ from verlc_helpers.protocol import one_line, serve
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 SECRET_CONFIG = re.compile(r"(api_?key|access_?key(_id)?|_token|secret|password)$", re.IGNORECASE)  # not data.prompt_key
 HIDDEN = "***"
+BATCH_S = 5.0  # after which a request is answered with what is done, so that it is on record
 
 
 def redact(text):
@@ -69,10 +71,10 @@ class Client:
         """Opens a new run (None), or the one with this id; returns the id."""
         raise NotImplementedError
 
-    def metrics(self, step, data, time):
+    def metrics(self, step, data, at):
         raise NotImplementedError
 
-    def generations(self, step, rows, time):
+    def generations(self, step, rows, at):
         raise NotImplementedError
 
     def finish(self, how):
@@ -83,8 +85,10 @@ class Client:
 
     def put_all(self, records):
         """Hands over records in order: (how many, the error that stopped it, refusals)."""
-        refused = []
+        refused, until = [], time.monotonic() + BATCH_S
         for n, record in enumerate(records):
+            if n > 0 and time.monotonic() > until:
+                return n, None, refused
             try:
                 self.put(record)
             except (Refused, TypeError, ValueError, KeyError) as error:
@@ -113,10 +117,10 @@ class Wandb(Client):
         self.table_rows = []
         return self.run.id
 
-    def metrics(self, step, data, time):
+    def metrics(self, step, data, at):
         self.run.log(data, step=step)
 
-    def generations(self, step, rows, time):
+    def generations(self, step, rows, at):
         import wandb
 
         columns = ["step"] + [f"{what}_{i + 1}" for i in range(len(rows)) for what in ("input", "output", "score")]
@@ -147,12 +151,12 @@ class Swanlab(Client):
                            logdir=os.environ.get("SWANLAB_LOG_DIR", "swanlog"), mode=mode, **again)
         return getattr(run, "id", None) or run_id
 
-    def metrics(self, step, data, time):
+    def metrics(self, step, data, at):
         import swanlab
 
         swanlab.log(data, step=step)
 
-    def generations(self, step, rows, time):
+    def generations(self, step, rows, at):
         import swanlab
 
         table = swanlab.echarts.Table()
@@ -174,20 +178,22 @@ class Clearml(Client):
     def open(self, run_id):
         import clearml
 
-        # 0: the steps that are reported are the steps, no offset is added to them
-        again = {"continue_last_task": 0, "reuse_last_task_id": run_id} if run_id else {"reuse_last_task_id": False}
+        if run_id and not run_id.startswith("offline-"):  # such a task is a closed archive
+            again = {"continue_last_task": 0, "reuse_last_task_id": run_id}  # 0: no offset is added to the steps
+        else:
+            again = {"reuse_last_task_id": False}
         self.task = clearml.Task.init(project_name=self.project, task_name=self.experiment, output_uri=False,
                                       auto_connect_arg_parser=False, auto_connect_frameworks=False, **again)
         self.task.connect_configuration(self.args["config"], name="Hyperparameters")
         return self.task.id
 
-    def metrics(self, step, data, time):
+    def metrics(self, step, data, at):
         logger = self.task.get_logger()
         for name, value in data.items():
             title, _, series = name.partition("/")
             logger.report_scalar(title=title, series=series or title, value=value, iteration=step)
 
-    def generations(self, step, rows, time):
+    def generations(self, step, rows, at):
         table = [["step", "input", "output", "score"], *([step, *row] for row in rows)]
         self.task.get_logger().report_table(title="Validation", series="Validation generations", table_plot=table, iteration=step)
 
@@ -208,12 +214,12 @@ class Trackio(Client):
         trackio.init(project=self.project, name=self.experiment, config=self.args["config"], resume="allow" if run_id else "never")
         return self.experiment
 
-    def metrics(self, step, data, time):
+    def metrics(self, step, data, at):
         import trackio
 
         trackio.log(data, step=step)
 
-    def generations(self, step, rows, time):
+    def generations(self, step, rows, at):
         import pandas
         import trackio
 
@@ -247,7 +253,7 @@ def init(args):
     global CLIENT
     if args is None:
         return
-    os.nice(19)  # training comes first; children inherit it
+    os.nice(10)  # training comes first; children inherit it
     args["config"] = without_secrets(args.get("config") or {})
     CLIENT = make(args)
 

@@ -8,13 +8,14 @@ point.  An error of the connection is raised; what MLflow itself refuses is Refu
 import logging
 import os
 import re
+import time
 
 # Read by mlflow at import. Retries are the sender's (src/track/client.c), which waits longer and blocks nobody.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"  # else nobody learns that a trace was lost
 
-from verlc_helpers.tracker import Client, Refused, describe  # noqa: E402
+from verlc_helpers.tracker import BATCH_S, Client, Refused, describe  # noqa: E402
 
 URI = "sqlite:////tmp/mlruns.db"  # verl's default
 MAX_BATCH = {"metrics": 1000, "params": 100}  # of one request
@@ -94,8 +95,8 @@ class Mlflow(Client):
 
     def put_all(self, records):
         """Metrics of neighbouring records go in one request."""
-        done, refused = 0, []
-        while done < len(records):
+        done, refused, until = 0, [], time.monotonic() + BATCH_S
+        while done < len(records) and (done == 0 or time.monotonic() < until):
             n = 1
             size = len(records[done].get("data", ()))
             while (done + n < len(records) and records[done]["kind"] == records[done + n]["kind"] == "metrics"

@@ -331,7 +331,7 @@ static void *send_loop(void *v) {
     *b = (struct batch){0};
     if (!c->failing && !is_over(c)) {
         b->records = json_array();
-        if (exchange(c, b, c->how) < 0) has_failed(c, err_msg());
+        if (exchange(c, b, c->how) < 0) log_warn("tracker %s did not close its run: %s", c->name, err_msg());
     }
     free(b);
     helper_pool_destroy(c->helper); /* by the thread that started its process */
