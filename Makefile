@@ -39,6 +39,7 @@ fixtures: build oracle-venv ## make tests/fixtures again with the real packages
 	@scripts/oracle.sh fixtures
 oracle-venv: setup
 	@scripts/oracle_venv.sh $(ORACLE)
+	@scripts/oracle_venv.sh .venv-trackers tools/trackers_requirements.txt
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
 asan tsan: setup ## the first three rungs under a sanitizer

@@ -1,11 +1,13 @@
 """The real TensorBoard reads the event files that verlc writes, with equal values: a
-run, stopped and resumed.  Python's sqlite3 reads run.db while the run is still
-writing it.  Needs tensorboard from PyPI (run by `make oracle`).
+run, stopped and resumed; the validation samples as text.  Python's sqlite3 reads run.db while the run is still
+writing it.  MLflow's parameters and names, and the choice of validation samples, are those of verl's own code.
+Needs tensorboard and verl from PyPI (run by `make oracle`).
 
   VERLC=build/release/verlc python tools/oracle_track.py
 """
 
 import json
+import logging
 import math
 import pathlib
 import sqlite3
@@ -13,12 +15,20 @@ import struct
 import subprocess
 import sys
 import time
+import types
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "python")]
 from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
 
+import numpy  # noqa: E402
+import yaml  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # noqa: E402
+
+sys.modules.setdefault("orjson", types.ModuleType("orjson"))  # of verl's JSONL logger, which is not asked here
+from verl.utils import tracking  # noqa: E402
+from verlc_helpers import tracker_mlflow  # noqa: E402
 
 
 def f32(x):
@@ -71,9 +81,52 @@ def check_live(s, test):
     test("run.db is sound", db.execute("pragma integrity_check").fetchone()[0] == "ok")
 
 
+def check_text(s, test):
+    """The samples that verl's trainer would show (ray_trainer._maybe_log_val_generations), in its Markdown."""
+    run(*s.ppo("text", trainer__total_training_steps=2, trainer__test_freq=2, trainer__log_val_generations=3,
+               trainer__logger="tensorboard"))
+    tb = EventAccumulator(str(s.dir / "text/tensorboard"))
+    tb.Reload()
+    event, = tb.Tensors("val/generations/text_summary")
+    got = event.tensor_proto.string_val[0].decode()
+    rows = sqlite3.connect(s.dir / "text/run.db").execute(
+        "select prompt, response, score from samples where validation = 1 order by id")
+    samples = sorted(rows.fetchall(), key=lambda r: r[0])
+    numpy.random.RandomState(42).shuffle(samples)
+
+    class Writer:
+        def add_text(self, tag, text, step):
+            self.text = (tag + "/text_summary", text, step)
+
+        def flush(self):
+            pass
+
+    logger = tracking.ValidationGenerationsLogger()
+    logger.writer = Writer()
+    logger.log_generations_to_tensorboard([(i, o, f"{x:g}") for i, o, x in samples[:3]], 2)
+    test("TensorBoard's text panel has verl's text", logger.writer.text == ("val/generations/text_summary", got, event.step),
+         f"{got}\n{logger.writer.text[1]}"[:800])
+
+
+def check_names(s, test):
+    config = yaml.safe_load(run(*s.ppo("names"), "--cfg", "job").stdout)
+    want = tracking._compute_mlflow_params_from_objects(config)
+    got = tracker_mlflow.flat(config)
+    test("MLflow's parameters are verl's", got == want, str(set(got.items()) ^ set(want.items()))[:400] if got != want else "")
+    adapter, seen = tracking._MlflowLoggingAdapter(), {}
+    logging.disable(logging.WARNING)
+    sys.modules["mlflow"] = type("mlflow", (), {"log_metrics": staticmethod(lambda metrics, step: seen.update(metrics))})
+    names = ["val-core/a/acc/mean@1", "a//b", "x(y)", "perf/µs", "a b:c.d-e_f", "///", "p@q@r"]
+    for name in names:
+        adapter.log({name: 1.0}, 1)
+    test("MLflow's names are verl's", list(seen) == [tracker_mlflow.key(n) for n in names], str(list(seen)))
+
+
 def main():
     test = Tests()
     with Scratch() as s:
+        check_text(s, test)
+        check_names(s, test)
         keys = {"trainer.logger": "[console,file,tensorboard]", "trainer.test_freq": 2}
         run(*s.ppo("tb", trainer__total_training_steps=4, **keys))
         check_values(test, "a run", s.dir / "tb")

@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 import zipfile
 
+os.environ["VERLC"] = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))  # runs have a directory of their own
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from verlc_test import Scratch, Tests, run, start  # noqa: E402
 
