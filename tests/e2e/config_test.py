@@ -106,8 +106,8 @@ def check_home(s, test):
                                        "trainer__resume_from_path": "~/home/run/global_step_2"}), check=False, env=home, cwd=s.dir)
     test("ppo: ~ in resume_from_path", p.returncode == 0 and (s.dir / "home/run/global_step_3").is_dir(), p.stderr[-500:])
     p = run("sft", "model.path=~/model", "data.train_files=~/sft.jsonl", "data.train_batch_size=4", "data.max_length=64",
-            "trainer.total_training_steps=1", "trainer.logger=[file]", "trainer.default_local_dir=~/home/sft", check=False, env=home,
-            cwd=s.dir)
+            "trainer.total_training_steps=1", "trainer.logger=[file]", "trainer.default_local_dir=~/home/sft", check=False,
+            env=home, cwd=s.dir)
     test("sft: ~ in its paths", p.returncode == 0 and (s.dir / "home/sft/global_step_1").is_dir(), p.stderr[-500:])
     test("no directory is named ~", not list(s.dir.rglob("~*")), list(s.dir.rglob("~*")))
 

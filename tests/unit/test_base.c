@@ -909,17 +909,17 @@ static void test_json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),         cmocka_unit_test(test_check),
-        cmocka_unit_test(test_log_escapes), cmocka_unit_test(test_buf),
-        cmocka_unit_test(test_arena),       cmocka_unit_test(test_map),
-        cmocka_unit_test(test_file),        cmocka_unit_test(test_remove_tree_links),
-        cmocka_unit_test(test_expand),      cmocka_unit_test(test_temp_names),
-        cmocka_unit_test(test_modes),       cmocka_unit_test(test_replace_dir),
-        cmocka_unit_test(test_in_dir),      cmocka_unit_test(test_atomic_failure),
-        cmocka_unit_test(test_hash),        cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_rng_token),   cmocka_unit_test(test_rng_stream),
-        cmocka_unit_test(test_pool),        cmocka_unit_test(test_clock), cmocka_unit_test(test_clock_stopped),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_err),           cmocka_unit_test(test_check),
+        cmocka_unit_test(test_log_escapes),   cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_arena),         cmocka_unit_test(test_map),
+        cmocka_unit_test(test_file),          cmocka_unit_test(test_remove_tree_links),
+        cmocka_unit_test(test_expand),        cmocka_unit_test(test_temp_names),
+        cmocka_unit_test(test_modes),         cmocka_unit_test(test_replace_dir),
+        cmocka_unit_test(test_in_dir),        cmocka_unit_test(test_atomic_failure),
+        cmocka_unit_test(test_hash),          cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_token),     cmocka_unit_test(test_rng_stream),
+        cmocka_unit_test(test_pool),          cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_clock_stopped), cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -125,9 +125,10 @@ static void test_long_names(void **state) {
         snprintf(name[k] + LONG, 8, "\xE2\x82\xAC/%d", k);
         metrics_set(&m, k, "%s", name[k]);
     }
-    static const char *const loggers[] = {"file", "tensorboard", "file", "console", "tensorboard", "file"}; /* twice is once */
-    const struct track_args a = {
-        .loggers = loggers, .n_loggers = 6, .project = name[0], .experiment = name[1], .run_dir = dir, .title = name[0]};
+    static const char *const names[] = {"file", "tensorboard", "file", "console", "tensorboard", "file"}; /* twice is once */
+    struct track_loggers loggers = {0};
+    assert_int_equal(track_choose(&loggers, names, 6, true), 0);
+    const struct track_args a = {.loggers = &loggers, .project = name[0], .experiment = name[1], .run_dir = dir, .title = name[0]};
     struct track *t;
     assert_int_equal(track_open(&t, &a), 0);
     track_headline(t, "a", "a");
