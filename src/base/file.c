@@ -17,10 +17,38 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static bool of_shell(const char *path) {
+    return strcmp(path, "/dev/stdin") == 0 || strncmp(path, "/dev/fd/", 8) == 0 || strncmp(path, "/proc/self/fd/", 14) == 0;
+}
+
+int file_open_read(const char *path) {
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* O_NONBLOCK: a FIFO does not wait for its writer */
+    if (fd < 0) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    const int bad = fstat(fd, &st) < 0 ? errno : 0;
+    if (!bad && (S_ISREG(st.st_mode) || (of_shell(path) && !S_ISDIR(st.st_mode)))) {
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+        return fd;
+    }
+    close(fd);
+    if (bad) FAIL(ERR_INPUT, "%s: %s", path, strerror(bad));
+    FAIL(ERR_INPUT, "%s: is %s; give a regular file", path,
+         S_ISDIR(st.st_mode)    ? "a directory"
+         : S_ISFIFO(st.st_mode) ? "a FIFO"
+                                : "a device");
+}
+
+int file_check(const char *path) {
+    const int fd = file_open_read(path);
+    TRY(fd);
+    close(fd);
+    return 0;
+}
+
 int file_read(struct buf *b, const char *path, size_t max_bytes) {
     int rc = 0;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    const int fd = file_open_read(path);
+    TRY(fd);
     const size_t start = b->n;
     char chunk[1 << 16];
     for (;;) {
@@ -321,12 +349,11 @@ int file_in_dir(char **path, const char *dir, const char *name) {
 
 int file_map_open(struct file_map *m, const char *path) {
     struct stat st;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
-    if (fstat(fd, &st) < 0 || S_ISDIR(st.st_mode)) {
-        const int e = errno;
+    const int fd = file_open_read(path);
+    TRY(fd);
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
         close(fd);
-        FAIL(ERR_INPUT, "%s: %s", path, S_ISDIR(st.st_mode) ? "is a directory" : strerror(e));
+        FAIL(ERR_INPUT, "%s: a pipe cannot be mapped; give a regular file", path);
     }
     void *p = NULL;
     if (st.st_size > 0) {
@@ -350,8 +377,10 @@ int file_each_line(const char *path, int (*fn)(void *, char *, size_t, int64_t),
     enum { MAX_LINE = 64 << 20 };
     int rc = 0;
     const bool in = strcmp(path, "-") == 0;
-    FILE *f = in ? stdin : fopen(path, "rb");
-    if (!f) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    const int fd = in ? STDIN_FILENO : file_open_read(path);
+    TRY(fd);
+    FILE *f = in ? stdin : fdopen(fd, "rb");
+    CHECK(f != NULL);
     char *line = NULL;
     size_t cap = 0;
     for (int64_t no = 1;; no++) {

@@ -14,6 +14,10 @@
 extern "C" {
 #endif
 
+/* Opens a file for reading, a descriptor. ERR_INPUT: it cannot be opened, or it is no regular file; a FIFO or a device could
+ * keep its reader for ever. What the shell hands over (/dev/stdin, /dev/fd/N of <(...)) may be a pipe. */
+int file_open_read(const char *path);
+int file_check(const char *path); /* ERR_INPUT as file_open_read, for a file that another program will read */
 /* Appends the file to b. ERR_INPUT if it cannot be read or is over max_bytes (0: no limit). */
 int file_read(struct buf *b, const char *path, size_t max_bytes);
 /* tmp file in the same directory, fsync, rename, fsync directory. ERR_IO. */

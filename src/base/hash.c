@@ -2,6 +2,7 @@
 #include "base/hash.h"
 
 #include "base/err.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,8 +21,10 @@ void hash_hex(const void *p, size_t n, char out[33]) { hex128(XXH3_128bits(p, n)
 int hash_file_hex(const char *path, char out[33]) {
     enum { CHUNK = 1 << 20 };
     int rc = 0;
-    FILE *f = fopen(path, "rb");
-    if (!f) FAIL(ERR_INPUT, "%s: %s", path, strerror(errno));
+    const int fd = file_open_read(path);
+    TRY(fd);
+    FILE *f = fdopen(fd, "rb");
+    CHECK(f != NULL);
     XXH3_state_t *st = XXH3_createState();
     char *chunk = malloc(CHUNK);
     CHECK(st != NULL && chunk != NULL);

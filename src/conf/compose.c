@@ -13,6 +13,7 @@
 
 #define MAX_YAML_BYTES (4 << 20)
 #define MAX_INCLUDES 16 /* files that include files, deep */
+#define MAX_FILES 1000
 
 struct loader {
     struct conf *c;
@@ -20,7 +21,7 @@ struct loader {
     const char *path, *dir, *name; /* --config-path, --config-dir, --config-name */
     const char **overrides;
     int64_t n_overrides, cap_overrides;
-    int depth;
+    int depth, n_files;
 };
 
 /* ---- who set what ---- */
@@ -109,6 +110,9 @@ static bool is_schema(const char *name) {
 /* Takes body: puts it over the tree at its package. */
 static int overlay(struct loader *l, struct conf_node *body, const char *package, const char *from) {
     struct conf *c = l->c;
+    const int rc = conf__path_check(package, from);
+    if (rc < 0) conf__node_free(body);
+    TRY(rc);
     if (conf__node_remove(body, "hydra", 5)) ignore(c, xasprintf("%s: the section hydra: has no meaning here", from));
     if (!*package || strcmp(package, "_global_") == 0) {
         mark_set(c, "", body, from, true);
@@ -170,6 +174,7 @@ static int include(struct loader *l, const char *dir, const char *name, const ch
     char *file = xasprintf("%s/%s%s", dir, name, has_ext ? "" : ".yaml");
     int rc = 0;
     if (l->depth >= MAX_INCLUDES) FAILG(done, ERR_INVAL, "%s: files include each other over %d deep", from, MAX_INCLUDES);
+    if (++l->n_files > MAX_FILES) FAILG(done, ERR_INVAL, "%s: files include each other over %d times", from, MAX_FILES);
     l->depth++;
     TRYG(read_yaml(file, &body, &header), done);
     if (header) package = header;

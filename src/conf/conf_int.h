@@ -46,6 +46,8 @@ void conf__node_put(struct conf_node *c, const char *key, struct conf_node *v);
 struct conf_node *conf__node_child(const struct conf_node *c, const char *key, size_t n); /* NULL: none */
 struct conf_node *conf__node_at(const struct conf_node *root, const char *path);          /* "a.b.0"; "" is root */
 bool conf__node_remove(struct conf_node *c, const char *key, size_t n);
+/* ERR_INVAL: more than 32 parts. Of every path that input names, since the functions of a tree descend by calling themselves. */
+int conf__path_check(const char *path, const char *what);
 /* Puts v (taken) at path: a dict merges into a dict, all else replaces. Creates
  * groups on the way; ERR_INVAL where a value that is no group stands in it. */
 int conf__node_set(struct conf_node *root, const char *path, struct conf_node *v);

@@ -15,7 +15,6 @@
 #include <strings.h>
 
 #define MAX_DEPTH 64
-#define MAX_PARTS 32 /* of a key */
 
 struct parser {
     const char *p, *end;
@@ -358,11 +357,10 @@ static bool is_part(const char *p, size_t n) {
 
 /* Parts between dots; @ and / make it a group. */
 static int check_key(const char *key, const char *text, bool *is_group) {
-    int parts = 0;
+    TRY(conf__path_check(key, text));
     *is_group = strpbrk(key, "@/") != NULL;
     for (const char *p = key; *p;) {
         const size_t n = strcspn(p, "./@");
-        if (++parts > MAX_PARTS) FAIL(ERR_INVAL, "%.80s...: the key has over %d parts", text, MAX_PARTS);
         if (!is_part(p, n) && !(p == key && *p == '@')) FAIL(ERR_INVAL, "%s: '%.*s' cannot be part of a key", text, (int)n, p);
         p += n;
         if (*p && p[1] == '\0') FAIL(ERR_INVAL, "%s: the key ends in '%c'", text, *p);

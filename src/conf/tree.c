@@ -151,6 +151,14 @@ void conf__node_merge(struct conf_node *into, struct conf_node *from) {
     conf__node_free(from);
 }
 
+int conf__path_check(const char *path, const char *what) {
+    enum { MAX_PARTS = 32 };
+    int n = 1;
+    for (const char *p = path; *p; p++) n += strchr("./@", *p) != NULL;
+    if (n > MAX_PARTS) FAIL(ERR_INVAL, "%.80s: %.80s... has over %d parts", what, path, MAX_PARTS);
+    return 0;
+}
+
 int conf__node_set(struct conf_node *root, const char *path, struct conf_node *v) {
     struct conf_node *c = root;
     const char *p = path;

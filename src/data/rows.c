@@ -173,6 +173,7 @@ int data_read_rows(json_t **rows, const char *path, const char *const *required)
     int rc = 0;
     TRYG(data__local_path(&local, path), out);
     if (!file_exists(local)) FAILG(out, ERR_INPUT, "%s: no such file; check the path, or make it with 'verlc data'", path);
+    TRYG(file_check(local), out);
     if (ends_with(local, ".parquet")) TRYG(read_parquet(r, local, required), out);
     else if (ends_with(local, ".json") || ends_with(local, ".jsonl")) TRYG(read_json(r, local, required), out);
     else FAILG(out, ERR_UNSUPPORTED, "%s: unsupported file format; give a .parquet, .json or .jsonl file", path);

@@ -51,6 +51,7 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     int rc = 0;
     c->timeout_s = a->timeout_s > 0 ? a->timeout_s : DEFAULT_TIMEOUT_S;
     if (!file_exists(path)) FAILG(out, ERR_INPUT, "custom_reward_function.path %s does not exist", path);
+    TRYG(file_check(path), out);
     TRYG(load_once(&h, &is_async), out);
     TRYG(helper_pool_create(&c->pool, &h, a->n_workers > 0 ? a->n_workers : 1, is_async ? concurrent : 1), out);
 out:

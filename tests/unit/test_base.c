@@ -315,6 +315,28 @@ static void test_file(void **state) {
     assert_non_null(strstr(err_msg(), "/nonexistent/f"));
     buf_free(&b);
 
+    char *fifo = file_join(dir, "fifo"), of_shell[33];
+    int ends[2];
+    struct file_map none;
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    static const char *const devices[] = {"/dev/zero", "/dev/tty", "/dev/null"};
+    assert_int_equal(file_read(&b, fifo, 0), ERR_INPUT); /* and does not wait for a writer */
+    assert_non_null(strstr(err_msg(), "is a FIFO"));
+    assert_int_equal(file_map_open(&none, fifo), ERR_INPUT);
+    assert_int_equal(file_each_line(fifo, add_line, NULL), ERR_INPUT);
+    assert_int_equal(hash_file_hex(fifo, of_shell), ERR_INPUT);
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) assert_int_equal(file_read(&b, devices[i], 0), ERR_INPUT);
+    free(fifo);
+    assert_int_equal(pipe(ends), 0); /* <(...) */
+    snprintf(of_shell, sizeof of_shell, "/dev/fd/%d", ends[0]);
+    assert_int_equal(write(ends[1], "piped", 5), 5);
+    close(ends[1]);
+    assert_int_equal(file_read(&b, of_shell, 0), 0);
+    assert_string_equal(b.p, "piped");
+    assert_int_equal(file_map_open(&none, of_shell), ERR_INPUT);
+    close(ends[0]);
+    buf_free(&b);
+
     struct lines l = {0};
     assert_int_equal(file_each_line(path, add_line, &l), 0);
     assert_string_equal(l.text.p, "one|two\r||last|");

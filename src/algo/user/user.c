@@ -259,6 +259,7 @@ static int open_parts(struct algo_user *u, const struct algo_user_args *a) {
     const int rc = algo__user_parse(a->spec, &u->path, &u->name, &u->python);
     if (rc < 0) return err_wrap(rc, "%s", u->key);
     if (!file_exists(u->path)) FAIL(ERR_INPUT, "%s: %s does not exist", u->key, u->path);
+    TRY(file_check(u->path));
     TRY(check_kwargs(u));
     return u->python ? algo__user_open_py(u) : algo__user_open_c(u, a->dir);
 }
