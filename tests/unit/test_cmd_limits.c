@@ -191,7 +191,7 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
 
 static int run_ppo(const char *arg, const struct conf *c) {
     struct ppo_config k = {0};
-    int rc = ppo_config_read(&k, c);
+    int rc = ppo_config_read(&k, c, false);
     if (rc == 0) {
         rc = plan_on(arg, &gpu, &k);
         if (rc < 0) check_error(arg, rc);
