@@ -101,7 +101,7 @@ def next_rows(count):
 def create_file(path, schema):
     state.clear()
     fields = None if schema is None else pa.schema([(k, arrow_type(t)) for k, t in schema.items()])
-    state.update(path=path, tmp=path + ".tmp", schema=fields, writer=None, written=0)
+    state.update(path=path, tmp=f"{path}.{os.getpid()}-{os.urandom(8).hex()}.tmp", schema=fields, writer=None, written=0)
     return True
 
 

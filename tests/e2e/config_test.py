@@ -98,7 +98,8 @@ def check_home(s, test):
            "actor_rollout_ref__model__path": "~/model", "actor_rollout_ref__model__tokenizer_path": "~/model",
            "critic__model__path": "~/model", "critic__ppo_micro_batch_size_per_gpu": 4, "algorithm__adv_estimator": "gae",
            "reward__custom_reward_function__path": "~/score.py"}
-    (s.dir / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n")
+    (s.dir / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                                    "    return 1\n")
     p = run(*s.ppo("home", **files, **two), check=False, env=home, cwd=s.dir)
     made = sorted(f.name for f in (s.dir / "home").glob("*")) if p.returncode == 0 else p.stderr[-500:]
     test("ppo: ~ in its paths", made == ["rollouts", "run", "validations"], made)
