@@ -193,6 +193,14 @@ static struct forward_out out_at(const struct forward_out *o, struct token_lists
                                 .list = o->list ? list : NULL};
 }
 
+/* The end of what is computed between two beats of the watchdog and looks for a signal: at most one micro-batch. */
+static int64_t piece_end(const struct packed_seq *seqs, int64_t lo, int64_t n, struct micro_batch_limits cut) {
+    const int64_t most = cut.max_seqs > 0 ? cut.max_seqs : 16;
+    int64_t hi = lo + 1, rows = seqs[lo].n;
+    for (; hi < n && hi - lo < most && (cut.max_rows <= 0 || rows + seqs[hi].n <= cut.max_rows); hi++) rows += seqs[hi].n;
+    return hi;
+}
+
 int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs, int64_t n,
                    struct forward_out out) {
     static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
@@ -200,12 +208,11 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
     const struct micro_batch_limits cut = cuts[role];
     /* a teacher's logits are taken at temperature 1, as verl's servers give them */
     const float temperature = role == VERLC_TEACHER ? 1 : (float)w->k->train.temperature;
-    const int64_t piece = cut.max_seqs > 0 ? cut.max_seqs : 16; /* for the watchdog and the progress */
     struct token_lists list;
     int64_t targets = 0;
     trained_model_begin(w->role[role]);
     for (int64_t lo = 0, hi; lo < n; lo = hi) {
-        hi = lo + piece < n ? lo + piece : n;
+        hi = piece_end(seqs, lo, n, cut);
         TRY(trained_model_forward(w->role[role], seqs + lo, hi - lo, cut, temperature,
                                   out_at(&out, &list, targets, distill_list(w->k))));
         for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&seqs[i]);
