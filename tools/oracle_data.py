@@ -95,6 +95,16 @@ def fixtures(out_dir):
         "nested": [[{"k": float("inf")}], []],
     }
     pq.write_table(pa.table(odd), os.path.join(out_dir, "odd.parquet"))
+    large(out_dir, "rows_600k", ["x" * 600_000] * 520, row_group_size=200)
+    large(out_dir, "rows_2m", ["\u00e9" * 1_000_000] * 20)
+    large(out_dir, "row_300m", ["x", "x" * (300 << 20)])
+
+
+def large(out_dir, name, texts, **kw):
+    """Small files of large rows: each text is there once, and compresses well."""
+    rows = {"i": list(range(len(texts))), "prompt": [[{"role": "user", "content": x}] for x in texts],
+            "answer": ["ok"] * len(texts)}
+    pq.write_table(pa.table(rows), os.path.join(out_dir, f"{name}.parquet"), compression="zstd", **kw)
 
 
 CONVERSATIONS = [

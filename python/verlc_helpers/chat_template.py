@@ -6,7 +6,7 @@ request: {"messages", "add_generation_prompt", "tools", "documents",
           variables of the template
 reply:   the rendered text
 request: {"common": {...}, "many": [request, ...]}: each over the keys of common
-reply:   the texts, up to the first request that fails
+reply:   the texts, up to the first request that fails, or to some MiB of them
 
 By hand: python3 -m verlc_helpers.chat_template '{"template": "..."}' < requests.jsonl
 
@@ -31,6 +31,7 @@ except ImportError as error:
 
 # The names under which a message's reasoning is passed; templates read the first.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+PIECE = 8 << 20  # characters of a reply of several texts
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 state = {"compiled": {}}
@@ -172,10 +173,13 @@ def cut_after_final(text, final):
 
 
 def render_many(request):
-    common, texts = request.get("common") or {}, []
+    common, texts, size = request.get("common") or {}, [], 0
     for each in request["many"]:
+        if size > PIECE:
+            break  # verlc asks for the rest
         try:
             texts.append(render({**common, **each}))
+            size += len(texts[-1])
         except HelperError:
             break  # asked for alone next, and then it is told
     return texts

@@ -1,7 +1,7 @@
 """Parquet files as JSON rows and back, through pyarrow.  One file at a time.
 
   {"op": "open", "path": P}               -> {"rows": N, "columns": [names]}
-  {"op": "next", "count": K}              -> up to K rows as objects, [] at the end
+  {"op": "next", "count": K}              -> up to K rows as objects, fewer where they are large, [] at the end
   {"op": "create", "path": P, "schema": S} -> true   (S null: types from the first rows)
   {"op": "add", "rows": [...]}            -> true
   {"op": "finish"}                        -> rows written; the file appears under its name only now
@@ -14,6 +14,7 @@ when read: bytes to {"base64": text}, dates and decimals to text, NaN and Inf to
 import base64
 import datetime
 import decimal
+import json
 import math
 import os
 
@@ -23,6 +24,10 @@ import pyarrow.parquet as pq
 from verlc_helpers.protocol import HelperError, serve
 
 SCALARS = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+PIECE = 32 << 20  # bytes of JSON in a reply of several rows, and of Arrow decoded together
+MOST = 255 << 20  # of one row: src/helper takes replies of 256 MiB
+MANY = 512  # rows decoded together
+to_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 state = {}
 
 
@@ -77,24 +82,61 @@ def open_file(path):
         file = pq.ParquetFile(path, memory_map=True)
     except pa.ArrowInvalid as error:
         raise HelperError(f"{path}: not a readable Parquet file: {error}") from None
-    schema = file.schema_arrow
-    state.update(path=path, file=file, batches=None, odd=[f.name for f in schema if not is_plain(f.type)])
-    return {"rows": file.metadata.num_rows, "columns": schema.names}
+    state.update(path=path, rows=read_rows(file), done=0, held=None)
+    return {"rows": file.metadata.num_rows, "columns": file.schema_arrow.names}
+
+
+def read_rows(file):
+    """Every row, as JSON can hold it; some MiB of Arrow and of Python's objects at a time."""
+    odd = [f.name for f in file.schema_arrow if not is_plain(f.type)]
+    for group in range(file.num_row_groups):
+        meta = file.metadata.row_group(group)
+        fits = PIECE * meta.num_rows // max(meta.total_byte_size, 1)
+        for batch in file.iter_batches(batch_size=max(1, min(MANY, fits)), row_groups=[group], use_threads=False):
+            step = max(1, min(MANY, PIECE * batch.num_rows // max(batch.nbytes, 1)))
+            for lo in range(0, batch.num_rows, step):
+                for row in batch.slice(lo, step).to_pylist():
+                    for name in odd:
+                        row[name] = to_json(row[name])
+                    yield row
+
+
+def size_of(value):
+    """Bytes of a value's JSON."""
+    text = to_text(value)
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
+def next_row():
+    """The next row and its bytes; (None, 0) at the end."""
+    try:
+        row = next(state["rows"], None)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise HelperError(f"{state['path']}: damaged Parquet file: {error}") from None
+    if row is None:
+        return None, 0
+    state["done"] += 1
+    size = size_of(row)
+    if size > MOST:
+        largest, name = max((size_of(value), name) for name, value in row.items())
+        raise HelperError(
+            f"{state['path']} row {state['done']}: {size / 2**20:.0f} MiB as JSON, the limit of a row is {MOST >> 20} MiB; "
+            f"column '{name}' has {largest / 2**20:.0f} MiB of them", "INPUT")
+    return row, size
 
 
 def next_rows(count):
-    try:
-        if state["batches"] is None:
-            state["batches"] = state["file"].iter_batches(batch_size=count, use_threads=False)
-        batch = next(state["batches"], None)
-        if batch is None:
-            return []
-        rows = batch.to_pylist()
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise HelperError(f"{state['path']}: damaged Parquet file: {error}") from None
-    for name in state["odd"]:
-        for row in rows:
-            row[name] = to_json(row[name])
+    rows, total = [], 0
+    while len(rows) < count:
+        row, size = state["held"] or next_row()
+        state["held"] = None
+        if row is None:
+            break
+        if rows and total + size > PIECE:
+            state["held"] = (row, size)  # of the next reply
+            break
+        rows.append(row)
+        total += size
     return rows
 
 

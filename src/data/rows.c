@@ -1,6 +1,6 @@
 /* rows.c - rows of Parquet, JSON and JSONL files as JSON objects, and back.
  * JSON is read here, Parquet by a helper process that hands over some hundred
- * rows at a time, the next ones being decoded while these are taken in.
+ * rows at a time, fewer where they are large, the next ones being decoded while these are taken in.
  * Invariant: a file is read whole or not at all, and written whole or not at all. */
 #include "data/data_int.h"
 
@@ -15,7 +15,7 @@
 
 #define MODULE "verlc_helpers.parquet"
 #define CALL_S 300.0 /* one piece of a file: disk-bound, minutes mean a dead file system */
-enum { ROWS_PER_CALL = 512 };
+enum { ROWS_PER_CALL = 512, BYTES_PER_CALL = 32 << 20 };
 #define MAX_JSON_BYTES ((size_t)4 << 30)
 
 static bool ends_with(const char *s, const char *end) {
@@ -146,7 +146,12 @@ static int write_parquet(const char *path, const json_t *rows, const json_t *sch
     TRYG(helper_call(h, ask, CALL_S, &reply), out);
     for (size_t i = 0; i < json_array_size(rows);) {
         json_t *part = json_array();
-        for (int k = 0; k < ROWS_PER_CALL && i < json_array_size(rows); k++) json_array_append(part, json_array_get(rows, i++));
+        size_t bytes = 0;
+        for (int k = 0; k < ROWS_PER_CALL && bytes < BYTES_PER_CALL && i < json_array_size(rows); k++) {
+            json_t *row = json_array_get(rows, i++);
+            bytes += json_dumpb(row, NULL, 0, JSON_COMPACT);
+            json_array_append(part, row);
+        }
         json_decref(ask);
         json_decref(reply);
         reply = NULL;

@@ -178,6 +178,50 @@ static void what_is_written_is_read(void **state) {
     json_decref(rows);
 }
 
+/* Of a file of rows {i, prompt: [{role, content}], answer}: each content has `chars` of this character. */
+static void check_large(const char *path, int n, const char *ch, size_t chars) {
+    json_t *rows = NULL, *row;
+    size_t i;
+    if (data_read_rows(&rows, path, NULL) < 0) fail_msg("%s", err_msg());
+    assert_int_equal(json_array_size(rows), n);
+    const size_t len = strlen(ch);
+    json_array_foreach(rows, i, row) {
+        const json_t *text = json_object_get(json_array_get(json_object_get(row, "prompt"), 0), "content");
+        const char *s = json_string_value(text);
+        assert_int_equal(json_integer_value(json_object_get(row, "i")), i);
+        assert_int_equal(json_string_length(text), chars * len);
+        assert_memory_equal(s, ch, len);
+        assert_memory_equal(s, s + len, (chars - 1) * len); /* the same character all along */
+    }
+    json_decref(rows);
+}
+
+/* Replies are cut by bytes, whatever the rows' size and their row groups. 0.1.0 took 512 rows over 256 MiB for garbage. */
+static void large_rows_come_whole(void **state) {
+    (void)state;
+    check_large(FIXTURES "/data/rows_600k.parquet", 520, "x", 600000); /* 200 in a row group */
+    check_large(FIXTURES "/data/rows_2m.parquet", 20, "\xc3\xa9", 1000000);
+    char *path = file_join(dir, "large.parquet"), *text = xmalloc(2000000);
+    memset(text, 'z', 2000000);
+    json_t *rows = json_array(), *s = json_stringn(text, 2000000);
+    for (int i = 0; i < 40; i++) json_array_append_new(rows, json_pack("{s:i, s:[{s:O}]}", "i", i, "prompt", "content", s));
+    assert_int_equal(data_write_rows(path, rows, NULL), 0);
+    check_large(path, 40, "z", 2000000);
+    json_decref(rows);
+    json_decref(s);
+    free(text);
+    free(path);
+}
+
+/* A row over the limit is named with its place, its column and its size. */
+static void too_large_a_row_is_named(void **state) {
+    (void)state;
+    json_t *rows = NULL;
+    assert_int_equal(data_read_rows(&rows, FIXTURES "/data/row_300m.parquet", NULL), ERR_INPUT);
+    assert_non_null(
+        strstr(err_msg(), "row_300m.parquet row 2: 300 MiB as JSON, the limit of a row is 255 MiB; column 'prompt' has 300 MiB"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_files),
@@ -185,6 +229,8 @@ int main(void) {
         cmocka_unit_test(damaged_parquet),
         cmocka_unit_test(parquet_in),
         cmocka_unit_test(what_is_written_is_read),
+        cmocka_unit_test(large_rows_come_whole),
+        cmocka_unit_test(too_large_a_row_is_named),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
