@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SILENT = """apt apt-get curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync scontrol
+SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync scontrol
             scp sleep squeue ssh sudo systemctl wget""".split()
 LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
 FAMILIES = [  # a part of a model's name: its model_type; the first that fits
@@ -51,8 +51,8 @@ class Scratch:
         self.command("mkdir", 'for a; do case "$a" in -*|%s/*) ;; *) exit 0;; esac; done\nexec /bin/mkdir "$@"' % path)
         self.command("tee", "exec cat")
         self.command("git", '[ "$1" != clone ] || { name=${@: -1}; name=${name##*/}; exec /bin/mkdir -p "${name%.git}"; }')
-        for name in ("python", "python3"):  # what converts a model with torch has nothing to do
-            self.command(name, 'case "$1" in get_model.py|*converter*) exit 0;; esac\nexec /usr/bin/python3 "$@"')
+        for name in ("python", "python3"):  # what converts models and data has nothing to do
+            self.command(name, 'case "$1" in get_model.py|*converter*|*data_preprocess/*) exit 0;; esac\nexec /usr/bin/python3 "$@"')
         self.command("srun", 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"')
         (path / "rows.jsonl").write_text("")
 
@@ -103,7 +103,8 @@ class Scratch:
 def run_once(scratch, a, script, sets, variables):
     env = {"PATH": f"{scratch.bin}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch.path / "home"), "LANG": "C.UTF-8",
            "USER": "user", "TMPDIR": str(scratch.path), "BASH_FUNC_ulimit%%": "() { :; }", **variables}
-    arguments = ["1", str(scratch.path / "save")] if "nproc_per_node=$1" in script.read_text() else []
+    text = script.read_text(errors="replace")
+    arguments = ["1"] * ("nproc_per_node=$1" in text) + [str(scratch.path / "save")] * ("save_path=$2" in text)
     try:
         return subprocess.run([a.verlc, "exec", "--plan", *sets, "bash", script, *arguments], cwd=scratch.path / "checkout",
                               env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)

@@ -132,6 +132,8 @@ OURS = {
     "line trainer.logger=[]": {"trainer.logger": []},
     "line trainer=3x": None,                              # a group is no value
     "line ~algorithm.kl_ctrl": {},                        # then reading it fails
+    "line actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=8":  # a group without effect may hold anything
+        {"actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 8},
 }
 
 
@@ -249,7 +251,8 @@ def main():
             got = hydra(schema, args)
             if name in OURS:
                 ours = OURS[name]
-                got = None if ours is None else {**(got or base[schema]), **ours}
+                kept = {k: v for k, v in (got or base[schema]).items() if not any(o.startswith(k + ".") for o in ours or ())}
+                got = None if ours is None else {**kept, **ours}
             case = {"name": name, "schema": schema, "args": args}
             if got is None:
                 case["error"] = True

@@ -14,7 +14,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-DAPO = ("ppo", "reward.reward_manager.name=dapo", "trainer.project_name=verl-dapo")  # the defaults of the recipe's YAML
+DAPO = ("ppo", "reward.reward_manager.name=dapo", "trainer.project_name=verl-dapo")  # what the recipe's YAML sets
 PROGRAMS = {  # module: command, and keys in front of the user's
     "verl.trainer.main_ppo": ("ppo",),
     "verl.trainer.main_ppo_sync": ("ppo",),
@@ -27,6 +27,7 @@ PROGRAMS = {  # module: command, and keys in front of the user's
     "verl.trainer.main_eval": ("eval",),
     "verl.model_merger": ("model", "merge"),
     "recipe.dapo.main_dapo": DAPO,
+    "recipe.entropy.main_entropy": DAPO,  # clip_cov and kl_cov on DAPO's trainer
 }
 ASYNC = "asynchronous training is not built; verl.trainer.main_ppo is the trainer there is"
 NOT_BUILT = {
@@ -42,7 +43,9 @@ NOT_BUILT = {
     "recipe.dapo.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "verl_mlite.launch": "the engine Megatron Lite is not built",
 }
-RECIPE = "trainers of verl-recipe are Python on verl's workers and are not built, but for recipe.dapo.main_dapo"
+RECIPE = "trainers of verl-recipe are Python on verl's workers and are not built, but for DAPO's and Entropy's"
+RECIPE_CONFIGS = {  # YAML files beside the recipes' programs: the keys that say the same
+    "dapo_trainer": [], "entropy_trainer": [], "dapo_megatron_trainer": ["model_engine=megatron"]}
 SCRIPTS = {  # end of a path: command
     "examples/data_preprocess/gsm8k.py": ("data", "gsm8k"),
     "recipes/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
@@ -79,10 +82,22 @@ def torchrun_devices(arguments):
     return [f"{key}={value}" for key, value in keys.items() if key not in given]
 
 
+def recipe_config(arguments):
+    """The arguments with --config-name of a recipe's own YAML as keys."""
+    for k, a in enumerate(arguments):
+        name, eq, value = a.partition("=")
+        value = value if eq else arguments[k + 1] if k + 1 < len(arguments) else ""
+        keys = RECIPE_CONFIGS.get(value.removesuffix(".yaml")) if name in ("--config-name", "-cn") else None
+        if keys is not None:
+            rest = arguments[:k] + arguments[k + 1 + (not eq):]
+            return keys + [r for r in rest if not r.startswith("--config-path=")]
+    return arguments
+
+
 def command_line(command, arguments):
     """(what verlc is called with, whether --plan leaves it out)"""
     name, *front = command
-    arguments = [*front, *arguments]
+    arguments = [*front, *(recipe_config(arguments) if command == DAPO else arguments)]
     if name in ("ppo", "sft", "generate", "eval"):
         if name == "sft":
             arguments = torchrun_devices(arguments) + arguments

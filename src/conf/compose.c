@@ -210,7 +210,7 @@ static int check_exists(const struct loader *l, const char *path, const struct c
     const struct conf *c = l->c;
     const struct conf_node *old = conf__node_at(c->raw, path);
     const struct conf_key *row = conf__table_owner(&c->table, path);
-    if (!old && row && (!row->def || row->status == CONF_MOVED)) return 0;
+    if (!old && row && (!row->def || row->status == CONF_MOVED || row->status == CONF_NOTED)) return 0;
     if (!old && !row && v->kind == CONF_DICT && conf__table_is_group(&c->table, path)) return 0;
     if (!old) return unknown_key(l, path, text);
     if (old->kind != CONF_DICT || v->kind != CONF_DICT) return 0;
@@ -460,6 +460,23 @@ static int pick_engine(struct loader *l) {
     return 0;
 }
 
+/* The schema that a file's own list of defaults names stands under it. */
+static int pick_schema(struct loader *l, const char *dir, const char *name) {
+    struct conf_node *body = NULL;
+    char *package = NULL, *file = xasprintf("%s/%s.yaml", dir, name);
+    const int rc = read_yaml(file, &body, &package);
+    const struct conf_node *list = rc == 0 ? conf__node_child(body, "defaults", 8) : NULL;
+    for (int64_t k = 0; list && list->kind == CONF_LIST && k < list->n; k++) {
+        const struct conf_node *v = list->items[k].v;
+        for (const char *const *s = conf_schemas(); v->kind == CONF_STR && *s; s++)
+            if (strcmp(*s, v->s) == 0 && strncmp(*s, l->schema, 4) == 0) l->schema = *s; /* of the same program: ppo_, sft_ */
+    }
+    conf__node_free(body);
+    free(package);
+    free(file);
+    return rc;
+}
+
 /* The directory that holds --config-name; NULL: it is one of the schemas. Sets the schema. */
 static int pick_config(struct loader *l, const char **dir, char **name) {
     *dir = NULL;
@@ -476,7 +493,7 @@ static int pick_config(struct loader *l, const char **dir, char **name) {
         free(file);
         if (!there) continue;
         *dir = dirs[k];
-        return 0;
+        return pick_schema(l, *dir, *name);
     }
     if (!is_schema(*name))
         FAIL(ERR_INVAL,

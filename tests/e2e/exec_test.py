@@ -197,6 +197,17 @@ def check_prepare(s, test):
     test("a script that is there stays the user's", p.stdout == "my own\n", p.stdout + p.stderr)
 
 
+def check_dapo(s, test):
+    keys = ["data.gen_batch_size=8", "reward_model.reward_manager=dapo", "reward_model.overlong_buffer.enable=True",
+            "reward_model.overlong_buffer.len=4", "reward_model.overlong_buffer.penalty_factor=1.0",
+            "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc",
+            "+actor_rollout_ref.model.override_config.attention_dropout=0.",
+            "+actor_rollout_ref.model.override_config.max_position_embeddings=32768", "--config-name=dapo_trainer"]
+    args = [a for a in s.ppo("dapo") if a != "ppo"]
+    p = verlc_exec(s, "dapo", ["python3", "-m", "recipe.dapo.main_dapo", *map(str, args), *keys], "--plan")
+    test("DAPO's recipe with the keys of its scripts", p.returncode == 0 and "memory plan" in p.stdout, p.stderr[-500:])
+
+
 def check_refusals(s, test):
     p = verlc_exec(s, "no", ["python3", "-m", "verl.experimental.fully_async_policy.fully_async_main", "a=b"])
     test.refused("a trainer that is not built", p, 2, "asynchronous training is not built")
@@ -223,6 +234,7 @@ def main():
         check_ray(s, test)
         check_reward(s, test)
         check_prepare(s, test)
+        check_dapo(s, test)
         check_refusals(s, test)
     test.end()
 

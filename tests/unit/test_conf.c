@@ -62,7 +62,7 @@ static void test_table(void **state) {
         for (int64_t k = 0; k < t.n; k++) {
             const struct conf_key *row = &t.rows[k];
             if (!conf__type_valid(row->type)) fail_msg("%s: '%s' is no type", row->path, row->type);
-            if (row->status == CONF_MOVED && !conf__table_row(&t, row->text))
+            if (row->status == CONF_MOVED && !conf__table_owner(&t, row->text)) /* a key, or in a dict that is one */
                 fail_msg("%s: its new name %s is no key", row->path, row->text);
             assert_true(strlen(row->text) >= 4);
             const struct conf_node *v = conf__node_at(resolved, row->path);
