@@ -287,7 +287,7 @@ static void test_engines(void **state) {
     assert_int_equal(LOAD(&c, A "optim.betas='[0.9,0.95]'", "+actor_rollout_ref.model.lora.merge=True"), 0);
     assert_string_equal(text_of(c, A "optim.betas.1"), "0.95");
     conf_free(c);
-    REFUSED(A "optim.betas|list[float]", A "optim.betas='[0.9,x]'");
+    REFUSED(A "optim.betas|list[float[0,1)]", A "optim.betas='[0.9,x]'");
 }
 
 /* ---- statuses ---- */
