@@ -149,9 +149,9 @@ static void test_dirs(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_times),
-        cmocka_unit_test(test_watchdog),
+        cmocka_unit_test(test_watchdog), /* children with threads: forked while this process has none (thread sanitizer) */
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_times),
         cmocka_unit_test(test_dirs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
