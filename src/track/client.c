@@ -220,7 +220,7 @@ static void next_batch(struct client *c, struct batch *b) {
 /* True: the run is over, and so is the time for remaining records. */
 static bool is_over(struct client *c) {
     pthread_mutex_lock(&c->lock);
-    const bool over = c->ending && clock_now() >= c->end_by;
+    const bool over = c->ending && clock_awake() >= c->end_by;
     pthread_mutex_unlock(&c->lock);
     return over;
 }

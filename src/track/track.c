@@ -285,7 +285,7 @@ void track_close(struct track *t, int rc) {
     }
     if (t->n_lost > 0) log_warn("tracking: %lld samples were not recorded, the disk was too slow", (long long)t->n_lost);
     const char *how = rc == 0 ? "done" : rc == ERR_SIGNAL ? "killed" : "failed";
-    const double end_by = clock_now() + (rc == ERR_SIGNAL ? KILLED_END_S : END_S);
+    const double end_by = clock_awake() + (rc == ERR_SIGNAL ? KILLED_END_S : END_S);
     for (int i = 0; i < t->n_out; i++)
         if (t->out[i].t->end) t->out[i].t->end(t->out[i].ctx, how, end_by);
     for (int i = 0; i < t->n_out; i++) t->out[i].t->close(t->out[i].ctx);
