@@ -170,9 +170,9 @@ __attribute__((constructor)) static void become_reaper(int argc, char **argv) {
 
 void process_prepare(void) {
     struct sigaction child;
-    int fd = 0;
-    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
-    if (fd >= 0) close(fd);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO;
+         fd++) /* the lowest free number is fd; what goes to a closed output is an error */
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     if (sigaction(SIGCHLD, NULL, &child) == 0 && child.sa_handler == SIG_IGN) signal(SIGCHLD, SIG_DFL);

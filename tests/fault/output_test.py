@@ -1,6 +1,7 @@
 """Results that cannot be written end a tool with exit status 4: a full disk, a file size limit, a reader that has gone."""
 
 import json
+import os
 import pathlib
 import resource
 import subprocess
@@ -28,6 +29,8 @@ def main():
             requests = (json.dumps(request) + "\n") * 600
             with open("/dev/full", "w") as full:
                 test.refused(f"{name} into a full disk", tool(args, requests, stdout=full), 4, "No space left")
+            closed = tool(args, requests, preexec_fn=lambda: os.close(1))
+            test.refused(f"{name} with a closed standard output", closed, 4, "Bad file descriptor")
             out = s.dir / f"{name}.jsonl"
             with open(out, "w") as f:
                 p = tool(args, requests, stdout=f, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)))
