@@ -255,12 +255,16 @@ static const struct program {
       "reward.reward_model.enable=True", "algorithm.filter_groups.enable=True", ARR "model.lora_rank=8"},
      run_ppo},
     {"ppo_megatron_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
+    {"ppo_veomni_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
     {"generation_server",
      {ARR "model.path"},
      {"data.train_files=/no/such.jsonl", "+data.output_path=/no/out.jsonl", ARR "rollout.name=verlc"},
      run_generate},
     {"sft_trainer_engine", {"model.path"}, {"data.train_files=x.jsonl", "trainer.n_gpus_per_node=1"}, run_sft},
     {"sft_trainer_engine", {"model.path"}, {"data.train_files=x.jsonl", "data.use_dynamic_bsz=False"}, run_sft},
+    {"sft_megatron_trainer", {"model.path"}, {"data.train_files=x.jsonl"}, run_sft},
+    {"sft_veomni_trainer", {"model.path"}, {"data.train_files=x.jsonl"}, run_sft},
+    {"sft_automodel_trainer", {"model.path"}, {"data.train_files=x.jsonl"}, run_sft},
     {"sft_trainer", {"model.partial_pretrain"}, {"data.train_files=x.jsonl", "trainer.n_gpus_per_node=1"}, run_sft},
     {"generation", {"model.path"}, {"data.path=/no/such.jsonl", "data.output_path=/no/out.jsonl"}, run_generate},
     {"evaluation", {NULL}, {"data.path=/no/such.jsonl"}, run_eval},
@@ -335,6 +339,15 @@ static void test_keys(void **state) {
         conf__table_free(&before);
         print_message("%s: %lld numbers, %lld values\n", p->schema, (long long)n_keys, (long long)n_values);
         assert_true(n_keys >= 3);
+    }
+}
+
+static void test_schemas(void **state) {
+    (void)state;
+    for (const char *const *name = conf_schemas(); *name; name++) {
+        bool found = false;
+        for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) found |= strcmp(programs[i].schema, *name) == 0;
+        if (!found) fail_msg("%s: no program above has its keys", *name);
     }
 }
 
@@ -461,7 +474,7 @@ static void test_options(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys), cmocka_unit_test(test_products), cmocka_unit_test(test_shapes),
-                                       cmocka_unit_test(test_options)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys), cmocka_unit_test(test_schemas), cmocka_unit_test(test_products),
+                                       cmocka_unit_test(test_shapes), cmocka_unit_test(test_options)};
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
