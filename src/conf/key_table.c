@@ -229,8 +229,11 @@ static bool one_type(const char *t, size_t n, const struct conf_node *v) {
     if (n > 2 && t[0] == '\'' && t[n - 1] == '\'')
         return !v || (v->kind == CONF_STR && strlen(v->s) == n - 2 && memcmp(v->s, t + 1, n - 2) == 0);
     if (starts(t, n, "int") && parse_interval(t + 3, n - 3, &whole)) return !v || (v->kind == CONF_INT && inside(v->i, &whole));
-    if (starts(t, n, "float") && parse_interval(t + 5, n - 5, &real))
+    if (starts(t, n, "float") && parse_interval(t + 5, n - 5, &real)) {
+        real.lo = (double)real.lo; /* 1e-6 as a value is */
+        real.hi = (double)real.hi;
         return !v || (v->kind == CONF_INT && inside(v->i, &real)) || (v->kind == CONF_FLOAT && inside(v->f, &real));
+    }
     if (starts(t, n, "list[") && t[n - 1] == ']') {
         if (!v) return one_type(t + 5, n - 6, NULL);
         for (int64_t k = 0; k < v->n; k++)

@@ -89,6 +89,7 @@ static int intervals(const char *type, struct interval v[MAX_INTERVALS]) {
                 t.lo = number(q + 1, &end);
                 t.hi = number(end + 1, &end);
                 t.hi_open = *end == ')';
+                if (!whole) t.lo = (double)t.lo, t.hi = (double)t.hi; /* a double is what is compared with them */
             }
             assert_true(n < MAX_INTERVALS);
             v[n++] = t;
@@ -112,7 +113,7 @@ struct value {
 
 static void add(struct value *out, int *n, const char *text, const struct interval *v, int n_intervals) {
     const bool whole = text[strspn(text, "-0123456789")] == '\0';
-    const long double x = strtold(text, NULL);
+    const long double x = whole ? strtold(text, NULL) : (long double)strtod(text, NULL);
     for (int i = 0; i < *n; i++)
         if (strcmp(out[i].text, text) == 0) return;
     assert_true(*n < MAX_VALUES);
@@ -137,7 +138,9 @@ static int values(const char *type, struct value out[MAX_VALUES]) {
                 const double at = (double)ends[e];
                 if (isinf(ends[e])) continue;
                 if (v[i].whole) snprintf(text, sizeof text, "%.0Lf", ends[e] + d * out_of);
-                else snprintf(text, sizeof text, "%.17e", d == 0 ? at : nextafter(at, d * out_of > 0 ? INFINITY : -INFINITY));
+                else if (d == 0 || at != 0)
+                    snprintf(text, sizeof text, "%.17e", d == 0 ? at : nextafter(at, d * out_of * HUGE_VAL));
+                else snprintf(text, sizeof text, "%d%s", d * out_of, "e-300"); /* no denormal: a device's threads have none */
                 add(out, &n, text, v, m);
             }
         }
