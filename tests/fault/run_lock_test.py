@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import sys
 import time
 
@@ -31,7 +32,7 @@ def tree(d):
     return {str(f.relative_to(d)): f.read_bytes() if f.is_file() else None for f in sorted(d.rglob("*"))}
 
 
-def until(done, p, limit=60):
+def until(done, p, limit=200):
     end = time.time() + limit
     while not done() and p.poll() is None and time.time() < end:
         time.sleep(0.005)
@@ -123,28 +124,44 @@ def killed(test, s):
     test("after kill -9 the next one starts at once", again.returncode == 0, again.stderr[-400:])
 
 
+def stopped_between_saves(d, p):
+    """The process stands still, and no save is under way."""
+    while until(lambda: (saved(d) or 0) >= 2, p):
+        p.send_signal(signal.SIGSTOP)
+        names = [f.name for f in d.iterdir()]
+        if not any(".tmp" in n for n in names) and f"global_step_{saved(d)}" == max(
+                (n for n in names if n.startswith("global_step_")), key=lambda n: int(n[12:])):
+            return True
+        p.send_signal(signal.SIGCONT)
+        time.sleep(0.005)
+    return False
+
+
 def moved(test, s):
     """A directory that is taken away in mid-run, between two saves."""
-    keys = {**LONG, "trainer.save_freq": 20}
+    keys = {**LONG, "trainer.save_freq": 2}
     d = s.dir / "removed"
     p = start(s.ppo("removed", **keys))
-    until(lambda: (saved(d) or 0) >= 20, p)
-    os.rename(d, s.dir / "away")
-    shutil.rmtree(s.dir / "away")
-    test("removed in mid-run: made again, and saved to", until(lambda: (saved(d) or 0) >= 40, p))
-    p.send_signal(2)
-    said = p.communicate(timeout=120)[1]
+    test("a run between two saves", stopped_between_saves(d, p))
+    shutil.rmtree(d)
+    p.send_signal(signal.SIGCONT)
+    test("removed in mid-run: made again, and saved to", until(lambda: saved(d), p))
+    p.send_signal(signal.SIGINT)
+    said = p.communicate(timeout=300)[1]
     test("and it says so", p.returncode == 130 and "was removed while this run writes there" in said, said[-400:])
     d = s.dir / "taken"
     p = start(s.ppo("taken", **keys))
-    until(lambda: (saved(d) or 0) >= 20, p)
+    test("another run between two saves", stopped_between_saves(d, p))
     os.rename(d, s.dir / "mine")
     other = start(s.ppo("taken", **LONG))
-    said = p.communicate(timeout=120)[1]
-    test("another run has begun in its place: it ends", p.returncode == BUSY and f"pid {other.pid} on" in said, said[-400:])
-    test("the other one goes on", until(lambda: (saved(d) or 0) > 2, other))
-    other.send_signal(2)
-    other.communicate(timeout=120)
+    until(lambda: saved(d), other)
+    p.send_signal(signal.SIGCONT)
+    said = p.communicate(timeout=300)[1]
+    test("a run has begun in its place: it ends", p.returncode == BUSY and f"pid {other.pid} on" in said, said[-400:])
+    was = saved(d)
+    test("the other one goes on", until(lambda: saved(d) > was, other))
+    other.send_signal(signal.SIGINT)
+    other.communicate(timeout=300)
     steps = saved(s.dir / "mine") + 1
     run(*s.ppo("mine", **{**keys, "trainer.total_training_steps": steps}))
     test("what it had saved resumes", saved(s.dir / "mine") == steps)
