@@ -158,6 +158,7 @@ static int read_yaml(const char *file, struct conf_node **body, char **package) 
     if (rc == 0 && (*body)->kind == CONF_NULL) (*body)->kind = CONF_DICT;
     if (rc == 0 && (*body)->kind != CONF_DICT) {
         conf__node_free(*body);
+        *body = NULL;
         rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s: a configuration is a mapping of keys", file);
     }
     if (rc == 0) *package = package_of(b.p ? b.p : "");

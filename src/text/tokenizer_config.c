@@ -104,6 +104,7 @@ static int read_template_file(const char *dir, const char *name, char **to) {
     struct buf b = {0};
     TRY(file_in_dir(&path, dir, name));
     int rc = path ? file_read(&b, path, MAX_CONFIG) : 0;
+    if (rc == 0 && b.p && !text_utf8_valid(b.p, b.n)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not UTF-8", path);
     if (rc == 0 && b.p) {
         free(*to);
         *to = buf_take(&b);

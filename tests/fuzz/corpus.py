@@ -8,8 +8,10 @@ import base64
 import hashlib
 import json
 import shutil
+import sqlite3
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
@@ -35,9 +37,13 @@ def conf():
         yield b"\0" + arg.encode()
         yield b"\1" + arg.split("=", 1)[-1].encode()
         if "${" in arg:
-            yield b"\3" + arg.split("=", 1)[-1].encode()
+            yield b"\4" + arg.split("=", 1)[-1].encode()
     for path in sorted((FIXTURES / "conf").rglob("*.yaml")):
         yield b"\2" + path.read_bytes()
+        yield b"\3" + path.read_bytes()
+    yield b"\3no mapping of keys"
+    yield b"\3defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  path: x.parquet\n"
+    yield b"\3# @package _global_\ndefaults: [evaluation, {optional a: b}, a@b.c: d]\nx: ${data.path}\n"
 
 
 def tokenizer_files():
@@ -78,6 +84,20 @@ def text():
         yield b"\2" + bytes.fromhex(row["hex"])
 
 
+def tokenizer():
+    for name in ("tok_plain", "tok_system"):
+        yield b"\0" + (FIXTURES / "data" / name / "tokenizer_config.json").read_bytes()
+    token = lambda s: {"content": s, "lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+    yield b"\0" + compact({"added_tokens_decoder": {"9": token("<s>"), "10": token("</s>")}, "eos_token": "</s>",
+                           "bos_token": token("<s>"), "pad_token": None, "add_bos_token": True, "model_max_length": 10**30})
+    yield b"\0" + compact({"chat_template": [{"name": "default", "template": "{{ messages }}"},
+                                             {"name": "tool_use", "template": "{{ tools }}"}]})
+    yield b"\1" + compact({"eos_token": token("</s>"), "additional_special_tokens": ["<a>", token("<b>")]})
+    for which in (b"\2", b"\3"):
+        yield which + "{% for m in messages %}{{ m.content }}é{% endfor %}".encode()
+        yield which + b"\xff\0{{"
+
+
 def safetensors(header, body):
     head = header if isinstance(header, bytes) else compact(header)
     return struct.pack("<Q", len(head)) + head + body
@@ -98,6 +118,49 @@ def model():
         yield b"\1" + data[: 8 + struct.unpack("<Q", data[:8])[0]]  # the header, its tensors missing
     for path in sorted((FIXTURES / "quant").glob("bnb_*/model.safetensors")):
         yield b"\1" + path.read_bytes()
+
+
+def model_dir():
+    model, adapter = FIXTURES / "model/llama_bias", FIXTURES / "model/lora_bias"
+    data = (model / "model.safetensors").read_bytes()
+    names = [n for n in json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]) if n != "__metadata__"]
+    yield b"\0" + (model / "config.json").read_bytes()
+    yield b"\1" + data[: 8 + struct.unpack("<Q", data[:8])[0]]
+    yield b"\2" + compact({"metadata": {"total_size": 1}, "weight_map": {n: "model.safetensors" for n in names}})
+    yield b"\2" + compact({"weight_map": {n: f"model-{i}.safetensors" for i, n in enumerate(names)}})
+    yield b"\3" + compact({"eos_token_id": [1, 2], "pad_token_id": 0, "temperature": 0.7})
+    yield b"\4" + (adapter / "adapter_config.json").read_bytes()
+    yield b"\5" + (adapter / "adapter_model.safetensors").read_bytes()
+    flat = {n: {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i, n in enumerate(("master", "m", "v"))}
+    yield b"\6" + safetensors({"__metadata__": {"step": "1", "format": "pt"}, **flat}, bytes(48))
+
+
+def track():
+    with tempfile.TemporaryDirectory() as d:
+        db = sqlite3.connect(Path(d) / "run.db")
+        db.execute("PRAGMA page_size=512")
+        db.execute("CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID")
+        db.execute("CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT)")
+        db.executemany("INSERT INTO metrics VALUES(?, 'a', 1)", [(i,) for i in range(12)])
+        db.commit()
+        db.close()
+        yield b"\0" + (Path(d) / "run.db").read_bytes()
+    yield b"\0SQLite format 3\0"
+    yield b"\1" + b"".join(compact({"step": i, "data": {"a": 0.5, "b": None}}) + b"\n" for i in range(9)) + b'{"step": 9, "da'
+    yield b"\1[1]\n\n{}\n{\"step\": -1}\n{\"step\": 1.5}\n"
+
+
+def generate():
+    yield compact({"ids": [5, 9, 64], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1})
+    yield compact({"prompt": "How many é?", "stop": ["\n", "####"], "ignore_eos": True, "repetition_penalty": 1.1})
+    yield compact({"prompt": "x", "stop": "\n", "max_tokens": 2**62})
+    yield compact({"ids": [2**40, -1], "n": 4096})
+
+
+def score():
+    yield compact({"ids": [5, 9, 64, 3], "response_start": 2})
+    yield compact({"ids": [5, 9], "response_start": 3})
+    yield compact({"ids": [], "response_start": 2**62})
 
 
 def data():
@@ -192,7 +255,7 @@ def user():
 
 
 def main(out):
-    for make in (algo, ckpt, conf, data, helper, model, reward, sft, text, user):
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

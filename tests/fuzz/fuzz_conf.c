@@ -1,5 +1,5 @@
 /* fuzz_conf.c - the configuration under arbitrary input: the first byte picks an
- * override, a value, a YAML text, or an interpolation.  What is accepted must
+ * override, a value, a YAML text, a primary config file (defaults, packages), or an interpolation.  What is accepted must
  * print as YAML and read back the same. */
 #include "fuzz.h"
 
@@ -22,13 +22,26 @@ static void round_trip(const struct conf_node *v) {
     buf_free(&b);
 }
 
+/* The bytes as a user's primary config. */
+static void compose(const uint8_t *text, size_t n) {
+    char *path = fuzz_file("fuzz.yaml", text, n), *dir = xasprintf("--config-path=%s", fuzz_dir());
+    char *argv[] = {dir, (char *)(uintptr_t) "--config-name=fuzz"};
+    struct conf *c = NULL;
+    const int rc = conf_load(&c, "evaluation", 2, argv);
+    fuzz_check_rc(rc);
+    if (rc == 0) round_trip(c->raw);
+    conf_free(c);
+    free(dir);
+    free(path);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < 1) return 0;
     fuzz_quiet();
     char *text = xstrndup((const char *)data + 1, n - 1); /* may hold zero bytes, like a file */
     struct conf_node *v = NULL, *root = conf__node_new(CONF_DICT);
     struct conf *c = NULL;
-    switch (data[0] % 4) {
+    switch (data[0] % 5) {
     case 0:
         if (conf_load(&c, "evaluation", 1, &text) == 0) round_trip(c->raw);
         conf_free(c);
@@ -39,6 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     case 2:
         if (conf__yaml_parse(&v, text, n - 1, "fuzz") == 0) conf__node_put(root, "v", v);
         break;
+    case 3: compose(data + 1, n - 1); break;
     default: conf__node_put(root, "b", conf__node_str("text", 4)); conf__node_put(root, "v", conf__node_str(text, strlen(text)));
     }
     round_trip(root);
