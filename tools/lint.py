@@ -1,7 +1,8 @@
 """Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
 private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
 longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS);
-that files which the pages name are there, and that the tables of docs/performance.md are those of docs/figures.
+that files which the pages name are there; that every fuzz target is in the table of readers; and that the tables
+of docs/performance.md are those of docs/figures.
 C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
 
 import pathlib
@@ -101,6 +102,13 @@ def missing_files():
                     yield f"{page.relative_to(TOP)}:{number}: {name} is not there"
 
 
+def unlisted_readers():
+    """Fuzz targets that the table of readers does not have."""
+    page = (TOP / "docs/reliability.md").read_text()
+    targets = (f"tests/fuzz/{p.name}" for p in (TOP / "tests/fuzz").glob("fuzz_*.c") if p.stem != "fuzz_main")
+    return [f"docs/reliability.md: the readers' table lacks {name}" for name in sorted(targets) if f"`{name}`" not in page]
+
+
 def functions(path):
     start = name = None
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -131,7 +139,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *private_words(), *missing_files(), *unformatted(), *stale_tables()]
+    bad += [*long_lines(), *private_words(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)

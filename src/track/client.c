@@ -61,6 +61,8 @@ struct client {
     char *why; /* the last failure */
 };
 
+static const int64_t MAX_SEQ = (int64_t)1 << 53; /* of a record: another one is not of this file */
+
 /* ---- the file ---- */
 
 static int io_error(const struct client *c) { FAIL(ERR_IO, "%s: %s", c->path, strerror(errno)); }
@@ -146,7 +148,7 @@ static int read_line(void *arg, char *line, size_t n, int64_t no) {
     int rc = 0;
     (void)no;
     if (json_parse(&o, line, n, "") < 0) return 0; /* torn by a crash */
-    if (json_i64(o, "seq", &seq, "") == 0 && json_i64(o, "step", &step, "") == 0) {
+    if (json_i64(o, "seq", &seq, "") == 0 && json_i64(o, "step", &step, "") == 0 && seq <= MAX_SEQ) {
         if (seq > r->c->last_seq) r->c->last_seq = seq;
         if (seq > r->sent) r->n_unsent++;
         if (seq > r->sent && step <= r->resume_step) { /* later steps are made again */
@@ -165,7 +167,7 @@ static int take_up(struct client *c, const struct track_args *a) {
     json_t *state = NULL;
     int rc = 0;
     if (file_exists(c->state_path) && json_load(&state, c->state_path, 1 << 20) == 0) {
-        if (json_i64(state, "sent", &r.sent, "") < 0) r.sent = 0;
+        if (json_i64(state, "sent", &r.sent, "") < 0 || r.sent > MAX_SEQ) r.sent = 0;
         json_t *run = json_object_get(state, "run");
         if (a->resume_step > 0 && json_is_object(run)) c->run = json_incref(run);
     }
