@@ -5,6 +5,7 @@
  * An int satisfies float; any scalar but null satisfies str. */
 #include "conf/conf_int.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 
 #include <math.h>
@@ -48,11 +49,11 @@ static const char *const schemas[] = {"ppo_trainer",           "ppo_megatron_tra
 const char *const *conf_schemas(void) { return schemas; }
 
 const char *conf__engine_schema(const char *program, const char *engine) {
-    char name[64];
-    snprintf(name, sizeof name, "%s_%s_trainer", program, engine);
-    for (int k = 0; schemas[k]; k++)
-        if (strcmp(schemas[k], name) == 0) return schemas[k];
-    return NULL;
+    char *name = xasprintf("%s_%s_trainer", program, engine);
+    int k = 0;
+    while (schemas[k] && strcmp(schemas[k], name) != 0) k++;
+    free(name);
+    return schemas[k];
 }
 
 static void add_row(struct conf_table *t, const struct conf_key *row) {

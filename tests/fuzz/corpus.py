@@ -147,7 +147,7 @@ def track():
         yield b"\0" + (Path(d) / "run.db").read_bytes()
     yield b"\0SQLite format 3\0"
     yield b"\1" + b"".join(compact({"step": i, "data": {"a": 0.5, "b": None}}) + b"\n" for i in range(9)) + b'{"step": 9, "da'
-    yield b"\2" + b"".join(compact({"seq": i, "step": i, "metrics": {"a": 0.5}}) + b"\n" for i in range(9)) + b'{"seq": 9, "st'
+    yield b"\2" + b"".join(compact({"seq": i, "step": i, "data": {"a": 0.5}}) + b"\n" for i in range(9)) + b'{"seq": 9, "s'
     yield b"\2" + compact({"seq": 2**63 - 1, "step": 1}) + b"\n"
     yield b"\3" + compact({"sent": 4, "run": {"id": "x"}})
     yield b"\3" + compact({"sent": 2**63 - 1, "run": None})

@@ -444,6 +444,25 @@ static void check_chat_many(struct chat_template *c, const json_t *rows) {
     json_decref(common);
 }
 
+/* Texts that do not fit into one reply come in several. */
+static void check_chat_long(struct chat_template *c) {
+    enum { N = 8, CHARS = 1500000 };
+    char *text = malloc(CHARS);
+    memset(text, ' ', CHARS);
+    for (int i = 0; i < CHARS; i += 2) text[i] = 'a';
+    json_t *q = json_pack("{s:[{s:s, s:s%}]}", "messages", "role", "user", "content", text, (size_t)CHARS), *each = json_array();
+    struct text_ids ids[N] = {0};
+    int64_t done;
+    for (int i = 0; i < N; i++) json_array_append(each, q);
+    assert_int_equal(chat_template_encode_many(c, NULL, each, ids, &done), 0);
+    assert_int_equal(done, N);
+    for (int i = 0; i < N; i++) assert_true(ids[i].n > CHARS / 4 && ids[i].n == ids[0].n);
+    for (int i = 0; i < N; i++) text_ids_free(&ids[i]);
+    json_decref(each);
+    json_decref(q);
+    free(text);
+}
+
 static void check_chat(struct chat_template *c, const json_t *row) {
     const json_t *want = json_object_get(row, "text");
     struct buf text = {0};
@@ -487,6 +506,7 @@ static void test_chat(void **state) {
         if (rc < 0 && rc != ERR_HELPER) fail_msg("%s", err_msg());
         for (size_t i = 1; ready && i < json_array_size(rows); i++) check_chat(c, json_array_get(rows, i));
         if (ready) check_chat_many(c, rows);
+        if (ready) check_chat_long(c);
         buf_free(&text);
         if (!ready) print_message("skipped: %s\n", err_msg());
         chat_template_destroy(c);
