@@ -155,7 +155,8 @@ def track():
 
 
 def generate():
-    yield compact({"ids": [5, 9, 64], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1})
+    yield compact({"ids": [5, 9, 64], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+                   "seed": 1})
     yield compact({"prompt": "How many é?", "stop": ["\n", "####"], "ignore_eos": True, "repetition_penalty": 1.1})
     yield compact({"prompt": "x", "stop": "\n", "max_tokens": 2**62})
     yield compact({"ids": [2**40, -1], "n": 4096})
