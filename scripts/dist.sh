@@ -26,6 +26,7 @@ name=verlc-$version-linux-$arch
 tree=$build/$name
 rm -rf "$tree" $build/wheel $build/*.whl $build/*.tar.gz
 cmake --install $build --strip --prefix "$tree" >/dev/null
+[ -z "$nvcc" ] || strip "$tree/libverlc_cuda.so" # it names nvcc's temporary files
 python3 tools/man_pages.py "$tree/verlc" "$tree/share/man/man1"
 
 # glibc: what the files ask for
