@@ -67,6 +67,8 @@ check "wheel: self-test" env/bin/verlc selftest --device cpu
 if [ -e env/lib/verlc/libverlc_cuda.so ]; then
     check "wheel: the CUDA backend opens and misses the driver alone" says "no NVIDIA driver" env/bin/verlc selftest --device cuda
 fi
+check "wheel: verl's command through verlc exec" says "did you mean trainer.total_epochs" \
+    env/bin/verlc exec python3 -m verl.trainer.main_ppo trainer.total_epoch=3
 check "wheel: pip uninstall" env/bin/pip uninstall -q -y verlc
 check "wheel: nothing of it is left" test -z "$(find env -path '*verlc*' -type f)"
 
