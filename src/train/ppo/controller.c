@@ -1,5 +1,4 @@
 /* controller.c - see controller.h. */
-#include "train/run/devices_asked.h"
 #include "train/ppo/controller.h"
 
 #include "train/run/optimizer_keys.h"
