@@ -120,7 +120,7 @@ def run(scratch, a, script, sets):
         m = re.search(r"line \d+: (?:!?)(\w+): (unbound variable|parameter null or not set|must|[sS]et |please)", p.stderr)
         if not m or m[1] in variables or launches_of(p) or len(variables) > 8:
             return p
-        variables[m[1]] = {"INFER_BACKEND": "vllm"}.get(m[1], str(scratch.path / "home"))
+        variables[m[1]] = {"INFER_BACKEND": "vllm", "COMMAND": "torchrun -m verl.trainer.sft_trainer"}.get(m[1], str(scratch.path / "home"))
 
 
 def launches_of(p):
