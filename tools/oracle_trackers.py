@@ -134,7 +134,7 @@ def check_run(test, name, uri, run_dir, project, steps, prompts):
     test(f"{name}: configuration, validation samples, tags", "config.yaml" in paths and f"val_step{steps}.json" in paths and
          runs[0].info.run_name == "sums" and runs[0].data.tags["verlc.run_dir"] == str(run_dir), str(paths))
     params = runs[0].data.params
-    test(f"{name}: parameters", params["data/train_batch_size"] == "4" and params["trainer/logger/list_len"] == "2" and
+    test(f"{name}: parameters", params["data/train_batch_size"] == "4" and params["trainer/logger/list_len"] in "23" and
          len(params) > 500, str(len(params)))
     check_traces(test, name, run_dir, runs[0].info.experiment_id, prompts)
 
@@ -181,7 +181,8 @@ def check_mlflow_server(s, test):
     test("a server killed in mid-run: steps went on", at < 65 and went >= 15 and p.returncode == 0, f"{at} {went} {err[-600:]}")
     print(f"server: killed at step {at}, {went} steps without it")
     test("a server killed in mid-run: said once", err.count("tracker mlflow fails") == 1, err[-800:])
-    run(*args, env=env, cwd=s.dir)  # sends what the first could not
+    p = run(*args, env=env, cwd=s.dir)  # sends what the first could not
+    test("what could not be sent is sent by the same command", "were not sent" not in p.stderr, p.stderr[-800:])
     check_run(test, "server, killed in mid-run", server.uri, s.dir / "killed", "killed", 80, 1)
     server.kill()
 

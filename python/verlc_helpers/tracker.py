@@ -1,14 +1,15 @@
 """The trackers' own Python clients: wandb, swanlab, clearml, trackio here, MLflow in tracker_mlflow.py.
 
-  init {"tracker": "wandb", "project", "experiment", "config": {...}, "metrics": bool, "run_dir", "proxy", "version"}
+  init {"tracker": "wandb", "project", "experiment", "config": {...}, "run_dir", "version", "proxy": of wandb,
+        "trace_project", "trace_experiment", "has_run": of mlflow_traces}
   {"run": what the last reply said or null, "records": [...]}
       -> {"run": {"id": ...}, "done": n, "error": text or null, "refused": [text]}
          the first n records are with the client (after BATCH_S s perhaps not all); error: why the next one is not
   {"run": ..., "records": [], "finish": "done" | "failed" | "killed"}    closes the run
-  {"check": ["mlflow", ...], "needs": ...} -> {"missing": [...], "python": path}   without init
+  {"check": ["mlflow", ...]} -> {"missing": [...], "python": path}   without init
 
 A record is {"kind": "metrics", "step", "time", "data": {name: number}}, {"kind": "generations", "step",
-"rows": [[input, output, score], ...]}, or {"kind": "trace", ...} (MLflow alone).  The run is opened by the first request
+"rows": [[input, output, score], ...]}, or {"kind": "trace", ...} (mlflow_traces alone).  The run is opened by the first request
 and again after a failure; with an id it is the same run.  What the user sees there is what verl's Tracking
 (verl/utils/tracking.py) makes: names, tables, parameters.
 
@@ -238,10 +239,10 @@ class Trackio(Client):
 
 
 def make(args):
-    if args["tracker"] == "mlflow":
-        from verlc_helpers.tracker_mlflow import Mlflow
+    if args["tracker"].startswith("mlflow"):
+        from verlc_helpers.tracker_mlflow import Mlflow, MlflowTraces
 
-        return Mlflow(args)
+        return Mlflow(args) if args["tracker"] == "mlflow" else MlflowTraces(args)
     return {"wandb": Wandb, "swanlab": Swanlab, "clearml": Clearml, "trackio": Trackio}[args["tracker"]](args)
 
 

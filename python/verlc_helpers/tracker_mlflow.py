@@ -1,10 +1,11 @@
-"""MLflow: a run's metrics, parameters, artifacts and tags, and a trace of each sampled rollout.
+"""MLflow: a run's metrics, parameters, artifacts and tags; and, as a tracker of its own, traces of sampled rollouts.
 
 The experiment is trainer.project_name and the run's name trainer.experiment_name, as in verl.  Everything goes
 through MlflowClient with the time at which it was measured, so a record that is sent twice, or hours later, is the same
 point.  An error of the connection is raised; what MLflow itself refuses is Refused.
 """
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from verlc_helpers.tracker import BATCH_S, Client, Refused, describe  # noqa: E4
 URI = "sqlite:////tmp/mlruns.db"  # verl's default
 MAX_BATCH = {"metrics": 1000, "params": 100}  # of one request
 MAX_PARAM = 6000
+RUN_S = 60.0  # for which traces wait for the run's id
 END = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
@@ -51,18 +53,18 @@ class Warnings(logging.Handler):
 class Mlflow(Client):
     def __init__(self, args):
         super().__init__(args)
-        self.run_id, self.warnings = None, Warnings()
-        logging.getLogger("mlflow.tracing").addHandler(self.warnings)
+        self.run_id = None
 
-    def open(self, run_id):
+    def connect(self, project):
+        """The id of the experiment."""
         import mlflow
 
         mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or URI)
         self.client = mlflow.MlflowClient()
-        self.trace_experiment_id = mlflow.set_experiment(self.args.get("trace_project") or self.project).experiment_id
-        self.experiment_id = mlflow.set_experiment(self.project).experiment_id
-        if not self.args["metrics"]:
-            return None
+        return mlflow.set_experiment(project).experiment_id
+
+    def open(self, run_id):
+        self.experiment_id = self.connect(self.project)
         run_id = os.environ.get("MLFLOW_RUN_ID") or run_id or self.run_id  # self's: made, and then the server went away
         self.run_id = run_id if run_id and self.reopen(run_id) else self.create()
         self.parameters()
@@ -120,8 +122,6 @@ class Mlflow(Client):
         elif kind == "generations":
             rows = [{"input": i, "output": o, "score": s} for i, o, s in records[0]["rows"]]
             self.client.log_dict(self.run_id, rows, f"val_step{records[0]['step']}.json")
-        elif kind == "trace":
-            self.trace(records[0])
 
     def metrics(self, records):
         from mlflow.entities import Metric
@@ -130,6 +130,33 @@ class Mlflow(Client):
                   r["data"].items()]
         for i in range(0, len(points), MAX_BATCH["metrics"]):
             self.client.log_batch(self.run_id, metrics=points[i:i + MAX_BATCH["metrics"]])
+
+    def finish(self, how):
+        self.client.set_terminated(self.run_id, END[how])
+
+
+class MlflowTraces(Mlflow):
+    def __init__(self, args):
+        super().__init__(args)
+        self.warnings = Warnings()
+        logging.getLogger("mlflow.tracing").addHandler(self.warnings)
+
+    def open(self, run_id):
+        """Traces belong to the experiment; where the tracker mlflow makes a run, they name it."""
+        self.experiment_id = self.connect(self.args.get("trace_project") or self.project)
+        until = time.monotonic() + RUN_S
+        while self.args["has_run"] and not run_id and time.monotonic() < until:
+            time.sleep(0.2)
+            try:
+                with open(os.path.join(self.args["run_dir"], "trackers/mlflow.state.json")) as f:
+                    run_id = json.load(f)["run"]["id"]
+            except (OSError, ValueError, KeyError, TypeError):
+                pass
+        self.run_id = run_id
+        return run_id
+
+    def put_some(self, records):
+        self.trace(records[0])
 
     def trace(self, r):
         """verl's spans of a rollout: agent_loop, and in it SingleTurnAgentLoop.run with the token ids."""
@@ -144,7 +171,7 @@ class Mlflow(Client):
                    "finish_reason": r["finish_reason"], "num_turns": 2, **reward, "reward_extra_info": r["extra"], **text}
         self.warnings.texts.clear()
         root = mlflow.start_span_no_context(
-            "agent_loop", span_type="AGENT", experiment_id=self.trace_experiment_id, start_time_ns=begin,
+            "agent_loop", span_type="AGENT", experiment_id=self.experiment_id, start_time_ns=begin,
             inputs={"prompt": text.get("prompt_text", r["prompt_ids"])}, tags={k: str(v) for k, v in tags.items()},
             metadata={"mlflow.sourceRun": self.run_id} if self.run_id else None)
         child = mlflow.start_span_no_context(
@@ -156,5 +183,4 @@ class Mlflow(Client):
             raise ConnectionError(self.warnings.texts[0])
 
     def finish(self, how):
-        if self.run_id:
-            self.client.set_terminated(self.run_id, END[how])
+        pass

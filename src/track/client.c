@@ -28,15 +28,17 @@
 #define MAX_SPOOL ((int64_t)256 << 20) /* bytes not sent; a step's metrics are still taken up to twice that */
 #define COMPACT ((int64_t)8 << 20)     /* sent bytes at the file's start that are worth removing */
 enum { BATCH_BYTES = 1 << 20, BATCH_RECORDS = 256 };
-#define PAUSE_S 1.0      /* between requests, so that quick steps share one */
-#define MAX_DELAY_S 60.0 /* between attempts while it is down */
-#define CALL_S 120.0     /* one request */
-#define START_S 300.0    /* interpreter and imports, behind everything else on the machine */
-#define SLICE_S 0.2      /* how soon the end of the run is seen within a request */
+#define PAUSE_S 1.0         /* between requests, so that quick steps share one */
+#define MAX_DELAY_S 60.0    /* between attempts while it is down */
+#define CALL_S 120.0        /* one request */
+#define START_S 300.0       /* interpreter and imports, behind everything else on the machine */
+#define MORE_END_S 60.0     /* after the end of a run: more time for each request that worked, */
+#define LONGEST_END_S 600.0 /* this long at most */
+#define SLICE_S 0.2         /* how soon the end of the run is seen within a request */
 
 struct client {
     const char *name;
-    bool metrics; /* mlflow may be asked for traces alone */
+    bool traces; /* samples as traces, and nothing else */
     char *path, *state_path;
     int fd;
     struct helper_pool *helper;
@@ -50,7 +52,7 @@ struct client {
     int64_t last_seq; /* of the record written last */
     int64_t n_dropped;
     bool ending;
-    double end_by;
+    double end_by, give_up; /* end_by moves on while records are sent, up to give_up */
     const char *how;
     /* the sender's */
     int64_t sent; /* number of the record sent last */
@@ -182,6 +184,7 @@ static int take_up(struct client *c, const struct track_args *a) {
         log_warn("tracker %s: %lld records of the run before in %s were never sent; this run starts anew without them", c->name,
                  (long long)r.n_unsent, a->run_dir);
     buf_free(&r.kept);
+    if (rc == 0) save_state(c);
     return rc;
 }
 
@@ -259,6 +262,9 @@ static void has_failed(struct client *c, const char *why) {
 }
 
 static void has_worked(struct client *c) {
+    pthread_mutex_lock(&c->lock);
+    c->end_by = fmax(c->end_by, fmin(clock_now() + MORE_END_S, c->give_up));
+    pthread_mutex_unlock(&c->lock);
     if (c->failing) log_info("tracker %s works again; what was kept is sent now", c->name);
     c->failing = false;
 }
@@ -349,6 +355,9 @@ static void client_end(void *v, const char *how, double end_by) {
     c->ending = true;
     c->how = how;
     c->end_by = end_by;
+    c->give_up = strcmp(how, "done") == 0 ? clock_now() + LONGEST_END_S : end_by;
+    if (c->at < c->size && c->size - c->at > BATCH_BYTES)
+        log_info("tracker %s: sending %lld remaining MiB", c->name, (long long)((c->size - c->at) >> 20));
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
 }
@@ -383,9 +392,9 @@ static int start(struct client *c, const struct track_args *a) {
     c->fd = open(c->path, O_RDWR | O_APPEND | O_CLOEXEC);
     if (c->fd < 0) return io_error(c);
     json_t *init = json_pack("{s:s, s:s, s:s, s:O?, s:b, s:s, s:s?, s:s?, s:s?, s:s}", "tracker", c->name, "project", a->project,
-                             "experiment", a->experiment, "config", (json_t *)(uintptr_t)a->config, "metrics", c->metrics,
-                             "run_dir", a->run_dir, "proxy", a->wandb_proxy, "trace_project", a->trace_project, "trace_experiment",
-                             a->trace_experiment, "version", VERLC_VERSION);
+                             "experiment", a->experiment, "config", (json_t *)(uintptr_t)a->config, "has_run",
+                             a->loggers->client[TRACK_MLFLOW], "run_dir", a->run_dir, "proxy", a->wandb_proxy, "trace_project",
+                             a->trace_project, "trace_experiment", a->trace_experiment, "version", VERLC_VERSION);
     const struct helper_args h = {.module = "verlc_helpers.tracker", .init = init, .memory_bytes = -1, .start_timeout_s = START_S};
     const int rc = helper_pool_create(&c->helper, &h, 1, 1);
     json_decref(init);
@@ -400,7 +409,7 @@ static int client_open(void **ctx, const char *name, const struct track_args *a)
     struct client *c = xcalloc(1, sizeof *c);
     pthread_condattr_t attr;
     c->name = name;
-    c->metrics = strcmp(name, "mlflow") != 0 || a->loggers->client[TRACK_MLFLOW];
+    c->traces = strcmp(name, track_traces.name) == 0;
     c->fd = -1;
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_init(&attr);
@@ -421,7 +430,7 @@ static json_t *number(double v) { return isfinite(v) ? json_real(v) : json_strin
 
 static int client_log(void *v, int64_t step, const struct metrics *m, double wall) {
     struct client *c = v;
-    if (!c->metrics) return 0;
+    if (c->traces) return 0;
     json_t *data = json_object();
     for (int64_t i = 0; i < m->n; i++) {
         const struct metric *x = &m->items[i];
@@ -433,7 +442,7 @@ static int client_log(void *v, int64_t step, const struct metrics *m, double wal
 
 static int client_generations(void *v, int64_t step, const json_t *rows, double wall) {
     struct client *c = v;
-    if (!c->metrics) return 0;
+    if (c->traces) return 0;
     return spool(c,
                  json_pack("{s:s, s:I, s:f, s:o}", "kind", "generations", "step", (json_int_t)step, "time", wall, "rows",
                            json_deep_copy(rows)),
@@ -478,18 +487,16 @@ static int client_sample(void *v, const struct track_sample *s) {
         .close = client_close                                                                                          \
     }
 const struct tracker track_clients[TRACK_N_CLIENTS] = {
-    [TRACK_MLFLOW] = {.name = "mlflow",
-                      .open = client_open,
-                      .log = client_log,
-                      .sample = client_sample,
-                      .generations = client_generations,
-                      .end = client_end,
-                      .close = client_close},
-    [TRACK_WANDB] = CLIENT("wandb"),
-    [TRACK_SWANLAB] = CLIENT("swanlab"),
-    [TRACK_CLEARML] = CLIENT("clearml"),
-    [TRACK_TRACKIO] = CLIENT("trackio"),
+    [TRACK_MLFLOW] = CLIENT("mlflow"),   [TRACK_WANDB] = CLIENT("wandb"),     [TRACK_SWANLAB] = CLIENT("swanlab"),
+    [TRACK_CLEARML] = CLIENT("clearml"), [TRACK_TRACKIO] = CLIENT("trackio"),
 };
+/* In a queue of their own: there may be thousands of them in a step, and metrics are not to wait for them. */
+const struct tracker track_traces = {.name = "mlflow_traces",
+                                     .open = client_open,
+                                     .log = client_log,
+                                     .sample = client_sample,
+                                     .end = client_end,
+                                     .close = client_close};
 
 /* ---- which there are ---- */
 

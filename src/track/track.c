@@ -66,7 +66,7 @@ bool metrics_get(const struct metrics *m, const char *name, double *value) {
 
 /* ---- the queue ---- */
 
-enum { MAX_QUEUED = 8192, MAX_TRACKERS = 3 + TRACK_N_CLIENTS };
+enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 + TRACK_N_CLIENTS };
 #define END_S 60.0 /* for clients, after the last step */
 #define KILLED_END_S 10.0
 
@@ -248,8 +248,8 @@ static int add_trackers(struct track *t, const struct track_args *a) {
     if (l->file) TRY(add_tracker(t, &track_file, a));
     if (l->tensorboard) TRY(add_tracker(t, &track_tensorboard, a));
     for (int i = 0; i < TRACK_N_CLIENTS; i++)
-        if (l->client[i] || (i == TRACK_MLFLOW && l->trace)) TRY(add_tracker(t, &track_clients[i], a));
-    return 0;
+        if (l->client[i]) TRY(add_tracker(t, &track_clients[i], a));
+    return l->trace ? add_tracker(t, &track_traces, a) : 0;
 }
 
 int track_open(struct track **out, const struct track_args *a) {

@@ -85,7 +85,7 @@ struct track_args {
 struct track;
 int track_open(struct track **out, const struct track_args *a);
 /* Flushes and closes; prints counts of lost records if any. rc: how the run ended. Clients have a minute for what they have
- * not sent, 10 s where a signal ended the run. NULL ok. */
+ * not sent, up to ten while they are sending, 10 s where a signal ended the run. NULL ok. */
 void track_close(struct track *t, int rc);
 /* One line on the console, one record in each tracker. m is copied. */
 void track_log(struct track *t, int64_t step, const struct metrics *m);

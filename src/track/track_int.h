@@ -14,11 +14,11 @@ struct tracker {
     int (*sample)(void *ctx, const struct track_sample *s);
     int (*generations)(void *ctx, int64_t step, const json_t *rows, double wall_time); /* as in track_generations */
     int (*flush)(void *ctx);
-    /* Before close, which then waits until end_by at most: the run ended, "done", "failed" or "killed". */
+    /* Before close, which then waits until end_by, longer only while records are sent: the run is "done", "failed" or "killed". */
     void (*end)(void *ctx, const char *how, double end_by);
     void (*close)(void *ctx);
 };
-extern const struct tracker track_file, track_tensorboard, track_db;
+extern const struct tracker track_file, track_tensorboard, track_db, track_traces;
 extern const struct tracker track_clients[TRACK_N_CLIENTS];
 
 /* Which of these Python packages the helpers' interpreter, *python (caller frees), lacks. */
