@@ -231,5 +231,5 @@ def install():
     how, what, arguments = started
     if not how:
         run_script(what, arguments)
-    elif what.startswith("recipe.") and "main" in what.split(".")[-1] and what not in PROGRAMS and what not in NOT_BUILT:
+    elif what.startswith("recipe.") and ".main_" in what and what not in PROGRAMS and what not in NOT_BUILT:
         refuse(f"{what}: {RECIPE}")

@@ -19,21 +19,24 @@ def sft(s, **keys):
 
 
 def check_devices(s, test):
-    """Several are refused with what to pass; a plan goes on and says that it is one's; verl's default of 8 says nothing."""
-    asked = {"trainer__n_gpus_per_node": 2, "trainer__nnodes": 2}
-    words = ("ask for 4 devices", "trainer.nnodes=1 trainer.n_gpus_per_node=1")
-    test.refused("ppo: 4 devices asked for", run(*s.ppo("four", **FEW, **asked), check=False), 2, *words)
+    """One line says what is used; verl's default of 8 says nothing."""
+    said = "1 device (trainer.device=cpu) of the 4 asked for"
+    asked = {"trainer__n_gpus_per_node": 2, "trainer__nnodes": 2, "trainer__device": "cpu"}
     four = {"data__train_batch_size": 8, "actor_rollout_ref__actor__ppo_mini_batch_size": 8,
             "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 2}
+    p = run(*s.ppo("four", **FEW, **asked, **four), check=False)
+    test("ppo: 4 devices asked for, 1 used", p.returncode == 0 and p.stderr.count(said) == 1, p.stderr[-500:])
     p = run("plan", *s.ppo("four", **FEW, **asked, **four)[1:], check=False)
-    test("plan: planned for one", p.returncode == 0 and "planned for 1 device of the 4" in p.stderr, p.stderr[-500:])
+    test("plan: the same line", said in p.stderr, p.stderr[-500:])
     p = run(*[a for a in s.ppo("one", **FEW) if not a.startswith("trainer.n")], check=False)
-    test("ppo: verl's default of n_gpus_per_node says nothing", p.returncode == 0 and "ask for" not in p.stderr, p.stderr[-300:])
-    test.refused("sft: the same refusal", sft(s, **asked), 2, *words)
-    p = sft(s)
-    test("sft: engine.dtype=bf16 is a dtype, one device says nothing", p.returncode == 0 and "ask for" not in p.stderr, p.stderr)
+    test("ppo: verl's default of n_gpus_per_node says nothing", p.returncode == 0 and "asked for" not in p.stderr, p.stderr[-300:])
+    p = sft(s, **asked)
+    test("sft: the same line", p.returncode == 0 and said in p.stderr, p.stderr[-500:])
+    test("sft: engine.dtype=bf16 is a dtype, one device says nothing", sft(s).returncode == 0 and "asked for" not in sft(s).stderr)
+    test.refused("sft: a batch that the devices do not divide", sft(s, trainer__n_gpus_per_node=3), 2, "data.train_batch_size (4)",
+                 "(3)")
     p = run("plan", "sft", f"model.path={s.dir}/model", "data.max_length=64", "trainer.n_gpus_per_node=8", check=False)
-    test("plan sft: the plan of one", p.returncode == 0 and "memory plan: sft" in p.stdout and "planned for 1 device of the 8" in
+    test("plan sft: its plan, and the same line", p.returncode == 0 and "memory plan: sft" in p.stdout and "of the 8 asked for" in
          p.stderr, p.stdout + p.stderr)
 
 

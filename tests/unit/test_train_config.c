@@ -64,7 +64,7 @@ static int read_sft(struct sft_config *k, const char *const *args, struct conf *
     static const char *const fixed[] = {"data.train_files=x.jsonl", NULL};
     *k = (struct sft_config){0};
     TRY(load(c, "sft_trainer_engine", "model.path", fixed, args));
-    return sft_config_read(k, *c, false);
+    return sft_config_read(k, *c);
 }
 
 /* The arguments are refused as a configuration error that names the key of the last one, or `key`. */
@@ -125,6 +125,7 @@ static void test_ppo_refusals(void **state) {
         {{ACTOR "fsdp_config.dtype=fp8"}, NULL},
         {{ROLLOUT "dtype=half"}, NULL},
         {{ROLLOUT "temperature=0"}, NULL},
+        {{ROLLOUT "mode=sync"}, NULL},
         {{CORR "rollout_is=tokens"}, NULL},
         {{CORR "rollout_is=token", CORR "rollout_is_threshold=x"}, NULL},
         {{CORR "rollout_rs=token_k9"}, NULL},

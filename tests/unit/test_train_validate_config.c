@@ -88,7 +88,7 @@ static void test_rules(void **state) {
         {{R "log_prob_micro_batch_size=8"}, "[actor_rollout_ref.rollout] You have set both"},
         {{"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=null"}, "[actor_rollout_ref.ref] Please set at least one of"},
         {{"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=null", A "use_kl_loss=false"}, NULL},
-        {{R "mode=sync"}, NULL},
+        {{R "mode=sync"}, "'sync' has been removed"},
         {{R "val_kwargs.do_sample=true", R "temperature=0"}, "greater than 0 when enabling do_sample"},
         {{"trainer.resume_mode=resume_path"}, "trainer.resume_from_path"},
         {{"trainer.resume_mode=resume_path", "trainer.resume_from_path=/c/global_step_3"}, NULL},

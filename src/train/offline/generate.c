@@ -57,7 +57,7 @@ static bool ends_with(const char *s, const char *end) {
     return n > m && strcmp(s + n - m, end) == 0;
 }
 
-static int config_read(struct generate *g, const struct conf *c, bool for_run) {
+static int config_read(struct generate *g, const struct conf *c) {
     const bool server = strcmp(conf_schema(c), "generation_server") == 0;
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, g));
     g->n_key = server ? "actor_rollout_ref.rollout.n" : "data.n_samples";
@@ -68,7 +68,7 @@ static int config_read(struct generate *g, const struct conf *c, bool for_run) {
     if (!g->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(g->output_path, ".parquet") && !ends_with(g->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", g->output_path);
-    TRY(train_check_devices(c, g->nnodes, g->n_gpus_per_node, for_run));
+    train_note_devices(c, g->nnodes, g->n_gpus_per_node, g->device);
     const int rc = train_model_dir(g->model_path, false, &g->model_dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
     if (!g->tokenizer_dir) g->tokenizer_dir = g->model_dir;
@@ -232,7 +232,7 @@ int train_generate(const struct conf *c) {
     struct generate g = {0};
     const struct resume none = {.step = -1};
     int rc = 0;
-    TRYG(config_read(&g, c, true), out);
+    TRYG(config_read(&g, c), out);
     TRYG(train_model_weights("model.path", g.model_path, g.model_dir), out);
     TRYG(tokenizer_open(&g.tok, g.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
@@ -251,7 +251,7 @@ int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool
     const struct resume none = {.step = -1};
     struct model_config shape = {0};
     int rc = 0;
-    TRYG(config_read(&g, c, false), out);
+    TRYG(config_read(&g, c), out);
     if (gpu > 0) dev_open_cuda_planned(&g.dev, (size_t)gpu);
     else TRYG(resume_open_device(&g.dev, &none, g.device, g.threads), out);
     TRYG(model_config_load(&shape, g.model_dir), out);

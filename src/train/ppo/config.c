@@ -465,8 +465,8 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
 int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run) {
     TRY(ppo_config_fill(k, c));
     k->for_run = for_run;
-    TRY(train_check_devices(c, k->nnodes, k->n_gpus_per_node, for_run));
     TRY(ppo_validate_config(k));
+    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));
     TRY(derive_model(k));

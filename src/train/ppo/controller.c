@@ -1,4 +1,5 @@
 /* controller.c - see controller.h. */
+#include "train/run/devices_asked.h"
 #include "train/ppo/controller.h"
 
 #include "train/run/optimizer_keys.h"

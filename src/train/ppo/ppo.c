@@ -1,5 +1,6 @@
 /* ppo.c - one step of PPO, GRPO and related algorithms as the algorithm reads on paper, in the calls of include/verlc.h as any
  * program of them; and `verlc plan`. */
+#include "train/run/devices_asked.h"
 #include "train/ppo/controller.h"
 #include "train/train.h"
 

@@ -64,13 +64,17 @@ static int check_actor(const struct ppo_config *k) {
     return check_updates(k, ACTOR, k->ppo_mini_batch_size, &k->raw.update_cut);
 }
 
-/* Sampling. */
+/* Sampling lengths and modes. */
 static int check_rollout(const struct ppo_config *k) {
     if (k->run.trace.backend && strcmp(k->run.trace.backend, "mlflow") != 0)
         FAIL(ERR_INVAL, ROLLOUT ".trace.backend=%s is not supported: its client works with W&B's servers alone; use mlflow",
              k->run.trace.backend);
-    const json_t *do_sample;
-    TRY(conf_json(k->conf, ROLLOUT ".val_kwargs.do_sample", &do_sample)); /* a noted key, which can still ask for the impossible */
+    const json_t *mode, *do_sample;
+    TRY(conf_json(k->conf, ROLLOUT ".mode", &mode)); /* noted keys, whose values can still ask for the impossible */
+    TRY(conf_json(k->conf, ROLLOUT ".val_kwargs.do_sample", &do_sample));
+    if (json_is_string(mode) && strcmp(json_string_value(mode), "sync") == 0)
+        FAIL(ERR_INVAL, "Rollout mode 'sync' has been removed. Please set `" ROLLOUT ".mode=async` or remove the mode "
+                        "setting entirely.");
     if (!json_is_true(do_sample)) return 0;
     if (!(k->train.temperature > 0))
         FAIL(ERR_INVAL,

@@ -6,7 +6,7 @@
 
 /* How many devices the user asks for. verl's default of n_gpus_per_node is 8; only a number that was set is a promise. */
 int64_t train_devices_asked(const struct conf *c, int64_t nodes, int64_t per_node);
-/* Where that is several: ERR_INVAL of a run, which says what to pass; a note of a plan, which is for one. */
-int train_check_devices(const struct conf *c, int64_t nodes, int64_t per_node, bool for_run);
+/* Where that is several: a note that one is used. device: trainer.device, may be NULL. */
+void train_note_devices(const struct conf *c, int64_t nodes, int64_t per_node, const char *device);
 
 #endif

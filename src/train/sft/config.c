@@ -51,6 +51,7 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
     if (k->train_batch_size % devices != 0)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be divisible by trainer.nnodes * trainer.n_gpus_per_node (%lld)",
              (long long)k->train_batch_size, (long long)devices);
+    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     return 0;
 }
 
@@ -65,11 +66,10 @@ static int derive_model(struct sft_config *k, const struct conf *c) {
     return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
 }
 
-int sft_config_read(struct sft_config *k, const struct conf *c, bool for_run) {
+int sft_config_read(struct sft_config *k, const struct conf *c) {
     k->run.early_stop.threshold = NAN; /* null: none */
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->seed = (uint64_t)k->raw.seed;
-    TRY(train_check_devices(c, k->nnodes, k->n_gpus_per_node, for_run));
     TRY(derive_data(k, c));
     k->run.title = "sft";
     k->run.stop_metric = "val/loss";

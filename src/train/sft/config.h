@@ -51,8 +51,8 @@ struct sft_config {
     const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
 };
 
-/* for_run: not for its plan alone. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k after an error too. */
-int sft_config_read(struct sft_config *k, const struct conf *c, bool for_run);
+/* ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k after an error too. */
+int sft_config_read(struct sft_config *k, const struct conf *c);
 void sft_config_free(struct sft_config *k);
 
 #endif

@@ -5,6 +5,7 @@
  * defined over the whole batch, so that micro-batches do not change it.
  * Invariant: as ppo - a resumed run ends in the bits of an unbroken one. */
 #include "text/text.h"
+#include "train/run/devices_asked.h"
 #include "train/run/lora_keys.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
@@ -269,7 +270,7 @@ static int open_model(struct sft *s) {
 static int open_all(struct sft *s, const struct conf *c) {
     static const char *const headlines[][2] = {{"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
     struct sft_config *const k = &s->k;
-    TRY(sft_config_read(k, c, true));
+    TRY(sft_config_read(k, c));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .headlines = headlines};
@@ -317,7 +318,7 @@ int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
     struct model_config shape = {0};
     struct dev dev = {0};
     int rc = 0;
-    TRYG(sft_config_read(&k, c, false), out);
+    TRYG(sft_config_read(&k, c), out);
     if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
     else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
     TRYG(model_config_load(&shape, k.model_dir), out);
