@@ -50,7 +50,7 @@ class Scratch:
         self.command("nsys", 'while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done\nexec "$@"')
         self.command("mkdir", 'for a; do case "$a" in -*|%s/*) ;; *) exit 0;; esac; done\nexec /bin/mkdir "$@"' % path)
         self.command("tee", "exec cat")
-        self.command("git", '[ "$1" != clone ] || { name=${@: -1}; name=${name##*/}; exec /bin/mkdir -p "${name%.git}"; }')
+        self.command("git", '[ "$1" != clone ] || for a; do case "$a" in *://*) a=${a##*/}; /bin/mkdir -p "${a%.git}";; esac; done')
         for name in ("python", "python3"):  # what converts models and data has nothing to do
             self.command(name, 'case "$1" in get_model.py|*converter*|*data_preprocess/*) exit 0;; esac\nexec /usr/bin/python3 "$@"')
         self.command("srun", 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"')
