@@ -19,8 +19,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync scontrol
-            scp sleep squeue ssh sudo systemctl wget""".split()
+SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync
+            scontrol scp sleep squeue ssh sudo systemctl wget""".split()
 LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
 FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("qwen3.5|qwen3_5", "qwen3_5"), ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
@@ -52,7 +52,8 @@ class Scratch:
         self.command("tee", "exec cat")
         self.command("git", '[ "$1" != clone ] || for a; do case "$a" in *://*) a=${a##*/}; /bin/mkdir -p "${a%.git}";; esac; done')
         for name in ("python", "python3"):  # what converts models and data has nothing to do
-            self.command(name, 'case "$1" in get_model.py|*converter*|*data_preprocess/*) exit 0;; esac\nexec /usr/bin/python3 "$@"')
+            self.command(name, 'case "$1" in get_model.py|*converter*|*data_preprocess/*) exit 0;; esac\n'
+                               'exec /usr/bin/python3 "$@"')
         self.command("srun", 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"')
         (path / "rows.jsonl").write_text("")
 
@@ -120,7 +121,8 @@ def run(scratch, a, script, sets):
         m = re.search(r"line \d+: (?:!?)(\w+): (unbound variable|parameter null or not set|must|[sS]et |please)", p.stderr)
         if not m or m[1] in variables or launches_of(p) or len(variables) > 8:
             return p
-        variables[m[1]] = {"INFER_BACKEND": "vllm", "COMMAND": "torchrun -m verl.trainer.sft_trainer"}.get(m[1], str(scratch.path / "home"))
+        known = {"INFER_BACKEND": "vllm", "COMMAND": "torchrun -m verl.trainer.sft_trainer"}
+        variables[m[1]] = known.get(m[1], str(scratch.path / "home"))
 
 
 def launches_of(p):

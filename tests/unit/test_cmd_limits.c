@@ -208,7 +208,7 @@ static int run_sft(const char *arg, const struct conf *c) {
     struct sft_config k = {0};
     struct model_config shape = {0};
     struct trained_model_args a;
-    int rc = sft_config_read(&k, c, false);
+    int rc = sft_config_read(&k, c);
     if (rc == 0) rc = model_config_load(&shape, k.model_dir);
     if (rc == 0) rc = sft_memory_plan(&k, &gpu, &shape, k.max_length, &a);
     if (rc == 0) {
