@@ -13,6 +13,7 @@
 
 #define MAX_DEPTH 64
 #define MAX_NODES 200000
+#define MAX_KEYS 4096 /* of one mapping, which is searched from its first key on */
 
 /* ---- types of plain words ---- */
 
@@ -179,6 +180,7 @@ static int merge_key(struct reader *r, struct conf_node *map, struct conf_node *
     for (int64_t k = 0; k < (v->kind == CONF_LIST ? v->n : 1); k++) {
         if (v->kind == CONF_LIST) src = v->items[k].v;
         if (src->kind != CONF_DICT) FAIL(ERR_INVAL, "%s:%zu: << takes a mapping", r->where, line);
+        if (map->n + src->n > MAX_KEYS) FAIL(ERR_INVAL, "%s:%zu: a mapping of over %d keys", r->where, line, MAX_KEYS);
         for (int64_t j = 0; j < src->n; j++)
             if (!conf__node_child(map, src->items[j].key, strlen(src->items[j].key)))
                 conf__node_put(map, src->items[j].key, conf__node_copy(src->items[j].v));
@@ -191,6 +193,7 @@ static int read_pair(struct reader *r, const yaml_event_t *ke, struct conf_node 
     yaml_event_t ve;
     struct conf_node *v = NULL;
     if (ke->type != YAML_SCALAR_EVENT) FAIL(ERR_INVAL, "%s:%zu: a key must be a word", r->where, line);
+    if (map->n == MAX_KEYS) FAIL(ERR_INVAL, "%s:%zu: a mapping of over %d keys", r->where, line, MAX_KEYS);
     const char *key = (const char *)ke->data.scalar.value;
     const bool plain = ke->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     TRY(next(r, &ve));

@@ -44,6 +44,7 @@ def nesting(s, test):
         ("a group with 400 parts", "defaults:\n  - x@" + "a." * 400 + "b: y\n", "over 32 parts"),  # YAML's keys are short
         ("a file at 200,000 parts", "defaults:\n  - x/y@" + "a." * 200000 + "b\n", "over 32 parts"),
         ("a file that includes itself 100 times", "defaults:\n" + "  - c\n" * 100, "include each other"),
+        ("a mapping of 190,000 keys", "x:\n" + "".join(f"  k{i}: 1\n" for i in range(190000)), "over 4096 keys"),
         ("100,000 lists in each other", "x: " + "[" * 100000 + "]" * 100000 + "\n", "c.yaml"),
     ]
     (conf / "x").mkdir()
