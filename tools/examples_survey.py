@@ -1,7 +1,7 @@
 """What becomes of verl's own example launches: each script of a checkout of verl is run through `verlc exec --plan`, with tiny
 models and empty data files in place of its paths.
 
-  python3 tools/examples_survey.py CHECKOUT [--folder examples] [--verlc FILE] [--title TEXT] [--out FILE.md] [--match TEXT]
+  python3 tools/examples_survey.py CHECKOUT [--folder examples] [--verlc FILE] [--commit ID] [--out FILE.md] [--match TEXT]
 
 Writes a table: script, launches, result. A launch passes when its memory plan is printed; else the row holds the first error.
 The scripts see a home directory of their own, and commands that would install, download or end something do nothing."""
@@ -31,6 +31,15 @@ FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hunyuan|hy[-_]?v3|hy3", "hunyuan"),
     ("gemma", "gemma"), ("mimo", "mimo"), ("internvl", "internvl"), ("mistral|mathstral", "mistral"), ("qwen3|qwen-3", "qwen3"),
     ("llama|deepseek|eurus|skywork", "llama")]
+PAGE = """# verl's example launches
+
+verl's folder `{folder}` at commit {commit}: every script, run through `verlc exec --plan` with
+tiny models of the families that it names. {plans} of {total} launches reach the memory plan; a plan is for one device, also
+where a script asks for more. The others are refused by the first feature that is missing.
+`python3 tools/examples_survey.py CHECKOUT` makes this table.
+
+| script | result |
+|---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
@@ -145,7 +154,7 @@ def main():
     parser.add_argument("checkout", type=pathlib.Path)
     parser.add_argument("--folder", default="examples")
     parser.add_argument("--verlc", type=pathlib.Path, default=ROOT / "build/release/verlc")
-    parser.add_argument("--title", default="")
+    parser.add_argument("--commit", default="?", help="of the checkout, for the page")
     parser.add_argument("--match", default="")
     parser.add_argument("--out", type=pathlib.Path)
     a = parser.parse_args()
@@ -167,8 +176,9 @@ def main():
     total = sum(counts.values())
     print(f"{total} launches: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
     if a.out:
-        text = [a.title, "", "| script | launches | result |", "|---|---|---|"]
-        text += [f"| {n} | {k} | {r + (': ' if w else '')}{w.replace('|', chr(92) + '|')} |" for n, k, r, w in rows]
+        text = [PAGE.format(folder=a.folder, commit=a.commit, total=total, plans=counts["memory plan"])]
+        text += [f"| {n.removeprefix(a.folder + '/')} | {r + (': ' if w else '')}{w.replace('|', chr(92) + '|')} |"
+                 for n, _, r, w in rows]
         a.out.write_text("\n".join(text) + "\n")
     return 0
 
