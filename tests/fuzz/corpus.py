@@ -12,6 +12,7 @@ import sqlite3
 import struct
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
@@ -259,8 +260,20 @@ def user():
         yield b"\2" + compact({"loss": text, "dlog_prob": text})
 
 
+def torch():
+    small = b"ctorch._utils\n_rebuild_tensor_v2\nq\3((X\7\0\0\0storageq\4ctorch\nFloatStorage\nq\5X\1\0\0\0%dX\3\0\0\0cpuK%ctQ"
+    for storage, count, rest in ((0, 3, b"K\0K\3\x85K\1\x85"), (1, 6, b"K\0K\2K\3\x86K\3K\1\x86"),
+                                 (2, 9, b"K\1K\2K\2\x86K\1K\3\x86"), (3, 1, b"K\0))"), (1, 6, b"K\6K\0\x85K\1\x85")):
+        yield b"\1\x80\2}q\0(X\1\0\0\0wq\1" + small % (storage, count) + rest + b"\x89}tRu."
+    for path in sorted((FIXTURES / "verl_ckpt").rglob("*.pt")):
+        yield b"\0" + path.read_bytes()
+        with zipfile.ZipFile(path) as z:
+            name = next(n for n in z.namelist() if n.endswith("/data.pkl"))
+            yield b"\1" + z.read(name)
+
+
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, track, user):
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

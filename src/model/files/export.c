@@ -107,57 +107,53 @@ static void reader_close(struct reader *r) {
 
 /* ---- shards ---- */
 
-static size_t param_bytes(const struct param_source *s) { return (size_t)(s->p->rows * s->p->cols) * dtype_size(s->dt); }
+static size_t tensor_bytes(const struct st_write_tensor *t) {
+    size_t n = dtype_size(t->dt);
+    for (int i = 0; i < t->nd; i++) n *= (size_t)t->dim[i];
+    return n;
+}
 
-static int write_shard(const char *path, struct param_source *src, int64_t n) {
-    struct st_write_tensor *t = xcalloc((size_t)n, sizeof *t);
+static int write_shard(const char *path, const struct st_write_tensor *t, int64_t n) {
     json_t *meta = json_pack("{s:s}", "format", "pt");
-    for (int64_t i = 0; i < n; i++)
-        t[i] = (struct st_write_tensor){.name = src[i].p->name,
-                                        .dt = src[i].dt,
-                                        .nd = src[i].p->nd,
-                                        .dim = {src[i].p->rows, src[i].p->cols},
-                                        .read = read_param,
-                                        .arg = &src[i]};
     const int rc = st_write(path, t, n, meta);
     json_decref(meta);
-    free(t);
     return rc;
 }
 
 /* The end of the shard that begins at lo. */
-static int64_t shard_end(const struct param_source *src, int64_t n, int64_t lo, size_t max_shard) {
+static int64_t shard_end(const struct st_write_tensor *t, int64_t n, int64_t lo, size_t max_shard) {
     size_t bytes = 0;
     int64_t hi = lo;
     for (; hi < n; hi++) {
-        bytes += param_bytes(&src[hi]);
+        bytes += tensor_bytes(&t[hi]);
         if (bytes > max_shard && hi > lo) break;
     }
     return hi;
 }
 
-static int write_weights(const char *dir, struct param_source *src, int64_t n, size_t max_shard) {
+int model__write_weights(const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard) {
     int rc = 0;
     int64_t n_shards = 0, total = 0;
     char *path = NULL;
-    for (int64_t lo = 0; lo < n; lo = shard_end(src, n, lo, max_shard)) n_shards++;
+    if (max_shard == 0) max_shard = DEFAULT_SHARD;
+    for (int64_t lo = 0; lo < n; lo = shard_end(t, n, lo, max_shard)) n_shards++;
     if (n_shards == 1) {
         path = file_join(dir, "model.safetensors");
-        rc = write_shard(path, src, n);
+        rc = write_shard(path, t, n);
         free(path);
         return rc;
     }
     json_t *weight_map = json_object();
     for (int64_t lo = 0, hi, i = 1; lo < n; lo = hi, i++) {
         char name[64];
-        hi = shard_end(src, n, lo, max_shard);
+        hi = shard_end(t, n, lo, max_shard);
         snprintf(name, sizeof name, "model-%05lld-of-%05lld.safetensors", (long long)i, (long long)n_shards);
         for (int64_t k = lo; k < hi; k++) {
-            json_object_set_new(weight_map, src[k].p->name, json_string(name));
-            total += (int64_t)param_bytes(&src[k]);
+            json_object_set_new(weight_map, t[k].name, json_string(name));
+            total += (int64_t)tensor_bytes(&t[k]);
         }
         path = file_join(dir, name);
-        TRYG(write_shard(path, src + lo, hi - lo), out);
+        TRYG(write_shard(path, t + lo, hi - lo), out);
         free(path);
         path = NULL;
     }
@@ -173,23 +169,36 @@ out:
 
 /* ---- configuration ---- */
 
+void model__set_config_dtype(json_t *config, enum dtype dt) {
+    const bool v5 = json_object_get(config, "dtype") != NULL; /* transformers 5 renamed torch_dtype */
+    if (v5) json_object_set_new(config, "dtype", json_string(model__torch_dtype(dt)));
+    if (!v5 || json_object_get(config, "torch_dtype"))
+        json_object_set_new(config, "torch_dtype", json_string(model__torch_dtype(dt)));
+}
+
 /* config.json as it was read, with the dtype of the files where that was chosen. */
 static int write_configs(const struct model_config *c, const char *dir, int dt) {
     int rc = 0;
     json_t *o = json_deep_copy(c->json);
     char *config = file_join(dir, "config.json"), *generation = file_join(dir, "generation_config.json");
-    if (dt >= 0) {
-        const bool v5 = json_object_get(o, "dtype") != NULL; /* transformers 5 renamed torch_dtype */
-        if (v5) json_object_set_new(o, "dtype", json_string(model__torch_dtype((enum dtype)dt)));
-        if (!v5 || json_object_get(o, "torch_dtype"))
-            json_object_set_new(o, "torch_dtype", json_string(model__torch_dtype((enum dtype)dt)));
-    }
+    if (dt >= 0) model__set_config_dtype(o, (enum dtype)dt);
     TRYG(json_save_atomic(config, o), out);
     if (c->generation_json) TRYG(json_save_atomic(generation, c->generation_json), out);
 out:
     json_decref(o);
     free(config);
     free(generation);
+    return rc;
+}
+
+int model__copy_file(const char *from, const char *to, const char *name) {
+    char *src = file_join(from, name), *dst = file_join(to, name);
+    struct file_map f = {0};
+    int rc = file_map_open(&f, src);
+    if (rc == 0) rc = file_write_atomic(dst, f.p, f.n);
+    file_unmap(&f);
+    free(src);
+    free(dst);
     return rc;
 }
 
@@ -208,6 +217,7 @@ int model_export(const struct model *m, const char *dir, int dt, const struct to
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
+    struct st_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
     int64_t n = 0;
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
@@ -215,16 +225,22 @@ int model_export(const struct model *m, const char *dir, int dt, const struct to
         for (int64_t i = 0; i < m->n_params; i++) {
             enum dtype as;
             TRYG(choose_dtype(m, &m->params[i], dt, &as), out);
-            if ((as == DT_F32) == (pass == 0)) src[n++] = (struct param_source){&r, &m->params[i], as};
+            if ((as == DT_F32) != (pass == 0)) continue;
+            const struct model_param *p = &m->params[i];
+            src[n] = (struct param_source){&r, p, as};
+            t[n] = (struct st_write_tensor){
+                .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n]};
+            n++;
         }
     }
     TRYG(file_mkdirs(dir), out);
-    TRYG(write_weights(dir, src, n, max_shard ? max_shard : DEFAULT_SHARD), out);
+    TRYG(model__write_weights(dir, t, n, max_shard), out);
     TRYG(write_configs(&m->cfg, dir, dt), out);
     if (tokenizer) TRYG(tokenizer_files_write(tokenizer, dir), out);
     TRYG(file_fsync_dir(dir), out);
 out:
     reader_close(&r);
     free(src);
+    free(t);
     return rc;
 }

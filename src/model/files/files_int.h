@@ -1,4 +1,4 @@
-/* files_int.h - private to model: bitsandbytes' NF4 in the files, dtypes of files and their conversion. */
+/* files_int.h - private to model: bitsandbytes' NF4 in the files, weights as files, dtypes of files and their conversion. */
 #ifndef VERLC_MODEL_FILES_INT_H
 #define VERLC_MODEL_FILES_INT_H
 
@@ -23,6 +23,12 @@ void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* 
 
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
+void model__set_config_dtype(json_t *config, enum dtype dt); /* under the name that this config.json has for it */
+
+/* model.safetensors, or shards of at most max_shard bytes (0: 5 GB) and their index, with the tensors in this order. */
+int model__write_weights(const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard);
+
+int model__copy_file(const char *from, const char *to, const char *name); /* from/name to to/name */
 
 /* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
