@@ -6,7 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft steps tables text track trackers train.
+# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft steps tables text track trackers train
+# verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers).
@@ -23,7 +24,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-algo text conf steps train grpo optim model lora quant critic reward sft trackers distill eval graders data tables track}
+names=${*:-algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill eval graders data
+    tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"
@@ -107,6 +109,7 @@ compare_sft() {
 compare_steps() { $py tools/oracle_steps.py "$VERLC"; } # more by hand: --mixes 160 --seed 2
 compare_track() { $py tools/oracle_track.py; }
 compare_trackers() { "${TRACKERS_PYTHON:-.venv-trackers/bin/python}" tools/oracle_trackers.py; }
+compare_verl_ckpt() { $py tools/oracle_verl_ckpt.py check "$VERLC"; } # its fixtures come from several versions of torch
 compare_train() {
     fresh train && make_train "$out/train" && same train && fresh train_many &&
         $py tools/oracle_train.py --batches "$batches" "$out/train_many" && program test_train_val "$out/train_many"

@@ -23,7 +23,7 @@ static void print_help(FILE *f) {
             "verlc %s - reinforcement-learning post-training of language models\n\n"
             "usage: verlc COMMAND ...\n\n",
             VERLC_VERSION);
-    for (int i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
+    for (int i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-12s %s\n", commands[i].name, commands[i].help);
     fprintf(f, "\n'verlc COMMAND --help' explains a command. README.md has a first run.\n");
 }
 

@@ -9,7 +9,7 @@ import sys
 
 SEE = "The README and the pages of docs/ say more: training, checkpoints, metrics, differences from verl."
 # What a command's help does not list by itself.
-PARTS = {"model": ["init", "info", "export", "merge"], "data": ["gsm8k", "arith"]}
+PARTS = {"model": ["init", "info", "export", "merge"], "model_merger": ["merge", "test"], "data": ["gsm8k", "arith"]}
 
 
 def text_of(*words):
@@ -32,7 +32,7 @@ def main(program, directory):
     out.mkdir(parents=True, exist_ok=True)
     top = text_of(program, "--help")
     version = top.split()[1]
-    commands = re.findall(r"^  ([a-z]+) +(.*)$", top, flags=re.M)
+    commands = re.findall(r"^  ([a-z_]+) +(.*)$", top, flags=re.M)
     whole = page("verlc", "reinforcement learning for language models", [("SYNOPSIS AND COMMANDS", top)], version)
     (out / "verlc.1").write_text(whole)
     for name, about in commands:

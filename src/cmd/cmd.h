@@ -22,6 +22,7 @@
     X(exec, "run a launcher of verl as it stands: bash run.sh, torchrun, uv run, ray job submit") \
     X(data, "prepare datasets: gsm8k, arith")                                                     \
     X(model, "model directories: init, info, export, merge")                                      \
+    X(model_merger, "verl's FSDP checkpoints as models: verl.model_merger's command line")        \
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                                      \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                         \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
@@ -74,6 +75,21 @@ int cmd_flush(void);
 /* The last such failure was a reader that has closed its end: nothing to report. */
 bool cmd_reader_gone(void);
 
+/* Makes the directory `out` complete or not at all: write fills a temporary one beside it. force: as --force of the
+ * model commands. ERR_INVAL: out holds something that is not to be replaced. */
+int cmd_write_dir(const char *out, bool force, int (*write)(void *arg, const char *dir), void *arg);
+/* verl's FSDP shards in dir as a model directory. */
+struct cmd_merge_args {
+    const char *dir, *out;
+    const char *config_dir; /* NULL: beside the shards */
+    int dt;                 /* -1: each tensor's own */
+    int64_t shard_mb;
+    bool force;
+};
+int cmd_merge_shards(const struct cmd_merge_args *a);
+
+/* The dtype of weights in files that --dtype names: fp32, bf16 or fp16. ERR_INVAL: another one. */
+int cmd_file_dtype(const char *name, int *dt);
 /* The compute dtype that --dtype names: bf16 or fp32. ERR_INVAL: another one. */
 int cmd_compute_dtype(const char *name, enum dtype *dt);
 /* ERR_INVAL: more tokens than any machine's memory holds. seqs, prompt, len: --batch, --prompt, --len, CMD_COUNT each. */

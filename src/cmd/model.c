@@ -14,6 +14,7 @@
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "model/files/export.h"
+#include "model/files/fsdp.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
@@ -32,7 +33,7 @@
 static const int64_t ONE_FILE_MB = INT64_MAX / 1000000; /* no limit on a file */
 enum { VOCAB_MULTIPLE = 64 /* a preset's vocabulary is rounded up to it, as released models do */ };
 
-static int parse_dtype(const char *name, int *dt) {
+int cmd_file_dtype(const char *name, int *dt) {
     if (strcmp(name, "bf16") == 0) *dt = DT_BF16;
     else if (strcmp(name, "fp32") == 0) *dt = DT_F32;
     else if (strcmp(name, "fp16") == 0) *dt = DT_F16;
@@ -83,9 +84,9 @@ static int out_open(struct out_dir *o, const char *given, bool force) {
     const bool there = file_exists(o->path) && !dir_is_empty(o->path), is_model = file_exists(config);
     free(config);
     if (there && !force)
-        FAIL(ERR_INVAL, "--out %s exists and is not empty; choose another directory%s", given,
+        FAIL(ERR_INVAL, "%s exists and is not empty; choose another directory%s", given,
              is_model ? " or give --force to replace the model in it" : "");
-    if (there && !is_model) FAIL(ERR_INVAL, "--out %s holds something other than a model; choose another directory", given);
+    if (there && !is_model) FAIL(ERR_INVAL, "%s holds something other than a model; choose another directory", given);
     remove_abandoned(o->path);
     o->tmp = file_temp_path(o->path);
     TRY(file_mkdirs(o->tmp));
@@ -114,6 +115,12 @@ static int out_close(struct out_dir *o, int rc) {
     free(o->tmp);
     free(o->path);
     return rc;
+}
+
+int cmd_write_dir(const char *out, bool force, int (*write)(void *arg, const char *dir), void *arg) {
+    struct out_dir o;
+    const int rc = out_open(&o, out, force);
+    return out_close(&o, rc < 0 ? rc : write(arg, o.tmp));
 }
 
 /* ---- init ---- */
@@ -187,7 +194,7 @@ static int init_into(const char *dir, json_t *config, const char *preset, const 
     dt = c.dtype;
     const int64_t n = model_config_params(&c);
     model_config_free(&c);
-    if (dtype) TRY(parse_dtype(dtype, &dt));
+    if (dtype) TRY(cmd_file_dtype(dtype, &dt));
     log_info("%lld parameters, %.2f GB as %s", (long long)n, 1e-9 * (double)n * (double)dtype_size((enum dtype)dt),
              dtype_name((enum dtype)dt));
     return model_init_dir(config, dir, seed, (enum dtype)dt);
@@ -242,7 +249,11 @@ static int cmd_model_info(int argc, char **argv) {
     if (!dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
     struct model_config c;
     struct buf line = {0};
-    TRY(model_config_load(&c, dir));
+    char *config = NULL;
+    TRY(train_model_dir(dir, false, &config));
+    const int read = model_config_load(&c, config);
+    free(config);
+    TRY(read);
     json_t *eos = json_array();
     for (int i = 0; i < c.n_eos; i++) json_array_append_new(eos, json_integer(c.eos[i]));
     json_t *o = json_pack(
@@ -382,7 +393,7 @@ static int cmd_model_export(int argc, char **argv) {
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
-    if (dtype) TRY(parse_dtype(dtype, &dt));
+    if (dtype) TRY(cmd_file_dtype(dtype, &dt));
     rc = find_source(&s, model);
     if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
     free_source(&s);
@@ -396,8 +407,8 @@ static bool is_pickle(const char *name) {
     return dot && (strcmp(dot, ".pt") == 0 || strcmp(dot, ".pth") == 0 || strcmp(dot, ".bin") == 0 || strcmp(dot, ".distcp") == 0);
 }
 
-/* Other trainers' shards (verl's model_world_size_N_rank_R.pt, Megatron's mp_rank_*, .distcp) are pickles, which
- * run code when they are read; they are named and refused where no safetensors stand beside them. */
+/* Pickles of other trainers (Megatron's mp_rank_*, .distcp, pytorch_model.bin) run code when they are read by their own
+ * programs; they are named and refused where no safetensors stand beside them. */
 static int refuse_pickles(const char *path) {
     static const char *const subs[] = {"", "actor", "dist_ckpt"};
     char *one = file_join(path, "model.safetensors"), *index = file_join(path, "model.safetensors.index.json");
@@ -408,17 +419,28 @@ static int refuse_pickles(const char *path) {
         DIR *d = opendir(sub);
         for (struct dirent *e; d && rc == 0 && (e = readdir(d));)
             if (is_pickle(e->d_name) || strncmp(e->d_name, "mp_rank_", 8) == 0)
-                rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
-                             "%s/%s: unsupported pickled shards, which run code when read; merge takes a directory with "
-                             "config.json and model.safetensors or model.safetensors.index.json with its shards: make one with "
-                             "'python -m verl.model_merger merge'",
-                             sub, e->d_name);
+                rc = err_set(
+                    ERR_UNSUPPORTED, __FILE__, __LINE__,
+                    "%s/%s: unsupported pickled shards; merge takes verl's FSDP shards (model_world_size_W_rank_R.pt), or a "
+                    "directory with config.json and model.safetensors or model.safetensors.index.json with its shards",
+                    sub, e->d_name);
         if (d) closedir(d);
         free(sub);
     }
     free(one);
     free(index);
     return rc;
+}
+
+/* Whether --model is a checkpoint of FSDP shards, without safetensors that say the same. */
+static bool is_fsdp(const char *model) {
+    char *config = file_join(model, "model.safetensors"), *index = file_join(model, "model.safetensors.index.json");
+    char *shards = file_exists(config) || file_exists(index) ? NULL : fsdp_find_dir(model);
+    const bool yes = shards != NULL;
+    free(config);
+    free(index);
+    free(shards);
+    return yes;
 }
 
 static int merge_source(struct export_source *s, const char *model, const char *adapter) {
@@ -436,7 +458,7 @@ static int cmd_model_merge(int argc, char **argv) {
     int64_t shard_mb = 0; /* not given */
     bool force = false;
     const struct cmd_opt opts[] = {
-        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names), or safetensors shards"},
+        {"--model", CMD_STR, &model, "DIR", "base model (the one that the adapter names), or shards"},
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter directory"},
         {"--out", CMD_STR, &out, "DIR", "directory to create"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (each tensor's own)"},
@@ -447,14 +469,17 @@ static int cmd_model_merge(int argc, char **argv) {
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
                  "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
-                 "rounded once. Without an adapter: sharded safetensors as one file. Pickled shards of\n"
-                 "other trainers (.pt, .distcp) are refused: they run code when read.");
+                 "rounded once. Without an adapter: sharded safetensors as one file, or a checkpoint of\n"
+                 "verl's FSDP shards (model_world_size_W_rank_R.pt) as a model directory.");
     struct export_source s = {0};
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (dtype) TRY(cmd_file_dtype(dtype, &dt));
+    if (!adapter && is_fsdp(model))
+        return cmd_merge_shards(
+            &(struct cmd_merge_args){.dir = model, .out = out, .dt = dt, .shard_mb = shard_mb ? shard_mb : 5000, .force = force});
     if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
-    if (dtype) TRY(parse_dtype(dtype, &dt));
     rc = merge_source(&s, model, adapter);
     if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
     free_source(&s);

@@ -1,0 +1,170 @@
+/* model_merger.c - verlc model_merger merge | test: the command line of
+ * `python -m verl.model_merger`, for FSDP checkpoints.
+ *
+ * Options that are Megatron's or transformers' are taken and say that they do
+ * nothing; what would be left undone in silence is refused.
+ * Invariant: no code of the checkpoint runs, whatever --trust-remote-code says. */
+#include "cmd/cmd.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "model/files/fsdp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The options of both operations. */
+struct merger {
+    const char *backend, *local_dir, *hf_model_path;
+    bool tie, remote_code, value_model, cpu_init;
+};
+
+static void show_progress(size_t done, size_t total) {
+    static size_t shown; /* in 256ths: a line that is drawn again, on a terminal alone */
+    const size_t now = total ? done * 256 / total : 256;
+    if (!isatty(STDERR_FILENO) || now == shown) return;
+    shown = now;
+    fprintf(stderr, "\rmerging: %.2f of %.2f GB%s", 1e-9 * (double)done, 1e-9 * (double)total, done == total ? "\n" : "");
+}
+
+struct merge {
+    const struct cmd_merge_args *a;
+    const struct fsdp *f;
+    const char *shards;
+};
+
+static int write_model(void *arg, const char *dir) {
+    const struct merge *m = arg;
+    char *config = m->a->config_dir ? xstrdup(m->a->config_dir) : fsdp_config_dir(m->shards);
+    const int rc = fsdp_export(&(struct fsdp_export_args){.f = m->f,
+                                                          .dir = m->shards,
+                                                          .config_dir = config,
+                                                          .out = dir,
+                                                          .dt = m->a->dt,
+                                                          .max_shard = (size_t)m->a->shard_mb * 1000000,
+                                                          .progress = show_progress});
+    free(config);
+    return rc;
+}
+
+/* What the directory holds, and what was written of it. */
+static void report(const struct merge *m) {
+    int64_t model = 0, adapter = 0;
+    for (int64_t i = 0; i < fsdp_count(m->f); i++) (*(fsdp_at(m->f, i)->adapter ? &adapter : &model))++;
+    if (model > 0) log_info("%s: %lld tensors of %lld FSDP ranks", m->a->out, (long long)model, (long long)fsdp_shards(m->f));
+    if (adapter > 0)
+        log_info("%s/lora_adapter: %lld tensors; %s", m->a->out, (long long)adapter,
+                 model > 0 ? "'verlc model merge --model BASE --adapter ADAPTER' adds it to the weights"
+                           : "the checkpoint holds the adapter alone (save_lora_only)");
+}
+
+int cmd_merge_shards(const struct cmd_merge_args *a) {
+    struct merge m = {.a = a};
+    struct fsdp *f = NULL;
+    char *shards = fsdp_find_dir(a->dir);
+    int rc = 0;
+    if (!shards)
+        FAILG(out, ERR_INPUT, "%s: no model_world_size_W_rank_R.pt, verl's FSDP shards, in it%s", a->dir,
+              file_is_dir(a->dir) ? "" : "; there is no such directory");
+    TRYG(fsdp_open(&f, shards), out);
+    m.f = f;
+    m.shards = shards;
+    TRYG(cmd_write_dir(a->out, a->force, write_model, &m), out);
+    report(&m);
+out:
+    fsdp_close(f);
+    free(shards);
+    return rc;
+}
+
+static int check(const struct merger *m) {
+    if (!m->backend || !m->local_dir)
+        FAIL(ERR_INVAL, "verl.model_merger needs --backend fsdp and --local_dir .../global_step_N/actor");
+    if (strcmp(m->backend, "megatron") == 0)
+        FAIL(ERR_UNSUPPORTED,
+             "--backend megatron: unsupported; FSDP checkpoints are read. Where the run saved 'hf_model' (mbridge), "
+             "%s/huggingface is a model directory already",
+             m->local_dir);
+    if (strcmp(m->backend, "fsdp") != 0) FAIL(ERR_INVAL, "--backend %s: expected fsdp", m->backend);
+    if (m->tie) log_note("--tie-word-embedding is Megatron's: config.json says whether embeddings are tied");
+    if (m->value_model) log_note("--is-value-model is Megatron's: config.json says what the model is");
+    if (m->remote_code) log_note("--trust-remote-code: no code of a checkpoint is run, and none is needed");
+    if (m->cpu_init) log_note("--use_cpu_initialization: no model is made to merge one");
+    return 0;
+}
+
+#define COMMON_OPTS(m)                                                                                          \
+    {"--backend", CMD_STR, &(m).backend, "fsdp", "what wrote the checkpoint"},                                  \
+        {"--local_dir", CMD_STR, &(m).local_dir, "DIR", "the checkpoint: .../global_step_N/actor"},             \
+        {"--hf_model_path", CMD_STR, &(m).hf_model_path, "DIR", "config.json and tokenizer (DIR/huggingface)"}, \
+        {"--tie-word-embedding", CMD_FLAG, &(m).tie, NULL, "Megatron's; does nothing"},                         \
+        {"--is-value-model", CMD_FLAG, &(m).value_model, NULL, "Megatron's; does nothing"},                     \
+        {"--trust-remote-code", CMD_FLAG, &(m).remote_code, NULL, "does nothing: no code is run"}, {            \
+        "--use_cpu_initialization", CMD_FLAG, &(m).cpu_init, NULL, "does nothing"                               \
+    }
+
+static int run_merge(int argc, char **argv) {
+    struct merger m = {0};
+    struct cmd_merge_args a = {.out = "tmp", .dt = DT_BF16, .shard_mb = 5000};
+    const char *upload = NULL, *dtype = "bf16";
+    bool private = false;
+    const struct cmd_opt opts[] = {
+        COMMON_OPTS(m),
+        {"--target_dir", CMD_STR, &a.out, "DIR", "directory to create (tmp)"},
+        {"--dtype", CMD_STR, &dtype, "bf16|fp32|fp16", "of the weights (bf16, as verl's)"},
+        {"--max-shard-mb", CMD_I64("int[1,2^40]"), &a.shard_mb, "N", "largest file, in 10^6 bytes (5000)"},
+        {"--force", CMD_FLAG, &a.force, NULL, "replace a model that is there"},
+        {"--hf_upload_path", CMD_STR, &upload, "NAME", "refused: upload the directory with 'hf upload'"},
+        {"--private", CMD_FLAG, &private, NULL, "of --hf_upload_path"},
+    };
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc model_merger merge --backend fsdp --local_dir DIR --target_dir DIR [options]",
+                 "Writes the FSDP shards of a verl checkpoint as a Hugging Face model directory. Pickles are\n"
+                 "read as data: nothing in them is run, and what is no part of a tensor is refused.");
+    const int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    if (upload)
+        FAIL(ERR_UNSUPPORTED, "--hf_upload_path: unsupported; merge without it, then 'hf upload %s %s'%s", upload, a.out,
+             private ? " with --private" : "");
+    TRY(cmd_file_dtype(dtype, &a.dt));
+    TRY(check(&m));
+    a.dir = m.local_dir;
+    a.config_dir = m.hf_model_path;
+    return cmd_merge_shards(&a);
+}
+
+static int run_test(int argc, char **argv) {
+    struct merger m = {0};
+    struct fsdp *f = NULL;
+    const char *test_dir = NULL;
+    const struct cmd_opt opts[] = {COMMON_OPTS(m), {"--test_hf_dir", CMD_STR, &test_dir, "DIR", "model directory to compare with"}};
+    const struct cmd_spec spec = CMD_SPEC(opts, "verlc model_merger test --backend fsdp --local_dir DIR --test_hf_dir DIR",
+                                          "Compares the FSDP shards of a verl checkpoint with a Hugging Face model directory.");
+    int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc < 0 ? rc : 0;
+    TRY(check(&m));
+    if (!test_dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    char *shards = fsdp_find_dir(m.local_dir);
+    TRYG(fsdp_open(&f, shards ? shards : m.local_dir), out);
+    TRYG(fsdp_compare(f, test_dir), out);
+    log_info("%s: the merged checkpoint has the tensors of %s", m.local_dir, test_dir);
+out:
+    fsdp_close(f);
+    free(shards);
+    return rc;
+}
+
+int cmd_model_merger(int argc, char **argv) {
+    static const char usage[] = "usage: verlc model_merger merge|test --backend fsdp --local_dir DIR [options]; each takes --help";
+    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        puts(usage);
+        return 0;
+    }
+    if (argc >= 2 && strcmp(argv[1], "merge") == 0) return run_merge(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "test") == 0) return run_test(argc - 1, argv + 1);
+    FAIL(ERR_INVAL, "%s", usage);
+}
