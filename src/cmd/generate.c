@@ -12,6 +12,7 @@
 #include "model/lora/lora.h"
 #include "rollout/rollout.h"
 #include "text/text.h"
+#include "train/train.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -288,17 +289,19 @@ int cmd_generate(int argc, char **argv) {
     struct gen g = {0};
     struct dev dev = {0};
     struct model_config c = {0};
+    char *dir = NULL;
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     TRY(cmd_compute_dtype(dtype, &act));
-    g.model_dir = model;
     g.adapter = adapter;
-    TRYG(model_config_load(&c, model), out);
+    TRYG(train_model_dir(model, true, &dir), out);
+    g.model_dir = dir;
+    TRYG(model_config_load(&c, dir), out);
     g.vocab = c.vocab;
     g.max_pos = c.max_pos;
-    char *file = file_join(model, "tokenizer.json");
-    if (file_exists(file)) rc = tokenizer_open(&g.tok, model); /* without one, ids are answered with empty text */
+    char *file = file_join(dir, "tokenizer.json");
+    if (file_exists(file)) rc = tokenizer_open(&g.tok, dir); /* without one, ids are answered with empty text */
     free(file);
     if (rc < 0) goto out;
     TRYG(file_each_line("-", read_line, &g), out);
@@ -311,6 +314,7 @@ out:
     free(g.rq);
     chat_template_destroy(g.chat);
     tokenizer_close(g.tok);
+    free(dir);
     model_config_free(&c);
     return rc;
 }

@@ -12,6 +12,7 @@
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/lora/lora.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -211,16 +212,18 @@ int cmd_score(int argc, char **argv) {
     struct dev dev = {0};
     struct score s = {0};
     struct scorer scorer = {0};
+    char *dir = NULL;
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     TRY(cmd_compute_dtype(dtype, &act));
-    TRYG(model_config_load(&c, model), out);
+    TRYG(train_model_dir(model, true, &dir), out);
+    TRYG(model_config_load(&c, dir), out);
     s.vocab = c.vocab;
     TRYG(file_each_line("-", read_request, &s), out);
     if (s.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
-    const struct model_open_args a = {.dir = model, .act = act, .flags = MODEL_INFER, .max_len = s.longest};
+    const struct model_open_args a = {.dir = dir, .act = act, .flags = MODEL_INFER, .max_len = s.longest};
     scorer.adapter = adapter;
     TRYG(scorer_open(&scorer, &dev, &a, s.longest > BATCH_ROWS ? s.longest : BATCH_ROWS, temperature), out);
     TRYG(score_all(&scorer, &s), out);
@@ -229,6 +232,7 @@ out:
     dev_close(&dev);
     for (int64_t i = 0; i < s.n; i++) free(s.rq[i].ids);
     free(s.rq);
+    free(dir);
     model_config_free(&c);
     return rc;
 }

@@ -1,5 +1,6 @@
 /* load.c - a Hugging Face directory into a model: find each parameter in
- * model.safetensors or the shards of its index, check it, convert it, pack it.
+ * model.safetensors, the shards of its index or verl's FSDP shards, check it,
+ * convert it, pack it.
  *
  * Data moves from the mapping to the device in chunks that stay in cache; an
  * inference model never holds an fp32 copy.
@@ -15,6 +16,7 @@
 #include "base/map.h"
 #include "base/rng.h"
 #include "model/files/files_int.h"
+#include "model/files/fsdp.h"
 #include "model/lora/lora_int.h"
 #include "model/quantize.h"
 
@@ -109,7 +111,9 @@ struct weights_dir {
     struct st_file **files;
     char **paths;
     int64_t n;
-    struct map by_name; /* tensor -> file; empty when there is one file and no index */
+    struct map by_name;      /* tensor -> file; empty when there is one file and no index */
+    struct fsdp *fsdp;       /* verl's shards instead of files; paths[0] is their directory */
+    struct st_tensor *whole; /* fsdp's tensors, without data */
 };
 
 static void weights_close(struct weights_dir *w) {
@@ -120,6 +124,8 @@ static void weights_close(struct weights_dir *w) {
     free(w->files);
     free(w->paths);
     map_free(&w->by_name);
+    fsdp_close(w->fsdp);
+    free(w->whole);
 }
 
 static int add_file(struct weights_dir *w, int64_t *cap, char *path) {
@@ -161,14 +167,38 @@ out:
     return rc;
 }
 
+/* verl's FSDP shards, whose huggingface/ dir is. */
+static int open_fsdp(struct weights_dir *w, const char *shards) {
+    w->paths = xcalloc(1, sizeof *w->paths);
+    w->files = xcalloc(1, sizeof *w->files);
+    w->paths[w->n++] = xstrdup(shards);
+    TRY(fsdp_open(&w->fsdp, shards));
+    if (fsdp_has_adapter(w->fsdp))
+        FAIL(ERR_UNSUPPORTED,
+             "%s: unsupported as a model: the checkpoint of a LoRA run, whose base model and adapter are apart; give the base "
+             "model and "
+             "%s/lora_adapter as the adapter (lora_adapter_path), or 'verlc model_merger merge --backend fsdp --local_dir %s "
+             "--target_dir OUT', then 'verlc model merge --model OUT --adapter OUT/lora_adapter --out DIR'",
+             shards, shards, shards);
+    w->whole = xcalloc((size_t)fsdp_count(w->fsdp), sizeof *w->whole);
+    for (int64_t i = 0; i < fsdp_count(w->fsdp); i++) {
+        const struct fsdp_tensor *t = fsdp_at(w->fsdp, i);
+        w->whole[i] = (struct st_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
+        memcpy(w->whole[i].dim, t->dim, sizeof t->dim);
+    }
+    log_info("reading the weights of %lld FSDP ranks in %s", (long long)fsdp_shards(w->fsdp), shards);
+    return 0;
+}
+
 static int weights_open(struct weights_dir *w, const char *dir) {
     int rc = 0;
     int64_t cap = 0;
-    char *index = NULL, *one = NULL, *pickle = file_join(dir, "pytorch_model.bin");
+    char *index = NULL, *one = NULL, *shards = NULL, *pickle = file_join(dir, "pytorch_model.bin");
     TRYG(file_in_dir(&index, dir, "model.safetensors.index.json"), out);
     TRYG(file_in_dir(&one, dir, "model.safetensors"), out);
     if (index) TRYG(open_index(w, dir, index), out);
     else if (one) TRYG(add_file(w, &cap, xstrdup(one)), out);
+    else if ((shards = fsdp_find_dir(dir))) TRYG(open_fsdp(w, shards), out);
     else if (file_exists(pickle))
         FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled weights; save the model as safetensors first", pickle);
     else FAILG(out, ERR_INPUT, "%s: neither model.safetensors nor model.safetensors.index.json", dir);
@@ -176,16 +206,18 @@ out:
     free(index);
     free(one);
     free(pickle);
+    free(shards);
     return rc;
 }
 
 /* ---- checking ---- */
 
 struct source {
-    const struct st_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
-    const char *path;          /* of its file */
-    uint64_t seed;             /* of a new one */
-    struct bnb_weight bnb;     /* saved in 4 bits: bnb.code is t */
+    const struct st_tensor *t;       /* NULL: not in the files, to be drawn (a new value head) */
+    const struct fsdp_tensor *parts; /* NULL: t has its data */
+    const char *path;                /* of its file */
+    uint64_t seed;                   /* of a new one */
+    struct bnb_weight bnb;           /* saved in 4 bits: bnb.code is t */
 };
 
 enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
@@ -195,15 +227,13 @@ static bool may_be_new(enum head head, const struct model_param *p) {
     return head == HEAD_VALUE && strncmp(p->name, "score.", 6) == 0;
 }
 
-static bool in_files(const struct weights_dir *w, const char *name) {
-    int64_t i = 0;
-    if (w->by_name.n > 0) return map_gets(&w->by_name, name, &i);
-    return st_find(w->files[0], name) != NULL;
-}
-
 static const struct st_tensor *find_any(void *arg, const char *name) {
     const struct weights_dir *w = arg;
     int64_t i = 0;
+    if (w->fsdp) {
+        const struct fsdp_tensor *t = fsdp_find(w->fsdp, name);
+        return t ? &w->whole[t - fsdp_at(w->fsdp, 0)] : NULL;
+    }
     if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
     return st_find(w->files[i], name);
 }
@@ -216,12 +246,13 @@ static int find_codes(struct source *s, struct weights_dir *w, const struct mode
     return 0;
 }
 
-static int find_param(struct source *s, const struct weights_dir *w, const struct model_param *p, const char *dir) {
+static int find_param(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
     int64_t i = 0;
     if (w->by_name.n > 0 && !map_gets(&w->by_name, p->name, &i))
         FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
     s->path = w->paths[i];
-    s->t = st_find(w->files[i], p->name);
+    s->t = find_any(w, p->name);
+    s->parts = w->fsdp ? fsdp_find(w->fsdp, p->name) : NULL;
     if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
     const struct st_tensor *t = s->t;
     const bool vec = p->nd == 1;
@@ -248,8 +279,9 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
-        for (int64_t i = 0; i < st_count(w->files[f]); i++) {
-            const char *name = st_at(w->files[f], i)->name;
+        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : st_count(w->files[f]);
+        for (int64_t i = 0; i < count; i++) {
+            const char *name = w->fsdp ? w->whole[i].name : st_at(w->files[f], i)->name;
             const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
             if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
             if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
@@ -283,14 +315,21 @@ static int check_finite(const struct model_param *p, const struct source *s, con
          p->name);
 }
 
+/* n elements of a tensor from `first` on: in its mapping, or gathered into raw. */
+static const uint8_t *elements(const struct source *s, int64_t first, int64_t n, void *raw) {
+    if (!s->parts) return s->t->data + (size_t)first * dtype_size(s->t->dt);
+    fsdp_read(s->parts, first, n, raw);
+    return raw;
+}
+
 /* Copies parameter p as dtype dt to dst on the device, refusing what is not finite. */
 static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt, void *chunk) {
     const int64_t n = p->rows * p->cols;
     if (!s->t) return draw_param(m, p, s->seed, dst, dt);
-    const size_t src_size = dtype_size(s->t->dt), dst_size = dtype_size(dt);
+    const size_t dst_size = dtype_size(dt);
     for (int64_t i = 0; i < n; i += CHUNK) {
         const int64_t k = n - i < CHUNK ? n - i : CHUNK;
-        const uint8_t *src = s->t->data + (size_t)i * src_size;
+        const uint8_t *src = elements(s, i, k, (float *)chunk + CHUNK);
         TRY(check_finite(p, s, src, k));
         if (s->t->dt != dt) {
             model__convert(chunk, dt, src, s->t->dt, k);
@@ -327,12 +366,13 @@ static int load_codes(struct model *m, int64_t i, const struct source *s) {
     const enum quant_kind kind = m->quant->kind;
     const int64_t unit = kind == QUANT_NF4 ? DEV_NF4_BLOCK : p->cols, n = p->rows * p->cols;
     const int64_t step = (CHUNK + unit - 1) / unit * unit; /* whole blocks of NF4, whole rows of INT8 */
-    float *w = xmalloc((size_t)step * sizeof *w), *scale = xmalloc((size_t)(step / unit) * sizeof *scale);
+    float *w = xmalloc((size_t)step * sizeof *w), *raw = xmalloc((size_t)step * sizeof *raw),
+          *scale = xmalloc((size_t)(step / unit) * sizeof *scale);
     uint8_t *code = xmalloc((size_t)step);
     int rc = 0;
     for (int64_t lo = 0; lo < n; lo += step) {
         const int64_t k = n - lo < step ? n - lo : step, rows = kind == QUANT_NF4 ? 1 : k / p->cols, cols = k / rows;
-        const uint8_t *src = s->t->data + (size_t)lo * dtype_size(s->t->dt);
+        const uint8_t *src = elements(s, lo, k, raw);
         TRYG(check_finite(p, s, src, k), out);
         model__convert(w, DT_F32, src, s->t->dt, k);
         model_quantize(kind, w, rows, cols, code, scale);
@@ -345,6 +385,7 @@ static int load_codes(struct model *m, int64_t i, const struct source *s) {
     }
 out:
     free(w);
+    free(raw);
     free(scale);
     free(code);
     return rc;
@@ -368,7 +409,7 @@ static int load_group(struct model *m, struct model_group *g, const struct sourc
 static int load_weights(struct model *m, const struct source *src) {
     int rc = 0;
     size_t stage_bytes = 0;
-    void *stage = NULL, *chunk = xmalloc(CHUNK * sizeof(float));
+    void *stage = NULL, *chunk = xmalloc(2 * CHUNK * sizeof(float)); /* converted; gathered */
     if (m->master) {
         for (int64_t i = 0; i < m->n_params; i++)
             TRYG(load_param(m, &m->params[i], &src[i], m->master + m->params[i].offset, DT_F32, chunk), out);
@@ -472,8 +513,14 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     m->base = a->base;
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
+    if (m->cfg.saved_nf4 && w.fsdp) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported FSDP shards of 4-bit weights", a->dir);
+    if (head == HEAD_VALUE && find_any(&w, "v_head.summary.weight"))
+        FAILG(out, ERR_UNSUPPORTED,
+              "%s: unsupported value head v_head.summary (trl's AutoModelForCausalLMWithValueHead); a critic's is score, of "
+              "...ForTokenClassification",
+              a->dir);
     for (int64_t i = 0; i < m->n_params; i++) {
-        if (may_be_new(head, &m->params[i]) && !in_files(&w, m->params[i].name)) {
+        if (may_be_new(head, &m->params[i]) && !find_any(&w, m->params[i].name)) {
             if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
             src[i].seed = head_seed;
             continue;

@@ -1,17 +1,29 @@
-/* directories.c - the two directories of a run: where a model path leads (a directory, or a hub id, which data fetches), and
- * the one that the run writes to. */
+/* directories.c - the two directories of a run: where a model path leads (a directory, a checkpoint of verl's, or a hub id,
+ * which data fetches), and the one that the run writes to. */
 #include "train/train.h"
 
 #include "base/err.h"
 #include "base/file.h"
 #include "data/data.h"
+#include "model/files/fsdp.h"
 
 #include <stdlib.h>
+
+/* A directory of verl's FSDP shards means its huggingface/, from where the loader finds the shards. */
+static char *config_dir(char *local) {
+    char *config = file_join(local, "config.json"), *shards = file_exists(config) ? NULL : fsdp_find_dir(local);
+    free(config);
+    if (!shards) return local;
+    char *dir = fsdp_config_dir(shards);
+    free(shards);
+    free(local);
+    return dir;
+}
 
 int train_model_dir(const char *path, bool weights, char **dir) {
     char *local = file_expand(path);
     if (file_is_dir(local)) {
-        *dir = local;
+        *dir = config_dir(local);
         return 0;
     }
     free(local);

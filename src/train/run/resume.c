@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
+#include "model/files/fsdp.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,16 +16,32 @@
 static int find_newest(struct resume *r, const char *root) {
     const int rc = ckpt_find(root, &r->step, &r->dir);
     if (rc != ERR_UNSUPPORTED) return rc;
-    return err_append(rc, "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes beside "
-                          "it and never over it; trainer.resume_mode=resume_path with "
-                          "trainer.resume_from_path=.../global_step_N resumes one of verlc's");
+    return err_append(rc,
+                      "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes beside "
+                      "it and never over it; trainer.resume_mode=resume_path with "
+                      "trainer.resume_from_path=.../global_step_N resumes one of verlc's. A run can start from the weights "
+                      "of verl's FSDP checkpoints, without their optimizer: actor_rollout_ref.model.path=%s/global_step_N/actor, "
+                      "for sft model.path",
+                      root);
+}
+
+static int not_ours(const char *path) {
+    char *shards = fsdp_find_dir(path);
+    int rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                     "trainer.resume_from_path=%s: it was not written by verlc and cannot be resumed", path);
+    if (shards)
+        rc = err_append(rc,
+                        "; a run can start from its weights, without its optimizer: actor_rollout_ref.model.path=%s, for sft "
+                        "model.path, with trainer.resume_mode=disable",
+                        shards);
+    free(shards);
+    return rc;
 }
 
 static int find_named(struct resume *r, const char *path) {
     if (!path) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
     TRY(ckpt_step_of(path, &r->step));
-    if (file_is_dir(path) && !ckpt_is_ours(path))
-        FAIL(ERR_UNSUPPORTED, "trainer.resume_from_path=%s: it was not written by verlc and cannot be resumed", path);
+    if (file_is_dir(path) && !ckpt_is_ours(path)) return not_ours(path);
     TRY(ckpt_verify(path));
     r->dir = xstrdup(path);
     return 0;
