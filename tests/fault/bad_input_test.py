@@ -231,13 +231,13 @@ def check_merge(s, test):
     test("merge: shards become one file, byte for byte", same and len(list((s.dir / "shards").glob("model-*.safetensors"))) > 1,
          p.stderr)
     shutil.rmtree(s.dir / "merged")
-    for name in ("model_world_size_2_rank_0.pt", "actor/model_world_size_1_rank_0.pt", "dist_ckpt/__0_0.distcp",
-                 "pytorch_model-00001-of-00002.bin"):
+    for name, why in (("model_world_size_2_rank_0.pt", "not a zip file"), ("actor/model_world_size_1_rank_0.pt", "not a zip file"),
+                      ("dist_ckpt/__0_0.distcp", "unsupported pickled"),
+                      ("pytorch_model-00001-of-00002.bin", "unsupported pickled")):
         source = s.dir / "pickled" / name
         source.parent.mkdir(parents=True)
         source.write_bytes(b"")
-        test.refused(f"merge: {name}", merge(s.dir / "pickled"), DATA, str(source), "unsupported pickled",
-                     "model.safetensors.index.json")
+        test.refused(f"merge: {name}", merge(s.dir / "pickled"), DATA, str(source), why)
         shutil.rmtree(s.dir / "pickled")
     next((s.dir / "shards").glob("model-00002*")).unlink()
     test.refused("merge: a shard is missing", merge(s.dir / "shards"), DATA, "model-00002")
