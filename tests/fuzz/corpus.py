@@ -273,7 +273,8 @@ def torch():
 
 
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track, user):
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track,
+                 user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
