@@ -135,7 +135,7 @@ def run(scratch, a, script, sets):
 
 
 def launches_of(p):
-    found = re.finditer(r"^note: [\w./-]+: (verlc (?:plan|generate|eval|model|data) .*)$", p.stdout + p.stderr, re.M)
+    found = re.finditer(r"^note: [\w./-]+: (verlc (?:plan|generate|eval|model_merger|data) .*)$", p.stdout + p.stderr, re.M)
     return [shlex.split(m[1]) for m in found]
 
 

@@ -25,7 +25,7 @@ PROGRAMS = {  # module: command, and keys in front of the user's
     "verl.trainer.main_generation": ("generate",),
     "verl.trainer.main_generation_server": ("generate",),
     "verl.trainer.main_eval": ("eval",),
-    "verl.model_merger": ("model", "merge"),
+    "verl.model_merger": ("model_merger",),
     "recipe.dapo.main_dapo": DAPO,
     "recipe.entropy.main_entropy": DAPO,  # clip_cov and kl_cov on DAPO's trainer
 }
@@ -50,8 +50,8 @@ SCRIPTS = {  # end of a path: command
     "examples/data_preprocess/gsm8k.py": ("data", "gsm8k"),
     "recipes/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
     "recipe/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
-    "scripts/legacy_model_merger.py": ("model", "merge"),
-    "scripts/model_merger.py": ("model", "merge"),
+    "scripts/legacy_model_merger.py": ("model_merger",),
+    "scripts/model_merger.py": ("model_merger",),
 }
 GSM8K_MARKS = ("openai/gsm8k", 'output the final answer after "####"', r"#### (\\-?[0-9\\.\\,]+)")  # of verl's script
 
@@ -102,8 +102,6 @@ def command_line(command, arguments):
         if name == "sft":
             arguments = torchrun_devices(arguments) + arguments
         arguments += json.loads(os.environ.get("VERLC_EXEC_SET") or "[]")
-    elif command[:2] == ("model", "merge") and arguments[1:2] == ["merge"]:
-        del arguments[1]
     if not os.environ.get("VERLC_EXEC_PLAN"):
         return [name, *arguments], False
     if name in ("ppo", "sft", "generate"):

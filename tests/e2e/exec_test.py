@@ -208,6 +208,12 @@ def check_dapo(s, test):
     test("DAPO's recipe with the keys of its scripts", p.returncode == 0 and "memory plan" in p.stdout, p.stderr[-500:])
 
 
+def check_merger(s, test):
+    p = verlc_exec(s, "merge", ["python3", "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", "nowhere",
+                                "--target_dir", "out"])
+    test("verl.model_merger with its arguments", p.returncode in (2, 3) and "nowhere" in p.stderr, p.stderr)
+
+
 def check_refusals(s, test):
     p = verlc_exec(s, "no", ["python3", "-m", "verl.experimental.fully_async_policy.fully_async_main", "a=b"])
     test.refused("a trainer that is not built", p, 2, "asynchronous training is not built")
@@ -235,6 +241,7 @@ def main():
         check_reward(s, test)
         check_prepare(s, test)
         check_dapo(s, test)
+        check_merger(s, test)
         check_refusals(s, test)
     test.end()
 
