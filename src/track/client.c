@@ -60,7 +60,6 @@ struct client {
     bool failing;
     double delay;
     int64_t n_refused;
-    char *why; /* the last failure */
 };
 
 static const int64_t MAX_SEQ = (int64_t)1 << 53; /* of a record: another one is not of this file */
@@ -254,8 +253,6 @@ static int call(struct client *c, json_t *request, json_t **reply) {
 }
 
 static void has_failed(struct client *c, const char *why) {
-    free(c->why);
-    c->why = xstrdup(why);
     c->delay = c->failing ? fmin(2 * c->delay, MAX_DELAY_S) : 1;
     if (!c->failing) log_warn("tracker %s fails: %s; the run goes on, and what is not sent is kept in %s", c->name, why, c->path);
     c->failing = true;
@@ -370,12 +367,11 @@ static void client_close(void *v) {
     }
     helper_pool_destroy(c->helper);
     if (c->started && c->at < c->size)
-        log_warn("tracker %s: %s has records that were not sent%s%s; the same command resumes the run and sends them", c->name,
-                 c->path, c->why ? ": " : "", c->why ? c->why : "");
+        log_warn("tracker %s: %s has records that were not sent; the same command resumes the run and sends them", c->name,
+                 c->path);
     if (c->n_dropped > 0) log_warn("tracker %s: %lld records were dropped, %s was full", c->name, (long long)c->n_dropped, c->path);
     if (c->fd >= 0) close(c->fd);
     json_decref(c->run);
-    free(c->why);
     free(c->path);
     free(c->state_path);
     pthread_cond_destroy(&c->changed);
