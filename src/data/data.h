@@ -146,6 +146,7 @@ struct rl_dataset_args {
     int64_t n_files;
     const char *prompt_key;    /* NULL: "prompt" */
     const char *reward_fn_key; /* NULL: "data_source" */
+    bool own_scorer;           /* of the user's own, in Python: rows need neither reward_fn_key ("custom" then) nor reward_model */
     const struct tokenizer *tok;
     struct chat_template *chat;
     const json_t *chat_kwargs; /* data.apply_chat_template_kwargs; may be NULL */
@@ -162,7 +163,7 @@ struct rl_prompt {
     int32_t *ids; /* the rendered prompt, ready to generate from */
     int64_t n_ids;
     int64_t uid; /* row number in the concatenated files, before caps and filters */
-    json_t *row; /* every column as read */
+    json_t *row; /* every column as read, but for a prompt that was text and a data source that was missing */
 };
 struct rl_dataset {
     struct rl_prompt *prompts;

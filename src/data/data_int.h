@@ -18,6 +18,13 @@ int data__local_path(char **out, const char *path);
 /* verl's hdfs_io.makedirs + copy: dir to an hdfs:// or a local directory. */
 int data__copy_dir(const char *dir, const char *to);
 
+/* Columns that rows must have. */
+struct data__columns {
+    const char *const *required; /* NULL-terminated; NULL: none */
+    const char *advice;          /* what to say behind the names of those that are missing; may be NULL */
+};
+int data__read_rows(json_t **rows, const char *path, const struct data__columns *need); /* data_read_rows */
+
 /* Rows of several files as one array, capped: verl's data.*_max_samples.  Row i of
  * the result is row uid[i] of all rows together. */
 struct data__table {
@@ -31,7 +38,7 @@ struct data__table {
 struct data__table_args {
     const char *const *files;
     int64_t n_files;
-    const char *const *required; /* NULL-terminated */
+    struct data__columns need;
     int64_t max_samples;
     bool shuffle;
     uint64_t seed;

@@ -32,12 +32,36 @@ int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation
 
 /* --- one prompt --- */
 
+struct opening {
+    const struct rl_dataset_args *a;
+    struct data__table t;
+    json_t *common; /* what all requests to the template share */
+    int64_t shortest;
+    int64_t n_bare; /* rows without reward_model, for a scorer of the user's own */
+};
+
+#define OWN_SOURCE "custom" /* the data source of a row that names none, where a scorer of the user's own grades it */
+#define EXAMPLE                                                                                                  \
+    "; a row is {\"data_source\": \"openai/gsm8k\", \"prompt\": [{\"role\": \"user\", \"content\": \"2+2?\"}], " \
+    "\"reward_model\": {\"ground_truth\": \"4\"}}; with reward.custom_reward_function.path the prompt alone is enough"
+
 static bool has_items(const json_t *row, const char *key) { return json_array_size(json_object_get(row, key)) > 0; }
+
+/* A text becomes one message of the user; with a scorer of the user's own a row without a data source has one. */
+static void complete(const struct rl_dataset *d, struct opening *o, json_t *row) {
+    json_t *prompt = json_object_get(row, d->prompt_key), *source = json_object_get(row, d->reward_fn_key);
+    if (json_is_string(prompt))
+        json_object_set_new(row, d->prompt_key, json_pack("[{s:s, s:O}]", "role", "user", "content", prompt));
+    if (!o->a->own_scorer) return;
+    if (!source || json_is_null(source)) json_object_set_new(row, d->reward_fn_key, json_string(OWN_SOURCE));
+    o->n_bare += !json_is_object(json_object_get(row, "reward_model"));
+}
 
 static int check_prompt(const struct rl_dataset *d, const json_t *row) {
     const json_t *messages = json_object_get(row, d->prompt_key), *m;
     size_t i;
-    if (json_array_size(messages) == 0) FAIL(ERR_INPUT, "column '%s' is not a list of messages {role, content}", d->prompt_key);
+    if (json_array_size(messages) == 0)
+        FAIL(ERR_INPUT, "column '%s' is neither text nor a list of messages {role, content}", d->prompt_key);
     json_array_foreach(messages, i, m) {
         if (!json_is_string(json_object_get(m, "role")))
             FAIL(ERR_INPUT, "message %zu of column '%s' has no role", i + 1, d->prompt_key);
@@ -65,13 +89,6 @@ static json_t *render_request(const json_t *kwargs) {
 
 enum { ROWS = 1024 }; /* read together */
 
-struct opening {
-    const struct rl_dataset_args *a;
-    struct data__table t;
-    json_t *common; /* what all requests to the template share */
-    int64_t shortest;
-};
-
 /* Adds row i with its ids (taken), unless the filter drops it. */
 static int add_row(struct rl_dataset *d, struct opening *o, int64_t i, struct text_ids *ids) {
     const struct rl_dataset_args *a = o->a;
@@ -96,7 +113,8 @@ static int add_rows(struct rl_dataset *d, struct opening *o, int64_t lo, int64_t
     int64_t done = 0;
     int rc = 0;
     for (*at = lo; *at < hi; ++*at) {
-        const json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        json_t *row = json_array_get(o->t.rows, (size_t)*at);
+        complete(d, o, row);
         TRYG(check_prompt(d, row), out);
         json_array_append_new(each, json_pack("{s:O}", "messages", json_object_get(row, d->prompt_key)));
     }
@@ -117,8 +135,9 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     int rc = 0;
     d->prompt_key = xstrdup(a->prompt_key ? a->prompt_key : "prompt");
     d->reward_fn_key = xstrdup(a->reward_fn_key ? a->reward_fn_key : "data_source");
-    const char *const required[] = {d->prompt_key, d->reward_fn_key, "reward_model", NULL};
-    const struct data__table_args ta = {a->files, a->n_files, required, a->max_samples, a->shuffle, a->seed, a->what};
+    /* a scorer of the user's own needs the prompt alone */
+    const char *const required[] = {d->prompt_key, a->own_scorer ? NULL : d->reward_fn_key, "reward_model", NULL};
+    const struct data__table_args ta = {a->files, a->n_files, {required, EXAMPLE}, a->max_samples, a->shuffle, a->seed, a->what};
 
     if (a->max_prompt_length < 1)
         FAILG(out, ERR_INVAL, "data.max_prompt_length=%lld must be at least 1", (long long)a->max_prompt_length);
@@ -139,6 +158,10 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
               "%s: all %lld prompts are longer than data.max_prompt_length=%lld tokens (the shortest has "
               "%lld); raise it",
               a->what, (long long)o.t.n, (long long)a->max_prompt_length, (long long)o.shortest);
+    if (o.n_bare)
+        log_note("%s: %lld rows have no reward_model: compute_score gets ground_truth=None, and in extra_info the row's other "
+                 "columns where it has no extra_info",
+                 a->what, (long long)o.n_bare);
     log_info("%s: %lld rows, %lld used, %lld dropped as longer than %lld tokens", a->what, (long long)d->n_rows, (long long)d->n,
              (long long)d->n_filtered, (long long)a->max_prompt_length);
     *out = d;

@@ -23,18 +23,35 @@ static bool ends_with(const char *s, const char *end) {
     return n >= k && strcmp(s + n - k, end) == 0;
 }
 
+/* All that is missing at once. columns: an object with one member a column. */
+static int check_columns(const json_t *columns, const struct data__columns *need, const char *where) {
+    struct buf missing = {0}, have = {0};
+    const char *name;
+    json_t *v;
+    int n = 0, rc = 0;
+    for (const char *const *c = need->required; c && *c; c++)
+        if (!json_object_get(columns, *c)) buf_addf(&missing, "%s'%s'", n++ ? ", " : "", *c);
+    if (n > 0) {
+        json_object_foreach((json_t *)(uintptr_t)columns, name, v) buf_addf(&have, "%s%s", have.n ? ", " : "", name);
+        rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: there %s %s; it has: %s%s", where,
+                     n > 1 ? "are no columns" : "is no column", missing.p, have.p ? have.p : "none",
+                     need->advice ? need->advice : "");
+    }
+    buf_free(&missing);
+    buf_free(&have);
+    return rc;
+}
+
 /* --- JSON --- */
 
-static int check_row(const json_t *row, const char *const *required, const char *where) {
+static int check_row(const json_t *row, const struct data__columns *need, const char *where) {
     if (!json_is_object(row)) FAIL(ERR_FORMAT, "%s: not a JSON object with one member a column", where);
-    for (; required && *required; required++)
-        if (!json_object_get(row, *required)) FAIL(ERR_INPUT, "%s: there is no column '%s'", where, *required);
-    return 0;
+    return check_columns(row, need, where);
 }
 
 struct line_reader {
     const char *path;
-    const char *const *required;
+    const struct data__columns *need;
     json_t *rows;
 };
 
@@ -48,21 +65,21 @@ static int read_line(void *arg, char *line, size_t n, int64_t no) {
     char *where = xasprintf("%s:%lld", r->path, (long long)no);
     json_t *row = NULL;
     int rc = json_parse(&row, line, n, where);
-    if (rc == 0) rc = check_row(row, r->required, where);
+    if (rc == 0) rc = check_row(row, r->need, where);
     if (rc == 0) json_array_append(r->rows, row);
     json_decref(row);
     free(where);
     return rc;
 }
 
-static int read_array(json_t *rows, const char *path, const char *const *required) {
+static int read_array(json_t *rows, const char *path, const struct data__columns *need) {
     json_t *all = NULL, *row;
     size_t i;
     int rc = json_load(&all, path, MAX_JSON_BYTES);
     json_array_foreach(all, i, row) {
         if (rc < 0) break;
         char *where = xasprintf("%s row %zu", path, i + 1);
-        rc = check_row(row, required, where);
+        rc = check_row(row, need, where);
         if (rc == 0) json_array_append(rows, row);
         free(where);
     }
@@ -81,42 +98,27 @@ static bool starts_with_bracket(const char *path) {
     return yes;
 }
 
-static int read_json(json_t *rows, const char *path, const char *const *required) {
-    if (ends_with(path, ".json") && starts_with_bracket(path)) return read_array(rows, path, required);
-    struct line_reader r = {path, required, rows};
+static int read_json(json_t *rows, const char *path, const struct data__columns *need) {
+    if (ends_with(path, ".json") && starts_with_bracket(path)) return read_array(rows, path, need);
+    struct line_reader r = {path, need, rows};
     return file_each_line(path, read_line, &r);
 }
 
 /* --- Parquet --- */
 
-static int check_columns(const json_t *info, const char *path, const char *const *required) {
-    const json_t *columns = json_object_get(info, "columns");
-    struct buf have = {0};
-    size_t i;
-    json_t *c;
-    int rc = 0;
-    json_array_foreach(columns, i, c) buf_addf(&have, "%s%s", i ? ", " : "", json_string_value(c));
-    for (; rc == 0 && required && *required; required++) {
-        bool found = false;
-        json_array_foreach(columns, i, c) found |= strcmp(json_string_value(c), *required) == 0;
-        if (!found)
-            rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: there is no column '%s'; it has: %s", path, *required,
-                         have.p ? have.p : "none");
-    }
-    buf_free(&have);
-    return rc;
-}
-
-static int read_parquet(json_t *rows, const char *path, const char *const *required) {
+static int read_parquet(json_t *rows, const char *path, const struct data__columns *need) {
     struct helper *h = NULL;
     json_t *ask_open = json_pack("{s:s, s:s}", "op", "open", "path", path);
     json_t *ask_next = json_pack("{s:s, s:i}", "op", "next", "count", ROWS_PER_CALL);
-    json_t *info = NULL, *part = NULL;
+    json_t *info = NULL, *part = NULL, *columns = json_object(), *name;
+    size_t i;
     int rc = 0;
     if (!ask_open) FAILG(out, ERR_INPUT, "a file name that is not UTF-8 cannot be read as Parquet");
     TRYG(helper_create(&h, &(struct helper_args){.module = MODULE}), out);
     TRYG(helper_call(h, ask_open, CALL_S, &info), out);
-    TRYG(check_columns(info, path, required), out);
+    json_array_foreach(json_object_get(info, "columns"), i, name)
+        json_object_set_new(columns, json_string_value(name), json_true());
+    TRYG(check_columns(columns, need, path), out);
     TRYG(helper_send(h, ask_next), out);
     for (bool more = true; more;) {
         TRYG(helper_send(h, ask_next), out); /* one ahead: it decodes while we parse */
@@ -131,6 +133,7 @@ out:
     json_decref(ask_open);
     json_decref(ask_next);
     json_decref(info);
+    json_decref(columns);
     json_decref(part);
     return rc;
 }
@@ -172,15 +175,15 @@ out:
 
 /* --- any --- */
 
-int data_read_rows(json_t **rows, const char *path, const char *const *required) {
+int data__read_rows(json_t **rows, const char *path, const struct data__columns *need) {
     char *local = NULL;
     json_t *r = json_array();
     int rc = 0;
     TRYG(data__local_path(&local, path), out);
     if (!file_exists(local)) FAILG(out, ERR_INPUT, "%s: no such file; check the path, or make it with 'verlc data'", path);
     TRYG(file_check(local), out);
-    if (ends_with(local, ".parquet")) TRYG(read_parquet(r, local, required), out);
-    else if (ends_with(local, ".json") || ends_with(local, ".jsonl")) TRYG(read_json(r, local, required), out);
+    if (ends_with(local, ".parquet")) TRYG(read_parquet(r, local, need), out);
+    else if (ends_with(local, ".json") || ends_with(local, ".jsonl")) TRYG(read_json(r, local, need), out);
     else FAILG(out, ERR_UNSUPPORTED, "%s: unsupported file format; give a .parquet, .json or .jsonl file", path);
     *rows = r;
     r = NULL;
@@ -188,6 +191,10 @@ out:
     json_decref(r);
     free(local);
     return rc;
+}
+
+int data_read_rows(json_t **rows, const char *path, const char *const *required) {
+    return data__read_rows(rows, path, &(struct data__columns){required, NULL});
 }
 
 int data_write_rows(const char *path, const json_t *rows, const json_t *schema) {
@@ -246,7 +253,7 @@ int data__table_read(struct data__table *t, const struct data__table_args *a) {
     r.file_end = xcalloc((size_t)a->n_files, sizeof *r.file_end);
     for (int64_t f = 0; f < a->n_files; f++) {
         json_t *rows = NULL;
-        rc = data_read_rows(&rows, a->files[f], a->required);
+        rc = data__read_rows(&rows, a->files[f], &a->need);
         if (rc < 0) {
             err_wrap(rc, "%s", a->what);
             goto fail;

@@ -253,7 +253,7 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
                         .tools_key = a->tools_key ? a->tools_key : "tools",
                         .thinking_key = a->enable_thinking_key ? a->enable_thinking_key : "enable_thinking"};
     const char *const pair[] = {o.prompt_key, o.response_key, NULL}, *const chat[] = {a->messages_key, NULL};
-    const struct data__table_args ta = {a->files, a->n_files, a->messages_key ? chat : pair, a->max_samples, a->shuffle,
+    const struct data__table_args ta = {a->files, a->n_files, {a->messages_key ? chat : pair, NULL}, a->max_samples, a->shuffle,
                                         a->seed,  a->what};
     int rc = 0;
     if (a->max_length < 2) FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);

@@ -86,7 +86,7 @@ static void bad_files(void **state) {
     expect("x.jsonl", "{\"a\": 1}\n[1]\n", NULL, ERR_FORMAT, "x.jsonl:2: not a JSON object");
     expect("x.jsonl", "{\"a\": 1}\n{\"a\": NaN}\n", NULL, ERR_FORMAT, "x.jsonl:2: not JSON");
     expect("x.jsonl", "{\"a\": \"\xff\"}\n", NULL, ERR_FORMAT, "x.jsonl:1: not JSON");
-    expect("x.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", "a", ERR_INPUT, "x.jsonl:2: there is no column 'a'");
+    expect("x.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", "a", ERR_INPUT, "x.jsonl:2: there is no column 'a'; it has: b");
     expect("x.json", "[{\"a\": 1}, 7]", NULL, ERR_FORMAT, "x.json row 2");
     expect("x.json", "[{\"a\": 1}, {", NULL, ERR_FORMAT, "not JSON");
     expect("x.csv", "a\n1\n", NULL, ERR_UNSUPPORTED, "unsupported file format");
@@ -97,6 +97,9 @@ static void bad_files(void **state) {
     const char *const required[] = {"prompt", "solution", NULL};
     assert_int_equal(data_read_rows(&rows, FIXTURES "/data/verl.parquet", required), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "verl.parquet: there is no column 'solution'; it has: data_source, prompt, ability"));
+    const char *const both[] = {"question", "prompt", "solution", NULL};
+    assert_int_equal(data_read_rows(&rows, FIXTURES "/data/verl.parquet", both), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "verl.parquet: there are no columns 'question', 'solution'; it has: data_source, prompt"));
     setenv("PATH_SAVED", getenv("PATH"), 1);
     setenv("PATH", "/nowhere", 1);
     assert_int_equal(data_read_rows(&rows, "hdfs://host/not/there.parquet", NULL), ERR_HELPER);

@@ -208,8 +208,10 @@ static void rl_bad_rows(void **state) {
     rl_refuses(&m, "{" REST "}\n", ERR_INPUT, "rows.jsonl:1: there is no column 'prompt'");
     rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"data_source\": \"x\"}\n", ERR_INPUT,
                "no column 'reward_model'");
-    rl_refuses(&m, "{\"prompt\": \"text\", " REST "}\n", ERR_INPUT, "rows.jsonl row 1: column 'prompt' is not a list of messages");
-    rl_refuses(&m, "{\"prompt\": [], " REST "}\n", ERR_INPUT, "not a list of messages");
+    rl_refuses(&m, "{\"prompt\": \"2+2?\", \"answer\": \"4\"}\n", ERR_INPUT,
+               "rows.jsonl:1: there are no columns 'data_source', 'reward_model'; it has: prompt, answer; a row is {");
+    rl_refuses(&m, "{\"prompt\": 7, " REST "}\n", ERR_INPUT, "row 1: column 'prompt' is neither text nor a list of messages");
+    rl_refuses(&m, "{\"prompt\": [], " REST "}\n", ERR_INPUT, "nor a list of messages");
     rl_refuses(&m, "{\"prompt\": [{\"content\": \"a\"}], " REST "}\n", ERR_INPUT, "message 1 of column 'prompt' has no role");
     rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\"}], " REST "}\n", ERR_FORMAT, "rows.jsonl row 1");
     rl_refuses(&m, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"images\": [1], " REST "}\n", ERR_UNSUPPORTED,
@@ -228,6 +230,38 @@ static void rl_bad_rows(void **state) {
     assert_int_equal(rl_dataset_open(&d, &a), ERR_INPUT);
     assert_non_null(strstr(err_msg(), "prompts.parquet: there is no column 'question'; it has: data_source, prompt"));
     model_close(&m);
+}
+
+/* A scorer of the user's own needs the prompt alone; a text is one message of the user. */
+static void rl_rows_of_an_own_scorer(void **state) {
+    (void)state;
+    static const char rows[] = "{\"prompt\": \"Hi\", \"answer\": \"4\"}\n"
+                               "{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"mine\"}\n";
+    char *path = file_join(dir, "own.jsonl");
+    const char *const files[] = {path};
+    struct model m;
+    struct rl_dataset *d = NULL;
+    struct batch b;
+    struct batch_col *c;
+    model_open(&m, 0);
+    struct rl_dataset_args a = rl_args(&m);
+    assert_int_equal(file_write_atomic(path, rows, strlen(rows)), 0);
+    a.files = files;
+    a.own_scorer = true;
+    if (rl_dataset_open(&d, &a) < 0) fail_msg("%s", err_msg());
+    assert_int_equal(d->n, 2);
+    assert_int_equal(d->prompts[0].n_ids, d->prompts[1].n_ids);
+    assert_memory_equal(d->prompts[0].ids, d->prompts[1].ids, (size_t)d->prompts[0].n_ids * sizeof(int32_t));
+    assert_int_equal(rl_dataset_batch(d, (const int64_t[]){0, 1}, 2, &b), 0);
+    assert_int_equal(batch_get(&b, "data_source", BATCH_STR, &c), 0);
+    assert_string_equal(c->str[0], "custom");
+    assert_string_equal(c->str[1], "mine");
+    assert_int_equal(batch_get(&b, "raw_prompt", BATCH_JSON, &c), 0);
+    assert_true(json_equal(c->json[0], c->json[1]));
+    batch_free(&b);
+    rl_dataset_close(d);
+    model_close(&m);
+    free(path);
 }
 
 /* --- SFT --- */
@@ -355,8 +389,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rl_matches_verl),    cmocka_unit_test(rl_batches_have_the_rows_beside_their_own_columns),
         cmocka_unit_test(rl_limits_and_caps), cmocka_unit_test(rl_template_kwargs),
-        cmocka_unit_test(rl_bad_rows),        cmocka_unit_test(sft_matches_verl),
-        cmocka_unit_test(sft_pairs),          cmocka_unit_test(sft_refusals),
+        cmocka_unit_test(rl_bad_rows),        cmocka_unit_test(rl_rows_of_an_own_scorer),
+        cmocka_unit_test(sft_matches_verl),   cmocka_unit_test(sft_pairs),
+        cmocka_unit_test(sft_refusals),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

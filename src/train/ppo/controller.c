@@ -48,6 +48,7 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
                                       .n_files = train ? k->n_train_files : k->n_val_files,
                                       .prompt_key = k->prompt_key,
                                       .reward_fn_key = k->reward_fn_key,
+                                      .own_scorer = k->reward.path != NULL,
                                       .tok = c->tok,
                                       .chat = c->chat,
                                       .chat_kwargs = k->chat_kwargs,

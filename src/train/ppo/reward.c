@@ -36,10 +36,25 @@ static void tell_rollout(const struct gen *g, const struct gen_group *group, jso
     json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
 }
 
+/* The row's columns beside prompt and data source: what is known of a prompt whose row has not verl's columns. */
+static json_t *other_columns(const struct gen *g, const struct gen_group *group) {
+    json_t *row = json_copy(batch_find(group->prompts, "row")->json[group->row]);
+    json_object_del(row, g->s->k->prompt_key);
+    json_object_del(row, g->s->k->reward_fn_key);
+    return row;
+}
+
+/* The data's column; a row without it and without reward_model tells all that it has. */
+static json_t *given_info(const struct gen *g, const struct gen_group *group) {
+    const json_t *given = data_of(group, "extra_info"), *truth = data_of(group, "reward_model");
+    if (json_is_object(given)) return json_copy((json_t *)(uintptr_t)given);
+    return truth && !json_is_null(truth) ? json_object() : other_columns(g, group);
+}
+
 /* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
  * the rollout tells. */
 static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
-    json_t *given = data_of(group, "extra_info"), *extra = json_is_object(given) ? json_copy(given) : json_object();
+    json_t *extra = given_info(g, group);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
     if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
@@ -185,7 +200,7 @@ static int weigh_sources(const struct stage *s, struct batch *b) {
     struct batch_col *score, *source;
     if (!json_object_size(s->k->source_weights)) return 0;
     TRY(batch_get(b, "score", BATCH_F64, &score));
-    TRY(batch_get(b, s->k->reward_fn_key, BATCH_STR, &source));
+    TRY(batch_get(b, "data_source", BATCH_STR, &source));
     struct batch_col *baseline = batch_find(b, "reward_baselines");
     for (int64_t i = 0; i < b->n_rows; i++) {
         const json_t *w = json_object_get(s->k->source_weights, source->str[i]);
