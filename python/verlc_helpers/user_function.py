@@ -15,8 +15,16 @@ def where_raised(error):
     return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
 
 
+def how_to_install(error):
+    """For a package that this interpreter lacks: which one that is, and what installs it there."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    return (f"; the Python that runs it is {sys.executable}: '{sys.executable} -m pip install {error.name.partition('.')[0]}' "
+            "puts a package there, VERLC_PYTHON or for a reward reward.python=PYTHON chooses another")
+
+
 def describe(error):
-    return f"{type(error).__name__}: {one_line(error)}{where_raised(error)}"
+    return f"{type(error).__name__}: {one_line(error)}{where_raised(error)}{how_to_install(error)}"
 
 
 def load(path, name, key):

@@ -25,7 +25,7 @@
 #define DEFAULT_MEMORY ((int64_t)8 << 30)
 #define DEFAULT_REPLY ((int64_t)256 << 20)
 #define DEFAULT_START_S 60.0
-enum { HEAD = 4, LINE_MAX_BYTES = 512, SLICE_MS = 100 };
+enum { HEAD = 4, LINE_MAX_BYTES = 512, SLICE_MS = 100, LINES_A_SECOND = 20 };
 
 struct helper {
     struct helper_args a; /* module and init point to our copies */
@@ -42,6 +42,8 @@ struct helper {
     /* its stdout and stderr, line by line */
     char line[LINE_MAX_BYTES], last_line[LINE_MAX_BYTES];
     size_t n_line;
+    double second;           /* since when n_shown counts */
+    int64_t n_shown, n_kept; /* lines to the log in this second; lines kept from it since */
 };
 
 int helper_create(struct helper **out, const struct helper_args *args) {
@@ -55,7 +57,7 @@ int helper_create(struct helper **out, const struct helper_args *args) {
     if (h->a.max_reply_bytes <= 0) h->a.max_reply_bytes = DEFAULT_REPLY;
     if (h->a.max_reply_bytes > UINT32_MAX) h->a.max_reply_bytes = UINT32_MAX;
     if (!(h->a.start_timeout_s > 0)) h->a.start_timeout_s = DEFAULT_START_S;
-    TRYG(helper__find_python(&h->python), fail);
+    TRYG(helper__find_python(args->python, &h->python), fail);
     TRYG(helper_find_dir(h->a.module, &h->dir), fail);
     *out = h;
     return 0;
@@ -66,17 +68,40 @@ fail:
 
 /* --- the process's state --- */
 
+static void say_kept(struct helper *h) {
+    if (h->n_kept)
+        log_info("%s: %lld more lines (at most %d a second are shown; VERL_LOGGING_LEVEL=DEBUG shows all)", h->a.log_as,
+                 (long long)h->n_kept, LINES_A_SECOND);
+    h->n_kept = 0;
+}
+
+/* A line that it printed, to the log; one that prints without end must not fill the disk. */
+static void show_line(struct helper *h) {
+    const double now = clock_now();
+    if (!h->a.log_as || log_level() == LOG_DEBUG) {
+        log_debug("%s: %s", h->a.module, h->line);
+        return;
+    }
+    if (now - h->second >= 1) {
+        say_kept(h);
+        h->second = now;
+        h->n_shown = 0;
+    }
+    if (h->n_shown++ < LINES_A_SECOND) log_info("%s: %s", h->a.log_as, h->line);
+    else h->n_kept++;
+}
+
 static void take_line(struct helper *h) {
     h->n_line = utf8_cut(h->line, h->n_line); /* a long line was cut */
     while (h->n_line && (h->line[h->n_line - 1] == ' ' || h->line[h->n_line - 1] == '\r')) h->n_line--;
     if (h->n_line == 0) return;
     h->line[h->n_line] = '\0';
     memcpy(h->last_line, h->line, h->n_line + 1);
-    log_debug("%s: %s", h->a.module, h->line);
+    show_line(h);
     h->n_line = 0;
 }
 
-/* What it printed goes to the debug log; the last line is kept for messages. */
+/* What it printed goes to the log; the last line is kept for messages. */
 static void drain_output(struct helper *h) {
     char chunk[4096];
     if (h->proc.err < 0) return;
@@ -148,6 +173,7 @@ void helper_destroy(struct helper *h) {
         const double grace = h->n_pending == 0 ? 2.0 : 0.0;
         drain_output(h);
         helper__stop(&h->proc, grace, NULL, 0);
+        say_kept(h);
     }
     buf_free(&h->out);
     buf_free(&h->in);

@@ -22,6 +22,9 @@ struct helper_args {
     const char *module;      /* "verlc_helpers.chat_template"; copied */
     const json_t *init;      /* sent to the module's init() at every start, so that a restart
                               * finds the same state; may be NULL; copied */
+    const char *python;      /* its interpreter, a path or a name in PATH; NULL: helper_create's own choice; copied */
+    const char *log_as;      /* what it prints goes to the log as "log_as: line", some lines a second (VERL_LOGGING_LEVEL=DEBUG
+                              * shows all); NULL: to the debug log alone; static */
     int64_t memory_bytes;    /* address space; 0: 8 GiB, < 0: no limit */
     int64_t cpu_s;           /* processor seconds one request may use; 0: no limit */
     double start_timeout_s;  /* interpreter, imports and init(); 0: 60 */
@@ -33,7 +36,7 @@ struct helper_args {
 int helper_find_dir(const char *module, char **path);
 
 /* Checks that the interpreter and the module's file exist; the process itself
- * starts with the first request.  Interpreter: $VERLC_PYTHON, else python3 in
+ * starts with the first request.  Interpreter: args->python, else $VERLC_PYTHON, else python3 in
  * the program's own directory (a virtual environment's), else .venv/bin/python
  * there, in a directory above it or in the source tree, else python3 in PATH.  ERR_HELPER says what to install. */
 int helper_create(struct helper **out, const struct helper_args *args);

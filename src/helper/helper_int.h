@@ -21,7 +21,7 @@ struct helper__spawn_args {
     const char *python, *dir, *module;
     int64_t memory_bytes; /* < 0: no limit */
 };
-int helper__find_python(char **path); /* absolute; caller frees */
+int helper__find_python(const char *asked, char **path); /* asked: the user's choice or NULL; caller frees */
 int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a);
 /* Closes both descriptors and ends the process (process_stop). */
 void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n);

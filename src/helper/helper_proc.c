@@ -62,20 +62,23 @@ static char *find_in_path(const char *name) {
     return NULL;
 }
 
-int helper__find_python(char **path) {
-    const char *env = getenv("VERLC_PYTHON");
-    if (env && *env) {
-        char *p = strchr(env, '/') ? xstrdup(env) : find_in_path(env);
-        if (!p || !runnable(p)) {
-            free(p);
-            FAIL(ERR_HELPER,
-                 "VERLC_PYTHON=%s is not a program that can be run; unset it, or install one with 'apt-get "
-                 "install python3 python3-venv'",
-                 env);
-        }
-        *path = p;
-        return 0;
+/* The program that the user named; from: what named it. */
+static int named_python(const char *from, const char *name, char **path) {
+    char *p = strchr(name, '/') ? file_expand(name) : find_in_path(name);
+    if (!p || !runnable(p)) {
+        free(p);
+        FAIL(ERR_HELPER,
+             "%s%s is not a program that can be run; unset it, or install one with 'apt-get install python3 python3-venv'", from,
+             name);
     }
+    *path = p;
+    return 0;
+}
+
+int helper__find_python(const char *asked, char **path) {
+    const char *env = getenv("VERLC_PYTHON");
+    if (asked) return named_python("", asked, path);
+    if (env && *env) return named_python("VERLC_PYTHON=", env, path);
     char *dir = file_program_dir();
     char *p = dir ? find_in(dir, (const char *const[]){"python3", NULL}, runnable) : NULL; /* of an environment's bin/ */
     free(dir);

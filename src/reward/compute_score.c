@@ -30,6 +30,7 @@ static int load_once(const struct helper_args *h, bool *is_async) {
     struct helper *probe;
     json_t *reply = NULL, *ping = json_pack("{s:b}", "ping", 1);
     int rc = helper_create(&probe, h);
+    if (rc < 0 && h->python) err_wrap(rc, "reward.python");
     if (rc == 0) {
         rc = helper_call(probe, ping, DEFAULT_TIMEOUT_S, &reply);
         helper_destroy(probe);
@@ -45,7 +46,8 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     char *path = file_expand(a->path);
     const char *name = a->name ? a->name : "compute_score";
     json_t *init = json_pack("{s:s, s:s, s:O?}", "path", path, "name", name, "kwargs", a->kwargs);
-    const struct helper_args h = {.module = "verlc_helpers.reward", .init = init, .memory_bytes = USER_MEMORY_BYTES};
+    const struct helper_args h = {
+        .module = "verlc_helpers.reward", .init = init, .python = a->python, .log_as = "reward", .memory_bytes = USER_MEMORY_BYTES};
     const int64_t concurrent = a->max_concurrent > 0 ? a->max_concurrent : DEFAULT_CONCURRENT;
     bool is_async;
     int rc = 0;

@@ -48,6 +48,7 @@ struct reward_request {                                /* borrowed for the call 
 struct reward_args {
     const char *path;       /* custom_reward_function.path; NULL: native graders */
     const char *name;       /* its function; NULL: compute_score */
+    const char *python;     /* interpreter that runs it (struct helper_args); NULL: the helpers' own */
     const json_t *kwargs;   /* custom_reward_function.reward_kwargs, object or NULL; copied */
     double timeout_s;       /* of one call; 0: 300, verl's */
     int n_workers;          /* helper processes; 0: 1 */

@@ -2,8 +2,9 @@
 own, the reward function's Python and prints, names of metrics, adapters, what is missing."""
 
 import json
-import sys
 import pathlib
+import subprocess
+import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from verlc_test import Scratch, Tests, run
@@ -31,10 +32,34 @@ def own_rows(s, test):
     test("own rows: said where ground_truth is None", "8 rows have no reward_model" in p.stderr, p.stderr)
 
 
+def reward_python(s, test):
+    venv = s.dir / "venv"
+    bare = venv / "bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv], check=True)
+    lib = next(venv.glob("lib/python3*/site-packages"))
+    (lib / "verlc_only_here.py").write_text("NAME = 'only here'\n")
+    reward = s.dir / "imports.py"
+    reward.write_text("import verlc_only_here\n\ndef compute_score(solution_str, **others):\n"
+                      "    print(verlc_only_here.NAME, flush=True)\n    return 1.0\n")
+    keys = {"reward__custom_reward_function__path": reward, "trainer__total_training_steps": 1}
+    p = run(*s.ppo("lacks", **keys), check=False)
+    test.refused("reward: a failed import names the interpreter and the install line", p, 3, "No module named 'verlc_only_here'",
+                 "bin/python", "-m pip install verlc_only_here", "reward.python=PYTHON")
+    p = run(*s.ppo("has", reward__python=bare, **keys))
+    test("reward: reward.python chooses the interpreter, and prints go to the log", "reward: only here" in p.stderr, p.stderr)
+    p = run(*s.ppo("none", reward__python="/no/such/python", **keys), check=False)
+    test.refused("reward: reward.python that is none", p, 1, "reward.python: /no/such/python is not a program")
+    reward.write_text("def compute_score(solution_str, **others):\n    for i in range(10000): print('line', i)\n    return 1.0\n")
+    p = run(*s.ppo("prints", **keys))
+    n = p.stderr.count("reward: line")
+    test("reward: prints without end are bounded, and it is said", 20 <= n < 2000 and " more lines (at most 20" in p.stderr, n)
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
         own_rows(s, test)
+        reward_python(s, test)
     test.end()
 
 
