@@ -53,7 +53,8 @@ class Case:
 def check_models(s, refused):
     path = "actor_rollout_ref.model.path"
     refused("model directory missing", DATA, "no-such-model", "no such directory", **{path: s.dir / "no-such-model"})
-    refused("model named by a hub id that is not here", DATA, "nobody/nothing", "hf download", **{path: "nobody/nothing"})
+    refused("model named by a hub id that is not here", DATA, "nobody/nothing", "nor is there a directory of that name",
+            **{path: "nobody/nothing"})
     m = model_copy(s, "m")
     (m / "config.json").unlink()
     refused("config.json missing", DATA, "config.json", **{path: m})
@@ -123,7 +124,7 @@ def check_data(s, refused):
     broken.write_text("\n".join(rows[:2] + ["[1, 2]"] + rows[2:]) + "\n")
     refused("JSONL row that is no object", DATA, "broken.jsonl:3", **{train: broken})
     bad = s.row(1)
-    bad["prompt"] = "no list"
+    bad["prompt"] = 7
     broken.write_text("\n".join(rows[:1] + [json.dumps(bad)]) + "\n")
     refused("prompt that is no list of messages", DATA, "broken.jsonl row 2", "prompt", **{train: broken})
     del bad["prompt"]
@@ -173,7 +174,7 @@ def check_config(s, refused):
             **{actor + "ppo_mini_batch_size": 8})
     refused("micro-batch that does not divide", USAGE, "divisible", actor + "ppo_micro_batch_size_per_gpu (3)",
             **{actor + "ppo_micro_batch_size_per_gpu": 3})
-    refused("more devices than one", USAGE, "ask for 3 devices", "trainer.n_gpus_per_node=1", trainer__n_gpus_per_node=3)
+    refused("devices that do not divide the batch", USAGE, "(8) must be divisible by", "(3)", trainer__n_gpus_per_node=3)
     refused("unknown key, the nearest is named", USAGE, "actor_rollout_ref.actor.ppo_mini_batch_sise",
             "actor_rollout_ref.actor.ppo_mini_batch_size", **{actor + "ppo_mini_batch_sise": 2})
     refused("wrong type", USAGE, "data.train_batch_size", "many", data__train_batch_size="many")
