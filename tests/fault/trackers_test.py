@@ -234,6 +234,7 @@ def check_mlflow(s, test):
     test("traces: the token ids of run.db, with texts and reward", len(ends) == len(tags) and same and all(
         "<|im_start|>user" in o["prompt_text"] and o["reward_score"] == 0 and len(o["response_logprobs"]) == len(o["response_ids"])
         for o in ends))
+    test("traces: the index is that of the data", 64 <= int(tags[-1]["sample_index"]) < 72, str(tags[-1]))
     test("traces: times", all(0 <= c["start_time_ns"] / 1e9 <= time.time() for c in roots) and
          all(r["start_time_ns"] <= e["end"] for r, e in zip(roots, a.calls("span_end")[1::2])))
     test("traces: in the run of the tracker", all(c["metadata"] == {"mlflow.sourceRun": "run-1"} for c in roots))

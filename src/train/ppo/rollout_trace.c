@@ -38,8 +38,8 @@ static struct track_text decode(const struct tokenizer *tok, const int32_t *ids,
 void ppo_trace_row(const struct stage *s, const struct tokenizer *tok, const struct batch *b, int64_t i, bool validation,
                    struct track_sample *x, struct buf *prompt, struct buf *response) {
     const struct ppo_sampling *sp = validation ? &s->k->val : &s->k->train;
-    const struct batch_col *info = batch_find(b, "extra_info");
-    const json_t *index = info ? json_object_get(info->json[i], "index") : NULL;
+    const struct batch_col *row = batch_find(b, "row");
+    const json_t *index = row ? json_object_get(json_object_get(row->json[i], "extra_info"), "index") : NULL;
     x->trace = (struct track_trace){
         .wanted = true,
         .sample_index = json_is_integer(index) ? (int64_t)json_integer_value(index) : x->uid,
