@@ -72,9 +72,23 @@ def check_sft(s, test):
 
 def check_ppo(s, test):
     keys = {**STOP, "trainer__test_freq": 1, "trainer__max_actor_ckpt_to_keep": 1}
-    p = run(*s.ppo("ppo", **keys), check=False)
-    test.refused("ppo: the metric must be named", p, 2, "trainer.early_stopping.metric")
-    keys["trainer__early_stopping__metric"] = "val-core/openai/gsm8k/acc/mean@1"
+    for name in ("val-core/openai/gsm8k/reward/mean@2", "val-core/gsm8k/acc/mean@1"):
+        p = run(*s.ppo("x", **keys, trainer__early_stopping__metric=name), check=False)
+        test.refused(f"ppo: {name} is refused before step 1", p, 2, name, "val-core/openai/gsm8k/acc/mean@1")
+    p = run(*s.ppo("x", **keys, trainer__early_stopping__metric="val-core/openai/gsm8k/reward/mean@1", trainer__val_before_train=True),
+            check=False)
+    test.refused("ppo: a name that the scorer does not give ends the run at step 0", p, 2, "val-core/openai/gsm8k/acc/mean@1")
+    two = s.write("two.jsonl", [{**s.row(i), "data_source": ["openai/gsm8k", "math_dapo"][i % 2]} for i in range(4)])
+    p = run(*s.ppo("x", **keys, data__val_files=two), check=False)
+    test.refused("ppo: of several sources one must be named", p, 2, "trainer.early_stopping.metric is not set",
+                 "val-core/openai/gsm8k/acc/mean@1, val-core/math_dapo/acc/mean@1")
+    p = run(*s.ppo("chosen", **keys), check=False)
+    want = "val-core/openai/gsm8k/acc/mean@1"
+    test("ppo: of one source its mean is chosen, and said", p.returncode == 0 and
+         f"metric is not set: it is {want}" in p.stderr and best(s.dir / "chosen")["metric"] == want, p.stderr[-500:])
+    p = run(*s.ppo("chosen", **keys), check=False)
+    test("ppo: a resumed run keeps the choice", p.returncode == 0 and "stopped early after step 3" in p.stderr, p.stderr[-500:])
+    keys["trainer__early_stopping__metric"] = want
     p = run(*s.ppo("ppo", **keys), check=False)
     test("ppo: stops, keeps and names the best", p.returncode == 0 and
          saved(s.dir / "ppo") == ["global_step_1", "global_step_3"] and

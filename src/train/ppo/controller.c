@@ -8,8 +8,10 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/map.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct stage controller_stage(struct controller *c) {
     return (struct stage){&c->k, &c->worker, &c->run};
@@ -63,12 +65,30 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
     return rl_dataset_open(out, &a);
 }
 
+/* The metric of early stopping, by what the validation data tell of the names. */
+static int check_stop_metric(const struct controller *c) {
+    const struct rl_dataset *d = c->val_data;
+    struct map seen = {0};
+    const char **sources = xcalloc((size_t)d->n, sizeof *sources);
+    for (int64_t i = 0; i < d->n; i++) {
+        const char *s = json_string_value(json_object_get(d->prompts[i].row, d->reward_fn_key));
+        if (map_get(&seen, s, strlen(s), NULL)) continue;
+        sources[seen.n] = s;
+        map_set(&seen, s, strlen(s), 1);
+    }
+    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k.val.n);
+    map_free(&seen);
+    free(sources);
+    return rc;
+}
+
 static int open_data(struct controller *c) {
     struct ppo_config *k = &c->k;
     TRY(tokenizer_open(&c->tok, k->tokenizer_dir));
     TRY(chat_template_create(&c->chat, c->tok));
     TRY(open_dataset(c, true, &c->train_data));
     if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    if (c->val_data) TRY(check_stop_metric(c));
     if (c->val_data) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
                                         .batch_size = k->train_batch_size,

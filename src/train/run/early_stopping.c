@@ -14,33 +14,97 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A loss is better when it is low, everything else when it is high. */
+static void watch(struct early_stop *e, const char *metric) {
+    e->metric = metric;
+    e->maximize = e->mode == STOP_MAX || (e->mode == STOP_BY_METRIC && metric && strstr(metric, "loss") == NULL);
+}
+
 int early_stop_read(struct early_stop *e, const struct early_stop_keys *k, const char *default_metric, bool validates) {
     *e = (struct early_stop){.enable = k->enable,
-                             .metric = k->metric ? k->metric : default_metric,
+                             .mode = (int)k->mode,
                              .patience = k->patience,
                              .min_delta = k->min_delta,
                              .threshold = k->threshold,
                              .has_threshold = !isnan(k->threshold),
                              .best_step = -1};
     if (!e->enable) return 0;
-    if (!e->metric)
-        FAIL(ERR_INVAL, "trainer.early_stopping.metric is not set; name a validation metric such as "
-                        "val-core/openai/gsm8k/reward/mean@1 (verlc prints them at every validation)");
     if (!validates) FAIL(ERR_INVAL, "trainer.early_stopping.enable needs validations: set data.val_files and trainer.test_freq");
-    /* a loss is better when it is low, everything else when it is high */
-    e->maximize = k->mode == STOP_MAX || (k->mode == STOP_BY_METRIC && strstr(e->metric, "loss") == NULL);
+    watch(e, k->metric ? k->metric : default_metric);
     return 0;
 }
 
-/* A few names of validation metrics, for the message. */
+void early_stop_free(struct early_stop *e) { free(e->chosen); }
+
+static void choose(struct early_stop *e, const char *metric) {
+    free(e->chosen);
+    e->chosen = xstrdup(metric);
+    watch(e, e->chosen);
+}
+
+/* ---- names ---- */
+
+enum { SOME = 8 }; /* names in a message */
+
+/* The rest of name behind "val-core/SOURCE/"; NULL: it is of no such source. */
+static const char *behind_source(const char *name, const char *const *sources, int64_t n_sources) {
+    for (int64_t i = 0; i < n_sources; i++) {
+        const size_t k = strlen(sources[i]);
+        if (strncmp(name, sources[i], k) == 0 && name[k] == '/') return name + k + 1;
+    }
+    return NULL;
+}
+
+int early_stop_expect(const struct early_stop *e, const char *const *sources, int64_t n_sources, int64_t n) {
+    static const char core[] = "val-core/";
+    struct buf names = {0};
+    if (!e->enable || (e->metric && strncmp(e->metric, core, sizeof core - 1) != 0) || (!e->metric && n_sources == 1)) return 0;
+    const char *rest = e->metric ? behind_source(e->metric + sizeof core - 1, sources, n_sources) : NULL;
+    const char *of = rest ? strrchr(rest, '@') : NULL;
+    if (of && atoll(of + 1) == n) return 0;
+    for (int64_t i = 0; i < n_sources && i < SOME; i++)
+        buf_addf(&names, "%s%s%s/acc/mean@%lld", i ? ", " : "", core, sources[i], (long long)n);
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
+                           "trainer.early_stopping.metric%s%s; take %s%s (reward in place of acc where the scorer returns a dict "
+                           "without acc)",
+                           e->metric ? "=" : " is not set", e->metric ? e->metric : "",
+                           e->metric ? "the validation will have no such metric: " : "one of ", names.p);
+    buf_free(&names);
+    return rc;
+}
+
+static bool is_core_mean(const char *name) { return strncmp(name, "val-core/", 9) == 0 && strstr(name, "/mean@"); }
+
+/* Names of validation metrics for the message: the means, where there are any. */
 static char *some_names(const struct metrics *m) {
     struct buf b = {0};
     int n = 0;
-    for (int64_t i = 0; i < m->n && n < 4; i++) {
-        if (strncmp(m->items[i].name, "val", 3) != 0) continue;
-        buf_addf(&b, "%s%s", n++ ? ", " : "", m->items[i].name);
-    }
+    for (int pass = 0; pass < 2 && n == 0; pass++)
+        for (int64_t i = 0; i < m->n && n < SOME; i++) {
+            const char *name = m->items[i].name;
+            if (pass == 0 ? is_core_mean(name) : strncmp(name, "val", 3) == 0) buf_addf(&b, "%s%s", n++ ? ", " : "", name);
+        }
     return n ? buf_take(&b) : xstrdup("none");
+}
+
+int early_stop_find(struct early_stop *e, const struct metrics *m) {
+    const char *only = NULL;
+    int64_t n = 0;
+    double v;
+    if (!e->enable || (e->metric && metrics_get(m, e->metric, &v))) return 0;
+    for (int64_t i = 0; i < m->n && !e->metric; i++)
+        if (is_core_mean(m->items[i].name) && n++ == 0) only = m->items[i].name;
+    if (n == 1) {
+        choose(e, only);
+        log_info("trainer.early_stopping.metric is not set: it is %s, the one mean among val-core", e->metric);
+        return 0;
+    }
+    char *names = some_names(m);
+    const int rc =
+        err_set(ERR_INVAL, __FILE__, __LINE__, "trainer.early_stopping.metric%s%s%s; this validation has %s",
+                e->metric ? "=" : " is not set", e->metric ? e->metric : "", e->metric ? ": there is no such metric" : "", names);
+    free(names);
+    return rc;
 }
 
 /* v is as good as the threshold asks; false for NaN. */
@@ -49,15 +113,10 @@ static bool good_enough(const struct early_stop *e, double v) {
 }
 
 int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step) {
-    double v;
+    double v = NAN;
     if (!e->enable) return 0;
-    if (!metrics_get(m, e->metric, &v)) {
-        char *names = some_names(m);
-        const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
-                               "trainer.early_stopping.metric=%s: this validation has no such metric; it has %s", e->metric, names);
-        free(names);
-        return rc;
-    }
+    TRY(early_stop_find(e, m));
+    metrics_get(m, e->metric, &v);
     const double gain = e->maximize ? v - e->best : e->best - v;
     /* past the threshold is a new best, however small the gain */
     if (!isnan(v) && (e->best_step < 0 || gain > e->min_delta || (good_enough(e, v) && !good_enough(e, e->best)))) {
@@ -83,7 +142,7 @@ void early_stop_say(const struct early_stop *e, int64_t step) {
 }
 
 json_t *early_stop_state(const struct early_stop *e) {
-    if (!e->enable) return json_null();
+    if (!e->enable || !e->metric) return json_null();
     return json_pack("{s:s, s:s, s:f, s:I, s:I}", "metric", e->metric, "mode", e->maximize ? "max" : "min", "best", e->best,
                      "best_step", (json_int_t)e->best_step, "waited", (json_int_t)e->waited);
 }
@@ -93,6 +152,7 @@ int early_stop_restore(struct early_stop *e, const json_t *state, const char *wh
     if (!e->enable || !json_is_object(state)) return 0;
     TRY(json_str(state, "metric", &metric, where));
     TRY(json_str(state, "mode", &mode, where));
+    if (!e->metric) choose(e, metric);
     if (strcmp(metric, e->metric) != 0 || (strcmp(mode, "max") == 0) != e->maximize) {
         log_note("early stopping looks at %s (%s) now, before at %s (%s): the best so far starts anew", e->metric,
                  e->maximize ? "max" : "min", metric, mode);

@@ -149,6 +149,7 @@ void run_close(struct run *r, int rc) {
     data_sampler_free(&r->sampler);
     resume_free(&r->from);
     metrics_free(&r->metrics);
+    early_stop_free(&r->early);
     json_decref(r->state);
     free(r->config_yaml);
     err_restore(&why);
@@ -199,6 +200,7 @@ bool run_begin_step(struct run *r) {
 int run_validate_first(struct run *r) {
     metrics_reset(&r->metrics);
     TRY(r->program.validate(r->program.ctx));
+    if (!r->k.val_only) TRY(early_stop_find(&r->early, &r->metrics));
     stages_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
     return 0;

@@ -73,6 +73,9 @@ int sft_config_read(struct sft_config *k, const struct conf *c) {
     TRY(derive_data(k, c));
     k->run.title = "sft";
     k->run.stop_metric = "val/loss";
+    const char *stop = k->run.early_stop.enable ? k->run.early_stop.metric : NULL;
+    if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->run.stop_metric) != 0)
+        FAIL(ERR_INVAL, "trainer.early_stopping.metric=%s: the metric of a validation is val/loss, and it is the default", stop);
     k->run.validates = k->val.n_files > 0 && k->run.test_freq != 0 && k->run.test_freq != -1;
     return derive_model(k, c);
 }
