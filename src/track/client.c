@@ -366,7 +366,7 @@ static void client_close(void *v) {
         pthread_join(c->sender, NULL);
     }
     helper_pool_destroy(c->helper);
-    if (c->started && c->at < c->size)
+    if (c->fd >= 0 && c->at < c->size)
         log_warn("tracker %s: %s has records that were not sent; the same command resumes the run and sends them", c->name,
                  c->path);
     if (c->n_dropped > 0) log_warn("tracker %s: %lld records were dropped, %s was full", c->name, (long long)c->n_dropped, c->path);
@@ -379,6 +379,13 @@ static void client_close(void *v) {
     free(c);
 }
 
+/* Traces go to MLflow as well. */
+static bool is_absent(const struct client *c, const struct track_loggers *l) {
+    for (int i = 0; i < TRACK_N_CLIENTS; i++)
+        if (l->absent[i] && (c->traces ? i == TRACK_MLFLOW : strcmp(c->name, track_clients[i].name) == 0)) return true;
+    return false;
+}
+
 static int start(struct client *c, const struct track_args *a) {
     char *dir = file_join(a->run_dir, "trackers");
     const int made = file_mkdirs(dir);
@@ -387,6 +394,7 @@ static int start(struct client *c, const struct track_args *a) {
     TRY(take_up(c, a));
     c->fd = open(c->path, O_RDWR | O_APPEND | O_CLOEXEC);
     if (c->fd < 0) return io_error(c);
+    if (is_absent(c, a->loggers)) return 0;
     json_t *init = json_pack("{s:s, s:s, s:s, s:O?, s:b, s:s, s:s?, s:s?, s:s?, s:s}", "tracker", c->name, "project", a->project,
                              "experiment", a->experiment, "config", (json_t *)(uintptr_t)a->config, "has_run",
                              a->loggers->client[TRACK_MLFLOW], "run_dir", a->run_dir, "proxy", a->wandb_proxy, "trace_project",

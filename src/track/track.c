@@ -197,22 +197,26 @@ static int choose_one(struct track_loggers *out, const char *name) {
          name);
 }
 
-/* A client without its package: refused where it was asked for, else left out. */
-static int lacks_package(struct track_loggers *out, int client, bool chosen, const char *python) {
+/* A client without its package keeps its records where it was asked for, else it is left out. */
+static void lacks_package(struct track_loggers *out, int client, bool chosen, const char *python) {
     const char *name = track_clients[client].name;
     const bool traces = out->trace && client == TRACK_MLFLOW;
-    if (chosen || traces)
-        FAIL(ERR_INVAL, "%s: the Python package '%s' is missing; '%s -m pip install %s' (VERLC_PYTHON names another Python)",
-             chosen && out->client[client] ? "trainer.logger" : "actor_rollout_ref.rollout.trace.backend", name, python, name);
+    if (chosen || traces) {
+        log_warn(
+            "%s: the Python package '%s' is missing; '%s -m pip install %s' (VERLC_PYTHON names another Python). Until then its "
+            "records are kept in the run's directory, to be sent when the run is resumed; the metrics are in run.db",
+            chosen && out->client[client] ? "trainer.logger" : "actor_rollout_ref.rollout.trace.backend", name, python, name);
+        out->absent[client] = true;
+        return;
+    }
     log_note("trainer.logger: %s is verl's default, and %s has no package of that name; the metrics are in run.db", name, python);
     out->client[client] = false;
-    return 0;
 }
 
 static int check_packages(struct track_loggers *out, bool chosen) {
     const char *names[TRACK_N_CLIENTS];
     bool missing[TRACK_N_CLIENTS] = {0};
-    int client[TRACK_N_CLIENTS], n = 0, rc = 0;
+    int client[TRACK_N_CLIENTS], n = 0;
     char *python = NULL;
     for (int i = 0; i < TRACK_N_CLIENTS; i++) {
         if (!out->client[i] && !(i == TRACK_MLFLOW && out->trace)) continue;
@@ -221,10 +225,10 @@ static int check_packages(struct track_loggers *out, bool chosen) {
     }
     if (n == 0) return 0;
     TRY(track_client_missing(names, n, missing, &python));
-    for (int i = 0; i < n && rc == 0; i++)
-        if (missing[i]) rc = lacks_package(out, client[i], chosen, python);
+    for (int i = 0; i < n; i++)
+        if (missing[i]) lacks_package(out, client[i], chosen, python);
     free(python);
-    return rc;
+    return 0;
 }
 
 int track_choose(struct track_loggers *out, const char *const *names, int64_t n, bool chosen) {

@@ -64,11 +64,12 @@ struct track_sample {
 enum track_client { TRACK_MLFLOW, TRACK_WANDB, TRACK_SWANLAB, TRACK_CLEARML, TRACK_TRACKIO, TRACK_N_CLIENTS };
 struct track_loggers {
     bool console, file, tensorboard, client[TRACK_N_CLIENTS];
-    bool trace; /* rollouts go to MLflow as traces */
+    bool absent[TRACK_N_CLIENTS]; /* its Python package is missing: records are kept in the run's directory, nothing is sent */
+    bool trace;                   /* rollouts go to MLflow as traces */
 };
-/* The names of trainer.logger; *out's trace is the caller's and is checked too. ERR_INVAL: an unknown name, with the list;
- * a client whose Python package is missing, with the line that installs it, but where the names are a default
- * (chosen false): such a client is left out with a note. ERR_HELPER: no Python. */
+/* The names of trainer.logger; *out's trace is the caller's and is checked too. A client whose Python package is missing is
+ * absent, with a warning that has the line which installs it; where the names are a default (chosen false) it is left out
+ * with a note. ERR_INVAL: an unknown name, with the list. ERR_HELPER: no Python. */
 int track_choose(struct track_loggers *out, const char *const *names, int64_t n, bool chosen);
 
 struct track_args {

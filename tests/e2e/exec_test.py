@@ -138,7 +138,8 @@ def check_sft(s, test):
     p = verlc_exec(s, "sft", ["bash", script, "8"])
     test.refused("torchrun's processes are devices asked for", p, 2, "data.train_batch_size (4)", "trainer.n_gpus_per_node (8)")
     p = verlc_exec(s, "sft", ["bash", script, "4"], "--plan")
-    test("--plan of sft", p.returncode == 0 and "memory plan: sft" in p.stdout and "of the 4 asked for" in p.stderr, p.stderr[-500:])
+    planned = p.returncode == 0 and "memory plan: sft" in p.stdout and "of the 4 asked for" in p.stderr
+    test("--plan of sft", planned, p.stderr[-500:])
     p = verlc_exec(s, "sft", ["python3", "-m", "verl.trainer.sft_trainer", "nope=1"], RANK="1", WORLD_SIZE="2",
                    LOCAL_WORLD_SIZE="2")
     test("rank 1 of a torchrun that is installed ends at once", p.returncode == 0 and "rank 1" in p.stderr, p.stderr[-300:])

@@ -334,13 +334,15 @@ def check_kill(s, test):
 
 def check_missing(s, test):
     a = Stand(s, "missing")
+    two = {"trainer__total_training_steps": 2, "trainer__save_freq": 2}
     for logger, package in (("clearml", "clearml"), ('["console","trackio"]', "trackio")):
-        p = run(*s.ppo("unmade", trainer__logger=logger), check=False, env=a.env)
-        test.refused(f"{package} without its package, before anything is done", p, USAGE, "trainer.logger", f"'{package}'",
-                     f"-m pip install {package}")
-    test("nothing was made", not (s.dir / "unmade").exists())
-    p = run(*s.ppo("unmade", **{"actor_rollout_ref.rollout.trace.backend": "mlflow"}), check=False)
-    test.refused("traces without MLflow", p, USAGE, "rollout.trace.backend", "pip install mlflow")
+        p = run(*s.ppo(package, **two, trainer__logger=logger), check=False, env=a.env)
+        kept = (s.dir / package / f"trackers/{package}.jsonl").read_text()
+        test(f"{package} without its package: said with the line that installs it, the records are kept", p.returncode == 0 and
+             f"-m pip install {package}" in p.stderr and '"step":2,' in kept, p.stderr[-500:])
+    p = run(*s.ppo("no_traces", **two, **{"actor_rollout_ref.rollout.trace.backend": "mlflow"}), check=False)
+    test("traces without MLflow are kept", p.returncode == 0 and "pip install mlflow" in p.stderr and
+         (s.dir / "no_traces/trackers/mlflow_traces.jsonl").stat().st_size > 0, p.stderr[-500:])
     p = run(*s.ppo("unmade", **{"actor_rollout_ref.rollout.trace.backend": "weave"}), check=False)
     test.refused("weave", p, USAGE, "rollout.trace.backend", "weave", "mlflow")
     p = run(*s.ppo("unmade", trainer__logger="vemlp_wandb"), check=False)
