@@ -338,6 +338,26 @@ out:
     return rc;
 }
 
+/* A directory without config.json: it may be an adapter, whose model is elsewhere. */
+static int refuse_dir(const char *dir) {
+    char *path = NULL;
+    json_t *o = NULL;
+    int rc = file_in_dir(&path, dir, "adapter_config.json");
+    if (rc == 0 && path) rc = json_load(&o, path, MAX_CONFIG_BYTES);
+    const char *base = json_string_value(json_object_get(o, "base_model_name_or_path"));
+    if (rc == 0 && !path)
+        rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no config.json; is this a Hugging Face model directory?", dir);
+    else if (rc == 0)
+        rc = err_set(ERR_INPUT, __FILE__, __LINE__,
+                     "%s is a LoRA adapter, not a model; give its base model%s%s as the model and the adapter beside it (--adapter "
+                     "DIR; the key lora_adapter_path=DIR beside the model's path), or make one model of both with 'verlc model "
+                     "merge --adapter %s --out DIR'",
+                     dir, base ? " " : "", base ? base : "", dir);
+    json_decref(o);
+    free(path);
+    return rc;
+}
+
 int model_config_load(struct model_config *c, const char *dir) {
     int rc = 0;
     struct model_config t = {0};
@@ -346,7 +366,7 @@ int model_config_load(struct model_config *c, const char *dir) {
     if (!file_exists(dir)) FAILG(out, ERR_INPUT, "model directory %s does not exist", dir);
     if (!file_is_dir(dir)) FAILG(out, ERR_INPUT, "%s is not a model directory", dir);
     TRYG(file_in_dir(&path, dir, "config.json"), out);
-    if (!path) FAILG(out, ERR_INPUT, "%s: no config.json; is this a Hugging Face model directory?", dir);
+    if (!path) TRYG(refuse_dir(dir), out);
     TRYG(json_load(&o, path, MAX_CONFIG_BYTES), out);
     TRYG(model_config_from_json(&t, o, path), out);
     TRYG(load_generation(&t, dir), out);

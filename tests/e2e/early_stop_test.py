@@ -75,8 +75,8 @@ def check_ppo(s, test):
     for name in ("val-core/openai/gsm8k/reward/mean@2", "val-core/gsm8k/acc/mean@1"):
         p = run(*s.ppo("x", **keys, trainer__early_stopping__metric=name), check=False)
         test.refused(f"ppo: {name} is refused before step 1", p, 2, name, "val-core/openai/gsm8k/acc/mean@1")
-    p = run(*s.ppo("x", **keys, trainer__early_stopping__metric="val-core/openai/gsm8k/reward/mean@1", trainer__val_before_train=True),
-            check=False)
+    name = "val-core/openai/gsm8k/reward/mean@1"
+    p = run(*s.ppo("x", **keys, trainer__early_stopping__metric=name, trainer__val_before_train=True), check=False)
     test.refused("ppo: a name that the scorer does not give ends the run at step 0", p, 2, "val-core/openai/gsm8k/acc/mean@1")
     two = s.write("two.jsonl", [{**s.row(i), "data_source": ["openai/gsm8k", "math_dapo"][i % 2]} for i in range(4)])
     p = run(*s.ppo("x", **keys, data__val_files=two), check=False)

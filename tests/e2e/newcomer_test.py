@@ -55,11 +55,46 @@ def reward_python(s, test):
     test("reward: prints without end are bounded, and it is said", 20 <= n < 2000 and " more lines (at most 20" in p.stderr, n)
 
 
+def adapters(s, test):
+    chats = s.write("chats.jsonl", [{"messages": [{"role": "user", "content": f"What is {i}?"},
+                                                  {"role": "assistant", "content": "777"}]} for i in range(16)])
+    run("sft", f"model.path={s.dir / 'model'}", f"data.train_files={chats}", "data.train_batch_size=16", "data.max_length=64",
+        "engine.dtype=float32", "model.lora_rank=4", "optim.lr=0.05", "trainer.total_training_steps=5", "trainer.logger=[file]",
+        f"trainer.default_local_dir={s.dir / 'lora'}")
+    adapter = s.dir / "lora/global_step_5/actor"
+    words = (f"{adapter} is a LoRA adapter", str(s.dir / "model"), "lora_adapter_path=DIR", "verlc model merge --adapter")
+    p = run("generate", "--model", adapter, check=False, input='{"prompt": "x"}\n')
+    test.refused("adapter as --model: what to do", p, 3, *words)
+    p = run(*s.ppo("x", actor_rollout_ref__model__path=adapter), check=False)
+    test.refused("adapter as model.path: what to do", p, 3, *words)
+
+    def generate(model, *more):
+        run("generate", f"model.path={model}", f"data.path={rows}", f"data.output_path={s.dir / 'out.jsonl'}",
+            "data.n_samples=1", "rollout.prompt_length=64", "rollout.response_length=8", "rollout.temperature=0",
+            "rollout.dtype=float32", *more)
+        return [json.loads(line)["responses"] for line in (s.dir / "out.jsonl").read_text().splitlines()]
+
+    rows = s.write("texts.jsonl", [{"prompt": f"What is {i}?"} for i in range(4)])
+    plain, adapted = generate(s.dir / "model"), generate(s.dir / "model", f"+model.lora_adapter_path={adapter}")
+    run("model", "merge", "--adapter", adapter, "--out", s.dir / "merged", "--dtype", "fp32")
+    test("generate with keys: an adapter by model.lora_adapter_path, and prompts that are texts",
+         adapted == generate(s.dir / "merged") and adapted != plain, (plain, adapted))
+    server = [f"actor_rollout_ref.model.path={s.dir / 'model'}", f"data.train_files={rows}",
+              f"+data.output_path={s.dir / 'out.jsonl'}", "actor_rollout_ref.rollout.n=1",
+              "actor_rollout_ref.rollout.prompt_length=64",
+              "actor_rollout_ref.rollout.response_length=8", "actor_rollout_ref.rollout.temperature=0",
+              "actor_rollout_ref.rollout.dtype=float32", f"actor_rollout_ref.model.lora_adapter_path={adapter}"]
+    run("generate", *server)
+    test("generate with verl 0.9.1's keys: the same", adapted == [json.loads(line)["responses"] for line in
+                                                                (s.dir / "out.jsonl").read_text().splitlines()])
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
         own_rows(s, test)
         reward_python(s, test)
+        adapters(s, test)
     test.end()
 
 

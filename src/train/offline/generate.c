@@ -14,6 +14,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "model/files/load.h"
+#include "model/lora/lora.h"
+#include "model/optim/optimizer.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -22,6 +24,7 @@
 struct generate {
     const char *const *files;
     const char *prompt_key, *output_path, *device, *model_path, *tokenizer_dir, *chat_template;
+    const char *adapter; /* peft directory; NULL: none */
     char *model_dir;
     int64_t n_files, n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed, nnodes,
         n_gpus_per_node;
@@ -101,10 +104,13 @@ static int read_prompts(struct generate *g) {
     int rc = 0;
     TRYG(read_rows(g), out);
     json_array_foreach(g->rows, i, row) {
-        json_t *messages = json_object_get(row, g->prompt_key);
-        if (json_array_size(messages) == 0)
-            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is not a list of messages {role, content}", where, i + 1, g->prompt_key);
-        json_array_append_new(each, json_pack("{s:O}", "messages", messages));
+        json_t *prompt = json_object_get(row, g->prompt_key);
+        if (!json_is_string(prompt) && json_array_size(prompt) == 0)
+            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is neither text nor a list of messages {role, content}", where, i + 1,
+                  g->prompt_key);
+        json_array_append_new(each, json_is_array(prompt)
+                                        ? json_pack("{s:O}", "messages", prompt)
+                                        : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt));
     }
     json_object_set_new(common, "add_generation_prompt", json_true());
     if (g->chat_template) json_object_set_new(common, "chat_template", json_string(g->chat_template));
@@ -134,6 +140,7 @@ static int open_model(struct generate *g) {
     const int64_t rows = least(g->max_num_batched_tokens > seqs ? g->max_num_batched_tokens : seqs, seqs * max_len);
     const struct model_open_args o = {.dir = g->model_dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
     TRY(model_open(&g->model, &g->dev, &o));
+    if (g->adapter) TRY(model_lora_load(g->model, g->adapter));
     struct rollout_decoder_args a = rollout_decoder_size(&g->dev, &g->model->cfg, g->act, seqs, rows, max_len,
                                                          (size_t)(g->memory_fraction * (double)g->dev.mem_total));
     a.model = g->model;
@@ -246,6 +253,20 @@ out:
     return rc;
 }
 
+/* What the adapter takes on the device. */
+static int adapter_bytes(struct generate *g, const struct model_config *shape, size_t *bytes) {
+    const struct optim_config none = {0}; /* nothing is trained */
+    struct lora_config cfg = {0};
+    struct lora_plan p = {0};
+    *bytes = 0;
+    if (!g->adapter) return 0;
+    TRY(lora_config_load(&cfg, g->adapter));
+    const int rc = model_lora_plan(&p, shape, &g->dev, g->act, &cfg, &none);
+    lora_config_free(&cfg);
+    *bytes = p.weights;
+    return rc;
+}
+
 int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
     struct generate g = {0};
     const struct resume none = {.step = -1};
@@ -254,14 +275,16 @@ int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool
     TRYG(config_read(&g, c), out);
     if (gpu > 0) dev_open_cuda_planned(&g.dev, (size_t)gpu);
     else TRYG(resume_open_device(&g.dev, &none, g.device, g.threads), out);
+    size_t adapter;
     TRYG(model_config_load(&shape, g.model_dir), out);
+    TRYG(adapter_bytes(&g, &shape, &adapter), out);
     const int64_t max_len = g.prompt_length + g.response_length;
     const int64_t seqs = g.batch_size > 0 ? least(g.max_num_seqs, g.batch_size * g.n_samples) : g.max_num_seqs;
     const int64_t rows = least(g.max_num_batched_tokens > seqs ? g.max_num_batched_tokens : seqs, seqs * max_len);
     const struct model_open_args o = {.dir = g.model_dir, .act = g.act, .flags = MODEL_INFER, .max_len = max_len};
     const struct rollout_decoder_args a =
         rollout_decoder_size(&g.dev, &shape, g.act, seqs, rows, max_len, (size_t)(g.memory_fraction * (double)g.dev.mem_total));
-    const double gib = 0x1p30, weights = (double)model_open_bytes(&shape, &g.dev, &o),
+    const double gib = 0x1p30, weights = (double)(model_open_bytes(&shape, &g.dev, &o) + adapter),
                  decoder = (double)rollout_decoder_bytes(&shape, g.act, &a);
     *fits = weights + decoder <= (double)g.dev.mem_total;
     buf_addf(out,

@@ -33,8 +33,8 @@ struct early_stop {
     int64_t waited;    /* validations since then */
 };
 
-/* default_metric may be NULL: then without the key the metric is chosen at the first validation. validates: whether the run has validations at
- * all; without them early stopping is refused. */
+/* default_metric may be NULL: then without the key the metric is chosen at the first validation. validates: whether the run
+ * has validations at all; without them early stopping is refused. */
 int early_stop_read(struct early_stop *e, const struct early_stop_keys *k, const char *default_metric, bool validates);
 void early_stop_free(struct early_stop *e);
 /* Before any validation, what is known of its names: n samples a prompt of these data sources. ERR_INVAL: the metric names
