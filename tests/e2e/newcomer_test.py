@@ -89,12 +89,36 @@ def adapters(s, test):
                                                                 (s.dir / "out.jsonl").read_text().splitlines()])
 
 
+def few_keys(s, test):
+    p = run("ppo", "data.train_batch_size=4", check=False, env={"HOME": str(s.dir)})
+    test.refused("ppo: all keys that are missing at once", p, 2, "actor_rollout_ref.model.path=DIR", "data.train_files=FILE",
+                 "data.val_files=FILE", "critic.model.path=DIR")
+    few = [f"actor_rollout_ref.model.path={s.dir / 'model'}", f"data.train_files={s.dir / 'train.jsonl'}", "data.val_files=[]",
+           "data.train_batch_size=4", "data.max_prompt_length=64", "data.max_response_length=8", "trainer.total_training_steps=1"]
+    for name, more in (("grpo", ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True"]),
+                       ("gae", [f"critic.model.path={s.dir / 'model'}"])):
+        p = run("ppo", *few, *more, f"trainer.default_local_dir={s.dir / name}", check=False)
+        test(f"ppo: {name} with no size of a micro-batch runs, and it is said", p.returncode == 0 and
+             "no size of micro-batches is given: they are cut by tokens, as if these were True: actor_rollout_ref." in p.stderr,
+             p.stderr)
+    p = run("ppo", *few, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=False", check=False)
+    test.refused("ppo: use_dynamic_bsz=False asks for a size", p, 2, "ppo_micro_batch_size_per_gpu")
+    words = "warning: verlc ppo would refuse this here: "
+    p = run("plan", *few, "algorithm.adv_estimator=grpo", "data.train_files=/no/such.parquet")
+    test("plan: a file that is not there", words + "data.train_files" in p.stderr and "/no/such.parquet" in p.stderr, p.stderr)
+    p = run("plan", *few, "algorithm.adv_estimator=grpo", "data.max_prompt_length=4")
+    test("plan: a prompt over the limit", words + "data.train_files" in p.stderr and "the limit is 4" in p.stderr, p.stderr)
+    p = run("plan", *few, "algorithm.adv_estimator=grpo")
+    test("plan: nothing to refuse", words not in p.stderr, p.stderr)
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
         own_rows(s, test)
         reward_python(s, test)
         adapters(s, test)
+        few_keys(s, test)
     test.end()
 
 

@@ -7,6 +7,7 @@
 #include "train/run/devices_asked.h"
 #include "train/train.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -457,6 +458,45 @@ static void derive_profile(struct ppo_config *k) {
     k->n_profile_steps = k->raw.n_profile_steps;
 }
 
+/* ---- what is not set ---- */
+
+/* Micro-batches by tokens where nothing says how they are cut. own: the key that asks for them. */
+static void default_cut(const struct ppo_config *k, const char *own, struct ppo_cut_keys *w, struct buf *said) {
+    if (w->all || w->each || w->dynamic || conf_is_set(k->conf, own) || conf_is_set(k->conf, ARR "actor.use_dynamic_bsz")) return;
+    w->dynamic = true;
+    buf_addf(said, "%s%s", said->n ? ", " : "", own);
+}
+
+static bool has_critic(const struct ppo_config *k) {
+    return conf_is_null(k->conf, "critic.enable") ? strcmp(k->adv_estimator, "gae") == 0 : k->critic.enable;
+}
+
+static void default_cuts(struct ppo_config *k) {
+    struct buf said = {0};
+    default_cut(k, ARR "actor.use_dynamic_bsz", &k->raw.update_cut, &said);
+    default_cut(k, ARR "rollout.log_prob_use_dynamic_bsz", &k->raw.logp_cut, &said);
+    if (k->use_kl_loss || k->use_kl_in_reward) default_cut(k, ARR "ref.log_prob_use_dynamic_bsz", &k->raw.ref_cut, &said);
+    if (has_critic(k)) default_cut(k, "critic.use_dynamic_bsz", &k->raw.critic_cut, &said);
+    if (said.n) log_note("no size of micro-batches is given: they are cut by tokens, as if these were True: %s", said.p);
+    buf_free(&said);
+}
+
+/* The keys without which there is no run, all at once: verl's defaults for them are files that are hardly there. */
+static int check_given(const struct ppo_config *k) {
+    struct buf b = {0};
+    if (!conf_is_set(k->conf, ARR "model.path") && !file_is_dir(k->raw.model_path))
+        buf_adds(&b, ", " ARR "model.path=DIR (or a hub id)");
+    if (!conf_is_set(k->conf, "data.train_files") && k->n_train_files > 0 && !file_exists(k->train_files[0]))
+        buf_adds(&b, ", data.train_files=FILE");
+    if (!conf_is_set(k->conf, "data.val_files") && k->n_val_files > 0 && !file_exists(k->val_files[0]))
+        buf_adds(&b, ", data.val_files=FILE (or [] for no validation)");
+    if (has_critic(k) && !conf_is_set(k->conf, "critic.model.path"))
+        buf_addf(&b, ", critic.model.path=DIR (algorithm.adv_estimator=%s has a critic, grpo for one has none)", k->adv_estimator);
+    const int rc = b.n ? err_set(ERR_INVAL, __FILE__, __LINE__, "not set: %s", b.p + 2) : 0;
+    buf_free(&b);
+    return rc;
+}
+
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
     *k = (struct ppo_config){.conf = c, .run.early_stop.threshold = NAN};
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
@@ -465,6 +505,8 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
 int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run) {
     TRY(ppo_config_fill(k, c));
     k->for_run = for_run;
+    default_cuts(k);
+    if (for_run) TRY(check_given(k));
     TRY(ppo_validate_config(k));
     train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     derive_data(k);

@@ -6,6 +6,7 @@
 #include "train/train.h"
 
 #include "base/err.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -43,6 +44,11 @@ int controller_validate(void *ctx) {
 }
 
 /* ---- opening ---- */
+
+static int open_text(struct controller *c) {
+    TRY(tokenizer_open(&c->tok, c->k.tokenizer_dir));
+    return chat_template_create(&c->chat, c->tok);
+}
 
 static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
     const struct ppo_config *k = &c->k;
@@ -84,8 +90,7 @@ static int check_stop_metric(const struct controller *c) {
 
 static int open_data(struct controller *c) {
     struct ppo_config *k = &c->k;
-    TRY(tokenizer_open(&c->tok, k->tokenizer_dir));
-    TRY(chat_template_create(&c->chat, c->tok));
+    TRY(open_text(c));
     TRY(open_dataset(c, true, &c->train_data));
     if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
     if (c->val_data) TRY(check_stop_metric(c));
@@ -100,6 +105,24 @@ static int open_data(struct controller *c) {
     train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
     train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
     return 0;
+}
+
+static void close_data(struct controller *c) {
+    rl_dataset_close(c->val_data);
+    rl_dataset_close(c->train_data);
+    chat_template_destroy(c->chat);
+    tokenizer_close(c->tok);
+}
+
+int controller_try_data(const struct ppo_config *k) {
+    struct controller c = {.k = *k};
+    int rc = open_text(&c);
+    if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
+    if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
+    close_data(&c);
+    if (rc == 0 && k->reward.path && !file_exists(k->reward.path))
+        FAIL(ERR_INPUT, "reward.custom_reward_function.path %s does not exist", k->reward.path);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
 static int open_run(struct controller *c, const struct conf *conf) {
@@ -132,9 +155,6 @@ void controller_close(struct controller *c, int rc) {
     run_close(&c->run, rc);
     worker_close(&c->worker);
     reward_destroy(c->reward);
-    rl_dataset_close(c->val_data);
-    rl_dataset_close(c->train_data);
-    chat_template_destroy(c->chat);
-    tokenizer_close(c->tok);
+    close_data(c);
     ppo_config_free(&c->k);
 }

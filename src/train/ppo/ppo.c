@@ -5,6 +5,7 @@
 #include "train/train.h"
 
 #include "base/err.h"
+#include "base/log.h"
 
 /* ---- one step ---- */
 
@@ -55,6 +56,7 @@ int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
     memory_plan_print(&p, &k, &shapes, out);
     *fits = memory_plan_check(&p, &k, &shapes, &dev) == 0;
     if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
+    if (controller_try_data(&k) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
 out:
     model_shapes_free(&shapes);
     dev_close(&dev);
