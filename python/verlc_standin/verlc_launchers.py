@@ -6,13 +6,14 @@ does is dropped: the number of processes and a job's environment are handed on."
 
 import json
 import os
+import re
 import shutil
 import sys
 
 from verlc_entry import HERE, NOT_BUILT, PROGRAMS, note, program_of_script, refuse
 
 BIN = os.path.join(HERE, "bin")
-HANDED_ON = ("PYTHONPATH", "PATH", "VERLC", "VERLC_EXEC_SET", "VERLC_EXEC_PLAN")
+STOP_WAIT_S = "600"  # from `ray job stop`'s SIGTERM to its SIGKILL; Ray's 3 s are too few to end a step and save it
 UV_VALUES = {  # options of uv that take a value
     "--extra", "--no-extra", "--group", "--no-group", "--only-group", "--env-file", "--with", "--with-editable",
     "--with-requirements", "--package", "--index", "--default-index", "-i", "--index-url", "--extra-index-url", "-f",
@@ -141,44 +142,57 @@ def runtime_env(options):
             refuse(f"ray job submit --runtime-env-json: {error}")
     if not isinstance(env, dict) or not isinstance(env.get("env_vars") or {}, dict):
         refuse("ray job submit: the runtime environment is not a mapping with env_vars")
-    directory = option(options, "working_dir")
-    return env | ({"working_dir": directory} if directory else {})
+    return env
+
+
+def job_command(command):
+    """The job's command under `verlc exec`, with the options of this one."""
+    if re.match(r"[A-Za-z_]\w*=", command[0]):
+        command = ["env", *command]
+    sets = [f"--set={s}" for s in json.loads(os.environ.get("VERLC_EXEC_SET") or "[]")]
+    return ["verlc", "exec", *(["--plan"] if os.environ.get("VERLC_EXEC_PLAN") else []), *sets, *command]
+
+
+def submit_to_cluster(real, options, env, command):
+    """The job starts in the environment of the cluster's machine. There `verlc` is this program where its files are there
+    too, else the one that is installed on that machine; Ray replaces ${PATH} by that machine's."""
+    theirs = {"PATH": "${PATH}", "RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S} | (env.get("env_vars") or {})
+    ours = {"PATH": f"{BIN}:{theirs['PATH']}", "VERLC": os.environ["VERLC"]}
+    kept, skip = [], False
+    for a in options:
+        name, eq, _ = a.partition("=")
+        drop = name in ("--runtime-env-json", "--runtime-env")
+        if not (skip or drop):
+            kept.append(a)
+        skip = drop and not eq
+    text = json.dumps(env | {"env_vars": theirs | ours})
+    execute([real, "job", "submit", *kept, "--runtime-env-json", text, "--", *job_command(command)])
 
 
 def submit(arguments):
-    cut = arguments.index("--") if "--" in arguments else None
-    if cut is None:
+    real = installed("ray")
+    if "--" not in arguments:
+        if real and not is_verls(arguments):
+            execute([real, "job", "submit", *arguments])
         refuse("ray job submit: expected -- in front of the job's command")
+    cut = arguments.index("--")
     options, command = arguments[:cut], arguments[cut + 1:]
     env = runtime_env(options)
     if not command:
         refuse("ray job submit: no command behind --")
-    real = installed("ray")
-    if real:  # a job starts in the cluster's environment, not in this one
-        ours = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
-        theirs = env.get("env_vars") or {}
-        if theirs.get("PYTHONPATH"):
-            ours["PYTHONPATH"] += os.pathsep + theirs["PYTHONPATH"]
-        env["env_vars"] = theirs | ours
-        kept = []
-        skip = False
-        for a in options:
-            name, eq, _ = a.partition("=")
-            drop = name in ("--runtime-env-json", "--runtime-env")
-            if not (skip or drop):
-                kept.append(a)
-            skip = drop and not eq
-        execute([real, "job", "submit", *kept, "--runtime-env-json", json.dumps(env), "--", *command])
+    if real:
+        submit_to_cluster(real, options, env, command)
     note("ray is not installed: the job runs here, with the env_vars of its runtime environment")
     os.environ |= {str(k): str(v) for k, v in (env.get("env_vars") or {}).items() if str(k) not in ("PYTHONPATH", "PATH")}
     for name in ("PYTHONPATH", "PATH"):  # the stand-in stays in front
         if (env.get("env_vars") or {}).get(name):
             os.environ[name] += os.pathsep + str(env["env_vars"][name])
-    if env.get("working_dir"):
+    directory = option(options, "working_dir") or env.get("working_dir")
+    if directory:
         try:
-            os.chdir(os.path.expanduser(env["working_dir"]))
+            os.chdir(os.path.expanduser(directory))
         except OSError as error:
-            refuse(f"ray job submit: working_dir {env['working_dir']}: {error.strerror}")
+            refuse(f"ray job submit: working_dir {directory}: {error.strerror}")
     execute(command)
 
 

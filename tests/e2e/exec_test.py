@@ -62,9 +62,27 @@ torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node \
 
 RAY = r"""
 unset RAY_ADDRESS
-ray job submit --address="http://127.0.0.1:8265" \
-    --runtime-env-json='{"env_vars": {"MLFLOW_TRACKING_URI": "sqlite:////tmp/a b.db", "RATE": 2}}' \
+ray job submit --address="http://127.0.0.1:8265" --submission-id=first --no-wait \
+    --runtime-env-json='{"env_vars": {"MLFLOW_TRACKING_URI": "sqlite:////tmp/a b.db", "RATE": "2"}}' \
     -- python3 -c 'import os, sys; print(os.environ["MLFLOW_TRACKING_URI"], os.environ["RATE"], sys.argv[1:])' "two words" 'a="b"'
+"""
+
+# A cluster of one machine: the job starts as Ray starts it, in the machine's environment and the job's env_vars, by a shell.
+# OTHER_MACHINE: the files of the caller's verlc are not there.
+FAKE_RAY = r"""#!/usr/bin/env python3
+import json, os, shlex, subprocess, sys
+words = sys.argv[1:]
+here = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(here, "words.json"), "w") as f:
+    json.dump(words, f)
+machine = {"PATH": os.path.join(here, "machine") + ":" + os.environ["MACHINE_PATH"], "HOME": os.environ["HOME"]}
+env_vars = json.loads(words[words.index("--runtime-env-json") + 1])["env_vars"]
+assert all(type(v) is str for v in env_vars.values()), env_vars
+if os.environ.get("OTHER_MACHINE"):
+    env_vars = {k: v.replace("/", "/none/") if k == "VERLC" else v.replace("verlc_standin", "none") for k, v in env_vars.items()}
+env_vars = {k: v.replace("${PATH}", machine["PATH"]) for k, v in env_vars.items()}
+rc = subprocess.call(shlex.join(words[words.index("--") + 1:]), shell=True, env=machine | env_vars, cwd="/")
+sys.exit(1 if rc else 0)
 """
 
 REWARD = r'''
@@ -151,17 +169,37 @@ def check_ray(s, test):
          p.stdout == "sqlite:////tmp/a b.db 2 ['two words', 'a=\"b\"']\n", p.stdout + p.stderr)
     p = verlc_exec(s, "ray", ["bash", "-c", "ray stop && ray start --head && ray status && echo on"])
     test("ray start, status and stop do nothing", p.returncode == 0 and p.stdout == "on\n", p.stderr)
+    check_cluster(s, test)
+
+
+def check_cluster(s, test):
     cluster = s.dir / "cluster"
-    cluster.mkdir()
+    (cluster / "machine").mkdir(parents=True)
     fake = cluster / "ray"
-    fake.write_text("#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    fake.write_text(FAKE_RAY)
     fake.chmod(0o755)
-    p = verlc_exec(s, "ray", ["bash", "-c", f'PATH="$PATH:{cluster}"; ' + RAY])
-    words = json.loads(p.stdout) if p.returncode == 0 else []
-    env = json.loads(words[words.index("--runtime-env-json") + 1])["env_vars"] if words else {}
-    test("a ray that is installed gets the job, with the stand-in's environment", words[:2] == ["job", "submit"] and
-         "--address=http://127.0.0.1:8265" in words and env["RATE"] == 2 and "verlc_standin" in env["PYTHONPATH"],
-         p.stdout + p.stderr)
+
+    def submit(command, *options, **env):
+        p = verlc_exec(s, "ray", ["bash", "-c", f'MACHINE_PATH="$PATH"; export MACHINE_PATH; PATH="$PATH:{cluster}"; ' + command],
+                       *options, MACHINE_PATH=os.environ["PATH"], **env)
+        words = json.loads((cluster / "words.json").read_text()) if (cluster / "words.json").exists() else ["--"]
+        return p, words[:words.index("--")], words[words.index("--") + 1:]
+
+    want = "sqlite:////tmp/a b.db 2 ['two words', 'a=\"b\"']\n"
+    p, options, command = submit(RAY)
+    env = json.loads(options[options.index("--runtime-env-json") + 1])["env_vars"] if options else {}
+    test("a ray that is installed gets the job, under verlc exec", p.stdout == want and command[:3] == ["verlc", "exec", "python3"]
+         and {"--address=http://127.0.0.1:8265", "--submission-id=first", "--no-wait"} <= set(options), p.stdout + p.stderr)
+    test("a job that is stopped has time to save, and the machine keeps its PATH", env.get("RAY_JOB_STOP_WAIT_TIME_S") == "600"
+         and env["PATH"].endswith(":${PATH}") and "PYTHONPATH" not in env, str(env))
+    (cluster / "machine/verlc").symlink_to(pathlib.Path(VERLC).resolve())
+    p, _, _ = submit(RAY, OTHER_MACHINE="1")
+    test("on another machine it is the verlc that is installed there", p.stdout == want, p.stdout + p.stderr)
+    p, options, command = submit("ray job submit --runtime-env-json='{\"env_vars\": {\"RAY_JOB_STOP_WAIT_TIME_S\": \"9\"}}' "
+                                 '-- OK="1 2" python3 -m verl.trainer.main_ppo no_such_key=1', "--set", "trainer.seed=[1, 2]")
+    test("a job that is refused: its message and its exit status", p.returncode == 1 and "no_such_key" in p.stderr, p.stderr)
+    test("--set and assignments go with the job", command[:5] == ["verlc", "exec", "--set=trainer.seed=[1, 2]", "env", "OK=1 2"]
+         and '"RAY_JOB_STOP_WAIT_TIME_S": "9"' in options[-1], str(command))
 
 
 def check_reward(s, test):
