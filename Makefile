@@ -40,6 +40,7 @@ fixtures: build oracle-venv ## make tests/fixtures again with the real packages
 oracle-venv: setup
 	@scripts/oracle_venv.sh $(ORACLE)
 	@scripts/oracle_venv.sh .venv-trackers tools/trackers_requirements.txt
+	@scripts/oracle_venv.sh .venv-ray tools/ray_requirements.txt
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
 asan tsan: setup ## the first three rungs under a sanitizer

@@ -6,11 +6,11 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf critic data distill eval graders grpo lora model optim quant reward sft steps tables text track trackers train
-# verl_ckpt.
+# NAME: algo conf critic data distill eval graders grpo lora model optim quant ray reward sft steps tables text track trackers
+# train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
-# TRACKERS_PYTHON: another one for trackers (.venv-trackers).
+# TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
 # As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
 # build/oracle/NAME.log.  Exit status 0 when all passed.
 set -u
@@ -24,8 +24,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill eval graders data
-    tables track}
+names=${*:-algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill ray eval graders
+    data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"
@@ -88,6 +88,7 @@ compare_optim() {
         $py tools/oracle_optim.py --schedules "$batches" "$out/optim_many" && program test_model_optim "$out/optim_many"
 }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
+compare_ray() { "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py; }
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only
