@@ -8,12 +8,13 @@ import os
 import pathlib
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, run, state  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, run, save_tensors, state, tensors  # noqa: E402
 
 OTHER, USAGE, DATA, RESOURCES, NUMERICAL, DEADLINE = 1, 2, 3, 4, 5, 6
 
@@ -158,22 +159,29 @@ def check_numbers(s, test):
     test("gradient not finite in the first step: nothing is saved",
          saved(s.dir / "large") == [] and "no step was saved" in p.stderr)
 
-    # A learning rate that throws the weights away: the next rollout has no finite log-prob.
+    # Rates that throw the weights away, a factor of a million each step: soon a rollout has no finite log-prob.
     p = run(*s.ppo("thrown", trainer__save_freq=1, trainer__total_training_steps=4,
-                   **{"actor_rollout_ref.actor.optim.lr": 1e38}), check=False)
+                   **{"actor_rollout_ref.actor.optim.lr": 1e3, "actor_rollout_ref.actor.optim.weight_decay": 1e3}), check=False)
     test.refused("weights thrown to infinity", p, NUMERICAL)
     for name in saved(s.dir / "thrown"):
         run("model", "info", "--model", s.dir / "thrown" / name / "actor")
     test("weights thrown to infinity: no such state is published",
          all((s.dir / "thrown" / n / "manifest.json").exists() for n in saved(s.dir / "thrown")))
 
-
+    # A weight that no token reads overflows in the first step: only the save can see it.
     rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * (i + 1)}]} for i in range(8)]
     s.write("sft.jsonl", rows)
+    config = json.loads((s.dir / "model/config.json").read_text()) | {"tie_word_embeddings": False}
+    (s.dir / "untied.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "untied.json", "--tokenizer", s.dir / "model", "--out", s.dir / "untied", "--dtype", "fp32")
+    weights = tensors(s.dir / "untied/model.safetensors")
+    dtype, shape, data = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = (dtype, shape, data[:-4] + struct.pack("f", 1e38))
+    save_tensors(s.dir / "untied/model.safetensors", weights)
     p = run("sft", f"data.train_files={s.dir / 'sft.jsonl'}", "data.train_batch_size=4", "data.max_length=64",
-            "data.max_token_len_per_gpu=512", f"model.path={s.dir / 'model'}", "engine.dtype=float32", "optim.lr=1e38",
-            "trainer.total_training_steps=20", "trainer.save_freq=1", f"trainer.default_local_dir={s.dir / 'sft'}",
-            "trainer.logger=[console]", check=False)
+            "data.max_token_len_per_gpu=512", f"model.path={s.dir / 'untied'}", "engine.dtype=float32", "optim.lr=1e3",
+            "optim.weight_decay=1e3", "trainer.total_training_steps=20", "trainer.save_freq=1",
+            f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[console]", check=False)
     test.refused("SFT with weights thrown away: the tensor is named, nothing of it is saved", p, NUMERICAL, "was not saved",
                  "tensor model.", "NaN or Inf")
     test("SFT with weights thrown away: no checkpoint of them", saved(s.dir / "sft") == [], str(saved(s.dir / "sft")))
