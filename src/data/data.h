@@ -191,7 +191,7 @@ struct sft_dataset_args {
     const char *prompt_key, *response_key; /* NULL: "prompt", "response" */
     const char *const *prompt_dict_keys;   /* row[prompt_key][k0][k1]...; NULL-terminated or NULL */
     const char *const *response_dict_keys;
-    /* multi-turn rows */
+    /* multi-turn rows; with "messages" also rows of prompt and completion (or response), and ShareGPT's conversations */
     const char *messages_key;
     const char *tools_key, *enable_thinking_key; /* NULL: "tools", "enable_thinking" */
     bool ignore_input_ids_mismatch;

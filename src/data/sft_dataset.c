@@ -1,4 +1,5 @@
 /* sft_dataset.c - supervised examples: token ids with a mask over the tokens to learn.
+ * Rows with prompt and completion and ShareGPT's conversations become messages first.
  * Prompt/response rows follow verl's SFTDataset, conversations its
  * MultiTurnSFTDataset (every assistant turn is learned, its header is not).
  * Invariant: loss_mask[t] says whether token t is a target; token 0 never is.
@@ -122,6 +123,78 @@ out:
     return rc;
 }
 
+static const char *role_of(const char *from) {
+    static const char *const roles[][2] = {{"human", "user"},        {"user", "user"},           {"gpt", "assistant"},
+                                           {"chatgpt", "assistant"}, {"assistant", "assistant"}, {"system", "system"}};
+    for (size_t i = 0; from && i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(from, roles[i][0]) == 0) return roles[i][1];
+    return NULL;
+}
+
+/* ShareGPT's turns {from, value} as messages {role, content}. */
+static int from_sharegpt(const json_t *turns, const char *column, json_t **messages) {
+    const json_t *t;
+    size_t i;
+    json_t *out = json_array();
+    json_array_foreach(turns, i, t) {
+        const char *from = json_string_value(json_object_get(t, "from")), *role = role_of(from);
+        json_t *value = json_object_get(t, "value");
+        if (!role || !json_is_string(value)) {
+            json_decref(out);
+            FAIL(ERR_INPUT, "turn %zu of column '%s' is from '%s'; expected {\"from\": human, gpt or system, \"value\": text}",
+                 i + 1, column, from ? from : "");
+        }
+        json_array_append_new(out, json_pack("{s:s, s:O}", "role", role, "content", value));
+    }
+    *messages = out;
+    return 0;
+}
+
+/* A text as one message of the role, or the messages of a list. */
+static void add_messages(json_t *messages, json_t *v, const char *role) {
+    if (json_is_string(v)) json_array_append_new(messages, json_pack("{s:s, s:O}", "role", role, "content", v));
+    else json_array_extend(messages, v);
+}
+
+static bool is_part(const json_t *v) { return json_is_string(v) || json_array_size(v) > 0; }
+
+/* The columns that a row has, for a message. Caller frees. */
+static char *columns_of(const json_t *row) {
+    struct buf b = {0};
+    const char *name;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)row, name, v) buf_addf(&b, "%s%s", b.n ? ", " : "", name);
+    return b.p ? buf_take(&b) : xstrdup("none");
+}
+
+/* Puts messages into a row that has a conversation in another form. */
+static int complete(const struct opening *o, json_t *row) {
+    const char *key = o->a->messages_key;
+    const json_t *given = json_object_get(row, key);
+    json_t *prompt = json_object_get(row, "prompt"), *answer = json_object_get(row, "completion"), *messages = NULL;
+    if (given && json_is_null(given)) given = NULL;
+    if (!given && json_is_array(json_object_get(row, "conversations"))) given = json_object_get(row, key = "conversations");
+    if (!is_part(answer)) answer = json_object_get(row, "response");
+    if (json_object_get(json_array_get(given, 0), "from")) TRY(from_sharegpt(given, key, &messages));
+    else if (given) messages = json_incref((json_t *)(uintptr_t)given);
+    else if (is_part(prompt) && is_part(answer)) {
+        messages = json_array();
+        add_messages(messages, prompt, "user");
+        add_messages(messages, answer, "assistant");
+    } else {
+        char *have = columns_of(row);
+        const int rc =
+            err_set(ERR_INPUT, __FILE__, __LINE__,
+                    "there is no column '%s'; it has: %s; a row has messages, or prompt and completion (or response), or "
+                    "conversations (ShareGPT)",
+                    key, have);
+        free(have);
+        return rc;
+    }
+    json_object_set_new(row, o->a->messages_key, messages);
+    return 0;
+}
+
 static void ask(json_t *each, json_t *messages, const json_t *extra) {
     json_t *q = json_copy((json_t *)(uintptr_t)extra);
     json_object_set_new(q, "messages", messages);
@@ -130,6 +203,7 @@ static void ask(json_t *each, json_t *messages, const json_t *extra) {
 
 /* Each message alone, then the whole conversation. */
 static int chat_ask(const struct opening *o, json_t *row, json_t *each) {
+    TRY(complete(o, row));
     json_t *messages = json_object_get(row, o->a->messages_key), *m;
     json_t *thinking = json_object_get(row, o->thinking_key), *tools = json_object_get(row, o->tools_key);
     size_t i;
@@ -253,8 +327,9 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
                         .tools_key = a->tools_key ? a->tools_key : "tools",
                         .thinking_key = a->enable_thinking_key ? a->enable_thinking_key : "enable_thinking"};
     const char *const pair[] = {o.prompt_key, o.response_key, NULL}, *const chat[] = {a->messages_key, NULL};
-    const struct data__table_args ta = {a->files, a->n_files, {a->messages_key ? chat : pair, NULL}, a->max_samples, a->shuffle,
-                                        a->seed,  a->what};
+    const bool any = a->messages_key && strcmp(a->messages_key, "messages") == 0; /* form of conversation: see complete */
+    const struct data__table_args ta = {
+        a->files, a->n_files, {any ? NULL : a->messages_key ? chat : pair, NULL}, a->max_samples, a->shuffle, a->seed, a->what};
     int rc = 0;
     if (a->max_length < 2) FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);
     if (a->truncation == DATA_TRUNC_MIDDLE)

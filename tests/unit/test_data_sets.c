@@ -350,6 +350,48 @@ static void sft_pairs(void **state) {
     free(path);
 }
 
+/* TRL's prompt and completion and ShareGPT's turns give the tokens and the mask of messages. */
+static void sft_forms_of_rows(void **state) {
+    (void)state;
+#define Q "\"What is 1?\""
+#define A "\"It is 1.\""
+#define USER "{\"role\": \"user\", \"content\": " Q "}"
+#define ASSISTANT "{\"role\": \"assistant\", \"content\": " A "}"
+    static const char rows[] =
+        "{\"messages\": [" USER ", " ASSISTANT "]}\n{\"prompt\": " Q ", \"completion\": " A "}\n"
+        "{\"prompt\": [" USER "], \"completion\": [" ASSISTANT "]}\n{\"prompt\": " Q ", \"response\": " A "}\n"
+        "{\"conversations\": [{\"from\": \"human\", \"value\": " Q "}, {\"from\": \"gpt\", \"value\": " A "}]}\n";
+    static const struct {
+        const char *row, *text;
+    } bad[] = {
+        {"{\"text\": \"x\", \"n\": 1}",
+         "forms.jsonl row 1: there is no column 'messages'; it has: text, n; a row has messages, or"},
+        {"{\"conversations\": [{\"from\": \"bard\", \"value\": \"x\"}]}", "turn 1 of column 'conversations' is from 'bard'"}};
+    char *path = file_join(dir, "forms.jsonl");
+    const char *const files[] = {path};
+    struct model m;
+    struct sft_dataset *d = NULL;
+    model_open(&m, 0);
+    struct sft_dataset_args a = sft_args(&m);
+    a.files = files;
+    assert_int_equal(file_write_atomic(path, rows, strlen(rows)), 0);
+    if (sft_dataset_open(&d, &a) < 0) fail_msg("%s", err_msg());
+    assert_int_equal(d->n, 5);
+    for (int64_t i = 1; i < d->n; i++) {
+        assert_int_equal(d->samples[i].n, d->samples[0].n);
+        assert_memory_equal(d->samples[i].ids, d->samples[0].ids, (size_t)d->samples[0].n * sizeof(int32_t));
+        assert_memory_equal(d->samples[i].loss_mask, d->samples[0].loss_mask, (size_t)d->samples[0].n);
+    }
+    sft_dataset_close(d);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(file_write_atomic(path, bad[i].row, strlen(bad[i].row)), 0);
+        assert_int_equal(sft_dataset_open(&d, &a), ERR_INPUT);
+        if (!strstr(err_msg(), bad[i].text)) fail_msg("%s", err_msg());
+    }
+    model_close(&m);
+    free(path);
+}
+
 static void sft_refusals(void **state) {
     (void)state;
     struct model m;
@@ -391,7 +433,7 @@ int main(void) {
         cmocka_unit_test(rl_limits_and_caps), cmocka_unit_test(rl_template_kwargs),
         cmocka_unit_test(rl_bad_rows),        cmocka_unit_test(rl_rows_of_an_own_scorer),
         cmocka_unit_test(sft_matches_verl),   cmocka_unit_test(sft_pairs),
-        cmocka_unit_test(sft_refusals),
+        cmocka_unit_test(sft_refusals),       cmocka_unit_test(sft_forms_of_rows),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
