@@ -1,6 +1,7 @@
 /* console.c - what a person sees: one line a step, and on a terminal a bar
  * that moves within the step.  In a pipe: verl's "step:N - name:value - ..." on
- * standard output, and a plain progress line at most every 10 s on stderr. */
+ * standard output, and a plain progress line at most every 10 s on stderr.
+ * A terminal shows the program's headlines, a pipe all metrics; VERLC_CONSOLE=short or all says otherwise. */
 #include "track/track_int.h"
 
 #include "base/buf.h"
@@ -15,10 +16,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { MAX_HEADLINES = 6, BAR = 24 };
+enum { MAX_HEADLINES = 12, BAR_HEADLINES = 3, BAR = 24 };
 
 struct console {
-    bool step_lines, terminal, shown;
+    bool step_lines, terminal, all, shown;
     char *title;
     int64_t total, first_step, last_step;
     double start, last_draw, last_line;
@@ -54,6 +55,10 @@ struct console *console_create(const struct track_args *a, bool step_lines) {
     pthread_mutex_init(&c->lock, NULL);
     c->step_lines = step_lines;
     c->terminal = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
+    const char *how = getenv("VERLC_CONSOLE");
+    c->all = how && *how ? strcmp(how, "all") == 0 : !c->terminal;
+    if (how && *how && !c->all && strcmp(how, "short") != 0)
+        log_warn("VERLC_CONSOLE=%s: expected short or all; it is short now", how);
     c->total = a->total_steps;
     c->first_step = c->last_step = a->resume_step > 0 ? a->resume_step : 0;
     struct buf title = {0};
@@ -107,17 +112,29 @@ static void add_number(struct buf *b, const struct metric *m) {
     else buf_addf(b, "%.*f", digits - 1 - exponent > 1 ? digits - 1 - exponent : 1, m->value);
 }
 
-static void step_line_pipe(int64_t step, const struct metrics *m) {
+static bool is_validation(const char *name) { return strncmp(name, "val-core/", 9) == 0 || strcmp(name, "val/loss") == 0; }
+
+/* One of the numbers that a short line has. */
+static bool is_main(const struct console *c, const char *name) {
+    bool yes = is_validation(name) || strcmp(name, "timing_s/step") == 0;
+    for (int i = 0; i < c->n_head && !yes; i++) yes = strcmp(name, c->head[i].metric) == 0;
+    return yes;
+}
+
+static void step_line_pipe(struct console *c, int64_t step, const struct metrics *m) {
     struct buf b = {0};
     buf_addf(&b, "step:%lld", (long long)step);
     for (int64_t i = 0; i < m->n; i++) {
+        if (!c->all && !is_main(c, m->items[i].name)) continue;
         buf_adds(&b, " - ");
         buf_add_visible(&b, m->items[i].name, false);
         buf_addc(&b, ':');
         add_number(&b, &m->items[i]);
     }
+    clear_line(c);
     puts(b.p);
     fflush(stdout);
+    draw_line(c);
     buf_free(&b);
 }
 
@@ -129,7 +146,7 @@ static void step_line_terminal(struct console *c, int64_t step, const struct met
         if (metrics_get(m, c->head[i].metric, &v)) add_value(&b, c->head[i].label, v);
     if (metrics_get(m, "timing_s/step", &v)) buf_addf(&b, "  %.1f s", v);
     for (int64_t i = 0; i < m->n; i++) /* validation shows its main number */
-        if (strncmp(m->items[i].name, "val-core/", 9) == 0 || strcmp(m->items[i].name, "val/loss") == 0) {
+        if (is_validation(m->items[i].name)) {
             buf_adds(&b, "  ");
             buf_add_visible(&b, m->items[i].name, false);
             buf_addf(&b, " %.4g", m->items[i].value);
@@ -156,7 +173,7 @@ void console_step(struct console *c, int64_t step, const struct metrics *m) {
         if (metrics_get(m, c->head[i].metric, &c->head[i].value)) c->head[i].known = true;
     c->last_step = step;
     if (!c->step_lines) return;
-    if (!c->terminal) step_line_pipe(step, m);
+    if (!c->terminal || c->all) step_line_pipe(c, step, m);
     else if (line_is_due(c, step, m)) step_line_terminal(c, step, m);
 }
 
@@ -192,7 +209,7 @@ void console_progress(struct console *c, int64_t step, const char *phase, int64_
     }
     buf_addf(&b, " step %lld/%lld %s %lld/%lld", (long long)step, (long long)c->total, phase, (long long)done, (long long)total);
     if (tok_s > 0) buf_addf(&b, "  %.0f tok/s", tok_s);
-    for (int i = 0; i < c->n_head; i++)
+    for (int i = 0; i < c->n_head && i < BAR_HEADLINES; i++)
         if (c->head[i].known && (tok_s <= 0 || strcmp(c->head[i].label, "tok/s") != 0))
             add_value(&b, c->head[i].label, c->head[i].value);
     if (step > c->first_step) add_eta(c, &b, step, part / 2);

@@ -96,7 +96,7 @@ void track_generations(struct track *t, int64_t step, json_t *rows);
 /* Live progress (terminal only; in a pipe a plain line at most every 10 s):
  * phase "rollout", done of total, tokens per second. */
 void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);
-/* What the bar shows beside the step: the last values of these metrics. Both texts outlive t. */
+/* What a short step line has, and the first three the bar: the last values of these metrics. Both texts outlive t. */
 void track_headline(struct track *t, const char *metric, const char *label);
 /* Waits (up to 30 s) until all that was queued is on disk. ERR_TIMEOUT, ERR_IO. */
 int track_flush(struct track *t);

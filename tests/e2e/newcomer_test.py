@@ -2,12 +2,14 @@
 own, the reward function's Python and prints, names of metrics, adapters, what is missing."""
 
 import json
+import os
 import pathlib
+import pty
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from verlc_test import Scratch, Tests, run
+from verlc_test import ENV, VERLC, Scratch, Tests, run
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -112,6 +114,44 @@ def few_keys(s, test):
     test("plan: nothing to refuse", words not in p.stderr, p.stderr)
 
 
+def on_terminal(args):
+    """What the program writes on a terminal."""
+    here, there = pty.openpty()
+    p = subprocess.Popen([VERLC, *map(str, args)], stdin=there, stdout=there, stderr=there, env=ENV, close_fds=True)
+    os.close(there)
+    text = b""
+    while True:
+        try:
+            part = os.read(here, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        text += part
+    os.close(here)
+    p.wait(60)
+    return text.decode()
+
+
+def step_lines(s, test):
+    keys = {"trainer__total_training_steps": 1, "trainer__test_freq": 1, "trainer__logger": "[console]"}
+    names = ["actor/kl_loss", "actor/ppo_kl", "actor/entropy", "actor/grad_norm", "critic/score/mean", "critic/rewards/mean",
+             "response_length/mean", "response_length/clip_ratio", "timing_s/step", "perf/throughput",
+             "val-core/openai/gsm8k/acc/mean@1"]
+
+    def names_of(p):
+        line = next(line for line in p.stdout.splitlines() if line.startswith("step:1 - "))
+        return [part.rpartition(":")[0] for part in line.split(" - ")[1:]]
+
+    full, short = names_of(run(*s.ppo("full", **keys))), names_of(run(*s.ppo("short", **keys), env={"VERLC_CONSOLE": "short"}))
+    test("console: a pipe has all metrics", len(full) > 50 and set(names) < set(full), full)
+    test("console: VERLC_CONSOLE=short has those that matter", sorted(short) == sorted(names), short)
+    text = on_terminal(s.ppo("terminal", **keys))
+    line = next((x for x in text.replace("\r", "\n").splitlines() if "grpo step 1/1" in x), "")
+    test("console: a terminal shows them with labels", all(f"  {w} " in line for w in (
+        "reward", "score", "kl", "entropy", "grad_norm", "length", "clipped", "tok/s", names[-1])) and "step:1 - " not in text, line)
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
@@ -119,6 +159,7 @@ def main():
         reward_python(s, test)
         adapters(s, test)
         few_keys(s, test)
+        step_lines(s, test)
     test.end()
 
 

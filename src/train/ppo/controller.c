@@ -126,8 +126,16 @@ int controller_try_data(const struct ppo_config *k) {
 }
 
 static int open_run(struct controller *c, const struct conf *conf) {
-    static const char *const headlines[][2] = {
-        {"critic/rewards/mean", "reward"}, {"actor/kl_loss", "kl"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
+    static const char *const headlines[][2] = {{"critic/rewards/mean", "reward"},
+                                               {"actor/kl_loss", "kl"},
+                                               {"perf/throughput", "tok/s"},
+                                               {"critic/score/mean", "score"},
+                                               {"actor/ppo_kl", "ppo_kl"},
+                                               {"actor/entropy", "entropy"},
+                                               {"actor/grad_norm", "grad_norm"},
+                                               {"response_length/mean", "length"},
+                                               {"response_length/clip_ratio", "clipped"},
+                                               {NULL, NULL}};
     const struct run_program program = {
         .ctx = c, .parts = parts, .state = state, .restore = restore, .validate = controller_validate, .headlines = headlines};
     return run_open(&c->run, conf, &c->k.run, &program);

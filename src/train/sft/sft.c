@@ -268,7 +268,8 @@ static int open_model(struct sft *s) {
 }
 
 static int open_all(struct sft *s, const struct conf *c) {
-    static const char *const headlines[][2] = {{"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {NULL, NULL}};
+    static const char *const headlines[][2] = {
+        {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
     struct sft_config *const k = &s->k;
     TRY(sft_config_read(k, c));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
