@@ -176,7 +176,8 @@ def main():
         test("second command: saves its last step alone, in verl's default place",
              [f.relative_to(s.dir / "second").as_posix() for f in (s.dir / "second").rglob("run.db")] ==
              ["checkpoints/verl_grpo_example_gsm8k/qwen3_1_7b_function_rm/run.db"] and
-             [d.name for d in (s.dir / "second").rglob("global_step_*")] == ["global_step_1"], str([str(f) for f in (s.dir / "second").rglob("*")][:8]))
+             [d.name for d in (s.dir / "second").rglob("global_step_*")] == ["global_step_1"],
+             str([str(f) for f in (s.dir / "second").rglob("*")][:8]))
         for name, command in (("first", FIRST), ("second", SECOND)):
             p = shell(s, name + "-cfg", command, 1024, "--cfg job")
             test(f"{name} command: --cfg job prints the configuration and stops", p.returncode == 0 and

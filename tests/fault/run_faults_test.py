@@ -173,7 +173,8 @@ def check_numbers(s, test):
     s.write("sft.jsonl", rows)
     config = json.loads((s.dir / "model/config.json").read_text()) | {"tie_word_embeddings": False}
     (s.dir / "untied.json").write_text(json.dumps(config))
-    run("model", "init", "--arch", s.dir / "untied.json", "--tokenizer", s.dir / "model", "--out", s.dir / "untied", "--dtype", "fp32")
+    run("model", "init", "--arch", s.dir / "untied.json", "--tokenizer", s.dir / "model", "--out", s.dir / "untied", "--dtype",
+        "fp32")
     weights = tensors(s.dir / "untied/model.safetensors")
     dtype, shape, data = weights["model.embed_tokens.weight"]
     weights["model.embed_tokens.weight"] = (dtype, shape, data[:-4] + struct.pack("f", 1e38))
