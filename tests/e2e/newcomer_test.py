@@ -5,11 +5,13 @@ import json
 import os
 import pathlib
 import pty
+import re
+import sqlite3
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from verlc_test import ENV, VERLC, Scratch, Tests, run
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -143,13 +145,54 @@ def step_lines(s, test):
         line = next(line for line in p.stdout.splitlines() if line.startswith("step:1 - "))
         return [part.rpartition(":")[0] for part in line.split(" - ")[1:]]
 
-    full, short = names_of(run(*s.ppo("full", **keys))), names_of(run(*s.ppo("short", **keys), env={"VERLC_CONSOLE": "short"}))
+    full = names_of(run(*s.ppo("full", **keys)))
+    short = names_of(run(*s.ppo("short", **keys), env={"VERLC_CONSOLE": "short"}))
     test("console: a pipe has all metrics", len(full) > 50 and set(names) < set(full), full)
     test("console: VERLC_CONSOLE=short has those that matter", sorted(short) == sorted(names), short)
     text = on_terminal(s.ppo("terminal", **keys))
     line = next((x for x in text.replace("\r", "\n").splitlines() if "grpo step 1/1" in x), "")
-    test("console: a terminal shows them with labels", all(f"  {w} " in line for w in (
-        "reward", "score", "kl", "entropy", "grad_norm", "length", "clipped", "tok/s", names[-1])) and "step:1 - " not in text, line)
+    labels = ("reward", "score", "kl", "entropy", "grad_norm", "length", "clipped", "tok/s", names[-1])
+    test("console: a terminal shows them with labels", all(f"  {w} " in line for w in labels) and "step:1 - " not in text, line)
+
+
+def blocks(page):
+    """The code blocks of a page of the documentation."""
+    return re.findall(r"^```\n(.*?)^```$", (pathlib.Path(__file__).resolve().parents[2] / "docs" / page).read_text(), re.M | re.S)
+
+
+def looking_at_a_run(s, test):
+    constant, digits = s.dir / "constant.py", s.dir / "digits.py"
+    constant.write_text("def compute_score(**given):\n    return 1.0\n")
+    digits.write_text(DIGITS_REWARD)
+    warning = "the reward is the same for all samples of a prompt"
+    keys = {"trainer__total_training_steps": 5, "trainer__save_freq": 5}
+    p = run(*s.ppo("constant", reward__custom_reward_function__path=constant, **keys))
+    test("a constant reward is said once", p.stderr.count(warning) == 1, p.stderr)
+    p = run(*s.ppo("digits", reward__custom_reward_function__path=digits, actor_rollout_ref__rollout__n=8, **keys))
+    test("another is not", warning not in p.stderr, p.stderr)
+    queries = [q for b in blocks("training.md") for q in re.findall(r'sqlite3 DIR/run.db "(.*)"', b)]
+    with sqlite3.connect(s.dir / "digits/run.db") as db:
+        curve, worst = (db.execute(q).fetchall() for q in queries)
+        scores = sorted(x for x, in db.execute("SELECT score FROM samples WHERE validation=0 AND step=5"))
+    test("docs: the reward curve", [v for _, v in curve] == series(s.dir / "digits", "critic/rewards/mean"), curve)
+    test("docs: the worst samples", [x for x, *_ in worst] == scores[:3], worst)
+
+
+def save_the_best(s, test):
+    recipe = next(b for b in blocks("training.md") if "trainer.save_freq=0" in b).replace("\\", " ").split()
+    keys = dict(k.split("=") for k in recipe)
+    p = run(*s.ppo("best", **{**keys, "trainer.test_freq": 1}, reward__custom_reward_function__path=s.dir / "digits.py"))
+    values = series(s.dir / "best", "val-core/openai/gsm8k/acc/mean@1")
+    step = json.loads((s.dir / "best/best_checkpoint.json").read_text())["step"]
+    test("docs: save only the best", [d.name for d in s.dir.glob("best/global_step_*")] == [f"global_step_{step}"]
+         and step == 1 + values.index(max(values)) and "only the best validations are saved" in p.stderr, (step, values))
+
+
+def algo_requests(test):
+    requests = next(b for b in blocks("tools.md") if '"op"' in b)
+    replies = [json.loads(line) for line in run("algo", input=requests).stdout.splitlines()]
+    test("docs: the requests of algo", len(replies) == 4 and not any("error" in r for r in replies)
+         and replies[0]["advantages"][0][0] > 0.7 and replies[3]["score"] == 1, replies)
 
 
 def main():
@@ -160,6 +203,9 @@ def main():
         adapters(s, test)
         few_keys(s, test)
         step_lines(s, test)
+        looking_at_a_run(s, test)
+        save_the_best(s, test)
+        algo_requests(test)
     test.end()
 
 

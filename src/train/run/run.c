@@ -125,7 +125,9 @@ static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
 int run_ready(struct run *r, const struct conf *c) {
     TRY(open_track(r, c));
     if (r->from.dir) TRY(restore(r));
-    if (r->k.save_freq == 0) log_note("trainer.save_freq=0: no step is saved; -1 saves the last one");
+    if (r->k.save_freq == 0)
+        log_note("trainer.save_freq=0: %s; -1 saves the last one",
+                 r->early.enable ? "of the steps only the best validations are saved" : "no step is saved");
     keep_state(r);
     TRY(dev_memory(r->dev, &r->memory));
     stages_follow(r->stages, phase, r->dev);
