@@ -142,8 +142,8 @@ class MlflowTraces(Mlflow):
         logging.getLogger("mlflow.tracing").addHandler(self.warnings)
 
     def open(self, run_id):
-        """Traces belong to the experiment; where the tracker mlflow makes a run, they name it."""
-        self.experiment_id = self.connect(self.args.get("trace_project") or self.project)
+        """Traces belong to the experiment; where the tracker mlflow makes a run, they name it. That run's id also says that
+        the database is there: two clients that make a new one at the same time break it."""
         until = time.monotonic() + RUN_S
         while self.args["has_run"] and not run_id and time.monotonic() < until:
             time.sleep(0.2)
@@ -152,6 +152,7 @@ class MlflowTraces(Mlflow):
                     run_id = json.load(f)["run"]["id"]
             except (OSError, ValueError, KeyError, TypeError):
                 pass
+        self.experiment_id = self.connect(self.args.get("trace_project") or self.project)
         self.run_id = run_id
         return run_id
 
