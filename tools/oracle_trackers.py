@@ -143,7 +143,8 @@ def check_mlflow_stores(s, test):
     (s.dir / "store").mkdir()
     uri = f"sqlite:///{s.dir}/store/runs.db"
     env = {**CLIENT, "MLFLOW_TRACKING_URI": uri}
-    run(*s.ppo("sqlite", trainer__total_training_steps=4, **mlflow_keys("sqlite")), env=env, cwd=s.dir)
+    p = run(*s.ppo("sqlite", trainer__total_training_steps=4, **mlflow_keys("sqlite")), env=env, cwd=s.dir)
+    test("mlflow: a database that is made by the run: nothing fails", "tracker mlflow" not in p.stderr, p.stderr[-800:])
     run(*s.ppo("sqlite", trainer__total_training_steps=8, **mlflow_keys("sqlite")), env=env, cwd=s.dir)
     check_run(test, "SQLite, resumed", uri, s.dir / "sqlite", "sqlite", 8, 2)
 

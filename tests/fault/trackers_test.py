@@ -238,6 +238,9 @@ def check_mlflow(s, test):
     test("traces: times", all(0 <= c["start_time_ns"] / 1e9 <= time.time() for c in roots) and
          all(r["start_time_ns"] <= e["end"] for r, e in zip(roots, a.calls("span_end")[1::2])))
     test("traces: in the run of the tracker", all(c["metadata"] == {"mlflow.sourceRun": "run-1"} for c in roots))
+    order = [c["what"] for c in a.calls("experiment", "create_run")]
+    test("traces: opened when the run is there, for a new database is made by one client", order == [
+        "experiment", "create_run", "experiment"], str(order))
     # traces alone: no run, no metrics
     b = Stand(s, "ml_traces")
     run(*s.ppo("traces", trainer__total_training_steps=1, **{**keys, "trainer.logger": "console"}), env=b.env)
