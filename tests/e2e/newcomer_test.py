@@ -170,7 +170,7 @@ def looking_at_a_run(s, test):
     test("a constant reward is said once", p.stderr.count(warning) == 1, p.stderr)
     p = run(*s.ppo("digits", reward__custom_reward_function__path=digits, actor_rollout_ref__rollout__n=8, **keys))
     test("another is not", warning not in p.stderr, p.stderr)
-    queries = [q for b in blocks("training.md") for q in re.findall(r'sqlite3 DIR/run.db "(.*)"', b)]
+    queries = [q for b in blocks("training.md") for q in re.findall(r'sqlite3 RUN/run.db "(.*)"', b)]
     with sqlite3.connect(s.dir / "digits/run.db") as db:
         curve, worst = (db.execute(q).fetchall() for q in queries)
         scores = sorted(x for x, in db.execute("SELECT score FROM samples WHERE validation=0 AND step=5"))
