@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/utf8.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -53,7 +54,7 @@ static void draw_line(void *v) {
 struct console *console_create(const struct track_args *a, bool step_lines) {
     struct console *c = xcalloc(1, sizeof *c);
     pthread_mutex_init(&c->lock, NULL);
-    c->step_lines = step_lines;
+    c->step_lines = step_lines && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY; /* closed at the start: process.c */
     c->terminal = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
     const char *how = getenv("VERLC_CONSOLE");
     c->all = how && *how ? strcmp(how, "all") == 0 : !c->terminal;

@@ -91,7 +91,7 @@ def check_plan(s, test):
 
 def check_errors(s, test):
     for mode, env, model, status, words in (
-        ("damaged", {}, "user/tiny", 3, ("model.safetensors arrived damaged",)),
+        ("damaged", {}, "user/tiny", 3, ("tokenizer.json arrived damaged",)),
         ("escape", {}, "user/tiny", 3, ("..",)),
         ("junk", {}, "user/tiny", 3, ("does not answer as the hub does", "HF_ENDPOINT")),
         ("gated", {}, "user/tiny", 3, ("its owner grants access", "HF_TOKEN")),
