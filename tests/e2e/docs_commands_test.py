@@ -138,7 +138,8 @@ def prepare(s):
     for name in ("DIR", "BASE", "TEACHER", "Qwen/Qwen2.5-0.5B-Instruct", "data/gsm8k/checkpoints/global_step_20/actor"):
         shutil.copytree(d / "model", d / name, copy_function=os.link)
     run(*s.ppo("RUN", actor_rollout_ref__model__lora_rank=2, trainer__total_training_steps=1))
-    os.link(d / "RUN/run.db", d / "data/gsm8k/checkpoints/run.db")
+    for name in ("DIR", "data/gsm8k/checkpoints"):
+        os.link(d / "RUN/run.db", d / name / "run.db")
     (d / "global_step_20").mkdir()
     os.rename(d / "RUN/global_step_1/actor", d / "global_step_20/actor")
     shards = next(p for p in sorted(SHARDS.iterdir()) if not p.name.startswith("lora"))
@@ -180,7 +181,7 @@ def check_page(test, d, page):
         if skipped:
             continue
         if re.match(r'"?[a-z_]+(\.\w+)+=', command):
-            overrides += [(where, word) for word in shlex.split(command, comments=True)]
+            overrides += [(where, word) for word in shlex.split(command.replace("\\\n", " "), comments=True)]
             continue
         if command.startswith("ray job submit"):  # a script that a later line runs
             (d / "run_grpo.sh").write_text(local(command, d) + "\n")
