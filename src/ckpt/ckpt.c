@@ -546,6 +546,17 @@ static int load_flat(const struct st_file *f, const struct optim_array *a, struc
     return dev_copy_in(dev, a->data, t->data, t->bytes);
 }
 
+/* Every tensor of the file is one of these, or the step: another optimizer's state is not dropped in silence. */
+static int check_names(const struct st_file *f, const struct optim_array *a, int n, const char *path) {
+    for (int64_t k = 0; k < st_count(f); k++) {
+        const char *name = st_at(f, k)->name;
+        bool known = strcmp(name, "step") == 0;
+        for (int i = 0; i < n && !known; i++) known = strcmp(name, a[i].name) == 0;
+        if (!known) FAIL(ERR_FORMAT, "%s: tensor %s is of another optimizer; resume with the one that saved it", path, name);
+    }
+    return 0;
+}
+
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     CHECK(p->model->master != NULL);
     char *name = optim_name(p->name);
@@ -561,6 +572,7 @@ int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_train, p->model->master}};
     const int n = p->optim ? 1 + optim_arrays(p->optim, arrays + 1) : 1;
     for (int i = 0; i < n; i++) TRYG(load_flat(f, &arrays[i], p->model->dev, path), out);
+    if (p->optim) TRYG(check_names(f, arrays, n, path), out);
     const struct st_tensor *step = st_find(f, "step");
     if (!step || step->dt != DT_I64 || step->bytes != 8) FAILG(out, ERR_FORMAT, "%s: tensor step is missing", path);
     if (p->optim) memcpy(&p->optim->step, step->data, 8);

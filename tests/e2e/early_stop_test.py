@@ -111,6 +111,8 @@ def check_optimizers(s, test):
         test(f"{name}: resumed to the bits of an unbroken run", state(s.dir / f"{name}2", 4) == state(s.dir / name, 4))
     p = sft(s, "SGD", trainer__total_training_steps=6, trainer__test_freq=-1)
     test.refused("another optimizer's checkpoint is refused", p, 3, "exp_avg is missing", "optimizer that saved it")
+    p = sft(s, "AdamW8bit", trainer__total_training_steps=6, trainer__test_freq=-1, optim__optimizer="SGD")
+    test.refused("a checkpoint with state that this optimizer lacks is refused", p, 3, "is of another optimizer", "that saved it")
     p = sft(s, "x", optim__override_optimizer_config="{momentum: 0.9}")
     test.refused("an option of another optimizer", p, 2, "momentum", "AdamW has no such option")
 
