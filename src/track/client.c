@@ -30,7 +30,7 @@
 enum { BATCH_BYTES = 1 << 20, BATCH_RECORDS = 256 };
 #define PAUSE_S 1.0         /* between requests, so that quick steps share one */
 #define MAX_DELAY_S 60.0    /* between attempts while it is down */
-#define CALL_S 120.0        /* one request */
+#define CALL_S 600.0        /* one request; the first may make a database, which breaks if it is cut off */
 #define START_S 300.0       /* interpreter and imports, behind everything else on the machine */
 #define MORE_END_S 60.0     /* after the end of a run: more time for each request that worked, */
 #define LONGEST_END_S 600.0 /* this long at most */
@@ -260,7 +260,7 @@ static void has_failed(struct client *c, const char *why) {
 
 static void has_worked(struct client *c) {
     pthread_mutex_lock(&c->lock);
-    c->end_by = fmax(c->end_by, fmin(clock_now() + MORE_END_S, c->give_up));
+    c->end_by = fmax(c->end_by, fmin(clock_awake() + MORE_END_S, c->give_up));
     pthread_mutex_unlock(&c->lock);
     if (c->failing) log_info("tracker %s works again; what was kept is sent now", c->name);
     c->failing = false;
@@ -352,7 +352,7 @@ static void client_end(void *v, const char *how, double end_by) {
     c->ending = true;
     c->how = how;
     c->end_by = end_by;
-    c->give_up = strcmp(how, "done") == 0 ? clock_now() + LONGEST_END_S : end_by;
+    c->give_up = strcmp(how, "done") == 0 ? clock_awake() + LONGEST_END_S : end_by;
     if (c->at < c->size && c->size - c->at > BATCH_BYTES)
         log_info("tracker %s: sending %lld remaining MiB", c->name, (long long)((c->size - c->at) >> 20));
     pthread_cond_broadcast(&c->changed);
