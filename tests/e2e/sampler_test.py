@@ -7,7 +7,7 @@ import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, state  # noqa: E402
+from verlc_test import Scratch, Tests, run, series, state  # noqa: E402
 
 CONSTANT = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 
@@ -30,6 +30,10 @@ def main():
         orders = {"weighted": {"data__sampler__name": "weighted", "data__sampler__weights": "{own/never: 0, own/easy: 3}"},
                   "curriculum": {"data__sampler__name": "curriculum", "data__sampler__column": "extra_info.level"},
                   "sequential": {"data__sampler__name": "sequential"}}
+        renamed = s.write("renamed.jsonl", [{"src" if k == "data_source" else k: v for k, v in r.items()} for r in rows])
+        run(*s.ppo("renamed", **{**base, "trainer__total_training_steps": 2}, data__train_files=renamed, data__reward_fn_key="src",
+                   data__sampler__name="sequential", reward__source_weights="{own/easy: 0.5}"))
+        test("rewards are weighed by the source of another column", min(series(s.dir / "renamed", "critic/score/min")) == 0.5)
         for name, keys in orders.items():
             p = run(*s.ppo(name, **base, **keys, reward__source_weights="{own/easy: 0.5}"), check=False)
             test(f"{name}: a run", p.returncode == 0, p.stderr[-400:])
