@@ -2,7 +2,7 @@
 # build/dist/verlc-VERSION-linux-ARCH.tar.gz and the wheel of the same files, for machines without a compiler: the
 # small libraries are linked statically; what stays dynamic is libc and libm, and libstdc++ in the CUDA backend.
 # With nvcc the CUDA backend is inside, for the GPUs of VERLC_CUDA_ARCHS ("80 90a"; default: all); CUDA=0 leaves it out.
-# Refuses a build that asks for a newer glibc than 2.35, Ubuntu 22.04's: build on Debian 12 or on Ubuntu 22.04.
+# Refuses a build that asks for a newer glibc than 2.35, Ubuntu 22.04's: build on Debian 12.
 # The same commit and the same packages of the build machine give the same bytes.
 set -eu
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ python3 tools/man_pages.py "$tree/verlc" "$tree/share/man/man1"
 binaries=$(find "$tree" -path "$tree/verlc" -o -name '*.so')
 newest=$(for f in $binaries; do objdump -T "$f"; done | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)
 if [ "$(printf '%s\n' "$newest" $floor | sort -V | tail -1)" != $floor ]; then
-    echo "the files ask for $newest, newer than $floor of Ubuntu 22.04; build on Debian 12 or on Ubuntu 22.04:" >&2
+    echo "the files ask for $newest, newer than $floor of Ubuntu 22.04; build on Debian 12:" >&2
     for f in $binaries; do objdump -T "$f" | grep -F "$newest" | sed "s,^,  ${f##*/}: ," >&2; done
     exit 1
 fi
