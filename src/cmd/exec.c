@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <jansson.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,11 +34,13 @@ static void extend(const char *name, const char *dir) {
 
 /* What the entry points of the stand-in read (python/verlc_standin/verlc_entry.py). */
 static int set_environment(bool plan, const json_t *overrides) {
-    char exe[PATH_MAX], *dir = NULL;
-    const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n <= 0) FAIL(ERR_IO, "/proc/self/exe: %s", strerror(errno));
-    exe[n] = '\0';
+    char *dir = NULL;
     TRY(helper_find_dir("verlc_standin.sitecustomize", &dir));
+    char *exe = realpath("/proc/self/exe", NULL);
+    if (!exe) {
+        free(dir);
+        FAIL(ERR_IO, "/proc/self/exe: %s", strerror(errno));
+    }
     char *standin = file_join(dir, "verlc_standin"), *bin = file_join(standin, "bin");
     char *sets = json_dumps(overrides, JSON_COMPACT);
     setenv("VERLC", exe, 1);
@@ -48,6 +49,7 @@ static int set_environment(bool plan, const json_t *overrides) {
     else unsetenv("VERLC_EXEC_PLAN");
     extend("PYTHONPATH", standin);
     extend("PATH", bin);
+    free(exe);
     free(sets);
     free(bin);
     free(standin);
