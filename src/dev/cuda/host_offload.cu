@@ -106,7 +106,7 @@ int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t byt
 int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
     struct cuda *c = cuda_of(d);
     TRY(open_offload(c));
-    return transfer(c, c->offload->out, stream, dst, src, bytes, cudaMemcpyDeviceToHost);
+    return transfer(c, c->offload->out, stream, dst, src, bytes, cudaMemcpyDefault); /* offloaded arrays are on the host */
 }
 int cuda_copy_stream_wait(struct dev *d, int stream) {
     struct cuda *c = cuda_of(d);

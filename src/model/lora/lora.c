@@ -184,7 +184,8 @@ static int attach(struct model *m, const struct lora_config *c) {
 }
 
 int model__lora_attach(struct model *m, const struct lora_config *c) { /* model_close frees what is there after an error */
-    const int rc = attach(m, c);
+    int rc = attach(m, c);
+    if (rc == 0) rc = model__lora_hash_base(m);
     if (rc < 0 && !m->master) model__lora_free(m);
     return rc;
 }

@@ -25,9 +25,9 @@
 
 /* ---- which base ---- */
 
-/* A hash of the first rows of the embedding and the last norm, as bf16: frozen under an adapter, never
+/* Of the first rows of the embedding and the last norm, as bf16: frozen under an adapter, never
  * quantised, and the same whatever the compute dtype. */
-static int fingerprint(const struct model *m, char hex[33]) {
+int model__lora_hash_base(struct model *m) {
     enum { ROWS = 8 };
     int rc = 0;
     const int64_t n = m->cfg.vocab < ROWS ? m->cfg.vocab : ROWS, h = m->cfg.hidden;
@@ -44,7 +44,7 @@ static int fingerprint(const struct model *m, char hex[33]) {
     model__convert(bits, DT_BF16, host, DT_F32, n * h);
     TRYG(dev_copy_out(m->dev, host, m->final_norm.data, (size_t)h * dtype_size(m->act)), out);
     model__convert(bits + n * h, DT_BF16, host, m->act, h);
-    hash_hex(bits, (size_t)((n + 1) * h) * sizeof *bits, hex);
+    hash_hex(bits, (size_t)((n + 1) * h) * sizeof *bits, m->lora->base_hash);
 out:
     dev_free(m->dev, ids, ids_bytes);
     dev_free(m->dev, rows, row_bytes);
@@ -57,10 +57,8 @@ out:
 
 static int check_base(const struct model *m, const struct st_file *f, const char *dir) {
     const char *want = st_metadata(f, FINGERPRINT);
-    char have[33];
     if (!want) return 0; /* written by peft: the shapes alone can tell */
-    TRY(fingerprint(m, have));
-    if (strcmp(want, have) == 0) return 0;
+    if (strcmp(want, m->lora->base_hash) == 0) return 0;
     FAIL(ERR_INPUT, "adapter %s was trained on another base model than this one; it names %s", dir,
          m->lora->cfg.base ? m->lora->cfg.base : "none");
 }
@@ -158,11 +156,9 @@ static int read_slice(void *arg, size_t off, void *dst, size_t n) {
 
 static int write_tensors(const struct model *m, const char *path) {
     const size_t n = (size_t)m->n_train_params;
-    char hex[33];
-    TRY(fingerprint(m, hex));
     struct slice *s = xcalloc(n, sizeof *s);
     struct st_write_tensor *t = xcalloc(n, sizeof *t);
-    json_t *meta = json_pack("{s:s, s:s}", "format", "pt", FINGERPRINT, hex);
+    json_t *meta = json_pack("{s:s, s:s}", "format", "pt", FINGERPRINT, m->lora->base_hash);
     for (size_t i = 0; i < n; i++) {
         const struct model_param *p = &m->train_params[i];
         s[i] = (struct slice){.m = m, .p = p};

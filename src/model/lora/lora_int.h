@@ -23,8 +23,9 @@ struct model_lora {
     int64_t n_groups;
     struct model_param *params; /* peft's names without "base_model.model."; group: of the base model */
     int64_t n_params, n_elems;
-    int64_t n_sides; /* of the params: A and B in turn; then a value model's head, weight and bias */
-    void *block;     /* compute copies and scratch, on the device; owned */
+    char base_hash[33]; /* of the base model, in the files (lora_files.c) */
+    int64_t n_sides;    /* of the params: A and B in turn; then a value model's head, weight and bias */
+    void *block;        /* compute copies and scratch, on the device; owned */
     size_t block_bytes;
     /* scratch; rows at a time: LORA_ROWS */
     void *z, *dz;         /* (rows, width) act */
@@ -37,6 +38,7 @@ enum { LORA_ROWS = 1024 };
 int model__lora_build(struct model_lora *l, struct model *m);
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
 int model__lora_attach(struct model *m, const struct lora_config *c);            /* with its memory; master not filled */
+int model__lora_hash_base(struct model *m);                                      /* fills base_hash */
 int model__lora_refresh(struct model *m, float *flat);                           /* master -> compute copies */
 int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
 void model__lora_free(struct model *m);

@@ -152,6 +152,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(algo_user_check(k->my_loss));
     TRY(run_open_device(&c->run, &c->worker.dev));
     TRY(worker_plan(&c->worker, k));
+    c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(reward_create(&c->reward, &k->reward));
     TRY(worker_open(&c->worker, c->tok));

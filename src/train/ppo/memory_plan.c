@@ -159,6 +159,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     p->critic = model_memory_bytes(&own);
     p->n_train_critic = own.n_train;
     p->offload += own.host;
+    p->copy += own.copy;
     TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
                    &p->max_seqs_critic));
     TRY(cut_limits("critic.forward_micro_batch_size_per_gpu", c->values_cut, batch, p->max_len, &rows, &seqs));
@@ -189,12 +190,6 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
     }
     p->rm = train_pages(reward_model_bytes(&r->model, a));
     return 0;
-}
-
-/* Host memory that offload may take: the machine's, less an eighth for everything else. */
-static size_t host_limit(void) {
-    const long n = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
 static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
@@ -276,6 +271,16 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
     }
 }
 
+/* Whether a checkpoint is copied and written beside the next steps. */
+static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
+    const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
+    const size_t taken = own ? p->offload + p->host_all : p->total, there = own ? p->host_limit : p->limit;
+    if (!run_saves_midway(&k->run) || !train_async_save(is_set, k->run.async_save, p->copy, there > taken ? there - taken : 0))
+        p->copy = 0;
+    if (own) p->offload += p->copy;
+    else p->total += p->copy;
+}
+
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
     if (dev_has_own_memory(dev)) return;
@@ -286,10 +291,11 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
 
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .host_limit = host_limit()};
+    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .host_limit = train_host_limit()};
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     TRY(model_memory(&p->policy, m, dev, &open, &k->lora, &k->optim));
     p->offload = p->policy.host;
+    p->copy = p->policy.copy;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
     if (reference && !k->lora.on) {
         const struct model_open_args frozen = {
@@ -317,6 +323,7 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     plan_rollout(p, k, m, dev);
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = fixed_bytes(p) + train_pages(p->block);
+    plan_async_save(p, k, dev);
     return 0;
 }
 
@@ -387,10 +394,14 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     row(b, "scratch", p->working, "of GEMM, LM head and threads");
     if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
+    if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
     row(b, "total", p->total, "");
     buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     recompute_line(p, k, m, b);
-    if (p->offload) row(b, "offloaded: pinned host memory", p->offload, "");
+    if (p->offload)
+        row(b, "pinned host memory", p->offload,
+            p->copy < p->offload ? p->copy ? "what is offloaded, and a checkpoint's copy" : "what is offloaded"
+                                 : "a checkpoint's copy, written beside the next steps");
 }
 
 /* ---- refusals ---- */
@@ -547,6 +558,10 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
 }
 
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    if (p->copy && (p->offload > p->host_limit || p->total > p->limit) && p->offload - (p->host ? 0 : p->copy) <= p->host_limit &&
+        p->total - (p->host ? p->copy : 0) <= p->limit)
+        FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB of host memory more than there is; without it the run fits",
+             (double)(p->host ? p->total - p->limit : p->offload - p->host_limit) / 0x1p30);
     if (p->offload > p->host_limit)
         FAIL(ERR_NOMEM,
              "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "

@@ -21,6 +21,7 @@ struct memory_plan {
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
+    size_t copy;                         /* host memory for checkpoints that are written beside the next steps; 0: they are not */
     size_t batch, validation, host_all;  /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
     struct dev_sizes sizes;              /* of what the backend takes */
     struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */

@@ -19,6 +19,7 @@ int model_memory(struct model_memory *o, const struct model_config *c, struct de
                                .grads = master,
                                .moments = train_pages(l.moments),
                                .host = l.host + (optim->host_master ? master : 0),
+                               .copy = master + train_pages(l.moments) + l.host,
                                .n_train = lora->on ? l.n_train : 0};
     return 0;
 }

@@ -8,6 +8,7 @@
 
 struct model_memory {                                      /* bytes in 2 MiB pages; master 0: in host memory */
     size_t weights, adapter, master, grads, moments, host; /* host: what is in host memory instead */
+    size_t copy;                                           /* of what a checkpoint holds, in host memory (ckpt/async_save.h) */
     int64_t n_train;                                       /* elements of an adapter; 0: the whole model is trained */
 };
 int model_memory(struct model_memory *o, const struct model_config *c, struct dev *dev, const struct model_open_args *open,

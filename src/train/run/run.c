@@ -4,6 +4,7 @@
 #include "train/train.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -30,7 +31,7 @@ int run_config_lock(struct run_config *k) {
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
-    *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .from = {.step = -1}};
+    *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .asked_step = -1, .from = {.step = -1}};
     r->loggers.trace = k->trace.backend != NULL;
     TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
@@ -114,9 +115,16 @@ static int restore(struct run *r) {
     TRY(early_stop_restore(&r->early, json_object_get(r->from.trainer, "early_stopping"), dir));
     TRY(early_stop_publish(&r->early, r->k.default_local_dir));
     TRY(r->program.restore(r->program.ctx, r->from.trainer, dir));
-    r->step = r->saved_step = r->from.step;
+    r->step = r->saved_step = r->asked_step = r->from.step;
     log_info("resumed from %s", dir);
     return 0;
+}
+
+/* Where only the last step is saved there is nothing to write it beside. */
+static int open_async(struct run *r) {
+    struct ckpt_part parts[RUN_MAX_PARTS];
+    const int n = r->program.parts(r->program.ctx, parts);
+    return ckpt_async_open(&r->async, parts, n);
 }
 
 /* The run's stages are phases of a trace. */
@@ -129,39 +137,45 @@ int run_ready(struct run *r, const struct conf *c) {
         log_note("trainer.save_freq=0: %s; -1 saves the last one",
                  r->early.enable ? "of the steps only the best validations are saved" : "no step is saved");
     keep_state(r);
+    if (r->k.async_save && (r->k.save_freq > 0 || r->early.enable)) TRY(open_async(r));
     TRY(dev_memory(r->dev, &r->memory));
     stages_follow(r->stages, phase, r->dev);
     stage_end(r->stages);
     return 0;
 }
 
-void run_close(struct run *r, int rc) {
-    struct err_saved why;
-    err_save(&why);
-    if (rc == 0 && r->state) {
-        early_stop_say(&r->early, r->step);
-        if (r->saved_step > 0)
-            log_info("done: %lld steps; the model %sis in %s/global_step_%lld/actor", (long long)r->step,
-                     r->saved_step < r->step ? "of the last saved step " : "", r->k.default_local_dir, (long long)r->saved_step);
-        else log_info("done: %lld steps; none was saved (trainer.save_freq=0)", (long long)r->step);
-        early_stop_report(&r->early, r->k.default_local_dir, "actor");
-    }
-    track_close(r->track, rc);
-    stages_destroy(r->stages);
-    data_sampler_free(&r->sampler);
-    resume_free(&r->from);
-    metrics_free(&r->metrics);
-    early_stop_free(&r->early);
-    json_decref(r->state);
-    free(r->config_yaml);
-    err_restore(&why);
-}
-
 /* ---- checkpoints ---- */
 
-/* keep: how many checkpoints stay on disk, <= 0: all. */
+static int published(struct run *r, int64_t step) {
+    r->saved_step = step;
+    if (r->early.best_step > step) return 0; /* a newer best is about to be saved: its own publication names it */
+    return early_stop_publish(&r->early, r->k.default_local_dir);
+}
+
+/* Takes the checkpoint under way if it is published, or its failure. wait: until it is. */
+static int settle(struct run *r, bool wait) {
+    const double start = clock_awake();
+    int64_t step;
+    int got = 0;
+    if (!r->async || !ckpt_async_busy(r->async)) return 0;
+    if (wait) stage_begin(r->stages, "save_checkpoint");
+    while ((got = ckpt_async_take(r->async, wait ? 1 : 0, &step)) == 0 && wait)
+        progress_report(&(struct progress){r->stages, r->track, r->step}, "save_checkpoint", (int64_t)(clock_awake() - start), 0,
+                        0);
+    if (wait) stage_end(r->stages);
+    if (got < 0) r->asked_step = r->saved_step;
+    TRY(got);
+    return got == 1 ? published(r, step) : 0;
+}
+
+static void flush_track(void *track) {
+    if (track_flush(track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
+}
+
+/* keep: how many checkpoints stay on disk, <= 0: all. With r->async it is copied alone; write_copy does the rest. */
 static int save(struct run *r, int64_t keep) {
     TRY(run_lock_hold(r->k.lock));
+    TRY(settle(r, true));
     struct ckpt_part parts[RUN_MAX_PARTS];
     const int n_parts = r->program.parts(r->program.ctx, parts);
     json_object_set_new(r->state, "early_stopping", early_stop_state(&r->early));
@@ -174,15 +188,27 @@ static int save(struct run *r, int64_t keep) {
                                      .keep = keep,
                                      .best = r->early.best_step};
     stage_begin(r->stages, "save_checkpoint");
-    if (track_flush(r->track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
-    const int rc = ckpt_save(&a);
+    if (!r->async) flush_track(r->track);
+    const int rc = r->async ? ckpt_async_copy(r->async, &a) : ckpt_save(&a);
     stage_end(r->stages);
     TRY(rc);
-    r->saved_step = r->step;
-    return early_stop_publish(&r->early, r->k.default_local_dir);
+    r->asked_step = r->step;
+    return r->async ? 0 : published(r, r->step);
 }
 
-int run_save(struct run *r) { return r->saved_step == r->step ? 0 : save(r, r->k.keep_ckpts); }
+/* The copy of this step, if there is one, goes to disk. What the tracker has been given is there before it. */
+static int write_copy(struct run *r, bool wait) {
+    if (r->async && ckpt_async_copied(r->async)) ckpt_async_write(r->async, flush_track, r->track);
+    return wait ? settle(r, true) : 0;
+}
+
+/* Saved and published, whatever it was before. */
+static int save_now(struct run *r, int64_t keep) {
+    if (r->asked_step != r->step) TRY(save(r, keep));
+    return write_copy(r, true);
+}
+
+int run_save(struct run *r) { return save_now(r, r->k.keep_ckpts); }
 
 /* ---- steps ---- */
 
@@ -217,15 +243,18 @@ static bool save_due(const struct run *r) { return due(r, r->k.save_freq) || (r-
 static int finish(struct run *r) {
     int best = 0;
     keep_state(r);
+    TRY(settle(r, false));
     if (r->k.validates && !stage_stop_signal() && due(r, r->k.test_freq)) {
         const int rc = r->program.validate(r->program.ctx);
         if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
         if (rc == 0) TRY(best = early_stop_look(&r->early, &r->metrics, r->step));
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
+    const bool last = stop || early_stop_done(&r->early) || r->step == r->total_steps;
     if (stop || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
     stages_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
+    TRY(write_copy(r, last));
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
     return 0;
 }
@@ -258,9 +287,10 @@ int run_fail(struct run *r, int rc) {
         r->step--; /* made again after a resume, from the cursor of the step before */
         r->in_step = false;
     }
+    if (settle(r, true) < 0) log_warn("%s", err_msg());
     const bool whole = optim_steps(r) == r->optim_done, diverged = rc == ERR_NUMERIC && r->bad_steps < r->k.max_bad_steps;
     if (r->step > 0 && r->saved_step != r->step && whole && !diverged && rc != ERR_IO && rc != ERR_DEVICE &&
-        save(r, rc == ERR_NUMERIC ? 0 : r->k.keep_ckpts) < 0)
+        save_now(r, rc == ERR_NUMERIC ? 0 : r->k.keep_ckpts) < 0)
         log_warn("%s", err_msg());
     err_restore(&why);
     if (r->saved_step > 0)
@@ -268,4 +298,30 @@ int run_fail(struct run *r, int rc) {
             rc, "; the state of step %lld is in %s/global_step_%lld; trainer.resume_mode=auto or resume_path goes on from there",
             (long long)r->saved_step, r->k.default_local_dir, (long long)r->saved_step);
     return err_append(rc, "; no step was saved, so there is nothing to go on from");
+}
+
+/* ---- closing ---- */
+
+void run_close(struct run *r, int rc) {
+    struct err_saved why;
+    err_save(&why);
+    if (settle(r, true) < 0) log_error("%s", err_msg());
+    if (rc == 0 && r->state) {
+        early_stop_say(&r->early, r->step);
+        if (r->saved_step > 0)
+            log_info("done: %lld steps; the model %sis in %s/global_step_%lld/actor", (long long)r->step,
+                     r->saved_step < r->step ? "of the last saved step " : "", r->k.default_local_dir, (long long)r->saved_step);
+        else log_info("done: %lld steps; none was saved (trainer.save_freq=0)", (long long)r->step);
+        early_stop_report(&r->early, r->k.default_local_dir, "actor");
+    }
+    ckpt_async_close(r->async);
+    track_close(r->track, rc);
+    stages_destroy(r->stages);
+    data_sampler_free(&r->sampler);
+    resume_free(&r->from);
+    metrics_free(&r->metrics);
+    early_stop_free(&r->early);
+    json_decref(r->state);
+    free(r->config_yaml);
+    err_restore(&why);
 }

@@ -8,6 +8,7 @@
 #ifndef VERLC_TRAIN_RUN_H
 #define VERLC_TRAIN_RUN_H
 
+#include "ckpt/async_save.h"
 #include "ckpt/ckpt.h"
 #include "conf/conf.h"
 #include "data/data.h"
@@ -40,8 +41,11 @@ struct run_config {
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
+    bool async_save;         /* checkpoints are written beside the next steps: the key, then the program's plan */
     struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
 };
+/* Whether a checkpoint may be saved that is not the last. */
+static inline bool run_saves_midway(const struct run_config *k) { return k->save_freq > 0 || k->early_stop.enable; }
 /* The lock of the run's directory, unless k has it already; then removes what a killed run left there. Whoever writes there
  * before run_open calls this first. ERR_IO names the run that has it. */
 int run_config_lock(struct run_config *k);
@@ -69,9 +73,11 @@ struct run {
     struct data_sampler sampler;
     struct resume from;
     struct dev_memory memory; /* at the end of the step before */
-    int64_t step, total_steps, saved_step, bad_steps;
-    int64_t optim_done;            /* optimizer steps of all parts at the end of the last whole step */
-    bool begun, in_step, step_bad; /* step_bad: it has met a gradient that is not finite */
+    struct ckpt_async *async; /* NULL: a checkpoint is written in the foreground */
+    int64_t step, total_steps, bad_steps;
+    int64_t saved_step, asked_step; /* of the newest checkpoint that is published, and that was begun */
+    int64_t optim_done;             /* optimizer steps of all parts at the end of the last whole step */
+    bool begun, in_step, step_bad;  /* step_bad: it has met a gradient that is not finite */
     bool said_stop;
     char *config_yaml;
     json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */

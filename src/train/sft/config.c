@@ -67,6 +67,7 @@ static int derive_model(struct sft_config *k, const struct conf *c) {
 }
 
 int sft_config_read(struct sft_config *k, const struct conf *c) {
+    k->conf = c;
     k->run.early_stop.threshold = NAN; /* null: none */
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->seed = (uint64_t)k->raw.seed;

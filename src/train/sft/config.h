@@ -31,6 +31,7 @@ struct sft_raw_config {
 };
 
 struct sft_config {
+    const struct conf *conf; /* borrowed */
     struct sft_raw_config raw;
     char *model_dir;
     const char *tokenizer_dir;

@@ -70,7 +70,20 @@ struct sft_plan {
     struct model_memory model;
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
+    size_t copy;               /* host memory for checkpoints that are written beside the next steps; 0: they are not */
 };
+
+/* Whether a checkpoint is copied and written beside the next steps. SFT_EVERY_EPOCH is midway, too. */
+static void plan_async_save(struct sft_plan *p, const struct sft_config *k, const struct dev *dev) {
+    const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
+    const size_t taken = own ? p->model.host : p->fixed + p->pass, there = own ? train_host_limit() : p->limit;
+    const size_t room = there > taken ? there - taken : 0, copy = p->model.copy;
+    if ((!run_saves_midway(&k->run) && k->run.save_freq != SFT_EVERY_EPOCH) ||
+        !train_async_save(is_set, k->run.async_save, copy, room))
+        return;
+    p->copy = copy;
+    if (!own) p->fixed += copy;
+}
 
 static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
                 struct trained_model_args *a) {
@@ -91,6 +104,10 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     if (dev_has_own_memory(dev) && k->recompute == RECOMPUTE_AUTO && least < p->limit)
         a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, p->limit - least);
     p->pass = pass_bytes(k, dev, c, a);
+    plan_async_save(p, k, dev);
+    if (p->copy && !dev_has_own_memory(dev) && least <= p->limit && p->fixed + p->pass > p->limit)
+        FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB more than there is; without it the run fits",
+             (double)(p->fixed + p->pass - p->limit) / 0x1p30);
     return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->limit) : 0;
 }
 
@@ -102,6 +119,7 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
     log_info("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
              (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
     TRY(rc);
+    k->run.async_save = p.copy > 0;
     return dev_reserve(dev, &p.sizes);
 }
 
@@ -126,6 +144,7 @@ int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct mo
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a.max_rows,
              train_keep_text(a.keep, c, text, sizeof text));
     row(b, "activations, scratch", p.pass, note);
+    if (p.copy) row(b, "checkpoint", p.copy, "a copy in host memory, written beside the next steps");
     row(b, "total", p.fixed + p.pass, "");
     row(b, "limit", p.limit, "");
     if (!*fits) buf_addf(b, "  does not fit: %s\n", err_msg());

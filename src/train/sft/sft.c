@@ -260,6 +260,7 @@ static int open_model(struct sft *s) {
     const int rc = sft_memory_plan(k, &s->dev, &shape, longest, &a);
     model_config_free(&shape);
     TRY(rc);
+    s->run.k.async_save = k->run.async_save;
     const struct model_open_args m = {
         .dir = k->model_dir, .act = k->act, .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0, .max_len = k->max_length};
     TRY(train_open_model(&s->model, &s->dev, &m, &k->lora, k->seed));
