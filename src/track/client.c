@@ -346,8 +346,9 @@ static void *send_loop(void *v) {
 
 /* ---- opening and closing ---- */
 
-static void client_end(void *v, const char *how, double end_by) {
+static void client_end(void *v, const char *how, const char *why, double end_by) {
     struct client *c = v;
+    (void)why;
     pthread_mutex_lock(&c->lock);
     c->ending = true;
     c->how = how;
@@ -362,7 +363,7 @@ static void client_end(void *v, const char *how, double end_by) {
 static void client_close(void *v) {
     struct client *c = v;
     if (c->started) {
-        if (!c->ending) client_end(c, "failed", 0);
+        if (!c->ending) client_end(c, "failed", NULL, 0);
         pthread_join(c->sender, NULL);
     }
     helper_pool_destroy(c->helper);

@@ -62,6 +62,11 @@ struct console *console_create(const struct track_args *a, bool step_lines) {
         log_warn("VERLC_CONSOLE=%s: expected short or all; it is short now", how);
     c->total = a->total_steps;
     c->first_step = c->last_step = a->resume_step > 0 ? a->resume_step : 0;
+    for (int i = 0; a->headlines && a->headlines[i][0] && i < MAX_HEADLINES; i++) {
+        c->head[i].metric = a->headlines[i][0];
+        c->head[i].label = a->headlines[i][1];
+        c->n_head++;
+    }
     struct buf title = {0};
     buf_add_visible(&title, a->title ? a->title : "", false);
     c->title = buf_take(&title);
@@ -80,12 +85,6 @@ void console_destroy(struct console *c) {
     free(c->title);
     free(c->line);
     free(c);
-}
-
-void console_headline(struct console *c, const char *metric, const char *label) {
-    if (!c || c->n_head == MAX_HEADLINES) return;
-    c->head[c->n_head].metric = metric;
-    c->head[c->n_head++].label = label;
 }
 
 static void add_value(struct buf *b, const char *label, double v) {

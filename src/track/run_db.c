@@ -1,21 +1,44 @@
-/* run_db.c - run.db: every step's metrics and every sample, in SQLite (WAL), so
- * that it can be read while the run goes on.
+/* run_db.c - run.db: every step's metrics, every sample, what happened and what the run does, in SQLite (WAL), so that it
+ * can be read while the run goes on. Format 2; of format 1 the columns that it lacks are added when its run is resumed.
  *
- *   meta(key, value)                 project, experiment, config (JSON), format
- *   metrics(step, name, value)       one row a metric
- *   samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score,
- *           advantage, reward_status, finish, prompt_ids, ids, logp, extra)
- *           texts are UTF-8 and may hold NUL; ids: little-endian int32; logp: little-endian float32; extra: JSON */
+ *   meta(key, value)                 format, version (of verlc), project, experiment, config (JSON), total_steps, started (wall
+ *                                    clock of the run's first start), headline (JSON list of metrics), plan (JSON, below);
+ *                                    of a run that has ended also ended (wall clock) and exit ("done", "failed: ...",
+ *                                    "killed: ..."): one that was killed with SIGKILL has neither
+ *   metrics(step, name, value)       one row a metric; NULL: not a number
+ *   samples(id, step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status,
+ *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message)
+ *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
+ *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
+ *           advantage: of the first token; advantages NULL: of every token
+ *           reward_message: why there is no score, NULL where there is one
+ *           rows of a step without metrics are of a step that is being made
+ *   histograms(step, validation, name, lo, hi, counts)
+ *           "score" and "response_length" of the step's samples; counts: little-endian int32, as many bins of equal width
+ *           from lo to hi, the last one with hi; samples without a score are in none
+ *   status(key, value)               what the run does: step, phase (a name of timing_s/..., "" between them), done, total (of the
+ *                                    phase, total 0: not told), tok_s (0: not told), phase_since and wall (wall clock: of the
+ *                                    phase's start, of this record), pid, host; at most once a second
+ *   events(id, step, wall, kind, message)  what happened, in order: "warning", "checkpoint", "reward_error", "resume"
+ *
+ *   plan: {"total": bytes, "limit": bytes, "parts": [{"name", "bytes", "note", "block"}]}; parts with block true take turns
+ *   in one block, of the size of the largest */
 #include "track/track_int.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 
+#include <math.h>
 #include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { FORMAT = 2, BINS = 40 };
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT);"
@@ -23,12 +46,31 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,"
     " data_source TEXT, prompt TEXT, response TEXT, ground_truth TEXT, score REAL, advantage REAL, reward_status TEXT,"
     " finish TEXT, prompt_ids BLOB, ids BLOB, logp BLOB, extra TEXT);"
-    "CREATE INDEX IF NOT EXISTS samples_step ON samples(step);";
+    "CREATE TABLE IF NOT EXISTS histograms(step INTEGER, validation INTEGER, name TEXT, lo REAL, hi REAL, counts BLOB,"
+    " PRIMARY KEY(step, validation, name)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS status(key TEXT PRIMARY KEY, value) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS events(id INTEGER PRIMARY KEY, step INTEGER, wall REAL, kind TEXT, message TEXT);"
+    "DROP INDEX IF EXISTS samples_step;"
+    "CREATE INDEX IF NOT EXISTS samples_place ON samples(step, validation, uid, sample);";
+static const char *const added[][2] = {/* columns of samples that format 1 lacks */
+                                       {"entropy", "BLOB"},
+                                       {"ref_logp", "BLOB"},
+                                       {"advantages", "BLOB"},
+                                       {"reward_message", "TEXT"}};
+
+/* What a step's histograms count: training's samples, then validation's. */
+struct values {
+    double *v;
+    int64_t n, cap;
+};
+enum { SCORE, LENGTH, N_HISTOGRAMS };
+static const char *const histogram_names[N_HISTOGRAMS] = {"score", "response_length"};
 
 struct db_ctx {
     sqlite3 *db;
-    sqlite3_stmt *put_metric, *put_sample;
+    sqlite3_stmt *put_metric, *put_sample, *put_histogram, *put_status, *put_event;
     bool in_transaction;
+    struct values seen[2][N_HISTOGRAMS]; /* since the last step's metrics */
     char *path;
 };
 
@@ -40,56 +82,22 @@ static int db_exec(struct db_ctx *c, const char *sql) {
 static void db_close(void *v) {
     struct db_ctx *c = v;
     if (c->in_transaction) sqlite3_exec(c->db, "COMMIT", NULL, NULL, NULL);
-    sqlite3_finalize(c->put_metric);
-    sqlite3_finalize(c->put_sample);
+    sqlite3_stmt *const all[] = {c->put_metric, c->put_sample, c->put_histogram, c->put_status, c->put_event};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) sqlite3_finalize(all[i]);
     sqlite3_close(c->db);
+    for (int i = 0; i < 2 * N_HISTOGRAMS; i++) free(c->seen[i / N_HISTOGRAMS][i % N_HISTOGRAMS].v);
     free(c->path);
     free(c);
 }
 
-static int put_meta(struct db_ctx *c, const char *key, const char *value) {
-    sqlite3_stmt *st;
-    if (sqlite3_prepare_v2(c->db, "INSERT OR REPLACE INTO meta VALUES(?, ?)", -1, &st, NULL) != SQLITE_OK) return db_fail(c);
-    sqlite3_bind_text(st, 1, key, -1, SQLITE_TRANSIENT);
-    sqlite3_bind_text(st, 2, value, -1, SQLITE_TRANSIENT);
-    const int ok = sqlite3_step(st) == SQLITE_DONE;
-    sqlite3_finalize(st);
-    return ok ? 0 : db_fail(c);
+static int prepare(struct db_ctx *c, sqlite3_stmt **st, const char *sql) {
+    return sqlite3_prepare_v2(c->db, sql, -1, st, NULL) == SQLITE_OK ? 0 : db_fail(c);
 }
 
-static int start(struct db_ctx *c, const struct track_args *a) {
-    char sql[256];
-    struct buf config = {0};
-    TRY(db_exec(c, "PRAGMA journal_mode=WAL"));
-    TRY(db_exec(c, "PRAGMA synchronous=NORMAL"));
-    TRY(db_exec(c, schema));
-    const long long keep = a->resume_step > 0 ? a->resume_step : -1; /* a new run starts empty */
-    snprintf(sql, sizeof sql, "DELETE FROM metrics WHERE step > %lld; DELETE FROM samples WHERE step > %lld", keep, keep);
-    TRY(db_exec(c, sql));
-    TRY(put_meta(c, "format", "1"));
-    TRY(put_meta(c, "project", a->project));
-    TRY(put_meta(c, "experiment", a->experiment));
-    int rc = a->config ? json_dump_line(&config, a->config) : 0;
-    if (rc == 0) rc = put_meta(c, "config", config.p ? config.p : "{}");
-    buf_free(&config);
-    TRY(rc);
-    if (sqlite3_prepare_v2(c->db, "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?)", -1, &c->put_metric, NULL) != SQLITE_OK ||
-        sqlite3_prepare_v2(c->db, "INSERT INTO samples VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", -1,
-                           &c->put_sample, NULL) != SQLITE_OK)
-        return db_fail(c);
-    return 0;
-}
-
-static int db_open(void **ctx, const char *name, const struct track_args *a) {
-    (void)name;
-    struct db_ctx *c = xcalloc(1, sizeof *c);
-    c->path = file_join(a->run_dir, "run.db");
-    int rc = sqlite3_open(c->path, &c->db) == SQLITE_OK ? 0 : db_fail(c);
-    if (rc == 0) sqlite3_busy_timeout(c->db, 2000);
-    if (rc == 0) rc = start(c, a);
-    if (rc < 0) db_close(c);
-    else *ctx = c;
-    return rc;
+static int run_stmt(struct db_ctx *c, sqlite3_stmt *st) {
+    const int rc = sqlite3_step(st);
+    sqlite3_reset(st);
+    return rc == SQLITE_DONE ? 0 : db_fail(c);
 }
 
 static int begin(struct db_ctx *c) {
@@ -99,10 +107,194 @@ static int begin(struct db_ctx *c) {
     return 0;
 }
 
-static int run_stmt(struct db_ctx *c, sqlite3_stmt *st) {
-    const int rc = sqlite3_step(st);
-    sqlite3_reset(st);
-    return rc == SQLITE_DONE ? 0 : db_fail(c);
+static int db_flush(void *v) {
+    struct db_ctx *c = v;
+    if (!c->in_transaction) return 0;
+    c->in_transaction = false;
+    return db_exec(c, "COMMIT");
+}
+
+/* ---- opening ---- */
+
+static int put_meta(struct db_ctx *c, const char *sql, const char *key, const char *value) {
+    sqlite3_stmt *st;
+    TRY(prepare(c, &st, sql));
+    sqlite3_bind_text(st, 1, key, -1, SQLITE_TRANSIENT);
+    sqlite3_bind_text(st, 2, value, -1, SQLITE_TRANSIENT);
+    const int ok = sqlite3_step(st) == SQLITE_DONE;
+    sqlite3_finalize(st);
+    return ok ? 0 : db_fail(c);
+}
+static int set_meta(struct db_ctx *c, const char *key, const char *value) {
+    return put_meta(c, "INSERT OR REPLACE INTO meta VALUES(?, ?)", key, value);
+}
+
+static int set_meta_json(struct db_ctx *c, const char *key, const json_t *value) {
+    struct buf text = {0};
+    int rc = json_dump_line(&text, value);
+    if (rc == 0) rc = set_meta(c, key, text.p);
+    buf_free(&text);
+    return rc;
+}
+
+static int set_meta_wall(struct db_ctx *c, const char *key, bool keep) {
+    char text[40];
+    snprintf(text, sizeof text, "%.3f", clock_wall());
+    return put_meta(c, keep ? "INSERT OR IGNORE INTO meta VALUES(?, ?)" : "INSERT OR REPLACE INTO meta VALUES(?, ?)", key, text);
+}
+
+static int set_headline(struct db_ctx *c, const struct track_args *a) {
+    json_t *list = json_array();
+    for (int i = 0; a->headlines && a->headlines[i][0]; i++) json_array_append_new(list, json_string(a->headlines[i][0]));
+    const int rc = set_meta_json(c, "headline", list);
+    json_decref(list);
+    return rc;
+}
+
+static int put_event(struct db_ctx *c, int64_t step, const char *kind, const char *message, double wall) {
+    sqlite3_bind_int64(c->put_event, 1, step);
+    sqlite3_bind_double(c->put_event, 2, wall);
+    sqlite3_bind_text(c->put_event, 3, kind, -1, SQLITE_STATIC);
+    sqlite3_bind_text(c->put_event, 4, message, -1, SQLITE_STATIC);
+    return run_stmt(c, c->put_event);
+}
+
+static int set_status(struct db_ctx *c, const char *key, const char *text) {
+    sqlite3_bind_text(c->put_status, 1, key, -1, SQLITE_STATIC);
+    sqlite3_bind_text(c->put_status, 2, text, -1, SQLITE_STATIC);
+    return run_stmt(c, c->put_status);
+}
+static int set_status_i64(struct db_ctx *c, const char *key, int64_t v) {
+    sqlite3_bind_text(c->put_status, 1, key, -1, SQLITE_STATIC);
+    sqlite3_bind_int64(c->put_status, 2, v);
+    return run_stmt(c, c->put_status);
+}
+static int set_status_f64(struct db_ctx *c, const char *key, double v) {
+    sqlite3_bind_text(c->put_status, 1, key, -1, SQLITE_STATIC);
+    sqlite3_bind_double(c->put_status, 2, v);
+    return run_stmt(c, c->put_status);
+}
+
+static int describe(struct db_ctx *c, const struct track_args *a) {
+    char text[32], host[256] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(text, sizeof text, "%d", FORMAT);
+    TRY(set_meta(c, "format", text));
+    TRY(set_meta(c, "version", VERLC_VERSION));
+    TRY(set_meta(c, "project", a->project));
+    TRY(set_meta(c, "experiment", a->experiment));
+    snprintf(text, sizeof text, "%lld", (long long)a->total_steps);
+    TRY(set_meta(c, "total_steps", text));
+    TRY(set_meta_wall(c, "started", true));
+    TRY(set_headline(c, a));
+    if (a->config) TRY(set_meta_json(c, "config", a->config));
+    else TRY(set_meta(c, "config", "{}"));
+    if (a->plan) TRY(set_meta_json(c, "plan", a->plan));
+    TRY(set_status_i64(c, "pid", getpid()));
+    TRY(set_status(c, "host", host));
+    if (a->resume_step <= 0) return 0;
+    snprintf(text, sizeof text, "from step %lld", (long long)a->resume_step);
+    return put_event(c, a->resume_step, "resume", text, clock_wall());
+}
+
+/* A format-1 database gets the columns that it lacks. */
+static int add_columns(struct db_ctx *c) {
+    sqlite3_stmt *st;
+    TRY(prepare(c, &st, "SELECT 1 FROM pragma_table_info('samples') WHERE name = ?"));
+    int rc = 0;
+    for (size_t i = 0; i < sizeof added / sizeof *added && rc == 0; i++) {
+        char sql[96];
+        sqlite3_bind_text(st, 1, added[i][0], -1, SQLITE_STATIC);
+        const bool there = sqlite3_step(st) == SQLITE_ROW;
+        sqlite3_reset(st);
+        snprintf(sql, sizeof sql, "ALTER TABLE samples ADD COLUMN %s %s", added[i][0], added[i][1]);
+        if (!there) rc = db_exec(c, sql);
+    }
+    sqlite3_finalize(st);
+    return rc;
+}
+
+static int prepare_all(struct db_ctx *c) {
+    TRY(prepare(c, &c->put_metric, "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?)"));
+    TRY(prepare(c, &c->put_sample,
+                "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
+                " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+    TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
+    TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
+    return prepare(c, &c->put_event, "INSERT INTO events VALUES(NULL, ?, ?, ?, ?)");
+}
+
+static int start(struct db_ctx *c, const struct track_args *a) {
+    static const char *const by_step[] = {"metrics", "samples", "histograms"};
+    char sql[128];
+    TRY(db_exec(c, "PRAGMA journal_mode=WAL"));
+    TRY(db_exec(c, "PRAGMA synchronous=NORMAL"));
+    TRY(begin(c));
+    TRY(db_exec(c, schema));
+    TRY(add_columns(c));
+    TRY(prepare_all(c));
+    const long long keep = a->resume_step > 0 ? a->resume_step : -1; /* a new run starts empty */
+    for (size_t i = 0; i < sizeof by_step / sizeof *by_step; i++) {
+        snprintf(sql, sizeof sql, "DELETE FROM %s WHERE step > %lld", by_step[i], keep);
+        TRY(db_exec(c, sql));
+    }
+    TRY(db_exec(c, "DELETE FROM status; DELETE FROM meta WHERE key IN ('ended', 'exit')"));
+    if (keep < 0) TRY(db_exec(c, "DELETE FROM events; DELETE FROM meta")); /* what happened stays with a resumed run */
+    TRY(describe(c, a));
+    return db_flush(c);
+}
+
+static int db_open(void **ctx, const char *name, const struct track_args *a) {
+    (void)name;
+    struct db_ctx *c = xcalloc(1, sizeof *c);
+    c->path = file_join(a->run_dir, "run.db");
+    int rc = sqlite3_open(c->path, &c->db) == SQLITE_OK ? 0 : db_fail(c);
+    if (rc == 0) sqlite3_busy_timeout(c->db, 2000);
+    if (rc == 0) rc = start(c, a);
+    if (rc < 0) c->in_transaction = false; /* nothing of it is kept */
+    if (rc < 0) db_close(c);
+    else *ctx = c;
+    return rc;
+}
+
+/* ---- records ---- */
+
+static void see(struct values *s, double v) {
+    if (!isfinite(v)) return;
+    xgrow((void **)&s->v, &s->cap, s->n + 1, sizeof *s->v);
+    s->v[s->n++] = v;
+}
+
+static int put_histogram(struct db_ctx *c, int64_t step, int validation, const char *name, const struct values *s) {
+    int32_t counts[BINS] = {0};
+    double lo = s->v[0], hi = s->v[0];
+    for (int64_t i = 1; i < s->n; i++) {
+        lo = fmin(lo, s->v[i]);
+        hi = fmax(hi, s->v[i]);
+    }
+    for (int64_t i = 0; i < s->n; i++) {
+        const int bin = hi > lo ? (int)((s->v[i] - lo) / (hi - lo) * BINS) : 0;
+        counts[bin < BINS ? bin : BINS - 1]++;
+    }
+    sqlite3_stmt *st = c->put_histogram;
+    sqlite3_bind_int64(st, 1, step);
+    sqlite3_bind_int(st, 2, validation);
+    sqlite3_bind_text(st, 3, name, -1, SQLITE_STATIC);
+    sqlite3_bind_double(st, 4, lo);
+    sqlite3_bind_double(st, 5, hi);
+    sqlite3_bind_blob(st, 6, counts, sizeof counts, SQLITE_STATIC);
+    return run_stmt(c, st);
+}
+
+static int put_histograms(struct db_ctx *c, int64_t step) {
+    for (int val = 0; val < 2; val++)
+        for (int k = 0; k < N_HISTOGRAMS; k++) {
+            struct values *s = &c->seen[val][k];
+            if (s->n > 0) TRY(put_histogram(c, step, val, histogram_names[k], s));
+            s->n = 0;
+        }
+    return 0;
 }
 
 static int db_log(void *v, int64_t step, const struct metrics *m, double wall) {
@@ -115,7 +307,11 @@ static int db_log(void *v, int64_t step, const struct metrics *m, double wall) {
         sqlite3_bind_double(c->put_metric, 3, m->items[i].value); /* NaN is stored as NULL */
         TRY(run_stmt(c, c->put_metric));
     }
-    return 0;
+    return put_histograms(c, step);
+}
+
+static void bind_f32(sqlite3_stmt *st, int at, const float *v, int64_t n) {
+    sqlite3_bind_blob64(st, at, v, (sqlite3_uint64)n * sizeof *v, SQLITE_STATIC); /* NULL is stored as NULL */
 }
 
 static int db_sample(void *v, const struct track_sample *s) {
@@ -138,19 +334,54 @@ static int db_sample(void *v, const struct track_sample *s) {
     sqlite3_bind_text(st, 12, s->finish, -1, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 13, s->prompt_ids, (sqlite3_uint64)s->n_prompt * 4, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 14, s->ids, (sqlite3_uint64)s->n * 4, SQLITE_STATIC);
-    sqlite3_bind_blob64(st, 15, s->logp, (sqlite3_uint64)s->n * 4, SQLITE_STATIC);
+    bind_f32(st, 15, s->logp, s->n);
     sqlite3_bind_text64(st, 16, extra.p, (sqlite3_uint64)extra.n, SQLITE_STATIC, SQLITE_UTF8);
+    bind_f32(st, 17, s->entropy, s->n);
+    bind_f32(st, 18, s->ref_logp, s->n);
+    bind_f32(st, 19, s->advantages, s->n);
+    sqlite3_bind_text(st, 20, s->reward_message, -1, SQLITE_STATIC);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
+    see(&c->seen[s->validation][SCORE], s->score);
+    see(&c->seen[s->validation][LENGTH], (double)s->n);
     return rc;
 }
 
-static int db_flush(void *v) {
+static int db_event(void *v, int64_t step, const char *kind, const char *message, double wall) {
     struct db_ctx *c = v;
-    if (!c->in_transaction) return 0;
-    c->in_transaction = false;
-    return db_exec(c, "COMMIT");
+    TRY(begin(c));
+    return put_event(c, step, kind, message, wall);
 }
 
-const struct tracker track_db = {
-    .name = "run.db", .open = db_open, .log = db_log, .sample = db_sample, .flush = db_flush, .close = db_close};
+/* Committed at once, and with it the samples so far. */
+static int db_status(void *v, const struct track_status *s, double wall) {
+    struct db_ctx *c = v;
+    TRY(begin(c));
+    TRY(set_status_i64(c, "step", s->step));
+    TRY(set_status(c, "phase", s->phase));
+    TRY(set_status_i64(c, "done", s->done));
+    TRY(set_status_i64(c, "total", s->total));
+    TRY(set_status_f64(c, "tok_s", s->tok_s));
+    TRY(set_status_f64(c, "phase_since", s->since));
+    TRY(set_status_f64(c, "wall", wall));
+    return db_flush(c);
+}
+
+static void db_end(void *v, const char *how, const char *why, double end_by) {
+    struct db_ctx *c = v;
+    (void)end_by;
+    char *text = why ? xasprintf("%s: %s", how, why) : xstrdup(how);
+    if (db_flush(c) < 0 || set_meta(c, "exit", text) < 0 || set_meta_wall(c, "ended", false) < 0)
+        log_warn("tracker run.db: %s", err_msg());
+    free(text);
+}
+
+const struct tracker track_db = {.name = "run.db",
+                                 .open = db_open,
+                                 .log = db_log,
+                                 .sample = db_sample,
+                                 .event = db_event,
+                                 .status = db_status,
+                                 .flush = db_flush,
+                                 .end = db_end,
+                                 .close = db_close};

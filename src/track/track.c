@@ -69,15 +69,17 @@ bool metrics_get(const struct metrics *m, const char *name, double *value) {
 enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 + TRACK_N_CLIENTS };
 #define END_S 60.0 /* for clients, after the last step */
 #define KILLED_END_S 10.0
+#define STATUS_S 1.0 /* between two records of what the run does */
 
-struct record { /* a step's metrics, a sample with everything it points to, or validation samples to show */
+struct record { /* a step's metrics, a sample with everything it points to, validation samples to show, or an event */
     struct record *next;
-    enum { METRICS, SAMPLE, GENERATIONS } kind;
+    enum { METRICS, SAMPLE, GENERATIONS, EVENT } kind;
     int64_t step;
     double wall;
     struct metrics metrics;
     struct track_sample sample;
     json_t *rows;
+    char *event, *message;
 };
 
 struct track {
@@ -94,22 +96,31 @@ struct track {
     pthread_cond_t changed;
     struct record *head, *tail;
     int64_t n_queued, n_lost, n_pushed, n_written;
+    struct track_status status;
+    bool status_new;
+    double status_at; /* clock_now from which on it may be written again */
 };
 
 static void record_free(struct record *r) {
     struct track_sample *s = &r->sample;
     metrics_free(&r->metrics);
     json_decref(r->rows);
+    free(r->event);
+    free(r->message);
     if (r->kind == SAMPLE) {
         free((char *)(uintptr_t)s->data_source);
         free((char *)(uintptr_t)s->prompt.p);
         free((char *)(uintptr_t)s->response.p);
         free((char *)(uintptr_t)s->ground_truth.p);
         free((char *)(uintptr_t)s->reward_status);
+        free((char *)(uintptr_t)s->reward_message);
         free((char *)(uintptr_t)s->finish);
         free((int32_t *)(uintptr_t)s->prompt_ids);
         free((int32_t *)(uintptr_t)s->ids);
         free((float *)(uintptr_t)s->logp);
+        free((float *)(uintptr_t)s->entropy);
+        free((float *)(uintptr_t)s->ref_logp);
+        free((float *)(uintptr_t)s->advantages);
         json_decref((json_t *)(uintptr_t)s->extra);
         json_decref((json_t *)(uintptr_t)s->trace.sampling);
         free((char *)(uintptr_t)s->trace.prompt.p);
@@ -127,6 +138,7 @@ static int write_to(const struct tracker *k, void *ctx, const struct record *r) 
     switch (r->kind) {
     case METRICS: return k->log(ctx, r->step, &r->metrics, r->wall);
     case SAMPLE: return k->sample ? k->sample(ctx, &r->sample) : 0;
+    case EVENT: return k->event ? k->event(ctx, r->step, r->event, r->message, r->wall) : 0;
     default: return k->generations ? k->generations(ctx, r->step, r->rows, r->wall) : 0;
     }
 }
@@ -141,21 +153,47 @@ static void flush_all(struct track *t) {
         if (!t->out[i].failed && t->out[i].t->flush && t->out[i].t->flush(t->out[i].ctx) < 0) failed(t, i);
 }
 
+/* The lock is held, and given up while it is written. The last one is written whenever it came. */
+static bool write_status(struct track *t) {
+    if (!t->status_new || (clock_now() < t->status_at && !(t->stop && !t->head))) return false;
+    const struct track_status s = t->status;
+    t->status_new = false;
+    t->status_at = clock_now() + STATUS_S;
+    pthread_mutex_unlock(&t->lock);
+    for (int i = 0; i < t->n_out; i++)
+        if (!t->out[i].failed && t->out[i].t->status && t->out[i].t->status(t->out[i].ctx, &s, clock_wall()) < 0) failed(t, i);
+    pthread_mutex_lock(&t->lock);
+    return true;
+}
+
+/* For a change, and where a status waits to be written for at most a second. */
+static void wait_for_work(struct track *t) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec++;
+    if (t->status_new) pthread_cond_timedwait(&t->changed, &t->lock, &until);
+    else pthread_cond_wait(&t->changed, &t->lock);
+}
+
 static void *write_loop(void *v) {
     struct track *t = v;
     pthread_mutex_lock(&t->lock);
     for (;;) {
-        while (!t->head && !t->stop) pthread_cond_wait(&t->changed, &t->lock);
-        if (!t->head) break;
+        if (write_status(t)) continue;
+        if (!t->head && t->stop) break;
+        if (!t->head) {
+            wait_for_work(t);
+            continue;
+        }
         struct record *r = t->head;
         t->head = r->next;
         if (!t->head) t->tail = NULL;
         t->n_queued--;
         pthread_mutex_unlock(&t->lock);
         write_record(t, r);
-        const bool step_done = r->kind == METRICS;
+        const bool show = r->kind == METRICS || r->kind == EVENT;
         record_free(r);
-        if (step_done) flush_all(t);
+        if (show) flush_all(t);
         pthread_mutex_lock(&t->lock);
         t->n_written++;
         pthread_cond_broadcast(&t->changed);
@@ -278,7 +316,9 @@ fail:
 }
 
 void track_close(struct track *t, int rc) {
+    struct err_saved why;
     if (!t) return;
+    err_save(&why);
     console_destroy(t->console);
     if (t->started) {
         pthread_mutex_lock(&t->lock);
@@ -291,7 +331,7 @@ void track_close(struct track *t, int rc) {
     const char *how = rc == 0 ? "done" : rc == ERR_SIGNAL ? "killed" : "failed";
     const double end_by = clock_awake() + (rc == ERR_SIGNAL ? KILLED_END_S : END_S);
     for (int i = 0; i < t->n_out; i++)
-        if (t->out[i].t->end) t->out[i].t->end(t->out[i].ctx, how, end_by);
+        if (t->out[i].t->end) t->out[i].t->end(t->out[i].ctx, how, rc < 0 ? why.msg : NULL, end_by);
     for (int i = 0; i < t->n_out; i++) t->out[i].t->close(t->out[i].ctx);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
@@ -314,6 +354,7 @@ static void *copy(const void *p, size_t n) {
     if (n) memcpy(q, p, n);
     return q;
 }
+static float *numbers(const float *v, int64_t n) { return v ? copy(v, (size_t)n * sizeof *v) : NULL; }
 static char *name(const char *s) { return xstrdup(s ? s : ""); }
 static struct track_text text(struct track_text s) { return (struct track_text){copy(s.p, s.n), s.n}; }
 
@@ -327,10 +368,14 @@ void track_sample(struct track *t, const struct track_sample *s) {
     r->sample.response = text(s->response);
     r->sample.ground_truth = text(s->ground_truth);
     r->sample.reward_status = name(s->reward_status);
+    r->sample.reward_message = s->reward_message ? xstrdup(s->reward_message) : NULL;
     r->sample.finish = name(s->finish);
     r->sample.prompt_ids = copy(s->prompt_ids, (size_t)s->n_prompt * sizeof *s->prompt_ids);
     r->sample.ids = copy(s->ids, (size_t)s->n * sizeof *s->ids);
-    r->sample.logp = copy(s->logp, (size_t)s->n * sizeof *s->logp);
+    r->sample.logp = numbers(s->logp, s->n);
+    r->sample.entropy = numbers(s->entropy, s->n);
+    r->sample.ref_logp = numbers(s->ref_logp, s->n);
+    r->sample.advantages = numbers(s->advantages, s->n);
     r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
     if (s->trace.wanted) {
         r->sample.trace.sampling = json_deep_copy(s->trace.sampling);
@@ -349,10 +394,40 @@ void track_generations(struct track *t, int64_t step, json_t *rows) {
     push(t, r);
 }
 
+void track_event(struct track *t, int64_t step, const char *kind, const char *message) {
+    struct record *r = xcalloc(1, sizeof *r);
+    r->kind = EVENT;
+    r->step = step;
+    r->wall = clock_wall();
+    r->event = xstrdup(kind);
+    r->message = xstrdup(message);
+    push(t, r);
+}
+
+/* The lock is held. Wakes a writer that waits for ever. */
+static void status_changed(struct track *t) {
+    if (!t->status_new) pthread_cond_broadcast(&t->changed);
+    t->status_new = true;
+}
+
+void track_phase(struct track *t, int64_t step, const char *phase) {
+    pthread_mutex_lock(&t->lock);
+    t->status = (struct track_status){.step = step, .since = clock_wall()};
+    snprintf(t->status.phase, sizeof t->status.phase, "%s", phase ? phase : "");
+    status_changed(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
 void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s) {
     console_progress(t->console, step, phase, done, total, tok_s);
+    pthread_mutex_lock(&t->lock);
+    t->status.step = step;
+    t->status.done = done;
+    t->status.total = total;
+    t->status.tok_s = tok_s;
+    status_changed(t);
+    pthread_mutex_unlock(&t->lock);
 }
-void track_headline(struct track *t, const char *metric, const char *label) { console_headline(t->console, metric, label); }
 
 int track_flush(struct track *t) {
     const double deadline = clock_awake() + 30;

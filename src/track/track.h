@@ -52,11 +52,13 @@ struct track_sample {
     struct track_text prompt, response, ground_truth;
     const int32_t *prompt_ids, *ids;
     int64_t n_prompt, n;
-    const float *logp;         /* (n) */
-    double score, advantage;   /* NaN: none */
-    const char *reward_status; /* "score", "timeout", "crash", "unparsed", ... */
-    const json_t *extra;       /* reward extra info, object or NULL */
-    const char *finish;        /* "stop", "length" */
+    const float *logp;                            /* (n) */
+    const float *entropy, *ref_logp, *advantages; /* (n) each; NULL: not computed, or advantage is that of every token */
+    double score, advantage;                      /* NaN: none; advantage: of the first token */
+    const char *reward_status;                    /* "score", "timeout", "crash", "unparsed", ... */
+    const char *reward_message;                   /* why there is no score; NULL: there is one */
+    const json_t *extra;                          /* reward extra info, object or NULL */
+    const char *finish;                           /* "stop", "length" */
     struct track_trace trace;
 };
 
@@ -77,9 +79,12 @@ struct track_args {
     const char *project, *experiment;
     const char *run_dir;                          /* run.db, and files whose place is not set in the environment */
     const json_t *config;                         /* resolved configuration */
+    const json_t *plan;                           /* the memory plan (run_db.c says its form); NULL: none */
     int64_t total_steps;                          /* for the progress bar; 0: unknown */
     int64_t resume_step;                          /* > 0: append, and drop what is newer than this step */
     const char *title;                            /* "grpo", "sft": in front of the bar */
+    const char *const (*headlines)[2];            /* metrics of a short step line, the first three of the bar, with labels;
+                                                     ends with NULL, NULL: none */
     const char *wandb_proxy;                      /* NULL: the environment's */
     const char *trace_project, *trace_experiment; /* of the traces; NULL: as above */
 };
@@ -93,11 +98,13 @@ void track_log(struct track *t, int64_t step, const struct metrics *m);
 void track_sample(struct track *t, const struct track_sample *s);
 /* Validation samples to show: [[input, output, score], ...]; takes rows over. */
 void track_generations(struct track *t, int64_t step, json_t *rows);
-/* Live progress (terminal only; in a pipe a plain line at most every 10 s):
+/* Something that happened and that a reader of the run is to see: kind "warning", "reward_error", "checkpoint", ...; copied. */
+void track_event(struct track *t, int64_t step, const char *kind, const char *message);
+/* What the run does from now on; NULL: nothing that is timed. Any thread. */
+void track_phase(struct track *t, int64_t step, const char *phase);
+/* Live progress (terminal only; in a pipe a plain line at most every 10 s), and of the phase in run.db:
  * phase "rollout", done of total, tokens per second. */
 void track_progress(struct track *t, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);
-/* What a short step line has, and the first three the bar: the last values of these metrics. Both texts outlive t. */
-void track_headline(struct track *t, const char *metric, const char *label);
 /* Waits (up to 30 s) until all that was queued is on disk. ERR_TIMEOUT, ERR_IO. */
 int track_flush(struct track *t);
 

@@ -4,6 +4,13 @@
 
 #include "track/track.h"
 
+/* What the run does at the moment. */
+struct track_status {
+    int64_t step, done, total; /* done of total: of the phase; total 0: not told */
+    double tok_s, since;       /* tokens per second, 0: not told; wall clock at which the phase began */
+    char phase[48];            /* "": nothing that is timed */
+};
+
 /* A tracker runs on the writer thread only (open and close on the caller's,
  * before and after it). A failing call disables it, with one warning. */
 struct tracker {
@@ -13,9 +20,12 @@ struct tracker {
     /* each may be NULL */
     int (*sample)(void *ctx, const struct track_sample *s);
     int (*generations)(void *ctx, int64_t step, const json_t *rows, double wall_time); /* as in track_generations */
+    int (*event)(void *ctx, int64_t step, const char *kind, const char *message, double wall_time);
+    int (*status)(void *ctx, const struct track_status *s, double wall_time); /* at most once a second */
     int (*flush)(void *ctx);
-    /* Before close, which then waits until end_by, longer only while records are sent: the run is "done", "failed" or "killed". */
-    void (*end)(void *ctx, const char *how, double end_by);
+    /* Before close, which then waits until end_by, longer only while records are sent: the run is "done", "failed" or
+     * "killed"; why NULL: it is done. */
+    void (*end)(void *ctx, const char *how, const char *why, double end_by);
     void (*close)(void *ctx);
 };
 extern const struct tracker track_file, track_tensorboard, track_db, track_traces;
@@ -30,6 +40,5 @@ struct console *console_create(const struct track_args *a, bool step_lines);
 void console_destroy(struct console *c);
 void console_step(struct console *c, int64_t step, const struct metrics *m);
 void console_progress(struct console *c, int64_t step, const char *phase, int64_t done, int64_t total, double tok_s);
-void console_headline(struct console *c, const char *metric, const char *label);
 
 #endif

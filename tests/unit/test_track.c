@@ -55,7 +55,7 @@ static void log_step(struct track *t, int64_t step, double v) {
 
 static void log_sample(struct track *t, int64_t step, double score) {
     static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10};
-    static const float logp[] = {-0.5f, -1.25f};
+    static const float logp[] = {-0.5f, -1.25f}, entropy[] = {0.25f, 2}, advantages[] = {1, -1};
     json_t *extra = json_pack("{s:s}", "pred", "4");
     const struct track_sample s = {.step = step,
                                    .uid = 3,
@@ -69,9 +69,12 @@ static void log_sample(struct track *t, int64_t step, double score) {
                                    .n_prompt = 3,
                                    .n = 2,
                                    .logp = logp,
+                                   .entropy = entropy,
+                                   .advantages = advantages,
                                    .score = score,
                                    .advantage = NAN,
-                                   .reward_status = "score",
+                                   .reward_status = isnan(score) ? "crash" : "score",
+                                   .reward_message = isnan(score) ? "ValueError: no" : NULL,
                                    .extra = extra,
                                    .finish = "stop"};
     track_sample(t, &s);
@@ -126,12 +129,13 @@ static void test_long_names(void **state) {
         metrics_set(&m, k, "%s", name[k]);
     }
     static const char *const names[] = {"file", "tensorboard", "file", "console", "tensorboard", "file"}; /* twice is once */
+    static const char *const headlines[][2] = {{"a", "a"}, {NULL, NULL}};
     struct track_loggers loggers = {0};
     assert_int_equal(track_choose(&loggers, names, 6, true), 0);
-    const struct track_args a = {.loggers = &loggers, .project = name[0], .experiment = name[1], .run_dir = dir, .title = name[0]};
+    const struct track_args a = {
+        .loggers = &loggers, .project = name[0], .experiment = name[1], .run_dir = dir, .title = name[0], .headlines = headlines};
     struct track *t;
     assert_int_equal(track_open(&t, &a), 0);
-    track_headline(t, "a", "a");
     track_log(t, 1, &m);
     track_close(t, 0);
     metrics_free(&m);
@@ -321,6 +325,124 @@ static void test_db(void **state) {
     free(path);
 }
 
+static char *text_of(sqlite3 *db, const char *sql) {
+    sqlite3_stmt *st;
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+    const char *s = (const char *)sqlite3_column_text(st, 0);
+    char *copy = s ? strdup(s) : NULL;
+    sqlite3_finalize(st);
+    return copy;
+}
+static void assert_text(sqlite3 *db, const char *sql, const char *want) {
+    char *got = text_of(db, sql);
+    assert_non_null(got);
+    assert_string_equal(got, want);
+    free(got);
+}
+
+static sqlite3 *open_db(void) {
+    sqlite3 *db;
+    char *path = file_join(dir, "run.db");
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    free(path);
+    return db;
+}
+
+/* Numbers of each token, why a sample has no score, histograms, events. */
+static void test_db_columns(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    for (int i = 0; i < 5; i++) log_sample(t, 1, i == 4 ? NAN : i == 3 ? 1 : 0.25 * i);
+    log_step(t, 1, 1);
+    track_event(t, 1, "warning", "entropy is low");
+    assert_int_equal(track_flush(t), 0);
+    sqlite3 *db = open_db();
+    assert_int_equal(query(db, "SELECT entropy = x'0000803E00000040' AND advantages = x'0000803F000080BF' AND ref_logp IS NULL "
+                               "FROM samples LIMIT 1"),
+                     1);
+    assert_text(db, "SELECT reward_message FROM samples WHERE reward_status = 'crash'", "ValueError: no");
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE reward_message IS NULL"), 4);
+    assert_int_equal(query(db, "SELECT lo = 0 AND hi = 1 AND length(counts) = 160 FROM histograms WHERE name = 'score'"), 1);
+    assert_text(db,
+                "SELECT hex(substr(counts, 1, 4)) || hex(substr(counts, 41, 4)) || hex(substr(counts, 81, 4)) || "
+                "hex(substr(counts, -4)) FROM histograms WHERE name = 'score'",
+                "01000000010000000100000001000000");
+    assert_int_equal(query(db, "SELECT lo = 2 AND hi = 2 AND substr(counts, 1, 4) = x'05000000' FROM histograms "
+                               "WHERE name = 'response_length' AND validation = 0 AND step = 1"),
+                     1);
+    assert_text(db, "SELECT kind || ': ' || message FROM events WHERE step = 1", "warning: entropy is low");
+    assert_text(db, "SELECT value FROM meta WHERE key = 'format'", "2");
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key IN ('ended', 'exit')"), 0);
+    track_close(t, err_set(ERR_HELPER, "x.c", 1, "the scorer died"));
+    assert_text(db, "SELECT value FROM meta WHERE key = 'exit'", "failed: the scorer died");
+    char *started = text_of(db, "SELECT value FROM meta WHERE key = 'started'");
+    t = open_run(1); /* resumed: the end is taken back, what happened stays */
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM meta WHERE key IN ('ended', 'exit')"), 0);
+    assert_text(db, "SELECT value FROM meta WHERE key = 'started'", started);
+    assert_text(db, "SELECT group_concat(kind) FROM (SELECT kind FROM events ORDER BY id)", "warning,resume");
+    track_close(t, 0);
+    assert_text(db, "SELECT value FROM meta WHERE key = 'exit'", "done");
+    t = open_run(-1);
+    assert_int_equal(query(db, "SELECT (SELECT COUNT(*) FROM events) + (SELECT COUNT(*) FROM histograms)"), 0);
+    track_close(t, 0);
+    free(started);
+    sqlite3_close(db);
+}
+
+/* What the run does: the last of many reports, at once in the beginning, the last one of all at the end. */
+static void test_status(void **state) {
+    (void)state;
+    struct track *t = open_run(-1);
+    track_phase(t, 1, "gen");
+    sqlite3 *db = open_db();
+    for (int i = 0; i < 200 && query(db, "SELECT COUNT(*) FROM status WHERE key = 'phase'") == 0; i++) usleep(10000);
+    assert_text(db, "SELECT value FROM status WHERE key = 'phase'", "gen");
+    const int64_t before = query(db, "PRAGMA data_version");
+    for (int i = 1; i <= 2000; i++) track_progress(t, 1, "rollout", i, 4000, 7.5);
+    assert_true(query(db, "PRAGMA data_version") - before <= 1); /* not one a call */
+    track_close(t, 0);
+    assert_text(db,
+                "SELECT group_concat(key || '=' || value) FROM (SELECT * FROM status WHERE key IN ('done', 'phase', 'step', "
+                "'tok_s', 'total') ORDER BY key)",
+                "done=2000,phase=gen,step=1,tok_s=7.5,total=4000");
+    assert_int_equal(query(db, "SELECT value FROM status WHERE key = 'pid'"), getpid());
+    assert_int_equal(query(db, "SELECT (SELECT value FROM status WHERE key = 'wall') >= "
+                               "(SELECT value FROM status WHERE key = 'phase_since')"),
+                     1);
+    sqlite3_close(db);
+}
+
+/* The run of an earlier verlc goes on in the new format, with its samples. */
+static void test_format_1(void **state) {
+    (void)state;
+    sqlite3 *db = open_db();
+    assert_int_equal(
+        sqlite3_exec(
+            db,
+            "PRAGMA journal_mode=WAL;"
+            "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);"
+            "CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID;"
+            "CREATE TABLE samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,"
+            " data_source TEXT, prompt TEXT, response TEXT, ground_truth TEXT, score REAL, advantage REAL,"
+            " reward_status TEXT, finish TEXT, prompt_ids BLOB, ids BLOB, logp BLOB, extra TEXT);"
+            "CREATE INDEX samples_step ON samples(step);"
+            "INSERT INTO meta VALUES('format', '1');"
+            "INSERT INTO samples VALUES(NULL, 1, 0, 3, 1, 'd', 'p', 'r', 'g', 0.5, 1, 'score', 'stop', x'', x'', x'', '{}');"
+            "INSERT INTO metrics VALUES(1, 'a', 2)",
+            NULL, NULL, NULL),
+        SQLITE_OK);
+    struct track *t = open_run(1);
+    log_sample(t, 2, 1);
+    log_step(t, 2, 1);
+    track_close(t, 0);
+    assert_text(db, "SELECT value FROM meta WHERE key = 'format'", "2");
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM samples WHERE (step = 1) = (entropy IS NULL)"), 2);
+    assert_int_equal(query(db, "SELECT COUNT(*) FROM metrics WHERE step = 1"), 1);
+    assert_text(db, "PRAGMA integrity_check", "ok");
+    sqlite3_close(db);
+}
+
 /* ---- TensorBoard ---- */
 
 /* The records of the one event file: length, masked CRC32-C, bytes, masked CRC32-C. */
@@ -393,7 +515,8 @@ static void test_queue(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_metrics), T(test_long_names), T(test_file),        T(test_places),
-                                       T(test_failing), T(test_db),         T(test_tensorboard), T(test_queue)};
+    const struct CMUnitTest tests[] = {T(test_metrics),  T(test_long_names),  T(test_file),       T(test_places),
+                                       T(test_failing),  T(test_db),          T(test_db_columns), T(test_status),
+                                       T(test_format_1), T(test_tensorboard), T(test_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

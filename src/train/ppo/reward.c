@@ -150,10 +150,15 @@ void score_report_errors(const struct gen *g) {
         const struct reward_result *r = &g->samples[i].reward;
         if (count[r->status]++ == 0) first[r->status] = r->message;
     }
-    for (int s = 0; s < REWARD_N_STATUS; s++)
-        if (s != REWARD_SCORE && count[s] > 0)
-            log_warn("reward: %lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
-                     reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
+    for (int s = 0; s < REWARD_N_STATUS; s++) {
+        if (s == REWARD_SCORE || count[s] == 0) continue;
+        char *what =
+            xasprintf("%lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
+                      reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
+        log_warn("reward: %s", what);
+        track_event(g->s->run->track, g->s->run->step, "reward_error", what);
+        free(what);
+    }
 }
 
 /* ---- the stage ---- */

@@ -70,11 +70,9 @@ static int open_track(struct run *r, const struct conf *c) {
                                  .config = config,
                                  .total_steps = r->total_steps,
                                  .resume_step = r->from.step,
-                                 .title = r->k.title};
-    TRY(track_open(&r->track, &a));
-    for (int i = 0; r->program.headlines[i][0]; i++)
-        track_headline(r->track, r->program.headlines[i][0], r->program.headlines[i][1]);
-    return 0;
+                                 .title = r->k.title,
+                                 .headlines = r->program.headlines};
+    return track_open(&r->track, &a);
 }
 
 /* Optimizer steps of all parts. */
@@ -127,8 +125,12 @@ static int open_async(struct run *r) {
     return ckpt_async_open(&r->async, parts, n);
 }
 
-/* The run's stages are phases of a trace. */
-static void phase(void *dev, const char *name) { dev_trace_phase(dev, name); }
+/* The run's stages are phases of a trace, and what run.db says that the run does. */
+static void phase(void *run, const char *name) {
+    struct run *r = run;
+    dev_trace_phase(r->dev, name);
+    track_phase(r->track, r->step, name);
+}
 
 int run_ready(struct run *r, const struct conf *c) {
     TRY(open_track(r, c));
@@ -139,7 +141,7 @@ int run_ready(struct run *r, const struct conf *c) {
     keep_state(r);
     if (r->k.async_save && (r->k.save_freq > 0 || r->early.enable)) TRY(open_async(r));
     TRY(dev_memory(r->dev, &r->memory));
-    stages_follow(r->stages, phase, r->dev);
+    stages_follow(r->stages, phase, r);
     stage_end(r->stages);
     return 0;
 }
@@ -147,6 +149,9 @@ int run_ready(struct run *r, const struct conf *c) {
 /* ---- checkpoints ---- */
 
 static int published(struct run *r, int64_t step) {
+    char *where = xasprintf("%s/global_step_%lld", r->k.default_local_dir, (long long)step);
+    track_event(r->track, step, "checkpoint", where);
+    free(where);
     r->saved_step = step;
     if (r->early.best_step > step) return 0; /* a newer best is about to be saved: its own publication names it */
     return early_stop_publish(&r->early, r->k.default_local_dir);
