@@ -1,7 +1,6 @@
 /* grade_gsm8k.c - GSM8K's final answer, as verl/utils/reward_score/gsm8k.py finds
  * it: in the last 300 code points, strictly after "#### ", or flexibly the last
- * number.  Answers are compared as strings: "72." is not "72".
- * Also the text helpers of the other graders. */
+ * number.  Answers are compared as strings: "72." is not "72". */
 #include "reward/reward_int.h"
 
 #include <stdbool.h>
@@ -9,53 +8,6 @@
 #include <string.h>
 
 #define WINDOW_CHARS 300
-
-const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail) {
-    size_t at = n;
-    while (at > 0 && n_chars > 0) {
-        at--;
-        if (((unsigned char)s[at] & 0xC0) != 0x80) n_chars--; /* a first byte */
-    }
-    *n_tail = n - at;
-    return s + at;
-}
-
-size_t reward__char_bytes(const char *p, size_t left) {
-    size_t n = 1;
-    while (n < left && ((unsigned char)p[n] & 0xC0) == 0x80) n++;
-    return n;
-}
-
-void reward__replace(char **s, const char *from, const char *to) {
-    const size_t n_from = strlen(from);
-    const char *p = *s, *hit = strstr(p, from);
-    if (!hit) return;
-    struct buf out = {0};
-    for (; hit; p = hit + n_from, hit = strstr(p, from)) {
-        buf_add(&out, p, (size_t)(hit - p));
-        buf_adds(&out, to);
-    }
-    buf_adds(&out, p);
-    free(*s);
-    *s = buf_take(&out);
-}
-
-const char *reward__rfind(const char *s, const char *needle) {
-    const char *last = NULL;
-    for (const char *p = s; (p = strstr(p, needle)); p++) last = p;
-    return last;
-}
-
-char *reward__balanced(const char *open) {
-    int64_t depth = 0;
-    for (const char *p = open; *p; p++) {
-        if (*p == '{') depth++;
-        if (*p == '}' && --depth == 0) return xstrndup(open, (size_t)(p - open) + 1);
-    }
-    return NULL;
-}
-
-/* ---- GSM8K ---- */
 
 static bool is_number_char(char c) { return (c >= '0' && c <= '9') || c == '.' || c == ','; }
 

@@ -1,0 +1,258 @@
+/* python_str.c - what Python's str does, on NUL-terminated UTF-8: the graders are written in these steps, as verl's are.
+ *
+ * Strings that change are owned and changed in place of *s.  Knows nothing of answers.
+ * Invariant: on UTF-8 each function gives what Python 3.11's of that name gives; a byte that is no UTF-8 is a character
+ * of no kind. */
+#include "reward/reward_int.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail) {
+    size_t at = n;
+    while (at > 0 && n_chars > 0) {
+        at--;
+        if (((unsigned char)s[at] & 0xC0) != 0x80) n_chars--; /* a first byte */
+    }
+    *n_tail = n - at;
+    return s + at;
+}
+
+size_t reward__char_bytes(const char *p, size_t left) {
+    size_t n = 1;
+    while (n < left && ((unsigned char)p[n] & 0xC0) == 0x80) n++;
+    return n;
+}
+
+void reward__set(char **s, char *to) {
+    free(*s);
+    *s = to;
+}
+
+void reward__replace(char **s, const char *from, const char *to) {
+    const size_t n_from = strlen(from);
+    const char *p = *s, *hit = strstr(p, from);
+    if (!hit) return;
+    struct buf out = {0};
+    for (; hit; p = hit + n_from, hit = strstr(p, from)) {
+        buf_add(&out, p, (size_t)(hit - p));
+        buf_adds(&out, to);
+    }
+    buf_adds(&out, p);
+    reward__set(s, buf_take(&out));
+}
+
+const char *reward__rfind(const char *s, const char *needle) {
+    const char *last = NULL;
+    for (const char *p = s; (p = strstr(p, needle)); p++) last = p;
+    return last;
+}
+
+char *reward__balanced(const char *open) {
+    int64_t depth = 0;
+    for (const char *p = open; *p; p++) {
+        if (*p == '{') depth++;
+        if (*p == '}' && --depth == 0) return xstrndup(open, (size_t)(p - open) + 1);
+    }
+    return NULL;
+}
+
+/* ---- classes of characters ---- */
+
+/* The code point at p and its bytes; -1 where it is no UTF-8. */
+static int32_t decode(const char *p, size_t *n) {
+    int32_t c;
+    const utf8proc_ssize_t got = utf8proc_iterate((const utf8proc_uint8_t *)p, (utf8proc_ssize_t)strnlen(p, 4), &c);
+    *n = got > 0 ? (size_t)got : 1;
+    return got > 0 ? c : -1;
+}
+
+static bool is_space(int32_t c) {
+    return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+static bool is_decimal(int32_t c) { return c >= 0 && utf8proc_category(c) == UTF8PROC_CATEGORY_ND; }
+
+static bool is_letter(int32_t c) {
+    return c >= 0 && utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
+}
+
+/* Digits that are no decimals: superscripts, circled digits and the like (Numeric_Type=Digit). */
+static bool is_other_digit(int32_t c) {
+    static const int32_t ranges[][2] = {
+        {0xB2, 0xB3},     {0xB9, 0xB9},       {0x1369, 0x1371},   {0x19DA, 0x19DA},   {0x2070, 0x2070},
+        {0x2074, 0x2079}, {0x2080, 0x2089},   {0x2460, 0x2468},   {0x2474, 0x247C},   {0x2488, 0x2490},
+        {0x24EA, 0x24EA}, {0x24F5, 0x24FD},   {0x24FF, 0x24FF},   {0x2776, 0x277E},   {0x2780, 0x2788},
+        {0x278A, 0x2792}, {0x10A40, 0x10A43}, {0x10E60, 0x10E68}, {0x11052, 0x1105A}, {0x1F100, 0x1F10A},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (c >= ranges[i][0] && c <= ranges[i][1]) return true;
+    return false;
+}
+
+size_t reward__space(const char *p) {
+    size_t n;
+    return *p && is_space(decode(p, &n)) ? n : 0;
+}
+
+size_t reward__decimal(const char *p) {
+    size_t n;
+    return *p && is_decimal(decode(p, &n)) ? n : 0;
+}
+
+bool reward__isdigit(const char *s) {
+    const char *p = s;
+    for (size_t n; *p; p += n) {
+        const int32_t c = decode(p, &n);
+        if (!is_decimal(c) && !is_other_digit(c)) return false;
+    }
+    return p > s;
+}
+
+int reward__letters(const char *s, int limit) {
+    int32_t seen[8];
+    int n_seen = 0;
+    if (limit > 8) limit = 8;
+    for (size_t n; *s && n_seen < limit; s += n) {
+        const int32_t c = decode(s, &n);
+        int i = 0;
+        while (i < n_seen && seen[i] != c) i++;
+        if (i == n_seen && is_letter(c)) seen[n_seen++] = c;
+    }
+    return n_seen;
+}
+
+bool reward__is_word(const char *p) {
+    size_t n;
+    if (!*p) return false;
+    const int32_t c = decode(p, &n);
+    return c == '_' || is_letter(c) ||
+           (c >= 0 && utf8proc_category(c) >= UTF8PROC_CATEGORY_ND && utf8proc_category(c) <= UTF8PROC_CATEGORY_NO);
+}
+
+/* ---- whitespace and case ---- */
+
+void reward__strip(char **s) {
+    const char *from = *s, *end;
+    for (size_t n; (n = reward__space(from)) > 0;) from += n;
+    end = from;
+    for (const char *p = from; *p;) {
+        const size_t n = reward__space(p), step = n ? n : reward__char_bytes(p, strlen(p));
+        p += step;
+        if (!n) end = p;
+    }
+    const size_t n = (size_t)(end - from);
+    memmove(*s, from, n);
+    (*s)[n] = '\0';
+}
+
+char *reward__words(const char *s) {
+    struct buf out = {0};
+    for (size_t n; *s; s += n) {
+        if ((n = reward__space(s)) > 0) continue;
+        if (out.n > 0) buf_addc(&out, ' ');
+        for (n = 0; s[n] && !reward__space(s + n);) n += reward__char_bytes(s + n, strlen(s + n));
+        buf_add(&out, s, n);
+    }
+    return buf_take(&out);
+}
+
+/* Unicode's Cased and Case_Ignorable, as far as the categories tell them. */
+static bool is_cased(int32_t c) { return c >= 0 && (utf8proc_toupper(c) != c || utf8proc_tolower(c) != c); }
+static bool is_case_ignorable(int32_t c) {
+    if (c < 0) return false;
+    const utf8proc_category_t k = utf8proc_category(c);
+    return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_ME || k == UTF8PROC_CATEGORY_CF || k == UTF8PROC_CATEGORY_LM ||
+           k == UTF8PROC_CATEGORY_SK || (c < 128 && strchr("'.:", c)) || c == 0xB7 || c == 0x2018 || c == 0x2019;
+}
+
+/* A capital sigma at p ends a word: a letter before it and none behind. */
+static bool sigma_is_final(const char *s, const char *p, size_t n_sigma) {
+    size_t n;
+    bool before = false;
+    for (const char *q = s; q < p; q += n) {
+        const int32_t c = decode(q, &n);
+        if (!is_case_ignorable(c)) before = is_cased(c);
+    }
+    for (p += n_sigma; *p; p += n) {
+        const int32_t c = decode(p, &n);
+        if (!is_case_ignorable(c)) return before && !is_cased(c);
+    }
+    return before;
+}
+
+char *reward__lower(const char *s) {
+    struct buf out = {0};
+    size_t n;
+    for (const char *p = s; *p; p += n) {
+        const int32_t c = decode(p, &n);
+        utf8proc_uint8_t low[4];
+        if (c < 0) buf_add(&out, p, n);
+        else if (c < 128) buf_addc(&out, (char)tolower(c));
+        else if (c == 0x130) buf_adds(&out, "i\xCC\x87"); /* the one letter whose lower case is two characters */
+        else if (c == 0x3A3) buf_adds(&out, sigma_is_final(s, p, n) ? "\xCF\x82" : "\xCF\x83");
+        else buf_add(&out, low, (size_t)utf8proc_encode_char(utf8proc_tolower(c), low));
+    }
+    return buf_take(&out);
+}
+
+/* ---- numbers ---- */
+
+/* Decimals of every script and spaces as ASCII, ends stripped: what float() reads. */
+static char *ascii_number(const char *s) {
+    struct buf out = {0};
+    for (size_t n; *s; s += n) {
+        const int32_t c = decode(s, &n);
+        if (is_space(c)) buf_addc(&out, ' ');
+        else if (c >= 128 && is_decimal(c)) { /* ten in a row from the script's zero on */ int value = 0;
+            while (value < 50 && is_decimal(c - value - 1)) value++;
+            buf_addc(&out, (char)('0' + value % 10));
+        } else buf_add(&out, s, n);
+    }
+    char *text = buf_take(&out);
+    reward__strip(&text);
+    return text;
+}
+
+/* Digits with single underscores between them, copied without; how many. */
+static size_t digits(const char **p, struct buf *out) {
+    size_t n = 0;
+    for (; isdigit((unsigned char)**p) || (**p == '_' && n > 0 && isdigit((unsigned char)(*p)[1])); (*p)++) {
+        if (**p == '_') continue;
+        buf_addc(out, **p);
+        n++;
+    }
+    return n;
+}
+
+bool reward__float(const char *s, double *x) {
+    char *text = ascii_number(s);
+    const char *p = text + (*text == '-' || *text == '+');
+    struct buf plain = {0};
+    if (*text == '-') buf_addc(&plain, '-');
+    bool ok = strcasecmp(p, "inf") == 0 || strcasecmp(p, "infinity") == 0 || strcasecmp(p, "nan") == 0;
+    if (ok) {
+        buf_adds(&plain, p);
+    } else {
+        size_t n = digits(&p, &plain);
+        if (*p == '.') {
+            buf_addc(&plain, *p++);
+            n += digits(&p, &plain);
+        }
+        ok = n > 0;
+        if (ok && (*p == 'e' || *p == 'E')) {
+            buf_addc(&plain, *p++);
+            if (*p == '-' || *p == '+') buf_addc(&plain, *p++);
+            ok = digits(&p, &plain) > 0;
+        }
+        ok = ok && *p == '\0';
+    }
+    if (ok) *x = strtod(plain.p, NULL);
+    buf_free(&plain);
+    free(text);
+    return ok;
+}
