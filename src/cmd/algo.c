@@ -52,13 +52,15 @@ static int read_overlong(const json_t *q, const char *where, struct reward_args 
 static int op_reward(struct reward *reward, const json_t *q, const char *where, json_t **answer) {
     const char *method = "strict";
     struct reward_request r = {.ground_truth = json_object_get(q, "ground_truth"), .extra_info = json_object_get(q, "extra_info")};
-    TRY(json_str(q, "data_source", &r.data_source, where));
+    TRY(json_str_opt(q, "data_source", &r.data_source, where));
     TRY(json_str(q, "solution_str", &r.solution, where));
     r.n_solution = json_string_length(json_object_get(q, "solution_str"));
     TRY(json_str_opt(q, "method", &method, where));
     if (strcmp(method, "strict") != 0 && strcmp(method, "flexible") != 0)
         FAIL(ERR_INVAL, "%s: method '%s' is unknown; use strict or flexible", where, method);
-    r.method = strcmp(method, "strict") == 0 ? REWARD_STRICT : REWARD_FLEXIBLE;
+    TRY(json_str_opt(q, "grader", &r.grader, where));
+    if (r.grader) TRY(reward_check_grader(r.grader));
+    else if (strcmp(method, "flexible") == 0 && r.data_source && strcmp(r.data_source, "openai/gsm8k") == 0) r.grader = "gsm8k_flexible";
     struct reward_result result;
     struct reward_args overlong = {0};
     TRY(read_overlong(q, where, &overlong, &r.response_len));
@@ -130,7 +132,7 @@ int cmd_algo(int argc, char **argv) {
                  "  kl_controller       type, kl_coef, target_kl, horizon, current_kl, n_steps\n"
                  "  kl_in_reward        token_level_scores, old_log_probs, ref_log_prob, response_mask, kl_ctrl\n"
                  "  pf_ppo_weights      scores, reweight_method, weight_pow\n"
-                 "  reward              data_source, solution_str, ground_truth, extra_info, method, reward_kwargs\n"
+                 "  reward              data_source, grader, solution_str, ground_truth, extra_info, method, reward_kwargs\n"
                  "  rearrange_micro_batches  seqlen, max_token_len\n"
                  "A request that cannot be answered gets {\"error\": ...}.");
     int rc = cmd_parse(&spec, argc, argv);

@@ -1,6 +1,7 @@
-/* grade.c - the router of native graders: by name, else by data source as verl's default_compute_score does.
+/* grade.c - the native graders by name, and the router: by name, else by data source as verl's default_compute_score does.
  *
- * Knows which grader a row gets and what may be wrong with the row; how an answer is graded is in grade_*.c.
+ * Knows which grader a row gets, what may be wrong with the row, and which Python packages a grader's questions need; how an
+ * answer is graded is in grade_*.c, who answers the questions in grade_helper.c.
  * Invariant: a row that no grader is for has no score, and the message says what is known. */
 #include "reward/reward_int.h"
 
@@ -9,62 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct reward_result scored(double score) {
-    struct reward_result r = {.status = REWARD_SCORE, .score = score, .extra = json_object()};
-    json_object_set_new(r.extra, "acc", json_real(score));
-    return r;
-}
+/* ---- texts ---- */
 
-/* ---- graders ---- */
-
-static struct reward_result grade_gsm8k(const struct reward_request *q, const char *truth) {
-    return scored(reward_gsm8k(q->solution, q->n_solution, truth, q->method));
-}
-
-static struct reward_result grade_math(const struct reward_request *q, const char *truth) {
-    return scored(reward_math(q->solution, q->n_solution, truth));
-}
-
-static struct reward_result grade_math_dapo(const struct reward_request *q, const char *truth) {
-    char *pred;
-    struct reward_result r = scored(reward_math_dapo(q->solution, q->n_solution, truth, &pred));
-    json_object_set_new(r.extra, "score", json_real(r.score));
-    json_object_set_new(r.extra, "acc", json_boolean(r.score > 0));
-    json_object_set_new(r.extra, "pred", json_string(pred));
-    free(pred);
-    return r;
-}
-
-/* verl's default_compute_score; a name that ends in '*' is a prefix. grade NULL:
- * verl has a grader, this program has not. */
-static const struct route {
-    const char *data_source;
-    struct reward_result (*grade)(const struct reward_request *q, const char *truth);
-} routes[] = {
-    {"openai/gsm8k", grade_gsm8k},
-    {"lighteval/MATH", grade_math},
-    {"DigitalLearningGmbH/MATH-lighteval", grade_math},
-    {"HuggingFaceH4/MATH-500", grade_math},
-    {"math_dapo", grade_math_dapo},
-    {"math", grade_math_dapo},
-    {"math_dapo_reasoning", grade_math_dapo},
-    {"aime*", grade_math_dapo},
-    {"numina_*", NULL},
-    {"codecontests", NULL},
-    {"apps", NULL},
-    {"codeforces", NULL},
-    {"taco", NULL},
-    {"hiyouga/geometry3k", NULL},
-    {"searchR1_*", NULL},
-};
-
-static const struct route *route_of(const char *data_source) {
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        const char *name = routes[i].data_source, *star = strchr(name, '*');
-        if (star ? strncmp(data_source, name, (size_t)(star - name)) == 0 : strcmp(data_source, name) == 0) return &routes[i];
-    }
-    return NULL;
-}
 /* The graders work on C strings.  A NUL in a text is this for them, a character that no text has, and comes back as
  * a NUL in what they say. */
 static const struct {
@@ -84,36 +31,196 @@ static struct buf swap_nul(const char *s, size_t n, bool back) {
     return out;
 }
 
-static struct reward_result grade_without_nul(const struct route *r, const struct reward_request *q) {
-    const char *truth = json_string_value(q->ground_truth);
-    const size_t n_truth = json_string_length(q->ground_truth);
-    if (!memchr(truth, 0, n_truth) && !(q->n_solution > 0 && memchr(q->solution, 0, q->n_solution))) return r->grade(q, truth);
-    struct buf want = swap_nul(truth, n_truth, false), said = swap_nul(q->n_solution > 0 ? q->solution : "", q->n_solution, false);
-    struct reward_request clean = *q;
-    clean.solution = said.p;
-    clean.n_solution = said.n;
-    struct reward_result result = r->grade(&clean, want.p);
-    const json_t *pred = json_object_get(result.extra, "pred");
-    if (pred) {
-        struct buf text = swap_nul(json_string_value(pred), json_string_length(pred), true);
-        json_object_set_new(result.extra, "pred", json_stringn(text.p, text.n));
-        buf_free(&text);
-    }
-    buf_free(&want);
-    buf_free(&said);
-    return result;
+char *reward__text_of(const char *s, size_t n) {
+    if (n == 0 || !memchr(s, 0, n)) return xstrndup(n ? s : "", n);
+    struct buf b = swap_nul(s, n, false);
+    return buf_take(&b);
 }
 
-struct reward_result reward__grade(const struct reward_request *q) {
-    const char *source = q->data_source ? q->data_source : "";
-    const struct route *r = route_of(source);
-    if (!r || !r->grade)
-        return reward__failure(REWARD_MISSING, xasprintf("data_source '%s' has no %sgrader; give a compute_score with "
-                                                         "custom_reward_function.path",
-                                                         source, r ? "native " : ""));
-    if (!json_is_string(q->ground_truth))
-        return reward__failure(REWARD_MISSING,
-                               xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", source,
-                                         q->ground_truth && !json_is_null(q->ground_truth) ? "of another type" : "missing"));
-    return grade_without_nul(r, q);
+char *reward__text(const json_t *string) { return reward__text_of(json_string_value(string), json_string_length(string)); }
+
+static json_t *answer_of(const char *text) {
+    if (!text) return json_null();
+    if (!strstr(text, stand_in.p)) return json_string(text);
+    struct buf b = swap_nul(text, strlen(text), true);
+    json_t *answer = json_stringn(b.p, b.n);
+    buf_free(&b);
+    return answer;
+}
+
+/* ---- graders ---- */
+
+static struct reward_result scored(double score) {
+    struct reward_result r = {.status = REWARD_SCORE, .score = score, .extra = json_object()};
+    json_object_set_new(r.extra, "acc", json_real(score));
+    return r;
+}
+
+static struct reward_result gsm8k(struct reward__grading *g) {
+    return scored(reward_gsm8k(g->text, g->n, g->truth, REWARD_STRICT));
+}
+static struct reward_result gsm8k_flexible(struct reward__grading *g) {
+    return scored(reward_gsm8k(g->text, g->n, g->truth, REWARD_FLEXIBLE));
+}
+static struct reward_result math_reward(struct reward__grading *g) { return scored(reward_math(g->text, g->n, g->truth)); }
+
+static struct reward_result dapo(struct reward__grading *g, bool strict_box_verify) {
+    char *pred;
+    struct reward_result r = scored(reward_math_dapo(g->text, g->n, g->truth, strict_box_verify, &pred));
+    json_object_set_new(r.extra, "score", json_real(r.score));
+    json_object_set_new(r.extra, "acc", json_boolean(r.score > 0));
+    json_object_set_new(r.extra, "pred", answer_of(pred));
+    free(pred);
+    return r;
+}
+static struct reward_result math_dapo(struct reward__grading *g) { return dapo(g, false); }
+static struct reward_result math_dapo_strict_box(struct reward__grading *g) { return dapo(g, true); }
+
+static struct reward_result prime_math(struct reward__grading *g) { return scored(reward__prime_math(g)); }
+static struct reward_result geo3k(struct reward__grading *g) { return scored(reward__geo3k(g)); }
+static struct reward_result gpqa(struct reward__grading *g) { return scored(reward__choice(g->text, g->n, g->truth)); }
+static struct reward_result search_r1_em(struct reward__grading *g) {
+    return scored(reward__search_r1(g->text, g->targets, false));
+}
+static struct reward_result search_r1_subem(struct reward__grading *g) {
+    return scored(reward__search_r1(g->text, g->targets, true));
+}
+
+static struct reward_result math_verify(struct reward__grading *g) {
+    const json_t *answer = reward__ask(g, json_pack("{s:s, s:s}", "math_verify", g->text, "gold", g->truth));
+    const char *timeout = json_string_value(json_object_get(answer, "timeout"));
+    if (timeout) return reward__failure(REWARD_TIMEOUT, xstrdup(timeout));
+    return scored(json_number_value(json_object_get(answer, "score")));
+}
+
+#define SYMPY "sympy pylatexenc"
+static const struct reward__grader graders[] = {
+    {"gsm8k", gsm8k, NULL, false},
+    {"gsm8k_flexible", gsm8k_flexible, NULL, false},
+    {"math_reward", math_reward, NULL, false},
+    {"math_dapo", math_dapo, NULL, false},
+    {"math_dapo_strict_box", math_dapo_strict_box, NULL, false},
+    {"math_verify", math_verify, "math-verify", false},
+    {"prime_math", prime_math, SYMPY, false},
+    {"geo3k", geo3k, SYMPY, false},
+    {"gpqa", gpqa, NULL, false},
+    {"search_r1_like_qa_em", search_r1_em, NULL, true},
+    {"search_r1_like_qa_subem", search_r1_subem, NULL, true},
+    {"prime_code", NULL, NULL, false},
+};
+
+/* ---- the router ---- */
+
+/* verl's default_compute_score; then the data of verl's recipe r1. A name that ends in '*' is a prefix. */
+static const struct route {
+    const char *data_source, *grader;
+} routes[] = {
+    {"openai/gsm8k", "gsm8k"},
+    {"lighteval/MATH", "math_reward"},
+    {"DigitalLearningGmbH/MATH-lighteval", "math_reward"},
+    {"HuggingFaceH4/MATH-500", "math_reward"},
+    {"math_dapo", "math_dapo"},
+    {"math", "math_dapo"},
+    {"math_dapo_reasoning", "math_dapo"},
+    {"aime*", "math_dapo"},
+    {"numina_aops_forum", "prime_math"},
+    {"numina_synthetic_math", "prime_math"},
+    {"numina_amc_aime", "prime_math"},
+    {"numina_synthetic_amc", "prime_math"},
+    {"numina_cn_k12", "prime_math"},
+    {"numina_olympiads", "prime_math"},
+    {"codecontests", "prime_code"},
+    {"apps", "prime_code"},
+    {"codeforces", "prime_code"},
+    {"taco", "prime_code"},
+    {"hiyouga/geometry3k", "geo3k"},
+    {"searchR1_nq", "search_r1_like_qa_em"},
+    {"searchR1_triviaqa", "search_r1_like_qa_em"},
+    {"searchR1_popqa", "search_r1_like_qa_em"},
+    {"searchR1_hotpotqa", "search_r1_like_qa_em"},
+    {"searchR1_2wikimultihopqa", "search_r1_like_qa_em"},
+    {"searchR1_musique", "search_r1_like_qa_em"},
+    {"searchR1_bamboogle", "search_r1_like_qa_em"},
+    {"Idavidrein/gpqa", "gpqa"},
+    {"Maxwell-Jia/AIME_2024", "math_verify"},
+    {"opencompass/cnmo2024_en", "math_verify"},
+    {"opencompass/cnmo2024_zh", "math_verify"},
+};
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static const struct reward__grader *grader_named(const char *name) {
+    for (size_t i = 0; i < COUNT(graders); i++)
+        if (strcmp(name, graders[i].name) == 0) return &graders[i];
+    return NULL;
+}
+
+static const struct reward__grader *grader_of_source(const char *data_source) {
+    for (size_t i = 0; i < COUNT(routes); i++) {
+        const char *name = routes[i].data_source, *star = strchr(name, '*');
+        if (star ? strncmp(data_source, name, (size_t)(star - name)) == 0 : strcmp(data_source, name) == 0)
+            return grader_named(routes[i].grader);
+    }
+    return NULL;
+}
+
+static char *known_sources(void) {
+    struct buf list = {0};
+    for (size_t i = 0; i < COUNT(routes); i++) buf_addf(&list, "%s%s", i ? ", " : "", routes[i].data_source);
+    return buf_take(&list);
+}
+
+int reward_check_grader(const char *name) {
+    struct buf list = {0};
+    const struct reward__grader *g = grader_named(name);
+    if (g && g->grade) return 0;
+    for (size_t i = 0; i < COUNT(graders); i++)
+        if (graders[i].grade) buf_addf(&list, "%s%s", list.n ? ", " : "", graders[i].name);
+    err_set(ERR_INVAL, __FILE__, __LINE__, "reward.grader: '%s' is no grader; known are %s", name, list.p);
+    buf_free(&list);
+    return ERR_INVAL;
+}
+
+const struct reward__grader *reward__route(const char *name, const char *data_source, char **why) {
+    const struct reward__grader *g = name ? grader_named(name) : grader_of_source(data_source);
+    *why = NULL;
+    if (g && g->grade) return g;
+    if (g) {
+        *why = xasprintf("data_source '%s': the grader %s is not there yet; give a compute_score with custom_reward_function.path",
+                         data_source, g->name);
+    } else {
+        char *known = known_sources();
+        *why = xasprintf("data_source '%s' has no grader; known are %s. Set reward.grader=NAME for all rows, or give a "
+                         "compute_score with custom_reward_function.path",
+                         data_source, known);
+        free(known);
+    }
+    return NULL;
+}
+
+static bool are_targets(const json_t *v) {
+    size_t i;
+    const json_t *one;
+    if (json_is_string(v)) return true;
+    json_array_foreach(v, i, one) if (!json_is_string(one)) return false;
+    return json_is_array(v);
+}
+
+char *reward__check_truth(const struct reward__grader *g, const char *data_source, const json_t *truth) {
+    const bool missing = !truth || json_is_null(truth);
+    if (!g->targets && !json_is_string(truth))
+        return xasprintf("reward_model.ground_truth of data_source '%s' is %s, not a string", data_source,
+                         missing ? "missing" : "of another type");
+    if (g->targets && !are_targets(json_object_get(truth, "target")))
+        return xasprintf("reward_model.ground_truth of data_source '%s' is %s, not {\"target\": a string or a list of them}",
+                         data_source, missing ? "missing" : "of another form");
+    return NULL;
+}
+
+/* ---- one answer ---- */
+
+const json_t *reward__ask(struct reward__grading *g, json_t *question) {
+    const json_t *answer = g->question ? NULL : json_array_get(g->answers, g->at++);
+    if (answer || g->question) json_decref(question);
+    else g->question = question ? question : json_null();
+    return answer;
 }

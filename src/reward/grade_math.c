@@ -4,11 +4,6 @@
  * Invariant: where Python's version raises, this one takes the same way out. */
 #include "reward/reward_int.h"
 
-#include "base/err.h"
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +44,7 @@ static bool fix_sqrt(char **s) {
         }
     }
     buf_adds(&out, p);
-    free(*s);
-    *s = buf_take(&out);
+    reward__set(s, buf_take(&out));
     return ok;
 }
 
@@ -82,15 +76,15 @@ static bool fix_fracs(char **s) {
         }
         p = next;
     }
-    free(*s);
-    *s = buf_take(&out);
+    reward__set(s, buf_take(&out));
     return true;
 }
 
 /* Length of an integer as Python prints it (no +, no leading zero, no -0). */
 static size_t canonical_int(const char *p) {
+    enum { LONGEST = 4300 }; /* digits of an int that Python reads */
     const size_t sign = *p == '-', digits = strspn(p + sign, "0123456789");
-    if (digits == 0 || (p[sign] == '0' && (digits > 1 || sign))) return 0;
+    if (digits == 0 || digits > LONGEST || (p[sign] == '0' && (digits > 1 || sign))) return 0;
     return sign + digits;
 }
 
@@ -102,8 +96,7 @@ static void fix_a_slash_b(char **s) {
     const size_t n_b = canonical_int(b);
     if (n_b == 0 || b[n_b] != '\0') return;
     char *frac = xasprintf("\\frac{%.*s}{%s}", (int)a, *s, b);
-    free(*s);
-    *s = frac;
+    reward__set(s, frac);
 }
 
 /* "k = 7" -> " 7": one '=', with at most 2 characters before it. */
@@ -114,11 +107,10 @@ static void drop_short_left_side(char **s) {
     for (const char *p = *s; p < eq; p += reward__char_bytes(p, (size_t)(eq - p))) chars++;
     if (chars > 2) return;
     char *right = xstrdup(eq + 1);
-    free(*s);
-    *s = right;
+    reward__set(s, right);
 }
 
-static bool strip_string(char **s) {
+bool reward__strip_string(char **s, bool any_percent) {
     static const char *const first[][2] = {
         {"\n", ""},     {"\\!", ""},     {"\\\\", "\\"},    {"tfrac", "frac"}, {"dfrac", "frac"},
         {"\\left", ""}, {"\\right", ""}, {"^{\\circ}", ""}, {"^\\circ", ""},   {"\\$", ""},
@@ -129,23 +121,22 @@ static bool strip_string(char **s) {
         if (strstr(unit + 1, "\\text{ ")) return false;
         *unit = '\0';
     }
-    reward__replace(s, "\\\\%", "");
+    if (!any_percent) reward__replace(s, "\\\\%", "");
     reward__replace(s, "\\%", "");
+    if (any_percent) reward__replace(s, "%", "");
     reward__replace(s, " .", " 0.");
     reward__replace(s, "{.", "{0.");
     if (**s == '\0') return true;
     if (**s == '.') {
         char *with_zero = xasprintf("0%s", *s);
-        free(*s);
-        *s = with_zero;
+        reward__set(s, with_zero);
     }
     drop_short_left_side(s);
     if (!fix_sqrt(s)) return false;
     reward__replace(s, " ", "");
     if (!fix_fracs(s)) return false;
     if (strcmp(*s, "0.5") == 0) {
-        free(*s);
-        *s = xstrdup("\\frac{1}{2}");
+        reward__set(s, xstrdup("\\frac{1}{2}"));
     }
     fix_a_slash_b(s);
     return true;
@@ -154,7 +145,7 @@ static bool strip_string(char **s) {
 /* Equal in normal form; where one has none, equal as they stand. */
 static bool equivalent(const char *a, const char *b) {
     char *na = xstrdup(a), *nb = xstrdup(b);
-    const bool normal = strip_string(&na) && strip_string(&nb);
+    const bool normal = reward__strip_string(&na, false) && reward__strip_string(&nb, false);
     const bool same = normal ? strcmp(na, nb) == 0 : strcmp(a, b) == 0;
     free(na);
     free(nb);
@@ -174,55 +165,6 @@ double reward_math(const char *s, size_t n, const char *ground_truth) {
 #define WINDOW_CHARS 300
 #define BOX_WINDOW_CHARS 100
 #define INVALID "[INVALID]"
-#define PY_SPACE "[\\s\\x1c-\\x1f]" /* Python's \s for text has four more */
-
-/* Python's re on str: Unicode classes, '.' stops at \n only. A pattern here always compiles. */
-static pcre2_code *compile(const char *pattern) {
-    int code;
-    PCRE2_SIZE at;
-    pcre2_compile_context *ctx = pcre2_compile_context_create(NULL);
-    CHECK(ctx != NULL);
-    pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
-    pcre2_code *re =
-        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF, &code, &at, ctx);
-    pcre2_compile_context_free(ctx);
-    CHECK(re != NULL);
-    return re;
-}
-
-/* re.sub(pattern, by, *s); a text on which the matcher gives up stays as it is. */
-static void substitute(char **s, const char *pattern, const char *by) {
-    pcre2_code *re = compile(pattern);
-    const size_t n = strlen(*s);
-    PCRE2_SIZE n_out = 4 * n + 64; /* each of our patterns adds at most 4 bytes to a match of 5 or more */
-    char *out = xmalloc(n_out);
-    const int rc = pcre2_substitute(re, (PCRE2_SPTR)*s, n, 0, PCRE2_SUBSTITUTE_GLOBAL, NULL, NULL, (PCRE2_SPTR)by,
-                                    PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &n_out);
-    pcre2_code_free(re);
-    if (rc <= 0) {
-        free(out);
-        return;
-    }
-    free(*s);
-    *s = out;
-}
-
-/* Group 1 of the last match in s; NULL if there is none. */
-static char *last_match(const char *s, size_t n, const char *pattern) {
-    pcre2_code *re = compile(pattern);
-    pcre2_match_data *m = pcre2_match_data_create_from_pattern(re, NULL);
-    CHECK(m != NULL);
-    char *last = NULL;
-    for (size_t at = 0; at <= n && pcre2_match(re, (PCRE2_SPTR)s, n, at, 0, m, NULL) > 0;) {
-        const PCRE2_SIZE *v = pcre2_get_ovector_pointer(m);
-        free(last);
-        last = xstrndup(s + v[2], v[3] - v[2]);
-        at = v[1];
-    }
-    pcre2_match_data_free(m);
-    pcre2_code_free(re);
-    return last;
-}
 
 static const char *const minerva_replaced[][2] = {
     {"an ", ""}, {"a ", ""},       {".$", "$"},           {"\\$", ""},          {"\\ ", ""},
@@ -248,12 +190,13 @@ static char *minerva_normal(const char *answer) {
         reward__replace(&s, minerva_replaced[i][0], minerva_replaced[i][1]);
     for (size_t i = 0; i < sizeof minerva_removed / sizeof *minerva_removed; i++) reward__replace(&s, minerva_removed[i], "");
     for (size_t i = 0; i < sizeof minerva_patterns / sizeof *minerva_patterns; i++)
-        substitute(&s, minerva_patterns[i][0], minerva_patterns[i][1]);
+        reward__sub(&s, minerva_patterns[i][0], minerva_patterns[i][1]);
     reward__replace(&s, "$", "");
-    char *digits = last_match(s, strlen(s), "\\A([\\p{Nd},]*\\p{Nd}[\\p{Nd},]*)\\z");
-    if (digits) reward__replace(&s, ",", "");
-    free(digits);
-    substitute(&s, "\\A" PY_SPACE "+|" PY_SPACE "+\\z", "");
+    char *plain = xstrdup(s);
+    reward__replace(&plain, ",", "");
+    if (reward__isdigit(plain)) reward__set(&s, plain);
+    else free(plain);
+    reward__strip(&s);
     return s;
 }
 
@@ -271,10 +214,14 @@ static char *strict_box(const char *s, size_t n) {
     return content;
 }
 
-double reward_math_dapo(const char *s, size_t n, const char *ground_truth, char **pred) {
+double reward_math_dapo(const char *s, size_t n, const char *ground_truth, bool strict_box_verify, char **pred) {
     size_t n_tail;
     const char *tail = reward__tail(s, n, WINDOW_CHARS, &n_tail);
-    char *answer = last_match(tail, n_tail, "(?i)Answer" PY_SPACE "*:" PY_SPACE "*([^\\n]+)");
+    if (strict_box_verify) {
+        *pred = strict_box(tail, n_tail);
+        return *pred && strcmp(*pred, ground_truth) == 0 ? 1 : -1;
+    }
+    char *answer = reward__last_group(tail, n_tail, "(?i)Answer" PY_SPACE "*:" PY_SPACE "*([^\\n]+)");
     char *want = minerva_normal(ground_truth);
     *pred = minerva_normal(answer ? answer : INVALID);
     bool right = strcmp(*pred, want) == 0;

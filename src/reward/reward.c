@@ -18,9 +18,10 @@ struct done {
     struct reward_result result;
 };
 struct reward {
-    struct reward_args args;     /* its pointers are not read after the start */
-    struct reward__calls *calls; /* NULL: native */
-    struct done *done;           /* finished, not yet polled: done[done_at .. n_done) */
+    struct reward_args args;         /* its pointers are not read after the start */
+    struct reward__calls *calls;     /* NULL: native */
+    struct reward__graders *graders; /* NULL: calls */
+    struct done *done;               /* finished, not yet polled: done[done_at .. n_done) */
     int64_t done_at, n_done, done_cap;
 };
 
@@ -65,7 +66,7 @@ static void add_done(struct reward *r, int64_t tag, struct reward_result result)
 }
 
 static int take_call(struct reward *r, double wait_s, struct reward__called *out) {
-    const int rc = reward__call_take(r->calls, wait_s, out);
+    const int rc = r->calls ? reward__call_take(r->calls, wait_s, out) : reward__graders_take(r->graders, wait_s, out);
     if (rc == 1) reward_penalise_overlong(&r->args, out->response_len, &out->result);
     return rc;
 }
@@ -76,7 +77,7 @@ int reward_create(struct reward **out, const struct reward_args *args) {
     TRY(reward_check_overlong(args));
     struct reward *r = xcalloc(1, sizeof *r);
     r->args = *args;
-    const int rc = args->path ? reward__calls_create(&r->calls, args) : 0;
+    const int rc = args->path ? reward__calls_create(&r->calls, args) : reward__graders_create(&r->graders, args);
     if (rc < 0) {
         reward_destroy(r);
         return err_pass(rc, __FILE__, __LINE__);
@@ -87,6 +88,7 @@ int reward_create(struct reward **out, const struct reward_args *args) {
 
 void reward_drop(struct reward *r) {
     if (r->calls) reward__calls_cancel(r->calls);
+    if (r->graders) reward__graders_cancel(r->graders);
     for (int64_t i = r->done_at; i < r->n_done; i++) reward_result_free(&r->done[i].result);
     r->done_at = r->n_done = 0;
 }
@@ -95,33 +97,42 @@ void reward_destroy(struct reward *r) {
     if (!r) return;
     reward_drop(r);
     reward__calls_destroy(r->calls);
+    reward__graders_destroy(r->graders);
     free(r->done);
     free(r);
 }
 
+int reward_check_sources(struct reward *r, const char *const *sources, int64_t n) {
+    return r->graders ? reward__graders_check(r->graders, sources, n) : 0;
+}
+
+/* 1: *now is the result; 0: it is under way. */
+static int start(struct reward *r, const struct reward_request *q, int64_t tag, struct reward_result *now) {
+    const int rc = r->calls ? reward__call_send(r->calls, q, tag) : reward__graders_start(r->graders, q, tag, now);
+    if (rc == 1) reward_penalise_overlong(&r->args, q->response_len, now);
+    return rc;
+}
+
 int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out) {
-    if (!r->calls) {
-        *out = reward__grade(q);
-        reward_penalise_overlong(&r->args, q->response_len, out);
-        return 0;
-    }
     struct reward__called c;
-    TRY(reward__call_send(r->calls, q, -1));
-    for (;;) { /* the helpers' deadlines bound this wait */
-        const int rc = take_call(r, 1, &c);
-        TRY(rc);
-        if (rc == 1 && c.tag == -1) break;
-        if (rc == 1) add_done(r, c.tag, c.result);
+    int rc = start(r, q, -1, out);
+    while (rc == 0) { /* the helpers' deadlines bound this wait */
+        rc = take_call(r, 1, &c);
+        if (rc == 1 && c.tag == -1) {
+            *out = c.result;
+        } else if (rc == 1) {
+            add_done(r, c.tag, c.result);
+            rc = 0;
+        }
     }
-    *out = c.result;
-    return 0;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
 int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag) {
     struct reward_result result;
-    if (r->calls) return reward__call_send(r->calls, q, tag);
-    TRY(reward_score(r, q, &result));
-    add_done(r, tag, result);
+    const int rc = start(r, q, tag, &result);
+    TRY(rc);
+    if (rc == 1) add_done(r, tag, result);
     return 0;
 }
 
@@ -132,7 +143,7 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
         return 1;
     }
     struct reward__called c;
-    const int rc = r->calls ? take_call(r, wait_s, &c) : 0;
+    const int rc = take_call(r, wait_s, &c);
     if (rc == 1) {
         *tag = c.tag;
         *out = c.result;
@@ -140,4 +151,6 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
     return rc;
 }
 
-int64_t reward_pending(const struct reward *r) { return r->n_done - r->done_at + (r->calls ? reward__calls_pending(r->calls) : 0); }
+int64_t reward_pending(const struct reward *r) {
+    return r->n_done - r->done_at + (r->calls ? reward__calls_pending(r->calls) : reward__graders_pending(r->graders));
+}

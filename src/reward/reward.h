@@ -1,6 +1,6 @@
 /* reward.h - the score of one finished response.
  *
- * Native graders chosen by data_source as verl's default_compute_score does, or
+ * Native graders chosen by name, or by data_source as verl's default_compute_score does, or
  * the user's Python compute_score in helper processes.  A result says what
  * happened: only REWARD_SCORE carries a number (DESIGN 2, invariant 8), and what
  * to do with the others (drop the sample, drop the group, stop) is the trainer's
@@ -34,20 +34,20 @@ struct reward_result {
 };
 void reward_result_free(struct reward_result *r);
 
-enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE }; /* of the GSM8K grader; verl trains with strict */
-struct reward_request {                                /* borrowed for the call */
+struct reward_request { /* borrowed for the call */
     const char *data_source;
+    const char *grader;   /* of this request: a native grader's name; NULL: reward_args.grader, else by data_source */
     const char *solution; /* the decoded response without special tokens, UTF-8 */
     size_t n_solution;
     const json_t *ground_truth;
     const json_t *extra_info; /* object or NULL */
     int64_t response_len;     /* tokens; for the overlong penalty */
-    enum reward_method method;
 };
 
 struct reward_args {
     const char *path;       /* custom_reward_function.path; NULL: native graders */
     const char *name;       /* its function; NULL: compute_score */
+    const char *grader;     /* native graders: the one of every row, by name (docs/rewards.md); NULL: by data_source */
     const char *python;     /* interpreter that runs it (struct helper_args); NULL: the helpers' own */
     const json_t *kwargs;   /* custom_reward_function.reward_kwargs, object or NULL; copied */
     double timeout_s;       /* of one call; 0: 300, verl's */
@@ -59,8 +59,13 @@ struct reward_args {
     bool overlong_log;
 };
 struct reward;
-/* ERR_INPUT: the file is missing; ERR_INVAL: overlong lengths do not fit. */
+/* ERR_INPUT: the file is missing; ERR_INVAL: overlong lengths do not fit, no such grader. */
 int reward_create(struct reward **out, const struct reward_args *args);
+/* Whether native graders can score rows of these data sources, before a run: ERR_INPUT names the first that none is for,
+ * ERR_HELPER the packages that a grader's helper lacks and the line that installs them. With a path: 0. */
+int reward_check_sources(struct reward *r, const char *const *sources, int64_t n);
+/* ERR_INVAL: there is no such native grader; the message lists them. */
+int reward_check_grader(const char *name);
 void reward_destroy(struct reward *r); /* NULL ok */
 
 /* Scores now.  Returns 0 with *out set, whatever its status; a negative code
@@ -80,11 +85,12 @@ int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the length
 void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r);
 
 /* ---- native graders (verl/utils/reward_score), of texts without NUL (reward_score sees to it) ---- */
+enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE }; /* of the GSM8K grader; verl trains with strict */
 /* The extracted answer (caller frees), NULL when there is none. */
 char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
 double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method);
 double reward_math(const char *s, size_t n, const char *ground_truth);
-/* 1 or -1; *pred (caller frees) is the answer that was compared. */
-double reward_math_dapo(const char *s, size_t n, const char *ground_truth, char **pred);
+/* 1 or -1; *pred (caller frees) is the answer that was compared, NULL: a strict box that is not there. */
+double reward_math_dapo(const char *s, size_t n, const char *ground_truth, bool strict_box_verify, char **pred);
 
 #endif

@@ -22,8 +22,66 @@ struct reward__called {
 int reward__call_take(struct reward__calls *c, double wait_s, struct reward__called *out); /* 1: one has finished */
 int64_t reward__calls_pending(const struct reward__calls *c);
 
-/* --- grade.c: the router --- */
-struct reward_result reward__grade(const struct reward_request *q);
+/* --- one answer under way --- */
+/* A grader is a function of the text and of what the helper has answered so far: where it needs an answer more, it asks, and
+ * is called again from the start with that one too. */
+struct reward__grading {
+    const char *text; /* the response, without NUL (reward__text) */
+    size_t n;
+    const char *truth;     /* of graders of a string */
+    const json_t *targets; /* of those of ground_truth["target"] */
+    const json_t *answers; /* to the questions, in their order; an array or NULL */
+    size_t at;             /* the next of them */
+    json_t *question;      /* set: has to be answered first, and the result is none; owned by the caller */
+};
+/* The answer to the next question, which is taken; NULL: there is none yet. */
+const json_t *reward__ask(struct reward__grading *g, json_t *question);
+/* A copy whose NULs are a character that no text has; caller frees. */
+char *reward__text_of(const char *s, size_t n);
+char *reward__text(const json_t *string);
+
+struct reward__grader {
+    const char *name;                                         /* of verl's module, with the variant */
+    struct reward_result (*grade)(struct reward__grading *g); /* NULL: verl has it, this program not */
+    const char *packages;                                     /* what pip installs for its questions; NULL: it has none */
+    bool targets;                                             /* ground_truth is {"target": string or list} */
+};
+/* grade.c: the grader of that name, or of the data source; NULL: none, *why says it (caller frees). */
+const struct reward__grader *reward__route(const char *name, const char *data_source, char **why);
+/* NULL, or what is wrong with the ground truth (caller frees). */
+char *reward__check_truth(const struct reward__grader *g, const char *data_source, const json_t *truth);
+
+/* --- graders --- */
+enum reward__dialect { REWARD__PRIME_MATH, REWARD__MATHRULER };
+/* PRM800K's grade_answer (grade_sympy.c); may ask. */
+bool reward__grade_answer(struct reward__grading *g, const char *given, const char *truth, enum reward__dialect d);
+double reward__prime_math(struct reward__grading *g);
+double reward__geo3k(struct reward__grading *g);
+bool reward__geo3k_form(const char *s);
+double reward__choice(const char *s, size_t n, const char *letter);
+double reward__search_r1(const char *s, const json_t *targets, bool substring);
+
+/* --- grade_helper.c: native graders, and the helper that answers their questions --- */
+struct reward__graders;
+int reward__graders_create(struct reward__graders **out, const struct reward_args *a); /* ERR_INVAL: no such grader */
+void reward__graders_destroy(struct reward__graders *s);                               /* NULL ok */
+void reward__graders_cancel(struct reward__graders *s);                                /* forgets them all */
+/* 1: *now is the result; 0: it comes from reward__graders_take. */
+int reward__graders_start(struct reward__graders *s, const struct reward_request *q, int64_t tag, struct reward_result *now);
+int reward__graders_take(struct reward__graders *s, double wait_s, struct reward__called *out); /* as reward__call_take */
+int64_t reward__graders_pending(const struct reward__graders *s);
+int reward__graders_check(struct reward__graders *s, const char *const *sources, int64_t n); /* reward_check_sources */
+
+/* --- MATH's normal form (grade_math.c), of several graders; false where Python's raises. any_percent: mathruler's, which drops
+ * every percent sign --- */
+bool reward__strip_string(char **s, bool any_percent);
+
+/* --- Python's re (python_re.c); patterns are string literals --- */
+#define PY_SPACE "[\\s\\x1c-\\x1f]"
+void reward__sub(char **s, const char *pattern, const char *by);         /* by: as PCRE2 writes it */
+char *reward__first_group(const char *s, size_t n, const char *pattern); /* group 1 of the first match, caller frees; NULL: none */
+char *reward__last_group(const char *s, size_t n, const char *pattern);
+bool reward__search(const char *s, const char *pattern);
 
 /* --- Python's str (python_str.c), on NUL-terminated UTF-8; char **s is an owned string that is changed --- */
 /* The last n_chars code points of s[0 .. n) (Python s[-n_chars:]). */

@@ -49,7 +49,7 @@ static int one_case(void *arg, char *raw, size_t n, int64_t no) {
     } else {
         char *pred;
         same_score(reward_math(text, len, gold), line, "math", text);
-        same_score(reward_math_dapo(text, len, gold, &pred), line, "dapo", text);
+        same_score(reward_math_dapo(text, len, gold, false, &pred), line, "dapo", text);
         same_answer(pred, json_object_get(line, "pred"), text);
         n_math++;
     }
