@@ -8,6 +8,7 @@ mkdir -p build/bench
 model=build/bench/qwen2.5-0.5b
 [ -f $model/config.json ] || "$VERLC" model init --arch qwen2.5-0.5b --out $model --seed 1
 "$VERLC" bench gemm
+python3 tests/fault/reward_workers_test.py --full
 # The tokenizer: time to open, and tokens/s of one thread over GSM8K; the packed tokenizer.json of $SHARED_DATA.
 data=${SHARED_DATA:-$PWD/../shared/data} tok=build/bench/tokenizer
 if [ -f "$data/tokenizers/qwen2_5/tokenizer.json.xz" ] && [ -f "$data/gsm8k/train.jsonl" ]; then

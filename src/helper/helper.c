@@ -306,6 +306,7 @@ static int io_read(struct helper *h) {
         if (n < 0 && errno == EAGAIN) return 0;
         if (n <= 0) return 1;
         TRY(buf_add(&h->in, chunk, (size_t)n));
+        if (n < (ssize_t)sizeof chunk) return 0;                      /* more will wake poll */
         if ((int64_t)h->in.n > h->a.max_reply_bytes + HEAD) return 0; /* take_frame judges it first */
     }
 }

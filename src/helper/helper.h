@@ -56,10 +56,14 @@ int helper_send(struct helper *h, const json_t *request);
 int helper_recv(struct helper *h, double timeout_s, json_t **reply);
 int64_t helper_pending(const struct helper *h);
 
-/* n processes of one kind, n_calls requests in flight in each.  With one a crash costs one
- * request; above one the module has to serve them concurrently (protocol.py: init returns an
- * async handler), and a process that dies costs all of its requests.  No threads: work moves on
- * inside send and recv. */
+/* n processes of one kind behind one queue.  No threads: work moves on inside send and recv. */
+struct helper_pool_args {
+    int n;           /* processes, 1 to 256 */
+    int64_t n_calls; /* requests in flight in each, 0: 1; above 1 the module has to serve them concurrently (protocol.py:
+                      * init returns an async handler) */
+    int64_t n_tries; /* processes that a request may end before that is its result, 0: 1.  Above 1 a request that was in
+                      * flight in a process that died is sent again, and is not blamed for what another has done */
+};
 struct helper_pool;
 struct helper_result {
     int64_t ticket;
@@ -67,7 +71,7 @@ struct helper_result {
     json_t *reply; /* when rc == 0 */
     char *error;   /* when rc < 0 */
 };
-int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n, int64_t n_calls);
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, const struct helper_pool_args *pool);
 void helper_pool_destroy(struct helper_pool *p); /* NULL ok */
 /* Forgets every request and result; processes that were serving one are killed. */
 void helper_pool_cancel(struct helper_pool *p);

@@ -1,7 +1,10 @@
 /* helper_pool.c - several helpers of one kind behind one queue, without threads.
- * A helper has up to n_calls requests in flight: one, so that a crash or a hang costs that
- * request only; or many, where the module serves them concurrently and keeps their deadlines
- * itself.  Results come in the order of finishing.
+ * A helper serves one request at a time, and the next one may wait in its socket while calls are short; or up to n_calls
+ * at once, where the module keeps their deadlines itself.  Results come in the order of finishing.
+ *
+ * What a dead process was serving is sent again, to a new process.  Which request ended it is known of a helper that
+ * serves one at a time: the oldest.  Where many were in flight they are sent again in smaller and smaller company, until
+ * the one that ends its process is alone in it.
  * Invariant: every ticket yields exactly one result, unless the pool is cancelled. */
 #include "helper/helper_int.h"
 
@@ -13,44 +16,68 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_WORKERS = 256, SLICE_MS = 100 };
-#define GRACE_S 5. /* for a module that keeps deadlines itself to say that one has passed */
+enum { MAX_WORKERS = 256, SLICE_MS = 100, SHRINK = 8, MAX_FAILED_STARTS = 10, QUEUED_AHEAD = 2 };
+#define GRACE_S 5.   /* for a module that keeps deadlines itself to say that one has passed */
+#define SHORT_S 0.01 /* a call after which the next is sent ahead: waiting behind one costs no more than this */
+#define NO_MORE INT64_MAX
 
 struct job {
     int64_t ticket;
     json_t *request;
     double timeout_s;
+    int64_t lost;    /* processes that died with it and may have died of it */
+    int64_t company; /* most requests in flight in a process that serves it */
+};
+struct queue { /* FIFO: job[head .. n) */
+    struct job *job;
+    int64_t head, n, cap;
 };
 struct call { /* a request in flight */
-    int64_t ticket, id;
+    struct job job;
+    int64_t id;
 };
 struct worker {
     struct helper *h;
-    struct call *calls;
+    struct call *calls; /* oldest first */
     int64_t n_calls, cap_calls;
+    int64_t company;  /* least of the calls' */
+    bool again;       /* its calls are those of processes that died */
+    bool brief;       /* its last call was a short one */
     double timeout_s; /* the longest of the calls' */
     double deadline;  /* for its next answer; 0: the helper is still starting */
+    double since;     /* when the oldest call became the oldest */
+    double looked;    /* when it was last moved on */
 };
 struct helper_pool {
     int n;
     int64_t n_calls; /* most calls of a worker */
+    int64_t n_tries; /* of one request */
     struct worker *w;
-    /* two queues as arrays with a head; compacted when empty */
-    struct job *jobs;
-    int64_t job_head, n_jobs, cap_jobs;
-    struct helper_result *done;
+    struct queue jobs, again;   /* again: of processes that died */
+    struct helper_result *done; /* done[done_head .. n_done) */
     int64_t done_head, n_done, cap_done;
     int64_t next_ticket, running;
+    int64_t n_failed; /* starts that failed since the last reply */
 };
 
-int helper_pool_create(struct helper_pool **out, const struct helper_args *args, int n, int64_t n_calls) {
-    if (n < 1 || n > MAX_WORKERS)
-        FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, n, MAX_WORKERS);
-    CHECK(n_calls >= 1);
+static void push(struct queue *q, const struct job *j) {
+    if (q->head == q->n) q->head = q->n = 0;
+    xgrow((void **)&q->job, &q->cap, q->n + 1, sizeof *q->job);
+    q->job[q->n++] = *j;
+}
+
+static void drop_jobs(struct queue *q) {
+    for (; q->head < q->n; q->head++) json_decref(q->job[q->head].request);
+}
+
+int helper_pool_create(struct helper_pool **out, const struct helper_args *args, const struct helper_pool_args *pool) {
+    if (pool->n < 1 || pool->n > MAX_WORKERS)
+        FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, pool->n, MAX_WORKERS);
     struct helper_pool *p = xcalloc(1, sizeof *p);
-    p->n_calls = n_calls;
-    p->w = xcalloc((size_t)n, sizeof *p->w);
-    for (; p->n < n; p->n++) {
+    p->n_calls = pool->n_calls > 0 ? pool->n_calls : 1;
+    p->n_tries = pool->n_tries > 0 ? pool->n_tries : 1;
+    p->w = xcalloc((size_t)pool->n, sizeof *p->w);
+    for (; p->n < pool->n; p->n++) {
         const int rc = helper_create(&p->w[p->n].h, args);
         if (rc < 0) {
             helper_pool_destroy(p);
@@ -63,12 +90,15 @@ int helper_pool_create(struct helper_pool **out, const struct helper_args *args,
 
 void helper_pool_cancel(struct helper_pool *p) {
     for (int i = 0; i < p->n; i++) {
-        if (p->w[i].n_calls > 0) helper__kill(p->w[i].h);
-        p->w[i].n_calls = 0;
+        struct worker *w = &p->w[i];
+        if (w->n_calls > 0) helper__kill(w->h);
+        for (int64_t k = 0; k < w->n_calls; k++) json_decref(w->calls[k].job.request);
+        w->n_calls = 0;
     }
-    for (int64_t i = p->job_head; i < p->n_jobs; i++) json_decref(p->jobs[i].request);
+    drop_jobs(&p->jobs);
+    drop_jobs(&p->again);
     for (int64_t i = p->done_head; i < p->n_done; i++) helper_result_free(&p->done[i]);
-    p->job_head = p->n_jobs = p->done_head = p->n_done = p->running = 0;
+    p->done_head = p->n_done = p->running = 0;
 }
 
 void helper_pool_destroy(struct helper_pool *p) {
@@ -79,7 +109,8 @@ void helper_pool_destroy(struct helper_pool *p) {
         free(p->w[i].calls);
     }
     free(p->w);
-    free(p->jobs);
+    free(p->jobs.job);
+    free(p->again.job);
     free(p->done);
     free(p);
 }
@@ -91,66 +122,131 @@ void helper_result_free(struct helper_result *r) {
 }
 
 /* rc 0 with the reply (taken over), or the thread's error. */
-static void finish(struct helper_pool *p, int64_t ticket, int rc, json_t *reply) {
+static void finish(struct helper_pool *p, const struct job *j, int rc, json_t *reply) {
+    char *error = NULL;
+    if (rc < 0)
+        error =
+            j->lost > 1 ? xasprintf("%s (so did %lld processes before it)", err_msg(), (long long)j->lost - 1) : xstrdup(err_msg());
     xgrow((void **)&p->done, &p->cap_done, p->n_done + 1, sizeof *p->done);
-    p->done[p->n_done++] = (struct helper_result){
-        .ticket = ticket, .rc = rc, .reply = rc == 0 ? reply : NULL, .error = rc < 0 ? xstrdup(err_msg()) : NULL};
+    p->done[p->n_done++] = (struct helper_result){.ticket = j->ticket, .rc = rc, .reply = rc == 0 ? reply : NULL, .error = error};
+    json_decref(j->request);
 }
 
-/* The process is gone (the thread's error says why): its calls with it. */
-static void lose_calls(struct helper_pool *p, struct worker *w, int rc) {
-    for (int64_t i = 0; i < w->n_calls; i++) finish(p, w->calls[i].ticket, rc, NULL);
-    p->running -= w->n_calls;
+/* ---- processes that are gone ---- */
+
+/* One of n calls was in a process that died and may have died of it: another try, or the thread's error as its result. */
+static void try_again(struct helper_pool *p, struct job *j, int64_t n) {
+    if (++j->lost >= p->n_tries && n == 1) {
+        finish(p, j, ERR_HELPER, NULL);
+        return;
+    }
+    j->company = n / SHRINK > 1 && j->lost < p->n_tries ? n / SHRINK : 1;
+    push(&p->again, j);
+}
+
+/* The process is gone (the thread's error says why), and its calls with it. served: it had been up. */
+static void lose_calls(struct helper_pool *p, struct worker *w, int rc, bool served) {
+    const bool serial = p->n_calls == 1;
+    const int64_t n = w->n_calls;
+    const bool hopeless = !served && (rc != ERR_HELPER || ++p->n_failed >= MAX_FAILED_STARTS);
     w->n_calls = 0;
+    p->running -= n;
+    for (int64_t i = 0; i < n; i++) {
+        struct job *j = &w->calls[i].job;
+        if (p->n_tries == 1 || hopeless) {
+            finish(p, j, rc, NULL);
+        } else if (!served || (serial && i > 0)) { /* it was not looked at */
+            push(&p->again, j);
+        } else if (rc == ERR_HELPER) {
+            try_again(p, j, serial ? 1 : n);
+        } else { /* it did not answer in time */
+            finish(p, j, rc, NULL);
+        }
+    }
 }
 
-/* The worker with the fewest calls; NULL: all are full. */
+/* ---- to the helpers ---- */
+
+static int64_t room(const struct helper_pool *p, const struct worker *w) {
+    int64_t most = p->n_calls == 1 && w->brief && p->n_tries > 1 ? QUEUED_AHEAD : p->n_calls;
+    if (w->n_calls > 0 && w->company < most) most = w->company;
+    return most - w->n_calls;
+}
+
+/* The queue whose next job may go to w; NULL: none. Jobs of dead processes and others do not share one. */
+static struct queue *queue_for(struct helper_pool *p, const struct worker *w) {
+    const bool again = p->again.head < p->again.n;
+    if (room(p, w) <= 0) return NULL;
+    if (again && (w->n_calls == 0 || (w->again && p->again.job[p->again.head].company > w->n_calls))) return &p->again;
+    if (p->jobs.head < p->jobs.n && (w->n_calls == 0 || !w->again)) return &p->jobs;
+    return NULL;
+}
+
+/* The worker with the fewest calls of those that can take one; NULL: none can. */
 static struct worker *freest(struct helper_pool *p) {
-    struct worker *best = &p->w[0];
-    for (int i = 1; i < p->n; i++)
-        if (p->w[i].n_calls < best->n_calls) best = &p->w[i];
-    return best->n_calls < p->n_calls ? best : NULL;
+    struct worker *best = NULL;
+    for (int i = 0; i < p->n; i++)
+        if ((!best || p->w[i].n_calls < best->n_calls) && queue_for(p, &p->w[i])) best = &p->w[i];
+    return best;
+}
+
+/* Of a worker's next answer. */
+static double timeout_of(const struct helper_pool *p, const struct worker *w) {
+    return p->n_calls == 1 && w->n_calls > 0 ? w->calls[0].job.timeout_s : w->timeout_s;
 }
 
 /* A worker's next answer is due from now on. */
 static void arm(const struct helper_pool *p, struct worker *w) {
-    w->deadline = helper__ready(w->h) ? clock_awake() + w->timeout_s + (p->n_calls > 1 ? GRACE_S : 0) : 0;
+    w->since = clock_awake();
+    w->deadline = helper__ready(w->h) ? w->since + timeout_of(p, w) + (p->n_calls > 1 ? GRACE_S : 0) : 0;
+}
+
+static void hand_to(struct helper_pool *p, struct worker *w) {
+    struct queue *q = queue_for(p, w);
+    struct job *j = &q->job[q->head++];
+    int64_t id;
+    const int rc = helper__send(w->h, j->request, p->n_calls > 1 ? j->timeout_s : 0, &id);
+    if (rc < 0) {
+        finish(p, j, rc, NULL);
+        if (helper_pending(w->h) == 0) lose_calls(p, w, rc, true);
+        return;
+    }
+    if (w->n_calls == 0) {
+        w->company = NO_MORE;
+        w->timeout_s = 0;
+        w->again = q == &p->again;
+    }
+    if (j->company < w->company) w->company = j->company;
+    if (j->timeout_s > w->timeout_s) w->timeout_s = j->timeout_s;
+    xgrow((void **)&w->calls, &w->cap_calls, w->n_calls + 1, sizeof *w->calls);
+    w->calls[w->n_calls++] = (struct call){*j, id};
+    if (w->n_calls == 1) arm(p, w);
+    p->running++;
 }
 
 static void hand_out(struct helper_pool *p) {
-    struct worker *w;
-    while (p->job_head < p->n_jobs && (w = freest(p))) {
-        struct job *j = &p->jobs[p->job_head++];
-        int64_t id;
-        const int rc = helper__send(w->h, j->request, p->n_calls > 1 ? j->timeout_s : 0, &id);
-        json_decref(j->request);
-        if (rc < 0) {
-            finish(p, j->ticket, rc, NULL);
-            if (helper_pending(w->h) == 0) lose_calls(p, w, rc);
-            continue;
-        }
-        if (w->n_calls == 0 || j->timeout_s > w->timeout_s) w->timeout_s = j->timeout_s;
-        xgrow((void **)&w->calls, &w->cap_calls, w->n_calls + 1, sizeof *w->calls);
-        w->calls[w->n_calls++] = (struct call){j->ticket, id};
-        if (w->n_calls == 1) arm(p, w);
-        p->running++;
-    }
-    if (p->job_head == p->n_jobs) p->job_head = p->n_jobs = 0;
+    for (struct worker *w; (w = freest(p));) hand_to(p, w);
 }
+
+/* ---- from the helpers ---- */
 
 static void take(struct helper_pool *p, struct worker *w, const struct helper__reply *r) {
     int64_t i = 0;
     while (i < w->n_calls && w->calls[i].id != r->id) i++;
     CHECK(i < w->n_calls); /* helper__step gives answers to pending requests only */
-    finish(p, w->calls[i].ticket, r->rc, r->value);
-    w->calls[i] = w->calls[--w->n_calls];
+    finish(p, &w->calls[i].job, r->rc, r->value);
+    w->n_calls--;
+    memmove(w->calls + i, w->calls + i + 1, (size_t)(w->n_calls - i) * sizeof *w->calls);
     p->running--;
+    p->n_failed = 0;
+    w->brief = clock_awake() - w->since < SHORT_S;
     arm(p, w);
 }
 
 /* Moves one busy worker on; it may become idle. */
 static void advance(struct helper_pool *p, struct worker *w) {
     struct helper__reply r;
+    w->looked = clock_now();
     while (w->n_calls > 0) {
         int rc = helper__step(w->h, &r);
         if (rc > 0) {
@@ -160,19 +256,14 @@ static void advance(struct helper_pool *p, struct worker *w) {
         if (rc == 0) {
             if (w->deadline == 0) arm(p, w);
             if (clock_poll_ms(w->deadline > 0 ? w->deadline : helper__start_deadline(w->h)) > 0) return;
-            rc = helper__expire(w->h, w->timeout_s);
+            rc = helper__expire(w->h, timeout_of(p, w));
         }
-        lose_calls(p, w, rc);
+        lose_calls(p, w, rc, w->deadline > 0);
     }
 }
 
-static void advance_all(struct helper_pool *p) {
-    for (int i = 0; i < p->n; i++) advance(p, &p->w[i]);
-    hand_out(p);
-}
-
-/* Until some helper has something for us, at most ms. */
-static int wait_any(const struct helper_pool *p, int ms) {
+/* Waits at most ms until some helper has something for us, and moves those on. */
+static int advance_all(struct helper_pool *p, int ms) {
     struct pollfd *fds = xmalloc(sizeof *fds * HELPER__N_FDS * (size_t)p->n);
     nfds_t n = 0;
     for (int i = 0; i < p->n; i++) {
@@ -183,34 +274,47 @@ static int wait_any(const struct helper_pool *p, int ms) {
         const int left = clock_poll_ms(w->deadline > 0 ? w->deadline : helper__start_deadline(w->h));
         if (left < ms) ms = left;
     }
-    const int rc = poll(fds, n, ms);
-    const int e = errno;
+    const int rc = poll(fds, n, ms), e = errno;
+    const double slice = clock_now() - SLICE_MS / 1e3; /* the end of a helper whose children hold the socket wakes nobody */
+    n = 0;
+    for (int i = 0; i < p->n; i++) {
+        struct worker *w = &p->w[i];
+        if (w->n_calls == 0) continue;
+        short events = 0;
+        for (int k = 0; k < HELPER__N_FDS; k++) events |= rc > 0 ? fds[n + (nfds_t)k].revents : 0;
+        n += HELPER__N_FDS;
+        if (events || w->looked < slice) advance(p, w);
+    }
     free(fds);
     if (rc < 0 && e != EINTR) FAIL(ERR_INTERNAL, "poll: %s", strerror(e));
+    hand_out(p);
     return 0;
 }
 
 int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket) {
-    xgrow((void **)&p->jobs, &p->cap_jobs, p->n_jobs + 1, sizeof *p->jobs);
-    p->jobs[p->n_jobs++] = (struct job){p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s};
+    const struct job j = {p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s, 0, NO_MORE};
+    push(&p->jobs, &j);
     *ticket = p->next_ticket++;
-    advance_all(p);
-    return 0;
+    hand_out(p);
+    return advance_all(p, 0);
 }
 
 int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out) {
     const double deadline = clock_awake() + wait_s;
+    int ms = 0;
     for (;;) {
-        advance_all(p);
+        if (p->done_head == p->n_done) TRY(advance_all(p, ms));
         if (p->done_head < p->n_done) {
             *out = p->done[p->done_head++];
             if (p->done_head == p->n_done) p->done_head = p->n_done = 0;
             return 1;
         }
-        const int ms = clock_poll_ms(deadline);
+        ms = clock_poll_ms(deadline);
         if (p->running == 0 || ms == 0) return 0;
-        TRY(wait_any(p, ms < SLICE_MS ? ms : SLICE_MS));
+        if (ms > SLICE_MS) ms = SLICE_MS;
     }
 }
 
-int64_t helper_pool_pending(const struct helper_pool *p) { return p->n_jobs - p->job_head + p->running + p->n_done - p->done_head; }
+int64_t helper_pool_pending(const struct helper_pool *p) {
+    return p->jobs.n - p->jobs.head + p->again.n - p->again.head + p->running + p->n_done - p->done_head;
+}

@@ -13,7 +13,7 @@
 
 #define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
-enum { DEFAULT_CONCURRENT = 256 };
+enum { DEFAULT_CONCURRENT = 256, TRIES = 5 }; /* TRIES: processes that a sample may end before it is a crash */
 
 struct in_flight {
     int64_t tag, response_len;
@@ -55,7 +55,9 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     if (!file_exists(path)) FAILG(out, ERR_INPUT, "custom_reward_function.path %s does not exist", path);
     TRYG(file_check(path), out);
     TRYG(load_once(&h, &is_async), out);
-    TRYG(helper_pool_create(&c->pool, &h, a->n_workers > 0 ? a->n_workers : 1, is_async ? concurrent : 1), out);
+    const struct helper_pool_args pool = {
+        .n = a->n_workers > 0 ? a->n_workers : 1, .n_calls = is_async ? concurrent : 1, .n_tries = TRIES};
+    TRYG(helper_pool_create(&c->pool, &h, &pool), out);
 out:
     json_decref(init);
     free(path);

@@ -401,7 +401,7 @@ static int start(struct client *c, const struct track_args *a) {
                              a->loggers->client[TRACK_MLFLOW], "run_dir", a->run_dir, "proxy", a->wandb_proxy, "trace_project",
                              a->trace_project, "trace_experiment", a->trace_experiment, "version", VERLC_VERSION);
     const struct helper_args h = {.module = "verlc_helpers.tracker", .init = init, .memory_bytes = -1, .start_timeout_s = START_S};
-    const int rc = helper_pool_create(&c->helper, &h, 1, 1);
+    const int rc = helper_pool_create(&c->helper, &h, &(struct helper_pool_args){.n = 1});
     json_decref(init);
     TRY(rc);
     const int e = pthread_create(&c->sender, NULL, send_loop, c);

@@ -95,10 +95,16 @@ def handle(request):
     raise HelperError("unknown request")
 
 
+async def block():
+    time.sleep(600)
+
+
 async def handle_async(request):
     if request["do"] == "wait":
         await asyncio.sleep(request["s"])
         return {"pid": os.getpid()}
+    if request["do"] == "block":  # in a task that the call has started
+        await asyncio.gather(asyncio.sleep(0), block())
     if request["do"] == "cancel":
         asyncio.current_task().cancel()
         await asyncio.sleep(600)

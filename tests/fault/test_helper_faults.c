@@ -245,7 +245,8 @@ static void pool_loses_only_the_bad_request(void **state) {
     const int fds = count_fds();
     static const char *const kinds[] = {"echo", "exit", "echo", "hang", "refuse", "echo", "segv", "echo"};
     struct helper_pool *p = NULL;
-    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper"}, 3, 1), 0);
+    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper"}, &(struct helper_pool_args){.n = 3}),
+                     0);
     for (int i = 0; i < 24; i++) {
         int64_t ticket;
         json_t *q = json_pack("{s:s, s:i}", "do", kinds[i % 8], "value", i);
@@ -288,12 +289,16 @@ static void pool_loses_only_the_bad_request(void **state) {
 
 /* ---- many requests in one process ---- */
 
-static struct helper_pool *make_concurrent(int n, int64_t n_calls) {
+static struct helper_pool *make_pool(const struct helper_pool_args *args) {
     struct helper_pool *p = NULL;
-    json_t *init = json_string("async");
-    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper", .init = init}, n, n_calls), 0);
+    json_t *init = args->n_calls > 1 ? json_string("async") : NULL;
+    assert_int_equal(helper_pool_create(&p, &(struct helper_args){.module = "faulty_helper", .init = init}, args), 0);
     json_decref(init);
     return p;
+}
+
+static struct helper_pool *make_concurrent(int n, int64_t n_calls) {
+    return make_pool(&(struct helper_pool_args){.n = n, .n_calls = n_calls});
 }
 
 static int64_t send_to(struct helper_pool *p, const char *kind, double seconds, double timeout_s) {
@@ -352,14 +357,44 @@ static void each_request_has_its_own_deadline(void **state) {
     assert_true(json_equal(before, after)); /* nobody was killed */
     json_decref(before);
     json_decref(after);
-    /* a blocked event loop: the process goes, once it has answered nothing for the timeout and its grace */
-    send_to(p, "hang", 0, 0.5);
-    send_to(p, "wait", 0, 0.5);
-    next(p, ERR_TIMEOUT, NULL);
-    next(p, ERR_TIMEOUT, NULL);
-    send_to(p, "wait", 0, 20);
-    next(p, 0, NULL);
     helper_pool_destroy(p);
+    /* a blocked event loop: that request has no answer, the others are served by a new process */
+    for (int own_task = 0; own_task < 2; own_task++) {
+        p = make_pool(&(struct helper_pool_args){.n = 1, .n_calls = 16, .n_tries = 5});
+        const int64_t blocks = send_to(p, own_task ? "block" : "hang", 0, 1), held_up = send_to(p, "wait", 0.5, 20);
+        assert_int_equal(next(p, ERR_TIMEOUT, NULL), blocks);
+        assert_int_equal(next(p, 0, NULL), held_up);
+        helper_pool_destroy(p);
+    }
+    assert_no_children();
+}
+
+/* Requests 7 and 27 of 40 end their process whenever they are served; no other is lost with them. */
+static void only_the_guilty_are_blamed(void **state) {
+    (void)state;
+    const struct helper_pool_args pools[] = {{.n = 3, .n_tries = 3}, {.n = 2, .n_calls = 30, .n_tries = 3}};
+    for (int k = 0; k < 2; k++) {
+        struct helper_pool *p = make_pool(&pools[k]);
+        for (int i = 0; i < 40; i++) send_to(p, i % 20 == 7 ? "exit" : pools[k].n_calls ? "wait" : "sleep", i % 3 * 0.002, 20);
+        for (int i = 0; i < 40; i++) {
+            struct helper_result r;
+            assert_int_equal(helper_pool_recv(p, 60, &r), 1);
+            if ((r.rc == 0) == (r.ticket % 20 == 7)) fail_msg("request %lld: %s", (long long)r.ticket, r.error);
+            if (r.rc < 0) assert_non_null(strstr(r.error, "exit code 7"));
+            if (r.rc < 0) assert_non_null(strstr(r.error, "processes before it"));
+            helper_result_free(&r);
+        }
+        assert_int_equal(helper_pool_pending(p), 0);
+        helper_pool_destroy(p);
+    }
+    assert_no_children();
+    /* a process that does not start is no request's fault, and is not tried for ever */
+    setenv("FAULTY_START", "exit", 1);
+    struct helper_pool *p = make_pool(&pools[0]);
+    for (int i = 0; i < 6; i++) send_to(p, "echo", 0, 20);
+    for (int i = 0; i < 6; i++) next(p, ERR_HELPER, NULL);
+    helper_pool_destroy(p);
+    unsetenv("FAULTY_START");
     assert_no_children();
 }
 
@@ -460,6 +495,7 @@ int main(void) {
         cmocka_unit_test(pool_loses_only_the_bad_request),
         cmocka_unit_test(pool_serves_many_at_once),
         cmocka_unit_test(each_request_has_its_own_deadline),
+        cmocka_unit_test(only_the_guilty_are_blamed),
         cmocka_unit_test(a_crash_costs_the_requests_in_flight),
         cmocka_unit_test(nothing_outlives_us),
     };

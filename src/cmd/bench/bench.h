@@ -15,7 +15,8 @@
     X(train, "forward and backward of a model, tokens per second")                           \
     X(logprob, "log-probs of a model, tokens per second")                                    \
     X(generate, "sampling from a model, tokens per second")                                  \
-    X(step, "generation, reference log-probs and update of one GRPO step, seconds")
+    X(step, "generation, reference log-probs and update of one GRPO step, seconds")          \
+    X(reward, "scoring responses, natively or with a Python function, milliseconds each")
 
 #define X(name, help) int bench_##name(int argc, char **argv);
 BENCH_MAP(X)

@@ -1,0 +1,171 @@
+"""The processes that run a Python scorer: what a call costs, how many calls of an async judge are in flight, and that no
+sample is lost where processes are killed. `make bench` runs it with --full: the judge of 10 s and the minute of kills that
+the figures are stated for, beside verl's own manager where .venv-oracle is."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
+
+FULL = "--full" in sys.argv
+KILL_S = 60 if FULL else 6
+JUDGE_S = 10 if FULL else 1
+
+SCORERS = '''
+import asyncio, os, time
+def trivial(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+def index_of(solution_str):
+    return float(solution_str.split()[1].rstrip("."))
+def short(data_source, solution_str, ground_truth, extra_info=None, seconds=0.01):
+    time.sleep(seconds)
+    return index_of(solution_str)
+async def judge(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(JUDGE_S)
+    return index_of(solution_str)
+async def brief_judge(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0.1)
+    return index_of(solution_str)
+def deadly(data_source, solution_str, ground_truth, extra_info=None):
+    if index_of(solution_str) % 100 == 7:
+        os._exit(9)
+    return index_of(solution_str)
+async def deadly_judge(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0.1)
+    return deadly(data_source, solution_str, ground_truth)
+'''.replace("JUDGE_S", str(JUDGE_S))
+
+
+def bench(s, name, **options):
+    args = [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
+    return json.loads(run("bench", "reward", f"--path={s.dir / 'scorers.py'}", f"--name={name}", *args, timeout=600).stdout)
+
+
+def check_overhead(s, test):
+    for size in 1024, 2048, 4096:
+        got = min((bench(s, "trivial", bytes=size, samples=10000 if FULL else 2000) for _ in range(3)), key=lambda g: g["seconds"])
+        print(f"        {size} bytes, one process: {got['ms_per_sample']:.3f} ms a sample")
+        test(f"a Python scorer costs at most 0.2 ms a sample of {size} bytes", got["ms_per_sample"] <= 0.2 and
+             got["score"] == got["samples"], str(got))
+
+
+def check_judge(s, test):
+    n, workers, in_flight = (1000, 2, 200) if FULL else (400, 1, 200)
+    got = bench(s, "judge", samples=n, workers=workers)
+    rounds = -(-n // (in_flight * workers))
+    print(f"        {n} calls of {JUDGE_S} s, {workers} processes: {got['seconds']:.2f} s")
+    test("at least 200 calls of an async judge are in flight in each process", got["score"] == n and got["sum"] == n * (n - 1) / 2
+         and got["seconds"] < rounds * JUDGE_S * 1.25, f"{rounds} rounds: {got}")
+
+
+def processes():
+    """{pid: parent, command line} of all processes."""
+    got = {}
+    for d in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            got[int(d.name)] = (int((d / "stat").read_text().rsplit(")", 1)[1].split()[1]), (d / "cmdline").read_text())
+        except OSError:
+            continue
+    return got
+
+
+def scorers_of(pid):
+    """The Python processes of a run, below their reapers."""
+    all_of = processes()
+    below = {p for p, (parent, _) in all_of.items() if parent == pid}
+    return [p for p, (parent, line) in all_of.items() if parent in below and "verlc_helpers.reward" in line]
+
+
+def check_kills(s, test, name, n, **options):
+    """A process is killed every second (two in the short test); each sample has its score all the same."""
+    args = [VERLC, "bench", "reward", f"--path={s.dir / 'scorers.py'}", f"--name={name}", f"--samples={n}",
+            *(f"--{k.replace('_', '-')}={v}" for k, v in options.items())]
+    p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+    killed, done = [], threading.Event()
+
+    def kill():
+        while not done.wait(1 if FULL else 0.5):
+            for pid in sorted(scorers_of(p.pid), key=lambda q: killed.count(q))[-1:]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                except ProcessLookupError:
+                    pass
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    out, err = p.communicate(timeout=600)
+    done.set()
+    killer.join()
+    got = json.loads(out) if out else {}
+    print(f"        {name}: {len(killed)} kills in {got.get('seconds', 0):.1f} s")
+    test(f"{name}: killed processes lose no sample", got.get("score") == n and got["sum"] == n * (n - 1) / 2 and
+         len(killed) >= KILL_S, f"{len(killed)} kills, {got} {err[-600:]}")
+
+
+def check_blame(s, test):
+    """A sample that ends its process, whenever it is scored."""
+    for name, options in (("deadly", {"workers": 2}), ("deadly_judge", {"workers": 2})):
+        got = bench(s, name, samples=200, **options)
+        want = 200 * 199 / 2 - 7 - 107
+        test(f"{name}: a sample that ends its process is a crash, the others have their scores", got["crash"] == 2 and
+             got["score"] == 198 and got["sum"] == want and "exit code 9" in got["message"], str(got))
+
+
+VERL = '''
+import asyncio, time
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+class Words:
+    def decode(self, ids, skip_special_tokens=True):
+        return text
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+text = "First we add the apples. " * 82
+async def main():
+    manager = NaiveRewardManager(None, Words(), compute_score)
+    data = [DataProto.from_dict(tensors={"responses": torch.zeros(1, 512, dtype=torch.long),
+                                         "attention_mask": torch.ones(1, 640, dtype=torch.long)},
+                                non_tensors={"data_source": ["openai/gsm8k"], "reward_model": [{"ground_truth": "0"}],
+                                             "extra_info": [{}]}) for _ in range(2000)]
+    t = time.perf_counter()
+    await asyncio.gather(*(manager.run_single(d) for d in data))
+    print((time.perf_counter() - t) / 2)
+asyncio.run(main())
+'''
+
+
+def show_verl():
+    python = pathlib.Path(".venv-oracle/bin/python")
+    if python.exists():
+        p = subprocess.run([python, "-c", VERL.replace('["openai/gsm8k"]', 'np.array(["openai/gsm8k"], dtype=object)')
+                            .replace('[{"ground_truth": "0"}]', 'np.array([{"ground_truth": "0"}], dtype=object)')
+                            .replace('[{}]', 'np.array([{}], dtype=object)').replace("import torch", "import numpy as np, torch")],
+                           capture_output=True, text=True)
+        print(f"        verl's naive manager, in its own process: {p.stdout.strip() or p.stderr[-500:]} ms a sample")
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        (s.dir / "scorers.py").write_text(SCORERS)
+        check_overhead(s, test)
+        check_judge(s, test)
+        check_kills(s, test, "short", KILL_S * 350, workers=4)
+        check_kills(s, test, "brief_judge", KILL_S * 1500, workers=2, max_concurrent=200)
+        check_blame(s, test)
+    if FULL:
+        show_verl()
+    test.end()
+
+
+main()
