@@ -78,7 +78,8 @@ void reward__graders_destroy(struct reward__graders *s) {
 static int send_question(struct reward__graders *s, struct job *j, json_t *question) {
     const double limit_s = json_object_get(question, "math_verify") ? MATH_VERIFY_S : QUESTION_S;
     int64_t ticket;
-    int rc = s->pool ? 0 : helper_pool_create(&s->pool, &s->helper, s->n_workers, 1);
+    const struct helper_pool_args pool = {.n = s->n_workers, .n_tries = 2};
+    int rc = s->pool ? 0 : helper_pool_create(&s->pool, &s->helper, &pool);
     if (rc == 0) rc = helper_pool_send(s->pool, question, fmin(limit_s, s->timeout_s), &ticket);
     json_decref(question);
     if (rc < 0) {
