@@ -26,7 +26,7 @@
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                                      \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                         \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
-    X(plan, "memory plan of a ppo or sft run; --gpu 141GB plans for such a GPU")                  \
+    X(plan, "memory and time of a ppo or sft run before it starts")                               \
     X(explain, "what a metric or a key is and how to read it")                                    \
     X(bench, "benchmarks of this machine")                                                        \
     X(selftest, "compare a device with the reference backend, op by op")
@@ -37,6 +37,17 @@ CMD_MAP(X)
 
 /* verlc generate with key=value arguments: main_generation. */
 int cmd_generate_rows(int argc, char **argv);
+
+/* ---- of the commands with verl's keys (train.c) ---- */
+struct conf;
+/* The checked configuration of a command line (what follows the command's name); 1: it was a question (--help, --cfg) and is
+ * answered. The caller frees *c after an error too. */
+int cmd_load(struct conf **c, const char *schema, int argc, char **argv);
+int cmd_ended(int rc); /* ERR_SIGNAL becomes 128 + signal, as the shell counts, and is said */
+/* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
+const char *cmd_sft_schema(int argc, char **argv);
+/* The schema of the program whose keys these are: one of verl's two generation programs. ERR_INVAL: keys of both. */
+int cmd_generation_schema(int argc, char **argv, const char **schema);
 
 struct cmd_opt {
     const char *name; /* "--model" */

@@ -1,4 +1,4 @@
-/* train.c - verlc ppo, sft and plan: verl's command lines.
+/* train.c - verlc ppo, sft, eval and generate with keys: verl's command lines.
  * Resolves and checks the configuration; the programs are in train. */
 #include "cmd/cmd.h"
 
@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ERR_SIGNAL becomes 128 + signal, as the shell counts. */
-static int ended(int rc) {
+int cmd_ended(int rc) {
     if (rc != ERR_SIGNAL) return rc;
     log_error("%s", err_msg());
     return 128 + stage_stop_signal();
@@ -25,8 +24,7 @@ static int want_keys(const char *name, int argc, const char *model_key) {
          name, model_key, name);
 }
 
-/* The checked configuration of a command line; 1: it was a question (--help, --cfg) and is answered. */
-static int load(struct conf **c, const char *schema, int argc, char **argv) {
+int cmd_load(struct conf **c, const char *schema, int argc, char **argv) {
     TRY(conf_load(c, schema, argc, argv));
     const int answered = conf_answer(*c, stdout);
     TRY(answered);
@@ -41,17 +39,16 @@ static int train(const char *name, const char *model_key, const char *schema, in
                  char **argv) {
     struct conf *c = NULL;
     TRY(want_keys(name, argc, model_key));
-    int rc = load(&c, schema, argc - 1, argv + 1);
+    int rc = cmd_load(&c, schema, argc - 1, argv + 1);
     if (rc == 0) rc = program(c);
     conf_free(c);
     if (rc < 0) err_pass(rc, __FILE__, __LINE__);
-    return rc > 0 ? 0 : ended(rc);
+    return rc > 0 ? 0 : cmd_ended(rc);
 }
 
 int cmd_ppo(int argc, char **argv) { return train("ppo", "actor_rollout_ref.model.path", "ppo_trainer", train_ppo, argc, argv); }
 
-/* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
-static const char *sft_schema(int argc, char **argv) {
+const char *cmd_sft_schema(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "model.partial_pretrain=", 23) == 0 || strncmp(argv[i], "data.prompt_key=", 16) == 0 ||
             strncmp(argv[i], "data.response_key=", 18) == 0 || strcmp(argv[i], "--config-name=sft_trainer") == 0)
@@ -60,12 +57,12 @@ static const char *sft_schema(int argc, char **argv) {
     return "sft_trainer_engine";
 }
 
-int cmd_sft(int argc, char **argv) { return train("sft", "model.path", sft_schema(argc, argv), train_sft, argc, argv); }
+int cmd_sft(int argc, char **argv) { return train("sft", "model.path", cmd_sft_schema(argc, argv), train_sft, argc, argv); }
 
 int cmd_eval(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
-    int rc = load(&c, "evaluation", argc - 1, argv + 1);
+    int rc = cmd_load(&c, "evaluation", argc - 1, argv + 1);
     if (rc == 0) rc = train_eval(c, &text);
     if (rc == 0 && text.p) fputs(text.p, stdout);
     buf_free(&text);
@@ -83,8 +80,7 @@ static const char *first_of(int argc, char **argv, const char *const *groups) {
     return NULL;
 }
 
-/* The schema of the program whose keys these are. */
-static int generation_schema(int argc, char **argv, const char **schema) {
+int cmd_generation_schema(int argc, char **argv, const char **schema) {
     /* keys that only one of verl's two programs reads: main_generation, and main_generation_server of verl 0.9.1 */
     static const char *const older[] = {"model.", "rollout.", "data.path=", "data.n_samples=", "data.batch_size=", NULL};
     static const char *const server[] = {"actor_rollout_ref.", "data.train_files=", NULL};
@@ -101,52 +97,9 @@ static int generation_schema(int argc, char **argv, const char **schema) {
 int cmd_generate_rows(int argc, char **argv) {
     const char *schema;
     struct conf *c = NULL;
-    TRY(generation_schema(argc, argv, &schema));
-    int rc = load(&c, schema, argc - 1, argv + 1);
+    TRY(cmd_generation_schema(argc, argv, &schema));
+    int rc = cmd_load(&c, schema, argc - 1, argv + 1);
     if (rc == 0) rc = train_generate(c);
     conf_free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
-}
-
-/* --gpu SIZE or --gpu=SIZE in front of the keys. Returns how many arguments it took. */
-static int plan_gpu(int argc, char **argv, int64_t *gpu) {
-    const bool apart = argc > 1 && strcmp(argv[1], "--gpu") == 0, joined = argc > 1 && strncmp(argv[1], "--gpu=", 6) == 0;
-    if (!apart && !joined) return 0;
-    if (apart && argc < 3) FAIL(ERR_INVAL, "--gpu: expected its memory, as in --gpu 141GB");
-    TRY(conf_bytes("--gpu", joined ? argv[1] + 6 : argv[2], gpu));
-    if (*gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
-    return apart ? 2 : 1;
-}
-
-int cmd_plan(int argc, char **argv) {
-    struct conf *c = NULL;
-    struct buf text = {0};
-    bool fits = false;
-    int64_t gpu = 0;
-    const int taken = plan_gpu(argc, argv, &gpu);
-    TRY(taken);
-    if (argc > 1 + taken && strcmp(argv[1 + taken], "--help") == 0)
-        puts("usage: verlc plan [--gpu SIZE] [ppo|sft|generate] KEY=VALUE...\n\n"
-             "Prints the memory that `verlc ppo` (or sft, generate) with these keys takes, and whether it fits; nothing runs.\n"
-             "--gpu SIZE   plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n");
-    argc -= taken;
-    argv += taken;
-    int (*program)(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) = train_plan_ppo;
-    const char *schema = "ppo_trainer", *name = argc > 1 ? argv[1] : "";
-    if (strcmp(name, "sft") == 0) {
-        program = train_plan_sft;
-        schema = sft_schema(argc, argv);
-    } else if (strcmp(name, "generate") == 0) {
-        program = train_plan_generate;
-        TRY(generation_schema(argc, argv, &schema));
-    }
-    const bool named = program != train_plan_ppo || strcmp(name, "ppo") == 0;
-    int rc = load(&c, schema, argc - 1 - named, argv + 1 + named);
-    if (rc == 0) rc = program(c, gpu, &text, &fits);
-    if (rc == 0) fputs(text.p, stdout);
-    if (rc == 0 && !fits) rc = err_exit_status(ERR_NOMEM);
-    else if (rc > 0) rc = 0;
-    buf_free(&text);
-    conf_free(c);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }

@@ -19,6 +19,16 @@ int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
 int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);      /* data.max_length: the longest sample */
 int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool *fits); /* full prompts and responses */
 
+/* Time: a few real steps of such a run in its own directory (trainer.default_local_dir), which the caller removes, and what
+ * they took (train/run/time_probe.h). whole: with a step at full length, a validation pass and a checkpoint. */
+struct time_probe;
+int train_probe_ppo(const struct conf *c, bool whole, struct time_probe *out);
+int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out);
+/* Changes of keys whose time a probe cannot know but by trying, as overrides, one a line, appended to out. own_memory: the
+ * device has memory of its own. */
+int train_choices_ppo(const struct conf *c, bool own_memory, struct buf *out);
+int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out);
+
 /* verl's main_eval: the scores of the responses in data.path, one JSON object, appended to out. */
 int train_eval(const struct conf *c, struct buf *out);
 /* verl's main_generation: data.n_samples responses for each prompt of data.path, to data.output_path. */

@@ -31,5 +31,10 @@ int controller_validate(void *controller); /* into the run's metrics */
 struct verlc *verlc_open_conf(const struct conf *c); /* never NULL */
 int verlc_end(struct verlc *v);                      /* closes; the code, with its message as the thread's */
 bool verlc_resamples(const struct verlc *v);         /* algorithm.use_pf_ppo */
+struct controller *verlc_controller(struct verlc *v);
+
+/* ---- ppo.c ---- */
+/* One step; drawn: of algorithm.use_pf_ppo. */
+int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
 
 #endif

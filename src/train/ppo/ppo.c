@@ -9,7 +9,7 @@
 
 /* ---- one step ---- */
 
-static int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
     struct verlc_batch *train = b;
     TRY(verlc_rollout(v, b));
     TRY(verlc_reward(v, b));

@@ -123,6 +123,9 @@ int verlc_failed(const struct verlc *v) { return v->rc; }
 const char *verlc_error(const struct verlc *v) { return v->rc < 0 ? v->error.msg : ""; }
 int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
 bool verlc_resamples(const struct verlc *v) { return v->c.k.use_pf_ppo; }
+struct controller *verlc_controller(struct verlc *v) {
+    return &v->c;
+}
 
 bool verlc_has(const struct verlc *v, enum verlc_role role) {
     return v->rc == 0 && (unsigned)role < N_ROLES && v->c.worker.role[role] != NULL;

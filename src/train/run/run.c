@@ -146,15 +146,6 @@ int run_ready(struct run *r, const struct conf *c) {
     return 0;
 }
 
-/* ---- checkpoints ---- */
-
-static int published(struct run *r, int64_t step) {
-    char *where = xasprintf("%s/global_step_%lld", r->k.default_local_dir, (long long)step);
-    track_event(r->track, step, "checkpoint", where);
-    free(where);
-    r->saved_step = step;
-    if (r->early.best_step > step) return 0; /* a newer best is about to be saved: its own publication names it */
-    return early_stop_publish(&r->early, r->k.default_local_dir);
 }
 
 /* Takes the checkpoint under way if it is published, or its failure. wait: until it is. */
@@ -215,6 +206,13 @@ static int save_now(struct run *r, int64_t keep) {
 
 int run_save(struct run *r) { return save_now(r, r->k.keep_ckpts); }
 
+int run_save_timed(struct run *r, double *waits) {
+    const double start = clock_now();
+    TRY(save(r, r->k.keep_ckpts));
+    *waits = clock_now() - start;
+    return write_copy(r, true);
+}
+
 /* ---- steps ---- */
 
 bool run_begin_step(struct run *r) {
@@ -256,7 +254,7 @@ static int finish(struct run *r) {
     }
     const int stop = stage_stop_signal(); /* read once: it may come at any moment */
     const bool last = stop || early_stop_done(&r->early) || r->step == r->total_steps;
-    if (stop || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
+    if ((stop && !r->probing) || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
     stages_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
     TRY(write_copy(r, last));
@@ -286,6 +284,7 @@ int run_end_step(struct run *r) {
  * that failed. After a numerical stop nothing is retired, since an older checkpoint may be the one to return to. */
 int run_fail(struct run *r, int rc) {
     struct err_saved why;
+    if (r->probing) return err_pass(rc, __FILE__, __LINE__);
     err_save(&why);
     if (r->in_step) {
         stage_end(r->stages);
@@ -311,7 +310,7 @@ void run_close(struct run *r, int rc) {
     struct err_saved why;
     err_save(&why);
     if (settle(r, true) < 0) log_error("%s", err_msg());
-    if (rc == 0 && r->state) {
+    if (rc == 0 && r->state && !r->probing) {
         early_stop_say(&r->early, r->step);
         if (r->saved_step > 0)
             log_info("done: %lld steps; the model %sis in %s/global_step_%lld/actor", (long long)r->step,

@@ -79,6 +79,7 @@ struct run {
     int64_t optim_done;             /* optimizer steps of all parts at the end of the last whole step */
     bool begun, in_step, step_bad;  /* step_bad: it has met a gradient that is not finite */
     bool said_stop;
+    bool probing; /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
     char *config_yaml;
     json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */
 };
@@ -110,6 +111,8 @@ int run_end_step(struct run *r);
 int run_fail(struct run *r, int rc);
 /* A checkpoint of the last whole step, where there is none of it yet. */
 int run_save(struct run *r);
+/* One of this step; *waits: the seconds before the next step could begin, while it is written (ckpt/async_save.h). */
+int run_save_timed(struct run *r, double *waits);
 /* A gradient that is not finite, so that nothing was changed: the lines that dump writes go to bad_batches/STEP.jsonl.
  * ERR_NUMERIC after trainer.max_bad_steps steps in a row. */
 int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(void *arg, struct buf *out), void *arg);

@@ -10,6 +10,7 @@
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
 #include "train/run/run.h"
+#include "train/run/time_probe.h"
 #include "train/run/update.h"
 #include "train/sft/memory_plan.h"
 #include "train/train.h"
@@ -311,6 +312,58 @@ int train_sft(const struct conf *c) {
     int rc = open_all(&s, c);
     if (rc == 0) rc = steps(&s);
     close_all(&s, rc);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* ---- the steps that `verlc plan --probe sft` measures ---- */
+
+static bool probe_begin(void *ctx) { return run_begin_step(&((struct sft *)ctx)->run); }
+
+static int probe_step(void *ctx, struct time_probe *p) {
+    struct sft *s = ctx;
+    double tokens = 0;
+    TRY(sft_step(s));
+    if (metrics_get(&s->run.metrics, "train/global_tokens", &tokens)) p->tokens = tokens;
+    return run_end_step(&s->run);
+}
+
+static int probe_validate(void *ctx, struct time_probe *p) {
+    p->validated = p->val_rows = ((struct sft *)ctx)->val->n;
+    return validate(ctx);
+}
+
+int train_probe_sft(const struct conf *c, bool whole, struct time_probe *p) {
+    struct sft s = {0};
+    const struct probe_calls calls = {.ctx = &s, .begin = probe_begin, .step = probe_step, .validate = probe_validate};
+    const enum log_level level = log_level();
+    if (level == LOG_INFO) log_set_level(LOG_WARN); /* the memory plan has been printed */
+    const double start = clock_now();
+    int rc = open_all(&s, c);
+    log_set_level(level);
+    *p = (struct time_probe){.start = clock_now() - start};
+    if (rc == 0) {
+        probe_prepare(p, &s.run);
+        p->validates = s.val && p->test_freq > 0;
+        rc = probe_measure(p, &s.run, &calls, whole);
+    }
+    close_all(&s, rc);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out) {
+    struct sft_config k = {0};
+    const int rc = sft_config_read(&k, c);
+    if (rc == 0) {
+        const bool samples = k.cut.max_seqs > 0;
+        const char *key = samples ? "data.micro_batch_size_per_gpu" : "data.max_token_len_per_gpu";
+        const int64_t now = samples ? k.cut.max_seqs : k.cut.max_rows;
+        if (!samples || now * 2 <= k.train_batch_size) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
+        if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
+        if (k.recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
+        if (k.recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
+        if (own_memory) buf_addf(out, "engine.optimizer_offload=%s\n", k.optim.host_state ? "False" : "True");
+    }
+    sft_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
