@@ -146,6 +146,15 @@ int run_ready(struct run *r, const struct conf *c) {
     return 0;
 }
 
+/* ---- checkpoints ---- */
+
+static int published(struct run *r, int64_t step) {
+    char *where = xasprintf("%s/global_step_%lld", r->k.default_local_dir, (long long)step);
+    track_event(r->track, step, "checkpoint", where);
+    free(where);
+    r->saved_step = step;
+    if (r->early.best_step > step) return 0; /* a newer best is about to be saved: its own publication names it */
+    return early_stop_publish(&r->early, r->k.default_local_dir);
 }
 
 /* Takes the checkpoint under way if it is published, or its failure. wait: until it is. */

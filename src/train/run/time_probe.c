@@ -96,7 +96,7 @@ static int measure_rest(struct time_probe *p, struct run *r, const struct probe_
     if (p->save_freq != 0) {
         log_info("probe: a checkpoint");
         const double start = clock_now();
-        TRY(run_save(r));
+        TRY(run_save_timed(r, &p->checkpoint_waits));
         p->checkpoint = clock_now() - start;
         p->checkpoint_bytes = checkpoint_bytes(r);
     }
@@ -161,7 +161,14 @@ static double validation_seconds(const struct time_probe *p) {
     return p->validation > 0 && p->validated > 0 ? p->validation * (double)p->val_rows / (double)p->validated : 0;
 }
 
-static double checkpoint_seconds(const struct time_probe *p) { return p->checkpoint > 0 ? p->checkpoint : 0; }
+/* What the run waits for all its checkpoints: for the last one until it is on disk, for the others until the next step can
+ * begin; one that is still being written when the next is due is waited for. */
+static double checkpoint_seconds(const struct time_probe *p, int64_t freq) {
+    const int64_t n = checkpoints(p, freq);
+    const double beside = freq > 0 ? (double)freq * mean_of(p->step, p->n_steps) : 0, late = p->checkpoint - beside;
+    if (n == 0 || p->checkpoint < 0) return 0;
+    return p->checkpoint + (double)(n - 1) * (late > p->checkpoint_waits ? late : p->checkpoint_waits);
+}
 
 /* Tokens of a step at full length over those of the probe's. */
 static double full_growth(const struct time_probe *p) {
@@ -188,7 +195,7 @@ void time_plan_make(struct time_plan *t, const struct time_probe *p) {
     const double update = phase_mean(p, "update_actor");
     t->train = first + (double)left * t->step - (double)t->critic_steps * update;
     t->validate = (double)t->validations * validation_seconds(p);
-    t->save = (double)t->checkpoints * checkpoint_seconds(p);
+    t->save = checkpoint_seconds(p, p->save_freq);
     t->total = p->start + t->train + t->validate + t->save;
     t->full = -1;
     if (p->limit > 0) {
@@ -218,22 +225,25 @@ static struct change *add(struct changes *l, const char *key, int64_t value) {
     return c;
 }
 
-static void change_freq(struct changes *l, const char *key, int64_t freq, int64_t times, int64_t now, double seconds,
+static void change_freq(struct changes *l, const char *key, int64_t freq, int64_t times, int64_t now, double run,
                         const char *what) {
     struct change *c = add(l, key, freq);
-    c->run = (double)(times - now) * seconds;
+    c->run = run;
     snprintf(c->how, sizeof c->how, "computed: %lld %s, now %lld", (long long)times, what, (long long)now);
 }
 
 static void change_frequencies(struct changes *l, const struct time_probe *p, const struct time_plan *t) {
     const int64_t f = p->test_freq, s = p->save_freq;
-    if (p->validates && f > 0 && p->validation > 0) {
-        change_freq(l, "trainer.test_freq", f * 2, validations(p, f * 2), t->validations, validation_seconds(p), "passes");
-        change_freq(l, "trainer.test_freq", -1, validations(p, -1), t->validations, validation_seconds(p), "passes");
+    for (int i = 0; i < 2 && p->validation > 0 && f > 0; i++) {
+        const int64_t freq = i ? -1 : f * 2, times = validations(p, freq);
+        const double run = (double)(times - t->validations) * validation_seconds(p);
+        change_freq(l, "trainer.test_freq", freq, times, t->validations, run, "passes");
     }
-    if (s > 0 && p->checkpoint > 0) {
-        change_freq(l, "trainer.save_freq", s * 2, checkpoints(p, s * 2), t->checkpoints, p->checkpoint, "checkpoints");
-        if (s > 1) change_freq(l, "trainer.save_freq", s / 2, checkpoints(p, s / 2), t->checkpoints, p->checkpoint, "checkpoints");
+    for (int i = 0; i < 2 && p->checkpoint > 0 && s > 0; i++) {
+        const int64_t freq = i ? s / 2 : s * 2;
+        if (freq > 0)
+            change_freq(l, "trainer.save_freq", freq, checkpoints(p, freq), t->checkpoints, checkpoint_seconds(p, freq) - t->save,
+                        "checkpoints");
     }
 }
 
@@ -341,8 +351,11 @@ static void print_run(const struct time_probe *p, const struct time_plan *t, str
     if (p->checkpoint > 0) {
         const int64_t kept = p->keep_ckpts > 0 && p->keep_ckpts < t->checkpoints ? p->keep_ckpts : t->checkpoints;
         buf_addf(b, "  %-34s %12s  %lld x %s, %.2f GiB each, %.1f GiB on disk at the end\n", "checkpoints", duration(t->save, d),
-                 (long long)t->checkpoints, duration(p->checkpoint, each), (double)p->checkpoint_bytes / 0x1p30,
+                 (long long)t->checkpoints, duration(p->checkpoint_waits, each), (double)p->checkpoint_bytes / 0x1p30,
                  (double)(kept * p->checkpoint_bytes) / 0x1p30);
+        if (p->checkpoint_waits < 0.9 * p->checkpoint)
+            buf_addf(b, "  %-34s %12s  %s to disk beside the next steps; the last one is waited for\n", "", "",
+                     duration(p->checkpoint, each));
     }
     buf_addf(b, "  %-34s %12s\n", "total", duration(t->total, d));
     if (t->full > t->total)
