@@ -416,8 +416,8 @@ json_t *time_plan_json(const struct time_probe *p, const struct probe_choice *c,
                                   "rows", (json_int_t)p->val_rows, "measured_rows", (json_int_t)p->validated, "passes",
                                   (json_int_t)t.validations));
     json_object_set_new(out, "checkpoint",
-                        json_pack("{s:o, s:I, s:I}", "seconds", number_or_null(p->checkpoint), "bytes",
-                                  (json_int_t)p->checkpoint_bytes, "count", (json_int_t)t.checkpoints));
+                        json_pack("{s:o, s:f, s:I, s:I}", "seconds", number_or_null(p->checkpoint), "waits", p->checkpoint_waits,
+                                  "bytes", (json_int_t)p->checkpoint_bytes, "count", (json_int_t)t.checkpoints));
     if (p->limit > 0)
         json_object_set_new(out, "responses",
                             json_pack("{s:f, s:f, s:f, s:I}", "mean", p->length, "longest", p->longest, "share_at_limit",
