@@ -7,10 +7,12 @@
  *                                    "killed: ..."): one that was killed with SIGKILL has neither
  *   metrics(step, name, value)       one row a metric; NULL: not a number
  *   samples(id, step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status,
- *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message)
+ *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes)
  *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
  *           advantage: of the first token; advantages NULL: of every token
+ *           token_bytes: little-endian uint16, bytes of response that came with each token: 0 for a special token or a part of a
+ *           character, whose bytes come with its last part; their sum is response's length
  *           reward_message: why there is no score, NULL where there is one
  *           rows of a step without metrics are of a step that is being made
  *   histograms(step, validation, name, lo, hi, counts)
@@ -56,7 +58,8 @@ static const char *const added[][2] = {/* columns of samples that format 1 lacks
                                        {"entropy", "BLOB"},
                                        {"ref_logp", "BLOB"},
                                        {"advantages", "BLOB"},
-                                       {"reward_message", "TEXT"}};
+                                       {"reward_message", "TEXT"},
+                                       {"token_bytes", "BLOB"}};
 
 /* What a step's histograms count: training's samples, then validation's. */
 struct values {
@@ -218,8 +221,9 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_metric, "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?)"));
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
-                " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
+                " token_bytes)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
     return prepare(c, &c->put_event, "INSERT INTO events VALUES(NULL, ?, ?, ?, ?)");
@@ -340,6 +344,7 @@ static int db_sample(void *v, const struct track_sample *s) {
     bind_f32(st, 18, s->ref_logp, s->n);
     bind_f32(st, 19, s->advantages, s->n);
     sqlite3_bind_text(st, 20, s->reward_message, -1, SQLITE_STATIC);
+    sqlite3_bind_blob64(st, 21, s->token_bytes, (sqlite3_uint64)s->n * 2, SQLITE_STATIC);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
     see(&c->seen[s->validation][SCORE], s->score);

@@ -91,7 +91,7 @@ struct track {
     } out[MAX_TRACKERS];
     int n_out;
     pthread_t writer;
-    bool started, stop;
+    bool started, stop, flush; /* flush: asked for */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct record *head, *tail;
@@ -121,6 +121,7 @@ static void record_free(struct record *r) {
         free((float *)(uintptr_t)s->entropy);
         free((float *)(uintptr_t)s->ref_logp);
         free((float *)(uintptr_t)s->advantages);
+        free((uint16_t *)(uintptr_t)s->token_bytes);
         json_decref((json_t *)(uintptr_t)s->extra);
         json_decref((json_t *)(uintptr_t)s->trace.sampling);
         free((char *)(uintptr_t)s->trace.prompt.p);
@@ -180,6 +181,14 @@ static void *write_loop(void *v) {
     pthread_mutex_lock(&t->lock);
     for (;;) {
         if (write_status(t)) continue;
+        if (!t->head && t->flush) {
+            pthread_mutex_unlock(&t->lock);
+            flush_all(t);
+            pthread_mutex_lock(&t->lock);
+            t->flush = false;
+            pthread_cond_broadcast(&t->changed);
+            continue;
+        }
         if (!t->head && t->stop) break;
         if (!t->head) {
             wait_for_work(t);
@@ -376,6 +385,7 @@ void track_sample(struct track *t, const struct track_sample *s) {
     r->sample.entropy = numbers(s->entropy, s->n);
     r->sample.ref_logp = numbers(s->ref_logp, s->n);
     r->sample.advantages = numbers(s->advantages, s->n);
+    r->sample.token_bytes = s->token_bytes ? copy(s->token_bytes, (size_t)s->n * sizeof *s->token_bytes) : NULL;
     r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
     if (s->trace.wanted) {
         r->sample.trace.sampling = json_deep_copy(s->trace.sampling);
@@ -434,12 +444,14 @@ int track_flush(struct track *t) {
     int rc = 0;
     pthread_mutex_lock(&t->lock);
     const int64_t want = t->n_pushed;
-    while (t->n_written < want) {
+    t->flush = true;
+    pthread_cond_broadcast(&t->changed);
+    while (t->n_written < want || t->flush) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec++;
         pthread_cond_timedwait(&t->changed, &t->lock, &until);
-        if (t->n_written >= want || clock_awake() < deadline) continue;
+        if (clock_awake() < deadline) continue;
         rc =
             err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%lld records were not written within 30 s", (long long)(want - t->n_written));
         break;

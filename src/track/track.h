@@ -54,6 +54,7 @@ struct track_sample {
     int64_t n_prompt, n;
     const float *logp;                            /* (n) */
     const float *entropy, *ref_logp, *advantages; /* (n) each; NULL: not computed, or advantage is that of every token */
+    const uint16_t *token_bytes;                  /* (n) bytes of response that came with each token; NULL: not known */
     double score, advantage;                      /* NaN: none; advantage: of the first token */
     const char *reward_status;                    /* "score", "timeout", "crash", "unparsed", ... */
     const char *reward_message;                   /* why there is no score; NULL: there is one */

@@ -1,0 +1,181 @@
+/* run_samples.c - samples of run.db and their groups.
+ *
+ * Invariant: the arrays of a sample have as many numbers as it has tokens, or are NULL. */
+#include "view/run_reader_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SAMPLES = 100000 };
+
+/* ---- groups ---- */
+
+int run_reader_groups(struct run_reader *r, int64_t step, bool validation, int (*each)(void *arg, const struct run_group *g),
+                      void *arg) {
+    sqlite3_stmt *st;
+    int rc;
+    TRY(reader__query(r, &st,
+                      "SELECT uid, COUNT(*), COUNT(score), AVG(score), MIN(score), MAX(score), AVG(length(ids) / 4.0),"
+                      " SUM(finish = 'length'), SUM(reward_status <> 'score'), MIN(data_source)"
+                      " FROM samples WHERE step = ? AND validation = ? GROUP BY uid ORDER BY uid LIMIT 100000"));
+    sqlite3_bind_int64(st, 1, step);
+    sqlite3_bind_int(st, 2, validation);
+    while ((rc = reader__row(r, st)) == 1) {
+        struct reader__texts keep = {0};
+        const struct run_group g = {.uid = reader__i64(st, 0),
+                                    .n = reader__i64(st, 1),
+                                    .n_scored = reader__i64(st, 2),
+                                    .mean = reader__f64(st, 3),
+                                    .min = reader__f64(st, 4),
+                                    .max = reader__f64(st, 5),
+                                    .length = reader__f64(st, 6),
+                                    .n_cut = reader__i64(st, 7),
+                                    .n_errors = reader__i64(st, 8),
+                                    .data_source = reader__text(st, 9, &keep).p};
+        rc = each(arg, &g);
+        reader__texts_free(&keep);
+        if (rc < 0) break;
+    }
+    sqlite3_finalize(st);
+    return rc;
+}
+
+/* ---- samples ---- */
+
+/* Columns of the query, in its order. */
+enum {
+    ID,
+    STEP,
+    VALIDATION,
+    UID,
+    SAMPLE,
+    DATA_SOURCE,
+    SCORE,
+    ADVANTAGE,
+    STATUS,
+    FINISH,
+    N_PROMPT,
+    N_RESPONSE,
+    MESSAGE,
+    PROMPT,
+    RESPONSE,
+    TRUTH,
+    PROMPT_IDS,
+    IDS,
+    LOGP,
+    EXTRA,
+    ENTROPY,
+    REF_LOGP,
+    ADVANTAGES,
+    TOKEN_BYTES
+};
+
+static char *query_text(const struct run_reader *r, const struct run_sample_query *q) {
+    static const char *const names[] = {"entropy", "ref_logp", "advantages", "token_bytes"};
+    static const int has[] = {COLUMN_ENTROPY, COLUMN_REF_LOGP, COLUMN_ADVANTAGES, COLUMN_TOKEN_BYTES};
+    struct buf b = {0};
+    buf_addf(&b,
+             "SELECT id, step, validation, uid, sample, data_source, score, advantage, reward_status, finish,"
+             " length(prompt_ids), length(ids), %s",
+             r->has[COLUMN_REWARD_MESSAGE] ? "reward_message" : "NULL");
+    if (q->whole) buf_adds(&b, ", prompt, response, ground_truth, prompt_ids, ids, logp, extra");
+    for (int i = 0; i < 4 && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
+    buf_adds(&b, " FROM samples WHERE ");
+    if (q->id) buf_adds(&b, "id = ?1");
+    else {
+        buf_adds(&b, "step = ?1 AND validation = ?2");
+        if (q->uid >= 0) buf_adds(&b, " AND uid = ?3");
+        if (q->index >= 0) buf_adds(&b, " AND sample = ?4");
+    }
+    buf_adds(&b, " ORDER BY uid, sample, id LIMIT ?5 OFFSET ?6");
+    return buf_take(&b);
+}
+
+/* The bytes of a column, where there are this many; else NULL. Caller frees. */
+static void *blob(sqlite3_stmt *st, int column, int64_t bytes) {
+    if (sqlite3_column_type(st, column) != SQLITE_BLOB || sqlite3_column_bytes(st, column) != bytes || bytes == 0) return NULL;
+    const void *from = sqlite3_column_blob(st, column);
+    return from ? memcpy(xmalloc((size_t)bytes), from, (size_t)bytes) : NULL;
+}
+
+/* Where each token's text ends, from its length; NULL unless they add up to the response. */
+static int64_t *token_ends(sqlite3_stmt *st, int column, int64_t n, size_t n_text) {
+    uint16_t *len = blob(st, column, n * 2);
+    if (!len) return NULL;
+    int64_t *ends = xmalloc((size_t)n * sizeof *ends), at = 0;
+    for (int64_t i = 0; i < n; i++) ends[i] = at += len[i];
+    free(len);
+    if (at == (int64_t)n_text) return ends;
+    free(ends);
+    return NULL;
+}
+
+static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__texts *keep) {
+    s->prompt = reader__text(st, PROMPT, keep);
+    s->response = reader__text(st, RESPONSE, keep);
+    s->ground_truth = reader__text(st, TRUTH, keep);
+    s->prompt_ids = blob(st, PROMPT_IDS, s->n_prompt * 4);
+    s->ids = blob(st, IDS, s->n * 4);
+    s->logp = blob(st, LOGP, s->n * 4);
+    s->entropy = blob(st, ENTROPY, s->n * 4);
+    s->ref_logp = blob(st, REF_LOGP, s->n * 4);
+    s->advantages = blob(st, ADVANTAGES, s->n * 4);
+    s->ends = token_ends(st, TOKEN_BYTES, s->n, s->response.n);
+    const struct track_text extra = reader__text(st, EXTRA, keep);
+    if (json_parse(&s->extra, extra.p, extra.n, "run.db") < 0) s->extra = NULL;
+    if (json_is_object(s->extra)) return;
+    json_decref(s->extra);
+    s->extra = NULL;
+}
+
+static void free_whole(struct run_sample *s) {
+    const void *const arrays[] = {s->prompt_ids, s->ids, s->logp, s->entropy, s->ref_logp, s->advantages, s->ends};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free((void *)(uintptr_t)arrays[i]);
+    json_decref(s->extra);
+}
+
+static int take(sqlite3_stmt *st, const struct run_sample_query *q, int (*each)(void *arg, const struct run_sample *s), void *arg) {
+    struct reader__texts keep = {0};
+    struct run_sample s = {.id = reader__i64(st, ID),
+                           .step = reader__i64(st, STEP),
+                           .validation = reader__i64(st, VALIDATION) != 0,
+                           .uid = reader__i64(st, UID),
+                           .index = reader__i64(st, SAMPLE),
+                           .data_source = reader__text(st, DATA_SOURCE, &keep).p,
+                           .score = reader__f64(st, SCORE),
+                           .advantage = reader__f64(st, ADVANTAGE),
+                           .reward_status = reader__text(st, STATUS, &keep).p,
+                           .finish = reader__text(st, FINISH, &keep).p,
+                           .reward_message = reader__is_text(st, MESSAGE) ? reader__text(st, MESSAGE, &keep).p : NULL,
+                           .n_prompt = reader__i64(st, N_PROMPT) / 4,
+                           .n = reader__i64(st, N_RESPONSE) / 4};
+    if (q->whole) take_whole(&s, st, &keep);
+    const int rc = each(arg, &s);
+    free_whole(&s);
+    reader__texts_free(&keep);
+    return rc;
+}
+
+int run_reader_samples(struct run_reader *r, const struct run_sample_query *q, int (*each)(void *arg, const struct run_sample *s),
+                       void *arg) {
+    sqlite3_stmt *st;
+    char *sql = query_text(r, q);
+    int rc = reader__query(r, &st, sql);
+    free(sql);
+    if (rc < 0) return rc;
+    sqlite3_bind_int64(st, 1, q->id ? q->id : q->step);
+    if (!q->id) sqlite3_bind_int(st, 2, q->validation);
+    if (!q->id && q->uid >= 0) sqlite3_bind_int64(st, 3, q->uid);
+    if (!q->id && q->index >= 0) sqlite3_bind_int64(st, 4, q->index);
+    sqlite3_bind_int64(st, 5, q->limit > 0 && q->limit < MAX_SAMPLES ? q->limit : MAX_SAMPLES);
+    sqlite3_bind_int64(st, 6, q->offset > 0 ? q->offset : 0);
+    while ((rc = reader__row(r, st)) == 1)
+        if ((rc = take(st, q, each, arg)) < 0) break;
+    sqlite3_finalize(st);
+    return rc;
+}
