@@ -1,12 +1,16 @@
-"""The user's reward function, as verl calls it (custom_reward_function.path).
+"""The user's reward function, as verl calls it (custom_reward_function.path), or reward manager (reward_manager.py).
 
-  init {"path": FILE, "name": "compute_score", "kwargs": {...}}
-  {"data_source", "solution_str", "ground_truth", "extra_info"}
+  init {"path": FILE, "name": "compute_score", "kwargs": {...}, "style": how it is called, "router_address", "rm_tokenizer",
+        "manager": {...}}
+  {"data_source", "solution_str", "ground_truth", "extra_info", "data"}
       -> {"score": number, "extra": {...}}   a number, or a dict with "score"
       -> {"crash": text}                     it raised
       -> {"unparsed": text}                  it returned something else
-  {"ping": true} -> {"async": bool}          the file loads
+  {"batch": [request, ...]} -> {"results": [reply, ...]}, or {"crash"} or {"unparsed"} for all   style batch
+  {"ping": true} -> {"async": bool, "batch": bool}   the file loads
 
+style: "named" passes arguments by name; "positional" the four by position, as verl's prime manager does; "batch" calls it
+once with lists, as verl's batch manager does.
 A def is called once at a time.  Calls of an async def run on one event loop, as many as verlc
 sends, and its deadline is kept there (event_loop.py).  By hand:
   echo '{"solution_str": "#### 1", ...}' | python3 -m verlc_helpers.reward '{"path": "f.py", "name": "compute_score"}'
@@ -18,21 +22,47 @@ import math
 import os
 import sys
 
-from verlc_helpers.protocol import MAX_INT, one_line, serve, text_of
+from verlc_helpers.protocol import MAX_INT, HelperError, one_line, serve, text_of
 from verlc_helpers.user_function import describe, load
 
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FUNCTION = None
 KWARGS = {}
+STYLE = "named"
+MANAGER = None
 DEEPEST = 100  # lists and dicts inside each other; a reader of JSON has its limit
 STANDIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verlc_standin")
 
 
 def init(value):
-    global FUNCTION, KWARGS
+    global FUNCTION, KWARGS, STYLE, MANAGER
     sys.path.append(STANDIN)  # verl.utils.reward_score, where no verl is installed
-    FUNCTION = load(value["path"], value["name"], " (custom_reward_function.name)")
+    if value.get("path"):
+        FUNCTION = load(value["path"], value["name"], " (custom_reward_function.name)")
     KWARGS = value.get("kwargs") or {}
-    return handle_async if inspect.iscoroutinefunction(FUNCTION) else None
+    STYLE = value.get("style") or "named"
+    judge = judge_arguments(value)
+    if value.get("manager"):
+        from verlc_helpers.reward_manager import Manager
+        MANAGER = Manager(value["manager"], FUNCTION, KWARGS, judge)
+        return handle_async if MANAGER.is_async else None
+    KWARGS = judge | KWARGS
+    if inspect.iscoroutinefunction(FUNCTION) and STYLE != "batch":
+        return handle_async
+    return None
+
+
+def judge_arguments(value):
+    """What verl passes on where there is a reward model: the address of its server and its tokenizer."""
+    if value.get("router_address"):
+        from verlc_helpers.tokenizer import open_tokenizer
+        path = value.get("rm_tokenizer")
+        return {"reward_router_address": value["router_address"], "reward_model_tokenizer": open_tokenizer(path) if path else None}
+    needed = inspect.signature(FUNCTION).parameters.get("reward_router_address") if FUNCTION else None
+    if needed and needed.default is inspect.Parameter.empty and "reward_router_address" not in (value.get("kwargs") or {}):
+        raise HelperError(f"{value['name']} needs reward_router_address, the server of a judge, which verlc does not start; run one "
+                          "that has /v1/chat/completions and set reward.reward_model.router_address=HOST:PORT", "INVAL")
+    return {}
 
 
 def plain(value, depth=0):
@@ -72,12 +102,15 @@ def score_of(value):
     return score if math.isfinite(score) else None
 
 
-def result(value):
-    score = score_of(value.get("score") if isinstance(value, dict) else value)
+def result(value, what="compute_score returned", key="score", extra=None):
+    """One sample's reply. extra: what the metrics get; None: a dict's keys, else the score as acc."""
+    if STYLE == "positional" and isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    score = score_of(value.get(key) if isinstance(value, dict) else value)
     if score is None:
         got = text_of(value, repr)[:200]
-        return {"unparsed": one_line(f'compute_score returned {got}, not a finite number or a dict with "score"')}
-    extra = plain(value) if isinstance(value, dict) else {"acc": score}
+        return {"unparsed": one_line(f'{what} {got}, not a finite number or a dict with "{key}"')}
+    extra = plain(extra if extra is not None else value if isinstance(value, dict) else {"acc": score})
     if not isinstance(extra, dict):  # a dict whose own methods fail
         extra = {}
     if isinstance(extra.get("score"), str):
@@ -85,27 +118,61 @@ def result(value):
     return {"score": score, "extra": extra}
 
 
-def arguments(request):
-    return {key: request.get(key) for key in ("data_source", "solution_str", "ground_truth", "extra_info")} | KWARGS
+def call(request):
+    """The function's value, or a coroutine of it."""
+    if MANAGER is not None:
+        return MANAGER.single(request)
+    if STYLE == "positional":
+        return FUNCTION(*(request.get(key) for key in ARGUMENTS), **KWARGS)
+    return FUNCTION(**{key: request.get(key) for key in ARGUMENTS} | KWARGS)
+
+
+def finished(value):
+    if MANAGER is not None:
+        return result(value, "run_single returned", "reward_score", (value.get("reward_extra_info") or {})
+                      if isinstance(value, dict) else None)
+    return result(value)
+
+
+def call_batch(requests):
+    """All of them in one call; a reply for each, or one for all."""
+    if MANAGER is not None:
+        return MANAGER.batch(requests, result)
+    values = waited(FUNCTION(**{key + "s": [r.get(key) for r in requests] for key in ARGUMENTS} | KWARGS))
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, (list, tuple)) or len(values) != len(requests):
+        got = f"{len(values)} values" if isinstance(values, (list, tuple)) else text_of(values, repr)[:200]
+        return {"unparsed": one_line(f"compute_score returned {got}, not a list of {len(requests)} scores")}
+    return {"results": [result(v) for v in values]}
+
+
+def is_batch():
+    return MANAGER.is_batch if MANAGER is not None else STYLE == "batch"
+
+
+def waited(value):
+    """Of a def that returns a coroutine, or a function made async by hand: its value."""
+    return asyncio.run(finish(value)) if inspect.isawaitable(value) else value
 
 
 def handle(request):
-    if request.get("ping"):
-        return {"async": False}
     try:
-        value = FUNCTION(**arguments(request))
-        if inspect.isawaitable(value):  # a def that returns a coroutine, or a function made async by hand
-            value = asyncio.run(finish(value))
-        return result(value)
+        if request.get("ping"):
+            return {"async": False, "batch": is_batch()}
+        if is_batch():
+            return call_batch(request["batch"])
+        return finished(waited(call(request)))
     except BaseException as error:
         return {"crash": describe(error)}
 
 
 async def handle_async(request):
     if request.get("ping"):
-        return {"async": True}
+        if MANAGER is not None:
+            MANAGER.get()  # on the loop that it will run on
+        return {"async": True, "batch": False}
     try:
-        return result(await FUNCTION(**arguments(request)))
+        return finished(await call(request))
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # a cancelled call is event_loop.py's
         return {"crash": describe(error)}
 

@@ -60,7 +60,8 @@ static int op_reward(struct reward *reward, const json_t *q, const char *where, 
         FAIL(ERR_INVAL, "%s: method '%s' is unknown; use strict or flexible", where, method);
     TRY(json_str_opt(q, "grader", &r.grader, where));
     if (r.grader) TRY(reward_check_grader(r.grader));
-    else if (strcmp(method, "flexible") == 0 && r.data_source && strcmp(r.data_source, "openai/gsm8k") == 0) r.grader = "gsm8k_flexible";
+    else if (strcmp(method, "flexible") == 0 && r.data_source && strcmp(r.data_source, "openai/gsm8k") == 0)
+        r.grader = "gsm8k_flexible";
     struct reward_result result;
     struct reward_args overlong = {0};
     TRY(read_overlong(q, where, &overlong, &r.response_len));

@@ -77,7 +77,7 @@ int reward_create(struct reward **out, const struct reward_args *args) {
     TRY(reward_check_overlong(args));
     struct reward *r = xcalloc(1, sizeof *r);
     r->args = *args;
-    const int rc = args->path ? reward__calls_create(&r->calls, args) : reward__graders_create(&r->graders, args);
+    const int rc = args->path || args->manager ? reward__calls_create(&r->calls, args) : reward__graders_create(&r->graders, args);
     if (rc < 0) {
         reward_destroy(r);
         return err_pass(rc, __FILE__, __LINE__);
@@ -116,6 +116,7 @@ static int start(struct reward *r, const struct reward_request *q, int64_t tag, 
 int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out) {
     struct reward__called c;
     int rc = start(r, q, -1, out);
+    if (rc == 0) rc = reward_flush(r);
     while (rc == 0) { /* the helpers' deadlines bound this wait */
         rc = take_call(r, 1, &c);
         if (rc == 1 && c.tag == -1) {
@@ -135,6 +136,8 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
     if (rc == 1) add_done(r, tag, result);
     return 0;
 }
+
+int reward_flush(struct reward *r) { return r->calls ? reward__calls_flush(r->calls) : 0; }
 
 int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out) {
     if (r->done_at < r->n_done) {

@@ -42,8 +42,14 @@ struct reward_request { /* borrowed for the call */
     const json_t *ground_truth;
     const json_t *extra_info; /* object or NULL */
     int64_t response_len;     /* tokens; for the overlong penalty */
+    const json_t *data;       /* for a manager of the user: what its DataProto holds (verlc_helpers/reward_manager.py), or NULL */
 };
 
+enum reward_style {                    /* how the function is called */
+                    REWARD_NAMED,      /* compute_score(data_source=, solution_str=, ground_truth=, extra_info=) */
+                    REWARD_POSITIONAL, /* by position, as verl's prime manager does */
+                    REWARD_BATCH,      /* once with all samples: data_sources=, solution_strs=, ground_truths=, extra_infos= */
+};
 struct reward_args {
     const char *path;       /* custom_reward_function.path; NULL: native graders */
     const char *name;       /* its function; NULL: compute_score */
@@ -53,6 +59,14 @@ struct reward_args {
     double timeout_s;       /* of one call; 0: 300, verl's */
     int n_workers;          /* helper processes; 0: 1 */
     int64_t max_concurrent; /* calls of an async function in flight in each; 0: 256 */
+    enum reward_style style;
+    const json_t *manager; /* a reward manager's class of the user, which calls the function: {"path", "names", "config",
+                            * "tokenizer", "kwargs"} as reward_manager.py reads it; NULL: none */
+    /* Of all processes together; max_in_flight 0: no limits, else the others 0: none. */
+    int64_t max_in_flight;
+    double max_rpm, max_tpm, tokens_per_request; /* requests and tokens a minute */
+    const char *router_address;                  /* HOST:PORT of a judge's server, an argument of the function; NULL: none */
+    const char *rm_tokenizer;                    /* with it: directory of the judge's tokenizer, or NULL */
     /* The dapo manager's overlong_buffer_cfg; overlong_len 0: off. */
     int64_t overlong_len, max_resp_len;
     double overlong_penalty_factor;
@@ -74,6 +88,8 @@ int reward_score(struct reward *r, const struct reward_request *q, struct reward
 
 /* Queues one sample; `tag` comes back with its result. */
 int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag);
+/* No more samples come for now: a scorer that takes all of them in one call is called. */
+int reward_flush(struct reward *r);
 /* 1: *tag and *out are one finished sample; 0: none within wait_s (0: only
  * look), or none pending.  The caller frees *out. */
 int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out);

@@ -14,13 +14,30 @@ struct reward__calls;
 int reward__calls_create(struct reward__calls **out, const struct reward_args *a); /* ERR_INPUT: no such file */
 void reward__calls_destroy(struct reward__calls *c);                               /* NULL ok */
 void reward__calls_cancel(struct reward__calls *c);                                /* forgets them all */
+int reward__calls_flush(struct reward__calls *c);                                  /* as reward_flush */
 int reward__call_send(struct reward__calls *c, const struct reward_request *q, int64_t tag);
 struct reward__called {
     int64_t tag, response_len; /* as they were sent */
     struct reward_result result;
 };
 int reward__call_take(struct reward__calls *c, double wait_s, struct reward__called *out); /* 1: one has finished */
-int64_t reward__calls_pending(const struct reward__calls *c);
+int64_t reward__calls_pending(const struct reward__calls *c);                              /* samples */
+
+/* --- rate_limit.c --- */
+struct reward__bucket {
+    double rate, cost; /* a second, of which it holds at most as much; of one request.  rate 0: no limit */
+    double level, at;
+    bool started;
+};
+enum { REWARD__N_BUCKETS = 2 };
+struct reward__rate {
+    struct reward__bucket bucket[REWARD__N_BUCKETS];
+    int passed; /* buckets that the next request has passed */
+    double not_before;
+};
+/* Seconds until the next request may be sent, at time now; 0: it may. */
+double reward__rate_wait(struct reward__rate *r, double now);
+void reward__rate_sent(struct reward__rate *r);
 
 /* --- one answer under way --- */
 /* A grader is a function of the text and of what the helper has answered so far: where it needs an answer more, it asks, and
