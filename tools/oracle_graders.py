@@ -1,34 +1,40 @@
-"""Makes tests/fixtures/algo/reward.jsonl: answers bent in every way that verl 0.9.1's
-graders of GSM8K and MATH are sensitive to, with the scores that these graders give.
-With --verlc BIN nothing is written: the program grades thousands of such strings, and a thousand batches of them under
-DAPO's reward manager with its penalty on long answers, beside verl's own DAPORewardManager.
+"""Makes tests/fixtures/algo/graders.jsonl: generated responses (oracle_answers.py) with the scores that verl 0.9.1's graders
+give, and what its sympy and pylatexenc answered on the way.
+With --verlc BIN nothing is written: the program grades 5,000 such responses with each grader, and a thousand batches under
+DAPO's reward manager with its penalty on long answers, beside verl's own. Differences with a name are those of
+docs/differences.md. GSM8K's own solutions are used where SHARED_DATA has them.
 Run: python tools/oracle_graders.py [--verl DIR] [--out DIR | --verlc BIN]. Deterministic.
 """
 import argparse
+import collections
 import contextlib
 import io
 import json
+import os
 import random
+import re
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import oracle_answers
 import oracle_verl
 
-RNG = random.Random(20260101)
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "python"))
+from verlc_helpers import graders as helper  # noqa: E402
 
-
-def gsm8k_strings(n):
+def gsm8k_strings(rng, n):
     """Final answers as GSM8K writes them, bent in every way that the grader is sensitive to."""
     for k in range(n):
-        gold = str(RNG.choice([RNG.randint(0, 20), RNG.randint(0, 10**6), -RNG.randint(1, 500)]))
-        shown = RNG.choice([gold, f"{int(gold):,}", "$" + gold, gold + ".", gold + ".0", gold + ",", gold + "%", "- " + gold,
+        gold = str(rng.choice([rng.randint(0, 20), rng.randint(0, 10**6), -rng.randint(1, 500)]))
+        shown = rng.choice([gold, f"{int(gold):,}", "$" + gold, gold + ".", gold + ".0", gold + ",", gold + "%", "- " + gold,
                             "٣", str(int(gold) + 1), "", ".", ",", gold + " apples", "−" + gold, "0" + gold])
-        mark = RNG.choice(["#### ", "#### ", "#### ", "####", "### ", "##### ", "####  ", "####\n", "#### #### ", "The answer is "])
-        text = RNG.choice(["", "So 3 * 4 = 12.\n", "日本語 12 \n", "x" * RNG.choice([280, 290, 296, 300, 310]), "é" * 295,
+        mark = rng.choice(["#### ", "#### ", "#### ", "####", "### ", "##### ", "####  ", "####\n", "#### #### ", "The answer is "])
+        text = rng.choice(["", "So 3 * 4 = 12.\n", "日本語 12 \n", "x" * rng.choice([280, 290, 296, 300, 310]), "é" * 295,
                            "😀" * 298 + "\n", "#### 7\n", "#### " + gold + "\n then ", "12, 13. 14 "])
-        tail = RNG.choice(["", "", ".", "\n", " and so on", "\n#### 5", "\n####", "z" * RNG.choice([280, 290, 299, 300]), "ü" * 297,
+        tail = rng.choice(["", "", ".", "\n", " and so on", "\n#### 5", "\n####", "z" * rng.choice([280, 290, 299, 300]), "ü" * 297,
                            " .", " ,"])
         yield text + mark + shown + tail, gold
 
@@ -44,54 +50,152 @@ MATH_PIECES = [r"\frac{1}{2}", r"\frac12", r"\frac1{72}", r"\dfrac{3}{4}", r"\tf
                "fracab", "sqrt2", "1,2,3", r"\ldots", "1 000", "10^{\circ}", "7 \\dots", "²", "٣", "１２", "\u2003 5", "5\u00a0"]
 
 
-def math_strings(n):
+def math_strings(rng, n):
     for k in range(n):
-        gold = RNG.choice(MATH_PIECES)
-        shown = RNG.choice([gold, RNG.choice(MATH_PIECES)])
-        yield RNG.choice(["The answer is $\\boxed{%s}$.", "\\boxed{%s} so \\boxed{%s}", "\\boxed %s$ end", "\\fbox{%s}",
+        gold = rng.choice(MATH_PIECES)
+        shown = rng.choice([gold, rng.choice(MATH_PIECES)])
+        yield rng.choice(["The answer is $\\boxed{%s}$.", "\\boxed{%s} so \\boxed{%s}", "\\boxed %s$ end", "\\fbox{%s}",
                           "no box %s",
                           "\\boxed{%s", "\\boxed{{%s}}", "Answer: %s", "answer :\u2003%s\nmore", "Answer: 1\nANSWER:  %s ",
                           "an\u017fwer: %s", "Answer:\n\n%s", "Answer:", "\\boxed{a} Answer: \n",
                           "x" * 290 + "Answer: %s", "y" * 250 + "\\boxed{%s}"]).replace("%s", shown), gold
 
 
-def reward_lines(n_gsm8k, n_math):
-    from verl.utils.reward_score import gsm8k, math_dapo, math_reward
-
-    lines = []
-    for text, gold in gsm8k_strings(n_gsm8k):
-        lines.append(dict(kind="gsm8k", text=text, gold=gold, strict=float(gsm8k.compute_score(text, gold)),
-                          flexible=float(gsm8k.compute_score(text, gold, method="flexible")),
-                          answer=gsm8k.extract_solution(text), loose=gsm8k.extract_solution(text, "flexible")))
-    for text, gold in math_strings(n_math):
-        dapo = math_dapo.compute_score(text, gold)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints its exceptions
-            score = float(math_reward.compute_score(text, gold))
-        lines.append(dict(kind="math", text=text, gold=gold, math=score, dapo=float(dapo["score"]), pred=dapo["pred"]))
-    return lines
+def gsm8k_solutions():
+    """The texts of GSM8K's training answers; none without the data."""
+    path = Path(os.environ.get("SHARED_DATA", "")) / "gsm8k"
+    files = sorted(path.glob("**/*train*.parquet")) if os.environ.get("SHARED_DATA") else []
+    if not files:
+        return []
+    import pandas
+    return list(pandas.read_parquet(files[0])["answer"])
 
 
-def reward_requests(line):
-    """(request, expected answer) pairs of a line of reward.jsonl."""
-    base = dict(op="reward", solution_str=line["text"], ground_truth=line["gold"])
-    if line["kind"] == "gsm8k":
-        for method in ("strict", "flexible"):
-            yield dict(base, data_source="openai/gsm8k", method=method), dict(score=line[method])
-    else:
-        yield dict(base, data_source="lighteval/MATH"), dict(score=line["math"])
-        yield dict(base, data_source="math_dapo"), dict(score=line["dapo"], pred=line["pred"])
+class Asked:
+    """What verl's prime_math and mathruler ask of pylatexenc, sympy and eval, as questions to the helper."""
+
+    def __init__(self):
+        self.answers = {}
+
+    def watch(self, module):
+        """Its are_equal_under_sympy stays in this process: with verl's, each call forks."""
+        equal = getattr(module.are_equal_under_sympy, "__wrapped__", module.are_equal_under_sympy)
+
+        def watched(truth, given):
+            same, expr = equal(truth, given), f"({truth})-({given})"
+            if module.should_allow_eval(expr):
+                self.answers[json.dumps({"zero": expr})] = {"zero": same}
+            return same
+
+        module.are_equal_under_sympy = watched
+        module.latex2text = types.SimpleNamespace(LatexNodes2Text=lambda: types.SimpleNamespace(latex_to_text=self.latex))
+
+    def latex(self, text):
+        from pylatexenc import latex2text
+        self.answers[json.dumps({"latex": text})] = answer = helper.latex(text)
+        if answer["text"] is None:
+            return latex2text.LatexNodes2Text().latex_to_text(text)
+        return answer["text"]
+
+    def evaluate(self, text, *scopes):
+        self.answers[json.dumps({"value": text})] = helper.value(text)
+        return eval(text, {})  # noqa: S307 - verl's, on our own texts
+
+    def take(self):
+        answers, self.answers = self.answers, {}
+        return answers
 
 
-def compare(program, lines):
-    pairs = [pair for line in lines for pair in reward_requests(line)]
-    text = "".join(json.dumps(request) + "\n" for request, _ in pairs)
-    done = subprocess.run([program, "algo"], input=text, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    bad = [(r, a, e) for (r, e), a in zip(pairs, answers, strict=True) if any(a.get(k) != v for k, v in e.items())]
-    for request, answer, expect in bad[:5]:
-        print(f"DIFFERS {answer} where verl has {expect} in {json.dumps(request)[:200]}")
-    print(f"{len(lines)} strings, {len(pairs)} graded answers, {len(bad)} differences")
-    return 1 if bad else 0
+ASKED = Asked()
+
+
+def verl_graders():
+    """name -> verl's function of (response, ground truth)."""
+    import mathruler.grader
+    from verl.utils.reward_score import geo3k, gsm8k, math_dapo, math_reward, prime_math, search_r1_like_qa_em
+
+    ASKED.watch(prime_math)
+    ASKED.watch(mathruler.grader)
+    prime_math.grader.eval = ASKED.evaluate
+
+    def gpqa(text, gold):  # verl-recipe, r1/tasks/gpqa.py
+        found = re.search(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?", text)
+        return 1.0 if found and found.group(1) == gold else 0.0
+
+    return {"gsm8k": gsm8k.compute_score, "gsm8k_flexible": lambda s, g: gsm8k.compute_score(s, g, method="flexible"),
+            "math_reward": math_reward.compute_score, "math_dapo": math_dapo.compute_score,
+            "math_dapo_strict_box": lambda s, g: math_dapo.compute_score(s, g, strict_box_verify=True),
+            "prime_math": lambda s, g: prime_math.compute_score(s, g)[0], "geo3k": geo3k.compute_score,
+            "search_r1_like_qa_em": search_r1_like_qa_em.compute_score,
+            "search_r1_like_qa_subem": search_r1_like_qa_em.compute_score_subem, "gpqa": gpqa}
+
+
+def math_verify(text, gold):
+    """verl's own, but for its pool of processes."""
+    from verl.utils.reward_score.math_verify import _verify_in_subprocess
+    return _verify_in_subprocess(f"\\boxed{{{gold}}}", text)
+
+
+def pairs_of(name, rng, n):
+    if name.startswith("gsm8k"):
+        half = n // 2
+        return [*gsm8k_strings(rng, half), *oracle_answers.gsm8k_pairs(rng, n - half, gsm8k_solutions())]
+    if name.startswith("search"):
+        return list(oracle_answers.search_pairs(rng, n))
+    if name == "gpqa":
+        return list(oracle_answers.choice_pairs(rng, n))
+    third = n // 3
+    return [*math_strings(rng, third), *oracle_answers.math_pairs(rng, n - third)]
+
+
+def expected(grade, text, gold):
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            result = grade(text, gold)
+        except Exception as error:
+            return {"raises": type(error).__name__}
+    return result if isinstance(result, dict) else {"score": float(result)}
+
+
+def named_difference(name, text, gold, expect):
+    """The name in docs/differences.md under which this answer may differ; None: it may not."""
+    if name == "prime_math" and "Matrix(" in text and "pmatrix" in gold:
+        return "no-eval"
+    if "raises" in expect:
+        return "grader-raises"
+    return None
+
+
+def cases(name, grade, n, seed=20260101):
+    rng = random.Random(f"{seed} {name}")
+    for text, gold in pairs_of(name, rng, n):
+        ASKED.take()
+        expect = expected(grade, text, gold)
+        yield dict(grader=name, text=text, gold=gold, expect=expect, asked=ASKED.take())
+
+
+def differs(answer, expect):
+    return any(answer.get(k) != v for k, v in expect.items())
+
+
+def compare(program, name, grade, n):
+    lines = list(cases(name, grade, n))
+    requests = "".join(json.dumps(dict(op="reward", grader=name, solution_str=x["text"], ground_truth=x["gold"])) + "\n" for x in lines)
+    done = subprocess.run([program, "algo"], input=requests, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+                          env={**os.environ, "VERLC_PYTHON": sys.executable})
+    bad, named = 0, collections.Counter()
+    for x, answer in zip(lines, map(json.loads, done.stdout.splitlines()), strict=True):
+        if not differs(answer, x["expect"]):
+            continue
+        why = named_difference(name, x["text"], x["gold"], x["expect"])
+        named[why] += why is not None
+        bad += why is None
+        if why is None and bad <= 5:
+            print(f"DIFFERS {name} {answer} where verl has {x['expect']}: {x['text'][-200:]!r}, gold {x['gold']!r}")
+    right = sum(x["expect"].get("score", 0) > 0 for x in lines)
+    print(f"{name}: {len(lines)} answers, {right} scores above 0, {sum(bool(x['asked']) for x in lines)} asked, {bad} differences"
+          + "".join(f", {n} {why}" for why, n in named.items() if n))
+    return bad
 
 
 class Characters:
@@ -162,18 +266,35 @@ def compare_dapo(program, lines, n_batches=1000):
     return 1 if bad or not n_penal else 0
 
 
+def dapo_lines(n):
+    rng = random.Random(3)
+    return ([dict(kind="gsm8k", text=t, gold=g) for t, g in gsm8k_strings(rng, n)] +
+            [dict(kind="math", text=t, gold=g) for t, g in math_strings(rng, n)])
+
+
+def small(line):
+    """Whether the fixture takes it: short, and of no named difference."""
+    return len(line["text"]) < 700 and "raises" not in line["expect"] and not named_difference(
+        line["grader"], line["text"], str(line["gold"]), line["expect"])
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
     p.add_argument("--verlc", help="compare this program's answers instead of writing the fixture")
-    p.add_argument("--out", default=Path(__file__).parent.parent / "tests/fixtures/algo", type=Path)
+    p.add_argument("--only", help="one grader")
+    p.add_argument("--answers", type=int, default=5000, help="for each grader")
+    p.add_argument("--out", default=ROOT / "tests/fixtures/algo", type=Path)
     a = p.parse_args()
     oracle_verl.load(a.verl)
+    table = verl_graders()
     if a.verlc:
-        lines = reward_lines(2000, 3000)
-        sys.exit(compare(a.verlc, lines) or compare_dapo(a.verlc, lines))
+        table["math_verify"] = math_verify
+        bad = sum(compare(a.verlc, name, grade, a.answers) for name, grade in table.items() if a.only in (None, name))
+        sys.exit(1 if bad or (not a.only and compare_dapo(a.verlc, dapo_lines(1000))) else 0)
     a.out.mkdir(parents=True, exist_ok=True)
-    (a.out / "reward.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in reward_lines(250, 350)))
+    lines = [x for name, grade in table.items() for x in [x for x in cases(name, grade, 400, seed=1) if small(x)][::3][:60]]
+    (a.out / "graders.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -56,17 +56,15 @@ static struct reward_result scored(double score) {
     return r;
 }
 
-static struct reward_result gsm8k(struct reward__grading *g) {
-    return scored(reward_gsm8k(g->text, g->n, g->truth, REWARD_STRICT));
-}
+static struct reward_result gsm8k(struct reward__grading *g) { return scored(reward__gsm8k(g->text, g->n, g->truth, false)); }
 static struct reward_result gsm8k_flexible(struct reward__grading *g) {
-    return scored(reward_gsm8k(g->text, g->n, g->truth, REWARD_FLEXIBLE));
+    return scored(reward__gsm8k(g->text, g->n, g->truth, true));
 }
-static struct reward_result math_reward(struct reward__grading *g) { return scored(reward_math(g->text, g->n, g->truth)); }
+static struct reward_result math_reward(struct reward__grading *g) { return scored(reward__math(g->text, g->n, g->truth)); }
 
 static struct reward_result dapo(struct reward__grading *g, bool strict_box_verify) {
     char *pred;
-    struct reward_result r = scored(reward_math_dapo(g->text, g->n, g->truth, strict_box_verify, &pred));
+    struct reward_result r = scored(reward__math_dapo(g->text, g->n, g->truth, strict_box_verify, &pred));
     json_object_set_new(r.extra, "score", json_real(r.score));
     json_object_set_new(r.extra, "acc", json_boolean(r.score > 0));
     json_object_set_new(r.extra, "pred", answer_of(pred));

@@ -53,15 +53,11 @@ static char *extract_flexible(const char *s, const char *end) {
     return first ? xstrdup(".") : NULL;
 }
 
-char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method) {
+double reward__gsm8k(const char *s, size_t n, const char *truth, bool flexible) {
     size_t n_tail;
     const char *tail = reward__tail(s, n, WINDOW_CHARS, &n_tail), *end = tail + n_tail;
-    return method == REWARD_STRICT ? extract_strict(tail, end) : extract_flexible(tail, end);
-}
-
-double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method) {
-    char *answer = reward_gsm8k_extract(s, n, method);
-    const bool right = answer && strcmp(answer, ground_truth) == 0;
+    char *answer = flexible ? extract_flexible(tail, end) : extract_strict(tail, end);
+    const bool right = answer && strcmp(answer, truth) == 0;
     free(answer);
     return right;
 }

@@ -31,6 +31,7 @@ struct reward__graders {
     struct helper_pool *pool; /* started by the first question */
     struct job **flight;      /* of ticket first_ticket + i */
     int64_t n_flight, flight_cap, first_ticket;
+    const char *checked; /* the packages that were last seen to be there */
 };
 
 static void free_job(struct job *j) {
@@ -181,7 +182,6 @@ out:
 }
 
 int reward__graders_check(struct reward__graders *s, const char *const *sources, int64_t n) {
-    const char *seen = NULL; /* packages that are there */
     for (int64_t i = 0; i < n; i++) {
         char *why;
         const struct reward__grader *g = reward__route(s->name, sources[i], &why);
@@ -190,9 +190,9 @@ int reward__graders_check(struct reward__graders *s, const char *const *sources,
             free(why);
             return ERR_INPUT;
         }
-        if (!g->packages || (seen && strcmp(seen, g->packages) == 0)) continue;
+        if (!g->packages || s->checked == g->packages) continue;
         TRY(check_packages(s, g, sources[i]));
-        seen = g->packages;
+        s->checked = g->packages;
     }
     return 0;
 }

@@ -152,9 +152,9 @@ static bool equivalent(const char *a, const char *b) {
     return same;
 }
 
-double reward_math(const char *s, size_t n, const char *ground_truth) {
+double reward__math(const char *s, size_t n, const char *truth) {
     char *text = xstrndup(s, n), *answer = last_box(text);
-    const bool right = answer && equivalent(answer, ground_truth);
+    const bool right = answer && equivalent(answer, truth);
     free(text);
     free(answer);
     return right;
@@ -214,21 +214,21 @@ static char *strict_box(const char *s, size_t n) {
     return content;
 }
 
-double reward_math_dapo(const char *s, size_t n, const char *ground_truth, bool strict_box_verify, char **pred) {
+double reward__math_dapo(const char *s, size_t n, const char *truth, bool strict_box_verify, char **pred) {
     size_t n_tail;
     const char *tail = reward__tail(s, n, WINDOW_CHARS, &n_tail);
     if (strict_box_verify) {
         *pred = strict_box(tail, n_tail);
-        return *pred && strcmp(*pred, ground_truth) == 0 ? 1 : -1;
+        return *pred && strcmp(*pred, truth) == 0 ? 1 : -1;
     }
     char *answer = reward__last_group(tail, n_tail, "(?i)Answer" PY_SPACE "*:" PY_SPACE "*([^\\n]+)");
-    char *want = minerva_normal(ground_truth);
+    char *want = minerva_normal(truth);
     *pred = minerva_normal(answer ? answer : INVALID);
     bool right = strcmp(*pred, want) == 0;
     if (strcmp(*pred, INVALID) == 0) { /* nothing announced: a box counts, word for word */
         char *box = strict_box(tail, n_tail);
         if (box) {
-            right = strcmp(box, ground_truth) == 0;
+            right = strcmp(box, truth) == 0;
             free(*pred);
             *pred = box;
         }

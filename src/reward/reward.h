@@ -100,13 +100,4 @@ void reward_drop(struct reward *r); /* forgets all of them; calls under way are 
 int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the lengths do not fit */
 void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r);
 
-/* ---- native graders (verl/utils/reward_score), of texts without NUL (reward_score sees to it) ---- */
-enum reward_method { REWARD_STRICT, REWARD_FLEXIBLE }; /* of the GSM8K grader; verl trains with strict */
-/* The extracted answer (caller frees), NULL when there is none. */
-char *reward_gsm8k_extract(const char *s, size_t n, enum reward_method method);
-double reward_gsm8k(const char *s, size_t n, const char *ground_truth, enum reward_method method);
-double reward_math(const char *s, size_t n, const char *ground_truth);
-/* 1 or -1; *pred (caller frees) is the answer that was compared, NULL: a strict box that is not there. */
-double reward_math_dapo(const char *s, size_t n, const char *ground_truth, bool strict_box_verify, char **pred);
-
 #endif

@@ -68,7 +68,11 @@ const struct reward__grader *reward__route(const char *name, const char *data_so
 /* NULL, or what is wrong with the ground truth (caller frees). */
 char *reward__check_truth(const struct reward__grader *g, const char *data_source, const json_t *truth);
 
-/* --- graders --- */
+/* --- graders, after verl/utils/reward_score; texts without NUL --- */
+double reward__gsm8k(const char *s, size_t n, const char *truth, bool flexible);
+double reward__math(const char *s, size_t n, const char *truth);
+/* 1 or -1; *pred (caller frees) is the answer that was compared, NULL: a strict box that is not there. */
+double reward__math_dapo(const char *s, size_t n, const char *truth, bool strict_box_verify, char **pred);
 enum reward__dialect { REWARD__PRIME_MATH, REWARD__MATHRULER };
 /* PRM800K's grade_answer (grade_sympy.c); may ask. */
 bool reward__grade_answer(struct reward__grading *g, const char *given, const char *truth, enum reward__dialect d);

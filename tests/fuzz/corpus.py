@@ -170,7 +170,7 @@ def score():
 
 
 def data():
-    rows = every(jsonl("algo/reward.jsonl"), 8) + every(jsonl("text/chat.jsonl"), 6)
+    rows = every(jsonl("algo/graders.jsonl"), 8) + every(jsonl("text/chat.jsonl"), 6)
     for row in rows:
         yield compact(row) + b"\n"
         yield json.dumps([row, row]).encode()
@@ -241,8 +241,8 @@ def algo():
 
 
 def reward():
-    for row in every(jsonl("algo/reward.jsonl"), 150):
-        yield compact({"text": row["text"], "gold": row["gold"]})
+    for row in every(jsonl("algo/graders.jsonl"), 250):
+        yield compact({"text": row["text"], "gold": row["gold"], "answers": list(row["asked"].values())})
         yield row["text"].encode()
     for reply in ({"score": 1, "extra": {"acc": 1.0}}, {"score": 1e308, "extra": {"a\0": [None, True, -(2**63), {"x": "\0"}]}},
                   {"score": 0.5}, {"score": "1", "extra": {}}, {"crash": "ValueError: no"}, {"unparsed": ""}, [1], None):

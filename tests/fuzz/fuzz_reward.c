@@ -1,6 +1,6 @@
 /* fuzz_reward.c - the native graders on arbitrary answers: a JSON object {"text", "gold"},
  * or plain bytes with a gold answer of "7".  A score is a finite number, and grading
- * twice gives it twice.
+ * twice gives it twice.  A grader's questions are answered from the object's "answers", so that whatever a helper says is taken.
  * And what the reward helper may answer a call: any JSON value.  compute_score.c is included whole, so that no process has
  * to be started.  A score has an object beside it that can be printed; everything else is a failure with a message. */
 #include "fuzz.h"
@@ -9,15 +9,39 @@
 
 #include "reward/compute_score.c"
 
-static const char *const sources[] = {"openai/gsm8k", "lighteval/MATH", "math_dapo"};
+#include <string.h>
 
-static double grade(struct reward *r, const struct reward_request *q) {
-    struct reward_result out;
-    fuzz_check_rc(reward_score(r, q, &out));
-    CHECK(out.status != REWARD_SCORE || out.score - out.score == 0);
-    CHECK(out.status == REWARD_SCORE || out.message != NULL);
-    const double score = out.status == REWARD_SCORE ? out.score : -99;
-    reward_result_free(&out);
+static const char *const names[] = {"gsm8k",
+                                    "gsm8k_flexible",
+                                    "math_reward",
+                                    "math_dapo",
+                                    "math_dapo_strict_box",
+                                    "math_verify",
+                                    "prime_math",
+                                    "geo3k",
+                                    "gpqa",
+                                    "search_r1_like_qa_em",
+                                    "search_r1_like_qa_subem"};
+
+/* The score, or -99; -98: it asks for more answers than there are. */
+static double grade(const struct reward__grader *grader, const char *text, const json_t *gold, const json_t *answers) {
+    char *why = reward__check_truth(grader, "fuzz", gold), *truth = NULL;
+    double score = -99;
+    if (why) {
+        free(why);
+        return score;
+    }
+    if (!grader->targets) truth = reward__text(gold);
+    struct reward__grading g = {
+        .text = text, .n = strlen(text), .truth = truth, .targets = json_object_get(gold, "target"), .answers = answers};
+    struct reward_result r = grader->grade(&g);
+    CHECK(r.status != REWARD_SCORE || r.score - r.score == 0);
+    CHECK(r.status == REWARD_SCORE || r.message != NULL);
+    if (g.question) score = -98;
+    else if (r.status == REWARD_SCORE) score = r.score;
+    json_decref(g.question);
+    reward_result_free(&r);
+    free(truth);
     return score;
 }
 
@@ -32,24 +56,20 @@ static void check_reply(const json_t *reply) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
-    static struct reward *r;
     json_t *o = NULL, *gold = NULL, *text;
     fuzz_quiet();
-    if (!r) CHECK(reward_create(&r, &(struct reward_args){.overlong_len = 0}) == 0);
     if (json_parse(&o, (const char *)data, n, "fuzz") == 0) gold = json_object_get(o, "gold");
     if (o) check_reply(o);
     gold = gold ? json_incref(gold) : json_string("7");
     text = json_object_get(o, "text");
-    char *copy = xstrndup((const char *)data, n);
-    for (int i = 0; i < 6; i++) {
-        const struct reward_request q = {.data_source = sources[i / 2],
-                                         .solution = json_is_string(text) ? json_string_value(text) : copy,
-                                         .n_solution = json_is_string(text) ? json_string_length(text) : n,
-                                         .ground_truth = gold,
-                                         .method = i % 2 ? REWARD_FLEXIBLE : REWARD_STRICT};
-        CHECK(grade(r, &q) == grade(r, &q));
+    char *said = json_is_string(text) ? reward__text(text) : reward__text_of((const char *)data, n);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *why;
+        const struct reward__grader *grader = reward__route(names[i], "", &why);
+        const json_t *answers = json_object_get(o, "answers");
+        CHECK(grade(grader, said, gold, answers) == grade(grader, said, gold, answers));
     }
-    free(copy);
+    free(said);
     json_decref(gold);
     json_decref(o);
     return 0;

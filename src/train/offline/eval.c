@@ -64,6 +64,17 @@ static int read_rows(struct eval *e) {
     return 0;
 }
 
+/* Before the first score: whether every row's grader is there. */
+static int check_sources(const struct eval *e) {
+    const json_t *row;
+    size_t i;
+    json_array_foreach(e->rows, i, row) {
+        const char *source = json_string_value(json_object_get(row, e->source_key));
+        TRY(reward_check_sources(e->reward, &source, 1));
+    }
+    return 0;
+}
+
 /* ---- scores ---- */
 
 static int take(struct eval *e, double wait_s) {
@@ -169,6 +180,7 @@ int train_eval(const struct conf *c, struct buf *out) {
     TRYG(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, &e), out);
     TRYG(read_rows(&e), out);
     TRYG(reward_create(&e.reward, &e.reward_args), out);
+    TRYG(check_sources(&e), out);
     TRYG(score_all(&e), out);
     if (e.n_failed > 0)
         log_warn("reward: %lld of %lld responses have no score (first: %s)", (long long)e.n_failed, (long long)e.n,

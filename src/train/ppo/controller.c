@@ -114,11 +114,35 @@ static void close_data(struct controller *c) {
     tokenizer_close(c->tok);
 }
 
+/* Whether native graders, where they score, can do so for every data source of the data. */
+static int check_data_sources(const struct controller *c) {
+    struct map seen = {0};
+    const struct rl_dataset *const sets[] = {c->train_data, c->val_data};
+    const char **sources = NULL;
+    int64_t cap = 0, n = 0;
+    if (c->k.rm.enable) return 0;
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; sets[k] && i < sets[k]->n; i++) {
+            const char *source = json_string_value(json_object_get(sets[k]->prompts[i].row, sets[k]->reward_fn_key));
+            if (!source || map_gets(&seen, source, NULL)) continue;
+            map_set(&seen, source, strlen(source), 1);
+            xgrow((void **)&sources, &cap, n + 1, sizeof *sources);
+            sources[n++] = source;
+        }
+    const int rc = reward_check_sources(c->reward, sources, n);
+    free(sources);
+    map_free(&seen);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
 int controller_try_data(const struct ppo_config *k) {
     struct controller c = {.k = *k};
     int rc = open_text(&c);
     if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
     if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
+    if (rc == 0 && !k->reward.path) rc = reward_create(&c.reward, &k->reward);
+    if (rc == 0 && c.reward) rc = check_data_sources(&c);
+    reward_destroy(c.reward);
     close_data(&c);
     if (rc == 0 && k->reward.path && !file_exists(k->reward.path))
         FAIL(ERR_INPUT, "reward.custom_reward_function.path %s does not exist", k->reward.path);
@@ -155,6 +179,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(reward_create(&c->reward, &k->reward));
+    TRY(check_data_sources(c));
     TRY(worker_open(&c->worker, c->tok));
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
     return run_ready(&c->run, conf);

@@ -90,7 +90,16 @@ int ppo_validate_critic_config(const struct ppo_config *k) {
     return check_updates(k, "critic", k->critic.mini_batch_size, &k->raw.critic_cut);
 }
 
+static int check_grader(const struct ppo_config *k) {
+    if (!k->reward.grader) return 0;
+    if (k->reward.path || k->rm.enable)
+        FAIL(ERR_INVAL, "reward.grader has no effect with %s; give one of them",
+             k->reward.path ? "reward.custom_reward_function.path" : "reward.reward_model.enable=True");
+    return reward_check_grader(k->reward.grader);
+}
+
 int ppo_validate_config(const struct ppo_config *k) {
+    TRY(check_grader(k));
     const bool gae = strcmp(k->adv_estimator, "gae") == 0, by_samples = !k->raw.update_cut.dynamic;
     TRY(check_actor(k));
     if (k->use_kl_in_reward && k->use_kl_loss)
