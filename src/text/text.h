@@ -49,6 +49,10 @@ void tokenizer_close(struct tokenizer *t); /* NULL ok */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool add_special_tokens, struct text_ids *ids);
 /* Appends UTF-8 to out. An id without a token is skipped, as Hugging Face does. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out);
+/* The same, with the bytes of text that came with each id, bytes (n), at most 65535: 0 of a special token that is skipped and
+ * of a part of a character, whose bytes come with its last part; what is held back to the end comes with the last id. */
+int tokenizer_decode_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out,
+                           uint16_t *bytes);
 
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1: no such token */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored; NULL: no such id */

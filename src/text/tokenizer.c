@@ -520,17 +520,30 @@ int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out) {
     return rc;
 }
 
+static uint16_t u16(size_t n) { return (uint16_t)(n < UINT16_MAX ? n : UINT16_MAX); }
+
 /* A stream that gets everything at once; see detokenize.c. */
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out) {
+int tokenizer_decode_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out,
+                           uint16_t *bytes) {
     struct tokenizer_stream *s;
     struct text__scratch *scratch;
+    size_t from = out->n;
     TRY(text__scratch_take(t, &scratch));
     int rc = tokenizer_stream_create(&s, t, skip_special);
-    for (int64_t i = 0; rc == 0 && i < n; i++) rc = stream_push(s, scratch, ids[i], out);
+    for (int64_t i = 0; rc == 0 && i < n; i++) {
+        rc = stream_push(s, scratch, ids[i], out);
+        if (bytes && i < n - 1) bytes[i] = u16(out->n - from);
+        if (i < n - 1) from = out->n;
+    }
     if (rc == 0) rc = text__decode_finish(s->run, scratch, out);
+    if (bytes && n > 0) bytes[n - 1] = u16(out->n - from);
     text__scratch_give(t, scratch);
     tokenizer_stream_destroy(s);
     return rc;
+}
+
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out) {
+    return tokenizer_decode_bytes(t, ids, n, skip_special, out, NULL);
 }
 
 /* ---- questions -------------------------------------------------------------------------------- */

@@ -321,7 +321,9 @@ static void steps_like_torch(void **state) {
                 recorded(&r, step, &b);
                 r.run.step = step + 1;
                 metrics_reset(&r.run.metrics);
-                OK(ppo_reward(&r.stage, &b));
+                struct batch dropped;
+                OK(ppo_reward(&r.stage, &b, &dropped));
+                assert_int_equal(dropped.n_rows, 0);
                 OK(ppo_old_log_probs(&r.stage, &b));
                 OK(ppo_reference(&r.stage, &b));
                 OK(ppo_advantage(&r.stage, NULL, &b));

@@ -36,6 +36,8 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     return json_f64(trainer, "kl_ctrl", &((struct controller *)ctx)->kl_ctrl.value, where);
 }
 
+static const json_t *plan(const void *ctx) { return ((const struct controller *)ctx)->worker.plan_json; }
+
 int controller_validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
@@ -160,8 +162,13 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                                {"response_length/mean", "length"},
                                                {"response_length/clip_ratio", "clipped"},
                                                {NULL, NULL}};
-    const struct run_program program = {
-        .ctx = c, .parts = parts, .state = state, .restore = restore, .validate = controller_validate, .headlines = headlines};
+    const struct run_program program = {.ctx = c,
+                                        .parts = parts,
+                                        .state = state,
+                                        .restore = restore,
+                                        .validate = controller_validate,
+                                        .plan = plan,
+                                        .headlines = headlines};
     return run_open(&c->run, conf, &c->k.run, &program);
 }
 

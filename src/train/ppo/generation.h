@@ -8,6 +8,7 @@
 struct gen_sample {
     int32_t *ids;
     float *logp, *sampling_logp; /* sampling_logp NULL: not asked for */
+    uint16_t *token_bytes;       /* (n): of text */
     struct buf text;
     int64_t n, n_preempted;
     enum rollout_finish finish;

@@ -123,7 +123,7 @@ static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *
 
 /* The samples of a validation, which are kept until it ends. */
 static size_t validation_bytes(const struct ppo_config *k, int64_t rows) {
-    enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 24 };
+    enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 32 };
     return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
 }
 
@@ -327,10 +327,24 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     return 0;
 }
 
-static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
+static void text_row(struct buf *b, const char *what, size_t bytes, const char *note) {
     const bool small = bytes < (size_t)1 << 30;
     buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB",
              note);
+}
+
+struct plan_table {
+    struct buf *text;
+    json_t *parts; /* the same rows for run.db; NULL: not asked for */
+};
+
+/* A part of the total; a name that is indented is of the block that phases use in turn. */
+static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
+    const bool block = *what == ' ';
+    text_row(b->text, what, bytes, note);
+    if (b->parts)
+        json_array_append_new(b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what + strspn(what, " "), "bytes",
+                                                  (json_int_t)bytes, "note", note, "block", block));
 }
 
 /* Why the update recomputes what it does. */
@@ -346,10 +360,12 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                  on_host ? "the block that other phases need" : "the limit");
 }
 
-void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *b) {
+void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *text,
+                       json_t *parts) {
     const struct model_config *m = &s->policy;
+    const struct plan_table table = {text, parts}, *const b = &table;
     char note[160], kept[96];
-    buf_addf(b, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
+    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
              (long long)k->max_prompt_length, (long long)k->max_response_length);
     row(b, "policy weights", p->policy.weights,
@@ -376,7 +392,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
         else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
     }
-    buf_addf(b, "  one block, used in turn by\n");
+    buf_addf(text, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs);
     row(b, "  rollout: KV cache, logits", p->rollout, note);
@@ -395,13 +411,13 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
-    row(b, "total", p->total, "");
-    buf_addf(b, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
-    recompute_line(p, k, m, b);
+    text_row(text, "total", p->total, "");
+    buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
+    recompute_line(p, k, m, text);
     if (p->offload)
-        row(b, "pinned host memory", p->offload,
-            p->copy < p->offload ? p->copy ? "what is offloaded, and a checkpoint's copy" : "what is offloaded"
-                                 : "a checkpoint's copy, written beside the next steps");
+        text_row(text, "pinned host memory", p->offload,
+                 p->copy < p->offload ? p->copy ? "what is offloaded, and a checkpoint's copy" : "what is offloaded"
+                                      : "a checkpoint's copy, written beside the next steps");
 }
 
 /* ---- refusals ---- */

@@ -38,7 +38,9 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
 int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows);
-void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *out);
+/* The table; parts: an array that gets its rows too (track/run_db.c has their form), or NULL. */
+void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *out,
+                       json_t *parts);
 /* Tokens of the teacher's lists; 0: it has none. */
 int64_t distill_list(const struct ppo_config *k);
 

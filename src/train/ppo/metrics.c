@@ -232,10 +232,53 @@ void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct b
 
 /* ---- samples for run.db ---- */
 
+/* Numbers of a row's tokens as run.db has them; room for the longest row. */
+struct token_numbers {
+    float *entropy, *ref_logp, *advantages;
+    uint16_t *bytes;
+};
+
+static struct token_numbers token_numbers_alloc(const struct batch *b) {
+    const struct batch_col *resp = batch_find(b, "responses");
+    int64_t n = 1;
+    for (int64_t i = 0; i < b->n_rows; i++) n = batch_len(resp, i) > n ? batch_len(resp, i) : n;
+    float *block = xmalloc((size_t)n * (3 * sizeof *block + sizeof(uint16_t)));
+    return (struct token_numbers){block, block + n, block + 2 * n, (uint16_t *)(block + 3 * n)};
+}
+
+/* The numbers of a row, NULL where the column is missing or one of them is. */
+static const float *row_numbers(const struct batch *b, const char *name, int64_t i, float *out) {
+    const struct batch_col *c = batch_find(b, name);
+    if (!c || batch_len(c, i) != batch_len(batch_find(b, "responses"), i)) return NULL;
+    bool all = true;
+    for (int64_t t = c->off[i]; t < c->off[i + 1]; t++) {
+        out[t - c->off[i]] = c->type == BATCH_F32 ? c->f32[t] : (float)c->f64[t];
+        all = all && !isnan(out[t - c->off[i]]);
+    }
+    return all ? out : NULL;
+}
+
+static bool differ(const float *v, int64_t n) {
+    for (int64_t t = 1; t < n; t++)
+        if (v[t] != v[0]) return true;
+    return false;
+}
+
+static void add_token_numbers(struct track_sample *x, const struct batch *b, int64_t i, const struct token_numbers *at) {
+    const struct batch_col *bytes = batch_find(b, "token_bytes");
+    x->entropy = row_numbers(b, "entropys", i, at->entropy);
+    x->ref_logp = row_numbers(b, "ref_log_prob", i, at->ref_logp);
+    x->advantages = row_numbers(b, "advantages", i, at->advantages);
+    if (x->advantages && !differ(x->advantages, x->n)) x->advantages = NULL;
+    if (!bytes) return;
+    for (int64_t t = 0; t < x->n; t++) at->bytes[t] = (uint16_t)bytes->i32[bytes->off[i] + t];
+    x->token_bytes = at->bytes;
+}
+
 static struct track_sample sample_of(const struct stage *s, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
-                           *text = batch_find(b, "text");
+                           *text = batch_find(b, "text"), *message = batch_find(b, "reward_message");
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -252,6 +295,7 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .score = batch_find(b, "score")->f64[i],
         .advantage = adv ? adv->f64[adv->off[i]] : NAN,
         .reward_status = batch_find(b, "reward_status")->str[i],
+        .reward_message = message && message->str_len[i] > 0 ? message->str[i] : NULL,
         .extra = batch_find(b, "reward_extra_info")->json[i],
         .finish = batch_find(b, "finish")->str[i],
     };
@@ -259,12 +303,15 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
 
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation) {
     struct buf prompt = {0}, whole_prompt = {0}, whole_response = {0};
+    if (b->n_rows == 0) return;
     bool *traced = ppo_traced_rows(s, b);
+    const struct token_numbers numbers = token_numbers_alloc(b);
     for (int64_t i = 0; i < b->n_rows; i++) {
         struct track_sample x = sample_of(s, b, i);
         buf_reset(&prompt);
         if (tokenizer_decode(tok, x.prompt_ids, x.n_prompt, true, &prompt) < 0) continue;
         x.validation = validation;
+        add_token_numbers(&x, b, i, &numbers);
         x.prompt = (struct track_text){prompt.p, prompt.n};
         if (traced && traced[i]) ppo_trace_row(s, tok, b, i, validation, &x, &whole_prompt, &whole_response);
         track_sample(s->run->track, &x);
@@ -274,4 +321,5 @@ void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct
     buf_free(&whole_prompt);
     buf_free(&whole_response);
     free(traced);
+    free(numbers.entropy);
 }

@@ -79,6 +79,7 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
     u->mask = ppo_mask(&u->b);
+    u->rows = rows;
     u->off = batch_find(&u->b, "responses")->off;
     u->n_tokens = u->off[n];
     u->work = xcalloc((size_t)(u->n_work * u->n_tokens), sizeof *u->work);

@@ -53,7 +53,7 @@ int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fit
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), out);
     TRYG(memory_plan_make(&p, &k, &shapes, &dev), out);
-    memory_plan_print(&p, &k, &shapes, out);
+    memory_plan_print(&p, &k, &shapes, out, NULL);
     *fits = memory_plan_check(&p, &k, &shapes, &dev) == 0;
     if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
     if (controller_try_data(&k) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());

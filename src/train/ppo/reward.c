@@ -167,20 +167,21 @@ static bool no_score(const struct batch_col *score, const struct batch_col *base
     return isnan(score->f64[i]) || (baseline && isnan(baseline->f64[i]));
 }
 
-static int drop_errors(const struct stage *s, struct batch *b) {
+static int drop_errors(const struct stage *s, struct batch *b, struct batch *dropped) {
     struct batch_col *score, *group;
     TRY(batch_get(b, "score", BATCH_F64, &score));
     TRY(batch_get(b, "group", BATCH_I64, &group));
     const struct batch_col *baseline = batch_find(b, "reward_baselines"); /* without it a sample has no advantage */
-    int64_t n_bad = 0, n_keep = 0;
-    int64_t *keep = xmalloc((size_t)b->n_rows * sizeof *keep);
+    int64_t n_bad = 0, n_keep = 0, n_drop = 0;
+    int64_t *keep = xmalloc((size_t)b->n_rows * 2 * sizeof *keep), *drops = keep + b->n_rows;
     for (int64_t i = 0; i < b->n_rows; i++) n_bad += no_score(score, baseline, i);
     metrics_set_i64(&s->run->metrics, n_bad, "reward/num_errors");
     for (int64_t i = 0; i < b->n_rows; i++) {
         bool drop = no_score(score, baseline, i);
         if (s->k->on_error == REWARD_DROP_GROUP) /* samples of a prompt are neighbours */
             for (int64_t j = 0; j < b->n_rows && !drop; j++) drop = group->i64[j] == group->i64[i] && no_score(score, baseline, j);
-        if (!drop) keep[n_keep++] = i;
+        if (drop) drops[n_drop++] = i;
+        else keep[n_keep++] = i;
     }
     int rc = 0;
     if (n_bad > 0 && s->k->on_error == REWARD_STOP)
@@ -191,7 +192,8 @@ static int drop_errors(const struct stage *s, struct batch *b) {
                      "reward: none of the %lld samples of this step has a score; see the warnings above", (long long)b->n_rows);
     else if (n_keep < b->n_rows) {
         struct batch kept;
-        rc = batch_select(&kept, b, keep, n_keep);
+        rc = batch_select(dropped, b, drops, n_drop);
+        if (rc == 0) rc = batch_select(&kept, b, keep, n_keep);
         if (rc == 0) {
             batch_free(b);
             *b = kept;
@@ -215,9 +217,10 @@ static int weigh_sources(const struct stage *s, struct batch *b) {
     return 0;
 }
 
-int ppo_reward(const struct stage *s, struct batch *b) {
+int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped) {
     double *level;
-    TRY(drop_errors(s, b));
+    *dropped = (struct batch){0};
+    TRY(drop_errors(s, b, dropped));
     TRY(weigh_sources(s, b));
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
     const struct batch_col *responses = batch_find(b, "responses"), *score = batch_find(b, "score");

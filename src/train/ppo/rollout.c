@@ -34,7 +34,8 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->ended = clock_wall();
     o->n_preempted = s->n_preempted;
     TRY(buf_adds(&o->text, "")); /* an empty text is one, too */
-    TRY(tokenizer_decode(g->in->tok, s->ids, s->n, true, &o->text));
+    o->token_bytes = xmalloc((size_t)s->n * sizeof *o->token_bytes);
+    TRY(tokenizer_decode_bytes(g->in->tok, s->ids, s->n, true, &o->text, o->token_bytes));
     g->n_done++;
     g->tokens += s->n;
     return score_submit(g, i);
@@ -44,8 +45,10 @@ void gen_drop_sample(struct gen_sample *s) {
     free(s->ids);
     free(s->logp);
     free(s->sampling_logp);
+    free(s->token_bytes);
     buf_free(&s->text);
     s->ids = NULL;
+    s->token_bytes = NULL;
     s->logp = s->sampling_logp = NULL;
 }
 
@@ -158,7 +161,8 @@ static int run_engine(struct gen *g) {
 static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
-    struct batch_col *ids, *logp, *sampled, *finish, *text, *status, *score, *extra, *index, *seconds, *ended, *preempted, *group;
+    struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *ended,
+        *preempted, *group;
     int rc = 0;
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
@@ -166,9 +170,11 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
     const bool sampling = g->s->k->sampling_log_probs && !g->validation;
     if (sampling) TRYG(batch_add(b, "sampling_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "token_bytes", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "finish", BATCH_STR, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "text", BATCH_STR, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "reward_status", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_message", BATCH_STR, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "score", BATCH_F64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "sample_index", BATCH_I64, NULL, NULL, NULL), out);
@@ -181,7 +187,9 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     sampled = batch_find(b, "sampling_log_probs");
     finish = batch_find(b, "finish");
     text = batch_find(b, "text");
+    bytes = batch_find(b, "token_bytes");
     status = batch_find(b, "reward_status");
+    message = batch_find(b, "reward_message");
     score = batch_find(b, "score");
     extra = batch_find(b, "reward_extra_info");
     index = batch_find(b, "sample_index");
@@ -194,10 +202,13 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
         if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
-        const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status);
+        for (int64_t t = 0; t < s->n; t++) bytes->i32[bytes->off[i] + t] = s->token_bytes[t];
+        const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status),
+                   *why = s->reward.message ? s->reward.message : "";
         batch_set_str(finish, i, finish_name, strlen(finish_name));
         batch_set_str(text, i, s->text.p, s->text.n);
         batch_set_str(status, i, status_name, strlen(status_name));
+        batch_set_str(message, i, why, strlen(why));
         score->f64[i] = s->reward.status == REWARD_SCORE ? s->reward.score : NAN;
         json_decref(extra->json[i]);
         extra->json[i] = s->reward.extra ? json_incref(s->reward.extra) : json_object();

@@ -29,7 +29,8 @@ int ppo_rollout(const struct stage *s, const struct generation *g, struct batch 
 /* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
  *   responses i32, rollout_log_probs f32 (ragged), with rollout correction of a sampler with penalty or truncation
- *   sampling_log_probs f32 (ragged): over what it draws from; finish, text, reward_status (string);
+ *   sampling_log_probs f32 (ragged): over what it draws from; token_bytes i32 (ragged): bytes of text that came with each
+ *   token; finish, text, reward_status, reward_message (string; the last "" for a score);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
  *   prompt of this batch), seconds f64, ended f64 (wall clock); for an estimator that needs it reward_baselines f64,
  *   the score of a greedy response (NaN unless scored), in training alone */
@@ -38,8 +39,8 @@ int ppo_generate(const struct stage *s, const struct generation *g, const struct
 
 /* ---- reward.c ---- */
 /* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
- * token_level_scores (f64 ragged): a sample's score on its last token. */
-int ppo_reward(const struct stage *s, struct batch *b);
+ * token_level_scores (f64 ragged): a sample's score on its last token. *dropped: the rows that b has lost, for the caller. */
+int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped);
 
 /* ---- log_probs.c, distillation.c, update_critic.c: passes ---- */
 /* Adds old_log_probs and, where needed, sum_pi_squared (f64 ragged). */
@@ -62,7 +63,8 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
 int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
 
 /* ---- update_actor.c, update_critic.c ---- */
-int ppo_update_actor(const struct stage *s, const struct batch *b);
+/* Adds entropys (f32 ragged, verl's name): of the policy when it first met a token, NaN where it did not. */
+int ppo_update_actor(const struct stage *s, struct batch *b);
 int ppo_update_critic(const struct stage *s, const struct batch *b);
 
 /* ---- distillation.c: its part of the actor's loss ---- */
@@ -103,7 +105,8 @@ struct ppo_mini {
     struct batch b;
     struct packed_seq *seqs;
     uint8_t *mask;
-    const int64_t *off; /* of responses */
+    const int64_t *off;  /* of responses */
+    const int64_t *rows; /* of whole */
     int64_t n_tokens;
     double *work; /* (n_work, n_tokens), zeros */
     struct distill_batch distill;

@@ -58,6 +58,7 @@ struct actor_update {
     struct ppo_mini mini; /* first: it is what the loss is given */
     struct rollout_diff diff;
     int64_t first_step; /* optimizer steps before this update */
+    float *entropy;     /* of the whole batch's tokens, NaN: not met yet */
 };
 
 static void compare_rollout(struct actor_update *u, const struct micro_loss *x) {
@@ -73,6 +74,16 @@ static void compare_rollout(struct actor_update *u, const struct micro_loss *x) 
             u->diff.sample = sample ? sample->i64[i] : -1;
             u->diff.token = t - mini->off[i];
         }
+}
+
+/* The first time that a token is met. */
+static void keep_entropy(struct actor_update *u, const struct micro_loss *x) {
+    const struct batch_col *whole = batch_find(u->mini.whole, "responses");
+    for (int64_t i = x->lo; i < x->hi; i++) {
+        float *at = u->entropy + whole->off[u->mini.rows[i]];
+        const size_t n = (size_t)(u->mini.off[i + 1] - u->mini.off[i]);
+        if (n > 0 && isnan(at[0])) memcpy(at, x->entropy + u->mini.off[i] - x->t0, n * sizeof *at);
+    }
 }
 
 static int policy_loss(void *arg, const struct micro_loss *x) {
@@ -117,10 +128,11 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];
     for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)dentropy[t];
     compare_rollout(u, x);
+    keep_entropy(u, x);
     return ppo_mini_report(mini, x, &m);
 }
 
-int ppo_update_actor(const struct stage *s, const struct batch *b) {
+int ppo_update_actor(const struct stage *s, struct batch *b) {
     const struct ppo_config *k = s->k;
     /* the schedule begins with the first update, after trainer.critic_warmup */
     const int64_t first = k->critic.actor_from > 1 ? k->critic.actor_from : 1;
@@ -139,7 +151,14 @@ int ppo_update_actor(const struct stage *s, const struct batch *b) {
                        .cut = k->update_cut,
                        .shuffle = k->mini_shuffle,
                        .seed = k->mini_seed};
-    TRY(ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1)));
+    const int64_t n_tokens = batch_find(b, "responses")->off[b->n_rows];
+    u.entropy = xmalloc((size_t)n_tokens * sizeof *u.entropy);
+    for (int64_t t = 0; t < n_tokens; t++) u.entropy[t] = NAN;
+    int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1));
+    batch_drop(b, "entropys");
+    if (rc == 0) rc = ppo_add_like(b, "entropys", BATCH_F32, "responses", 1, u.entropy);
+    free(u.entropy);
+    TRY(rc);
     diff_metrics(&u.diff, &s->run->metrics);
     if (u.diff.max > 0)
         log_warn("step %lld: log-probs of the rollout are not training's; the largest difference is at prompt %lld, sample %lld, "

@@ -206,17 +206,21 @@ int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
     return ended(v, ppo_rollout(&s, &g, &b->b));
 }
 
-static int reward(const struct stage *s, struct verlc_batch *b) {
+static int reward(const struct stage *s, const struct tokenizer *tok, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_reward"));
     TRY(want(b, "verlc_reward", "score", BATCH_F64, "verlc_rollout"));
     stage_begin(s->run->stages, "reward");
-    return ppo_reward(s, &b->b);
+    struct batch dropped;
+    const int rc = ppo_reward(s, &b->b, &dropped);
+    if (rc == 0) ppo_record(s, tok, &dropped, false); /* what is not trained on can be looked at, too */
+    batch_free(&dropped);
+    return rc;
 }
 
 int verlc_reward(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_reward"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, reward(&s, b));
+    return ended(v, reward(&s, v->c.tok, b));
 }
 
 /* 0: the run has a model of this role. */

@@ -20,7 +20,8 @@ int worker_plan(struct worker *w, struct ppo_config *k) {
     memory_plan_offload(k, &w->dev);
     TRYG(model_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->dev), out);
-    memory_plan_print(&w->plan, k, &shapes, &text);
+    w->plan_json = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)w->plan.total, "limit", (json_int_t)w->plan.limit, "parts");
+    memory_plan_print(&w->plan, k, &shapes, &text, json_object_get(w->plan_json, "parts"));
     log_info("%s", text.p);
     TRYG(memory_plan_check(&w->plan, k, &shapes, &w->dev), out);
 out:
@@ -152,6 +153,7 @@ void worker_close(struct worker *w) {
     for (int i = N_ROLES - 1; i >= 0; i--) model_close(w->model[i]); /* the policy last: others may read its weights */
     if (w->block) dev_free(&w->dev, w->block, w->plan.block);
     tokenizer_files_free(w->tokenizer);
+    json_decref(w->plan_json);
     dev_close(&w->dev);
 }
 

@@ -20,6 +20,7 @@ struct worker {
     struct ppo_config *k; /* borrowed */
     struct dev dev;
     struct memory_plan plan;
+    json_t *plan_json;                 /* for run.db */
     struct tokenizer_files *tokenizer; /* of the policy, for checkpoints */
     void *block;                       /* shared by rollout, updates and the frozen models' passes */
     /* by role; NULL: a run without it. With an adapter the reference's model is the policy's, without a copy of its own */

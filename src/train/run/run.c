@@ -68,6 +68,7 @@ static int open_track(struct run *r, const struct conf *c) {
                                  .experiment = r->k.experiment,
                                  .run_dir = r->k.default_local_dir,
                                  .config = config,
+                                 .plan = r->program.plan ? r->program.plan(r->program.ctx) : NULL,
                                  .total_steps = r->total_steps,
                                  .resume_step = r->from.step,
                                  .title = r->k.title,

@@ -57,8 +57,9 @@ struct run_program {
     /* Its own fields of trainer.json, beside the run's. */
     void (*state)(const void *ctx, json_t *trainer);
     int (*restore)(void *ctx, const json_t *trainer, const char *where);
-    int (*validate)(void *ctx);        /* into the run's metrics */
-    const char *const (*headlines)[2]; /* metrics that the bar shows, with their labels; ends with NULL */
+    int (*validate)(void *ctx);             /* into the run's metrics */
+    const json_t *(*plan)(const void *ctx); /* the memory plan for run.db, borrowed; NULL: none */
+    const char *const (*headlines)[2];      /* metrics that the bar shows, with their labels; ends with NULL */
 };
 
 struct run {
