@@ -180,8 +180,10 @@ def differs(answer, expect):
 
 def compare(program, name, grade, n):
     lines = list(cases(name, grade, n))
-    requests = "".join(json.dumps(dict(op="reward", grader=name, solution_str=x["text"], ground_truth=x["gold"])) + "\n" for x in lines)
-    done = subprocess.run([program, "algo"], input=requests, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+    requests = "".join(json.dumps(dict(op="reward", grader=name, solution_str=x["text"],
+                                       ground_truth=x["gold"])) + "\n" for x in lines)
+    done = subprocess.run([program, "algo"], input=requests, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          check=True,
                           env={**os.environ, "VERLC_PYTHON": sys.executable})
     bad, named = 0, collections.Counter()
     for x, answer in zip(lines, map(json.loads, done.stdout.splitlines()), strict=True):

@@ -17,11 +17,13 @@ import importlib
 import operator
 import sys
 
-from verlc_helpers.protocol import one_line, serve
+from verlc_helpers.protocol import HelperError, one_line, serve
+from verlc_helpers.user_function import how_to_install
 
 OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.BitXor: operator.xor, ast.UAdd: operator.pos, ast.USub: operator.neg,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.BitXor: operator.xor,
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
 }
 
 
@@ -115,5 +117,12 @@ def handle(request):
     return {"packages": packages, "latex": latex, "zero": zero, "value": value}[name](argument)
 
 
+def handle_with_advice(request):
+    try:
+        return handle(request)
+    except ModuleNotFoundError as error:
+        raise HelperError(f"{one_line(error)}{how_to_install(error)}", "HELPER") from error
+
+
 if __name__ == "__main__":
-    serve(handle)
+    serve(handle_with_advice)

@@ -1,6 +1,6 @@
 /* algo.c - `verlc algo`: one JSON request a line in, one answer a line out, in
- * order.  The operations on numbers are in cmd/algo_json.c; "reward", which starts a
- * scorer, is here.
+ * order.  The operations on numbers are in cmd/algo_json.c; those of rewards, which may start a
+ * scorer, are here.
  * Invariant: every request line gets one answer line; a request that cannot be
  * answered gets {"error": ...} and the tool goes on. */
 #include "cmd/algo_json.h"
@@ -79,11 +79,26 @@ static int op_reward(struct reward *reward, const json_t *q, const char *where, 
     return 0;
 }
 
+/* {"op":"normal_form"}: {"answer"}, as the grader compares it. */
+static int op_normal_form(const json_t *q, const char *where, json_t **answer) {
+    const char *grader, *text;
+    char *form = NULL;
+    TRY(json_str(q, "grader", &grader, where));
+    TRY(json_str(q, "answer", &text, where));
+    TRY(reward_normal_form(grader, json_object_get(q, "answer"), &form));
+    *answer = json_pack("{s:s}", "answer", form);
+    free(form);
+    return 0;
+}
+
 static int evaluate(struct tool *t, const char *line, size_t n, const char *where, json_t **answer) {
     json_t *q;
     TRY(json_parse(&q, line, n, where));
     const char *op = json_string_value(json_object_get(q, "op"));
-    const int rc = op && strcmp(op, "reward") == 0 ? op_reward(t->reward, q, where, answer) : algo_json(q, where, &t->user, answer);
+    int rc;
+    if (op && strcmp(op, "reward") == 0) rc = op_reward(t->reward, q, where, answer);
+    else if (op && strcmp(op, "normal_form") == 0) rc = op_normal_form(q, where, answer);
+    else rc = algo_json(q, where, &t->user, answer);
     json_decref(q);
     return rc;
 }
@@ -134,6 +149,7 @@ int cmd_algo(int argc, char **argv) {
                  "  kl_in_reward        token_level_scores, old_log_probs, ref_log_prob, response_mask, kl_ctrl\n"
                  "  pf_ppo_weights      scores, reweight_method, weight_pow\n"
                  "  reward              data_source, grader, solution_str, ground_truth, extra_info, method, reward_kwargs\n"
+                 "  normal_form         grader, answer: the answer as that grader compares it\n"
                  "  rearrange_micro_batches  seqlen, max_token_len\n"
                  "A request that cannot be answered gets {\"error\": ...}.");
     int rc = cmd_parse(&spec, argc, argv);

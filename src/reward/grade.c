@@ -195,6 +195,27 @@ const struct reward__grader *reward__route(const char *name, const char *data_so
     return NULL;
 }
 
+int reward_normal_form(const char *grader, const json_t *answer, char **out) {
+    char *text = reward__text(answer), *form = NULL;
+    int rc = 0;
+    if (strcmp(grader, "math_dapo") == 0) {
+        form = reward__minerva_normal(text);
+    } else if (strcmp(grader, "search_r1_like_qa_em") == 0) {
+        form = reward__qa_normal(text);
+    } else if (strcmp(grader, "math_reward") == 0) {
+        form = xstrdup(text);
+        if (!reward__strip_string(&form, false)) FAILG(out, ERR_FORMAT, "the answer has no normal form of MATH");
+    } else {
+        FAILG(out, ERR_INVAL, "grader '%s' has no normal form; math_reward, math_dapo and search_r1_like_qa_em have one", grader);
+    }
+    *out = form;
+    form = NULL;
+out:
+    free(form);
+    free(text);
+    return rc;
+}
+
 static bool are_targets(const json_t *v) {
     size_t i;
     const json_t *one;

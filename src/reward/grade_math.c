@@ -183,7 +183,7 @@ static const char *const minerva_patterns[][2] = {
     {"(sqrt)([^{])", "sqrt{${2}}"},
 };
 
-static char *minerva_normal(const char *answer) {
+char *reward__minerva_normal(const char *answer) {
     const char *eq = strrchr(answer, '=');
     char *s = xstrdup(eq ? eq + 1 : answer);
     for (size_t i = 0; i < sizeof minerva_replaced / sizeof *minerva_replaced; i++)
@@ -222,8 +222,8 @@ double reward__math_dapo(const char *s, size_t n, const char *truth, bool strict
         return *pred && strcmp(*pred, truth) == 0 ? 1 : -1;
     }
     char *answer = reward__last_group(tail, n_tail, "(?i)Answer" PY_SPACE "*:" PY_SPACE "*([^\\n]+)");
-    char *want = minerva_normal(truth);
-    *pred = minerva_normal(answer ? answer : INVALID);
+    char *want = reward__minerva_normal(truth);
+    *pred = reward__minerva_normal(answer ? answer : INVALID);
     bool right = strcmp(*pred, want) == 0;
     if (strcmp(*pred, INVALID) == 0) { /* nothing announced: a box counts, word for word */
         char *box = strict_box(tail, n_tail);

@@ -21,7 +21,7 @@ static size_t article(const char *p) {
 }
 
 /* Lower case, without ASCII punctuation and articles, one space between words. */
-static char *qa_normal(const char *answer) {
+char *reward__qa_normal(const char *answer) {
     char *low = reward__lower(answer), *to = low;
     for (const char *p = low; *p; p++)
         if (!ispunct((unsigned char)*p) || (unsigned char)*p >= 128) *to++ = *p;
@@ -61,10 +61,11 @@ static int64_t count(const char *s, const char *what) {
 
 double reward__search_r1(const char *s, const json_t *targets, bool substring) {
     enum { MANY_TAGS = 10 };
-    char *answer = last_answer(s), *said = answer ? qa_normal(answer) : NULL;
+    char *answer = last_answer(s), *said = answer ? reward__qa_normal(answer) : NULL;
     bool right = false;
     for (size_t i = 0; said && !right && i < (json_is_string(targets) ? 1 : json_array_size(targets)); i++) {
-        char *text = reward__text(json_is_string(targets) ? targets : json_array_get(targets, i)), *target = qa_normal(text);
+        char *text = reward__text(json_is_string(targets) ? targets : json_array_get(targets, i)),
+             *target = reward__qa_normal(text);
         right = substring ? strstr(said, target) != NULL : strcmp(said, target) == 0;
         free(text);
         free(target);

@@ -82,6 +82,10 @@ int reward_check_sources(struct reward *r, const char *const *sources, int64_t n
 int reward_check_grader(const char *name);
 void reward_destroy(struct reward *r); /* NULL ok */
 
+/* An answer as the grader of that name compares it (math_reward, math_dapo, search_r1_like_qa_em); caller frees. ERR_INVAL: no
+ * such form; ERR_FORMAT: this answer has none. */
+int reward_normal_form(const char *grader, const json_t *answer, char **out);
+
 /* Scores now.  Returns 0 with *out set, whatever its status; a negative code
  * only where no scoring is possible at all (no Python, file cannot be loaded). */
 int reward_score(struct reward *r, const struct reward_request *q, struct reward_result *out);

@@ -79,6 +79,8 @@ bool reward__grade_answer(struct reward__grading *g, const char *given, const ch
 double reward__prime_math(struct reward__grading *g);
 double reward__geo3k(struct reward__grading *g);
 bool reward__geo3k_form(const char *s);
+char *reward__minerva_normal(const char *answer); /* caller frees, as below */
+char *reward__qa_normal(const char *answer);
 double reward__choice(const char *s, size_t n, const char *letter);
 double reward__search_r1(const char *s, const json_t *targets, bool substring);
 

@@ -2,7 +2,7 @@
 
 import re
 
-from verl.utils.reward_score.native import grade
+from verl.utils.reward_score.native import graded
 
 WINDOW = 300  # characters at the end of an answer that are looked at
 
@@ -21,6 +21,7 @@ def extract_solution(solution_str, method="strict"):
 
 def compute_score(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
     """score where the answer is right, format_score where it is another one, 0 where there is none."""
-    if grade("openai/gsm8k", solution_str, ground_truth, method=method)["score"] == 1:
+    answer = extract_solution(solution_str, method)
+    if graded("gsm8k" if method == "strict" else "gsm8k_flexible", solution_str, ground_truth)["score"] == 1:
         return score
-    return 0 if extract_solution(solution_str, method) is None else format_score
+    return 0 if answer is None else format_score

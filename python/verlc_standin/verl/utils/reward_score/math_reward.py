@@ -1,8 +1,6 @@
 r"""MATH: the content of the last \boxed{}, compared after the usual normalisation."""
 
-from verl.utils.reward_score.native import grade
-
-SOURCE = "DigitalLearningGmbH/MATH-lighteval"
+from verl.utils.reward_score.native import graded, normal_form
 
 
 def balanced(string, start):
@@ -32,12 +30,20 @@ def remove_boxed(s):
     raise AssertionError(f"{s}: not a \\boxed expression")
 
 
+def strip_string(string):
+    """MATH's normal form. ValueError: the string has none."""
+    return normal_form("math_reward", string)
+
+
 def is_equiv(str1, str2, verbose=False):
-    """Whether two answers are the same after normalisation. Braces in them have to be balanced."""
+    """Whether two answers are the same in normal form; as they stand, where one has none."""
     if str1 is None or str2 is None:
         return str1 is str2
-    return str1 == str2 or grade(SOURCE, f"\\boxed{{{str1}}}", str2)["score"] == 1
+    try:
+        return strip_string(str1) == strip_string(str2)
+    except ValueError:
+        return str1 == str2
 
 
 def compute_score(solution_str, ground_truth):
-    return float(grade(SOURCE, solution_str, ground_truth)["score"])
+    return float(graded("math_reward", solution_str, ground_truth)["score"])

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 
+FAILURES = {"missing": NotImplementedError, "timeout": TimeoutError, "crash": RuntimeError}  # by status
 LOCK = threading.Lock()
 PROCESS = None  # (pid of its owner, Popen)
 
@@ -28,13 +30,12 @@ def program():
 def process():
     global PROCESS
     if PROCESS is None or PROCESS[0] != os.getpid() or PROCESS[1].poll() is not None:
-        PROCESS = os.getpid(), subprocess.Popen([program(), "algo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        env = {**os.environ, "VERLC_PYTHON": sys.executable}  # its graders' packages are this interpreter's
+        PROCESS = os.getpid(), subprocess.Popen([program(), "algo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
     return PROCESS[1]
 
 
-def grade(data_source, solution, ground_truth, **more):
-    """What the grader of this data source answers: {"score": number, ...}."""
-    request = {"op": "reward", "data_source": data_source, "solution_str": solution, "ground_truth": ground_truth, **more}
+def ask(request):
     line = json.dumps(request).encode("ascii") + b"\n"  # surrogates travel as escapes
     with LOCK:
         p = process()
@@ -45,5 +46,19 @@ def grade(data_source, solution, ground_truth, **more):
         raise RuntimeError(f"verl.utils.reward_score: {program()} ended without an answer")
     answer = json.loads(answer)
     if "error" in answer:
-        raise (NotImplementedError if answer.get("status") == "missing" else ValueError)(answer["error"])
+        raise FAILURES.get(answer.get("status"), ValueError)(answer["error"])
     return answer
+
+
+def grade(data_source, solution, ground_truth, **more):
+    """What the grader of this data source answers, or the one named grader=: {"score": number, ...}."""
+    return ask({"op": "reward", "data_source": data_source, "solution_str": solution, "ground_truth": ground_truth, **more})
+
+
+def graded(grader, solution, ground_truth):
+    return grade("", solution, ground_truth, grader=grader)
+
+
+def normal_form(grader, answer):
+    """The answer as this grader compares it."""
+    return ask({"op": "normal_form", "grader": grader, "answer": answer})["answer"]

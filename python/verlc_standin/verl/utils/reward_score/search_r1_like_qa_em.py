@@ -1,13 +1,13 @@
 """Search-R1: the text of the last <answer>, compared with the targets after normalisation."""
 
 import re
-import string
+
+from verl.utils.reward_score.native import graded, normal_form
 
 
 def normalize_answer(s):
     """Lower case, without ASCII punctuation and articles, one space between words."""
-    s = "".join(c for c in s.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", s).split())
+    return normal_form("search_r1_like_qa_em", s)
 
 
 def targets(golden_answers):
@@ -19,7 +19,8 @@ def em_check(prediction, golden_answers):
 
 
 def subem_check(prediction, golden_answers):
-    return int(any(a in normalize_answer(prediction) for a in targets(golden_answers)))
+    said = normalize_answer(prediction)
+    return int(any(a in said for a in targets(golden_answers)))
 
 
 def extract_solution(solution_str):
@@ -27,19 +28,20 @@ def extract_solution(solution_str):
     return found[-1].strip() if found else None
 
 
-def graded(check, solution_str, ground_truth, format_score, score):
-    answer = extract_solution(solution_str)
-    if answer is None:
+def scored(grader, solution_str, ground_truth, format_score, score):
+    if extract_solution(solution_str) is None:
         return 0
-    if not check(answer, ground_truth["target"]):
-        return format_score
-    many = solution_str.count("<answer>") > 10 or solution_str.count("</answer>") > 10
-    return score / 4 if many else score
+    right = graded(grader, solution_str, {"target": plain(ground_truth["target"])})["score"]  # 1, or 1/4 among many tags
+    return score * right if right else format_score
+
+
+def plain(golden_answers):
+    return golden_answers if isinstance(golden_answers, str) else list(golden_answers)  # a numpy array in Parquet's rows
 
 
 def compute_score(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
-    return graded(em_check, solution_str, ground_truth, format_score, score)
+    return scored("search_r1_like_qa_em", solution_str, ground_truth, format_score, score)
 
 
 def compute_score_subem(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
-    return graded(subem_check, solution_str, ground_truth, format_score, score)
+    return scored("search_r1_like_qa_subem", solution_str, ground_truth, format_score, score)
