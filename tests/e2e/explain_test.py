@@ -1,4 +1,4 @@
-"""`verlc explain`: a metric, a key, an unknown name, and the page that it makes. That every metric which a run reports has
+"""`verlc explain`: a metric, a key, an early warning, an unknown name, and the pages that it makes. That every metric which a run reports has
 its text is checked at the end of each test that uses Scratch."""
 
 import pathlib
@@ -17,6 +17,9 @@ def main():
     test("a key", "passes over the training data" in run("explain", "trainer.total_epochs").stdout)
     test.refused("an unknown name", run("explain", "actor/nothing", check=False), 2, "actor/nothing", "verlc explain")
     page = run("explain", "--markdown").stdout
+    test("an early warning", "DAPO" in run("explain", "entropy_collapse").stdout)
+    test("docs/warnings.md is what the program prints",
+         run("explain", "--warnings").stdout == (ROOT / "docs/warnings.md").read_text())
     test("docs/metrics.md is what the program prints", page == (ROOT / "docs/metrics.md").read_text())
     test("a metric: what it is, how to read it", "var(returns - values)" in one and "worse than a constant" in one, one)
     test.end()

@@ -164,7 +164,7 @@ def looking_at_a_run(s, test):
     constant, digits = s.dir / "constant.py", s.dir / "digits.py"
     constant.write_text("def compute_score(**given):\n    return 1.0\n")
     digits.write_text(DIGITS_REWARD)
-    warning = "the reward is the same for all samples of a prompt"
+    warning = "reward_constant: every sample of the step has the same score"
     keys = {"trainer__total_training_steps": 5, "trainer__save_freq": 5}
     p = run(*s.ppo("constant", reward__custom_reward_function__path=constant, **keys))
     test("a constant reward is said once", p.stderr.count(warning) == 1, p.stderr)

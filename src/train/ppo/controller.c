@@ -169,7 +169,10 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                         .validate = controller_validate,
                                         .plan = plan,
                                         .headlines = headlines};
-    return run_open(&c->run, conf, &c->k.run, &program);
+    TRY(run_open(&c->run, conf, &c->k.run, &program));
+    c->run.warnings.samples = c->k.train_batch_size * c->k.train.n;
+    c->run.warnings.n = c->k.train.n;
+    return 0;
 }
 
 int controller_open(struct controller *c, const struct conf *conf) {

@@ -17,7 +17,6 @@ struct controller {
     struct reward *reward;
     struct algo_kl_ctrl kl_ctrl;
     struct worker worker;
-    int64_t flat_steps; /* steps so far in which no prompt's samples differ in score; -1: one had, or it has been said */
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */
 void controller_close(struct controller *c, int rc);                /* rc: how the run ended */

@@ -354,21 +354,6 @@ bool verlc_begin_step(struct verlc *v) {
     return true;
 }
 
-enum { FLAT_STEPS = 3 };
-
-/* A reward that is the same for all samples of a prompt from the first step on teaches nothing: said once. */
-static void watch_rewards(struct controller *c) {
-    double flat;
-    if (c->flat_steps < 0 || c->k.train.n < 2 || !metrics_get(&c->run.metrics, "train/zero_variance_groups", &flat)) return;
-    c->flat_steps = flat < 1 ? -1 : c->flat_steps + 1;
-    if (c->flat_steps < FLAT_STEPS) return;
-    c->flat_steps = -1;
-    log_warn("the reward is the same for all samples of a prompt, in every prompt of the first %d steps: there is nothing to learn "
-             "from that; look at the samples in %s/run.db (docs/training.md), at reward.custom_reward_function, and at "
-             "data.max_response_length",
-             FLAT_STEPS, c->run.k.default_local_dir);
-}
-
 /* Metrics and samples of a step whose updates are done. */
 static int record(struct controller *c, struct verlc_batch *b) {
     const struct stage s = controller_stage(c);
@@ -381,7 +366,6 @@ static int record(struct controller *c, struct verlc_batch *b) {
     stage_end(r->stages);
     stages_metrics(r->stages, &r->metrics);
     TRY(ppo_data_metrics(&s, &b->b));
-    watch_rewards(c);
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
     metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");
     return 0;

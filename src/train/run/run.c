@@ -252,6 +252,13 @@ static bool due(const struct run *r, int64_t freq) { return freq > 0 && (r->step
 /* The last step is saved without save_freq too, so that a run leaves a model; save_freq=0 says that it shall not. */
 static bool save_due(const struct run *r) { return due(r, r->k.save_freq) || (r->k.save_freq < 0 && r->step == r->total_steps); }
 
+static void say_warning(void *run, const struct early_warning *w, const char *line) {
+    const struct run *r = run;
+    (void)w;
+    log_warn("step %lld: %s", (long long)r->step, line);
+    track_event(r->track, r->step, "warning", line);
+}
+
 /* A signal in the validation ends it; the step itself is done and is saved. */
 static int finish(struct run *r) {
     int best = 0;
@@ -266,6 +273,7 @@ static int finish(struct run *r) {
     const bool last = stop || early_stop_done(&r->early) || r->step == r->total_steps;
     if ((stop && !r->probing) || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
     stages_metrics(r->stages, &r->metrics);
+    if (r->k.early_warnings && !r->probing) early_warnings_add(&r->warnings, &r->metrics, say_warning, r);
     track_log(r->track, r->step, &r->metrics);
     TRY(write_copy(r, last));
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));

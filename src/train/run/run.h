@@ -14,6 +14,7 @@
 #include "data/data.h"
 #include "track/track.h"
 #include "train/run/early_stopping.h"
+#include "train/run/early_warnings.h"
 #include "train/run/phase_watchdog.h"
 #include "train/run/resume.h"
 #include "train/run/run_lock.h"
@@ -39,6 +40,7 @@ struct run_config {
     double deadline_s;
     struct early_stop_keys early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
+    bool early_warnings;     /* say what usually goes wrong (early_warnings.def) */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
     bool async_save;         /* checkpoints are written beside the next steps: the key, then the program's plan */
@@ -71,6 +73,7 @@ struct run {
     struct track *track;
     struct metrics metrics; /* of the step being made */
     struct early_stop early;
+    struct early_warnings warnings; /* samples and n are the program's to set, after run_open */
     struct data_sampler sampler;
     struct resume from;
     struct dev_memory memory; /* at the end of the step before */

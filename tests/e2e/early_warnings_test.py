@@ -1,0 +1,75 @@
+"""Early warnings of real runs: small ones that are led astray on purpose get the right one, once, in the log and in run.db; one
+that learns gets none; trainer.early_warnings=False turns them off."""
+
+import pathlib
+import re
+import sqlite3
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import DIGITS_REWARD, Scratch, Tests, run  # noqa: E402
+
+ACTOR = "actor_rollout_ref.actor."
+
+
+def said(s, test, name, p):
+    """{warning: its lines on stderr}; run.db has the same."""
+    found = re.findall(r"^warning: step (\d+): (\w+): (.*)$", p.stderr, re.M)
+    lines = [f"{kind}: {text}" for _, kind, text in found]
+    with sqlite3.connect(s.dir / name / "run.db") as db:
+        events = db.execute("SELECT step, message FROM events WHERE kind='warning' ORDER BY id").fetchall()
+    test(f"{name}: run.db has the log's warnings", events == [(int(step), line) for (step, _, _), line in zip(found, lines)],
+         (events, lines))
+    kinds = [kind for _, kind, _ in found]
+    test(f"{name}: each is said once", len(kinds) == len(set(kinds)), kinds)
+    return {kind: text for _, kind, text in found}
+
+
+def ppo(s, test, name, **keys):
+    base = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.max_response_length": 8,
+            "actor_rollout_ref.rollout.n": 4, ACTOR + "ppo_mini_batch_size": 4, ACTOR + "ppo_micro_batch_size_per_gpu": 16,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16, "trainer.save_freq": 0, "trainer.total_training_steps": 12}
+    return run(*s.ppo(name, **{**base, **keys}))
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        (s.dir / "digits.py").write_text(DIGITS_REWARD)
+        (s.dir / "constant.py").write_text("def compute_score(**given):\n    return 1.0\n")
+        (s.dir / "broken.py").write_text(
+            "def compute_score(solution_str, **given):\n    return len(solution_str) / (0 if len(solution_str) % 2 else 1)\n")
+
+        p = ppo(s, test, "learns", **{ACTOR + "optim.lr": 3e-3, "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 8,
+                                      ACTOR + "ppo_mini_batch_size": 8})
+        test("a run that learns: none", said(s, test, "learns", p) == {}, p.stderr)
+
+        keys = {"reward.custom_reward_function.path": s.dir / "constant.py"}
+        w = said(s, test, "constant", ppo(s, test, "constant", **keys))
+        test("a constant reward", "all are 1" in w.get("reward_constant", "") and "zero_variance_groups" not in w, w)
+        p = ppo(s, test, "off", **keys, **{"trainer.early_warnings": False, "trainer.total_training_steps": 4})
+        test("trainer.early_warnings=False", said(s, test, "off", p) == {})
+
+        w = said(s, test, "broken", ppo(s, test, "broken", **{"reward.custom_reward_function.path": s.dir / "broken.py",
+                                                              "trainer.total_training_steps": 4}))
+        test("a scorer that fails on many samples", "of 16" in w.get("reward_errors", "") and "reward.on_error" in w["reward_errors"], w)
+
+        w = said(s, test, "far", ppo(s, test, "far", **{ACTOR + "optim.lr": 0.03, ACTOR + "ppo_mini_batch_size": 1,
+                                                        ACTOR + "ppo_micro_batch_size_per_gpu": 4}))
+        test("a learning rate far too high, four optimizer steps a step", {"large_update", "entropy_collapse"} < set(w), w)
+
+        w = said(s, test, "jump", ppo(s, test, "jump", **{ACTOR + "optim.lr": 0.1, ACTOR + "optim.lr_warmup_steps": 9}))
+        test("a warm-up to such a rate: KL jumps", "optim.lr" in w.get("kl_jump", ""), w)
+
+        rows = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]}
+                for a in range(10) for b in range(10)]
+        p = run("sft", f"data.train_files={s.write('few.jsonl', rows[:8])}", f"data.val_files={s.write('other.jsonl', rows[50:90:3])}",
+                "data.train_batch_size=8", "data.max_length=64", f"model.path={s.dir / 'model'}", "engine.dtype=float32",
+                "optim.lr=3e-3", "trainer.total_training_steps=40", "trainer.test_freq=2", "trainer.save_freq=0",
+                f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]")
+        w = said(s, test, "sft", p)
+        test("sft on eight rows: overfitting, and nothing else", set(w) == {"overfitting"}, w)
+    test.end()
+
+
+main()
