@@ -26,6 +26,7 @@
     X(tokenize, "text to ids and back: JSONL in, JSONL out")                                      \
     X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                         \
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
+    X(sandbox, "run a program that is not trusted, with limits; what happened as JSON")           \
     X(plan, "memory and time of a ppo or sft run before it starts")                               \
     X(explain, "what a metric or a key is and how to read it")                                    \
     X(bench, "benchmarks of this machine")                                                        \
