@@ -380,9 +380,15 @@ def command(*args, **kw):
 def refusals(test, scratch):
     """Without namespaces nothing runs, and the message says why."""
     marker = scratch / "ran"
-    kinds = {"no namespaces": (["unshare", "-U", "--map-users=0,0,65536", "--map-groups=0,0,65536", "--setuid=0", "sh", "-c",
-                                'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --reuid=4321 --inh-caps=-all "$@"', "sh"],
-                               "max_user_namespaces"),
+    holder = subprocess.Popen(["unshare", "-U", "sleep", "60"])  # a user namespace in which there are to be no further ones
+    inside = ["nsenter", "-U", "-t", str(holder.pid), "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    try:
+        time.sleep(0.3)
+        for ids in ("uid_map", "gid_map"):
+            pathlib.Path(f"/proc/{holder.pid}/{ids}").write_text("0 0 65536", encoding="ascii")
+    except OSError as error:
+        print(error)
+    kinds = {"no namespaces": ([*inside, *CALLERS["user"]], "max_user_namespaces"),
              "root of a namespace without users": (["unshare", "-Ur"], "no other user")}
     for kind, (caller, words) in kinds.items():
         if subprocess.run([*caller, "true"], capture_output=True, check=False).returncode != 0:
@@ -391,7 +397,9 @@ def refusals(test, scratch):
         for args in (["--check"], ["--", "touch", str(marker)]):
             p = subprocess.run([*caller, VERLC, "sandbox", *args], capture_output=True, text=True, check=False, timeout=60,
                                stdin=subprocess.DEVNULL)
-            test.refused(f"{kind}: sandbox {args[0]} is refused", p, 3, words)
+            test.refused(f"{kind}: sandbox {args[0]} is refused", p, 3, words, "othing is run")
+    holder.kill()
+    holder.wait()
     p = command("--read=/", "--", "true", stdin=subprocess.DEVNULL)
     test.refused("the whole machine cannot be read", p, 2, "below /")
     test.refused("no program", command(stdin=subprocess.DEVNULL), 2, "--request")
