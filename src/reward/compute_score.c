@@ -79,6 +79,16 @@ static int check_path(const char *key, const char *path) {
     return file_check(path);
 }
 
+int reward__calls_open(struct reward__calls **out, const struct helper_args *h, const struct helper_pool_args *pool,
+                       double timeout_s) {
+    struct reward__calls *c = xcalloc(1, sizeof *c);
+    c->timeout_s = timeout_s > 0 ? timeout_s : DEFAULT_TIMEOUT_S;
+    const int rc = helper_pool_create(&c->pool, h, pool);
+    if (rc < 0) reward__calls_destroy(c);
+    else *out = c;
+    return rc;
+}
+
 int reward__calls_create(struct reward__calls **out, const struct reward_args *a) {
     static const char *const styles[] = {"named", "positional", "batch"};
     struct reward__calls *c = xcalloc(1, sizeof *c);
@@ -197,12 +207,14 @@ int reward__calls_flush(struct reward__calls *c) {
 
 /* ---- from the helpers ---- */
 
-/* What verlc_helpers/reward.py answers: {"score", "extra"}, {"crash"} or {"unparsed"}. */
+/* What verlc_helpers/reward.py and code_reward.py answer: {"score", "extra"}, {"crash"}, {"unparsed"} or {"missing"}. */
 static struct reward_result from_reply(const json_t *reply) {
     const char *what = json_string_value(json_object_get(reply, "crash"));
     if (what) return reward__failure(REWARD_CRASH, xstrdup(what));
     what = json_string_value(json_object_get(reply, "unparsed"));
     if (what) return reward__failure(REWARD_UNPARSED, xstrdup(what));
+    what = json_string_value(json_object_get(reply, "missing"));
+    if (what) return reward__failure(REWARD_MISSING, xstrdup(what));
     const json_t *score = json_object_get(reply, "score"), *extra = json_object_get(reply, "extra");
     if (!json_is_number(score) || !json_is_object(extra))
         return reward__failure(REWARD_UNPARSED, xstrdup("the reward helper's reply has no score"));

@@ -104,7 +104,7 @@ static const struct reward__grader graders[] = {
     {"gpqa", gpqa, NULL, false},
     {"search_r1_like_qa_em", search_r1_em, NULL, true},
     {"search_r1_like_qa_subem", search_r1_subem, NULL, true},
-    {"prime_code", NULL, NULL, false},
+    {"prime_code", NULL, NULL, false}, /* grade_code.c, with or without a service */
 };
 
 /* ---- the router ---- */
@@ -170,9 +170,8 @@ static char *known_sources(void) {
 int reward_check_grader(const char *name) {
     struct buf list = {0};
     const struct reward__grader *g = grader_named(name);
-    if (g && g->grade) return 0;
-    for (size_t i = 0; i < COUNT(graders); i++)
-        if (graders[i].grade) buf_addf(&list, "%s%s", list.n ? ", " : "", graders[i].name);
+    if (g) return 0;
+    for (size_t i = 0; i < COUNT(graders); i++) buf_addf(&list, "%s%s", list.n ? ", " : "", graders[i].name);
     err_set(ERR_INVAL, __FILE__, __LINE__, "reward.grader: '%s' is no grader; known are %s", name, list.p);
     buf_free(&list);
     return ERR_INVAL;
@@ -181,17 +180,12 @@ int reward_check_grader(const char *name) {
 const struct reward__grader *reward__route(const char *name, const char *data_source, char **why) {
     const struct reward__grader *g = name ? grader_named(name) : grader_of_source(data_source);
     *why = NULL;
-    if (g && g->grade) return g;
-    if (g) {
-        *why = xasprintf("data_source '%s': the grader %s is not there yet; give a compute_score with custom_reward_function.path",
-                         data_source, g->name);
-    } else {
-        char *known = known_sources();
-        *why = xasprintf("data_source '%s' has no grader; known are %s. Set reward.grader=NAME for all rows, or give a "
-                         "compute_score with custom_reward_function.path",
-                         data_source, known);
-        free(known);
-    }
+    if (g) return g;
+    char *known = known_sources();
+    *why = xasprintf("data_source '%s' has no grader; known are %s. Set reward.grader=NAME for all rows, or give a "
+                     "compute_score with custom_reward_function.path",
+                     data_source, known);
+    free(known);
     return NULL;
 }
 

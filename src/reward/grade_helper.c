@@ -106,6 +106,13 @@ static int advance(struct reward__graders *s, struct job *j, struct reward_resul
     return send_question(s, j, g.question);
 }
 
+bool reward__graders_is_code(const struct reward__graders *s, const char *name, const char *data_source) {
+    char *why;
+    const struct reward__grader *g = reward__route(name ? name : s->name, data_source ? data_source : "", &why);
+    free(why);
+    return g && !g->grade;
+}
+
 int reward__graders_start(struct reward__graders *s, const struct reward_request *q, int64_t tag, struct reward_result *now) {
     const char *source = q->data_source ? q->data_source : "";
     char *why;

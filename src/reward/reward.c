@@ -1,26 +1,31 @@
 /* reward.c - from a finished response to its result: a native grader (grade.c) or the user's function (compute_score.c), the
  * overlong penalty of verl's dapo manager, and the list of results to be polled.
  *
- * Native graders answer at once; the user's function is called in compute_score.c and
- * its calls finish in any order.
+ * Native graders answer at once; programs are run (grade_code.c), the user's function is called in compute_score.c, and
+ * these finish in any order.
  * Invariant: whatever goes wrong with one sample is that sample's result, with a
  * status that is not a score; it never ends the run from here. */
 #include "reward/reward_int.h"
 
+#include "base/clock.h"
 #include "base/err.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define TURN_S 0.05 /* of waiting, where two may have a result */
+
 struct done {
     int64_t tag;
     struct reward_result result;
 };
 struct reward {
-    struct reward_args args;         /* its pointers are not read after the start */
+    struct reward_args args;         /* its pointers are not read after the start, but for these copies: */
+    char *python, *service_url;      /* of code */
     struct reward__calls *calls;     /* NULL: native */
     struct reward__graders *graders; /* NULL: calls */
+    struct reward__calls *code;      /* of rows that are programs; NULL: there was none yet */
     struct done *done;               /* finished, not yet polled: done[done_at .. n_done) */
     int64_t done_at, n_done, done_cap;
 };
@@ -65,8 +70,20 @@ static void add_done(struct reward *r, int64_t tag, struct reward_result result)
     r->done[r->n_done++] = (struct done){tag, result};
 }
 
+/* Of the graders and of code: the one waits where the other has nothing under way, else they take turns. */
+static int take_grade(struct reward *r, double wait_s, struct reward__called *out) {
+    const bool code = r->code && reward__calls_pending(r->code) > 0, other = reward__graders_pending(r->graders) > 0;
+    const double deadline = clock_awake() + wait_s, turn = fmin(wait_s, code && other ? TURN_S : wait_s);
+    int rc = 0;
+    do {
+        if (code) rc = reward__call_take(r->code, turn, out);
+        if (rc == 0) rc = reward__graders_take(r->graders, code ? 0 : turn, out);
+    } while (rc == 0 && code && other && clock_awake() < deadline);
+    return rc;
+}
+
 static int take_call(struct reward *r, double wait_s, struct reward__called *out) {
-    const int rc = r->calls ? reward__call_take(r->calls, wait_s, out) : reward__graders_take(r->graders, wait_s, out);
+    const int rc = r->calls ? reward__call_take(r->calls, wait_s, out) : take_grade(r, wait_s, out);
     if (rc == 1) reward_penalise_overlong(&r->args, out->response_len, &out->result);
     return rc;
 }
@@ -77,6 +94,8 @@ int reward_create(struct reward **out, const struct reward_args *args) {
     TRY(reward_check_overlong(args));
     struct reward *r = xcalloc(1, sizeof *r);
     r->args = *args;
+    r->args.python = r->python = args->python ? xstrdup(args->python) : NULL;
+    r->args.code.service_url = r->service_url = args->code.service_url ? xstrdup(args->code.service_url) : NULL;
     const int rc = args->path || args->manager ? reward__calls_create(&r->calls, args) : reward__graders_create(&r->graders, args);
     if (rc < 0) {
         reward_destroy(r);
@@ -89,6 +108,7 @@ int reward_create(struct reward **out, const struct reward_args *args) {
 void reward_drop(struct reward *r) {
     if (r->calls) reward__calls_cancel(r->calls);
     if (r->graders) reward__graders_cancel(r->graders);
+    if (r->code) reward__calls_cancel(r->code);
     for (int64_t i = r->done_at; i < r->n_done; i++) reward_result_free(&r->done[i].result);
     r->done_at = r->n_done = 0;
 }
@@ -98,17 +118,37 @@ void reward_destroy(struct reward *r) {
     reward_drop(r);
     reward__calls_destroy(r->calls);
     reward__graders_destroy(r->graders);
+    reward__calls_destroy(r->code);
+    free(r->python);
+    free(r->service_url);
     free(r->done);
     free(r);
 }
 
 int reward_check_sources(struct reward *r, const char *const *sources, int64_t n) {
-    return r->graders ? reward__graders_check(r->graders, sources, n) : 0;
+    TRY(r->graders ? reward__graders_check(r->graders, sources, n) : 0);
+    for (int64_t i = 0; r->graders && i < n; i++)
+        if (reward__graders_is_code(r->graders, NULL, sources[i])) return reward__code_check(&r->args, sources[i]);
+    return 0;
+}
+
+/* Whoever calls Python for this row: compute_score, or the grader of code; NULL: a native grader. */
+static int calls_of(struct reward *r, const struct reward_request *q, struct reward__calls **calls) {
+    *calls = r->calls;
+    if (r->calls || !reward__graders_is_code(r->graders, q->grader, q->data_source)) return 0;
+    if (!r->code) {
+        TRY(reward__code_check(&r->args, q->data_source));
+        TRY(reward__code_create(&r->code, &r->args));
+    }
+    *calls = r->code;
+    return 0;
 }
 
 /* 1: *now is the result; 0: it is under way. */
 static int start(struct reward *r, const struct reward_request *q, int64_t tag, struct reward_result *now) {
-    const int rc = r->calls ? reward__call_send(r->calls, q, tag) : reward__graders_start(r->graders, q, tag, now);
+    struct reward__calls *calls;
+    TRY(calls_of(r, q, &calls));
+    const int rc = calls ? reward__call_send(calls, q, tag) : reward__graders_start(r->graders, q, tag, now);
     if (rc == 1) reward_penalise_overlong(&r->args, q->response_len, now);
     return rc;
 }
@@ -155,5 +195,6 @@ int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_res
 }
 
 int64_t reward_pending(const struct reward *r) {
-    return r->n_done - r->done_at + (r->calls ? reward__calls_pending(r->calls) : reward__graders_pending(r->graders));
+    return r->n_done - r->done_at + (r->calls ? reward__calls_pending(r->calls) : reward__graders_pending(r->graders)) +
+           (r->code ? reward__calls_pending(r->code) : 0);
 }

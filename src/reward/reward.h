@@ -50,6 +50,12 @@ enum reward_style {                    /* how the function is called */
                     REWARD_POSITIONAL, /* by position, as verl's prime manager does */
                     REWARD_BATCH,      /* once with all samples: data_sources=, solution_strs=, ground_truths=, extra_infos= */
 };
+struct reward_code_args {    /* of data sources that are programs with tests; 0 and NULL: the default */
+    int64_t max_concurrent;  /* programs that run at once in the sandbox; 0: as many as there are cores */
+    int64_t memory_limit_mb; /* of each; 0: 1024 */
+    const char *service_url; /* a SandboxFusion service that runs them instead; NULL: none */
+    int64_t service_max_concurrent, service_memory_limit_mb; /* requests at once, 0: 64; 0: 1024 */
+};
 struct reward_args {
     const char *path;       /* custom_reward_function.path; NULL: native graders */
     const char *name;       /* its function; NULL: compute_score */
@@ -67,6 +73,7 @@ struct reward_args {
     double max_rpm, max_tpm, tokens_per_request; /* requests and tokens a minute */
     const char *router_address;                  /* HOST:PORT of a judge's server, an argument of the function; NULL: none */
     const char *rm_tokenizer;                    /* with it: directory of the judge's tokenizer, or NULL */
+    struct reward_code_args code;
     /* The dapo manager's overlong_buffer_cfg; overlong_len 0: off. */
     int64_t overlong_len, max_resp_len;
     double overlong_penalty_factor;
@@ -76,7 +83,8 @@ struct reward;
 /* ERR_INPUT: the file is missing; ERR_INVAL: overlong lengths do not fit, no such grader. */
 int reward_create(struct reward **out, const struct reward_args *args);
 /* Whether native graders can score rows of these data sources, before a run: ERR_INPUT names the first that none is for,
- * ERR_HELPER the packages that a grader's helper lacks and the line that installs them. With a path: 0. */
+ * ERR_HELPER the packages that a grader's helper lacks and the line that installs them, ERR_UNSUPPORTED why this machine has
+ * no sandbox for programs. With a path: 0. */
 int reward_check_sources(struct reward *r, const char *const *sources, int64_t n);
 /* ERR_INVAL: there is no such native grader; the message lists them. */
 int reward_check_grader(const char *name);

@@ -12,9 +12,14 @@ struct reward_result reward__failure(enum reward_status status, char *message);
 /* --- compute_score.c --- */
 struct reward__calls;
 int reward__calls_create(struct reward__calls **out, const struct reward_args *a); /* ERR_INPUT: no such file */
-void reward__calls_destroy(struct reward__calls *c);                               /* NULL ok */
-void reward__calls_cancel(struct reward__calls *c);                                /* forgets them all */
-int reward__calls_flush(struct reward__calls *c);                                  /* as reward_flush */
+/* Calls of another module that answers as verlc_helpers/reward.py does; timeout_s 0: the default. */
+struct helper_args;
+struct helper_pool_args;
+int reward__calls_open(struct reward__calls **out, const struct helper_args *h, const struct helper_pool_args *pool,
+                       double timeout_s);
+void reward__calls_destroy(struct reward__calls *c); /* NULL ok */
+void reward__calls_cancel(struct reward__calls *c);  /* forgets them all */
+int reward__calls_flush(struct reward__calls *c);    /* as reward_flush */
 int reward__call_send(struct reward__calls *c, const struct reward_request *q, int64_t tag);
 struct reward__called {
     int64_t tag, response_len; /* as they were sent */
@@ -22,6 +27,10 @@ struct reward__called {
 };
 int reward__call_take(struct reward__calls *c, double wait_s, struct reward__called *out); /* 1: one has finished */
 int64_t reward__calls_pending(const struct reward__calls *c);                              /* samples */
+
+/* --- grade_code.c --- */
+int reward__code_check(const struct reward_args *a, const char *data_source); /* ERR_UNSUPPORTED: there is no sandbox */
+int reward__code_create(struct reward__calls **out, const struct reward_args *a);
 
 /* --- rate_limit.c --- */
 struct reward__bucket {
@@ -59,7 +68,7 @@ char *reward__text(const json_t *string);
 
 struct reward__grader {
     const char *name;                                         /* of verl's module, with the variant */
-    struct reward_result (*grade)(struct reward__grading *g); /* NULL: verl has it, this program not */
+    struct reward_result (*grade)(struct reward__grading *g); /* NULL: code, which grade_code.c scores */
     const char *packages;                                     /* what pip installs for its questions; NULL: it has none */
     bool targets;                                             /* ground_truth is {"target": string or list} */
 };
@@ -93,6 +102,8 @@ void reward__graders_cancel(struct reward__graders *s);                         
 int reward__graders_start(struct reward__graders *s, const struct reward_request *q, int64_t tag, struct reward_result *now);
 int reward__graders_take(struct reward__graders *s, double wait_s, struct reward__called *out); /* as reward__call_take */
 int64_t reward__graders_pending(const struct reward__graders *s);
+/* Whether a row is for grade_code.c; name: the row's own grader, or NULL. */
+bool reward__graders_is_code(const struct reward__graders *s, const char *name, const char *data_source);
 int reward__graders_check(struct reward__graders *s, const char *const *sources, int64_t n); /* reward_check_sources */
 
 /* --- MATH's normal form (grade_math.c), of several graders; false where Python's raises. any_percent: mathruler's, which drops
