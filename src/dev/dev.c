@@ -19,6 +19,7 @@ enum { /* sets of dtypes */
        ACT = F32 | BF16,
        F64 = 1 << DT_F64,
        I32 = 1 << DT_I32,
+       I64 = 1 << DT_I64,
        U8 = 1 << DT_U8,
 };
 #define ANY (-1) /* a dimension that may be anything */
@@ -489,11 +490,23 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
 
 /* ---- optimizer ---- */
 
-int dev_sumsq(struct dev *d, struct tensor out, struct tensor x) {
-    TRY(want1("sumsq", "out", out, F64, 1));
-    TRY(want_like("sumsq", "x", x, F32, x)); /* any shape */
+int dev_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
+    TRY(want1("sumsq", "x", x, F32, ANY));
+    TRY(want2("sumsq", "segments", segments, I64, ANY, 2));
+    TRY(want1("sumsq", "sums", sums, F64, segments.dim[0]));
     HAVE(sumsq);
-    return tensor_count(x) ? TRACED(sumsq, (d, out, x), tensor_count(x), 0, 0) : dev_zero(d, out.data, sizeof(double));
+    return segments.dim[0] ? TRACED(sumsq, (d, sums, x, segments, base), segments.dim[0], x.dim[0], 0) : 0;
+}
+
+int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
+    TRY(want_like("fold", "y", y, F32, y)); /* any shape */
+    if (n < 1) FAIL(ERR_INVAL, "dev op fold: %d arrays", n);
+    for (int i = 0; i < n; i++) {
+        TRY(want_like("fold", "x", x[i], F32, y));
+        if (x[i].data == y.data && y.data) FAIL(ERR_INVAL, "dev op fold: array %d is the result", i);
+    }
+    HAVE(fold);
+    return tensor_count(y) ? TRACED(fold, (d, y, x, n, add), tensor_count(y), n, 0) : 0;
 }
 
 static int check_adamw(const struct adamw_args *a) {

@@ -15,7 +15,9 @@
  *    of DEV_KEY_TILE in position order in attention, vocabulary in chunks of
  *    DEV_VOCAB_CHUNK in the head).
  * Weight gradients sum over rows in row order; splitting rows into several
- * calls changes them by fp32 rounding only.
+ * calls changes them by fp32 rounding only.  An op that adds to a gradient makes its own sum first and
+ * adds it with one rounding: y += op(x) has the bits of y + op(x), so that a gradient over several calls is
+ * the left fold of theirs (dev_fold), wherever each was computed.
  *
  * Numbers: "act" is the compute dtype of the run, DT_F32 or DT_BF16, the dtype
  * of weights and of every matmul input.  The residual stream and all gradients
@@ -117,7 +119,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a);
 
 /* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids add in row order. */
+/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids are summed in row order first. */
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
 /* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
 int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
@@ -145,8 +147,13 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
                    struct tensor dw, bool add);
 
-/* out (1) f64 = sum of squares of x (f32), in a fixed order; NaN and Inf carry through. */
-int dev_sumsq(struct dev *d, struct tensor out, struct tensor x);
+/* sums (S) f64 = the sum of squares of each segment of x (n) f32, in an order that depends on its length alone; NaN and Inf
+ * carry through. segments (S, 2) i64 on the device: first element, length of 1 to DEV_SEGMENT; base: the element that x begins
+ * with. */
+int dev_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+/* y (any shape) f32 = ((y + x[0]) + x[1]) + ..., each sum rounded once, in this order; without add x[0] takes y's place. x: n >= 1
+ * of y's shape, in the host's array; none of them y. */
+int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
 int dev_adamw(struct dev *d, const struct adamw_args *a);
 /* The same, and rounded (n) act = the new p. */
 int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);

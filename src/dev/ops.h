@@ -14,6 +14,7 @@ extern "C" {
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
+#define DEV_SEGMENT 65536    /* elements of a segment, at most: what dev_sumsq sums together */
 
 /* Which rows of a packed batch belong together and where their keys are.
  * Sequence i owns rows [q_start[i], q_start[i+1]); its first row stands at
@@ -178,7 +179,7 @@ struct dev_sizes {
 
 /* Device memory beside that of dev_alloc, in bytes. */
 struct dev_memory {
-    size_t working;   /* held by the backend: scratch, cuBLASLt's workspace, memory for autotuning */
+    size_t working;   /* held by the backend: scratch, memory for autotuning */
     size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known */
     int64_t n_allocs; /* requests for device memory so far, dev_alloc's included */
 };
@@ -269,7 +270,8 @@ struct dev_ops {
     int (*stamp_us)(struct dev *d, int64_t i, double *us);
 
     /* optimizer */
-    int (*sumsq)(struct dev *d, struct tensor out, struct tensor x);
+    int (*sumsq)(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+    int (*fold)(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
     int (*adamw)(struct dev *d, const struct adamw_args *a);
     /* NULL: the wrapper calls adamw, then cast */
     int (*adamw_round)(struct dev *d, const struct adamw_args *a, struct tensor rounded);

@@ -14,7 +14,6 @@
 int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets) {
     if (g->add) return 0;
     if (m->lora || n_targets == 0) return dev_zero(m->dev, g->flat, (size_t)m->n_train * sizeof(float));
-    TRY(dev_zero(m->dev, g->flat + m->g_norm->offset, (size_t)m->g_norm->n * sizeof(float)));
     if (m->g_embed == m->g_head) return 0; /* the head writes it */
     return dev_zero(m->dev, g->flat + m->g_embed->offset, (size_t)model__group_count(m->g_embed) * sizeof(float));
 }
@@ -31,35 +30,41 @@ static int zero_norms(struct model *m, const struct model_grads *g) {
     return 0;
 }
 
-/* The head's rows, block by block: dx of the last residual, d embed or d lm_head, d final norm. */
+int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct tensor dx_all = model__top(a->dx, a->n_rows), dnorm = a->head.dnorm;
+    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
+    TRY(dev_zero(d, dnorm.data, (size_t)tensor_count(dnorm) * sizeof(float)));
+    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
+        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
+        const struct tensor x = model__top(a->head.x, k), dx = model__top(a->head.dx, k), row = tensor_rows(a->head.row, lo, k);
+        TRY(dev_gather_rows(d, x, model__top(a->x[a->n_layers], a->n_rows), row));
+        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+        TRY(dev_rmsnorm_bwd(d, dx, dnorm, tensor_rows(dxn, lo, k), x, m->final_norm, tensor_rows(a->head.rstd, lo, k)));
+        TRY(dev_scatter_rows_add(d, dx_all, dx, row));
+    }
+    return dev_fold(d, model__vec_grad(m, g->flat, m->g_norm), &dnorm, 1, g->add);
+}
+
+/* dx of the last residual, d embed or d lm_head, d final norm. */
 static int head_backward(struct model *m, struct model_acts *a, const struct model_logp_args *l, const float *dlogp,
                          const float *dentropy, const struct model_grads *g) {
     struct dev *d = m->dev;
-    const struct tensor dx_all = model__top(a->dx, a->n_rows);
-    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
-    for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
-        const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
-        const size_t bytes = (size_t)n * sizeof(float);
-        const struct tensor dxn = model__top(a->head.dxn, n), dx = model__top(a->head.dx, n);
-        const struct tensor d_logp = model__top(a->head.dlogp, n);
-        const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
-        TRY(model__head_input(m, a, l, lo, n));
-        struct lmhead_args h = model__head_args(m, a, lo, n, dentropy != NULL);
-        if (l->list && l->list->dlogp) {
-            TRY(model__list_input(m, l->list, lo, n, &h));
-            h.dlist = h.list_logp;
-            TRY(dev_copy_in(d, h.dlist.data, l->list->dlogp + lo * l->list->k, (size_t)(n * l->list->k) * sizeof(float)));
-        }
-        TRY(dev_copy_in(d, d_logp.data, dlogp + lo, bytes));
-        if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy + lo, bytes));
-        const struct tensor dw = m->lora ? TENSOR_NONE : model__flat(g->flat, m->g_head);
-        TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, dw, g->add || lo > 0));
-        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, g->flat, m->g_norm), dxn, model__top(a->head.x, n), m->final_norm,
-                            model__top(a->head.rstd, n)));
-        TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, n)));
+    const int64_t n = l->n;
+    const size_t bytes = (size_t)n * sizeof(float);
+    const struct tensor dxn = model__top(a->dxn, n), d_logp = model__top(a->head.dlogp, n);
+    const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
+    TRY(model__head_input(m, a, l, 0, n));
+    struct lmhead_args h = model__head_args(m, a, 0, n, dentropy != NULL);
+    if (l->list && l->list->dlogp) {
+        TRY(model__list_input(m, l->list, 0, n, &h));
+        h.dlist = h.list_logp;
+        TRY(dev_copy_in(d, h.dlist.data, l->list->dlogp, (size_t)(n * l->list->k) * sizeof(float)));
     }
-    return 0;
+    TRY(dev_copy_in(d, d_logp.data, dlogp, bytes));
+    if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy, bytes));
+    TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__flat(g->flat, m->g_head), g->add));
+    return model__head_norm_backward(m, a, n, dxn, g);
 }
 
 /* dx += the backward of a norm of x, and dx_act with it where someone will read that. */

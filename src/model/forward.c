@@ -53,8 +53,8 @@ static void mlp_layout(struct model_stage *s, struct arena *m, const struct mode
 }
 
 static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act, bool train) {
-    const int64_t r = a->head_rows, h = c->hidden;
-    a->head.x = take2(m, DT_F32, r, h);
+    const int64_t h = c->hidden, r = train ? a->max_rows : a->head_rows;
+    a->head.x = take2(m, DT_F32, a->head_rows, h);
     a->head.xn = take2(m, act, r, h);
     a->head.row = take1(m, DT_I32, r);
     a->head.target = take1(m, DT_I32, r);
@@ -68,8 +68,8 @@ static void head_layout(struct model_acts *a, struct arena *m, const struct mode
     a->head.dlogp = take1(m, DT_F32, r);
     a->head.dentropy = take1(m, DT_F32, r);
     a->head.dvalue = take2(m, act, r, 1);
-    a->head.dxn = take2(m, act, r, h);
-    a->head.dx = take2(m, DT_F32, r, h);
+    a->head.dx = take2(m, DT_F32, a->head_rows, h);
+    a->head.dnorm = take1(m, DT_F32, h);
 }
 
 static void backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
@@ -302,7 +302,16 @@ int model__head_input(struct model *m, struct model_acts *a, const struct model_
     TRY(dev_copy_in(m->dev, a->head.row.data, l->row + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.target.data, l->target + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.inv_temp.data, l->inv_temp + lo, bytes));
-    return model__final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
+    return model__head_norm(m, a, n);
+}
+
+int model__head_norm(struct model *m, struct model_acts *a, int64_t n) {
+    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
+        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
+        const struct tensor rstd = a->head.rstd.nd ? tensor_rows(a->head.rstd, lo, k) : TENSOR_NONE;
+        TRY(model__final_norm(m, a, tensor_rows(a->head.row, lo, k), tensor_rows(a->head.xn, lo, k), rstd));
+    }
+    return 0;
 }
 
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy) {
@@ -320,8 +329,8 @@ struct lmhead_args model__head_args(const struct model *m, const struct model_ac
 void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a) {
     const int64_t rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
     *l = (struct model_list){.k = k};
-    l->d_id = take2(a, DT_I32, rows, k);
-    l->d_logp = take2(a, DT_F32, rows, k);
+    l->d_id = take2(a, DT_I32, max_rows, k);
+    l->d_logp = take2(a, DT_F32, max_rows, k);
     l->d_top_id = take2(a, DT_I32, rows, k);
     l->d_top_logp = take2(a, DT_F32, rows, k);
 }

@@ -71,8 +71,8 @@ struct model_grads {
     float *flat;
     bool add; /* matrices and biases += ; else =, and everything else is zero (model__grads_start) or was added to since */
 };
-/* Unless g adds: zeroes what ops only add to, the layers' norms excepted (model__body_backward has them): the last norm,
- * an embedding that is not the head; all of an adapter's, and all where there are no targets. */
+/* Unless g adds: zeroes what ops only add to, the layers' norms excepted (model__body_backward has them): an
+ * embedding that is not the head; all of an adapter's, and all where there are no targets. */
 int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets);
 /* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added. */
 struct linear_bwd_args {
@@ -118,17 +118,19 @@ struct model_acts {
     struct tensor *x;           /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
                               and leaving the last; one and the same buffer unless keep.train */
     struct model_stage *stages; /* (n_layers); what keep says layer by layer is its own, the rest one and the same buffers */
-    /* the head, R <= head_rows rows at a time */
+    /* the head: forward R <= head_rows rows at a time, N = head_rows; backward all rows, N = max_rows, so that each gradient
+     * is one sum, and what is R rows long block by block */
     struct {
         struct tensor x;                     /* (R, h) f32 gathered rows */
-        struct tensor xn;                    /* (R, h) act */
-        struct tensor row, target;           /* (R) i32 */
-        struct tensor inv_temp, sum_pi_sq;   /* (R) f32 */
+        struct tensor xn;                    /* (N, h) act */
+        struct tensor row, target;           /* (N) i32 */
+        struct tensor inv_temp;              /* (N) f32 */
         struct tensor logp, entropy, lse;    /* (max_rows) f32: kept for backward */
-        struct tensor rstd, dlogp, dentropy; /* (R) f32, backward */
-        struct tensor dvalue;                /* (R, 1) act, backward of a value head */
-        struct tensor dxn;                   /* (R, h) act, backward */
+        struct tensor sum_pi_sq;             /* (max_rows) f32 */
+        struct tensor rstd, dlogp, dentropy; /* (N) f32, backward */
+        struct tensor dvalue;                /* (N, 1) act, backward of a value head */
         struct tensor dx;                    /* (R, h) f32, backward */
+        struct tensor dnorm;                 /* (h) f32, backward: of the norm's weight */
     } head;
     /* backward: gradients of the buffers of the same name */
     struct tensor dx;       /* (T, h) f32       of the residual stream, in place from layer to layer */
@@ -160,6 +162,10 @@ int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, 
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grads *g);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
+/* The same of the n rows in head.row. */
+int model__head_norm(struct model *m, struct model_acts *a, int64_t n);
+/* Backward of the final norm of the n rows in head.row, from the gradient of head.xn: a->dx = theirs, zeros elsewhere. */
+int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, const struct model_grads *g);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy);
 

@@ -13,7 +13,7 @@
 /* Rows [lo, lo + n) gathered and normalised into head.xn. */
 static int head_input(struct model *m, struct model_acts *a, const int32_t *row, int64_t lo, int64_t n) {
     TRY(dev_copy_in(m->dev, a->head.row.data, row + lo, (size_t)n * sizeof(int32_t)));
-    return model__final_norm(m, a, model__top(a->head.row, n), model__top(a->head.xn, n), model__top(a->head.rstd, n));
+    return model__head_norm(m, a, n);
 }
 
 int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value) {
@@ -37,24 +37,14 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 static int head_backward(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, const float *dvalue,
                          const struct model_grads *g) {
     struct dev *d = m->dev;
-    const struct tensor dx_all = model__top(a->dx, a->n_rows);
-    TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
-    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
-        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
-        const struct tensor xn = model__top(a->head.xn, k), dxn = model__top(a->head.dxn, k), dx = model__top(a->head.dx, k);
-        const struct tensor dv = model__top(a->head.dvalue, k), dv_f32 = tensor_2d(a->head.dlogp.data, DT_F32, k, 1);
-        TRY(head_input(m, a, row, lo, k));
-        TRY(dev_copy_in(d, dv_f32.data, dvalue + lo, (size_t)k * sizeof(float)));
-        TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
-        TRY(dev_matmul_dw(d, model__head_flat(m, g->flat, m->g_head), model__head_flat(m, g->flat, m->g_head_bias), dv, xn,
-                          g->add || lo > 0));
-        TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
-        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(d, dx, model__vec_grad(m, g->flat, m->g_norm), dxn, model__top(a->head.x, k), m->final_norm,
-                            model__top(a->head.rstd, k)));
-        TRY(dev_scatter_rows_add(d, dx_all, dx, model__top(a->head.row, k)));
-    }
-    return 0;
+    const struct tensor xn = model__top(a->head.xn, n), dxn = model__top(a->dxn, n), dv = model__top(a->head.dvalue, n),
+                        dv_f32 = tensor_2d(a->head.dlogp.data, DT_F32, n, 1);
+    TRY(head_input(m, a, row, 0, n));
+    TRY(dev_copy_in(d, dv_f32.data, dvalue, (size_t)n * sizeof(float)));
+    TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
+    TRY(dev_matmul_dw(d, model__head_flat(m, g->flat, m->g_head), model__head_flat(m, g->flat, m->g_head_bias), dv, xn, g->add));
+    TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
+    return model__head_norm_backward(m, a, n, dxn, g);
 }
 
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,

@@ -119,6 +119,7 @@ struct slot {
     bool per_row; /* dim[0] runs over rows */
     enum tol tol; /* of results */
     int in;       /* of gradients: the input they belong to */
+    bool acc;     /* of results: += (up_acc) */
     double floor; /* of results: errors are relative to at least this root mean square */
     float *f;     /* owned unless the run is a slice */
     int32_t *i;
@@ -155,6 +156,8 @@ struct run {
         size_t bytes;
     } block[MAX_BLOCKS];
     int n_block;
+    const void *acc[MAX_SLOTS]; /* += results of this execution */
+    int n_acc;
 };
 
 struct op_def {
@@ -267,7 +270,14 @@ static inline struct tensor up_acc(struct run *r, struct tensor shape, bool per_
     slot_fill(&s, r->accumulate ? 0.1f : 0, 0);
     const struct tensor t = up(r, &s);
     free(s.f);
+    CHECK(r->n_acc < MAX_SLOTS);
+    r->acc[r->n_acc++] = t.data;
     return t;
+}
+static inline bool is_acc(const struct run *r, struct tensor t) {
+    for (int i = 0; i < r->n_acc; i++)
+        if (r->acc[i] == t.data) return true;
+    return false;
 }
 /* Packs input s, a matrix (n, k), in the backend's layout. */
 static inline int up_weight(struct run *r, const struct slot *s, struct weight *w) {
@@ -277,7 +287,7 @@ static inline int up_weight(struct run *r, const struct slot *s, struct weight *
 }
 static inline void run_free_blocks(struct run *r) {
     for (int i = 0; i < r->n_block; i++) dev_free(r->d, r->block[i].p, r->block[i].bytes);
-    r->n_block = 0;
+    r->n_block = r->n_acc = 0;
 }
 
 /* ---- results (called by fwd and bwd) ---- */
@@ -299,6 +309,7 @@ static inline float *down_values(struct run *r, struct tensor t) {
 static inline struct slot *down(struct run *r, const char *name, struct tensor t, bool per_row, enum tol tol) {
     struct slot *s = slot_new(r->out, &r->n_out, name, t, per_row);
     s->tol = tol;
+    s->acc = is_acc(r, t);
     s->f = down_values(r, t);
     return s;
 }
@@ -306,6 +317,7 @@ static inline struct slot *down_grad(struct run *r, int in, struct tensor t, enu
     struct slot *s = slot_new(r->gin, &r->n_gin, r->in[in].name, t, r->in[in].per_row);
     s->in = in;
     s->tol = tol;
+    s->acc = is_acc(r, t);
     s->f = down_values(r, t);
     return s;
 }

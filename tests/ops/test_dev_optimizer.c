@@ -21,32 +21,61 @@ static struct tensor place(struct run *r, const float *f, int64_t n, int64_t off
     return t;
 }
 
-static double sumsq_of(struct dev *d, const float *f, int64_t n, int64_t off) {
+/* Sums of the segments [lo, hi) of n elements, f beginning with element `base`. */
+static void sums_of(struct dev *d, const float *f, int64_t n, int64_t off, int64_t base, const int64_t (*seg)[2], int64_t n_seg,
+                    double *sums) {
     struct run r = {.d = d};
-    double sum = NAN;
-    const struct tensor out = tensor_1d(run_block(&r, sizeof sum), DT_F64, 1);
-    if (dev_sumsq(d, out, place(&r, f, n, off)) < 0) fail_msg("%s: %s", d->describe, err_msg());
-    if (dev_copy_out(d, &sum, out.data, sizeof sum) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    const size_t bytes = (size_t)n_seg * sizeof *sums;
+    const struct tensor out = tensor_1d(run_block(&r, bytes), DT_F64, n_seg),
+                        table = tensor_2d(run_block(&r, 2 * bytes), DT_I64, n_seg, 2);
+    run_copy_in(&r, table.data, seg, 2 * bytes);
+    if (dev_sumsq(d, out, place(&r, f, n, off), table, base) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    if (dev_copy_out(d, sums, out.data, bytes) < 0) fail_msg("%s: %s", d->describe, err_msg());
     run_free_blocks(&r);
-    return sum;
+}
+/* Segments as a model's: cut at DEV_SEGMENT. */
+enum { MAX_SEGMENTS = 64 };
+static int64_t segments(int64_t n, int64_t seg[MAX_SEGMENTS][2]) {
+    int64_t k = 0;
+    for (int64_t at = 0; at < n; at += DEV_SEGMENT, k++) {
+        seg[k][0] = at;
+        seg[k][1] = n - at < DEV_SEGMENT ? n - at : DEV_SEGMENT;
+    }
+    return k;
 }
 static void test_sumsq(void **state) {
     (void)state;
     for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
-        float *f = scaled_normals(LENGTHS[i], 3, 2, false);
-        const double want = sumsq_of(&backends.dev[0], f, LENGTHS[i], 0);
+        const int64_t n = LENGTHS[i];
+        int64_t seg[MAX_SEGMENTS][2];
+        double want[MAX_SEGMENTS], got[MAX_SEGMENTS], part[MAX_SEGMENTS];
+        const int64_t k = segments(n, seg), half = k / 2;
+        float *f = scaled_normals(n, 3, 2, false);
+        sums_of(&backends.dev[0], f, n, 0, 0, seg, k, want);
         for (int b = 1; b < backends.n; b++)
             for (int64_t off = 0; off < 2; off++) {
-                const double got = sumsq_of(&backends.dev[b], f, LENGTHS[i], off);
-                /* n additions in double, each off by at most 2^-53 of the sum */
-                if (!(fabs(got - want) <= want * (double)LENGTHS[i] * 0x1p-52))
-                    fail_msg("%s, %lld values: %.17g, ref has %.17g", backends.name[b], (long long)LENGTHS[i], got, want);
-                if (got != sumsq_of(&backends.dev[b], f, LENGTHS[i], off)) fail_msg("%s: two sums differ", backends.name[b]);
+                sums_of(&backends.dev[b], f, n, off, 0, seg, k, got);
+                for (int64_t s = 0; s < k; s++) /* additions in double, each off by at most 2^-53 of the sum */
+                    if (!(fabs(got[s] - want[s]) <= want[s] * (double)seg[s][1] * 0x1p-52))
+                        fail_msg("%s, %lld values: segment %lld: %.17g, ref has %.17g", backends.name[b], (long long)n,
+                                 (long long)s, got[s], want[s]);
+                /* a shard: the second half of the segments, in an array of its own at another place */
+                const int64_t base = seg[half][0];
+                sums_of(&backends.dev[b], f + base, n - base, 1 - off, base, seg + half, k - half, part);
+                for (int64_t s = half; s < k; s++)
+                    if (part[s - half] != got[s]) fail_msg("%s: segment %lld differs in a shard", backends.name[b], (long long)s);
             }
-        f[LENGTHS[i] / 2] = INFINITY;
-        for (int b = 0; b < backends.n; b++) assert_true(isinf(sumsq_of(&backends.dev[b], f, LENGTHS[i], 0)));
-        f[LENGTHS[i] - 1] = NAN;
-        for (int b = 0; b < backends.n; b++) assert_true(isnan(sumsq_of(&backends.dev[b], f, LENGTHS[i], 0)));
+        f[n / 2] = INFINITY;
+        const int64_t hit = n / 2 / DEV_SEGMENT;
+        for (int b = 0; b < backends.n; b++) {
+            sums_of(&backends.dev[b], f, n, 0, 0, seg, k, got);
+            for (int64_t s = 0; s < k; s++) assert_true(s == hit ? isinf(got[s]) : isfinite(got[s]));
+        }
+        f[n - 1] = NAN;
+        for (int b = 0; b < backends.n; b++) {
+            sums_of(&backends.dev[b], f, n, 0, 0, seg, k, got);
+            assert_true(isnan(got[k - 1]));
+        }
         free(f);
     }
 }

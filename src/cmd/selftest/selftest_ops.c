@@ -345,12 +345,16 @@ static int head_case(struct run *r) {
 }
 
 static int optim_case(struct run *r) {
-    const int64_t n = r->s.n;
+    const int64_t n = r->s.n, half = n / 2, segment[2][2] = {{0, half ? half : n}, {half, n - half}}, n_seg = half ? 2 : 1;
+    const struct tensor table = tensor_2d(block(r, sizeof segment, segment), DT_I64, n_seg, 2);
     const struct tensor p = values(r, DT_F32, n, 0, 1, 0), m = values(r, DT_F32, n, 0, 0.1f, 0), g = values(r, DT_F32, n, 0, 1, 0),
-                        v = values(r, DT_F32, n, 0, 0.01f, 0.5f), sq = empty(r, DT_F64, 1, 0);
-    OP(dev_sumsq(r->d, sq, g));
+                        v = values(r, DT_F32, n, 0, 0.01f, 0.5f), sq = empty(r, DT_F64, n_seg, 0);
+    OP(dev_sumsq(r->d, sq, g, table, 0));
     OP(dev_adamw(r->d, &(struct adamw_args){p, m, v, g, 1e-2, 0.9, 0.999, 1e-8, 0.01, 0.5f, 3}));
     keep(r, "sumsq", sq, SUM);
+    const struct tensor parts[] = {m, v}, sum = values(r, DT_F32, n, 0, 1, 0);
+    OP(dev_fold(r->d, sum, parts, 2, true));
+    keep(r, "fold", sum, EXACT);
     keep(r, "adamw p", p, SUM);
     keep(r, "adamw m", m, SUM);
     keep(r, "adamw v", v, SUM);
@@ -400,7 +404,7 @@ static const struct self_case cases[] = {
     {"attention", attention_case, {{17, 0, 0, 14, 2, 64}, {200, 0, 0, 7, 1, 64}, {130, 0, 0, 4, 2, 128}}},
     {"decode attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
     {"LM head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
-    {"adamw, sum of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
+    {"adamw, sums of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
     {"axpby", axpby_case, {{1, 1000, 0, 0, 0, 0}}},
     {"8-bit state", quant_case, {{1, 1000, 0, 0, 0, 0}}},
     {"LoRA, add_block", adapter_case, {{1, 1, 0, 0, 0, 0}}},

@@ -1,5 +1,5 @@
 /* elementwise.c - the CPU backend's ops without a GEMM: packing of
- * weights, casts, embedding, rows by index, sum of squares, AdamW.
+ * weights, casts, embedding, rows by index, sums of squares, ordered sums, AdamW.
  *
  * All are bound by memory, so they are plain loops that the compiler turns
  * into vectors, cut into parts of a fixed size.  Invariant: a part is a fixed
@@ -178,65 +178,110 @@ int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, st
     return 0;
 }
 
-/* Ids repeat, so parts are columns and each goes through all rows in order. */
-enum { EMBED_COLS = 64 };
+/* The rows of an id, chained in row order: the first one adds them up, EMBED_COLS columns at a time, then adds the sum to
+ * the id's row of dw. Places count from 1; 0: none. */
+enum { EMBED_COLS = 512 };
 
-static void embed_bwd_part(void *arg, int64_t part, int thread) {
-    const struct rows_job *j = arg;
-    const int64_t h = j->dst.dim[1], c0 = part * EMBED_COLS;
-    const int64_t c1 = c0 + EMBED_COLS < h ? c0 + EMBED_COLS : h;
-    const int32_t *ids = j->idx.data;
-    (void)thread;
-    for (int64_t t = 0; t < j->idx.dim[0]; t++) {
-        CHECK(ids[t] >= 0 && ids[t] < j->dst.dim[0]);
-        float *restrict y = (float *)j->dst.data + ids[t] * h;
-        const float *restrict x = (const float *)j->src.data + t * h;
-        for (int64_t c = c0; c < c1; c++) y[c] += x[c];
+struct embed_bwd_job {
+    struct rows_job rows;
+    const int32_t *first, *next; /* (V) of an id, (T) of its next row */
+};
+
+static void embed_bwd_row(const struct embed_bwd_job *j, int64_t t) {
+    const int64_t h = j->rows.dst.dim[1], id = ((const int32_t *)j->rows.idx.data)[t];
+    if (j->first[id] != t + 1) return;
+    for (int64_t c0 = 0; c0 < h; c0 += EMBED_COLS) {
+        const int64_t n = h - c0 < EMBED_COLS ? h - c0 : EMBED_COLS;
+        const float *const dx = (const float *)j->rows.src.data + c0;
+        float sum[EMBED_COLS], *restrict y = (float *)j->rows.dst.data + id * h + c0;
+        memcpy(sum, dx + t * h, (size_t)n * sizeof *sum);
+        for (int64_t u = j->next[t]; u > 0; u = j->next[u - 1])
+            for (int64_t c = 0; c < n; c++) sum[c] += dx[(u - 1) * h + c];
+        for (int64_t c = 0; c < n; c++) y[c] += sum[c];
     }
 }
+static void embed_bwd_part(void *arg, int64_t part, int thread) {
+    const struct embed_bwd_job *j = arg;
+    const int64_t n = j->rows.idx.dim[0], hi = (part + 1) * ROWS < n ? (part + 1) * ROWS : n;
+    (void)thread;
+    for (int64_t t = part * ROWS; t < hi; t++) embed_bwd_row(j, t);
+}
 int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
-    struct rows_job j = {.dst = dw, .src = dx, .idx = ids};
-    pool_run(cpu_of(d)->pool, parts_of(dw.dim[1], EMBED_COLS), embed_bwd_part, &j);
+    const int64_t rows = ids.dim[0], vocab = dw.dim[0];
+    const int32_t *id = ids.data;
+    void *p;
+    TRY(cpu_scratch(cpu_of(d), CPU_SCRATCH_ROW, (size_t)(vocab + rows) * sizeof *id, &p));
+    int32_t *first = p, *next = first + vocab;
+    memset(first, 0, (size_t)vocab * sizeof *first);
+    for (int64_t t = rows - 1; t >= 0; t--) {
+        CHECK(id[t] >= 0 && id[t] < vocab);
+        next[t] = first[id[t]];
+        first[id[t]] = (int32_t)(t + 1);
+    }
+    struct embed_bwd_job j = {{.dst = dw, .src = dx, .idx = ids}, first, next};
+    pool_run(cpu_of(d)->pool, parts_of(rows, ROWS), embed_bwd_part, &j);
     return 0;
 }
 
-/* ---- sum of squares ---- */
+/* ---- sums of squares ---- */
 
 struct sumsq_job {
-    const float *x;
-    int64_t n;
-    double *sums; /* one of each part */
+    struct tensor x, segments;
+    int64_t base;
+    double *sums;
 };
 
-/* LANES interleaved sums in double, then added in lane order. */
+/* A segment: LANES interleaved sums in double, then added in lane order. */
 static void sumsq_part(void *arg, int64_t part, int thread) {
     const struct sumsq_job *j = arg;
-    const int64_t lo = part * PART, hi = part_end(j->n, lo);
+    const int64_t *seg = (const int64_t *)j->segments.data + 2 * part, at = seg[0] - j->base, n = seg[1];
+    const float *x = (const float *)j->x.data + at;
     double s[LANES] = {0};
-    int64_t i = lo;
+    int64_t i = 0;
     (void)thread;
-    for (; i + LANES <= hi; i += LANES)
+    CHECK(at >= 0 && n >= 1 && n <= DEV_SEGMENT && at + n <= j->x.dim[0]);
+    for (; i + LANES <= n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            const double v = j->x[i + l];
+            const double v = x[i + l];
             s[l] += v * v;
         }
-    for (int l = 0; i < hi; i++, l++) s[l] += (double)j->x[i] * j->x[i];
+    for (int l = 0; i < n; i++, l++) s[l] += (double)x[i] * x[i];
     double sum = 0;
     for (int l = 0; l < LANES; l++) sum += s[l];
     j->sums[part] = sum;
 }
 
-int cpu_sumsq(struct dev *d, struct tensor out, struct tensor x) {
-    struct cpu *c = cpu_of(d);
-    struct sumsq_job j = {x.data, tensor_count(x), NULL};
-    const int64_t parts = parts_of(j.n, PART);
-    void *p;
-    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(parts + 1) * sizeof(double), &p));
-    j.sums = p;
-    pool_run(c->pool, parts, sumsq_part, &j);
-    double sum = 0;
-    for (int64_t i = 0; i < parts; i++) sum += j.sums[i];
-    *(double *)out.data = sum;
+int cpu_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
+    struct sumsq_job j = {x, segments, base, sums.data};
+    pool_run(cpu_of(d)->pool, segments.dim[0], sumsq_part, &j);
+    return 0;
+}
+
+/* ---- ordered sums ---- */
+
+struct fold_job {
+    float *y;
+    const struct tensor *x;
+    int n;
+    bool add;
+    int64_t count;
+};
+
+static void fold_part(void *arg, int64_t part, int thread) {
+    const struct fold_job *j = arg;
+    const int64_t lo = part * PART, n = part_end(j->count, lo) - lo;
+    float *restrict y = j->y + lo;
+    (void)thread;
+    if (!j->add) memcpy(y, (const float *)j->x[0].data + lo, (size_t)n * sizeof *y);
+    for (int k = j->add ? 0 : 1; k < j->n; k++) {
+        const float *restrict x = (const float *)j->x[k].data + lo;
+        for (int64_t i = 0; i < n; i++) y[i] += x[i];
+    }
+}
+
+int cpu_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
+    struct fold_job j = {y.data, x, n, add, tensor_count(y)};
+    pool_run(cpu_of(d)->pool, parts_of(j.count, PART), fold_part, &j);
     return 0;
 }
 

@@ -11,15 +11,28 @@
 #include <string.h>
 
 enum {
-    CALL_ROWS = 1024, /* rows at a time: bounds the scratch, and f32 gradients stay in the cache */
+    CALL_ROWS = 1024, /* rows of a forward at a time: bounds its statistics */
     ROWS = 512,       /* rows of a block: 8 MiB of logits */
     PART_ROWS = 4,    /* rows of a part in the passes over logits */
 };
 
+/* Of a backward: logits and their gradient of one block, dx of all rows, a chunk of dw where there is more than one block. */
+struct head_bwd_bytes {
+    size_t logits, dz, dx, dw;
+};
+static struct head_bwd_bytes bwd_bytes(int64_t rows, int64_t h, int64_t vocab, enum dtype act) {
+    const int64_t block = rows < ROWS ? rows : ROWS, cols = vocab < DEV_VOCAB_CHUNK ? vocab : DEV_VOCAB_CHUNK;
+    return (struct head_bwd_bytes){.logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof(float),
+                                   .dz = (size_t)(block * cols) * dtype_size(act),
+                                   .dx = (size_t)(rows * h) * sizeof(float),
+                                   .dw = rows > ROWS ? (size_t)(cols * h) * sizeof(float) : 0};
+}
+
 size_t cpu_lmhead_scratch_bytes(const struct dev_sizes *s) {
-    const int64_t rows = s->rows < CALL_ROWS ? s->rows : CALL_ROWS, block = s->rows < ROWS ? s->rows : ROWS;
-    const int64_t cols = s->vocab < DEV_VOCAB_CHUNK ? s->vocab : DEV_VOCAB_CHUNK;
-    return (size_t)(block * cols) * (sizeof(float) + dtype_size(s->act)) + (size_t)(rows * s->hidden) * sizeof(float);
+    const struct head_bwd_bytes b = bwd_bytes(s->rows, s->hidden, s->vocab, s->act);
+    const size_t state = (size_t)(s->rows < CALL_ROWS ? s->rows : CALL_ROWS) * (sizeof(struct cpu_head_state) + sizeof(float));
+    const size_t bwd = s->train ? b.dz + b.dx + b.dw : 0;
+    return b.logits + (bwd > state ? bwd : state);
 }
 
 /* ---- statistics ---- */
@@ -254,20 +267,28 @@ static void narrow_part(void *arg, int64_t part, int thread) {
     j->k->narrow((char *)j->dst.data + (size_t)(lo * h) * dtype_size(j->dst.dt), j->dst.dt, j->src + lo * h, n * h);
 }
 
-static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                         struct tensor dw, bool add) {
+/* The gradient of a chunk of the head's weight: the first block's rows write it, the others add, and where it adds to what
+ * is there, `sums` takes it first. */
+static int chunk_dw(struct dev *d, struct tensor dw, float *sums, struct tensor dz, struct tensor x, bool first, bool last,
+                    bool add) {
+    const struct tensor to = sums ? tensor_2d(sums, DT_F32, dw.dim[0], dw.dim[1]) : dw;
+    TRY(cpu_matmul_dw(d, to, TENSOR_NONE, dz, x, sums ? !first : add || !first));
+    return sums && last ? cpu_axpby(d, dw, 1, to, 1) : 0;
+}
+
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                   struct tensor dw, bool add) {
     struct cpu *c = cpu_of(d);
     const int64_t rows = a->x.dim[0], h = a->x.dim[1], block = min64(rows, ROWS);
     struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = dlogp.data, .dentropy = dentropy.data};
-    const size_t logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof *j.logits;
-    const size_t dz = (size_t)(block * DEV_VOCAB_CHUNK) * dtype_size(a->x.dt);
-    const size_t acc = (size_t)(rows * h) * sizeof *j.dx;
+    const struct head_bwd_bytes size = bwd_bytes(rows, h, a->w.n, a->x.dt);
     void *p;
-    TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, logits + dz + acc, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, size.logits + size.dz + size.dx + size.dw, &p));
     j.logits = p;
-    j.dz = (char *)p + logits;
-    j.dx = (void *)(j.dz + dz);
-    memset(j.dx, 0, acc);
+    j.dz = (char *)p + size.logits;
+    j.dx = (void *)(j.dz + size.dz);
+    float *const sums = dw.data && add && size.dw ? (void *)((char *)j.dx + size.dx) : NULL;
+    memset(j.dx, 0, size.dx);
     for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
         const int64_t n0 = j.chunk * DEV_VOCAB_CHUNK;
         j.len = cpu_head_chunk_len(a->w.n, j.chunk);
@@ -275,24 +296,12 @@ static int backward_rows(struct dev *d, const struct lmhead_args *a, struct tens
             j.n_rows = min64(block, rows - j.row0);
             TRY(block_logits(c, &j));
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
-            const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
+            const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len), x = tensor_rows(a->x, j.row0, j.n_rows);
             TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, g, &a->w, n0, n0 + j.len));
-            const struct tensor x = tensor_rows(a->x, j.row0, j.n_rows);
-            if (dw.data) TRY(cpu_matmul_dw(d, tensor_rows(dw, n0, j.len), TENSOR_NONE, g, x, add || j.row0 > 0));
+            if (dw.data) TRY(chunk_dw(d, tensor_rows(dw, n0, j.len), sums, g, x, j.row0 == 0, j.row0 + j.n_rows == rows, add));
         }
     }
     struct narrow_job out = {j.k, dx, j.dx};
     pool_run(c->pool, (rows + PART_ROWS - 1) / PART_ROWS, narrow_part, &out);
-    return 0;
-}
-
-int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add) {
-    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += CALL_ROWS) {
-        const int64_t n = min64(CALL_ROWS, rows - lo);
-        const struct lmhead_args part = rows_of(a, lo, n);
-        TRY(backward_rows(d, &part, tensor_rows(dlogp, lo, n), opt_rows(dentropy, lo, n), tensor_rows(dx, lo, n), dw,
-                          add || lo > 0));
-    }
     return 0;
 }

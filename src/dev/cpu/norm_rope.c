@@ -2,7 +2,7 @@
  * Q, K and V, and SwiGLU, each with its backward.
  *
  * Gradients of norm weights sum over rows: each block of BLOCK rows adds up its
- * own sum, and the blocks' sums are then added in order.
+ * own sum, the blocks' sums are added in order, and their sum to the gradient.
  * Invariant: BLOCK does not depend on the number of threads, so neither do bits. */
 #include "dev/cpu/cpu_int.h"
 #include "dev/cpu/kernels.h"
@@ -20,9 +20,10 @@ static char *at(struct tensor t, int64_t i) { return (char *)t.data + (size_t)i 
 /* Rows of c elements that make a part. */
 static int64_t rows_per_part(int64_t c) { return c < PART_ELEMS ? PART_ELEMS / c : 1; }
 
-/* dst (c) += the n partial sums (n, c), in order. */
-static void add_partials(const struct cpu_kern *k, float *dst, const float *sums, int64_t n, int64_t c) {
-    for (int64_t i = 0; i < n; i++) k->add(dst, sums + i * c, c);
+/* dst (c) += the sum of the n partial sums, `stride` apart, in order; the first one takes it. */
+static void add_partials(const struct cpu_kern *k, float *dst, float *sums, int64_t n, int64_t stride, int64_t c) {
+    for (int64_t i = 1; i < n; i++) k->add(sums, sums + i * stride, c);
+    k->add(dst, sums, c);
 }
 
 /* ---- RMSNorm ---- */
@@ -69,7 +70,7 @@ int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * x.dim[1]) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, rmsnorm_bwd_part, &j);
-    add_partials(j.k, dw.data, j.sums, blocks, x.dim[1]);
+    add_partials(j.k, dw.data, j.sums, blocks, x.dim[1], x.dim[1]);
     return 0;
 }
 
@@ -172,10 +173,8 @@ int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struc
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, qkv_bwd_part, &j);
-    for (int64_t i = 0; i < blocks; i++) {
-        if (a->q_norm.data) j.k->add(dq_norm.data, j.sums + i * 2 * dim, dim);
-        if (a->k_norm.data) j.k->add(dk_norm.data, j.sums + i * 2 * dim + dim, dim);
-    }
+    if (a->q_norm.data) add_partials(j.k, dq_norm.data, j.sums, blocks, 2 * dim, dim);
+    if (a->k_norm.data) add_partials(j.k, dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
     return 0;
 }
 

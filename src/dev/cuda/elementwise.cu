@@ -1,5 +1,5 @@
 /* elementwise.cu - the CUDA backend's ops that move or change elements one by one: casts,
- * embedding, rows by index, SwiGLU, sum of squares, AdamW.
+ * embedding, rows by index, SwiGLU, sums of squares, ordered sums, AdamW.
  *
  * All are bound by memory: 16-byte accesses where width and alignment allow.
  * Invariant: sums have one order (rows in row order in embed_bwd, a fixed tree in sumsq); atomics
@@ -136,7 +136,7 @@ int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, s
     return 0;
 }
 
-/* ---- embedding, backward: the first row of each id adds up all rows of that id, in order ---- */
+/* ---- embedding, backward: the first row of each id adds up all rows of that id, in order, then adds the sum once ---- */
 
 /* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */
 struct id_rows {
@@ -183,8 +183,7 @@ static __global__ void __launch_bounds__(THREADS)
     int left = of[mine].count - 1;
     float *out = dw + (int64_t)mine * h, acc[COLS];
 #pragma unroll
-    for (int k = 0; k < COLS; k++)
-        acc[k] = c0 + k * THREADS < h ? __fadd_rn(out[c0 + k * THREADS], dx[t * h + c0 + k * THREADS]) : 0.0f;
+    for (int k = 0; k < COLS; k++) acc[k] = c0 + k * THREADS < h ? dx[t * h + c0 + k * THREADS] : 0.0f;
     for (int64_t base = t / EMBED_TILE * EMBED_TILE; left > 0 && base < rows; base += EMBED_TILE) {
         bool any = false;
         for (int64_t r = base + threadIdx.x; r < base + EMBED_TILE && r < rows; r += THREADS) any |= r > t && ids[r] == mine;
@@ -204,7 +203,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int k = 0; k < COLS; k++)
-        if (c0 + k * THREADS < h) out[c0 + k * THREADS] = acc[k];
+        if (c0 + k * THREADS < h) out[c0 + k * THREADS] = __fadd_rn(out[c0 + k * THREADS], acc[k]);
 }
 
 int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
@@ -296,9 +295,7 @@ int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, str
                             : swiglu_bwd_any<float>(cuda_of(d), dgate_up, dy, gate_up);
 }
 
-/* ---- sum of squares ---- */
-
-/* CUDA_SUMSQ_BLOCKS and n alone decide the order of the sum. */
+/* ---- sums of squares ---- */
 
 /* Sum over the block in double, for thread 0. */
 static __device__ double block_sum_f64(double v) {
@@ -312,36 +309,75 @@ static __device__ double block_sum_f64(double v) {
     return sh[0];
 }
 
-template <bool VEC> static __global__ void sumsq_kernel(double *sums, const float *x, int64_t n) {
+/* A block a segment; elements are dealt by their place in it. */
+static __global__ void __launch_bounds__(THREADS)
+    sumsq_kernel(double *sums, const float *x, int64_t n_x, const int64_t *segments, int64_t base) {
+    const int64_t at = segments[2 * blockIdx.x] - base, n = segments[2 * blockIdx.x + 1];
+    if (at < 0 || n < 1 || n > DEV_SEGMENT || at + n > n_x) __trap();
+    const float *const from = x + at;
+    const bool wide = aligned16(from);
     double s[2] = {0, 0}; /* of even and odd elements of a chunk: two chains of additions */
-    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK; i < n; i += (int64_t)gridDim.x * THREADS * CHUNK) {
+    for (int64_t i = (int64_t)threadIdx.x * CHUNK; i < n; i += THREADS * CHUNK) {
         float v[CHUNK];
-        if (VEC && n - i >= CHUNK) load8<true>(v, x + i, CHUNK);
-        else load8<false>(v, x + i, n - i < CHUNK ? (int)(n - i) : CHUNK);
+        if (wide && n - i >= CHUNK) load8<true>(v, from + i, CHUNK);
+        else load8<false>(v, from + i, n - i < CHUNK ? (int)(n - i) : CHUNK);
 #pragma unroll
         for (int k = 0; k < CHUNK; k++) s[k & 1] = fma((double)v[k], (double)v[k], s[k & 1]);
     }
     const double sum = block_sum_f64(s[0] + s[1]);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
-static __global__ void sumsq_last_kernel(double *out, const double *sums, int n) {
-    double s = 0;
-    for (int i = threadIdx.x; i < n; i += THREADS) s += sums[i];
-    s = block_sum_f64(s);
-    if (threadIdx.x == 0) *out = s;
+
+int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
+    sumsq_kernel<<<(unsigned)segments.dim[0], THREADS, 0, cuda_of(d)->stream>>>((double *)sums.data, (const float *)x.data,
+                                                                                x.dim[0], (const int64_t *)segments.data, base);
+    CU_LAUNCHED();
+    return 0;
 }
 
-int cuda_sumsq(struct dev *d, struct tensor out, struct tensor x) {
+/* ---- ordered sums ---- */
+
+enum { FOLD_ARRAYS = 16 }; /* of a launch */
+struct fold_arrays {
+    const float *x[FOLD_ARRAYS];
+    int n;
+};
+
+template <bool VEC>
+static __global__ void __launch_bounds__(THREADS) fold_kernel(float *y, const fold_arrays a, int64_t count, bool add) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
+    if (i >= count) return;
+    const int left = count - i < CHUNK ? (int)(count - i) : CHUNK;
+    const bool whole = VEC && left == CHUNK;
+    float sum[CHUNK], v[CHUNK];
+    const float *const first = add ? y : a.x[0];
+    if (whole) load8<true>(sum, first + i, CHUNK);
+    else load8<false>(sum, first + i, left);
+    for (int k = add ? 0 : 1; k < a.n; k++) {
+        if (whole) load8<true>(v, a.x[k] + i, CHUNK);
+        else load8<false>(v, a.x[k] + i, left);
+#pragma unroll
+        for (int c = 0; c < CHUNK; c++) sum[c] = __fadd_rn(sum[c], v[c]);
+    }
+    if (whole) store8<true>(y + i, sum, CHUNK);
+    else store8<false>(y + i, sum, left);
+}
+
+int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
     struct cuda *c = cuda_of(d);
-    const int64_t n = tensor_count(x), need = ceil_div(n, THREADS * CHUNK);
-    const int blocks = need < CUDA_SUMSQ_BLOCKS ? (int)need : CUDA_SUMSQ_BLOCKS;
-    void *p;
-    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, CUDA_SUMSQ_BLOCKS * sizeof(double), &p));
-    if (aligned16(x.data)) sumsq_kernel<true><<<blocks, THREADS, 0, c->stream>>>((double *)p, (const float *)x.data, n);
-    else sumsq_kernel<false><<<blocks, THREADS, 0, c->stream>>>((double *)p, (const float *)x.data, n);
-    CU_LAUNCHED();
-    sumsq_last_kernel<<<1, THREADS, 0, c->stream>>>((double *)out.data, (const double *)p, blocks);
-    CU_LAUNCHED();
+    const int64_t count = tensor_count(y);
+    const unsigned blocks = (unsigned)ceil_div(count, THREADS * CHUNK);
+    for (int lo = 0; lo < n; lo += FOLD_ARRAYS) {
+        fold_arrays a = {};
+        bool wide = aligned16(y.data);
+        for (a.n = 0; a.n < FOLD_ARRAYS && lo + a.n < n; a.n++) {
+            a.x[a.n] = (const float *)x[lo + a.n].data;
+            wide = wide && aligned16(a.x[a.n]);
+        }
+        if (wide) fold_kernel<true><<<blocks, THREADS, 0, c->stream>>>((float *)y.data, a, count, add || lo > 0);
+        else fold_kernel<false><<<blocks, THREADS, 0, c->stream>>>((float *)y.data, a, count, add || lo > 0);
+        CU_LAUNCHED();
+    }
     return 0;
 }
 

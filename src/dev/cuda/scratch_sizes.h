@@ -22,20 +22,19 @@ enum cuda_scratch_id {
     CUDA_N_SCRATCH
 };
 
-enum {                                  /* GEMM */
-       GEMM_WORKSPACE_BYTES = 32 << 20, /* cuBLASLt's workspace */
-       GEMM_N_BUCKETS = 22,             /* buckets of M for which a GEMM is autotuned: gemm_bucket_top */
-       GEMM_TRIAL_BYTES = 320 << 20,    /* activations of an autotuned GEMM; the weight comes on top */
-       CUDA_TWO_PASS_ROWS = 1024,       /* rows at a time of a GEMM whose f32 sums go through scratch */
-       CUDA_COLSUM_ROWS = 256,          /* rows of one partial column sum (a bias's gradient) */
+enum {                               /* GEMM */
+       GEMM_N_BUCKETS = 22,          /* buckets of M for which a GEMM is autotuned: gemm_bucket_top */
+       GEMM_TRIAL_BYTES = 320 << 20, /* activations of an autotuned GEMM; the weight comes on top */
+       CUDA_TWO_PASS_ROWS = 1024,    /* rows at a time of a GEMM whose f32 sums go through scratch */
+       CUDA_COLSUM_ROWS = 256,       /* rows of one partial column sum (a bias's gradient) */
        /* LM head and sampler */
        CUDA_HEAD_ROWS = 8192,                 /* rows of a block of logits */
        CUDA_HEAD_BWD_COLS = 9600,             /* vocabulary entries of a block of logits in the backward; the widest block */
+       CUDA_HEAD_DZ_COLS = 19200,             /* the same where logits are not stored */
        CUDA_HEAD_TILE = 256,                  /* entries whose softmax statistics are one struct head_stats */
        CUDA_HEAD_GROUP = DEV_VOCAB_CHUNK / 8, /* entries of a chunk that one warp holds */
        /* row ops */
-       CUDA_SUMSQ_BLOCKS = 1024, /* blocks of a sum of squares, at most */
-       CUDA_NORM_BLOCKS = 8,     /* blocks a multiprocessor of a norm's backward, at most */
+       CUDA_NORM_BLOCKS = 8, /* blocks a multiprocessor of a norm's backward, at most */
 };
 #define GEMM_SPLIT_TRIAL_BYTES ((size_t)9 << 28) /* as GEMM_TRIAL_BYTES, of a column-split GEMM: logits of 1281 rows and more fit */
 
@@ -87,16 +86,18 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
     /* f32 sums of a two-pass GEMM, and partial column sums */
     const int64_t bands = (s->rows + CUDA_COLSUM_ROWS - 1) / CUDA_COLSUM_ROWS;
     bytes[CUDA_SCRATCH_GEMM] = (size_t)cuda_max(cuda_min(s->rows, CUDA_TWO_PASS_ROWS), bands) * (size_t)widest * 4;
-    /* logits and their gradient, or statistics of tiles; statistics of chunks, targets' logits, dx in f32 */
+    /* logits and their gradient, or statistics of tiles; statistics of chunks, targets' logits; in f32 dx of all rows, and where
+     * they are more than one block, some entries of dw */
+    const int64_t dw = s->rows > CUDA_HEAD_ROWS ? cuda_min(s->vocab, CUDA_HEAD_DZ_COLS) * s->hidden * 4 : 0;
     const size_t head = (size_t)cuda_max(logits * (4 + in), tiles * head_rows * sum) + (size_t)(chunks * head_rows * sum) +
-                        (size_t)head_rows * 4 + (s->train ? (size_t)(head_rows * s->hidden) * 4 : 0);
+                        (size_t)head_rows * 4 + (s->train ? (size_t)(s->rows * s->hidden * 4 + dw) + 768 : 0);
     bytes[CUDA_SCRATCH_HEAD] = head > gpu->head_check ? head : gpu->head_check;
     bytes[CUDA_SCRATCH_SAMPLE_PARAM] = (size_t)s->decode * sizeof(struct sample_param);
     /* backward: two statistics of each row and head, and a semaphore for each tile of keys of each head */
     bytes[CUDA_SCRATCH_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * (2 * sizeof(float) + 2 * sizeof(int)) : 0;
-    /* partial sums of norms' gradients and of squares; two numbers of each token id */
+    /* partial sums of norms' gradients; two numbers of each token id */
     const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4, ids = s->train ? s->vocab * 8 : 0;
-    bytes[CUDA_SCRATCH_ROW] = (size_t)cuda_max(gpu->n_sm * CUDA_NORM_BLOCKS * per_block, cuda_max(ids, CUDA_SUMSQ_BLOCKS * 8));
+    bytes[CUDA_SCRATCH_ROW] = (size_t)cuda_max(gpu->n_sm * CUDA_NORM_BLOCKS * per_block, ids);
     /* a row: statistics of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;
     bytes[CUDA_SCRATCH_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * sum + 4 * groups * 4) + 8 * 256;
@@ -117,7 +118,7 @@ static inline size_t cuda_scratch_round(size_t bytes) { return (bytes + ((size_t
 
 /* All of them. */
 static inline size_t cuda_scratch_sum(const struct cuda_shape *gpu, const struct dev_sizes *s) {
-    size_t bytes[CUDA_N_SCRATCH], sum = GEMM_WORKSPACE_BYTES;
+    size_t bytes[CUDA_N_SCRATCH], sum = 0;
     cuda_scratch_sizes(gpu, s, bytes);
     for (int i = 0; i < CUDA_N_SCRATCH; i++) sum += cuda_scratch_round(bytes[i]);
     return sum;

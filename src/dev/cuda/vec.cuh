@@ -13,7 +13,7 @@
 
 enum { CHUNK = 8 };
 
-static inline bool aligned16(const void *p) { return ((uintptr_t)p & 15) == 0; }
+static __host__ __device__ __forceinline__ bool aligned16(const void *p) { return ((uintptr_t)p & 15) == 0; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* Whole warps for n threads, at most `most`. */
 static inline int warps_for(int64_t n, int most) { return (int)(n >= most ? most : (n + 31) / 32 * 32); }

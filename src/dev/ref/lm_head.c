@@ -121,6 +121,7 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
     const struct weight w = a->w;
     float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz);
     double *dxr = xmalloc((size_t)w.k * sizeof *dxr);
+    float *own = dw.data && add ? xcalloc((size_t)(w.n * w.k), sizeof *own) : NULL, *sum = own ? own : ref_f32(dw); /* of dw */
     if (dw.data && !add) memset(dw.data, 0, (size_t)(w.n * w.k) * sizeof(float));
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
@@ -146,11 +147,13 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
             for (int64_t j = lo; j < hi; j++)
                 for (int64_t k = 0; k < w.k; k++) {
                     dxr[k] += (double)dz[j - lo] * ref_w(w, j, k);
-                    if (dw.data) ref_f32(dw)[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
+                    if (sum) sum[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
                 }
         }
         for (int64_t k = 0; k < w.k; k++) ref_put(dx.data, dx.dt, r * w.k + k, dxr[k]);
     }
+    for (int64_t i = 0; own && i < w.n * w.k; i++) ref_f32(dw)[i] += own[i];
+    free(own);
     free(dz);
     free(dxr);
     return 0;

@@ -82,10 +82,17 @@ static int ref_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, stru
 }
 static int ref_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
     (void)d;
-    const int64_t h = dw.dim[1];
-    for (int64_t t = 0; t < ids.dim[0]; t++) {
+    const int64_t h = dw.dim[1], rows = ids.dim[0];
+    for (int64_t t = 0; t < rows; t++) {
         const int64_t id = ref_index(ids, t, dw.dim[0]);
-        for (int64_t c = 0; c < h; c++) ref_f32(dw)[id * h + c] += ref_f32(dx)[t * h + c];
+        bool first = true;
+        for (int64_t u = 0; u < t && first; u++) first = ref_index(ids, u, dw.dim[0]) != id;
+        for (int64_t c = 0; first && c < h; c++) {
+            float sum = ref_f32(dx)[t * h + c];
+            for (int64_t u = t + 1; u < rows; u++)
+                if (ref_index(ids, u, dw.dim[0]) == id) sum += ref_f32(dx)[u * h + c];
+            ref_f32(dw)[id * h + c] += sum;
+        }
     }
     return 0;
 }
@@ -111,14 +118,26 @@ static int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor 
 
 /* ---- optimizer ---- */
 
-static int ref_sumsq(struct dev *d, struct tensor out, struct tensor x) {
+static int ref_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
     (void)d;
-    double sum = 0; /* f32 squares cannot overflow it, so only Inf gives Inf and NaN gives NaN */
-    for (int64_t i = 0, n = tensor_count(x); i < n; i++) {
-        const double v = ref_f32(x)[i];
-        sum += v * v;
+    const int64_t *seg = segments.data;
+    for (int64_t s = 0; s < segments.dim[0]; s++) {
+        const int64_t at = seg[2 * s] - base, n = seg[2 * s + 1];
+        CHECK(at >= 0 && n >= 1 && n <= DEV_SEGMENT && at + n <= x.dim[0]);
+        double sum = 0; /* f32 squares cannot overflow it, so only Inf gives Inf and NaN gives NaN */
+        for (int64_t i = at; i < at + n; i++) sum += (double)ref_f32(x)[i] * ref_f32(x)[i];
+        ((double *)sums.data)[s] = sum;
     }
-    *(double *)out.data = sum;
+    return 0;
+}
+
+static int ref_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
+    (void)d;
+    for (int64_t i = 0; i < tensor_count(y); i++) {
+        float sum = add ? ref_f32(y)[i] + ref_f32(x[0])[i] : ref_f32(x[0])[i];
+        for (int k = 1; k < n; k++) sum += ref_f32(x[k])[i];
+        ref_f32(y)[i] = sum;
+    }
     return 0;
 }
 
@@ -244,6 +263,7 @@ static const struct dev_ops ref_ops = {
     .swiglu_bwd = ref_swiglu_bwd,
     .lmhead_bwd = ref_lmhead_bwd,
     .sumsq = ref_sumsq,
+    .fold = ref_fold,
     .adamw = ref_adamw,
     .axpby = ref_axpby,
     .quant8 = ref_quant8,

@@ -56,7 +56,7 @@ int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct o
     struct dev *d = a->m->dev;
     for (int64_t lo = 0; lo < r->n; lo += PIECE) {
         const int64_t n = r->n - lo < PIECE ? r->n - lo : PIECE, q = r->q_at + lo, b = r->b_at + lo / DEV_QUANT_BLOCK,
-                      blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK, at = r->offset + lo;
+                      blocks = (n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK, at = r->at + lo;
         const struct quant8_args m = {tensor_1d(o->s.x, DT_F32, n), tensor_1d(o->m_code + q, DT_U8, n),
                                       tensor_1d(o->m_scale + b, DT_F32, blocks), tensor_1d(o->book, DT_F32, 256)};
         const struct quant8_args v = {tensor_1d(o->s.y, DT_F32, n), tensor_1d(o->v_code + q, DT_U8, n),

@@ -65,9 +65,9 @@ static int iterate(struct optim *o, const struct optim_run *r, struct model *m) 
 /* o->s.x becomes close to U V^T of its singular value decomposition. */
 static int orthogonalize(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
     const struct tensor x = tensor_1d(o->s.x, DT_F32, r->n);
-    double sum;
-    TRY(dev_sumsq(a->m->dev, tensor_1d(o->sum, DT_F64, 1), x));
-    TRY(dev_copy_out(a->m->dev, &sum, o->sum, sizeof sum));
+    double sum = 0;
+    TRY(optim__sumsq(o, a->m, r, x));
+    for (int64_t i = 0; i < r->n_seg; i++) sum += o->sums[r->seg + i];
     TRY(dev_axpby(a->m->dev, x, (float)(1 / fmax(sqrt(sum), 1e-7)), x, 0)); /* singular values to at most 1 */
     for (int64_t i = 0; i < a->c->ns_steps; i++) TRY(iterate(o, r, a->m));
     return 0;
@@ -76,7 +76,7 @@ static int orthogonalize(struct optim *o, const struct optim_run *r, const struc
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
     struct dev *d = a->m->dev;
     const double rows = (double)r->rows, cols = (double)r->cols, mu = a->c->momentum;
-    const struct tensor p = tensor_1d(a->m->master + r->offset, DT_F32, r->n), g = tensor_1d(a->grads + r->offset, DT_F32, r->n),
+    const struct tensor p = tensor_1d(a->m->master + r->at, DT_F32, r->n), g = tensor_1d(a->grads + r->at, DT_F32, r->n),
                         buf = tensor_1d(o->m + r->m_at, DT_F32, r->n), x = tensor_1d(o->s.x, DT_F32, r->n);
     const float take = (float)(1 - mu) * a->scale;
     TRY(dev_axpby(d, buf, take, g, (float)mu));

@@ -64,17 +64,22 @@ static enum optim_kind rule_of(const struct model *m, const struct model_param *
     return kind;
 }
 
-/* The next stretch of o's arrays for one parameter. */
-static struct optim_run place(struct optim *o, const struct model_param *p, enum optim_kind rule, bool momentum) {
+/* The next stretch of o's arrays for elements [lo, lo + n) of one parameter. */
+static struct optim_run place(struct optim *o, const struct model_param *p, int64_t lo, int64_t n, enum optim_kind rule,
+                              bool momentum) {
     struct optim_run r = {.rule = rule,
-                          .offset = p->offset,
-                          .n = p->rows * p->cols,
+                          .offset = p->offset + lo,
+                          .n = n,
+                          .at = o->n_own,
                           .rows = p->rows,
                           .cols = p->cols,
+                          .seg = o->n_segments,
                           .m_at = -1,
                           .v_at = -1,
                           .q_at = -1,
                           .b_at = -1};
+    CHECK(rule != OPTIM_MUON || n == p->rows * p->cols);
+    o->n_own += n;
     if (rule == OPTIM_ADAMW8) {
         r.q_at = o->n_q;
         r.b_at = o->n_b;
@@ -94,15 +99,43 @@ static struct optim_run place(struct optim *o, const struct model_param *p, enum
 }
 
 /* Neighbours under an elementwise rule become one run, so that AdamW and SGD alone are one call of the device. */
-static void make_runs(struct optim *o, const struct model *m, bool momentum) {
-    o->runs = xcalloc((size_t)m->n_train_params, sizeof *o->runs);
+static void add_run(struct optim *o, struct optim_run r) {
+    struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
+    const bool joins =
+        last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD) && last->offset + last->n == r.offset;
+    if (joins) {
+        last->n += r.n;
+        last->n_seg += r.n_seg;
+    } else {
+        o->runs[o->n_runs++] = r;
+    }
+}
+
+/* The segments of a range, and a run for each of its parameters. */
+static void add_range(struct optim *o, const struct model *m, struct model_range own, bool momentum) {
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
-        const struct optim_run r = place(o, p, rule_of(m, p, o->kind), momentum);
-        struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
-        if (last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD)) last->n += r.n;
-        else o->runs[o->n_runs++] = r;
+        const int64_t end = p->offset + p->rows * p->cols, lo = own.lo > p->offset ? own.lo : p->offset,
+                      hi = own.hi < end ? own.hi : end;
+        if (lo >= hi) continue;
+        CHECK((lo - p->offset) % DEV_SEGMENT == 0 && (hi == end || (hi - p->offset) % DEV_SEGMENT == 0));
+        struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind), momentum);
+        for (int64_t at = 0; at < r.n; at += DEV_SEGMENT, r.n_seg++) {
+            int64_t *s = &o->segments[2 * o->n_segments++];
+            s[0] = r.at + at;
+            s[1] = r.n - at < DEV_SEGMENT ? r.n - at : DEV_SEGMENT;
+        }
+        add_run(o, r);
     }
+}
+
+/* own NULL: all that m trains. */
+static void make_runs(struct optim *o, const struct model *m, bool momentum, const struct model_range *own, int64_t n) {
+    const struct model_range all = {0, m->n_train};
+    o->runs = xcalloc((size_t)(m->n_train_params + n), sizeof *o->runs); /* a range's end splits one parameter */
+    o->segments = xmalloc((size_t)model_n_segments(m) * 2 * sizeof *o->segments);
+    if (!own) add_range(o, m, all, momentum);
+    for (int64_t i = 0; own && i < n; i++) add_range(o, m, own[i], momentum);
 }
 
 /* a: the device's block; h: the host's, or measuring. */
@@ -113,7 +146,8 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
     optim__adamw8_layout(o, a, arrays);
     optim__muon_layout(o, dev, act, a);
     optim__pieces_layout(o, a);
-    o->sum = arena_take(a, sizeof(double));
+    o->d_segments = arena_take(a, (size_t)o->n_segments * 2 * sizeof *o->d_segments);
+    o->d_sums = arena_take(a, (size_t)o->n_segments * sizeof *o->d_sums);
     o->block_bytes = a->used;
     o->host_bytes = h->used;
 }
@@ -121,9 +155,10 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
 size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) {
     struct optim o = {.kind = c->kind, .host_state = c->host_state, .host_master = c->host_master};
     struct arena a = {0}, h = {0};
-    make_runs(&o, m, c->momentum != 0);
+    make_runs(&o, m, c->momentum != 0, NULL, 0);
     layout(&o, m->dev, m->act, &a, &h);
     free(o.runs);
+    free(o.segments);
     if (host) *host = o.host_bytes;
     return o.block_bytes;
 }
@@ -145,6 +180,10 @@ static int fill_books(struct optim *o, struct dev *dev) {
 }
 
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c) {
+    return optim_create_part(out, m, c, NULL, 0);
+}
+
+int optim_create_part(struct optim **out, struct model *m, const struct optim_config *c, const struct model_range *own, int64_t n) {
     int rc = 0;
     struct arena a = {0}, h = {0};
     struct optim *o = xcalloc(1, sizeof *o);
@@ -157,7 +196,8 @@ int optim_create(struct optim **out, struct model *m, const struct optim_config 
     o->kind = c->kind;
     o->host_state = c->host_state;
     o->host_master = c->host_master;
-    make_runs(o, m, c->momentum != 0);
+    make_runs(o, m, c->momentum != 0, own, n);
+    o->sums = xmalloc((size_t)o->n_segments * sizeof *o->sums);
     layout(o, m->dev, m->act, &a, &h);
     TRYG(dev_alloc(m->dev, o->block_bytes, &o->block), fail);
     TRYG(dev_zero(m->dev, o->block, o->block_bytes), fail);
@@ -167,6 +207,7 @@ int optim_create(struct optim **out, struct model *m, const struct optim_config 
     h = (struct arena){.base = o->host_block, .cap = o->host_bytes};
     layout(o, m->dev, m->act, &a, &h);
     TRYG(fill_books(o, m->dev), fail);
+    TRYG(dev_copy_in(m->dev, o->d_segments, o->segments, (size_t)o->n_segments * 2 * sizeof *o->segments), fail);
     *out = o;
     return 0;
 fail:
@@ -179,6 +220,8 @@ void optim_destroy(struct optim *o, struct model *m) {
     dev_free(m->dev, o->block, o->block_bytes);
     dev_host_free(m->dev, o->host_block, o->host_bytes);
     free(o->runs);
+    free(o->segments);
+    free(o->sums);
     free(o);
 }
 
@@ -200,31 +243,39 @@ int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]
 
 /* ---- the step ---- */
 
-static int grad_norm(struct model *m, struct tensor g, void *sum_dev, double *norm) {
-    double sum;
-    TRY(dev_sumsq(m->dev, tensor_1d(sum_dev, DT_F64, 1), g));
-    TRY(dev_copy_out(m->dev, &sum, sum_dev, sizeof sum));
-    *norm = sqrt(sum);
-    return 0;
+/* Squares of segments [seg, seg + n) to o->sums, of x, which begins at element `base` of the optimizer's arrays. */
+static int sums_of(struct optim *o, struct dev *d, int64_t seg, int64_t n, struct tensor x, int64_t base) {
+    TRY(dev_sumsq(d, tensor_1d(o->d_sums + seg, DT_F64, n), x, tensor_2d(o->d_segments + 2 * seg, DT_I64, n, 2), base));
+    return dev_copy_out(d, o->sums + seg, o->d_sums + seg, (size_t)n * sizeof *o->sums);
 }
 
-static int name_bad_tensor(struct model *m, float *grads, void *sum_dev, char name[96]) {
+int optim__sumsq(struct optim *o, struct model *m, const struct optim_run *r, struct tensor x) {
+    return sums_of(o, m->dev, r->seg, r->n_seg, x, r->at);
+}
+
+int optim_sums(struct optim *o, struct model *m, float *grads) {
+    return sums_of(o, m->dev, 0, o->n_segments, tensor_1d(grads, DT_F32, o->n_own), 0);
+}
+
+void optim_norm(const struct model *m, const double *sums, struct optim_result *r) {
+    double sum = 0;
+    int64_t seg = 0;
+    *r = (struct optim_result){0};
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
-        double norm;
-        TRY(grad_norm(m, tensor_1d(grads + p->offset, DT_F32, p->rows * p->cols), sum_dev, &norm));
-        if (isfinite(norm)) continue;
-        snprintf(name, 96, "%s", p->name);
-        return 0;
+        for (int64_t lo = 0; lo < p->rows * p->cols; lo += DEV_SEGMENT, seg++) {
+            if (!isfinite(sums[seg]) && !r->bad_tensor[0]) snprintf(r->bad_tensor, sizeof r->bad_tensor, "%s", p->name);
+            sum += sums[seg];
+        }
     }
-    return 0;
+    r->grad_norm = sqrt(sum);
 }
 
 /* rounded: the run's compute copy, or absent. */
 static int adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
     const struct adamw_args x =
-        optim__adamw(a, tensor_1d(a->m->master + r->offset, DT_F32, r->n), tensor_1d(o->m + r->m_at, DT_F32, r->n),
-                     tensor_1d(o->v + r->v_at, DT_F32, r->n), tensor_1d(a->grads + r->offset, DT_F32, r->n));
+        optim__adamw(a, tensor_1d(a->m->master + r->at, DT_F32, r->n), tensor_1d(o->m + r->m_at, DT_F32, r->n),
+                     tensor_1d(o->v + r->v_at, DT_F32, r->n), tensor_1d(a->grads + r->at, DT_F32, r->n));
     return rounded.data ? dev_adamw_round(a->m->dev, &x, rounded) : dev_adamw(a->m->dev, &x);
 }
 
@@ -232,7 +283,7 @@ static int adamw_run(struct optim *o, const struct optim_run *r, const struct op
  * with nesterov lr (g + mu b). The gradients' array takes g. */
 static int sgd_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
     struct dev *d = a->m->dev;
-    const struct tensor p = tensor_1d(a->m->master + r->offset, DT_F32, r->n), g = tensor_1d(a->grads + r->offset, DT_F32, r->n);
+    const struct tensor p = tensor_1d(a->m->master + r->at, DT_F32, r->n), g = tensor_1d(a->grads + r->at, DT_F32, r->n);
     const float mu = (float)a->c->momentum, lr = (float)a->lr;
     TRY(dev_axpby(d, g, (float)a->c->weight_decay, p, a->scale));
     if (r->m_at < 0) return dev_axpby(d, p, -lr, g, 1);
@@ -253,23 +304,35 @@ static int step_run(struct optim *o, const struct optim_run *r, const struct opt
     case OPTIM_SGD: TRY(sgd_run(o, r, a)); break;
     case OPTIM_MUON: TRY(optim__muon_run(o, r, a)); break;
     }
-    return o->host_master ? dev_copy(a->m->dev, a->grads + r->offset, a->m->master + r->offset, (size_t)r->n * 4) : 0;
+    return o->host_master ? dev_copy(a->m->dev, a->grads + r->at, a->m->master + r->at, (size_t)r->n * 4) : 0;
+}
+
+static struct optim_run_args run_args(const struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr,
+                                      double norm) {
+    double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
+    if (c->clip > 0) scale = fmin(1, c->clip / (norm + 1e-6));
+    return (struct optim_run_args){.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
+}
+
+int optim_update(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, double norm) {
+    const struct optim_run_args a = run_args(o, m, grads, c, lr, norm);
+    for (int64_t i = 0; i < o->n_runs; i++) TRY(step_run(o, &o->runs[i], &a));
+    o->step++;
+    return 0;
 }
 
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r) {
-    *r = (struct optim_result){0};
-    TRY(grad_norm(m, tensor_1d(grads, DT_F32, m->n_train), o->sum, &r->grad_norm));
-    if (!isfinite(r->grad_norm)) return name_bad_tensor(m, grads, o->sum, r->bad_tensor);
-    double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
-    if (c->clip > 0) scale = fmin(1, c->clip / (r->grad_norm + 1e-6));
-    const struct optim_run_args a = {.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
+    CHECK(o->n_own == m->n_train);
+    TRY(optim_sums(o, m, grads));
+    optim_norm(m, o->sums, r);
+    if (!isfinite(r->grad_norm)) return 0;
     const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->host_state && !o->host_master;
     if (whole && !m->lora && m->flat.data) { /* weights are written where they are made */
+        const struct optim_run_args a = run_args(o, m, grads, c, lr, r->grad_norm);
         TRY(adamw_run(o, &o->runs[0], &a, m->flat));
         o->step++;
         return 0;
     }
-    for (int64_t i = 0; i < o->n_runs; i++) TRY(step_run(o, &o->runs[i], &a));
-    o->step++;
+    TRY(optim_update(o, m, grads, c, lr, r->grad_norm));
     return o->host_master ? model_refresh_from(m, grads) : model_refresh(m);
 }

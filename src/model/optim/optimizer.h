@@ -3,6 +3,7 @@
 #define VERLC_MODEL_OPTIMIZER_H
 
 #include "model/parameters.h"
+#include "model/segments.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,18 +31,25 @@ struct optim_config {
 };
 double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step, by c->schedule */
 
-/* A range of the flat master under one rule. State indices count elements of their arrays. */
+/* A range of what the model trains under one rule. State indices count elements of their arrays. */
 struct optim_run {
     enum optim_kind rule;
-    int64_t offset, n, rows, cols;
+    int64_t offset, n;  /* elements of the model's flat arrays */
+    int64_t at;         /* where they are in the optimizer's master and gradients */
+    int64_t rows, cols; /* of its parameter */
+    int64_t seg, n_seg; /* its segments */
     int64_t m_at, v_at; /* f32 state; -1: none */
     int64_t q_at, b_at; /* 8-bit state: codes and blocks; -1: none */
 };
 /* Optimizer state, on the device, in arrays that are as long as this optimizer needs. */
 struct optim {
     enum optim_kind kind;
-    struct optim_run *runs; /* in the order of the master, without gaps */
+    struct optim_run *runs; /* in the order of the flat arrays */
     int64_t n_runs;
+    int64_t n_own; /* elements of master and gradients */
+    int64_t n_segments;
+    int64_t *segments, *d_segments; /* (n_segments, 2), host and device: first element, length */
+    double *sums, *d_sums;          /* (n_segments): of squares */
     int64_t n_m, n_v, n_q, n_b;
     float *m, *v;             /* (n_m) momentum, (n_v) second moment */
     uint8_t *m_code, *v_code; /* (n_q) */
@@ -58,7 +66,6 @@ struct optim {
     bool host_state, host_master;
     void *host_block; /* the state arrays where they are in host memory; owned */
     size_t host_bytes;
-    void *sum;   /* one f64 */
     void *block; /* all of the above; owned */
     size_t block_bytes;
     int64_t step; /* steps taken */
@@ -67,6 +74,9 @@ struct optim {
 size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
 /* c: which optimizer, and its momentum; the rest may change from step to step. All state is zero. */
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c);
+/* Of the ranges own (n) alone, in order, each a run of segments; Muon's hold whole matrices. Then master, gradients and state
+ * are arrays of these ranges, one after the other, and each element is updated as by the optimizer of the whole. */
+int optim_create_part(struct optim **out, struct model *m, const struct optim_config *c, const struct model_range *own, int64_t n);
 void optim_destroy(struct optim *o, struct model *m);
 /* The arrays that a checkpoint must hold, under their names there ("exp_avg", ...). */
 enum { OPTIM_MAX_ARRAYS = 6 };
@@ -84,5 +94,11 @@ struct optim_result {
 /* Clips by global norm, updates master and state, refreshes the compute copy. A
  * non-finite norm changes nothing and is reported in r (return is 0). grads is spoiled. */
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r);
+
+/* Its two parts, for an optimizer of some ranges: o->sums; then, given the sums of all segments of the model (n, in order),
+ * the norm; then clipping and the update of what is the optimizer's. The compute copy is left to the caller. */
+int optim_sums(struct optim *o, struct model *m, float *grads);
+void optim_norm(const struct model *m, const double *sums, struct optim_result *r);
+int optim_update(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, double grad_norm);
 
 #endif

@@ -21,6 +21,8 @@ static inline struct adamw_args optim__adamw(const struct optim_run_args *a, str
 }
 /* Device bytes of the state for what m trains; m needs no memory of its own. */
 size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
+/* o->sums of the run's segments, of x (r->n) in place of its gradients. */
+int optim__sumsq(struct optim *o, struct model *m, const struct optim_run *r, struct tensor x);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 /* AdamW of arrays in host memory, piece by piece; the new master is left in the gradients. */

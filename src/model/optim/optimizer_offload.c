@@ -34,7 +34,7 @@ void optim__pieces_layout(struct optim *o, struct arena *a) {
 
 /* Where master, m and v of the piece at `lo` are. */
 static void places(const struct optim *o, const struct optim_run *r, const struct optim_run_args *a, int64_t lo, float *at[3]) {
-    at[0] = a->m->master + r->offset + lo;
+    at[0] = a->m->master + r->at + lo;
     at[1] = o->m + r->m_at + lo;
     at[2] = o->v + r->v_at + lo;
 }
@@ -52,7 +52,7 @@ static int step_piece(struct optim *o, const struct optim_run *r, const struct o
     struct dev *d = a->m->dev;
     const int64_t lo = i * piece_length(o), n = piece_of(r, lo, piece_length(o));
     const size_t bytes = (size_t)n * 4;
-    float *rest[3], *at[3], **here = o->s.piece[i % 2], *grads = a->grads + r->offset + lo;
+    float *rest[3], *at[3], **here = o->s.piece[i % 2], *grads = a->grads + r->at + lo;
     places(o, r, a, lo, rest);
     for (int k = 0; k < 3; k++) at[k] = here[k] ? here[k] : rest[k];
     const struct adamw_args x = optim__adamw(a, tensor_1d(at[0], DT_F32, n), tensor_1d(at[1], DT_F32, n),

@@ -5,7 +5,7 @@
  * fallback.  How a batch-invariant GEMM (FWD, DX) is computed depends on n, k and the dtypes alone; where the library cannot
  * write the output as it is (odd rows, a bias of another dtype) the sums go through scratch and gemm_epilogue gives the same bits.
  * Invariant: a row of FWD and of DX has the same bits for every m, ld_out and kernel; DW is deterministic from run
- * to run. */
+ * to run, and out += DW has the bits of DW added to out. */
 #include "dev/cuda/gemm/gemm.cuh"
 
 #include <stdint.h>
@@ -30,29 +30,6 @@ static int no_algo(const struct gemm_plan *p, int64_t m) {
     FAIL(ERR_DEVICE, "cuda: cuBLASLt has no algorithm for %s with %lld rows", gemm_plan_name(p, name, sizeof name), (long long)m);
 }
 
-/* DW: the library's first choice for the bucket of m; for m itself where that does not fit. */
-static int run_deterministic(struct cuda *c, const struct cuda_gemm_args *a) {
-    if (!library_size(a) || !aligned(a->a) || !aligned(a->b) || !library_out(a)) return gemm_fallback(c, a);
-    struct gemm_plan *p;
-    TRY(gemm_plan_get(c, a, &p));
-    const int bucket = gemm_bucket(a->m);
-    struct gemm_pick *pick = &p->pick[bucket];
-    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
-    bool ran = false;
-    int n = 1;
-    if (pick->how == GEMM_UNKNOWN) {
-        TRY(gemm_plan_algos(c, p, gemm_bucket_top(bucket), a->ld_out, false, algos, &n));
-        if (n == 0) return no_algo(p, gemm_bucket_top(bucket));
-        pick->algo = algos[0];
-        pick->how = GEMM_ALGO;
-    }
-    TRY(gemm_plan_run(c, p, &pick->algo, a, &ran));
-    if (ran) return 0;
-    TRY(gemm_plan_algos(c, p, a->m, a->ld_out, false, algos, &n));
-    for (int i = 0; i < n && !ran; i++) TRY(gemm_plan_run(c, p, &algos[i], a, &ran));
-    return ran ? 0 : no_algo(p, a->m);
-}
-
 static struct cuda_gemm_args sum_only(const struct cuda_gemm_args *a) {
     struct cuda_gemm_args s = *a;
     s.out_dt = DT_F32;
@@ -60,6 +37,31 @@ static struct cuda_gemm_args sum_only(const struct cuda_gemm_args *a) {
     s.bias = NULL;
     s.gate_up = NULL;
     return s;
+}
+
+/* DW: the library's first single-pass algorithm for the bucket of m; for m itself where that does not fit. One plan serves
+ * `add` and not: the same sums, which the epilogue adds with one rounding. */
+static int run_deterministic(struct cuda *c, const struct cuda_gemm_args *a) {
+    if (!library_size(a) || !aligned(a->a) || !aligned(a->b) || !library_out(a)) return gemm_fallback(c, a);
+    const struct cuda_gemm_args s = sum_only(a);
+    struct gemm_plan *p;
+    TRY(gemm_plan_get(c, &s, &p));
+    const int bucket = gemm_bucket(a->m);
+    struct gemm_pick *pick = &p->pick[bucket];
+    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
+    bool ran = false;
+    int n = 1;
+    if (pick->how == GEMM_UNKNOWN) {
+        TRY(gemm_plan_algos(c, p, gemm_bucket_top(bucket), a->ld_out, algos, &n));
+        if (n == 0) return no_algo(p, gemm_bucket_top(bucket));
+        pick->algo = algos[0];
+        pick->how = GEMM_ALGO;
+    }
+    TRY(gemm_plan_run(c, p, &pick->algo, a, &ran));
+    if (ran) return 0;
+    TRY(gemm_plan_algos(c, p, a->m, a->ld_out, algos, &n));
+    for (int i = 0; i < n && !ran; i++) TRY(gemm_plan_run(c, p, &algos[i], a, &ran));
+    return ran ? 0 : no_algo(p, a->m);
 }
 
 /* The sums alone, into f32 memory that the library can write. */
@@ -213,7 +215,7 @@ int cuda_gemm_open(struct cuda *c) {
         g->handle = NULL;
         FAIL(ERR_DEVICE, "cuda: cublasLtCreate: %s", g->lt->cublasLtGetStatusString(s));
     }
-    return cuda_hold(c, GEMM_WORKSPACE_BYTES, &g->work);
+    return 0;
 }
 
 void cuda_gemm_close(struct cuda *c) {
@@ -226,7 +228,6 @@ void cuda_gemm_close(struct cuda *c) {
             gemm_plan_destroy(g, p);
         }
     if (g->handle) g->lt->cublasLtDestroy(g->handle);
-    cudaFree(g->work);
     free(g);
     c->gemm = NULL;
 }

@@ -56,7 +56,6 @@ struct gemm_plan {
 struct cuda_gemm {
     const struct cuda_blaslt *lt;
     cublasLtHandle_t handle;
-    void *work;  /* GEMM_WORKSPACE_BYTES */
     bool poison; /* VERLC_CUDA_POISON: gemm_plan_run fills outputs with NaN first */
     struct gemm_plan *plans[64];
     bool small_m_ready[GEMM_SMALL_M_MAX / 16][GEMM_N_SMALL_M], small_m_tma_ready[GEMM_N_SMALL_M_TMA + GEMM_N_SMALL_M_SWIGLU];
@@ -74,9 +73,9 @@ static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 /* The plan of these arguments' shape, made at first use; owned by c->gemm. */
 int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out);
 void gemm_plan_destroy(struct cuda_gemm *g, struct gemm_plan *p);
-/* The library's heuristic for m rows, its favourite first. exact: only algorithms without split-K or stream-K. */
-int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_out, bool exact,
-                    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS], int *n);
+/* The library's heuristic for m rows, its favourite first: single-pass algorithms, without split-K or stream-K. */
+int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_out, cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS],
+                    int *n);
 /* Queues one GEMM of p's kind with a's m, pointers and ld_out. False: this algorithm does not
  * take these sizes, and nothing was queued. */
 int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a, bool *ran);

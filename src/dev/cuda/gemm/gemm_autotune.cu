@@ -189,7 +189,7 @@ static int choose_canonical(struct cuda *c, struct gemm_plan *base, struct trial
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n, flags[N_FLAGS], chosen = -1;
     TRY(trial_init(c, t, base, CANONICAL_ROWS));
-    TRY(gemm_plan_algos(c, base, CANONICAL_M, out_width(base), true, algos, &n));
+    TRY(gemm_plan_algos(c, base, CANONICAL_M, out_width(base), algos, &n));
     struct cuda_gemm_args whole = t->args;
     whole.out = t->sums;
     for (int i = 0; i < n && chosen < 0; i++) {
@@ -292,9 +292,9 @@ static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *bas
         if (!small_m && cuda_hopper(c)) add_ours(picks, n, GEMM_SWIGLU_FUSED, 0, 1);
         return 0;
     }
-    TRY(gemm_plan_algos(c, p, rows, out_width(p), true, algos, &n_algos));
+    TRY(gemm_plan_algos(c, p, rows, out_width(p), algos, &n_algos));
     for (int i = 0; i < n_algos; i++) add_new(picks, n, &algos[i]);
-    TRY(gemm_plan_algos(c, p, CANONICAL_M, out_width(p), true, algos, &n_algos));
+    TRY(gemm_plan_algos(c, p, CANONICAL_M, out_width(p), algos, &n_algos));
     for (int i = 0; i < n_algos && i < MAX_MORE; i++) add_new(picks, n, &algos[i]);
     if (p == base) add_new(picks, n, &base->canonical);
     if (small_m) add_ours(picks, n, GEMM_SMALL_M, 0, GEMM_N_SMALL_M);

@@ -41,7 +41,7 @@ static int set_desc(struct cuda_gemm *g, struct gemm_plan *p) {
     if (p->bias) {
         const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
         const cudaDataType type = type_of(p->in);
-        const void *any = g->work; /* the list of algorithms depends on its alignment */
+        const void *any = (const void *)(uintptr_t)256; /* the list of algorithms depends on its alignment */
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
         LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &any, sizeof any));
@@ -134,11 +134,11 @@ static bool one_sum(const struct cuda_gemm *g, const cublasLtMatmulHeuristicResu
     return split <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE && r->workspaceSize == 0;
 }
 
-static int set_preference(struct cuda_gemm *g, cublasLtMatmulPreference_t pref, bool exact) {
+static int set_preference(struct cuda_gemm *g, cublasLtMatmulPreference_t pref) {
     static const cublasLtMatmulPreferenceAttributes_t operand[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint64_t bytes = exact ? 0 : GEMM_WORKSPACE_BYTES;
+    const uint64_t bytes = 0;
     const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16; /* partial sums stay f32 */
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     LT_TRY(g, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
@@ -146,8 +146,8 @@ static int set_preference(struct cuda_gemm *g, cublasLtMatmulPreference_t pref, 
     return 0;
 }
 
-int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_out, bool exact,
-                    cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS], int *n) {
+int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_out, cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS],
+                    int *n) {
     struct cuda_gemm *g = c->gemm;
     cublasLtMatmulHeuristicResult_t found[GEMM_MAX_ALGOS];
     cublasLtMatmulPreference_t pref;
@@ -155,7 +155,7 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
     *n = 0;
     TRY(set_rows(g, p, m, ld_out));
     LT_TRY(g, cublasLtMatmulPreferenceCreate(&pref));
-    const int rc = set_preference(g, pref, exact);
+    const int rc = set_preference(g, pref);
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (rc == 0)
         s = g->lt->cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->a, p->b, p->d, p->d, pref, GEMM_MAX_ALGOS, found,
@@ -169,7 +169,7 @@ int gemm_plan_algos(struct cuda *c, struct gemm_plan *p, int64_t m, int64_t ld_o
              g->lt->cublasLtGetStatusString(s));
     }
     for (int i = 0; i < n_found; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && (!exact || one_sum(g, &found[i]))) algos[(*n)++] = found[i].algo;
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && one_sum(g, &found[i])) algos[(*n)++] = found[i].algo;
     return 0;
 }
 
@@ -185,16 +185,14 @@ static int poison_out(struct cuda *c, const struct gemm_plan *p, const struct cu
 int gemm_plan_run(struct cuda *c, struct gemm_plan *p, const cublasLtMatmulAlgo_t *algo, const struct cuda_gemm_args *a,
                   bool *ran) {
     struct cuda_gemm *g = c->gemm;
-    const float one = 1, beta = p->add ? 1 : 0;
-    /* Split-K needs the workspace. Without one the library schedules tiles in a fixed order, not by a counter that it clears
-     * before each GEMM, and so the GEMM may start while the previous kernel still runs (PDL). */
-    const bool split_k = p->op == CUDA_GEMM_DW;
+    const float one = 1, beta = a->add ? 1 : 0;
     TRY(set_rows(g, p, a->m, a->ld_out));
-    if (g->poison && !p->add) TRY(poison_out(c, p, a));
+    if (g->poison && !a->add) TRY(poison_out(c, p, a));
     if (p->bias) LT_TRY(g, cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias));
-    const cublasStatus_t s =
-        g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta, a->from ? a->from : a->out, p->d, a->out,
-                              p->d, algo, split_k ? g->work : NULL, split_k ? GEMM_WORKSPACE_BYTES : 0, c->stream);
+    /* Without a workspace the library schedules tiles in a fixed order, not by a counter that it clears before each GEMM, and so
+     * the GEMM may start while the previous kernel still runs (PDL). */
+    const cublasStatus_t s = g->lt->cublasLtMatmul(g->handle, p->desc, &one, a->b, p->a, a->a, p->b, &beta,
+                                                   a->from ? a->from : a->out, p->d, a->out, p->d, algo, NULL, 0, c->stream);
     *ran = s == CUBLAS_STATUS_SUCCESS;
     if (*ran || s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return 0;
     char name[128];

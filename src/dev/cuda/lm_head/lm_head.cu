@@ -21,7 +21,7 @@ enum {
     /* Those of the backward, whose logits need no such bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
     BWD_COLS = CUDA_HEAD_BWD_COLS,
     /* The same for the fused kernel: twice as many entries of dz need less memory than they did beside logits. */
-    DZ_COLS = 2 * CUDA_HEAD_BWD_COLS,
+    DZ_COLS = CUDA_HEAD_DZ_COLS,
     /* Rows of a block. On an H200 fewer and larger launches gain more than logits that stay in the L2 cache:
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
     HEAD_ROWS = CUDA_HEAD_ROWS,
@@ -495,9 +495,9 @@ template <class ACT> __global__ static void __launch_bounds__(DZ_THREADS) dz_ker
     }
 }
 
-/* A block's parts of dx (f32, = for the first columns, then +=) and dw (add: +=); NULL: a frozen weight. */
-static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo,
-                      int64_t cols, float *dx, float *dw, bool add) {
+/* A block's part of dx (f32): = for the first columns, then +=. */
+static int gemm_dx(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo, int64_t cols,
+                   float *dx) {
     struct cuda_gemm_args g = {};
     g.m = rows, g.n = cols, g.k = a->w.k;
     g.a = dz;
@@ -506,13 +506,24 @@ static int gemm_grads(struct cuda *c, const struct lmhead_args *a, const void *d
     g.b = (const char *)a->w.data + (size_t)(lo * a->w.k) * dtype_size(a->w.dt);
     g.out = dx + row * a->w.k;
     g.add = lo > 0;
-    TRY(cuda_gemm(c, &g));
-    if (!dw) return 0;
+    return cuda_gemm(c, &g);
+}
+
+/* Its part of dw, entries [lo, lo + cols): the first block's rows write it, the others add. Where there are several and it
+ * adds to what is there, `sums` (cols, k) takes it first. */
+static int gemm_dw(struct dev *d, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo, int64_t cols,
+                   float *dw, float *sums, bool add) {
+    struct cuda_gemm_args g = {};
+    g.m = rows, g.n = cols, g.k = a->w.k;
+    g.a = dz;
+    g.in = a->w.dt, g.out_dt = DT_F32;
     g.op = CUDA_GEMM_DW;
     g.b = at_row(a->x, row);
-    g.out = dw + lo * a->w.k;
-    g.add = add;
-    return cuda_gemm(c, &g);
+    g.out = sums ? sums : dw + lo * a->w.k;
+    g.add = row > 0 || (add && !sums);
+    TRY(cuda_gemm(cuda_of(d), &g));
+    if (!sums || row + rows < a->x.dim[0]) return 0;
+    return cuda_axpby(d, tensor_2d(dw + lo * a->w.k, DT_F32, cols, a->w.k), 1, tensor_2d(sums, DT_F32, cols, a->w.k), 1);
 }
 
 /* dz of a block from stored logits. */
@@ -546,20 +557,24 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
                     struct tensor dw, bool add) {
     struct cuda *c = cuda_of(d);
     const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_fused_takes(c, a->x, a->w);
-    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n;
+    const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n, k = a->w.k;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
-    const size_t logits_bytes = fused ? 0 : ((size_t)(block * widest) * sizeof(float) + 255) & ~(size_t)255;
-    const size_t dz_bytes = bf16 ? ((size_t)(block * widest) * 2 + 255) & ~(size_t)255 : 0;
-    void *p;
-    TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, logits_bytes + dz_bytes + (bf16 ? (size_t)(rows * a->w.k) * sizeof(float) : 0), &p));
-    float *logits = (float *)p, *sum_dx = bf16 ? (float *)((char *)p + logits_bytes + dz_bytes) : (float *)dx.data;
-    void *dz = bf16 ? (char *)p + logits_bytes : p;
+    const size_t logits_bytes = fused ? 0 : padded((size_t)(block * widest) * sizeof(float));
+    const size_t dz_bytes = bf16 ? padded((size_t)(block * widest) * 2) : 0;
+    const size_t dx_bytes = bf16 ? padded((size_t)(rows * k) * sizeof(float)) : 0;
+    const size_t dw_bytes = dw.data && add && rows > block ? (size_t)(widest * k) * sizeof(float) : 0;
+    char *p;
+    TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, logits_bytes + dz_bytes + dx_bytes + dw_bytes, (void **)&p));
+    float *logits = (float *)p, *sum_dx = bf16 ? (float *)(p + logits_bytes + dz_bytes) : (float *)dx.data;
+    float *sum_dw = dw_bytes ? (float *)(p + logits_bytes + dz_bytes + dx_bytes) : NULL;
+    void *dz = bf16 ? p + logits_bytes : p;
     for (int64_t lo = 0; lo < vocab; lo += widest)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(widest, vocab - lo);
             if (fused) TRY(cuda_head_fused_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
             else TRY(dz_from_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
-            TRY(gemm_grads(c, a, dz, row, n, lo, cols, sum_dx, (float *)dw.data, add || row > 0));
+            TRY(gemm_dx(c, a, dz, row, n, lo, cols, sum_dx));
+            if (dw.data) TRY(gemm_dw(d, a, dz, row, n, lo, cols, (float *)dw.data, sum_dw, add));
         }
-    return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, a->w.k)) : 0;
+    return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, k)) : 0;
 }

@@ -1,0 +1,21 @@
+/* segments.h - the segments of what a model trains, and runs of them: what a gradient's norm is summed by, and what is dealt to
+ * ranks.
+ *
+ * A segment is at most DEV_SEGMENT consecutive elements of one parameter. Whatever holds a part of the flat arrays holds
+ * whole segments, so a block of 8-bit codes, a segment's sum and an element's update do not depend on who has them.
+ * Invariant: segments follow from the parameters alone, in the order of the flat arrays and without gaps. */
+#ifndef VERLC_MODEL_SEGMENTS_H
+#define VERLC_MODEL_SEGMENTS_H
+
+#include "model/parameters.h"
+
+int64_t model_n_segments(const struct model *m);
+
+/* Consecutive segments, as elements [lo, hi) of the flat arrays. */
+struct model_range {
+    int64_t lo, hi;
+};
+/* Cuts a range into n runs of segments, some of them empty, of about the same length. whole_matrices: a matrix is not cut. */
+void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out);
+
+#endif
