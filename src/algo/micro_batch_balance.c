@@ -1,10 +1,11 @@
-/* micro_batch_balance.c - the micro-batches of dynamic batching: rows assigned so that each
- * has about the same work and none more than its tokens.
+/* micro_batch_balance.c - rows assigned to micro-batches so that each has about the same work and
+ * none more than its tokens or rows.
  *
- * verl's rearrange_micro_batches on one rank (verl.utils.seqlen_balancing): the largest
- * differencing method of Karmarkar and Karp (1982) over 24576 L + L^2, the work of a row
- * of L tokens in a 7B decoder; one more micro-batch until every one is within its tokens;
- * then the largest in the middle.  Invariant: every comparison is a total order on the
+ * The largest differencing method of Karmarkar and Karp (1982) over 24576 L + L^2, the work of a row
+ * of L tokens in a 7B decoder; its balanced form (Tsai, 1992), which starts from groups of one row for each
+ * micro-batch, where rows are limited; more micro-batches until every one is within its tokens.
+ * verl's rearrange_micro_batches on one rank (verl.utils.seqlen_balancing) is the first, one more micro-batch
+ * at a time, with the largest in the middle.  Invariant: every comparison is a total order on the
  * rows, so the answer does not depend on how things are sorted. */
 #include "algo/micro_batch_balance.h"
 
@@ -84,16 +85,37 @@ static struct state merge(struct state a, struct state b, int64_t k, int64_t *ne
     return (struct state){out, n};
 }
 
-/* k parts, 1 <= k <= n, none of them empty. */
-static struct state partition(const int64_t *len, int64_t n, int64_t k, int64_t *next) {
+struct weighed { /* a row, for sorting by its work */
+    int64_t work, row;
+};
+static int compare_weighed(const void *x, const void *y) { /* descending */
+    const struct weighed *a = x, *b = y;
+    if (a->work != b->work) return a->work > b->work ? -1 : 1;
+    return (a->row > b->row) - (a->row < b->row);
+}
+
+/* k parts, 1 <= k <= n, none of them empty. even: none has more than ceil(n / k) rows. */
+static struct state partition(const int64_t *len, int64_t n, int64_t k, bool even, int64_t *next) {
+    const int64_t group = even ? k : 1; /* rows that begin in different parts */
     struct state *heap = xmalloc((size_t)n * sizeof *heap);
+    struct weighed *order = xmalloc((size_t)n * sizeof *order);
     int64_t size = 0;
     for (int64_t i = 0; i < n; i++) {
-        struct part *p = xmalloc(sizeof *p);
-        *p = (struct part){work_of(len[i]), 1, i, i};
+        order[i] = (struct weighed){work_of(len[i]), i};
         next[i] = -1;
-        push(heap, &size, (struct state){p, 1}, k);
     }
+    if (even) qsort(order, (size_t)n, sizeof *order, compare_weighed);
+    for (int64_t lo = 0; lo < n; lo += group) {
+        struct state s = {.n = n - lo < group ? n - lo : group};
+        s.part = xmalloc((size_t)s.n * sizeof *s.part);
+        for (int64_t i = 0; i < s.n; i++) {
+            const struct weighed *o = &order[lo + i];
+            s.part[i] = (struct part){o->work, 1, o->row, o->row};
+        }
+        qsort(s.part, (size_t)s.n, sizeof *s.part, compare_parts);
+        push(heap, &size, s, k);
+    }
+    free(order);
     while (size > 1) {
         const struct state a = pop(heap, &size, k), b = pop(heap, &size, k);
         push(heap, &size, merge(a, b, k, next), k);
@@ -148,8 +170,8 @@ static int compare_micro_batches(const void *x, const void *y) { /* descending *
     return (a->first < b->first) - (a->first > b->first);
 }
 
-/* Rows and ends of the micro-batches, the smaller ones towards both ends. */
-static int64_t lay_out(const struct state *s, const int64_t *next, int64_t *row, int64_t *end) {
+/* Rows and ends of the micro-batches: the largest first, or in the middle, the smaller ones towards both ends. */
+static int64_t lay_out(const struct state *s, const int64_t *next, bool largest_first, int64_t *row, int64_t *end) {
     struct micro_batch *parts = xmalloc((size_t)s->n * sizeof *parts);
     int64_t n_rows = 0;
     for (int64_t i = 0; i < s->n; i++) n_rows += s->part[i].n;
@@ -163,8 +185,8 @@ static int64_t lay_out(const struct state *s, const int64_t *next, int64_t *row,
     qsort(parts, (size_t)s->n, sizeof *parts, compare_micro_batches);
     at = 0;
     const int64_t half = (s->n + 1) / 2;
-    for (int64_t o = 0; o < s->n; o++) { /* the even places backwards, then the odd ones */
-        const struct micro_batch *p = &parts[o < half ? 2 * (half - 1 - o) : 2 * (o - half) + 1];
+    for (int64_t o = 0; o < s->n; o++) { /* in the middle: the even places backwards, then the odd ones */
+        const struct micro_batch *p = &parts[largest_first ? o : o < half ? 2 * (half - 1 - o) : 2 * (o - half) + 1];
         memcpy(row + at, rows + p->at, (size_t)p->n * sizeof *row);
         at += p->n;
         end[o] = at;
@@ -174,7 +196,7 @@ static int64_t lay_out(const struct state *s, const int64_t *next, int64_t *row,
     return s->n;
 }
 
-int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_t *row, int64_t *end, int64_t *n_micro) {
+static int check(const int64_t *len, int64_t n, int64_t max_tokens) {
     if (n < 1 || n > INT64_MAX / work_of(MAX_LEN))
         FAIL(ERR_INVAL, "micro-batches of %lld rows: expected 1 to %lld", (long long)n, (long long)(INT64_MAX / work_of(MAX_LEN)));
     if (max_tokens < 1 || max_tokens > INT64_MAX / 2)
@@ -183,17 +205,52 @@ int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_
         if (len[i] < 0 || len[i] > max_tokens || len[i] > MAX_LEN)
             FAIL(ERR_INVAL, "row %lld has %lld tokens, a micro-batch takes 0 to %lld", (long long)i, (long long)len[i],
                  (long long)(max_tokens < MAX_LEN ? max_tokens : MAX_LEN));
-    int64_t *next = xmalloc((size_t)n * sizeof *next);
-    memcpy(next, len, (size_t)n * sizeof *next);
-    qsort(next, (size_t)n, sizeof *next, ascending);
-    int64_t k = fewest(next, n, max_tokens);
-    if (k < 1) k = 1; /* rows without tokens */
-    struct state s = partition(len, n, k, next);
+    return 0;
+}
+
+/* The fewest micro-batches that max_tokens allows; work: (n). */
+static int64_t fewest_of(const int64_t *len, int64_t n, int64_t max_tokens, int64_t *work) {
+    memcpy(work, len, (size_t)n * sizeof *work);
+    qsort(work, (size_t)n, sizeof *work, ascending);
+    const int64_t k = fewest(work, n, max_tokens);
+    return k < 1 ? 1 : k; /* rows without tokens */
+}
+
+int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_t *row, int64_t *end, int64_t *n_micro) {
+    TRY(check(len, n, max_tokens));
+    int64_t *next = xmalloc((size_t)n * sizeof *next), k = fewest_of(len, n, max_tokens, next);
+    struct state s = partition(len, n, k, false, next);
     while (!fits(&s, len, next, max_tokens)) { /* ends at one row each, at the latest */
         free(s.part);
-        s = partition(len, n, ++k, next);
+        s = partition(len, n, ++k, false, next);
     }
-    *n_micro = lay_out(&s, next, row, end);
+    *n_micro = lay_out(&s, next, false, row, end);
+    free(s.part);
+    free(next);
+    return 0;
+}
+
+/* What ranks share evenly, k at least. */
+static int64_t rounded_up(int64_t k) {
+    int64_t r = 1;
+    while (r < k && r < 8) r *= 2;
+    return k <= 8 ? r : (k + 7) / 8 * 8;
+}
+
+int algo_update_micro_batches(const int64_t *len, int64_t n, int64_t max_rows, int64_t max_tokens, int64_t *row, int64_t *end,
+                              int64_t *n_micro) {
+    const bool by_rows = max_rows > 0;
+    if (by_rows) max_tokens = INT64_MAX / 2;
+    TRY(check(len, n, max_tokens));
+    int64_t *next = xmalloc((size_t)n * sizeof *next),
+            k = by_rows ? (n + max_rows - 1) / max_rows : fewest_of(len, n, max_tokens, next);
+    struct state s = {0};
+    do { /* ends at one row each, at the latest */
+        free(s.part);
+        k = rounded_up(k) < n ? rounded_up(k) : n;
+        s = partition(len, n, k++, by_rows, next);
+    } while (!fits(&s, len, next, max_tokens));
+    *n_micro = lay_out(&s, next, true, row, end);
     free(s.part);
     free(next);
     return 0;

@@ -3,6 +3,7 @@
  * tokens, packed together or one by one, with and without entropy and KL. */
 #include "model_case.h"
 
+#include "algo/micro_batch_balance.h"
 #include "algo/policy_loss.h"
 #include "base/rng.h"
 #include "train/run/trained_model.h"
@@ -193,14 +194,52 @@ static void balanced_micro_batches(void **state) {
         assert_int_equal(m.hi, cut.ends[n_micro]);
         assert_true(m.n_rows <= 70);
     }
-    assert_int_equal(n_micro, (total + 69) / 70); /* these lengths can be packed so */
+    assert_true((total + 69) / 70 == 6 && n_micro == 8); /* these lengths can be packed so; a number that ranks share evenly */
     free(cut.ends);
-    struct micro_batch_limits samples = {.max_seqs = 3};
-    OK(pack_balance(&samples, len, order, N));
-    assert_null(samples.ends);
+}
+
+/* Random lengths: limits hold, every row has one place, the count is the least that ranks share evenly, the first has the most
+ * work, and with as many rows as the limit takes no micro-batch is far from another. */
+static void update_micro_batches(void **state) {
+    (void)state;
+    enum { MOST = 400 };
+    static const int64_t up[] = {0, 1, 2, 4, 4, 8, 8, 8, 8, 16};
+    struct rng g = {.seed = 5, .stream = RNG_TEST};
+    for (int round = 0; round < 300; round++) {
+        int64_t len[MOST], row[MOST], end[MOST], n_micro, first = 0, worst = 0;
+        bool seen[MOST] = {false};
+        const int64_t n = 1 + (int64_t)rng_below(&g, MOST), by = 1 + (int64_t)rng_below(&g, 20),
+                      tokens = 1000 + (int64_t)rng_below(&g, 3000);
+        for (int64_t i = 0; i < n; i++) len[i] = 1 + (int64_t)rng_below(&g, 1000);
+        const bool by_rows = round % 2;
+        OK(algo_update_micro_batches(len, n, by_rows ? by : 0, by_rows ? 0 : tokens, row, end, &n_micro));
+        for (int64_t b = 0, at = 0; b < n_micro; b++) {
+            int64_t sum = 0, work = 0;
+            assert_true(end[b] > at && (!by_rows || end[b] - at <= by));
+            for (; at < end[b]; at++) {
+                assert_false(seen[row[at]]);
+                seen[row[at]] = true;
+                sum += len[row[at]];
+                work += 24576 * len[row[at]] + len[row[at]] * len[row[at]];
+            }
+            assert_true(by_rows || sum <= tokens);
+            if (b == 0) first = work;
+            assert_true(work <= first);
+            worst = work;
+        }
+        assert_int_equal(end[n_micro - 1], n);
+        assert_true(n_micro == n || (n_micro <= 8 ? (n_micro & (n_micro - 1)) == 0 : n_micro % 8 == 0));
+        const int64_t least = (n + by - 1) / by;
+        if (by_rows)
+            assert_int_equal(n_micro, least < 9                 ? (up[least] < n ? up[least] : n)
+                                      : (least + 7) / 8 * 8 < n ? (least + 7) / 8 * 8
+                                                                : n);
+        if (n / n_micro >= 4) assert_true((double)(first - worst) <= 0.1 * (double)first);
+    }
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(balanced_micro_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(balanced_micro_batches),
+                                       cmocka_unit_test(update_micro_batches)};
     return cmocka_run_group_tests_name("micro-batches", tests, NULL, NULL);
 }

@@ -31,9 +31,9 @@ struct micro_batch_limits {
 int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows);
 /* The next smaller limit on a short way to the least, which is one sequence, or the rows of the longest. False: it is there. */
 bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest);
-/* Under max_rows: puts order[n] so that micro-batches of balanced work follow one another, as verl's
- * rearrange_micro_batches, and sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over the limit
- * raises it. Under max_seqs order stays. ends is the caller's to free. */
+/* Puts order[n] so that micro-batches of balanced work follow one another, the largest first (algo/micro_batch_balance.h), and
+ * sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over max_rows raises it. ends is the caller's to
+ * free. */
 int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n);
 
 /* Arrays of one micro-batch of at most max_rows rows and max_seqs sequences. */

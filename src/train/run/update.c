@@ -68,7 +68,7 @@ static void epoch_order(const struct update *u, int64_t epoch, int64_t *order) {
     rng_shuffle(&r, order, u->n);
 }
 
-/* One optimizer step over these rows; under a limit on tokens they come in the order of balanced micro-batches. */
+/* One optimizer step over these rows, in the order of balanced micro-batches. */
 static int one_step(const struct update *u, int64_t *rows, int64_t n, struct update_result *sum) {
     const double start = clock_now();
     struct mini_batch m = {.temperature = 1};
