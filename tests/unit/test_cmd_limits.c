@@ -183,7 +183,7 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
     if (rc == 0) rc = memory_plan_make(&p, k, &shapes, dev);
     if (rc == 0) {
         check_plan(arg, &p, k, &shapes.policy);
-        memory_plan_print(&p, k, &shapes, &text);
+        memory_plan_print(&p, k, &shapes, &text, NULL);
         rc = memory_plan_check(&p, k, &shapes, dev);
         if (rc == 0 && (p.total > p.limit || p.limit > (size_t)1 << 56)) fail_msg("%s: a plan beyond its limit passes", arg);
     }

@@ -414,10 +414,9 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     text_row(text, "total", p->total, "");
     buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     recompute_line(p, k, m, text);
-    if (p->offload)
-        text_row(text, "pinned host memory", p->offload,
-                 p->copy < p->offload ? p->copy ? "what is offloaded, and a checkpoint's copy" : "what is offloaded"
-                                      : "a checkpoint's copy, written beside the next steps");
+    const size_t copy = p->host ? 0 : p->copy;
+    if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
+    if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");
 }
 
 /* ---- refusals ---- */
