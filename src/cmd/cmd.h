@@ -28,6 +28,9 @@
     X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
     X(sandbox, "run a program that is not trusted, with limits; what happened as JSON")           \
     X(plan, "memory and time of a ppo or sft run before it starts")                               \
+    X(show, "a run in the terminal: plots, a step, a sample with its tokens coloured")            \
+    X(grep, "search the prompts and responses of a run")                                          \
+    X(status, "what a run does now, or how it ended")                                             \
     X(explain, "what a metric or a key is and how to read it")                                    \
     X(bench, "benchmarks of this machine")                                                        \
     X(selftest, "compare a device with the reference backend, op by op")

@@ -16,6 +16,8 @@
 #ifndef VERLC_TRAIN_RUN_LOCK_H
 #define VERLC_TRAIN_RUN_LOCK_H
 
+#include <stdint.h>
+
 struct run_lock;
 /* Makes dir, which a key names, and takes its lock. ERR_IO: it cannot be written, or another run has it; names the holder. */
 int run_lock_take(struct run_lock **out, const char *key, const char *dir);
@@ -23,5 +25,18 @@ int run_lock_take(struct run_lock **out, const char *key, const char *dir);
  * another run has begun in it. */
 int run_lock_hold(struct run_lock *l);
 void run_lock_release(struct run_lock *l); /* NULL ok */
+
+/* Who has a directory's lock, for whoever only looks. */
+enum run_holder_state {
+    RUN_FREE, /* nobody; whoever had it gave it back */
+    RUN_HELD, /* a process has it */
+    RUN_LEFT, /* nobody, and it was not given back: that process was killed */
+};
+struct run_holder {
+    enum run_holder_state state;
+    int64_t pid; /* of the holder, or of the one that was killed */
+    char host[65], started[33], command[201];
+};
+void run_lock_look(struct run_holder *out, const char *dir);
 
 #endif

@@ -1,0 +1,115 @@
+/* show.c - verlc show and verlc status: a run in a terminal. */
+#include "cmd/cmd.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "conf/conf.h"
+#include "view/show.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LIMIT = 40, WATCH_S = 2 };
+
+#define RUN_HELP "RUN is the run's directory (trainer.default_local_dir) or its run.db; it may still be going on."
+
+static int print(const struct buf *b) { return cmd_print_line(b->p ? b->p : "", b->n ? b->n - 1 : 0); }
+
+/* "33.1": sample 1 of the prompt with uid 33; "33": all of the prompt. */
+static int parse_sample(const char *text, struct show_args *a) {
+    char *prompt = xstrdup(text), *dot = strchr(prompt, '.');
+    if (dot) *dot = '\0';
+    int rc = conf_whole("--sample", "int[0,2^53]", prompt, &a->uid);
+    if (rc == 0 && dot) rc = conf_whole("--sample", "int[0,2^31]", dot + 1, &a->index);
+    free(prompt);
+    return rc;
+}
+
+static int parse_colour(const char *name, enum show_colour *by) {
+    static const char *const names[] = {"logp", "entropy", "advantage", "kl"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *by = (enum show_colour)i;
+            return 0;
+        }
+    FAIL(ERR_INVAL, "--color-by %s: expected logp, entropy, advantage or kl", name);
+}
+
+int cmd_show(int argc, char **argv) {
+    const char *run = NULL, *sample = NULL, *by = "logp", *colour = "auto";
+    struct show_args a = {.step = -1, .uid = -1, .index = -1, .limit = LIMIT};
+    int n = 0;
+    const struct cmd_opt opts[] = {
+        {"--step", CMD_I64("int[0,2^53]"), &a.step, "N", "a step: its metrics and a table of its samples"},
+        {"--sample", CMD_STR, &sample, "UID.K", "sample K of a prompt (UID alone: all of them), of --step or of the last step"},
+        {"--validation", CMD_FLAG, &a.validation, NULL, "the samples of the step's validation"},
+        {"--limit", CMD_I64("int[0,2^31]"), &a.limit, "N", "samples in the table (40; 0: all)"},
+        {"--color-by", CMD_STR, &by, "WHAT", "tokens by logp, entropy, advantage or kl (to the reference)"},
+        {"--color", CMD_STR, &colour, "WHEN", "auto (on a terminal, without NO_COLOR), always or never"},
+        {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
+    struct cmd_spec spec = CMD_SPEC(opts, "verlc show RUN [--step N] [--sample UID.K] [options]",
+                                    "A run in the terminal: headline metrics as plots, the last validation, what happened, the\n"
+                                    "memory plan; a step; a sample with its tokens coloured.\n" RUN_HELP);
+    struct run_reader *r = NULL;
+    struct buf out = {0};
+    spec.operands = &run;
+    spec.max_operands = 1;
+    spec.n_operands = &n;
+    int rc = cmd_parse(&spec, argc, argv);
+    TRY(rc);
+    if (rc) return 0;
+    if (n == 0) FAIL(ERR_INVAL, "show: which run? usage: %s", spec.usage);
+    if (sample) TRY(parse_sample(sample, &a));
+    TRY(parse_colour(by, &a.by));
+    TRY(terminal_of_output(&a.term, colour));
+    TRY(run_reader_open(&r, run));
+    rc = sample ? show_sample(r, &a, &out) : a.step >= 0 ? show_step(r, &a, &out) : show_run(r, &a, &out);
+    if (rc == 0) rc = print(&out);
+    run_reader_close(r);
+    buf_free(&out);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : cmd_flush();
+}
+
+/* On a terminal over what was there, else one after the other. */
+static int print_again(const struct buf *b, bool over) {
+    if (over) fputs("\x1b[H\x1b[2J\x1b[3J", stdout);
+    TRY(print(b));
+    return cmd_flush();
+}
+
+int cmd_status(int argc, char **argv) {
+    const char *run = NULL, *colour = "auto";
+    struct show_args a = {.step = -1, .uid = -1, .index = -1};
+    bool watch = false, alive = true;
+    int n = 0;
+    const struct cmd_opt opts[] = {{"--watch", CMD_FLAG, &watch, NULL, "again every two seconds until the run has ended"},
+                                   {"--color", CMD_STR, &colour, "WHEN", "auto (on a terminal, without NO_COLOR), always or never"},
+                                   {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
+    struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc status RUN [--watch]",
+                 "What a run does now: is its process there, phase and progress, the last steps' times, when it\n"
+                 "will end; or how it ended.\n" RUN_HELP);
+    struct run_reader *r = NULL;
+    spec.operands = &run;
+    spec.max_operands = 1;
+    spec.n_operands = &n;
+    int rc = cmd_parse(&spec, argc, argv);
+    TRY(rc);
+    if (rc) return 0;
+    if (n == 0) FAIL(ERR_INVAL, "status: which run? usage: %s", spec.usage);
+    TRY(terminal_of_output(&a.term, colour));
+    TRY(run_reader_open(&r, run));
+    const bool over = watch && !a.json && isatty(STDOUT_FILENO);
+    do {
+        struct buf out = {0};
+        rc = show_status(r, &a, &out, &alive);
+        if (rc == 0) rc = print_again(&out, over);
+        buf_free(&out);
+        if (rc == 0 && watch && alive) nanosleep(&(struct timespec){.tv_sec = WATCH_S}, NULL);
+    } while (rc == 0 && watch && alive);
+    run_reader_close(r);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}

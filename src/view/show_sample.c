@@ -1,0 +1,235 @@
+/* show_sample.c - samples in a terminal: prompt, response with its tokens coloured by a number, score, what the scorer said. */
+#include "view/show.h"
+
+#include "base/err.h"
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- colours of tokens ---- */
+
+/* Black on a background of the 256 colours; from the limit on, upwards. */
+struct level {
+    double from;
+    const char *sgr, *text;
+};
+struct scale {
+    const char *name;
+    const struct level *levels;
+    int n;
+};
+/* Surprising tokens stand out; what is usual has no colour. */
+static const struct level by_nats[] = {{0.5, "30;48;5;230", "0.5"},
+                                       {1, "30;48;5;222", "1"},
+                                       {2, "30;48;5;215", "2"},
+                                       {4, "30;48;5;209", "4"},
+                                       {8, "30;48;5;203", "8"}};
+static const struct level by_sign[] = {{-INFINITY, "30;48;5;203", "< -1"},
+                                       {-1, "30;48;5;217", "< -0.1"},
+                                       {-0.1, NULL, ""},
+                                       {0.1, "30;48;5;157", "> 0.1"},
+                                       {1, "30;48;5;77", "> 1"}};
+static const struct scale scales[] = {
+    [SHOW_LOGP] = {"-log-prob", by_nats, 5},
+    [SHOW_ENTROPY] = {"entropy", by_nats, 5},
+    [SHOW_ADVANTAGE] = {"advantage", by_sign, 5},
+    [SHOW_KL] = {"log-prob less the reference's", by_sign, 5},
+};
+
+static const char *colour_of(enum show_colour by, double v) {
+    const char *sgr = NULL;
+    for (int i = 0; i < scales[by].n; i++)
+        if (v >= scales[by].levels[i].from) sgr = scales[by].levels[i].sgr;
+    return sgr;
+}
+
+/* Of token i; NaN: not recorded. */
+static double value_of(const struct run_sample *s, enum show_colour by, int64_t i) {
+    switch (by) {
+    case SHOW_LOGP: return s->logp ? -(double)s->logp[i] : NAN;
+    case SHOW_ENTROPY: return s->entropy ? (double)s->entropy[i] : NAN;
+    case SHOW_ADVANTAGE: return s->advantages ? (double)s->advantages[i] : s->advantage;
+    default: return s->logp && s->ref_logp ? (double)s->logp[i] - (double)s->ref_logp[i] : NAN;
+    }
+}
+
+static void legend(const struct terminal *t, const struct run_sample *s, enum show_colour by, struct buf *out) {
+    const struct scale *k = &scales[by];
+    if (s->n == 0) return;
+    if (isnan(value_of(s, by, 0))) {
+        buf_addf(out, "(this sample has no %s: it was not computed)\n", k->name);
+        return;
+    }
+    if (!t->colour) return;
+    buf_addf(out, "%s: ", k->name);
+    for (int i = 0; i < k->n; i++)
+        if (k->levels[i].sgr) term_add(t, out, k->levels[i].sgr, " %s ", k->levels[i].text);
+    buf_adds(out, s->ends ? "\n" : " (not of this sample: an earlier verlc wrote it, without the tokens' texts)\n");
+}
+
+/* A newline ends the colour, which would go on to the edge, and is seen as ↵. */
+static void token(const struct terminal *t, const char *s, size_t n, const char *sgr, struct buf *out) {
+    for (const char *end = s + n; s < end;) {
+        const char *newline = memchr(s, '\n', (size_t)(end - s)), *stop = newline ? newline : end;
+        if (sgr) term_begin(t, out, sgr);
+        term_text(out, s, (size_t)(stop - s), true);
+        if (sgr && newline) buf_adds(out, "↵");
+        if (sgr) term_end(t, out);
+        if (newline) buf_addc(out, '\n');
+        s = newline ? newline + 1 : end;
+    }
+}
+
+static void response(const struct terminal *t, const struct run_sample *s, enum show_colour by, struct buf *out) {
+    if (!t->colour || !s->ends) {
+        term_text(out, s->response.p, s->response.n, true);
+        return;
+    }
+    for (int64_t i = 0; i < s->n; i++) {
+        const int64_t from = i ? s->ends[i - 1] : 0;
+        const double v = value_of(s, by, i);
+        const char *sgr = isnan(v) ? NULL : colour_of(by, v);
+        if (s->ends[i] == from) continue;
+        token(t, s->response.p + from, (size_t)(s->ends[i] - from), sgr, out);
+    }
+}
+
+/* ---- a sample ---- */
+
+static void heading(const struct terminal *t, const char *title, const char *more, struct buf *out) {
+    term_add(t, out, TERM_BOLD, "── %s ", title);
+    term_begin(t, out, TERM_DIM);
+    buf_adds(out, more);
+    for (int i = term_width(title, strlen(title)) + term_width(more, strlen(more)) + 4; i < t->width; i++) buf_adds(out, "─");
+    term_end(t, out);
+    buf_addc(out, '\n');
+}
+
+static void text_line(struct buf *out, const char *label, const char *s, size_t n) {
+    if (n == 0) return;
+    buf_addf(out, "%s: ", label);
+    term_text(out, s, n, false);
+    buf_addc(out, '\n');
+}
+
+static void facts(const struct terminal *t, const struct run_sample *s, struct buf *out) {
+    struct buf extra = {0};
+    term_add(t, out, TERM_BOLD, "sample %lld.%lld of step %lld%s", (long long)s->uid, (long long)s->index, (long long)s->step,
+             s->validation ? ", validation" : "");
+    buf_adds(out, "  ");
+    term_text(out, s->data_source, strlen(s->data_source), false);
+    buf_adds(out, "\nscore ");
+    term_begin(t, out, isnan(s->score) ? TERM_RED : TERM_BOLD);
+    if (isnan(s->score)) term_text(out, s->reward_status, strlen(s->reward_status), false);
+    else term_number(out, s->score);
+    term_end(t, out);
+    buf_adds(out, "   advantage ");
+    term_number(out, s->advantage);
+    buf_addf(out, "   %lld + %lld tokens, ended by ", (long long)s->n_prompt, (long long)s->n);
+    term_text(out, s->finish, strlen(s->finish), false);
+    buf_addc(out, '\n');
+    text_line(out, "ground truth", s->ground_truth.p, s->ground_truth.n);
+    if (s->reward_message) text_line(out, "reward", s->reward_message, strlen(s->reward_message));
+    if (json_object_size(s->extra) > 0 && json_dump_line(&extra, s->extra) == 0) text_line(out, "extra", extra.p, extra.n);
+    buf_free(&extra);
+}
+
+static void as_text(const struct show_args *a, const struct run_sample *s, struct buf *out) {
+    const struct terminal *t = &a->term;
+    facts(t, s, out);
+    heading(t, "prompt", "", out);
+    term_text(out, s->prompt.p, s->prompt.n, true);
+    buf_addc(out, '\n');
+    heading(t, "response", "", out);
+    response(t, s, a->by, out);
+    buf_addc(out, '\n');
+    legend(t, s, a->by, out);
+    buf_addc(out, '\n');
+}
+
+/* ---- JSON ---- */
+
+static json_t *numbers(const float *v, int64_t n) {
+    json_t *list = v ? json_array() : json_null();
+    for (int64_t i = 0; v && i < n; i++) json_array_append_new(list, show_number((double)v[i]));
+    return list;
+}
+static json_t *ids(const int32_t *v, int64_t n) {
+    json_t *list = v ? json_array() : json_null();
+    for (int64_t i = 0; v && i < n; i++) json_array_append_new(list, json_integer(v[i]));
+    return list;
+}
+static json_t *tokens(const struct run_sample *s) {
+    json_t *list = s->ends ? json_array() : json_null();
+    for (int64_t i = 0; s->ends && i < s->n; i++) {
+        const int64_t from = i ? s->ends[i - 1] : 0;
+        json_array_append_new(list, json_stringn(s->response.p + from, (size_t)(s->ends[i] - from)));
+    }
+    return list;
+}
+
+static int as_json(const struct run_sample *s, struct buf *out) {
+    json_t *o =
+        json_pack("{s:I, s:I, s:I, s:I, s:b, s:s, s:o, s:o, s:s, s:s?, s:s}", "id", (json_int_t)s->id, "step", (json_int_t)s->step,
+                  "uid", (json_int_t)s->uid, "sample", (json_int_t)s->index, "validation", s->validation, "data_source",
+                  s->data_source, "score", show_number(s->score), "advantage", show_number(s->advantage), "reward_status",
+                  s->reward_status, "reward_message", s->reward_message, "finish", s->finish);
+    json_object_set_new(o, "prompt", json_stringn(s->prompt.p, s->prompt.n));
+    json_object_set_new(o, "response", json_stringn(s->response.p, s->response.n));
+    json_object_set_new(o, "ground_truth", json_stringn(s->ground_truth.p, s->ground_truth.n));
+    json_object_set_new(o, "prompt_ids", ids(s->prompt_ids, s->n_prompt));
+    json_object_set_new(o, "ids", ids(s->ids, s->n));
+    json_object_set_new(o, "tokens", tokens(s));
+    json_object_set_new(o, "logp", numbers(s->logp, s->n));
+    json_object_set_new(o, "entropy", numbers(s->entropy, s->n));
+    json_object_set_new(o, "ref_logp", numbers(s->ref_logp, s->n));
+    json_object_set_new(o, "advantages", numbers(s->advantages, s->n));
+    json_object_set_new(o, "extra", s->extra ? json_incref(s->extra) : json_null());
+    const int rc = json_dump_line(out, o);
+    json_decref(o);
+    return rc == 0 ? buf_addc(out, '\n') : rc;
+}
+
+/* ---- which ---- */
+
+struct shown {
+    const struct show_args *a;
+    struct buf *out;
+    int64_t n;
+};
+
+static int show_one(void *arg, const struct run_sample *s) {
+    struct shown *k = arg;
+    k->n++;
+    if (k->a->json) return as_json(s, k->out);
+    as_text(k->a, s, k->out);
+    return 0;
+}
+
+/* The last step that has samples, where none is asked for. */
+static int find_step(struct run_reader *r, const struct show_args *a, int64_t *step) {
+    struct run_steps s;
+    *step = a->step;
+    if (a->step >= 0) return 0;
+    TRY(run_reader_sample_steps(r, a->validation, &s));
+    const int64_t n = s.n;
+    if (n > 0) *step = s.v[n - 1];
+    run_steps_free(&s);
+    if (n == 0) FAIL(ERR_INPUT, "%s has no samples%s yet", run_reader_dir(r), a->validation ? " of validation" : "");
+    return 0;
+}
+
+int show_sample(struct run_reader *r, const struct show_args *a, struct buf *out) {
+    struct shown k = {.a = a, .out = out};
+    struct run_sample_query q = {.uid = a->uid, .index = a->index, .validation = a->validation, .whole = true};
+    TRY(find_step(r, a, &q.step));
+    TRY(run_reader_samples(r, &q, show_one, &k));
+    if (k.n > 0) return 0;
+    char one[32] = "";
+    if (a->index >= 0) snprintf(one, sizeof one, ".%lld", (long long)a->index);
+    FAIL(ERR_INPUT, "step %lld has no sample %lld%s%s; 'verlc show %s --step %lld%s' lists its samples", (long long)q.step,
+         (long long)a->uid, one, a->validation ? " of validation" : "", run_reader_dir(r), (long long)q.step,
+         a->validation ? " --validation" : "");
+}
