@@ -155,6 +155,44 @@ def track():
     yield b"\1[1]\n\n{}\n{\"step\": -1}\n{\"step\": 1.5}\n"
 
 
+def run_db():
+    """Runs of format 1 and 2 with three samples, in small pages so that changed bytes meet every structure."""
+    def blob(kind, *v):
+        return struct.pack(f"<{len(v)}{kind}", *v)
+    for version in (1, 2):
+        with tempfile.TemporaryDirectory() as d:
+            db = sqlite3.connect(Path(d) / "run.db")
+            more = ", entropy BLOB, ref_logp BLOB, advantages BLOB, reward_message TEXT, token_bytes BLOB" if version == 2 else ""
+            db.executescript(f"""PRAGMA page_size=512; CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);
+                CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID;
+                CREATE TABLE samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,
+                data_source TEXT, prompt TEXT, response TEXT, ground_truth TEXT, score REAL, advantage REAL, reward_status TEXT,
+                finish TEXT, prompt_ids BLOB, ids BLOB, logp BLOB, extra TEXT{more});""")
+            meta = {"format": version, "project": "p", "experiment": "e", "config": "{}"}
+            if version == 2:
+                meta |= {"total_steps": 9, "started": 1.5e9, "headline": '["actor/grad_norm"]', "exit": "failed: no", "ended": 1.6e9,
+                         "plan": '{"total": 9, "limit": 9, "parts": [{"name": "a", "bytes": 9, "note": "", "block": true}]}'}
+                db.executescript("""CREATE INDEX samples_place ON samples(step, validation, uid, sample);
+                    CREATE TABLE histograms(step INTEGER, validation INTEGER, name TEXT, lo REAL, hi REAL, counts BLOB,
+                    PRIMARY KEY(step, validation, name)) WITHOUT ROWID;
+                    CREATE TABLE status(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+                    CREATE TABLE events(id INTEGER PRIMARY KEY, step INTEGER, wall REAL, kind TEXT, message TEXT);
+                    INSERT INTO status VALUES('phase', 'gen'), ('step', 2), ('done', 3), ('total', 4), ('wall', 1.5e9);
+                    INSERT INTO events VALUES(1, 1, 1.5e9, 'warning', 'low');""")
+                db.execute("INSERT INTO histograms VALUES(1, 0, 'score', 0, 1, ?)", [blob("i", 1, 2)])
+            db.executemany("INSERT INTO meta VALUES(?, ?)", [(k, str(v)) for k, v in meta.items()])
+            names = ("actor/grad_norm", "val-core/x", "timing_s/gen")
+            db.executemany("INSERT INTO metrics VALUES(?, ?, ?)", [(s, n, s / 2) for s in (1, 2) for n in names])
+            for i in range(3):
+                row = [i + 1, 1, i == 2, 3, i, "d", "a\nb", "4é", "4", 0.5, 1, "score", "stop", blob("i", 5), blob("i", 1, 2),
+                       blob("f", -1, 0), '{"acc": 1}']
+                row += [blob("f", 1, 2), blob("f", -1, -2), blob("f", 1, -1), "no", blob("H", 1, 2)] if version == 2 else []
+                db.execute(f"INSERT INTO samples VALUES({','.join('?' * len(row))})", row)
+            db.commit()
+            db.close()
+            yield (Path(d) / "run.db").read_bytes()
+
+
 def generate():
     yield compact({"ids": [5, 9, 64], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
                    "seed": 1})
@@ -273,7 +311,7 @@ def torch():
 
 
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track,
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track, run_db,
                  user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
