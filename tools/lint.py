@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 
-ORDER = ["base", "conf", "helper", "sandbox", "dev", "model", "text", "data", "rollout", "algo", "reward", "ckpt", "track", "train", "view", "cmd"]
+ORDER = ["base", "conf", "helper", "sandbox", "dev", "model", "text", "data", "rollout",
+         "algo", "reward", "ckpt", "track", "train", "view", "cmd"]
 TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])

@@ -1,9 +1,9 @@
 /* run_reader.h - reads run.db (src/track/run_db.c has the schema), while its run goes on or afterwards.
  *
- * Changes nothing in the database (SQLite may make its -wal and -shm files beside it). Each call is one short read of what is committed, so that it never holds up the run. What a file does not
- * have (format 1: entropy, histograms, events, status) is absent, not an error. The file may come from anybody: what has
- * another type or size than it should have is absent, text is UTF-8 after repair, every number of rows is bounded, and a
- * query ends after a deadline.
+ * Changes nothing in the database; SQLite may make its -wal and -shm files beside it. Each call is one short read of what
+ * is committed, so that it never holds up the run. What a file does not have (format 1: entropy, histograms, events,
+ * status) is absent, not an error. The file may come from anybody: what has another type or size than it should have is
+ * absent, text is UTF-8 after repair, every number of rows is bounded, and a query ends after a deadline.
  * One reader is not for two threads at once; several readers of one file are. */
 #ifndef VERLC_VIEW_RUN_READER_H
 #define VERLC_VIEW_RUN_READER_H

@@ -73,7 +73,7 @@ def check_columns(test, path):
     plan = json.loads(db.execute("SELECT value FROM meta WHERE key='plan'").fetchone()[0])
     block = max(p["bytes"] for p in plan["parts"] if p["block"])
     whole = sum(p["bytes"] for p in plan["parts"] if not p["block"])
-    test("the plan's parts are its total", abs(plan["total"] - whole - block) < 0.02 * plan["total"], (plan["total"], whole + block))
+    test("the plan's parts are its total", abs(plan["total"] - whole - block) < 0.02 * plan["total"], (plan, whole + block))
 
 
 def check_text(test, path):
@@ -81,8 +81,9 @@ def check_text(test, path):
         env = {"COLUMNS": str(width)}
         for args in (["show", path], ["show", path, "--step", 2], ["show", path, "--step", 2, "--validation"], ["status", path]):
             text = run(*args, env=env).stdout
-            wide = [line for line in text.splitlines() if columns(line) > width and "global_step" not in line and str(path) not in line]
-            test(f"{' '.join(map(str, [args[0], *args[2:]]))}: {width} columns, no colours in a pipe", not wide and "\x1b" not in text, wide[:1])
+            wide = [x for x in text.splitlines() if columns(x) > width and "global_step" not in x and str(path) not in x]
+            name = " ".join(map(str, [args[0], *args[2:]]))
+            test(f"{name}: {width} columns, no colours in a pipe", not wide and "\x1b" not in text, wide[:1])
     text = run("show", path).stdout
     test("show: plots, validation, events, plan", re.search("[\u2801-\u28ff]{20}", text) and "last validation, step 6" in text and
          "reward_error" in text and "memory plan" in text and "actor/grad_norm (log)" in text, text[:500])
@@ -168,9 +169,10 @@ def main():
     test = Tests()
     with Scratch(n_train=32, n_test=4) as s:
         (s.dir / "own.py").write_text(REWARD)
-        keys = {"data__train_batch_size": 4, "actor_rollout_ref__rollout__n": 4, "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
-                "reward__custom_reward_function__path": s.dir / "own.py", "trainer__test_freq": 1, "data__max_response_length": 24,
-                "actor_rollout_ref__actor__optim__lr": 1e-3}
+        keys = {"data__train_batch_size": 4, "actor_rollout_ref__rollout__n": 4,
+                "actor_rollout_ref__actor__ppo_mini_batch_size": 4, "actor_rollout_ref__actor__optim__lr": 1e-3,
+                "reward__custom_reward_function__path": s.dir / "own.py", "data__max_response_length": 24,
+                "trainer__test_freq": 1}
         path = s.dir / "run"
         # while it goes on: many steps, killed in the middle
         p = start(s.ppo("run", trainer__total_training_steps=4000, trainer__save_freq=2, **keys))
@@ -181,7 +183,8 @@ def main():
         text = run("status", path).stdout
         test("status in words", "running" in text and "ends in about" in text and "phases of step" in text, text)
         watch = subprocess.Popen([VERLC, "status", path, "--watch", "--json"], stdout=subprocess.PIPE, text=True, env=ENV)
-        test("show and grep while it runs", "running" in run("show", path).stdout and run("grep", "-c", "What", path).returncode == 0)
+        text = run("show", path).stdout
+        test("show and grep while it runs", "running" in text and run("grep", "-c", "What", path).returncode == 0, text[:300])
         p.send_signal(signal.SIGKILL)
         p.wait()
         lines = [json.loads(x) for x in watch.communicate(timeout=60)[0].splitlines()]

@@ -170,8 +170,8 @@ def run_db():
                 finish TEXT, prompt_ids BLOB, ids BLOB, logp BLOB, extra TEXT{more});""")
             meta = {"format": version, "project": "p", "experiment": "e", "config": "{}"}
             if version == 2:
-                meta |= {"total_steps": 9, "started": 1.5e9, "headline": '["actor/grad_norm"]', "exit": "failed: no", "ended": 1.6e9,
-                         "plan": '{"total": 9, "limit": 9, "parts": [{"name": "a", "bytes": 9, "note": "", "block": true}]}'}
+                meta |= {"total_steps": 9, "started": 1.5e9, "headline": '["actor/grad_norm"]', "exit": "failed: no",
+                         "ended": 1.6e9, "plan": '{"total": 9, "limit": 9, "parts": [{"name": "a", "bytes": 9, "block": true}]}'}
                 db.executescript("""CREATE INDEX samples_place ON samples(step, validation, uid, sample);
                     CREATE TABLE histograms(step INTEGER, validation INTEGER, name TEXT, lo REAL, hi REAL, counts BLOB,
                     PRIMARY KEY(step, validation, name)) WITHOUT ROWID;
@@ -311,8 +311,8 @@ def torch():
 
 
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, score, sft, text, tokenizer, torch, track, run_db,
-                 user):
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, run_db, score, sft, text, tokenizer, torch,
+                 track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
