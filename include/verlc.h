@@ -81,7 +81,8 @@ int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *ro
  * prompts, responses (i32 tokens), rollout_log_probs (f32; of the full softmax at the temperature; with
  * algorithm.rollout_correction and top-p, top-k, min-p or a repetition penalty also
  * sampling_log_probs, of what these leave), score (f64, one a sample),
- * group (i64: which prompt of the batch), text, uid and data_source (string: the data's column data.reward_fn_key).  The
+ * token_bytes (i32: bytes of text that came with each token), group (i64: which prompt of the batch), text,
+ * reward_status and reward_message, uid and data_source (string: the data's column data.reward_fn_key).  The
  * further columns of the data go along under names of their own, so that none of them can meet a stage's; compute_score
  * finds extra_info, as in verl.  With algorithm.filter_groups useless prompts are replaced meanwhile. */
 int verlc_rollout(struct verlc *v, struct verlc_batch *b);
@@ -98,8 +99,8 @@ int verlc_advantage(struct verlc *v, struct verlc_batch *b);
 /* algorithm.pf_ppo: rows of b drawn again by their scores. */
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out);
 /* ppo_epochs over b in mini-batches.  VERLC_ACTOR reads old_log_probs and advantages, with
- * actor.use_kl_loss ref_log_prob, with distillation teacher_logprobs, and does nothing before trainer.critic_warmup;
- * VERLC_CRITIC reads values and returns. */
+ * actor.use_kl_loss ref_log_prob, with distillation teacher_logprobs, and does nothing before trainer.critic_warmup; it adds
+ * entropys (f32: the policy's when it first met a token). VERLC_CRITIC reads values and returns. */
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b);
 /* Ends the step: metrics and samples of b, validation, and a checkpoint when trainer.test_freq
  * and save_freq say so. */

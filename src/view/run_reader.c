@@ -453,6 +453,20 @@ void run_series_free(struct run_series *s) {
     *s = (struct run_series){0};
 }
 
+int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *name, int64_t step, double value), void *arg) {
+    sqlite3_stmt *st;
+    int rc;
+    TRY(reader__query(r, &st, "SELECT name, MAX(step), value FROM metrics GROUP BY name ORDER BY name LIMIT 100000"));
+    while ((rc = reader__row(r, st)) == 1) {
+        char *name = text_copy(st, 0);
+        rc = each(arg, name, reader__i64(st, 1), reader__f64(st, 2));
+        free(name);
+        if (rc < 0) break;
+    }
+    sqlite3_finalize(st);
+    return rc;
+}
+
 int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out) {
     sqlite3_stmt *st;
     int rc;

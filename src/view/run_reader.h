@@ -86,6 +86,9 @@ struct run_series {
 int run_reader_series(struct run_reader *r, const char *name, int64_t after, struct run_series *out);
 void run_series_free(struct run_series *s);
 
+/* The last value of each metric, sorted by name; NaN: it was not a number. */
+int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *name, int64_t step, double value), void *arg);
+
 /* All metrics of a step, sorted by name. */
 int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out);
 

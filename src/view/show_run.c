@@ -60,6 +60,8 @@ static void add_name(struct run_names *list, const struct run_names *all, const 
     }
 }
 
+static bool is_validation(const char *name) { return strncmp(name, "val-core/", 9) == 0 || strcmp(name, "val/loss") == 0; }
+
 /* The run's headlines, then its validation's main metrics. */
 static void choose(const struct run_meta *m, const struct run_names *all, struct run_names *list) {
     for (size_t i = 0; i < json_array_size(m->headline); i++) {
@@ -69,7 +71,7 @@ static void choose(const struct run_meta *m, const struct run_names *all, struct
     for (size_t i = 0; list->n == 0 && i < sizeof usual / sizeof *usual; i++) add_name(list, all, usual[i]);
     add_name(list, all, "actor/grad_norm");
     for (int64_t i = 0; i < all->n && list->n < 16; i++)
-        if (strncmp(all->v[i], "val-core/", 9) == 0 || strcmp(all->v[i], "val/loss") == 0) add_name(list, all, all->v[i]);
+        if (is_validation(all->v[i])) add_name(list, all, all->v[i]);
 }
 
 /* One metric in lines of a cell: its name and last value, the plot with its range, the steps below. */
@@ -130,16 +132,17 @@ static int plots(struct run_reader *r, const struct run_names *list, const struc
 
 /* ---- validation ---- */
 
-static int last_validation(struct run_reader *r, const struct run_names *all, const struct terminal *t, struct buf *out) {
+static int validation_step(void *arg, const char *name, int64_t step, double value) {
+    int64_t *last = arg;
+    (void)value;
+    if (is_validation(name) && step > *last) *last = step;
+    return 0;
+}
+
+static int last_validation(struct run_reader *r, const struct terminal *t, struct buf *out) {
     int64_t step = -1, shown = 0;
     struct metrics m = {0};
-    for (int64_t i = 0; i < all->n; i++) {
-        struct run_series s;
-        if (strncmp(all->v[i], "val-core/", 9) != 0 && strcmp(all->v[i], "val/loss") != 0) continue;
-        TRY(run_reader_series(r, all->v[i], -1, &s));
-        if (s.n > 0 && s.step[s.n - 1] > step) step = s.step[s.n - 1];
-        run_series_free(&s);
-    }
+    TRY(run_reader_last(r, validation_step, &step));
     if (step < 0) return 0;
     TRY(run_reader_step(r, step, &m));
     term_add(t, out, TERM_BOLD, "\nlast validation, step %lld\n", (long long)step);
@@ -237,19 +240,13 @@ static int event_json(void *arg, const struct run_event *e) {
     return 0;
 }
 
-static int as_json(struct run_reader *r, const struct run_meta *m, const struct run_names *names, struct buf *out) {
+static int last_json(void *arg, const char *name, int64_t step, double value) {
+    return json_object_set_new(arg, name, json_pack("{s:I, s:o}", "step", (json_int_t)step, "value", show_number(value)));
+}
+
+static int as_json(struct run_reader *r, const struct run_meta *m, struct buf *out) {
     json_t *last = json_object(), *list = json_array();
-    int rc = 0;
-    for (int64_t i = 0; i < names->n && rc == 0; i++) {
-        struct run_series s;
-        rc = run_reader_series(r, names->v[i], -1, &s);
-        if (rc < 0) break;
-        if (s.n > 0)
-            json_object_set_new(
-                last, names->v[i],
-                json_pack("{s:I, s:o}", "step", (json_int_t)s.step[s.n - 1], "value", show_number(s.value[s.n - 1])));
-        run_series_free(&s);
-    }
+    int rc = run_reader_last(r, last_json, last);
     if (rc == 0) rc = run_reader_events(r, 0, event_json, list);
     json_t *o = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:s?, s:O?, s:o, s:o}", "run", run_reader_dir(r), "project",
                           m->project, "experiment", m->experiment, "version", m->version, "last_step", (json_int_t)m->last_step,
@@ -274,7 +271,7 @@ static int as_text(struct run_reader *r, const struct show_args *a, const struct
     if (list.n == 0) buf_adds(out, "no metrics yet: the first step is not done\n");
     int rc = plots(r, &list, &a->term, out);
     run_names_free(&list);
-    if (rc == 0) rc = last_validation(r, all, &a->term, out);
+    if (rc == 0) rc = last_validation(r, &a->term, out);
     if (rc == 0) rc = events(r, &a->term, out);
     if (rc == 0 && m->plan) memory(m->plan, &a->term, out);
     return rc;
@@ -286,7 +283,7 @@ int show_run(struct run_reader *r, const struct show_args *a, struct buf *out) {
     TRY(run_reader_meta(r, &m));
     int rc = run_reader_metric_names(r, &all);
     if (rc == 0) {
-        rc = a->json ? as_json(r, &m, &all, out) : as_text(r, a, &m, &all, out);
+        rc = a->json ? as_json(r, &m, out) : as_text(r, a, &m, &all, out);
         run_names_free(&all);
     }
     run_meta_free(&m);

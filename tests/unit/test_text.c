@@ -385,7 +385,14 @@ static void test_stream_holds(void **state) {
     }
     assert_int_equal(tokenizer_stream_finish(s, &out), 0);
     assert_string_equal(out.p, "\xF0\x9F\x98\x80"
-                               "a\xEF\xBF\xBD"); /* half a character at the very end */
+                               "a\xEF\xBF\xBD");          /* half a character at the very end */
+    static const uint16_t want[] = {0, 0, 0, 4, 1, 0, 3}; /* the rest comes with the last id */
+    uint16_t bytes[7];
+    struct buf all = {0};
+    assert_int_equal(tokenizer_decode_bytes(t, ids, 7, false, &all, bytes), 0);
+    assert_string_equal(all.p, out.p);
+    assert_memory_equal(bytes, want, sizeof want);
+    buf_free(&all);
     tokenizer_stream_destroy(s);
     buf_free(&out);
     tokenizer_close(t);
