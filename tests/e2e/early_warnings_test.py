@@ -28,7 +28,8 @@ def said(s, test, name, p):
 def ppo(s, test, name, **keys):
     base = {"reward.custom_reward_function.path": s.dir / "digits.py", "reward.num_workers": 1, "data.max_response_length": 8,
             "actor_rollout_ref.rollout.n": 4, ACTOR + "ppo_mini_batch_size": 4, ACTOR + "ppo_micro_batch_size_per_gpu": 16,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16, "trainer.save_freq": 0, "trainer.total_training_steps": 12}
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16, "trainer.save_freq": 0,
+            "trainer.total_training_steps": 12}
     return run(*s.ppo(name, **{**base, **keys}))
 
 
@@ -52,7 +53,8 @@ def main():
 
         w = said(s, test, "broken", ppo(s, test, "broken", **{"reward.custom_reward_function.path": s.dir / "broken.py",
                                                               "trainer.total_training_steps": 4}))
-        test("a scorer that fails on many samples", "of 16" in w.get("reward_errors", "") and "reward.on_error" in w["reward_errors"], w)
+        errors = w.get("reward_errors", "")
+        test("a scorer that fails on many samples", "of 16" in errors and "reward.on_error" in errors, w)
 
         w = said(s, test, "far", ppo(s, test, "far", **{ACTOR + "optim.lr": 0.03, ACTOR + "ppo_mini_batch_size": 1,
                                                         ACTOR + "ppo_micro_batch_size_per_gpu": 4}))
@@ -63,7 +65,8 @@ def main():
 
         rows = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]}
                 for a in range(10) for b in range(10)]
-        p = run("sft", f"data.train_files={s.write('few.jsonl', rows[:8])}", f"data.val_files={s.write('other.jsonl', rows[50:90:3])}",
+        few, other = s.write("few.jsonl", rows[:8]), s.write("other.jsonl", rows[50:90:3])
+        p = run("sft", f"data.train_files={few}", f"data.val_files={other}",
                 "data.train_batch_size=8", "data.max_length=64", f"model.path={s.dir / 'model'}", "engine.dtype=float32",
                 "optim.lr=3e-3", "trainer.total_training_steps=40", "trainer.test_freq=2", "trainer.save_freq=0",
                 f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]")

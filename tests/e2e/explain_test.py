@@ -1,5 +1,5 @@
-"""`verlc explain`: a metric, a key, an early warning, an unknown name, and the pages that it makes. That every metric which a run reports has
-its text is checked at the end of each test that uses Scratch."""
+"""`verlc explain`: a metric, a key, an early warning, an unknown name, and the pages that it makes. That
+every metric which a run reports has its text is checked at the end of each test that uses Scratch."""
 
 import pathlib
 import sys

@@ -41,7 +41,8 @@ static struct probe_phase *phase_of(struct time_probe *p, const char *name) {
     return &p->phase[i];
 }
 
-/* The stages of a step from its metrics: timing_s/NAME but the sum, and but the start, which the first step reports. step: which, PROBE_STEPS: the one at full length. */
+/* The stages of a step from its metrics: timing_s/NAME but the sum, and but the start, which the first step reports.
+ * step: which one; PROBE_STEPS: the one at full length. */
 static void take_phases(struct time_probe *p, const struct metrics *m, int step, double seconds) {
     static const char prefix[] = "timing_s/";
     double rest = seconds;
