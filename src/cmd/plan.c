@@ -251,6 +251,7 @@ static int try_all(struct tried *t, const struct plan *p, const struct conf *run
 
 static void tried_free(struct tried *t) {
     for (int i = 0; i < t->n; i++) {
+        time_probe_free(&t->probe[i]);
         free(t->text[i]);
         free(t->error[i]);
     }
@@ -275,7 +276,7 @@ static int check_tries(const struct plan *p) {
 }
 
 static int print_time(const struct plan *p, const struct conf *run) {
-    struct time_probe base;
+    struct time_probe base = {0};
     struct tried *t = xcalloc(1, sizeof *t);
     struct buf text = {0};
     int rc = check_tries(p);
@@ -293,6 +294,7 @@ static int print_time(const struct plan *p, const struct conf *run) {
             puts("  micro-batch, recompute, offload: --choices measures them, --try KEY=VALUE any change");
     }
     buf_free(&text);
+    time_probe_free(&base);
     tried_free(t);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

@@ -39,6 +39,7 @@ def ppo(s, test):
     phases = sum(x["mean"] for x in plan["phases"].values())
     test("the phases are the step", abs(phases - plan["step"]) < 1e-6
          and {"gen", "ref", "update_actor"} < set(plan["phases"]), plan)
+    test("the memory plan is there too", 0 < plan["memory"]["total"] <= plan["memory"]["limit"] and plan["memory"]["parts"], plan)
     test("validations and checkpoints at their frequency", plan["validation"]["passes"] == 1 + 7
          and plan["checkpoint"]["count"] == 5 and plan["checkpoint"]["bytes"] > 1 << 20, plan)
     whole = (plan["start"] + max(plan["steps"][0] - mean, 0) + 20 * mean + 8 * plan["validation"]["seconds"]

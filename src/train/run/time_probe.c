@@ -13,6 +13,7 @@
 
 void probe_prepare(struct time_probe *p, struct run *r) {
     snprintf(p->device, sizeof p->device, "%s", r->dev->describe);
+    p->memory = r->program.plan ? json_deep_copy(r->program.plan(r->program.ctx)) : NULL;
     p->own_memory = dev_has_own_memory(r->dev);
     p->total_steps = r->total_steps;
     p->done_steps = r->step;
@@ -27,6 +28,11 @@ void probe_prepare(struct time_probe *p, struct run *r) {
     r->k.test_freq = -1;
     r->early.enable = false;
     if (r->total_steps < r->step + PROBE_STEPS + 1) r->total_steps = r->step + PROBE_STEPS + 1;
+}
+
+void time_probe_free(struct time_probe *p) {
+    json_decref(p->memory);
+    p->memory = NULL;
 }
 
 static struct probe_phase *phase_of(struct time_probe *p, const char *name) {
@@ -428,6 +434,7 @@ json_t *time_plan_json(const struct time_probe *p, const struct probe_choice *c,
                                   (json_int_t)p->total_steps, "seconds", t.total, "seconds_at_full_length",
                                   number_or_null(t.full)));
     json_object_set_new(out, "changes", changes);
+    if (p->memory) json_object_set(out, "memory", p->memory);
     free(l);
     return out;
 }

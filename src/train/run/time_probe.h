@@ -15,6 +15,7 @@ enum { PROBE_STEPS = 3, PROBE_MAX_PHASES = 24 };
 /* Times are seconds. */
 struct time_probe {
     char device[192];
+    json_t *memory; /* the memory plan, as run.db has it; NULL: none; owned */
     /* measured; the last phase is what belongs to none */
     struct probe_phase {
         char name[48];
@@ -39,6 +40,8 @@ struct time_probe {
     int64_t limit, n;    /* data.max_response_length, rollout.n; 0: no responses */
     bool validates, val_first, early_stopping, own_memory; /* own_memory: the device has memory of its own */
 };
+
+void time_probe_free(struct time_probe *p); /* a zeroed one is fine */
 
 /* What a trainer's step is. Calls get ctx. */
 struct probe_calls {
