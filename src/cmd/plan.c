@@ -157,7 +157,7 @@ static char *quoted(const char *key, const char *value) {
     struct buf b = {0};
     buf_addf(&b, "%s='", key);
     for (const char *p = value; *p; p++) {
-        if (*p == '\'') buf_addc(&b, '\\');
+        if (*p == '\'' || (p[0] == '$' && p[1] == '{')) buf_addc(&b, '\\');
         buf_addc(&b, *p);
     }
     buf_addc(&b, '\'');

@@ -4,10 +4,11 @@ on from the run's checkpoint without touching it, and measures a change of a key
 import hashlib
 import json
 import pathlib
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run  # noqa: E402
+from verlc_test import Scratch, Tests, run, start  # noqa: E402
 
 
 def tree(d):
@@ -87,6 +88,23 @@ def full_length(s, test):
          and plan["run"]["seconds_at_full_length"] > 0, plan)
 
 
+def stopped(s, test):
+    """SIGINT ends a probe as it ends a run, but for what is left: nothing. In a directory whose name needs quotes."""
+    d = s.dir / "it's ${a} [name]=1"
+    d.mkdir()
+    quoted = str(d / "run").replace("'", "\\'").replace("${", "\\${")
+    args = s.ppo("x", data__max_response_length=64, actor_rollout_ref__rollout__n=8)
+    args = [a for a in args if not a.startswith("trainer.default_local_dir=")]
+    p = start(["plan", "--probe", *args, f"trainer.default_local_dir='{quoted}'"])
+    there = []
+    for line in p.stderr:
+        if "probe: step 1 of 3" in line:
+            there = [x.name for x in d.iterdir()]
+            p.send_signal(signal.SIGINT)
+    test("it runs beside the run's directory", len(there) == 1 and there[0].startswith(".verlc-probe-"), there)
+    test("SIGINT: status 130, nothing left", p.wait() == 130 and not list(d.iterdir()), (p.returncode, list(d.iterdir())))
+
+
 def sft(s, test):
     rows = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]}
             for a in range(10) for b in range(8)]
@@ -106,6 +124,7 @@ def main():
     with Scratch() as s:
         ppo(s, test)
         full_length(s, test)
+        stopped(s, test)
         sft(s, test)
         test.refused("generate makes no steps", run("plan", "--probe", "generate", "model.path=x", check=False), 2, "no steps")
         test.refused("options of a probe without one", run("plan", "--json", *s.ppo("x"), check=False), 2, "--probe")
