@@ -119,7 +119,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a);
 
 /* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids are summed in row order first. */
+/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids are summed in row order first, from 0. */
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
 /* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
 int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,

@@ -109,10 +109,3 @@ int dev_zero(struct dev *d, void *dst_dev, size_t bytes) {
     HAVE(zero);
     return bytes ? TRACED(zero, (d, dst_dev, bytes), (int64_t)bytes, 0, 0) : 0;
 }
-int dev_zero_rows(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes) {
-    CHECK(bytes <= stride || rows <= 1);
-    if (d->ops->zero_rows && rows > 1 && bytes)
-        return TRACED(zero_rows, (d, dst_dev, rows, stride, bytes), rows, (int64_t)bytes, 0);
-    for (int64_t i = 0; i < rows; i++) TRY(dev_zero(d, (char *)dst_dev + (size_t)i * stride, bytes));
-    return 0;
-}

@@ -46,8 +46,6 @@ int dev_copy_in(struct dev *d, void *dst_dev, const void *src_host, size_t bytes
 int dev_copy_out(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
 int dev_copy(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
 int dev_zero(struct dev *d, void *dst_dev, size_t bytes);
-/* `bytes` at the start of each of `rows` rows, `stride` bytes apart. */
-int dev_zero_rows(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes);
 
 #ifdef __cplusplus
 }

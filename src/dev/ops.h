@@ -200,8 +200,6 @@ struct dev_ops {
     int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
     int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
     int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
-    /* NULL: the wrapper zeroes them one by one */
-    int (*zero_rows)(struct dev *d, void *dst_dev, int64_t rows, size_t stride, size_t bytes);
     /* scratch memory of the ops, beside alloc; NULL: next to none, nothing to reserve, not counted */
     size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
     int (*reserve)(struct dev *d, const struct dev_sizes *s);

@@ -1,6 +1,7 @@
 /* backward.c - the mirror of forward.c: from d loss / d log-prob to the
- * gradient of every parameter that is trained, in a flat f32 array: written by
- * the first call of a step, added to by the others.
+ * gradient of every parameter that is trained, bucket by bucket where the sink of
+ * the call says: in place, in a flat f32 array that the first call of a step
+ * writes and the others add to, or elsewhere.
  *
  * The gradient of the residual stream (a->dx, f32) is carried in place from the
  * last layer to the first; each block adds its own part to it.
@@ -11,26 +12,52 @@
 #include "base/err.h"
 #include "model/forward.h"
 
-int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets) {
-    if (g->add) return 0;
-    if (m->lora || n_targets == 0) return dev_zero(m->dev, g->flat, (size_t)m->n_train * sizeof(float));
-    if (m->g_embed == m->g_head) return 0; /* the head writes it */
-    return dev_zero(m->dev, g->flat + m->g_embed->offset, (size_t)model__group_count(m->g_embed) * sizeof(float));
+/* ---- buckets ---- */
+
+int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to) {
+    const struct model_grad_sink *s = g->sink;
+    if (m->lora && g->at) return 0;
+    g->bucket =
+        m->lora ? (struct model_range){0, m->n_train} : (struct model_range){from->offset, to->offset + model__group_count(to)};
+    g->add = s->add && !s->begin;
+    if (s->begin) TRY(s->begin(s->ctx, g->bucket, &g->at));
+    else g->at = s->flat + g->bucket.lo;
+    return m->lora && !g->add ? dev_zero(m->dev, g->at, (size_t)m->n_train * sizeof(float)) : 0;
 }
 
-/* Zeroes the layers' norms; enqueued behind the head's work, so that no GPU waits for it. */
-static int zero_norms(struct model *m, const struct model_grads *g) {
-    const struct model_layer *y = m->layers;
+static int bucket_close(const struct model_grads *g) { return g->sink->end ? g->sink->end(g->sink->ctx, g->bucket) : 0; }
+int model__bucket_end(const struct model *m, struct model_grads *g) { return m->lora ? 0 : bucket_close(g); }
+
+struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
+    if (!group) return TENSOR_NONE;
+    if (m->lora) return model__head_flat(m, g->at, group);
+    CHECK(group->offset >= g->bucket.lo && group->offset + model__group_count(group) <= g->bucket.hi);
+    float *const at = g->at + (group->offset - g->bucket.lo);
+    return group->k ? tensor_2d(at, DT_F32, group->n, group->k) : tensor_1d(at, DT_F32, group->n);
+}
+
+/* Zeroes what the ops of a layer only add to, unless the bucket adds. */
+static int zero_norms(struct model *m, const struct model_grads *g, const struct model_layer *y) {
     const struct model_group *const norms[] = {y->attn_norm, y->mlp_norm, y->q_norm, y->k_norm};
-    const int64_t n = m->cfg.n_layers, stride = n > 1 ? y[1].attn_norm->offset - y[0].attn_norm->offset : 0;
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
-        if (norms[i])
-            TRY(dev_zero_rows(m->dev, g->flat + norms[i]->offset, n, (size_t)stride * sizeof(float),
-                              (size_t)norms[i]->n * sizeof(float)));
+    for (size_t i = 0; i < sizeof norms / sizeof *norms && !g->add && !m->lora; i++)
+        if (norms[i]) TRY(dev_zero(m->dev, model__grad(m, g, norms[i]).data, (size_t)norms[i]->n * sizeof(float)));
     return 0;
 }
 
-int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, const struct model_grads *g) {
+/* The rows of the token embedding: onto the table in place, or to the sink. */
+static int embedding_backward(struct model *m, const struct model_batch *b, const struct model_acts *a,
+                              const struct model_grad_sink *s) {
+    const struct tensor dx = model__top(a->dx, b->n_rows);
+    const struct model_range table = {m->g_embed->offset, m->g_embed->offset + model__group_count(m->g_embed)};
+    if (s->begin) return s->rows(s->ctx, table, b->ids, dx);
+    const struct tensor dw = model__flat(s->flat, m->g_embed);
+    if (!s->add && m->g_embed != m->g_head) TRY(dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
+    return dev_embed_bwd(m->dev, dw, b->ids, dx);
+}
+
+/* ---- the pass ---- */
+
+int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g) {
     struct dev *d = m->dev;
     const struct tensor dx_all = model__top(a->dx, a->n_rows), dnorm = a->head.dnorm;
     TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
@@ -43,12 +70,14 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, 
         TRY(dev_rmsnorm_bwd(d, dx, dnorm, tensor_rows(dxn, lo, k), x, m->final_norm, tensor_rows(a->head.rstd, lo, k)));
         TRY(dev_scatter_rows_add(d, dx_all, dx, row));
     }
-    return dev_fold(d, model__vec_grad(m, g->flat, m->g_norm), &dnorm, 1, g->add);
+    TRY(model__bucket_begin(m, g, m->g_norm, m->g_norm));
+    TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add));
+    return model__bucket_end(m, g);
 }
 
 /* dx of the last residual, d embed or d lm_head, d final norm. */
 static int head_backward(struct model *m, struct model_acts *a, const struct model_logp_args *l, const float *dlogp,
-                         const float *dentropy, const struct model_grads *g) {
+                         const float *dentropy, struct model_grads *g) {
     struct dev *d = m->dev;
     const int64_t n = l->n;
     const size_t bytes = (size_t)n * sizeof(float);
@@ -63,14 +92,16 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     }
     TRY(dev_copy_in(d, d_logp.data, dlogp, bytes));
     if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy, bytes));
-    TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__flat(g->flat, m->g_head), g->add));
+    TRY(model__bucket_begin(m, g, m->g_head, m->g_head));
+    TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head), g->add));
+    TRY(model__bucket_end(m, g));
     return model__head_norm_backward(m, a, n, dxn, g);
 }
 
 /* dx += the backward of a norm of x, and dx_act with it where someone will read that. */
 static int norm_backward(struct model *m, struct model_acts *a, const struct model_group *norm, struct tensor dxn, struct tensor x,
                          struct tensor rstd, bool read, const struct model_grads *g) {
-    const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, g->flat, norm);
+    const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, g, norm);
     if (m->act == DT_F32 || !read) return dev_rmsnorm_bwd(m->dev, dx, dw, dxn, x, norm->vec, rstd);
     return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, x.dim[0]), dw, dxn, x, norm->vec, rstd);
 }
@@ -96,33 +127,33 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
     /* x_mid = x + o(attn(norm(x))) */
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, g}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
-    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g->flat, y->q_norm),
-                    model__vec_grad(m, g->flat, y->k_norm)));
+    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), g}));
     return norm_backward(m, a, y->attn_norm, dxn, model__top(a->x[l], n), model__top(s->rstd1, n), l > 0, g);
 }
 
-int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grads *g) {
-    if (!g->add && !m->lora) TRY(zero_norms(m, g));
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g) {
     if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
+        const struct model_group *const end = there ? m->g_norm : m->layers[i + 1].attn_norm;
         if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
         if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
+        TRY(model__bucket_begin(m, g, m->layers[i].attn_norm, end - 1));
+        TRY(zero_norms(m, g, &m->layers[i]));
         TRY(layer_backward(m, b, a, i, g));
+        TRY(model__bucket_end(m, g));
     }
     a->n_head = 0; /* the stages are spent */
-    if (m->lora) return 0;
-    return dev_embed_bwd(m->dev, model__flat(g->flat, m->g_embed), b->ids, model__top(a->dx, b->n_rows));
+    return m->lora ? bucket_close(g) : embedding_backward(m, b, a, g->sink);
 }
 
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
-                   const float *dlogp, const float *dentropy, float *grads, bool add) {
-    const struct model_grads g = {grads, add};
+                   const float *dlogp, const float *dentropy, const struct model_grad_sink *sink) {
+    struct model_grads g = {.sink = sink};
     CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
     CHECK(dentropy == NULL || a->head_entropy);
-    TRY(model__grads_start(m, &g, l->n));
     TRY(head_backward(m, a, l, dlogp, dentropy, &g));
     return model__body_backward(m, b, a, &g);
 }

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "model/parameters.h"
+#include "model/segments.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,14 +89,30 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
 int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
 
 /* ---- backward ---- */
-/* After model_forward (keep.train) and model_logp over the same rows: grads (n_train) f32 on the
- * device = d loss / d parameters, given dlogp (n) and dentropy (n, may be NULL; needs l->entropy),
- * host. add: += instead of =; without it grads may hold anything. */
+/* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then
+ * summed in place. With begin: bucket by bucket, in the order in which they are made, into memory that the sink names, so that it
+ * can move a bucket while others are made; a left fold of the buckets (dev_fold) has the bits of the sum in place.
+ * Buckets are ranges of the flat array: the head, the final norm, the layers from the last one to the first; with an adapter
+ * one of all. */
+struct model_grad_sink {
+    float *flat; /* (n_train) f32, device */
+    bool add;    /* += instead of = ; without it flat may hold anything */
+    void *ctx;
+    /* *at: memory for the bucket, congruent modulo 256 bytes with its place in a flat array, where it is written. */
+    int (*begin)(void *ctx, struct model_range bucket, float **at);
+    int (*end)(void *ctx, struct model_range bucket); /* it is complete, once the device gets there */
+    /* The token embedding, after all buckets: the rows dx (T, h) f32 of these ids (T) i32, in the place of dev_embed_bwd onto
+     * `table`. A tied embedding has this part and the head's. */
+    int (*rows)(void *ctx, struct model_range table, struct tensor ids, struct tensor dx);
+};
+
+/* After model_forward (keep.train) and model_logp over the same rows: d loss / d parameters to the sink, given dlogp (n) and
+ * dentropy (n, may be NULL; needs l->entropy), host. */
 int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
-                   const float *dlogp, const float *dentropy, float *grads, bool add);
+                   const float *dlogp, const float *dentropy, const struct model_grad_sink *sink);
 
 /* The same after model_value over the same distinct rows, given dvalue (n) host. */
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
-                         const float *dvalue, float *grads, bool add);
+                         const float *dvalue, const struct model_grad_sink *sink);
 
 #endif

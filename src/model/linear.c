@@ -67,18 +67,18 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
 }
 
 /* Each part's own rectangle of the sums; outside of those of mat_b are cross terms of different modules. */
-static int add_adapter_grads(struct model *m, const struct lora_group *g, float *grads) {
+static int add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
     for (int64_t i = 0; i < g->n_parts; i++) {
         const struct lora_part *p = &g->part[i];
-        const struct add_block_args da = {.dst = tensor_2d(grads + p->a, DT_F32, r, g->k),
+        const struct add_block_args da = {.dst = tensor_2d(grads->at + p->a, DT_F32, r, g->k),
                                           .src = scratch(l->mat_a, DT_F32, g->width, g->k),
                                           .src_row = i * r,
                                           .rows = r,
                                           .cols = g->k,
                                           .scale = 1};
-        const struct add_block_args db = {.dst = tensor_2d(grads + p->b, DT_F32, p->n, r),
+        const struct add_block_args db = {.dst = tensor_2d(grads->at + p->b, DT_F32, p->n, r),
                                           .src = scratch(l->mat_b, DT_F32, g->n, g->width),
                                           .src_row = p->row,
                                           .src_col = i * r,
@@ -94,19 +94,20 @@ static int add_adapter_grads(struct model *m, const struct lora_group *g, float 
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     const struct lora_group *g = a->group->lora;
     struct weight w;
-    float *const flat = a->grads->flat;
-    if (!m->lora) TRY(dev_matmul_dw(m->dev, model__flat(flat, a->group), model__flat(flat, a->bias), a->dy, a->x, a->grads->add));
+    if (!m->lora)
+        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->bias), a->dy, a->x,
+                          a->grads->add));
     TRY(model__weight(m, a->group, &w));
     if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);
     if (a->x.dim[0] == 0) return 0;
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
         TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
-    return add_adapter_grads(m, g, flat);
+    return add_adapter_grads(m, g, a->grads);
 }
 
-struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g) {
-    if (!g || !m->lora) return model__flat(grads, g);
-    return tensor_1d(m->lora->vec, DT_F32, g->n);
+struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
+    if (!group || !m->lora) return model__grad(m, g, group);
+    return tensor_1d(m->lora->vec, DT_F32, group->n);
 }
 
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {

@@ -66,14 +66,19 @@ struct linear_args {
 int model__linear(struct model *m, const struct linear_args *a);
 /* out (T, n / 2) = SwiGLU of y; y holds the output of the GEMM afterwards only where SwiGLU is not its epilogue. */
 int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out);
-/* Gradients being accumulated: a flat array of what m trains. */
+/* The gradients of a backward pass: of what m trains, elements [bucket.lo, bucket.hi) are at `at` now. */
 struct model_grads {
-    float *flat;
-    bool add; /* matrices and biases += ; else =, and everything else is zero (model__grads_start) or was added to since */
+    const struct model_grad_sink *sink;
+    struct model_range bucket;
+    float *at; /* NULL: none was opened yet */
+    bool add;  /* += ; else = , and what ops only add to is zeroed first */
 };
-/* Unless g adds: zeroes what ops only add to, the layers' norms excepted (model__body_backward has them): an
- * embedding that is not the head; all of an adapter's, and all where there are no targets. */
-int model__grads_start(struct model *m, const struct model_grads *g, int64_t n_targets);
+/* Opens a bucket, from this group to that, both included; closes it. With an adapter there is one of all, from the first of
+ * these calls until model__body_backward is done. */
+int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to);
+int model__bucket_end(const struct model *m, struct model_grads *g);
+/* A group's gradient, (n, k) or (n); absent where it is NULL. With an adapter a value head's alone. */
+struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
 /* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added. */
 struct linear_bwd_args {
     const struct model_group *group, *bias; /* bias: NULL or its group */
@@ -81,8 +86,8 @@ struct linear_bwd_args {
     const struct model_grads *grads;
 };
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
-/* Where the gradient of a vector goes: its range of grads, or scratch that nobody reads where it is frozen. */
-struct tensor model__vec_grad(const struct model *m, float *grads, const struct model_group *g);
+/* Where the gradient of a vector goes: as model__grad, or scratch that nobody reads where it is frozen. */
+struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
 /* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g);
 
@@ -159,13 +164,14 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
 /* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
 int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd);
 /* Backward from the gradient of the last residual stream (a->dx) through all layers and the embedding. */
-int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grads *g);
+int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
 /* The same of the n rows in head.row. */
 int model__head_norm(struct model *m, struct model_acts *a, int64_t n);
-/* Backward of the final norm of the n rows in head.row, from the gradient of head.xn: a->dx = theirs, zeros elsewhere. */
-int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, const struct model_grads *g);
+/* Backward of the final norm of the n rows in head.row, from the gradient of head.xn: a->dx = theirs, zeros elsewhere; a bucket
+ * of its own. */
+int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy);
 

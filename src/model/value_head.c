@@ -35,24 +35,25 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 }
 
 static int head_backward(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, const float *dvalue,
-                         const struct model_grads *g) {
+                         struct model_grads *g) {
     struct dev *d = m->dev;
     const struct tensor xn = model__top(a->head.xn, n), dxn = model__top(a->dxn, n), dv = model__top(a->head.dvalue, n),
                         dv_f32 = tensor_2d(a->head.dlogp.data, DT_F32, n, 1);
     TRY(head_input(m, a, row, 0, n));
     TRY(dev_copy_in(d, dv_f32.data, dvalue, (size_t)n * sizeof(float)));
     TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
-    TRY(dev_matmul_dw(d, model__head_flat(m, g->flat, m->g_head), model__head_flat(m, g->flat, m->g_head_bias), dv, xn, g->add));
+    TRY(model__bucket_begin(m, g, m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head));
+    TRY(dev_matmul_dw(d, model__grad(m, g, m->g_head), model__grad(m, g, m->g_head_bias), dv, xn, g->add));
+    TRY(model__bucket_end(m, g));
     TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
     return model__head_norm_backward(m, a, n, dxn, g);
 }
 
 int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
-                         const float *dvalue, float *grads, bool add) {
-    const struct model_grads g = {grads, add};
+                         const float *dvalue, const struct model_grad_sink *sink) {
+    struct model_grads g = {.sink = sink};
     CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
     CHECK(a->n_rows == b->n_rows && a->n_head == n); /* the forward was of this batch */
-    TRY(model__grads_start(m, &g, n));
     TRY(head_backward(m, a, row, n, dvalue, &g));
     return model__body_backward(m, b, a, &g);
 }

@@ -255,11 +255,79 @@ static void inv02_batch_invariant(void **state) {
 
 /* ---- gradients ---- */
 
-static float *gradient(struct rig *r, int micro, struct model_keep keep) {
+/* The buckets of one micro-batch kept by themselves, as a rank would send them; the embedding's rows as the distinct ids and
+ * the sum of each one's rows. */
+struct kept {
+    struct dev *dev;
+    float *flat; /* (n_elems) */
+    int64_t covered;
+    int32_t ids[N_SEQS * MAX_LEN];
+    int64_t n_ids;
+    float *rows; /* (n_ids, h) */
+    size_t row_bytes;
+};
+static int kept_begin(void *ctx, struct model_range bucket, float **at) {
+    struct kept *k = ctx;
+    *at = k->flat + bucket.lo;
+    k->covered += bucket.hi - bucket.lo;
+    return 0;
+}
+static int kept_rows(void *ctx, struct model_range table, struct tensor ids, struct tensor dx) {
+    struct kept *k = ctx;
+    const int64_t n = ids.dim[0], h = dx.dim[1];
+    int32_t all[N_SEQS * MAX_LEN], place[N_SEQS * MAX_LEN];
+    (void)table;
+    TRY(dev_copy_out(k->dev, all, ids.data, (size_t)n * 4));
+    for (int64_t t = 0; t < n; t++) {
+        int64_t i = 0;
+        while (i < k->n_ids && k->ids[i] != all[t]) i++;
+        if (i == k->n_ids) k->ids[k->n_ids++] = all[t];
+        place[t] = (int32_t)i;
+    }
+    k->row_bytes = (size_t)(k->n_ids * h) * 4;
+    k->rows = case_alloc(k->dev, k->row_bytes);
+    void *d_place = case_alloc(k->dev, (size_t)n * 4);
+    TRY(dev_copy_in(k->dev, d_place, place, (size_t)n * 4));
+    TRY(dev_zero(k->dev, k->rows, k->row_bytes));
+    TRY(dev_embed_bwd(k->dev, tensor_2d(k->rows, DT_F32, k->n_ids, h), tensor_1d(d_place, DT_I32, n), dx));
+    dev_free(k->dev, d_place, (size_t)n * 4);
+    return 0;
+}
+
+/* g = the left fold of n micro-batches' parts; the embedding's rows follow the bucket of their micro-batch. */
+static void fold_kept(struct rig *r, float *g, struct kept *k, int n) {
+    const struct model *m = r->m;
+    const int64_t h = m->cfg.hidden, table = m->cfg.vocab * h, rest = m->n_elems - table;
+    const bool tied = m->g_head == m->g_embed;
+    struct tensor x[N_SEQS];
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(k[i].covered, tied ? m->n_elems : rest);
+        x[i] = tensor_1d(k[i].flat + table, DT_F32, rest);
+    }
+    assert_int_equal(m->g_embed->offset, 0);
+    OK(dev_fold(&r->dev, tensor_1d(g + table, DT_F32, rest), x, n, false));
+    if (!tied) OK(dev_zero(&r->dev, g, (size_t)table * 4));
+    for (int i = 0; i < n; i++) {
+        void *ids = case_alloc(&r->dev, (size_t)k[i].n_ids * 4);
+        const struct tensor part = tensor_1d(k[i].flat, DT_F32, table);
+        OK(dev_copy_in(&r->dev, ids, k[i].ids, (size_t)k[i].n_ids * 4));
+        if (tied) OK(dev_fold(&r->dev, tensor_1d(g, DT_F32, table), &part, 1, i > 0));
+        OK(dev_scatter_rows_add(&r->dev, tensor_2d(g, DT_F32, m->cfg.vocab, h), tensor_2d(k[i].rows, DT_F32, k[i].n_ids, h),
+                                tensor_1d(ids, DT_I32, k[i].n_ids)));
+        dev_free(&r->dev, ids, (size_t)k[i].n_ids * 4);
+        dev_free(&r->dev, k[i].rows, k[i].row_bytes);
+        dev_free(&r->dev, k[i].flat, (size_t)m->n_elems * 4);
+    }
+}
+
+/* In place, or each micro-batch by itself and folded afterwards. */
+static float *gradient(struct rig *r, int micro, struct model_keep keep, bool folded) {
     const size_t bytes = (size_t)r->m->n_elems * sizeof(float);
     float *g = case_garbage(&r->dev, bytes), *out = xmalloc(bytes);
     struct targets *t = xcalloc(1, sizeof *t);
     struct model_acts *a;
+    struct kept *parts = xcalloc(N_SEQS, sizeof *parts);
+    int n_parts = 0;
     OK(model_acts_create(&a, r->m, N_SEQS * MAX_LEN, keep, NULL));
     for (int lo = 0; lo < N_SEQS; lo += micro) {
         int which[N_SEQS];
@@ -278,14 +346,43 @@ static float *gradient(struct rig *r, int micro, struct model_keep keep) {
         }
         OK(model_forward(r->m, &b, a));
         OK(model_logp(r->m, a, &t->l));
-        OK(model_backward(r->m, &b, a, &t->l, dlogp, dentropy, g, lo > 0));
+        struct model_grad_sink sink = {.flat = g, .add = lo > 0};
+        if (folded) {
+            struct kept *k = &parts[n_parts++];
+            *k = (struct kept){.dev = &r->dev, .flat = case_garbage(&r->dev, bytes)};
+            sink = (struct model_grad_sink){.ctx = k, .begin = kept_begin, .rows = kept_rows};
+        }
+        OK(model_backward(r->m, &b, a, &t->l, dlogp, dentropy, &sink));
         case_unpack(&r->dev, &b);
     }
+    if (folded) fold_kept(r, g, parts, n_parts);
     OK(dev_copy_out(&r->dev, out, g, bytes));
+    free(parts);
     dev_free(&r->dev, g, bytes);
     model_acts_destroy(a);
     free(t);
     return out;
+}
+
+/* What several ranks do gives the bits of one: every micro-batch's part made elsewhere, then added in order. */
+static void inv11_folded_micro_batches(void **state) {
+    (void)state;
+    EACH(s, SETUPS) {
+        if (!case_has(SETUPS[s].backend)) continue;
+        EACH(i, CASES) {
+            struct rig r;
+            rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
+            for (int micro = 1; micro < N_SEQS; micro += 2) {
+                float *want = gradient(&r, micro, MODEL_KEEP_ALL, false), *got = gradient(&r, micro, MODEL_KEEP_ALL, true);
+                if (memcmp(got, want, (size_t)r.m->n_elems * sizeof *got) != 0)
+                    fail_msg("%s %s %s: micro-batches of %d, folded, differ from those in place", CASES[i], SETUPS[s].backend,
+                             dtype_name(SETUPS[s].act), micro);
+                free(want);
+                free(got);
+            }
+            rig_close(&r);
+        }
+    }
 }
 
 static void inv03_micro_batches(void **state) {
@@ -295,11 +392,11 @@ static void inv03_micro_batches(void **state) {
         EACH(i, CASES) {
             struct rig r;
             rig_open(&r, CASES[i], SETUPS[s].backend, DT_F32, 2, MODEL_INFER);
-            float *all = gradient(&r, N_SEQS, MODEL_KEEP_ALL);
+            float *all = gradient(&r, N_SEQS, MODEL_KEEP_ALL, false);
             double worst = 0, whole = 0;
             const char *where = "";
             for (int micro = 1; micro <= 3; micro += 2) {
-                float *g = gradient(&r, micro, MODEL_KEEP_LAYER);
+                float *g = gradient(&r, micro, MODEL_KEEP_LAYER, false);
                 for (int64_t p = 0; p < r.m->n_params; p++) {
                     const struct model_param *q = &r.m->params[p];
                     const double e = sqrt(case_nmse(g + q->offset, all + q->offset, q->rows * q->cols));
@@ -348,12 +445,12 @@ static void any_keep_gives_the_same_bits(void **state) {
             if (!case_has(SETUPS[s].backend)) continue;
             struct rig r;
             rig_open_dir(&r, dir, SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
-            float *want = gradient(&r, 4, MODEL_KEEP_ALL);
+            float *want = gradient(&r, 4, MODEL_KEEP_ALL, false);
             double size = 0;
             for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)want[k]);
             assert_true(size > 1); /* something was computed */
             EACH(k, counts) {
-                float *got = gradient(&r, 4, (struct model_keep){true, counts[k][0], counts[k][1]});
+                float *got = gradient(&r, 4, (struct model_keep){true, counts[k][0], counts[k][1]}, false);
                 if (memcmp(got, want, (size_t)r.m->n_elems * sizeof(float)) != 0)
                     fail_msg("%s %s: %lld layers kept, of %lld the attention: other bits", shapes[i], SETUPS[s].backend,
                              (long long)counts[k][0], (long long)counts[k][1]);
@@ -405,7 +502,7 @@ static void recompute_gives_the_same_bits(void **state) {
         if (!case_has(SETUPS[s].backend)) continue;
         struct rig r;
         rig_open(&r, CASES[i], SETUPS[s].backend, SETUPS[s].act, 2, MODEL_INFER);
-        float *kept = gradient(&r, 4, MODEL_KEEP_ALL), *again = gradient(&r, 4, MODEL_KEEP_LAYER);
+        float *kept = gradient(&r, 4, MODEL_KEEP_ALL, false), *again = gradient(&r, 4, MODEL_KEEP_LAYER, false);
         assert_memory_equal(kept, again, (size_t)r.m->n_elems * sizeof(float));
         double size = 0;
         for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)kept[k]);
@@ -418,9 +515,13 @@ static void recompute_gives_the_same_bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inv01_rollout_equals_train),   cmocka_unit_test(inv02_batch_invariant),
-        cmocka_unit_test(inv03_micro_batches),          cmocka_unit_test(recompute_gives_the_same_bits),
-        cmocka_unit_test(any_keep_gives_the_same_bits), cmocka_unit_test(keep_fits_its_room),
+        cmocka_unit_test(inv01_rollout_equals_train),
+        cmocka_unit_test(inv02_batch_invariant),
+        cmocka_unit_test(inv03_micro_batches),
+        cmocka_unit_test(inv11_folded_micro_batches),
+        cmocka_unit_test(recompute_gives_the_same_bits),
+        cmocka_unit_test(any_keep_gives_the_same_bits),
+        cmocka_unit_test(keep_fits_its_room),
     };
     return cmocka_run_group_tests_name("model invariants", tests, NULL, NULL);
 }

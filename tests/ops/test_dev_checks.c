@@ -58,14 +58,6 @@ static void test_memory(void **state) {
         assert_int_equal(dev_copy_out(d, out, (char *)q + 3000, 1000), 0);
         assert_memory_equal(in, out, 500);
         for (int i = 500; i < 1000; i++) assert_int_equal(out[i], 0);
-        static const int64_t pieces[] = {3, 1, 0}; /* of 100 bytes, 300 apart, from byte 8 on */
-        for (int64_t k = 0; k < COUNT(pieces); k++) {
-            assert_int_equal(dev_copy(d, q, p, 1000), 0);
-            assert_int_equal(dev_zero_rows(d, (char *)q + 8, pieces[k], 300, 100), 0);
-            assert_int_equal(dev_copy_out(d, out, q, 1000), 0);
-            for (int i = 0; i < 1000; i++)
-                assert_int_equal(out[i], i >= 8 && (i - 8) / 300 < pieces[k] && (i - 8) % 300 < 100 ? 0 : in[i]);
-        }
         assert_int_equal(dev_sync(d), 0);
         dev_free(d, p, 1000);
         dev_free(d, q, 5000);

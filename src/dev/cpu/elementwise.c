@@ -194,8 +194,8 @@ static void embed_bwd_row(const struct embed_bwd_job *j, int64_t t) {
         const int64_t n = h - c0 < EMBED_COLS ? h - c0 : EMBED_COLS;
         const float *const dx = (const float *)j->rows.src.data + c0;
         float sum[EMBED_COLS], *restrict y = (float *)j->rows.dst.data + id * h + c0;
-        memcpy(sum, dx + t * h, (size_t)n * sizeof *sum);
-        for (int64_t u = j->next[t]; u > 0; u = j->next[u - 1])
+        memset(sum, 0, (size_t)n * sizeof *sum);
+        for (int64_t u = t + 1; u > 0; u = j->next[u - 1])
             for (int64_t c = 0; c < n; c++) sum[c] += dx[(u - 1) * h + c];
         for (int64_t c = 0; c < n; c++) y[c] += sum[c];
     }

@@ -219,17 +219,6 @@ static int op_zero(struct dev *d, void *dst, size_t bytes) {
     return 0;
 }
 
-static int op_zero_rows(struct dev *d, void *dst, int64_t rows, size_t stride, size_t bytes) {
-    struct cuda *c = cuda_of(d);
-    if (cuda_offload_has(c, dst)) {
-        TRY(cuda_offload_settle(c));
-        for (int64_t i = 0; i < rows; i++) memset((char *)dst + (size_t)i * stride, 0, bytes);
-        return 0;
-    }
-    CU_TRY(cudaMemset2DAsync(dst, stride, 0, bytes, (size_t)rows, c->stream));
-    return 0;
-}
-
 /* ---- opening ---- */
 
 static void op_close(struct dev *d) {
@@ -271,7 +260,6 @@ static struct dev_ops make_ops(void) {
     o.copy_out = op_copy_out;
     o.copy = op_copy;
     o.zero = op_zero;
-    o.zero_rows = op_zero_rows;
     o.working_bytes = cuda_working_bytes;
     o.reserve = cuda_reserve;
     o.memory = op_memory;

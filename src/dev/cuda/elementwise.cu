@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(THREADS)
     int left = of[mine].count - 1;
     float *out = dw + (int64_t)mine * h, acc[COLS];
 #pragma unroll
-    for (int k = 0; k < COLS; k++) acc[k] = c0 + k * THREADS < h ? dx[t * h + c0 + k * THREADS] : 0.0f;
+    for (int k = 0; k < COLS; k++) acc[k] = c0 + k * THREADS < h ? __fadd_rn(0.0f, dx[t * h + c0 + k * THREADS]) : 0.0f;
     for (int64_t base = t / EMBED_TILE * EMBED_TILE; left > 0 && base < rows; base += EMBED_TILE) {
         bool any = false;
         for (int64_t r = base + threadIdx.x; r < base + EMBED_TILE && r < rows; r += THREADS) any |= r > t && ids[r] == mine;

@@ -88,8 +88,8 @@ static int ref_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, str
         bool first = true;
         for (int64_t u = 0; u < t && first; u++) first = ref_index(ids, u, dw.dim[0]) != id;
         for (int64_t c = 0; first && c < h; c++) {
-            float sum = ref_f32(dx)[t * h + c];
-            for (int64_t u = t + 1; u < rows; u++)
+            float sum = 0;
+            for (int64_t u = t; u < rows; u++)
                 if (ref_index(ids, u, dw.dim[0]) == id) sum += ref_f32(dx)[u * h + c];
             ref_f32(dw)[id * h + c] += sum;
         }

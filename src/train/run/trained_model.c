@@ -190,7 +190,7 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
     int64_t at = 0;
     CHECK(t->grads != NULL);
     *r = (struct step_result){0};
-    bool add = false; /* the first micro-batch writes the gradients */
+    struct model_grad_sink sink = {.flat = t->grads}; /* the first micro-batch writes the gradients */
     for (int64_t lo = 0; lo < s->n; lo = m.hi) {
         struct model_logp_args l = {.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, at)};
         TRY(pack_next(&t->pack, s->seqs, s->n, lo, s->cut, &m));
@@ -207,11 +207,11 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
                      value ? "the critic's loss (d loss / d value)" : "the loss (d loss / d log-prob)");
             return 0;
         }
-        if (value) TRY(model_value_backward(t->model, &b, t->acts, t->pack.row, m.n_targets, t->dout, t->grads, add));
-        else TRY(model_backward(t->model, &b, t->acts, &l, t->dout, s->entropy_grad ? t->dentropy : NULL, t->grads, add));
-        add = true;
+        if (value) TRY(model_value_backward(t->model, &b, t->acts, t->pack.row, m.n_targets, t->dout, &sink));
+        else TRY(model_backward(t->model, &b, t->acts, &l, t->dout, s->entropy_grad ? t->dentropy : NULL, &sink));
+        sink.add = true;
     }
-    return add ? 0 : dev_zero(t->dev, t->grads, (size_t)t->model->n_train * 4);
+    return sink.add ? 0 : dev_zero(t->dev, t->grads, (size_t)t->model->n_train * 4);
 }
 
 int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
