@@ -171,10 +171,10 @@ struct dev_caps {
 struct dev_sizes {
     enum dtype act;
     int64_t rows;                    /* of one forward, training or generating */
+    int64_t train_rows;              /* of one backward; 0: none */
     int64_t decode;                  /* rows of one decoding step */
     int64_t hidden, ffn, qkv, vocab; /* qkv: (Hq + 2 Hk) * D columns */
     int64_t n_q_heads, head_dim;
-    bool train;
 };
 
 /* Device memory beside that of dev_alloc, in bytes. */

@@ -29,10 +29,11 @@ static struct head_bwd_bytes bwd_bytes(int64_t rows, int64_t h, int64_t vocab, e
 }
 
 size_t cpu_lmhead_scratch_bytes(const struct dev_sizes *s) {
-    const struct head_bwd_bytes b = bwd_bytes(s->rows, s->hidden, s->vocab, s->act);
-    const size_t state = (size_t)(s->rows < CALL_ROWS ? s->rows : CALL_ROWS) * (sizeof(struct cpu_head_state) + sizeof(float));
-    const size_t bwd = s->train ? b.dz + b.dx + b.dw : 0;
-    return b.logits + (bwd > state ? bwd : state);
+    const int64_t call = s->rows < CALL_ROWS ? s->rows : CALL_ROWS;
+    const struct head_bwd_bytes b = bwd_bytes(s->train_rows, s->hidden, s->vocab, s->act);
+    const size_t bwd = b.logits + b.dz + b.dx + b.dw;
+    const size_t fwd = bwd_bytes(call, 0, 0, s->act).logits + (size_t)call * (sizeof(struct cpu_head_state) + sizeof(float));
+    return bwd > fwd ? bwd : fwd;
 }
 
 /* ---- statistics ---- */

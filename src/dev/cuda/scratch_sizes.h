@@ -88,15 +88,15 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
     bytes[CUDA_SCRATCH_GEMM] = (size_t)cuda_max(cuda_min(s->rows, CUDA_TWO_PASS_ROWS), bands) * (size_t)widest * 4;
     /* logits and their gradient, or statistics of tiles; statistics of chunks, targets' logits; in f32 dx of all rows, and where
      * they are more than one block, some entries of dw */
-    const int64_t dw = s->rows > CUDA_HEAD_ROWS ? cuda_min(s->vocab, CUDA_HEAD_DZ_COLS) * s->hidden * 4 : 0;
+    const int64_t dw = s->train_rows > CUDA_HEAD_ROWS ? cuda_min(s->vocab, CUDA_HEAD_DZ_COLS) * s->hidden * 4 : 0;
     const size_t head = (size_t)cuda_max(logits * (4 + in), tiles * head_rows * sum) + (size_t)(chunks * head_rows * sum) +
-                        (size_t)head_rows * 4 + (s->train ? (size_t)(s->rows * s->hidden * 4 + dw) + 768 : 0);
+                        (size_t)head_rows * 4 + (s->train_rows ? (size_t)(s->train_rows * s->hidden * 4 + dw) + 768 : 0);
     bytes[CUDA_SCRATCH_HEAD] = head > gpu->head_check ? head : gpu->head_check;
     bytes[CUDA_SCRATCH_SAMPLE_PARAM] = (size_t)s->decode * sizeof(struct sample_param);
     /* backward: two statistics of each row and head, and a semaphore for each tile of keys of each head */
-    bytes[CUDA_SCRATCH_ATTN] = s->train ? (size_t)(s->rows * s->n_q_heads) * (2 * sizeof(float) + 2 * sizeof(int)) : 0;
+    bytes[CUDA_SCRATCH_ATTN] = (size_t)(s->train_rows * s->n_q_heads) * (2 * sizeof(float) + 2 * sizeof(int));
     /* partial sums of norms' gradients; two numbers of each token id */
-    const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4, ids = s->train ? s->vocab * 8 : 0;
+    const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4, ids = s->train_rows ? s->vocab * 8 : 0;
     bytes[CUDA_SCRATCH_ROW] = (size_t)cuda_max(gpu->n_sm * CUDA_NORM_BLOCKS * per_block, ids);
     /* a row: statistics of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;

@@ -230,7 +230,9 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
     if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
-    p->sizes = model_dev_sizes(m, k->act, rows > p->max_rows_roll ? rows : p->max_rows_roll, p->max_seqs + DECODE_UNIT);
+    p->sizes = model_dev_sizes(m, k->act, rows > p->max_rows_roll ? rows : p->max_rows_roll,
+                               p->max_rows_update > p->max_rows_critic ? p->max_rows_update : p->max_rows_critic,
+                               p->max_seqs + DECODE_UNIT);
     if (s->critic.json) model_dev_sizes_widen(&p->sizes, &s->critic);
     if (s->teacher.json) model_dev_sizes_widen(&p->sizes, &s->teacher);
     if (k->rm.enable) model_dev_sizes_widen(&p->sizes, &k->rm.model);

@@ -24,8 +24,8 @@ int model_memory(struct model_memory *o, const struct model_config *c, struct de
     return 0;
 }
 
-struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t decode) {
-    struct dev_sizes s = {.act = act, .rows = rows, .decode = decode, .train = true};
+struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t train_rows, int64_t decode) {
+    struct dev_sizes s = {.act = act, .rows = rows, .train_rows = train_rows, .decode = decode};
     model_dev_sizes_widen(&s, c);
     return s;
 }

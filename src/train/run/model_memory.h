@@ -16,8 +16,9 @@ int model_memory(struct model_memory *o, const struct model_config *c, struct de
 static inline size_t model_memory_bytes(const struct model_memory *o) {
     return o->weights + o->adapter + o->master + o->grads + o->moments;
 }
-/* What the ops need to know of it. rows: of the largest pass; decode: of the largest decoding step. */
-struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t decode);
+/* What the ops need to know of it. rows: of the largest pass; train_rows: of the largest update; decode: of the largest decoding
+ * step. */
+struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t train_rows, int64_t decode);
 /* The ops serve another model beside. */
 void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c);
 

@@ -19,7 +19,7 @@ static int model_bytes(struct model_memory *m, const struct sft_config *k, struc
 
 static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c,
                          const struct trained_model_args *a) {
-    const struct dev_sizes z = model_dev_sizes(c, k->act, a->max_rows, 1);
+    const struct dev_sizes z = model_dev_sizes(c, k->act, a->max_rows, a->max_rows, 1);
     return dev_working_bytes(dev, &z) + train_pages(trained_model_block_bytes(c, k->act, a));
 }
 
@@ -95,7 +95,7 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o};
     set_cut(a, k->cut, longest, k->train_batch_size);
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, longest, a->max_rows));
-    p->sizes = model_dev_sizes(c, k->act, a->max_rows, 1);
+    p->sizes = model_dev_sizes(c, k->act, a->max_rows, a->max_rows, 1);
     p->limit = train_memory_limit(dev, k->memory_limit);
     TRY(model_bytes(&p->model, k, dev, c, o));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(dev);
