@@ -61,14 +61,13 @@ def math_strings(rng, n):
                           "x" * 290 + "Answer: %s", "y" * 250 + "\\boxed{%s}"]).replace("%s", shown), gold
 
 
+SOLUTIONS = []  # for comparisons; the fixture is the same without the data
+
+
 def gsm8k_solutions():
     """The texts of GSM8K's training answers; none without the data."""
-    path = Path(os.environ.get("SHARED_DATA", "")) / "gsm8k"
-    files = sorted(path.glob("**/*train*.parquet")) if os.environ.get("SHARED_DATA") else []
-    if not files:
-        return []
-    import pandas
-    return list(pandas.read_parquet(files[0])["answer"])
+    path = Path(os.environ.get("SHARED_DATA", "")) / "gsm8k/train.jsonl"
+    return [json.loads(x)["answer"] for x in path.read_text().splitlines()] if path.exists() else []
 
 
 class Asked:
@@ -139,7 +138,7 @@ def math_verify(text, gold):
 def pairs_of(name, rng, n):
     if name.startswith("gsm8k"):
         half = n // 2
-        return [*gsm8k_strings(rng, half), *oracle_answers.gsm8k_pairs(rng, n - half, gsm8k_solutions())]
+        return [*gsm8k_strings(rng, half), *oracle_answers.gsm8k_pairs(rng, n - half, SOLUTIONS)]
     if name.startswith("search"):
         return list(oracle_answers.search_pairs(rng, n))
     if name == "gpqa":
@@ -161,8 +160,6 @@ def named_difference(name, text, gold, expect):
     """The name in docs/differences.md under which this answer may differ; None: it may not."""
     if name == "prime_math" and "Matrix(" in text and "pmatrix" in gold:
         return "no-eval"
-    if "raises" in expect:
-        return "grader-raises"
     return None
 
 
@@ -291,6 +288,7 @@ def main():
     oracle_verl.load(a.verl)
     table = verl_graders()
     if a.verlc:
+        SOLUTIONS.extend(gsm8k_solutions())
         table["math_verify"] = math_verify
         bad = sum(compare(a.verlc, name, grade, a.answers) for name, grade in table.items() if a.only in (None, name))
         sys.exit(1 if bad or (not a.only and compare_dapo(a.verlc, dapo_lines(1000))) else 0)

@@ -122,7 +122,8 @@ def check_eval(s, test):
     test.refused("eval: no ground truth", evaluate(s, [{**rows[0], "reward_model": {}}]), 3, "row 1", "ground_truth")
     test.refused("eval: no responses", evaluate(s, [{**rows[0], "responses": []}]), 3, "row 1", "no responses")
     test.refused("eval: a response that is no text", evaluate(s, [{**rows[0], "responses": [1]}]), 3, "response 1 is not text")
-    test.refused("eval: nobody can score", evaluate(s, [row("unheard/of", "1", "x")]), 1, "none of the 1 responses")
+    test.refused("eval: nobody can score", evaluate(s, [row("openai/gsm8k", 1, "x")]), 1, "none of the 1 responses")
+    test.refused("eval: no grader", evaluate(s, [row("unheard/of", "1", "x")]), 3, "unheard/of", "reward.grader=NAME")
     test.refused("eval: no file", run("eval", f"data.path={s.dir}/none.parquet", check=False), 3, "none.parquet")
 
 
