@@ -13,6 +13,7 @@ Invariant: no text is evaluated but by sympy's parser, which the caller gives ex
 """
 
 import ast
+import functools
 import importlib
 import operator
 import sys
@@ -20,6 +21,7 @@ import sys
 from verlc_helpers.protocol import HelperError, one_line, serve
 from verlc_helpers.user_function import how_to_install
 
+CACHE = 4096
 OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Mod: operator.mod,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.BitXor: operator.xor,
@@ -38,6 +40,7 @@ def packages(names):
     return {"missing": ", ".join(failed) or None, "python": sys.executable}
 
 
+@functools.lru_cache(CACHE)  # the samples of a prompt have one ground truth
 def latex(text):
     from pylatexenc import latex2text
     try:
@@ -46,6 +49,7 @@ def latex(text):
         return {"text": None}
 
 
+@functools.lru_cache(CACHE)
 def zero(expression):
     import sympy
     from sympy.parsing import sympy_parser as parser
