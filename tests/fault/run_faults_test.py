@@ -335,8 +335,11 @@ def check_rewards(s, test):
     rows = [dict(s.row(i), data_source="nobody/knows") for i in range(8)]
     s.write("unknown.jsonl", rows)
     p = run(*s.ppo("r", data__train_files=s.dir / "unknown.jsonl"), check=False)
-    test.refused("no grader for the data source", p, OTHER, "none of the")
-    test("no grader for the data source: it is named", "nobody/knows" in p.stderr, p.stderr[-300:])
+    test.refused("no grader for the data source", p, DATA, "nobody/knows", "reward.grader=NAME")
+    rows = [{**s.row(i), "reward_model": {"ground_truth": i}} for i in range(8)]
+    p = run(*s.ppo("r", data__train_files=s.write("numbers.jsonl", rows)), check=False)
+    test.refused("a ground truth that no grader reads: no sample has a score", p, OTHER, "none of the")
+    test("and it is said", "ground_truth of data_source 'openai/gsm8k' is of another type" in p.stderr, p.stderr[-300:])
 
 
 # ---- helpers and the machine ----
