@@ -202,6 +202,13 @@ def run_tests(task, numbers, channel):
         channel.flush()
 
 
+def import_numpy():
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        pass
+
+
 def silence():
     """A channel to the true standard output; 0, 1 and 2 lead nowhere from now on."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -216,6 +223,8 @@ def silence():
 def main():
     task = json.load(sys.stdin)
     exec(PRELUDE, {"sys": sys})  # loads the modules once
+    if "numpy" in task["code"]:  # it does not load without what is taken away; verl has it loaded before
+        import_numpy()
     channel = silence()
     numbers = list(range(len(task["tests"])))
     for some in [numbers] if task["fn_name"] else [[i] for i in numbers]:

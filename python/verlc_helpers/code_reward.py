@@ -340,7 +340,7 @@ def judge_reply(reply, expected):
         if expected is None or output.rstrip("\n") == str(expected).rstrip("\n"):
             return "passed", ""
         return "wrong_answer", f"answered {output!r}"
-    raise SandboxError(f"{SETTINGS['url']} answers with status {status!r}, run status {ran.get('status')!r}: {reply.get('message')}")
+    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {reply.get('message')}")
 
 
 async def score_there(request):

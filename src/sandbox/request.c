@@ -30,7 +30,7 @@ static int read_files(const json_t *files, struct sandbox_request *r) {
     if (files && !json_is_object(files)) FAIL(ERR_FORMAT, "request: \"files\" is not an object of names and texts");
     if (json_object_size(files) > SANDBOX_MAX_FILES) FAIL(ERR_FORMAT, "request: more than %d \"files\"", SANDBOX_MAX_FILES);
     json_object_foreach((json_t *)(uintptr_t)files, name, data) {
-        if (!json_is_string(data)) FAIL(ERR_FORMAT, "request: the file '%s' is not a text", name);
+        if (!json_is_string(data)) FAIL(ERR_FORMAT, "request: one of the \"files\" is not a text");
         r->files[r->args.n_files++] = (struct sandbox_file){name, json_string_value(data), json_string_length(data)};
     }
     return 0;

@@ -401,11 +401,10 @@ static int check_args(const struct sandbox_args *a) {
     for (int i = 0; i < a->n_files; i++) {
         const char *name = a->files[i].name;
         if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-            FAIL(ERR_INVAL, "sandbox: '%s' is not a file name without a directory", name);
+            FAIL(ERR_INVAL, "sandbox: the name of file %d is empty or has a directory", i + 1);
     }
     for (const char *const *d = a->read_dirs; d && *d; d++)
-        if (**d != '/' || strcmp(*d, "/") == 0)
-            FAIL(ERR_INVAL, "sandbox: the directory to read '%s' is not an absolute path below /", *d);
+        if (**d != '/' || strcmp(*d, "/") == 0) FAIL(ERR_INVAL, "sandbox: a directory to read is not an absolute path below /");
     if (!(l->wall_s > 0) || l->cpu_s < 1 || l->memory_bytes < 1 || l->disk_bytes < PAGE || l->disk_bytes % PAGE ||
         l->output_bytes < 1 || l->n_processes < 1 || l->n_files < 8)
         FAIL(ERR_INVAL, "sandbox: a limit is not above 0 (8 open files, %d bytes of disk and a multiple of that)", PAGE);

@@ -50,23 +50,23 @@ def syscall(number, *arguments):
 '''
 
 # What a program has no use for; numbers of x86-64.
-CALLS = dict(ptrace=101, process_vm_readv=310, process_vm_writev=311, mount=165, umount2=166, pivot_root=155, chroot=161, unshare=272,
-             setns=308, add_key=248, request_key=249, keyctl=250, bpf=321, perf_event_open=298, userfaultfd=323, io_uring_setup=425,
-             io_uring_enter=426, kexec_load=246, kexec_file_load=320, init_module=175, finit_module=313, delete_module=176,
-             name_to_handle_at=303, open_by_handle_at=304, memfd_create=319, memfd_secret=447, shmget=29, semget=64, msgget=68,
-             mq_open=240, mlock=149, mlockall=151, sched_setaffinity=203, sched_setscheduler=144, setpriority=141, ioprio_set=251,
-             personality=135, swapon=167, reboot=169, acct=163, quotactl=179, pidfd_open=434, pidfd_getfd=438, fsopen=430,
-             open_tree=428, move_mount=429, mount_setattr=442, landlock_create_ruleset=444, seccomp=317, vmsplice=278, splice=275,
-             tee=276, clone3=435, iopl=172, ioperm=173, modify_ldt=154, syslog=103, fanotify_init=300, inotify_init=253,
-             sethostname=170, setdomainname=171, settimeofday=164, clock_settime=227, adjtimex=159, mknod=133, mknodat=259,
-             connect=42, bind=49, listen=50, accept=43, sendmsg=46, recvmsg=47,
-             chown=92, setxattr=188, process_madvise=440, kcmp=312, move_pages=279, mbind=237, lookup_dcookie=212, nfsservctl=180)
+CALLS = dict(word.split("=") for word in """
+ptrace=101 process_vm_readv=310 process_vm_writev=311 mount=165 umount2=166 pivot_root=155 chroot=161 unshare=272 setns=308
+add_key=248 request_key=249 keyctl=250 bpf=321 perf_event_open=298 userfaultfd=323 io_uring_setup=425 io_uring_enter=426
+kexec_load=246 kexec_file_load=320 init_module=175 finit_module=313 delete_module=176 name_to_handle_at=303
+open_by_handle_at=304 memfd_create=319 memfd_secret=447 shmget=29 semget=64 msgget=68 mq_open=240 mlock=149 mlockall=151
+sched_setaffinity=203 sched_setscheduler=144 setpriority=141 ioprio_set=251 personality=135 swapon=167 reboot=169 acct=163
+quotactl=179 pidfd_open=434 pidfd_getfd=438 fsopen=430 open_tree=428 move_mount=429 mount_setattr=442
+landlock_create_ruleset=444 seccomp=317 vmsplice=278 splice=275 tee=276 clone3=435 iopl=172 ioperm=173 modify_ldt=154
+syslog=103 fanotify_init=300 inotify_init=253 sethostname=170 setdomainname=171 settimeofday=164 clock_settime=227
+adjtimex=159 mknod=133 mknodat=259 connect=42 bind=49 listen=50 accept=43 sendmsg=46 recvmsg=47 chown=92 setxattr=188
+process_madvise=440 kcmp=312 move_pages=279 mbind=237 lookup_dcookie=212 nfsservctl=180""".split())
 NAMESPACES = dict(user=0x10000000, pid=0x20000000, net=0x40000000, mount=0x00020000, uts=0x04000000, ipc=0x08000000)
 
 
 def attacks(scratch):
     """name -> (code, limits, the ends that are right)."""
-    calls = f"tries(**{{name: (lambda n=n: syscall(n, 0, 0, 0, 0, 0)) for name, n in {CALLS!r}.items()}})"
+    calls = f"tries(**{{name: (lambda n=n: syscall(int(n), 0, 0, 0, 0, 0)) for name, n in {CALLS!r}.items()}})"
     clone = f"tries(**{{name: (lambda f=f: syscall(56, f | 17, 0, 0, 0, 0)) for name, f in {NAMESPACES!r}.items()}})"
     x86 = platform.machine() == "x86_64"
     a = {
@@ -76,16 +76,18 @@ def attacks(scratch):
         "files of the machine": (f'''
 def read(path): return open(path, errors="replace").read(100)
 paths = ["/etc/shadow", "/etc/passwd", "/root/.ssh/id_rsa", "/root/.bashrc", "/home", {str(scratch / "secret")!r},
-         {str(scratch)!r}, {os.path.expanduser("~/.ssh")!r}, "/proc/1/environ", "/proc/self/environ", "/proc/1/root/etc/passwd", "/proc/self/mem",
+         {str(scratch)!r}, {os.path.expanduser("~/.ssh")!r}, "/proc/1/environ", "/proc/self/environ", "/proc/1/root/etc/passwd",
+         "/proc/self/mem",
          "/proc/sys/kernel/core_pattern", "/sys", "/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/tty", "/dev/ptmx",
          "/var/log", "/run", "/boot", "/proc"]
 tries(**{{p: (lambda p=p: os.listdir(p) if os.path.isdir(p) else read(p)) for p in paths if p != sys.prefix}},
       home=lambda: {SECRET!r} in str(os.listdir(os.path.expanduser("~"))), parent=lambda: [p for p in os.listdir("/")
-      if p not in ("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "tmp", "usr") and not sys.prefix.startswith("/" + p + "/")
+      if p not in ("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "tmp", "usr")
+      and not sys.prefix.startswith("/" + p + "/")
       and not sys.base_prefix.startswith("/" + p + "/")])'''),
         "environment": 'tries(env=lambda: [k for k in os.environ if "SECRET" in k or "TOKEN" in k], '
-                       'extra=lambda: sorted(set(os.environ) - set("PATH HOME TMPDIR LANG LC_CTYPE OMP_NUM_THREADS '
-                       'OPENBLAS_NUM_THREADS MALLOC_ARENA_MAX PWD".split())))',
+        'extra=lambda: sorted(set(os.environ) - set("PATH HOME TMPDIR LANG LC_CTYPE OMP_NUM_THREADS '
+        'OPENBLAS_NUM_THREADS MALLOC_ARENA_MAX PWD".split())))',
         "descriptors": '''
 def opened():
     found = []
@@ -107,7 +109,8 @@ def through(target):
     os.symlink(target, "/tmp/link")
     try: return open("/tmp/link").read(10)
     finally: os.unlink("/tmp/link")
-tries(shadow=lambda: through("/etc/shadow"), up=lambda: through("../../../../etc/shadow"), run=lambda: through({str(scratch / "secret")!r}),
+tries(shadow=lambda: through("/etc/shadow"), up=lambda: through("../../../../etc/shadow"),
+      run=lambda: through({str(scratch / "secret")!r}),
       proc=lambda: through("/proc/1/root/etc/hostname"), old=lambda: os.listdir("/oldroot"), new=lambda: os.listdir("/newroot"))''',
         "processes of others": '''
 import re
@@ -115,7 +118,8 @@ def nobody(*pids):
     for p in pids:
         try: os.kill(p, 0); return p
         except ProcessLookupError: pass
-tries(host=lambda: nobody(*range(300, 400)), up=lambda: os.getppid() > 5, trace=lambda: libc.ptrace(16, 1, 0, 0) == 0, me=lambda: libc.ptrace(0, 0, 0, 0) == 0)
+tries(host=lambda: nobody(*range(300, 400)), up=lambda: os.getppid() > 5,
+      trace=lambda: libc.ptrace(16, 1, 0, 0) == 0, me=lambda: libc.ptrace(0, 0, 0, 0) == 0)
 os.kill(1, 9); os.kill(1, 19)
 for sig in range(1, 65):
     if sig not in (9, 19, 20, 21, 22, 32, 33):
@@ -127,11 +131,13 @@ except OSError: pass
 print("BLOCKED, and still here")''',
         "privileges": '''
 tries(nice=lambda: os.nice(-5), affinity=lambda: os.sched_setaffinity(0, [0]) or True, uid=lambda: os.setuid(0) or True,
-      unshare=lambda: libc.unshare(0x10000000) == 0, mount=lambda: subprocess.run(["mount", "-t", "tmpfs", "x", "/tmp"]).returncode == 0,
+      unshare=lambda: libc.unshare(0x10000000) == 0,
+      mount=lambda: subprocess.run(["mount", "-t", "tmpfs", "x", "/tmp"]).returncode == 0,
       su=lambda: subprocess.run(["su", "-c", "id"], stdin=-3).returncode == 0, chroot=lambda: os.chroot("/tmp") or True,
       block=lambda: os.mknod("/tmp/b", 0o60600, os.makedev(254, 0)) or True, host=lambda: socket.sethostname("x") or True)
 import resource
-for what, at in ((resource.RLIMIT_AS, "memory"), (resource.RLIMIT_CPU, "cpu"), (resource.RLIMIT_NOFILE, "files"), (resource.RLIMIT_FSIZE, "size"), (resource.RLIMIT_CORE, "core")):
+for what, at in ((resource.RLIMIT_AS, "memory"), (resource.RLIMIT_CPU, "cpu"), (resource.RLIMIT_NOFILE, "files"),
+                 (resource.RLIMIT_FSIZE, "size"), (resource.RLIMIT_CORE, "core")):
     tries(**{at: lambda: resource.setrlimit(what, (resource.RLIM_INFINITY,) * 2) or True})''',
         "setuid in /tmp": '''
 import shutil
@@ -139,7 +145,8 @@ shutil.copy("/usr/bin/id", "/tmp/id"); os.chmod("/tmp/id", 0o6755)
 tries(root=lambda: subprocess.run(["/tmp/id", "-u"], stdout=-1).stdout.strip() not in (str(os.getuid()).encode(), b""))''',
         "terminal": '''
 import fcntl
-tries(**{f"{name}{fd}": (lambda fd=fd, r=r: fcntl.ioctl(fd, r, b"x") or True) for fd in (0, 1, 2) for name, r in (("sti", 0x5412), ("linux", 0x541c), ("ctty", 0x540e))},
+tries(**{f"{name}{fd}": (lambda fd=fd, r=r: fcntl.ioctl(fd, r, b"x") or True) for fd in (0, 1, 2)
+         for name, r in (("sti", 0x5412), ("linux", 0x541c), ("ctty", 0x540e))},
       tty=lambda: open("/dev/tty"), high=lambda: libc.ioctl(0, ctypes.c_ulong(0x100005412), b"x") == 0)''',
         "survivors": f'''
 for i in range(3):
@@ -154,7 +161,7 @@ subprocess.Popen(["setsid", "sleep", {MARK!r}])
 time.sleep(0.2)
 print("BLOCKED if they end")''',
         "removes itself": 'import shutil; os.remove("main.py"); shutil.rmtree("/tmp", ignore_errors=True); '
-                          'tries(left=lambda: os.listdir("/tmp"))',
+        'tries(left=lambda: os.listdir("/tmp"))',
         "fork bomb": ("print('BLOCKED', flush=True)\nwhile True:\n    try: os.fork()\n    except OSError: pass", dict(wall_s=3),
                       {"process_limit", "wall_limit", "cpu_limit"}),
         "fork bomb, sessions": ("print('BLOCKED', flush=True)\nwhile True:\n    try:\n        if os.fork() == 0: os.setsid()\n"
@@ -193,15 +200,20 @@ try:
 except OSError as error: print("BLOCKED" if n <= 32 << 20 else "ESCAPED", n, error)
 tries(sparse=lambda: os.truncate("/tmp/0", 1 << 40) or True, shm=lambda: open("/dev/shm/x", "wb").write(b"x" * (64 << 20)))''',
                       dict(disk_mb=32), {"exited", "signaled"}),
-        "file bomb": ('print("BLOCKED", flush=True)\nfor i in range(1 << 30): os.mkdir(f"/tmp/{i}")', dict(wall_s=5), {"disk_limit"}),
-        "descriptor bomb": ('fds = []\ntry:\n    while True: fds.append(os.pipe())\nexcept OSError: print("BLOCKED", len(fds))', {}, {"exited"}),
+        "file bomb": ('print("BLOCKED", flush=True)\nfor i in range(1 << 30): os.mkdir(f"/tmp/{i}")', dict(wall_s=5),
+                      {"disk_limit"}),
+        "descriptor bomb": ('fds = []\ntry:\n    while True: fds.append(os.pipe())\nexcept OSError: print("BLOCKED", len(fds))',
+                            {}, {"exited"}),
         "output without end": ('print("BLOCKED")\nwhile True: print("x" * 1000)', {}, {"output_limit"}),
-        "errors without end": ('print("BLOCKED", flush=True)\nwhile True: print("x" * 1000, file=sys.stderr)', {}, {"output_limit"}),
+        "errors without end": ('print("BLOCKED", flush=True)\nwhile True: print("x" * 1000, file=sys.stderr)', {},
+                               {"output_limit"}),
         "sleep for ever": ('print("BLOCKED", flush=True)\ntime.sleep(1e6)', dict(wall_s=1), {"wall_limit"}),
-        "closed output, hanging": ('print("BLOCKED", flush=True)\nfor i in range(3): os.close(i)\nwhile True: time.sleep(1e6)', dict(wall_s=1), {"wall_limit"}),
+        "closed output, hanging": ('print("BLOCKED", flush=True)\nfor i in range(3): os.close(i)\nwhile True: time.sleep(1e6)',
+                                   dict(wall_s=1), {"wall_limit"}),
         "stops itself": ('print("BLOCKED", flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)', dict(wall_s=1), {"wall_limit"}),
-        "busy for ever": ('print("BLOCKED", flush=True)\nwhile True: pass', dict(cpu_s=1, wall_s=9), {"cpu_limit"}),
-        "ignores SIGXCPU": ('print("BLOCKED", flush=True)\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass', dict(cpu_s=1, wall_s=9), {"signaled"}),
+        "busy for ever": ('print("BLOCKED", flush=True)\nwhile True: pass', dict(cpu_s=1, wall_s=9), {"cpu_limit", "wall_limit"}),
+        "ignores SIGXCPU": ('print("BLOCKED", flush=True)\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass',
+                            dict(cpu_s=1, wall_s=9), {"signaled", "wall_limit"}),
         "core dump": ('print("BLOCKED", flush=True)\nos.abort()', {}, {"signaled"}),
     }
     if x86:
@@ -221,7 +233,8 @@ def strays():
     for d in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             words = (d / "cmdline").read_text().split("\0")
-            if (MARK in words or "--json-status-fd" in words and str(os.getpid()) in lineage(int(d.name))) and "State:\tZ" not in (d / "status").read_text():
+            if (MARK in words or "--json-status-fd" in words and
+                    str(os.getpid()) in lineage(int(d.name))) and "State:\tZ" not in (d / "status").read_text():
                 found.append((int(d.name), words[:3]))
         except OSError:
             pass  # it has just ended
@@ -265,6 +278,7 @@ def attack_all(test, scratch, who="", caller=()):
         if caller:
             return name, limits, ends, run([SYSTEM_PYTHON, "-I", "main.py"], "input", {"main.py": START + code}, **limits)
         return name, limits, ends, run_python(START + code, stdin="input", **limits)
+
     os.environ["VERLC_PROGRAM"] = str(program) if caller else VERLC
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for name, limits, ends, r in pool.map(one, attacks(scratch).items()):
@@ -272,9 +286,10 @@ def attack_all(test, scratch, who="", caller=()):
             escaped = [line for line in out.splitlines() if line.startswith("ESCAPED")]
             late = r["wall_s"] > limits.get("wall_s", 10) + 5
             over = r["peak_bytes"] > (limits.get("memory_mb", 1024) + 512 << 20)
-            test(f"attack{who and f' on a {who}'}: {name}: {out.count('BLOCKED')} blocked, {r['end']}",
-                 "BLOCKED" in out and not escaped and r["end"] in ends and not late and not over,
-                 f"{escaped} {r['end']} {r['status']} {r['wall_s']:.1f} s {r['peak_bytes']} {out[-300:]!r} {r['stderr'][-300:]!r}")
+            test(
+                f"attack{who and f' on a {who}'}: {name}: {out.count('BLOCKED')} blocked, {r['end']}", "BLOCKED" in out and
+                not escaped and r["end"] in ends and not late and not over,
+                f"{escaped} {r['end']} {r['status']} {r['wall_s']:.1f} s {r['peak_bytes']} {out[-300:]!r} {r['stderr'][-300:]!r}")
     os.environ["VERLC_PROGRAM"] = VERLC
 
 
@@ -293,9 +308,15 @@ def inherited(test, scratch):
     """A descriptor that the caller holds open for its children does not reach the program."""
     with open(scratch / "secret", encoding="utf-8") as secret:
         fds = [fcntl.fcntl(secret, fcntl.F_DUPFD, at) for at in (3, 9, 40)]
-        code = "import os\nfor fd in range(3, 99):\n    try: print('ESCAPED', fd, os.read(fd, 50))\n    except OSError: pass\nprint('BLOCKED')"
-        p = subprocess.run([VERLC, "sandbox", "--request"], input=json.dumps(python_request(code, "", None)), text=True,
-                           capture_output=True, pass_fds=fds, check=False, timeout=60)
+        code = ("import os\nfor fd in range(3, 99):\n    try: print('ESCAPED', fd, os.read(fd, 50))\n    except OSError: pass\n"
+                "print('BLOCKED')")
+        p = subprocess.run([VERLC, "sandbox", "--request"],
+                           input=json.dumps(python_request(code, "", None)),
+                           text=True,
+                           capture_output=True,
+                           pass_fds=fds,
+                           check=False,
+                           timeout=60)
         for fd in fds:
             os.close(fd)
     test("inherited descriptors do not reach the program", json.loads(p.stdout)["stdout"] == "BLOCKED\n", p.stdout + p.stderr)
@@ -307,14 +328,16 @@ def apart(test):
     look = "import os, time; time.sleep(0.3)\ntry: os.kill(-1, 9)\nexcept OSError: pass\nprint(os.listdir('/tmp'))"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         a, b = pool.submit(run_python, write), pool.submit(run_python, look)
-        test("two sandboxes are apart", a.result()["stdout"] == "done\n" and b.result()["stdout"] == "['main.py']\n",
-             f"{a.result()} {b.result()}")
+        test("two sandboxes are apart",
+             a.result()["stdout"] == "done\n" and b.result()["stdout"] == "['main.py']\n", f"{a.result()} {b.result()}")
 
 
 def killed(test):
     """kill -9 of verlc itself."""
-    request = json.dumps(python_request(f"import os\nfor i in range(3):\n    if os.fork() == 0:\n        os.setsid(); os.execvp('sleep', ['sleep', {MARK!r}])\n"
-                                        "import time; time.sleep(1000)", "", None))
+    request = json.dumps(
+        python_request(
+            f"import os\nfor i in range(3):\n    if os.fork() == 0:\n        os.setsid(); os.execvp('sleep', ['sleep', {MARK!r}])\n"
+            "import time; time.sleep(1000)", "", None))
     p = subprocess.Popen([VERLC, "sandbox", "--wall=100", "--request"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     p.stdin.write(request.encode())
     p.stdin.close()
@@ -332,8 +355,10 @@ def on_terminal(test):
     """At a terminal: nothing is typed into it, and its size is all that may be asked."""
     pid, master = pty.fork()
     if pid == 0:
-        code = ("import fcntl, os\nfor fd in (0, 1, 2):\n    try: fcntl.ioctl(fd, 0x5412, b'x'); print('ESCAPED')\n    except OSError: pass\n"
-                "try: open('/dev/tty'); print('ESCAPED')\nexcept OSError: print('BLOCKED')")
+        code = (
+            "import fcntl, os\nfor fd in (0, 1, 2):\n"
+            "    try: fcntl.ioctl(fd, 0x5412, b'x'); print('ESCAPED')\n    except OSError: pass\n"
+            "try: open('/dev/tty'); print('ESCAPED')\nexcept OSError: print('BLOCKED')")
         request = json.dumps(python_request(code, "", None))
         done = subprocess.run([VERLC, "sandbox", "--request"], input=request.encode(), check=False)
         os._exit(done.returncode)
@@ -352,8 +377,9 @@ def limits_of_use(test):
     """What honest programs do works."""
     r = run_python("import sys; print(sys.stdin.read().upper(), end=''); sys.exit(3)", stdin="hé\0llo\n")
     test("input, output, exit code", (r["end"], r["status"], r["stdout"]) == ("exited", 3, "HÉ\0LLO\n"), r)
-    r = run_python("import sys; sys.stdout.buffer.write(b'a\\xffb\\xc3'); open('x','w').write(open('data').read()); print(open('x').read())",
-                   files={"data": "text"})
+    r = run_python(
+        "import sys; sys.stdout.buffer.write(b'a\\xffb\\xc3'); open('x','w').write(open('data').read()); print(open('x').read())",
+        files={"data": "text"})
     test("bytes that are no UTF-8, files", r["stdout"] == "a\ufffdb\ufffdtext\n", r)
     code = ("import asyncio, concurrent.futures, multiprocessing, subprocess, tempfile, threading\n"
             "asyncio.run(asyncio.sleep(0))\nprint(multiprocessing.get_context('fork').Pool(2).map(abs, [-1, -2]))\n"
@@ -363,7 +389,8 @@ def limits_of_use(test):
     r = run_python(code)
     test("threads, processes, asyncio, pipes, temporary files", r["status"] == 0 and "[1, 2]\n[3, 2, 1]\n42\n" in r["stdout"], r)
     if shutil.which("cc") and os.path.realpath(shutil.which("cc")).startswith("/usr/"):
-        r = run(["sh", "-c", "cc -O1 -o a a.c && ./a"], files={"a.c": '#include <stdio.h>\nint main() { return !printf("C\\n"); }\n'})
+        r = run(["sh", "-c", "cc -O1 -o a a.c && ./a"],
+                files={"a.c": '#include <stdio.h>\nint main() { return !printf("C\\n"); }\n'})
         test("a C program is compiled and run", r["stdout"] == "C\n", r)
     for limits, words in ((dict(wall_s=0), "wall"), (dict(memory_mb=1), "memory-mb"), (dict(processes=0), "processes")):
         try:
@@ -388,14 +415,20 @@ def refusals(test, scratch):
             pathlib.Path(f"/proc/{holder.pid}/{ids}").write_text("0 0 65536", encoding="ascii")
     except OSError as error:
         print(error)
-    kinds = {"no namespaces": ([*inside, *CALLERS["user"]], "max_user_namespaces"),
-             "root of a namespace without users": (["unshare", "-Ur"], "no other user")}
+    kinds = {
+        "no namespaces": ([*inside, *CALLERS["user"]], "max_user_namespaces"),
+        "root of a namespace without users": (["unshare", "-Ur"], "no other user")
+    }
     for kind, (caller, words) in kinds.items():
         if subprocess.run([*caller, "true"], capture_output=True, check=False).returncode != 0:
             print("skipped:", kind)
             continue
         for args in (["--check"], ["--", "touch", str(marker)]):
-            p = subprocess.run([*caller, VERLC, "sandbox", *args], capture_output=True, text=True, check=False, timeout=60,
+            p = subprocess.run([*caller, VERLC, "sandbox", *args],
+                               capture_output=True,
+                               text=True,
+                               check=False,
+                               timeout=60,
                                stdin=subprocess.DEVNULL)
             test.refused(f"{kind}: sandbox {args[0]} is refused", p, 3, words, "othing is run")
     holder.kill()
@@ -404,7 +437,8 @@ def refusals(test, scratch):
     test.refused("the whole machine cannot be read", p, 2, "below /")
     test.refused("no program", command(stdin=subprocess.DEVNULL), 2, "--request")
     test.refused("a request that is no JSON", command("--request", input="{"), 3, "request")
-    test.refused("a file outside the directory", command("--request", input='{"argv": ["true"], "files": {"../x": ""}}'), 2, "../x")
+    test.refused("a file outside the directory", command("--request", input='{"argv": ["true"], "files": {"../x": ""}}'), 2,
+                 "directory")
     test("nothing has run", not marker.exists())
 
 

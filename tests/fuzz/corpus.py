@@ -278,6 +278,15 @@ def algo():
         yield compact(line)
 
 
+def sandbox():
+    yield from (b"\xff\xfe{", b"a\xc3\xa9\xed\xa0\x80\xf0\x9f")
+    for request in (
+        {"argv": ["python3", "main.py"], "stdin": "1 2\n", "files": {"main.py": "print(1)"}, "read": ["/opt/x"]},
+        {"argv": []}, {"argv": ["a\0"]}, {"argv": ["x"] * 300}, {"files": {str(i): "" for i in range(20)}}, {"files": {"../x": 1}}, [],
+        {"stdin": None}, {"read": "x"}):
+        yield compact(request)
+
+
 def reward():
     for row in every(jsonl("algo/graders.jsonl"), 250):
         yield compact({"text": row["text"], "gold": row["gold"], "answers": list(row["asked"].values())})
@@ -311,8 +320,8 @@ def torch():
 
 
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, run_db, score, sft, text, tokenizer, torch,
-                 track, user):
+    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, sft, text, tokenizer,
+                 torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -1,0 +1,329 @@
+"""Programs scored by their tests: verl's scores of generated programs (tools/oracle_code.py), an evaluation and a run on them,
+a reward function that uses the sandbox, a SandboxFusion service (a small one here), and the refusal where there is no sandbox."""
+
+import asyncio
+import http.server
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
+
+ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", ".")).resolve()
+sys.path.insert(0, str(ROOT / "python"))
+os.environ["VERLC_PROGRAM"] = VERLC
+from verlc_helpers import code_reward  # noqa: E402
+from verlc_helpers.sandbox import run_python  # noqa: E402
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
+TESTS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+
+
+def block(code):
+    return f"Here it is.\n```python\n{code}```\nDone."
+
+
+def ask(solution, truth, **more):
+    return asyncio.run(code_reward.handle_async({"data_source": "taco", "solution_str": solution, "ground_truth": truth} | more))
+
+
+def check_scores(test):
+    """Those of verl; the limits are 1 s in both."""
+    cases = [json.loads(line) for line in (ROOT / "tests/fixtures/code/cases.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    async def score_all():
+        some = asyncio.Semaphore(4)
+
+        async def one(case):
+            async with some:
+                return await code_reward.handle_async({"solution_str": case["solution"], "ground_truth": case["tests"]})
+
+        return await asyncio.gather(*map(one, cases))
+
+    limits = code_reward.CALL_S, code_reward.PROGRAM_S
+    code_reward.CALL_S = code_reward.PROGRAM_S = 1
+    start = time.monotonic()
+    got = asyncio.run(score_all())
+    code_reward.CALL_S, code_reward.PROGRAM_S = limits
+    bad = [(case, answer) for case, answer in zip(cases, got) if answer.get("score") != case["score"]]
+    print(f"        {len(cases)} programs in {time.monotonic() - start:.1f} s")
+    test(f"{len(cases)} programs have the scores that verl gives them", not bad and len(cases) > 50, str(bad[:3]))
+
+
+def check_outcomes(test):
+    code_reward.init({"memory_mb": 200})
+    for code, tests, outcome, score in ((ADD, TESTS, "passed", 1), ("print(3)\n", TESTS, "wrong_answer", 0.5),
+                                        ("x x\n", TESTS, "compile_error", 0), ("1 // 0\n", TESTS, "runtime_error", 0),
+                                        ("x = 'y' * (1 << 30)\n", TESTS, "runtime_error", 0),
+                                        ("print('x' * (5 << 20))\n", TESTS, "output_limit", 0), ("def f(x, y): return x + y\n", {
+                                            "fn_name": "f",
+                                            "inputs": ["1\n2"],
+                                            "outputs": ["3"]
+                                        }, "passed", 1), ("def f(x, y): return x\n", {
+                                            "assert_case": ["assert f(1, 2) == 1", "assert f(1, 2) == 2"]
+                                        }, "runtime_error", 0.5)):
+        r = ask(block(code), json.dumps(tests))
+        test(f"outcome {outcome}, score {score}", (r.get("score"), r.get("extra", {}).get("code_outcome")) == (score, outcome),
+             str(r))
+    for truth, words in ((None, "NoneType"), ("{", "not JSON"), ("[]", "list"), ({
+            "inputs": ["1"]
+    }, "outputs"), ({
+            "inputs": ["1"],
+            "outputs": []
+    }, "1 inputs and 0"), ({
+            "inputs": [["1"]],
+            "outputs": ["1"]
+    }, "not a text"), ({
+            "fn_name": "f",
+            "inputs": ["x"],
+            "outputs": ["1"]
+    }, "not JSON"), ({
+            "assert_case": [1]
+    }, "assert_case")):
+        r = ask(block(ADD), truth)
+        test(f"no tests: {words}", words in r.get("missing", "") and "score" not in r, str(r))
+    code_reward.init({"memory_mb": 1024})
+    cheat = ("import json, os, sys\nfor f in range(3, 20):\n"
+             "    try: os.write(f, b'{\"test\": 1, \"output\": \"7\\\\n\"}\\n' * 2 + b'[]\\nx\\n{}\\n')\n"
+             "    except OSError: pass\n")
+    r = ask(block(cheat + "print(json.dumps([len(str(sys.argv)), list(globals())]))\n"), TESTS)
+    test("what a program writes to the channel is an answer, no verdict", r["score"] <= 0.5, str(r))
+    look = ("import os\nfor d, _, names in os.walk('/tmp'):\n    for n in names:\n"
+            "        if '12345' in open(d + '/' + n, errors='replace').read(): print('12345')\n")
+    r = ask(block(look), {"inputs": ["1"], "outputs": ["12345"]})
+    test("expected answers are not in the sandbox", r["score"] == 0, str(r))
+
+
+def check_any_input(test):
+    """Whatever the data, a model or a program says, it is read or refused."""
+    rng = random.Random(7)
+    pieces = ["```python", "```", "\n", "1 2", "\\", "{", "}", "[", "]", '"inputs"', '"outputs"', '"fn_name"', '"assert_case"', ":", ",", "null", "1e999",
+              "nan", "٣", "\x00", "\ud800", "\x0c", "\r\n", '"a"', "[" * 3000, "9" * 5000, "-", "1_0", " "]
+    seen = 0
+    for _ in range(5000):
+        a, b = ("".join(rng.choices(pieces, k=rng.randrange(9))) for _ in range(2))
+        assert isinstance(code_reward.extract(a), str) and isinstance(code_reward.extract_block(a), (str, type(None)))
+        assert code_reward.same_output(a, b) in (True, False) and (a.strip() != b.strip() or "\x0c" in a + b or code_reward.same_output(a, b))
+        truth = a if rng.random() < 0.3 else '{"inputs": [' + a + '], "outputs": [' + b + "]}"
+        answers = code_reward.answers_of({"stdout": a + '{"test": 0, "value": ' + b + "}", "end": "exited", "status": 0}, 2)
+        assert len(answers) == 2 and code_reward.judge_value(answers[0], [1]) in ("passed", "wrong_answer", "runtime_error")
+        try:
+            code_reward.check_texts(code_reward.read_tests(truth))
+            seen += 1
+        except code_reward.NoTests as error:
+            assert str(error)
+    test("any text as a response, tests, an output or the channel", 100 < seen < 4900, str(seen))
+
+
+def check_eval(s, test):
+    rows = [{
+        "data_source": source,
+        "prompt": [{
+            "role": "user",
+            "content": "Add."
+        }],
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": truth
+        },
+        "responses": answers
+    } for source, truth, answers in (("taco", json.dumps(TESTS), [block(ADD), block("print(3)\n")]), ("apps", json.dumps(TESTS),
+                                                                                                      [block("x"), "no code"]),
+                                     ("openai/gsm8k", "4", ["#### 4", "#### 5"]), ("codeforces", "[]",
+                                                                                   [block(ADD), block(ADD)]))]
+    p = run("eval", f"data.path={s.write('answers.jsonl', rows)}", "reward.sandbox.max_concurrent=2", check=False)
+    got = json.loads(p.stdout) if p.stdout.startswith("{") else {}
+    test("eval: programs beside other rows", (got.get("test_score/taco"), got.get("test_score/apps"),
+                                              got.get("test_score/openai/gsm8k"), got.get("errors")) == (0.75, 0, 0.5, 2),
+         p.stdout + p.stderr[-600:])
+
+
+OWN = '''
+from verlc_helpers.sandbox import run_python_async
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    r = await run_python_async("import os; print(os.getenv('HOME'), len(input()))", wall_s=20,
+                               stdin=solution_str.replace("\\n", " ") + "\\n")
+    return float(r["end"] == "exited" and r["stdout"].startswith("/tmp "))
+'''
+
+
+def code_rows(s, name, n):
+    return s.write(name, [{
+        **s.row(i), "data_source": "taco",
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": json.dumps(TESTS)
+        }
+    } if i % 2 else s.row(i) for i in range(n)])
+
+
+def check_run(s, test):
+    rows = code_rows(s, "code.jsonl", 16)
+    args = s.ppo("code",
+                 data__train_files=rows,
+                 data__val_files=rows,
+                 trainer__total_training_steps=2,
+                 trainer__save_freq=-1,
+                 data__max_response_length=8)
+    p = run(*args, check=False)
+    metrics = [json.loads(line)["data"]
+               for line in (s.dir / "code/metrics.jsonl").read_text().splitlines()] if p.returncode == 0 else [{}]
+    failed = {
+        k: v
+        for k, v in metrics[-1].items()
+        if k.startswith("reward/") and k.endswith(("crash", "timeout", "missing", "unparsed")) and v
+    }
+    test("ppo: a run on programs and other rows", p.returncode == 0 and not failed, f"{failed} {p.stderr[-600:]}")
+    own = s.dir / "own.py"
+    own.write_text(OWN, encoding="utf-8")
+    p = run(*s.ppo("own",
+                   reward__custom_reward_function__path=own,
+                   trainer__total_training_steps=1,
+                   trainer__save_freq=-1,
+                   reward__num_workers=1),
+            check=False)
+    metrics = json.loads((s.dir / "own/metrics.jsonl").read_text().splitlines()[-1])["data"] if p.returncode == 0 else {}
+    test("ppo: a reward function that uses the sandbox",
+         metrics.get("critic/score/mean") == 1, f"{metrics.get('critic/score/mean')} {p.stderr[-600:]}")
+
+
+def check_refusal(s, test):
+    nowhere = ["unshare", "-Ur"]  # root of a namespace that has no other user
+    if os.geteuid() != 0 or subprocess.run([*nowhere, "true"], check=False).returncode != 0:
+        return print("skipped: the refusal")
+    rows = code_rows(s, "code.jsonl", 16)
+    p = subprocess.run([*nowhere, VERLC, *map(str, s.ppo("none", data__train_files=rows, data__val_files=rows))],
+                       capture_output=True,
+                       text=True,
+                       check=False,
+                       timeout=100,
+                       env=ENV)
+    test.refused("ppo: without a sandbox the run does not start", p, 3, "taco", "othing is run")
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    """SandboxFusion's /run_code, as far as verl uses it; its programs run in verlc's sandbox."""
+    protocol_version = "HTTP/1.1"
+    lock, now, most, asked, failures = threading.Lock(), 0, 0, [], []
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.lock:
+            Service.now += 1
+            Service.most = max(self.most, self.now)
+            self.asked.append(request)
+            status = self.failures.pop() if self.failures else 200
+        r = run_python(request["code"], stdin=request["stdin"] or "", wall_s=2)
+        with self.lock:
+            Service.now -= 1
+        late = r["end"] != "exited"
+        good = r["end"] == "exited" and r["status"] == 0
+        reply = {
+            "status": "Success" if good else "Failed",
+            "message": "",
+            "compile_result": None,
+            "run_result": {
+                "status": "TimeLimitExceeded" if late else "Finished",
+                "execution_time": r["wall_s"],
+                "return_code": r["status"],
+                "stdout": r["stdout"],
+                "stderr": r["stderr"]
+            }
+        }
+        body = json.dumps(reply if status == 200 else {}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def check_service(s, test):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/run_code"
+    code_reward.init({"url": url, "parallel": 3, "memory_mb": 777})
+    code_reward.FIRST_DELAY_S = 0.05
+    many = {"inputs": ["1 2", "3 4"] * 6, "outputs": ["3", "7\n"] * 5 + ["x", "x"]}
+    for name, solution, tests, score, outcome in (("all pass", block(ADD), TESTS, 1, "passed"), ("the first ten count", block(ADD),
+                                                                                                 many, 1, "passed"),
+                                                  ("half", block("print(3)\n"), TESTS, 0.5,
+                                                   "wrong_answer"), ("another block", "```py\n" + ADD + "```", TESTS, 1,
+                                                                     "passed"), ("no block", ADD, TESTS, 0, "no_code"),
+                                                  ("an error", block("1 // 0\n"), TESTS, 0,
+                                                   "runtime_error"), ("too slow", block("while True: pass\n"), {
+                                                       "inputs": [""],
+                                                       "outputs": [""]
+                                                   }, 0, "time_limit"), ("a function", block("def f(x, y): return [x, y]\n"), {
+                                                       "fn_name": "f",
+                                                       "inputs": ["1\n2"],
+                                                       "outputs": ["[1, 2]"]
+                                                   }, 1, "passed"), ("a method",
+                                                                     block("class Solution:\n    def f(self, x): return x\n"), {
+                                                                         "fn_name": "f",
+                                                                         "inputs": ["1.5"],
+                                                                         "outputs": ["1.5\n"]
+                                                                     }, 1, "passed"), ("asserts", block("def f(x): return x\n"), {
+                                                                         "assert_case": ["assert f(1) == 1", "assert f(1) == 2"]
+                                                                     }, 0.5, "runtime_error")):
+        r = ask(solution, tests)
+        test(f"service: {name}", (r.get("score"), r.get("extra", {}).get("code_outcome")) == (score, outcome), str(r))
+    asked = Service.asked[0]
+    test("service: what is sent",
+         (asked["language"], asked["memory_limit_MB"], asked["run_timeout"], asked["stdin"]) == ("python", 777, 10, "1 2\n"),
+         str(asked))
+    test("service: at most max_concurrent requests at once", 1 < Service.most <= 3, str(Service.most))
+    Service.failures[:] = [504, 504]
+    test("service: a gateway's timeout is tried again", ask(block(ADD), {"inputs": ["1 2"], "outputs": ["3"]}).get("score") == 1)
+    Service.failures[:] = [500]
+    r = ask(block(ADD), {"inputs": ["1 2"], "outputs": ["3"]})
+    test("service: its failure is no score", "500" in r.get("crash", "") and "score" not in r, str(r))
+    code_reward.init({"url": "http://127.0.0.1:9/run_code"})
+    r = ask(block(ADD), TESTS)
+    test("service: nobody there", "sandbox_fusion.url" in r.get("crash", ""), str(r))
+    code_reward.init({"url": None})
+    rows = code_rows(s, "code.jsonl", 16)
+    p = run(*s.ppo("service",
+                   trainer__validation_data_dir=s.dir / "dump",
+                   data__train_files=rows,
+                   data__val_files=rows,
+                   reward_model__sandbox_fusion__url=url,
+                   trainer__total_training_steps=1,
+                   trainer__save_freq=-1,
+                   trainer__val_before_train=True,
+                   data__max_response_length=8),
+            check=False)
+    dumped = [json.loads(line) for f in (s.dir / "dump").glob("*.jsonl") for line in f.read_text(encoding="utf-8").splitlines()]
+    outcomes = {row.get("code_outcome") for row in dumped if row.get("code_outcome")}
+    test("ppo: reward_model.sandbox_fusion.url; a response without a block asks nothing", p.returncode == 0 and
+         outcomes == {"no_code"}, f"{outcomes} {p.stderr[-600:]}")
+    server.shutdown()
+
+
+def main():
+    test = Tests()
+    if run("sandbox", "--check", check=False).returncode != 0:
+        print("skipped: this machine has no sandbox")
+        sys.exit(77)
+    code_reward.init({})
+    check_scores(test)
+    check_outcomes(test)
+    check_any_input(test)
+    with Scratch() as s:
+        check_eval(s, test)
+        check_run(s, test)
+        check_refusal(s, test)
+        check_service(s, test)
+    test.end()
+
+
+if __name__ == "__main__":
+    main()
