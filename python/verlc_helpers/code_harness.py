@@ -17,6 +17,7 @@ import builtins
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -39,7 +40,6 @@ class Failed(Exception):
 
 
 def take_away():
-    import shutil
     builtins.exit = builtins.quit = builtins.help = None
     for name in TAKEN_FROM_OS:
         setattr(os, name, None)
