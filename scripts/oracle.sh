@@ -6,7 +6,7 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo conf critic data distill eval graders grpo lora model optim quant ray reward sft steps tables text track trackers
+# NAME: algo code conf critic data distill eval graders grpo lora model optim quant ray reward sft steps tables text track trackers
 # train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
@@ -24,7 +24,7 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill ray eval graders
+names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill ray eval graders
     data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
@@ -37,6 +37,7 @@ fresh() { rm -rf "${out:?}/$1" && mkdir -p "$out/$1"; }
 program() { (cd build/release && set -o pipefail && VERLC_TRAIN_FIXTURES=$2 "./$1" 2>&1 | sed "/^\\[/d; s/;/,/"); }
 
 make_algo() { $py tools/oracle_algo.py --out "$1"; }
+make_code() { $py tools/oracle_code.py --verlc "$VERLC" --out "$1"; }
 make_conf() { $py tools/oracle_conf.py --binary ""; } # in place
 make_critic() { $py tools/oracle_critic.py "$1"; }
 make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py sets "$1"; }
@@ -53,6 +54,9 @@ make_train() { $py tools/oracle_train.py "$1"; }
 
 compare_algo() {
     fresh algo && make_algo "$out/algo" && same algo algo.jsonl && $py tools/oracle_algo.py --verlc "$VERLC" --batches "$batches"
+}
+compare_code() {
+    fresh code && make_code "$out/code" && same code && $py tools/oracle_code.py --verlc "$VERLC" --compare 300
 }
 compare_conf() { $py tools/oracle_conf.py --check; }
 compare_critic() { fresh critic && make_critic "$out/critic" && same critic; }
