@@ -118,7 +118,7 @@ def check_any_input(test):
             seen += 1
         except code_reward.NoTests as error:
             assert str(error)
-    test("any text as a response, tests, an output or the channel", 100 < seen < 4900, str(seen))
+    test("any text as a response, tests, an output or the channel", 20 < seen < 4900, str(seen))
 
 
 def check_eval(s, test):

@@ -1,12 +1,13 @@
 """Invariant 10: no eval, no pickle, no code from a model directory. Looks for every
 construct that runs text as code or unpickles, in src/ and python/. What the command line
 names is the user's own (a reward function, an estimator, a loss): it is loaded in one place of
-each language, and a request of `verlc algo` cannot name it."""
+each language, what a model writes runs in the sandbox alone, and a request of `verlc algo` cannot name it."""
 
 import ast
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -69,6 +70,11 @@ def main():
         name = f.relative_to(ROOT / "python")
         finds = python_finds(f.read_text()) - ALLOWED.get(str(name), set())
         test(f"python/{name}", not finds, finds)
+    task = '{"code": "print(1)", "fn_name": null, "tests": [""], "seconds": 5, "longest": 1000}'
+    p = subprocess.run([sys.executable, ROOT / "python/verlc_helpers/code_harness.py"], input=task, capture_output=True, text=True,
+                       check=False)
+    test("a model's program does not run outside the sandbox", p.returncode == 1 and not p.stdout and
+         "sandbox alone" in p.stderr, p)
     template = (ROOT / "python/verlc_helpers/chat_template.py").read_text()
     test("templates run in Jinja's sandbox alone", "ImmutableSandboxedEnvironment" in template and
          not re.search(r"(?<!Sandboxed)\bEnvironment\(|\bTemplate\(", template))
