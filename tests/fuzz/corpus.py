@@ -282,8 +282,8 @@ def sandbox():
     yield from (b"\xff\xfe{", b"a\xc3\xa9\xed\xa0\x80\xf0\x9f")
     for request in (
         {"argv": ["python3", "main.py"], "stdin": "1 2\n", "files": {"main.py": "print(1)"}, "read": ["/opt/x"]},
-        {"argv": []}, {"argv": ["a\0"]}, {"argv": ["x"] * 300}, {"files": {str(i): "" for i in range(20)}}, {"files": {"../x": 1}}, [],
-        {"stdin": None}, {"read": "x"}):
+        {"argv": []}, {"argv": ["a\0"]}, {"argv": ["x"] * 300}, {"files": {str(i): "" for i in range(20)}}, {"files": {"../x": 1}},
+        [], {"stdin": None}, {"read": "x"}):
         yield compact(request)
 
 
