@@ -192,7 +192,7 @@ def verl_scores(all_cases):
 
 
 def verlc_scores(all_cases, verlc):
-    os.environ["VERLC_PROGRAM"] = str(Path(verlc).resolve())
+    os.environ["VERLC"] = str(Path(verlc).resolve())
     from verlc_helpers import code_reward
     code_reward.CALL_S = code_reward.PROGRAM_S = SECONDS
     code_reward.init({"parallel": os.cpu_count()})

@@ -29,9 +29,9 @@ class SandboxError(RuntimeError):
 
 def verlc():
     """The program: the one that started this helper, else the one in PATH."""
-    path = os.environ.get("VERLC_PROGRAM") or shutil.which("verlc")
+    path = os.environ.get("VERLC") or shutil.which("verlc")
     if not path:
-        raise SandboxError("the program verlc is not in PATH; put it there, or set VERLC_PROGRAM to its path")
+        raise SandboxError("the program verlc is not in PATH; put it there, or set VERLC to its path")
     return path
 
 

@@ -165,7 +165,7 @@ static struct env make_env(const char *dir) {
     for (int i = 0; i < N_SET; i++) env_add(&e, xasprintf("%s=%s", set[i][0], set[i][1]));
     env_add(&e, xasprintf("VERLC_HELPER_FD=%d", SOCK_FD));
     char *own = file_program_dir(), *verlc = own ? find_in(own, (const char *const[]){"verlc", NULL}, runnable) : NULL;
-    if (verlc && !getenv("VERLC_PROGRAM")) env_add(&e, xasprintf("VERLC_PROGRAM=%s", verlc)); /* verlc_helpers/sandbox.py */
+    if (verlc && !getenv("VERLC")) env_add(&e, xasprintf("VERLC=%s", verlc)); /* verlc_helpers/sandbox.py */
     free(verlc);
     free(own);
     env_add(&e, old && *old ? xasprintf("PYTHONPATH=%s:%s", dir, old) : xasprintf("PYTHONPATH=%s", dir));

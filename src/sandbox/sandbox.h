@@ -1,7 +1,8 @@
 /* sandbox.h - runs a program that nobody has vouched for, and says what happened.
  *
- * The program runs in namespaces of its own (user, pid, network, ipc, uts, cgroup, mount), made by bubblewrap: no network, no
- * /proc, no terminal, no descriptor and no environment of ours, no capability. It sees the system's programs and what it is
+ * The program runs in namespaces of its own (pid, network, ipc, uts, cgroup, mount, and user where we are not root), made by
+ * bubblewrap, as a user who is never root: no network, no /proc, no terminal, no descriptor and no environment of ours, no
+ * capability. It sees the system's programs and what it is
  * given, all read-only, and writes to one tmpfs of limited size. A seccomp filter allows the system calls that programs need
  * (seccomp.c). Where the kernel refuses any of it nothing runs. What it does not protect from: a defect of the kernel in a
  * system call that is allowed, and side channels of the hardware (docs/reliability.md).

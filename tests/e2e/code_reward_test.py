@@ -17,7 +17,7 @@ from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", ".")).resolve()
 sys.path.insert(0, str(ROOT / "python"))
-os.environ["VERLC_PROGRAM"] = VERLC
+os.environ["VERLC"] = VERLC
 from verlc_helpers import code_reward  # noqa: E402
 from verlc_helpers.sandbox import run_python  # noqa: E402
 
@@ -103,7 +103,8 @@ def check_outcomes(test):
 def check_any_input(test):
     """Whatever the data, a model or a program says, it is read or refused."""
     rng = random.Random(7)
-    pieces = ["```python", "```", "\n", "1 2", "\\", "{", "}", "[", "]", '"inputs"', '"outputs"', '"fn_name"', '"assert_case"', ":", ",", "null",
+    pieces = ["```python",
+              "```", "\n", "1 2", "\\", "{", "}", "[", "]", '"inputs"', '"outputs"', '"fn_name"', '"assert_case"', ":", ",", "null",
               "1e999", "nan", "٣", "\x00", "\ud800", "\x0c", "\r\n", '"a"', "[" * 3000, "9" * 5000, "-", "1_0", " "]
     seen = 0
     for _ in range(5000):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import ENV, VERLC, Tests  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(os.environ.get("SOURCE_DIR", ".")).resolve() / "python"))
-os.environ["VERLC_PROGRAM"] = VERLC
+os.environ["VERLC"] = VERLC
 from verlc_helpers.sandbox import SandboxError, python_request, run, run_python  # noqa: E402
 
 MARK = f"87000.{os.getpid()}"  # the argument of every sleep that an attack starts
@@ -279,7 +279,7 @@ def attack_all(test, scratch, who="", caller=()):
             return name, limits, ends, run([SYSTEM_PYTHON, "-I", "main.py"], "input", {"main.py": START + code}, **limits)
         return name, limits, ends, run_python(START + code, stdin="input", **limits)
 
-    os.environ["VERLC_PROGRAM"] = str(program) if caller else VERLC
+    os.environ["VERLC"] = str(program) if caller else VERLC
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for name, limits, ends, r in pool.map(one, attacks(scratch).items()):
             out = r["stdout"]
@@ -290,7 +290,7 @@ def attack_all(test, scratch, who="", caller=()):
                 f"attack{who and f' on a {who}'}: {name}: {out.count('BLOCKED')} blocked, {r['end']}", "BLOCKED" in out and
                 not escaped and r["end"] in ends and not late and not over,
                 f"{escaped} {r['end']} {r['status']} {r['wall_s']:.1f} s {r['peak_bytes']} {out[-300:]!r} {r['stderr'][-300:]!r}")
-    os.environ["VERLC_PROGRAM"] = VERLC
+    os.environ["VERLC"] = VERLC
 
 
 def other_callers(test, scratch):
