@@ -25,7 +25,10 @@ struct step_time {
     struct metrics m; /* its phases are in it */
 };
 
-static bool is_phase(const char *name) { return strncmp(name, "timing_s/", 9) == 0 && strcmp(name, "timing_s/step") != 0; }
+/* Of each step: not what all of them take together, not what is done once. */
+static bool is_phase(const char *name) {
+    return strncmp(name, "timing_s/", 9) == 0 && strcmp(name + 9, "step") != 0 && strcmp(name + 9, "start") != 0;
+}
 
 static int read_step(struct run_reader *r, int64_t step, struct step_time *t) {
     *t = (struct step_time){.step = step};
@@ -103,7 +106,7 @@ static void process(const struct run_meta *m, const struct run_status *s, const 
         term_add(t, out, TERM_RED, "no process, and no word of its end");
         buf_adds(out, ": killed, or the machine went down");
         if (s->known) {
-            buf_adds(out, "; last heard of ");
+            buf_adds(out, "\n  last heard of ");
             term_when(out, s->wall);
         }
         buf_adds(out, "\n  the same command goes on from its last checkpoint (trainer.resume_mode=auto)\n");
