@@ -28,7 +28,8 @@ def main():
     test("keys of sft", "data.max_length=" in complete("verlc sft data.max_l"))
     test("options", "--device" in complete("verlc generate --de") and "--preset" in complete("verlc model init --pre"))
     test("a value is a file name", f"{ROOT}/README.md" in complete(f"verlc ppo data.train_files={ROOT}/READ"))
-    test("a run is a file name", f"{ROOT}/README.md" in complete(f"verlc show {ROOT}/READ") and "--color-by" in complete("verlc show --co"))
+    test("a run is a file name", f"{ROOT}/README.md" in complete(f"verlc show {ROOT}/READ"))
+    test("options of show", "--color-by" in complete("verlc show --co"))
     test("metrics", "actor/grad_norm" in complete("verlc explain actor/gr"))
     with tempfile.TemporaryDirectory() as d:
         subprocess.run([sys.executable, ROOT / "tools/man_pages.py", VERLC, d], check=True)
