@@ -48,6 +48,7 @@ make_lora() { $py tools/oracle_lora.py make "$1"; } # on the base models in that
 make_model() { $py tools/oracle_model.py make "$1"; }
 make_optim() { $py tools/oracle_optim.py "$1"; }
 make_quant() { $py tools/oracle_quant.py "$1"; }
+make_rate_limit() { $py tools/oracle_rate_limit.py "$1"; }
 make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_train() { $py tools/oracle_train.py "$1"; }
@@ -93,6 +94,7 @@ compare_optim() {
 }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
 compare_ray() { "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py; }
+compare_rate_limit() { fresh rate_limit && make_rate_limit "$out/rate_limit" && $py tools/oracle_diff.py "$out/rate_limit" $fix/algo; }
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only

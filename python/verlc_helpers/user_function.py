@@ -27,8 +27,12 @@ def describe(error):
     return f"{type(error).__name__}: {one_line(error)}{where_raised(error)}{how_to_install(error)}"
 
 
-def load(path, name, key):
-    """The function `name` of the file; `key` is what named it."""
+LOADED = {}  # modules by path
+
+
+def load_module(path):
+    if path in LOADED:
+        return LOADED[path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # its neighbours import as they did
     spec = importlib.util.spec_from_file_location("custom_module", path)
     if spec is None:
@@ -39,7 +43,13 @@ def load(path, name, key):
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise HelperError(f"{path} does not load: {describe(error)}", "INPUT") from error
-    function = getattr(module, name, None)
+    LOADED[path] = module
+    return module
+
+
+def load(path, name, key):
+    """The function `name` of the file; `key` is what named it."""
+    function = getattr(load_module(path), name, None)
     if not callable(function):
         raise HelperError(f"{path} has no function '{name}'{key}", "INPUT")
     return function

@@ -25,7 +25,8 @@ struct job {
 static int print_line(struct job *j, const json_t *answer) {
     buf_reset(&j->line);
     TRY(json_dump_line(&j->line, answer));
-    return cmd_print_line(j->line.p, j->line.n);
+    TRY(cmd_print_line(j->line.p, j->line.n));
+    return cmd_flush(); /* who asks line by line waits for it */
 }
 
 static json_t *ids_json(const struct text_ids *ids) {

@@ -73,6 +73,21 @@ static int load_once(const struct helper_args *h, bool *is_async, bool *batch) {
     return rc;
 }
 
+/* Every process is up: else what the rate has let go waits for its start and is called all at once. */
+static int start_all(struct helper_pool *p, int n) {
+    json_t *ping = json_pack("{s:b}", "ping", 1);
+    int64_t ticket;
+    int rc = 0;
+    for (int i = 0; i < n && rc >= 0; i++) rc = helper_pool_send(p, ping, DEFAULT_TIMEOUT_S, &ticket);
+    while (rc >= 0 && helper_pool_pending(p) > 0) {
+        struct helper_result r;
+        rc = helper_pool_recv(p, 1, &r);
+        if (rc == 1) helper_result_free(&r); /* what fails here fails again with a sample */
+    }
+    json_decref(ping);
+    return rc < 0 ? rc : 0;
+}
+
 static int check_path(const char *key, const char *path) {
     if (!path) return 0;
     if (!file_exists(path)) FAIL(ERR_INPUT, "%s %s does not exist", key, path);
@@ -113,6 +128,7 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     const struct helper_pool_args pool = {
         .n = a->n_workers > 0 ? a->n_workers : 1, .n_calls = is_async ? concurrent : 1, .n_tries = TRIES};
     TRYG(helper_pool_create(&c->pool, &h, &pool), out);
+    if (c->max_in_flight > 0) TRYG(start_all(c->pool, pool.n), out);
 out:
     json_decref(init);
     free(path);

@@ -45,11 +45,9 @@ struct reward_request { /* borrowed for the call */
     const json_t *data;       /* for a manager of the user: what its DataProto holds (verlc_helpers/reward_manager.py), or NULL */
 };
 
-enum reward_style {                    /* how the function is called */
-                    REWARD_NAMED,      /* compute_score(data_source=, solution_str=, ground_truth=, extra_info=) */
-                    REWARD_POSITIONAL, /* by position, as verl's prime manager does */
-                    REWARD_BATCH,      /* once with all samples: data_sources=, solution_strs=, ground_truths=, extra_infos= */
-};
+/* How the function is called: by name (data_source, solution_str, ground_truth, extra_info); the same by position, as
+ * verl's prime manager does; or once with all samples (data_sources, solution_strs, ground_truths, extra_infos). */
+enum reward_style { REWARD_NAMED, REWARD_POSITIONAL, REWARD_BATCH };
 struct reward_code_args {    /* of data sources that are programs with tests; 0 and NULL: the default */
     int64_t max_concurrent;  /* programs that run at once in the sandbox; 0: as many as there are cores */
     int64_t memory_limit_mb; /* of each; 0: 1024 */

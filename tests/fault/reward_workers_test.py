@@ -120,18 +120,45 @@ def check_blame(s, test):
 
 
 VERL = '''
-import asyncio, time
+import asyncio, inspect, sys, time
+sys.path.insert(0, "tools")
 import torch
-from tensordict import TensorDict
-from verl import DataProto
-from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from oracle_rate_limit import verl_class
+class Base:
+    def __init__(self, config, tokenizer, *_):
+        self.loop = asyncio.get_running_loop()
+        self.tokenizer = tokenizer
 class Words:
     def decode(self, ids, skip_special_tokens=True):
         return text
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
 text = "First we add the apples. " * 82
+Naive = verl_class("experimental/reward_loop/reward_manager/naive.py", "NaiveRewardManager", RewardManagerBase=Base,
+                   DataProto=object, register=lambda name: lambda cls: cls, inspect=inspect, default_compute_score=None)
+sys.path.insert(0, "python/verlc_standin")
+from verl.protocol import DataProto  # verlc's, which is the smaller one
 async def main():
+    manager = Naive(None, Words(), compute_score)
+    data = [DataProto.from_dict({"responses": torch.zeros(1, 512, dtype=torch.long),
+                                 "attention_mask": torch.ones(1, 640, dtype=torch.long)},
+                                {"data_source": ["openai/gsm8k"], "reward_model": [{"ground_truth": "0"}], "extra_info": [{}]})
+            for _ in range(2000)]
+    t = time.perf_counter()
+    await asyncio.gather(*(manager.run_single(d) for d in data))
+    print(round((time.perf_counter() - t) / 2, 3))
+asyncio.run(main())
+'''
+
+
+def show_verl():
+    python = pathlib.Path(".venv-oracle/bin/python")
+    if python.exists():
+        p = subprocess.run([python, "-c", VERL], capture_output=True, text=True)
+        print(f"        verl's naive manager, in its own process: {p.stdout.strip() or p.stderr[-500:]} ms a sample")
+
+
+def main():
     manager = NaiveRewardManager(None, Words(), compute_score)
     data = [DataProto.from_dict(tensors={"responses": torch.zeros(1, 512, dtype=torch.long),
                                          "attention_mask": torch.ones(1, 640, dtype=torch.long)},

@@ -337,7 +337,6 @@ static void test_rejected(void **state) {
         {"actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.model.lora.rank=8|lora_rank"},
         {"actor_rollout_ref.rollout.multi_turn.enable=true", "multi-turn"},
         {A "ulysses_sequence_parallel_size=2", "one device"},
-        {"reward_model.reward_loop_source=importlib", "reward.reward_manager.source='importlib'|native"},
         {"trainer.v1.trainer_mode=colocate_async", "sync"},
         {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
         {A "router_replay.mode=R2", "mixture-of-experts"},

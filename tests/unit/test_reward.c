@@ -4,7 +4,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "reward/reward.h"
+#include "reward/reward_int.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -227,6 +227,31 @@ static void user_code_may_be_async_and_parallel(void **state) {
     free(path);
 }
 
+/* tools/oracle_rate_limit.py: when verl's AsyncTokenBucket lets the same requests go. */
+static void the_rate_is_verls(void **state) {
+    (void)state;
+    json_t *cases = NULL, *c;
+    size_t k, i;
+    if (json_load(&cases, FIXTURES "/algo/rate_limit.json", 1 << 20) < 0) fail_msg("%s", err_msg());
+    json_array_foreach(cases, k, c) {
+        const double rate = json_number_value(json_object_get(c, "per_minute")) / 60;
+        struct reward__rate r = {.bucket = {{.rate = rate, .cost = json_number_value(json_object_get(c, "cost"))}}};
+        const json_t *arrivals = json_object_get(c, "arrivals"), *times = json_object_get(c, "times");
+        double now = 0;
+        for (i = 0; i < json_array_size(arrivals); i++) {
+            const double arrival = json_number_value(json_array_get(arrivals, i)),
+                         want = json_number_value(json_array_get(times, i));
+            if (now < arrival) now = arrival;
+            for (double wait; (wait = reward__rate_wait(&r, now)) > 0;) now += wait + 1e-9;
+            reward__rate_sent(&r);
+            /* verl's waits of the oracle end up to 1e-9 s late, one after the other */
+            if (now < want - 1e-6 || now > want + 1e-6) fail_msg("case %zu, request %zu: %.9f s, verl %.9f s", k, i, now, want);
+        }
+    }
+    assert_true(json_array_size(cases) >= 20);
+    json_decref(cases);
+}
+
 static void a_bad_file_is_refused_at_once(void **state) {
     (void)state;
     struct reward *r = NULL;
@@ -253,6 +278,7 @@ int main(void) {
         cmocka_unit_test(submitted_samples_come_back),
         cmocka_unit_test(user_code_is_contained),
         cmocka_unit_test(user_code_may_be_async_and_parallel),
+        cmocka_unit_test(the_rate_is_verls),
         cmocka_unit_test(a_bad_file_is_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -390,7 +390,7 @@ static int check_reward_kwargs(const json_t *kwargs, bool dapo) {
     TRY(check_names(KWARGS, kwargs, known));
     if (buffer && !json_is_null(buffer)) TRY(check_names(KWARGS ".overlong_buffer_cfg", buffer, of_buffer));
     json_object_foreach((json_t *)(uintptr_t)kwargs, name, v) if (!dapo)
-        log_note(KWARGS ".%s has no effect: reward.reward_manager.name=naive does not read it, as in verl; the overlong penalty "
+        log_note(KWARGS ".%s has no effect: reward.reward_manager.name does not read it, as in verl; the overlong penalty "
                         "is the dapo manager's",
                  name);
     return 0;
@@ -418,15 +418,74 @@ static int derive_overlong(struct ppo_config *k) {
 #undef KWARGS
 }
 
+/* verl's managers: how they call the scorer and what they add to its extra_info. */
+static const struct manager {
+    const char *name;
+    enum reward_style style;
+    bool agent_loop, turns, scores, experiment, limited;
+} managers[] = {
+    {.name = "naive", .agent_loop = true, .turns = true, .scores = true},
+    {.name = "remote", .agent_loop = true, .turns = true, .scores = true},
+    {.name = "rate_limited", .agent_loop = true, .limited = true},
+    {.name = "dapo"},
+    {.name = "gdpo", .experiment = true},
+    {.name = "prime", .style = REWARD_POSITIONAL},
+    {.name = "batch", .style = REWARD_BATCH, .scores = true},
+};
+
+static int derive_limits(struct ppo_config *k, const struct manager *m) {
+    if (m && m->limited) {
+        k->reward.max_in_flight = conf_is_set(k->conf, "reward.max_concurrent") ? k->reward.max_concurrent : 1; /* verl's */
+        if (k->reward.path) return 0;
+    }
+    k->reward.max_in_flight = 0;
+    static const char *const keys[] = {"reward.max_rpm", "reward.max_tpm", "reward.estimated_tokens_per_request"};
+    for (int i = 0; i < 3; i++)
+        if (!conf_is_null(k->conf, keys[i]))
+            log_note("%s has no effect: it limits calls of reward.custom_reward_function under "
+                     "reward.reward_manager.name=rate_limited",
+                     keys[i]);
+    return 0;
+}
+
+/* A class of the user's: of a file, or one that the reward function's file registers. */
+static int derive_own_manager(struct ppo_config *k) {
+    k->own_manager = true;
+    if (strcmp(k->raw.manager_source, "register") != 0) {
+        if (!k->raw.manager_path)
+            FAIL(ERR_INVAL, "reward.reward_manager.source=importlib needs reward.reward_manager.module.path, a Python file, and "
+                            "reward.reward_manager.name, a class in it");
+        return 0;
+    }
+    if (k->reward.path) return 0;
+    FAIL(ERR_INVAL,
+         "reward.reward_manager.name=%s: expected naive, dapo, gdpo, batch, prime, rate_limited or remote; one of your own needs "
+         "source=importlib and module.path",
+         k->raw.reward_manager);
+}
+
 static int derive_reward(struct ppo_config *k) {
     const char *source;
     json_t *w;
-    const bool dapo = strcmp(k->raw.reward_manager, "dapo") == 0;
-    k->tell_rollout = strcmp(k->raw.reward_manager, "naive") == 0;
-    if (!dapo && !k->tell_rollout && strcmp(k->raw.reward_manager, "gdpo") != 0)
-        FAIL(ERR_INVAL, "reward.reward_manager.name=%s: expected naive, dapo or gdpo", k->raw.reward_manager);
-    TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
+    const struct manager *m = NULL;
+    if (strcmp(k->raw.manager_source, "register") == 0)
+        for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
+            if (strcmp(k->raw.reward_manager, managers[i].name) == 0) m = &managers[i];
+    if (!m) TRY(derive_own_manager(k));
+    const bool dapo = m && strcmp(m->name, "dapo") == 0;
+    if (m) {
+        k->reward.style = m->style;
+        k->tell_agent_loop = m->agent_loop;
+        k->tell_turns = m->turns;
+        k->tell_scores = m->scores;
+        k->tell_experiment = m->experiment;
+        TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
+    }
+    TRY(derive_limits(k, m));
     if (dapo && derive_overlong(k) < 0) return err_wrap(ERR_INVAL, "reward.reward_manager.name=dapo");
+    if (k->reward.router_address && !k->reward.path && !k->own_manager)
+        FAIL(ERR_INVAL, "reward.reward_model.router_address is for a scorer that asks that server: set "
+                        "reward.custom_reward_function.path");
     json_object_foreach((json_t *)(uintptr_t)k->source_weights, source, w) if (!json_is_number(w))
         FAIL(ERR_INVAL, "reward.source_weights.%s: expected a number", source);
     return 0;
@@ -438,7 +497,13 @@ static int derive_reward_model(struct ppo_config *k) {
 #define RM "reward.reward_model."
     struct ppo_rm_config *r = &k->rm;
     const struct judge_args *j = &r->judge;
-    if (!r->enable) return 0;
+    if (!r->enable && !k->reward.router_address) return 0;
+    if (k->reward.router_address) { /* the model is elsewhere; here is its tokenizer at most */
+        r->enable = false;
+        if (k->raw.rm_path) TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
+        k->reward.rm_tokenizer = r->model_dir;
+        return 0;
+    }
     if (!k->raw.rm_path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
     TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
     int rc = model_config_load(&r->model, r->model_dir);
@@ -531,7 +596,7 @@ int ppo_config_fetch(const struct ppo_config *k) {
     TRY(train_model_weights(ARR "model.path", k->raw.model_path, k->model_dir));
     TRY(train_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
     TRY(train_model_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
-    return train_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir);
+    return k->rm.enable ? train_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir) : 0;
 }
 
 void ppo_config_free(struct ppo_config *k) {

@@ -86,7 +86,7 @@ struct ppo_cut_keys {
 /* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
-        *kl_loss_type, *kl_penalty, *pf_method, *reward_manager;
+        *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
     const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs, *teachers;
     enum dtype rollout_dtype;
     bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs;
@@ -170,7 +170,8 @@ struct ppo_config {
     struct ppo_distill_config distill;
     /* reward */
     struct reward_args reward;
-    bool tell_rollout; /* extra_info says more of a sample's rollout, as under verl's naive manager */
+    bool tell_agent_loop, tell_turns, tell_scores, tell_experiment; /* what a manager adds to extra_info (reward.c) */
+    bool own_manager;                                               /* a class of the user's scores */
     enum reward_policy on_error;
     struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */

@@ -58,7 +58,7 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
                                       .n_files = train ? k->n_train_files : k->n_val_files,
                                       .prompt_key = k->prompt_key,
                                       .reward_fn_key = k->reward_fn_key,
-                                      .own_scorer = k->reward.path != NULL,
+                                      .own_scorer = k->reward.path || k->own_manager,
                                       .tok = c->tok,
                                       .chat = c->chat,
                                       .chat_kwargs = k->chat_kwargs,
@@ -142,7 +142,7 @@ int controller_try_data(const struct ppo_config *k) {
     int rc = open_text(&c);
     if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
     if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
-    if (rc == 0 && !k->reward.path) rc = reward_create(&c.reward, &k->reward);
+    if (rc == 0 && !k->reward.path && !k->own_manager) rc = reward_create(&c.reward, &k->reward);
     if (rc == 0 && c.reward) rc = check_data_sources(&c);
     reward_destroy(c.reward);
     close_data(&c);
@@ -188,7 +188,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(worker_plan(&c->worker, k));
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
-    TRY(reward_create(&c->reward, &k->reward));
+    TRY(score_open(&c->reward, k));
     TRY(check_data_sources(c));
     TRY(worker_open(&c->worker, c->tok));
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));

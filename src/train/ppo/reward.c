@@ -23,17 +23,28 @@ static const json_t *ground_truth_of(const struct gen_group *g) {
     return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
-/* What verl's agent loop and naive manager add to extra_info for a conversation of one turn. */
-static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
+/* What verl's agent loop tells of a conversation of one turn. */
+static void tell_agent_loop(const struct gen *g, const struct gen_group *group, json_t *extra) {
     static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
     const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
-    json_t *scores = data_of(group, "reward_scores");
     for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
     json_object_set_new(extra, "turn_scores", json_array());
     json_object_set_new(extra, "tool_rewards", json_array());
     json_object_set(extra, "raw_prompt", messages_of(group));
-    json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    json_object_set_new(extra, "rollout_reward_scores", scores ? json_incref(scores) : json_object());
+}
+
+static json_t *reward_scores(const struct gen_group *group) {
+    json_t *scores = data_of(group, "reward_scores");
+    return scores ? json_incref(scores) : json_object();
+}
+
+/* What the reward manager adds to extra_info. */
+static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
+    const struct ppo_config *k = g->s->k;
+    if (k->tell_agent_loop) tell_agent_loop(g, group, extra);
+    if (k->tell_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(group));
+    if (k->tell_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
 }
 
 /* The row's columns beside prompt and data source: what is known of a prompt whose row has not verl's columns. */
@@ -57,15 +68,63 @@ static json_t *extra_info(const struct gen *g, const struct gen_group *group, co
     json_t *extra = given_info(g, group);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
-    if (g->s->k->tell_rollout) tell_rollout(g, group, extra);
+    tell_rollout(g, group, extra);
     return extra;
+}
+
+static json_t *ids_json(const int32_t *ids, int64_t n) {
+    json_t *a = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(a, json_integer(ids[i]));
+    return a;
+}
+
+/* For a manager of the user's: the tokens, and the columns that verl's batch has; extra: extra_info. */
+static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts"), *uid = batch_find(group->prompts, "uid"),
+                           *source = batch_find(group->prompts, "data_source");
+    json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
+    json_object_del(columns, g->s->k->prompt_key);
+    tell_agent_loop(g, group, fields);
+    json_object_set_new(columns, g->s->k->reward_fn_key, json_string(source->str[group->row]));
+    json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
+    json_object_set_new(columns, "__num_turns__", json_integer(2));
+    json_object_set_new(columns, "reward_scores", reward_scores(group));
+    json_object_set_new(columns, "tool_extra_fields", fields);
+    json_object_set(columns, "raw_prompt", messages_of(group));
+    json_object_set(columns, "extra_info", extra);
+    return json_pack("{s:o, s:o, s:o}", "prompts",
+                     ids_json(prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row)), "responses",
+                     ids_json(s->ids, s->n), "columns", columns);
+}
+
+int score_open(struct reward **out, const struct ppo_config *k) {
+    struct reward_args a = k->reward;
+    const json_t *config;
+    json_t *manager = NULL;
+    if (k->own_manager) {
+        const char *const names[] = {k->raw.reward_manager, k->raw.manager_class ? k->raw.manager_class : k->raw.reward_manager};
+        const bool by_module =
+            k->raw.manager_class && conf_is_set(k->conf, "reward.reward_manager.module.name"); /* verl's older key */
+        TRY(conf_json(k->conf, "", &config));
+        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->raw.manager_path, "names", names[by_module],
+                            names[!by_module], "config", config, "tokenizer", k->model_dir, "kwargs", k->raw.reward_kwargs,
+                            "reward_fn_key", k->reward_fn_key);
+        CHECK(manager != NULL);
+        a.manager = manager;
+    }
+    const int rc = reward_create(out, &a);
+    json_decref(manager);
+    return rc;
 }
 
 /* To the scorer by rule; rm as above. */
 static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
-    json_t *extra = g->s->k->reward.path ? extra_info(g, group, rm) : NULL;
+    const bool own = g->s->k->own_manager;
+    json_t *extra = own || g->s->k->reward.path ? extra_info(g, group, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
         .data_source = batch_find(group->prompts, "data_source")->str[group->row],
         .solution = s->text.p,
@@ -73,8 +132,10 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
         .ground_truth = ground_truth_of(group),
         .extra_info = extra,
         .response_len = s->n,
+        .data = data,
     };
     const int rc = reward_submit(g->in->reward, &q, i);
+    json_decref(data);
     json_decref(extra);
     return rc;
 }
@@ -135,6 +196,7 @@ int64_t score_pending(const struct gen *g) {
 
 int score_take(struct gen *g, bool more) {
     TRY(take_model_scores(g, !more));
+    if (!more && !(g->s->worker->rm && reward_model_pending(g->s->worker->rm))) TRY(reward_flush(g->in->reward));
     return take_scores(g, more || reward_pending(g->in->reward) == 0 ? 0 : 0.5);
 }
 

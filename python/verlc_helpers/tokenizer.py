@@ -1,0 +1,64 @@
+"""The tokenizer that verl passes to reward managers and judges: transformers' where it is installed, else one with the
+methods that they call, served by `verlc tokenize`.
+
+Invariant: what is not served raises; it is never another tokenizer's answer."""
+
+import json
+import os
+import subprocess
+import threading
+
+KINDS = {"encode": [], "chat": ["--chat"], "decode": ["--decode"]}
+PROGRAM = os.environ.get("VERLC") or f"/proc/{os.getppid()}/exe"  # the helper's parent is verlc's
+
+
+def open_tokenizer(directory):
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return Tokenizer(directory)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def content_of(token):
+    return token["content"] if isinstance(token, dict) else token
+
+
+class Tokenizer:
+    def __init__(self, directory):
+        self.name_or_path, self.lock, self.processes = directory, threading.Lock(), {}
+        path = os.path.join(directory, "tokenizer_config.json")
+        config = json.load(open(path, encoding="utf-8")) if os.path.exists(path) else {}
+        for name in ("eos_token", "bos_token", "pad_token"):
+            token = content_of(config.get(name))
+            setattr(self, name, token)
+            setattr(self, name + "_id", self.encode(token, add_special_tokens=False)[0] if token else None)
+
+    def ask(self, kind, request):
+        with self.lock:
+            p = self.processes.get(kind)
+            if p is None:
+                p = self.processes[kind] = subprocess.Popen([PROGRAM, "tokenize", "--model", self.name_or_path, *KINDS[kind]],
+                                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            p.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+            p.stdin.flush()
+            line = p.stdout.readline()
+        answer = json.loads(line) if line else {"error": "verlc tokenize ended without an answer"}
+        if "error" in answer:
+            raise ValueError(f"tokenizer of {self.name_or_path}: {answer['error']}")
+        return answer
+
+    def encode(self, text, add_special_tokens=True, **_):
+        return self.ask("encode", {"text": text, "add_special_tokens": add_special_tokens})["ids"]
+
+    def decode(self, token_ids, skip_special_tokens=False, **_):
+        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        ids = [ids] if isinstance(ids, int) else [int(i) for i in ids]
+        return self.ask("decode", {"ids": ids, "skip_special_tokens": skip_special_tokens})["text"]
+
+    def batch_decode(self, sequences, **options):
+        return [self.decode(ids, **options) for ids in sequences]
+
+    def apply_chat_template(self, conversation, tokenize=True, add_generation_prompt=False, **_):
+        answer = self.ask("chat", {"messages": list(conversation), "add_generation_prompt": add_generation_prompt})
+        return answer["ids"] if tokenize else answer["text"]
