@@ -60,7 +60,7 @@ def judge_arguments(value):
         return {"reward_router_address": value["router_address"], "reward_model_tokenizer": open_tokenizer(path) if path else None}
     needed = inspect.signature(FUNCTION).parameters.get("reward_router_address") if FUNCTION else None
     if needed and needed.default is inspect.Parameter.empty and "reward_router_address" not in (value.get("kwargs") or {}):
-        raise HelperError(f"{value['name']} needs reward_router_address, the server of a judge, which verlc does not start; run one "
+        raise HelperError(f"{value['name']} needs reward_router_address, a judge's server, which verlc does not start; run one "
                           "that has /v1/chat/completions and set reward.reward_model.router_address=HOST:PORT", "INVAL")
     return {}
 

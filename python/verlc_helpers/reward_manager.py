@@ -116,7 +116,8 @@ class Manager:
         prompts, responses = [g["prompts"] for g in given], [g["responses"] for g in given]
         n_prompt, n_response = max(map(len, prompts)), max(map(len, responses))
         left, right = padded(prompts, n_prompt, self.pad, True), padded(responses, n_response, self.pad, False)
-        mask = [[0] * (n_prompt - len(p)) + [1] * (len(p) + len(r)) + [0] * (n_response - len(r)) for p, r in zip(prompts, responses)]
+        mask = [[0] * (n_prompt - len(p)) + [1] * (len(p) + len(r)) + [0] * (n_response - len(r))
+                for p, r in zip(prompts, responses)]
         positions = [[max(0, i - n_prompt + len(p)) for i in range(n_prompt + n_response)] for p in prompts]
         tensors = {"prompts": left, "responses": right, "input_ids": [p + r for p, r in zip(left, right)],
                    "attention_mask": mask, "position_ids": positions}

@@ -28,6 +28,7 @@ struct reward {
     struct reward__calls *code;      /* of rows that are programs; NULL: there was none yet */
     struct done *done;               /* finished, not yet polled: done[done_at .. n_done) */
     int64_t done_at, n_done, done_cap;
+    bool told[REWARD_N_STATUS];
 };
 
 static const char *const status_names[REWARD_N_STATUS] = {"score", "timeout", "crash", "unparsed", "missing"};
@@ -176,6 +177,9 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
     if (rc == 1) add_done(r, tag, result);
     return 0;
 }
+
+bool reward_is_news(const struct reward *r, enum reward_status s) { return !r->told[s]; }
+void reward_told(struct reward *r, enum reward_status s) { r->told[s] = true; }
 
 int reward_flush(struct reward *r) { return r->calls ? reward__calls_flush(r->calls) : 0; }
 

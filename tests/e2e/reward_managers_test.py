@@ -110,7 +110,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, rew
     assert reward_model_tokenizer.decode(ids, skip_special_tokens=True)
     body = json.dumps({"model": "judge", "messages": [{"role": "user", "content": f"Grade: {ground_truth}"}]}).encode()
     def ask():
-        request = urllib.request.Request(f"http://{reward_router_address}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        url = f"http://{reward_router_address}/v1/chat/completions"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         return json.loads(urllib.request.urlopen(request).read())
     answer = await asyncio.get_running_loop().run_in_executor(None, ask)
     return {"score": float(answer["choices"][0]["message"]["content"]), "truth": ground_truth}
@@ -139,7 +140,8 @@ class Runs:
         """The samples of a run, its metrics, and the process."""
         self.n += 1
         name = f"run{self.n}"
-        keys = {**SMALL, "trainer.rollout_data_dir": self.s.dir / name / "dump", **{k.replace("__", "."): v for k, v in more.items()}}
+        keys = {**SMALL, "trainer.rollout_data_dir": self.s.dir / name / "dump"}
+        keys |= {k.replace("__", "."): v for k, v in more.items()}
         if function:
             keys |= {"reward.custom_reward_function.path": self.s.dir / file, "reward.custom_reward_function.name": function}
         if manager:
@@ -161,8 +163,8 @@ def check_batch(runs, test):
     _, _, p = runs("scorers.py", "batched_short", "batch")
     test.refused("batch: another number of scores is none", p, 1, "none of the 8 samples")
     test("and the warning says so", "returned 1 values, not a list of 8 scores" in p.stderr, p.stderr[-800:])
-    rows, _, p = runs("scorers.py", "batched", "batch", algorithm__filter_groups__enable=True, algorithm__filter_groups__metric="score",
-                      data__gen_batch_size=4, actor_rollout_ref__rollout__temperature=1.0)
+    rows, _, p = runs("scorers.py", "batched", "batch", algorithm__filter_groups__enable=True,
+                      algorithm__filter_groups__metric="score", data__gen_batch_size=4, actor_rollout_ref__rollout__temperature=1.0)
     test("batch: with groups that are filtered", len(rows) == 8 or "filter_groups" in p.stderr, p.stderr[-800:])
 
 
@@ -197,7 +199,8 @@ def check_limits(s, runs, test):
     starts = sorted(c[0] for c in calls)
     test("rate_limited: max_rpm, 4 calls a second after a first 4", len(starts) == 8 and 0.9 < starts[7] - starts[0] < 5,
          f"{starts} {p.stderr[-600:]}")
-    _, calls, p = limited(**{"reward.max_concurrent": 8, "+reward_model.max_tpm": 60000, "+reward_model.estimated_tokens_per_request": 200})
+    _, calls, p = limited(**{"reward.max_concurrent": 8, "+reward_model.max_tpm": 60000,
+                            "+reward_model.estimated_tokens_per_request": 200})
     starts = sorted(c[0] for c in calls)
     test("rate_limited: max_tpm, 5 calls a second after a first 5", len(starts) == 8 and starts[7] - starts[0] >= 0.5, str(starts))
     _, _, p = runs("scorers.py", "told", "naive", **{"+reward.max_rpm": 600})
@@ -209,8 +212,8 @@ def check_others(runs, test):
     test("remote: as naive, in processes", len(rows) == 8 and all(r["score"] == 2 for r in rows), p.stderr[-600:])
     rows, _, p = runs("scorers.py", "experiment", "gdpo", algorithm__adv_estimator="gdpo",
                       **{"+algorithm.gdpo_reward_keys": "[a,b]", "trainer.experiment_name": "try"})
-    test("gdpo: the experiment's name, and the components", len(rows) == 8 and all(r["name"] == "try" and r["b"] == 2 for r in rows),
-         p.stderr[-600:])
+    test("gdpo: the experiment's name, and the components", len(rows) == 8 and
+         all(r["name"] == "try" and r["b"] == 2 for r in rows), p.stderr[-600:])
     _, _, p = runs("scorers.py", "told", None, **{"reward.reward_manager.name": "nobody"})
     test.refused("a name that nobody registered", p, 2, "nobody", "rate_limited")
     _, _, p = runs(None, None, "nobody")

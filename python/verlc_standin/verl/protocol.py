@@ -80,7 +80,8 @@ class DataProto:
     def concat(data):
         first = data[0]
         return DataProto({k: concat_tensors([d.batch[k] for d in data]) for k in first.batch},
-                         {k: np.concatenate([d.non_tensor_batch[k] for d in data]) for k in first.non_tensor_batch}, first.meta_info)
+                         {k: np.concatenate([d.non_tensor_batch[k] for d in data]) for k in first.non_tensor_batch},
+                         first.meta_info)
 
     def to(self, device):
         return self

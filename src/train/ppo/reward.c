@@ -7,9 +7,11 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- to the scorers ---- */
 
@@ -205,21 +207,66 @@ void score_drop(struct gen *g) {
     reward_drop(g->in->reward);
 }
 
-void score_report_errors(const struct gen *g) {
-    int64_t count[REWARD_N_STATUS] = {0};
-    const char *first[REWARD_N_STATUS] = {0};
-    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
-        const struct reward_result *r = &g->samples[i].reward;
-        if (count[r->status]++ == 0) first[r->status] = r->message;
+enum { EXAMPLE_CHARS = 200 };
+
+/* The start of a response on one line. */
+static char *start_of(const struct buf *text) {
+    const char *p = text->n > 0 ? text->p : "";
+    size_t n = 0;
+    for (int i = 0; i < EXAMPLE_CHARS && n < text->n; i++) {
+        const int step = utf8_step(p + n, text->n - n);
+        n += step > 0 ? (size_t)step : 1;
     }
-    for (int s = 0; s < REWARD_N_STATUS; s++) {
-        if (s == REWARD_SCORE || count[s] == 0) continue;
-        char *what =
-            xasprintf("%lld of %lld samples ended as %s (first: %s)", (long long)count[s], (long long)(g->n_groups * g->per),
-                      reward_status_name((enum reward_status)s), first[s] ? first[s] : "no message");
-        log_warn("reward: %s", what);
-        track_event(g->s->run->track, g->s->run->step, "reward_error", what);
-        free(what);
+    char *line = xstrndup(p, n < text->n ? n : text->n);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ') *c = ' ';
+    return line;
+}
+
+/* count[kind] samples without a score, of which sample i is the first: an event, and the first time a warning. */
+static void report_kind(const struct gen *g, enum reward_status kind, int64_t count, int64_t i) {
+    const struct gen_sample *s = &g->samples[i];
+    const struct gen_group *group = &g->groups[i / g->per];
+    const char *source = batch_find(group->prompts, "data_source")->str[group->row];
+    char *start = start_of(&s->text);
+    char *what = xasprintf("%lld of %lld samples ended as %s (first: %s; data_source %s, response: %s)", (long long)count,
+                           (long long)(g->n_groups * g->per), reward_status_name(kind),
+                           s->reward.message ? s->reward.message : "no message", source, start);
+    if (reward_is_news(g->in->reward, kind)) log_warn("reward: %s", what);
+    track_event(g->s->run->track, g->s->run->step, "reward_error", what);
+    free(what);
+    free(start);
+}
+
+void score_report_errors(const struct gen *g) {
+    int64_t count[REWARD_N_STATUS] = {0}, first[REWARD_N_STATUS], known = 0;
+    struct buf kinds = {0};
+    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
+        const enum reward_status kind = g->samples[i].reward.status;
+        if (count[kind]++ == 0) first[kind] = i;
+    }
+    for (int k = REWARD_SCORE + 1; k < REWARD_N_STATUS; k++) {
+        if (count[k] == 0) continue;
+        if (!reward_is_news(g->in->reward, (enum reward_status)k)) {
+            buf_addf(&kinds, "%s%lld %s", known ? ", " : "", (long long)count[k], reward_status_name((enum reward_status)k));
+            known += count[k];
+        }
+        report_kind(g, (enum reward_status)k, count[k], first[k]);
+        reward_told(g->in->reward, (enum reward_status)k);
+    }
+    if (known > 0)
+        log_warn("reward: %lld of %lld samples have no score: %s (examples: verlc show, run.db)", (long long)known,
+                 (long long)(g->n_groups * g->per), kinds.p);
+    buf_free(&kinds);
+}
+
+void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix) {
+    const struct batch_col *status = batch_find(b, "reward_status");
+    for (int k = REWARD_SCORE + 1; status && k < REWARD_N_STATUS; k++) {
+        const char *name = reward_status_name((enum reward_status)k);
+        int64_t n = 0;
+        for (int64_t i = 0; i < b->n_rows; i++) n += strcmp(status->str[i], name) == 0;
+        metrics_set_i64(m, n, "%s%s", prefix, name);
     }
 }
 
@@ -238,6 +285,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
     int64_t *keep = xmalloc((size_t)b->n_rows * 2 * sizeof *keep), *drops = keep + b->n_rows;
     for (int64_t i = 0; i < b->n_rows; i++) n_bad += no_score(score, baseline, i);
     metrics_set_i64(&s->run->metrics, n_bad, "reward/num_errors");
+    ppo_reward_counts(&s->run->metrics, b, "reward/num_");
     for (int64_t i = 0; i < b->n_rows; i++) {
         bool drop = no_score(score, baseline, i);
         if (s->k->on_error == REWARD_DROP_GROUP) /* samples of a prompt are neighbours */

@@ -38,6 +38,8 @@ int ppo_generate(const struct stage *s, const struct generation *g, const struct
                  const struct ppo_sampling *sampling, uint64_t seed, bool validation, struct batch *out);
 
 /* ---- reward.c ---- */
+/* How many rows of b ended as what that is no score, as metrics prefix + "timeout", "crash", ... */
+void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);
 /* What scores by rule or by the user's Python, as the configuration says. */
 int score_open(struct reward **out, const struct ppo_config *k);
 /* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
