@@ -28,12 +28,13 @@ static struct head_bwd_bytes bwd_bytes(int64_t rows, int64_t h, int64_t vocab, e
                                    .dw = rows > ROWS ? (size_t)(cols * h) * sizeof(float) : 0};
 }
 
+/* Of a small vocabulary's logits the columns that are there, as no other is touched. */
 size_t cpu_lmhead_scratch_bytes(const struct dev_sizes *s) {
-    const int64_t call = s->rows < CALL_ROWS ? s->rows : CALL_ROWS;
+    const int64_t call = s->rows < CALL_ROWS ? s->rows : CALL_ROWS, block = call < ROWS ? call : ROWS;
+    const size_t logits = (size_t)(block * (s->vocab < DEV_VOCAB_CHUNK ? s->vocab : DEV_VOCAB_CHUNK)) * sizeof(float);
     const struct head_bwd_bytes b = bwd_bytes(s->train_rows, s->hidden, s->vocab, s->act);
-    const size_t bwd = b.logits + b.dz + b.dx + b.dw;
-    const size_t fwd = bwd_bytes(call, 0, 0, s->act).logits + (size_t)call * (sizeof(struct cpu_head_state) + sizeof(float));
-    return bwd > fwd ? bwd : fwd;
+    const size_t bwd = b.dz + b.dx + b.dw, fwd = (size_t)call * (sizeof(struct cpu_head_state) + sizeof(float));
+    return logits + (bwd > fwd ? bwd : fwd);
 }
 
 /* ---- statistics ---- */
