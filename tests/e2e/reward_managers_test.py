@@ -5,6 +5,7 @@ reward_router_address."""
 import http.server
 import json
 import pathlib
+import sqlite3
 import sys
 import threading
 import time
@@ -35,6 +36,10 @@ def flaky(task, completion, reference, extra):
     if extra["index"] == 2:
         time.sleep(60)
     return 1.0
+def fails(data_source, solution_str, ground_truth, extra_info):
+    if extra_info["index"] % 4 == 1:
+        raise ValueError("odd")
+    return None if extra_info["index"] % 4 == 2 else 1.0
 async def limited(data_source, solution_str, ground_truth, extra_info):
     start = time.time()
     await asyncio.sleep(0.05)
@@ -177,6 +182,25 @@ def check_prime(runs, test):
          all(f"2 of 8 samples ended as {kind}" in p.stderr for kind in ("crash", "timeout")), p.stderr[-800:])
 
 
+def check_counts(s, runs, test):
+    """A scorer that fails in two ways, in two steps and in validation."""
+    rows, m, p = runs("scorers.py", "fails", trainer__total_training_steps=2, trainer__test_freq=1, **{"reward.num_workers": 1})
+    test("failures are counted by kind", m.get("reward/num_crash") == 2 and m.get("reward/num_unparsed") == 2 and
+         m.get("reward/num_timeout") == 0 and m.get("reward/num_missing") == 0 and m.get("reward/num_errors") == 4, p.stderr[-600:])
+    test("in validation too", m.get("val-aux/reward_errors") == 4 and m.get("val-aux/reward_errors/crash") == 2 and
+         m.get("val-aux/reward_errors/unparsed") == 2, {k: v for k, v in m.items() if "errors" in k})
+    warned = [line for line in p.stderr.splitlines() if line.startswith("warning: reward: ")]
+    test("the log has an example of each kind once, then one line a step", sum("ended as crash (first: ValueError: odd" in w and
+         "data_source openai/gsm8k, response: " in w for w in warned) == 1 and sum("ended as unparsed" in w for w in warned) == 1 and
+         sum("have no score: 2 crash, 2 unparsed" in w for w in warned) == 3 and len(warned) == 5, "\n".join(warned))
+    db = sqlite3.connect(s.dir / f"run{runs.n}/run.db")
+    events = db.execute("SELECT message FROM events WHERE kind = 'reward_error'").fetchall()
+    test("run.db: an event with an example for each kind, each time", len(events) == 8 and all("response: " in e[0] for e in events),
+         events)
+    said = db.execute("SELECT reward_status, reward_message FROM samples WHERE reward_status <> 'score'").fetchall()
+    test("and the message of each sample", {s for s, _ in said} == {"crash", "unparsed"} and all(m for _, m in said), said[:3])
+
+
 def calls_of(path):
     return [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
 
@@ -225,15 +249,15 @@ def check_own(s, runs, test):
     rows, m, p = runs(None, None, "Mine", **own)
     good = [r for r in rows if r.get("text") is not None]
     test("a manager of one's own: run_single has DataProto, config and tokenizer", len(good) == 6 and all(
-        r["text"] == r["output"] and r["truth"] == r["gts"] and r["source"] == "openai/gsm8k" and r["batch"] == 4 and r["turns"] == 2
-        and r["prompt"] in r["input"] and r["score"] > 0 for r in good), f"{rows[:1]} {p.stderr[-800:]}")
+        r["text"] == r["output"] and r["truth"] == r["gts"] and r["source"] == "openai/gsm8k" and r["batch"] == 4 and
+        r["turns"] == 2 and r["prompt"] in r["input"] and r["score"] > 0 for r in good), f"{rows[:1]} {p.stderr[-800:]}")
     test("what it raises is a crash of that sample", m.get("reward/num_errors") == 2 and "KeyError: 'row 3'" in p.stderr,
          p.stderr[-600:])
     rows, _, p = runs("managers.py", "compute_score", "mine")
     test("registered by the reward function's file", len([r for r in rows if r.get("text") == r["output"]]) == 6, p.stderr[-800:])
     rows, _, p = runs("managers.py", "compute_score", "Decoded", **own)
-    test("one that inherits verl's naive manager", len(rows) == 8 and all(r["seen"] == r["output"] and r["score"] == 10 + len(r["output"])
-         for r in rows), p.stderr[-800:])
+    test("one that inherits verl's naive manager", len(rows) == 8 and all(
+        r["seen"] == r["output"] and r["score"] == 10 + len(r["output"]) for r in rows), p.stderr[-800:])
     rows, _, p = runs(None, None, "Older", **{**own, "+reward.reward_kwargs.bonus": 2})
     test("the older form: one call with the batch, reward_kwargs as arguments", len(rows) == 8 and all(
         r["score"] == 10 and r["text"] == r["output"] for r in rows), p.stderr[-800:])
@@ -268,6 +292,7 @@ def main():
         t = time.monotonic()
         check_batch(runs, test)
         check_prime(runs, test)
+        check_counts(s, runs, test)
         check_limits(s, runs, test)
         check_others(runs, test)
         check_own(s, runs, test)
