@@ -159,29 +159,6 @@ def show_verl():
 
 
 def main():
-    manager = NaiveRewardManager(None, Words(), compute_score)
-    data = [DataProto.from_dict(tensors={"responses": torch.zeros(1, 512, dtype=torch.long),
-                                         "attention_mask": torch.ones(1, 640, dtype=torch.long)},
-                                non_tensors={"data_source": ["openai/gsm8k"], "reward_model": [{"ground_truth": "0"}],
-                                             "extra_info": [{}]}) for _ in range(2000)]
-    t = time.perf_counter()
-    await asyncio.gather(*(manager.run_single(d) for d in data))
-    print((time.perf_counter() - t) / 2)
-asyncio.run(main())
-'''
-
-
-def show_verl():
-    python = pathlib.Path(".venv-oracle/bin/python")
-    if python.exists():
-        p = subprocess.run([python, "-c", VERL.replace('["openai/gsm8k"]', 'np.array(["openai/gsm8k"], dtype=object)')
-                            .replace('[{"ground_truth": "0"}]', 'np.array([{"ground_truth": "0"}], dtype=object)')
-                            .replace('[{}]', 'np.array([{}], dtype=object)').replace("import torch", "import numpy as np, torch")],
-                           capture_output=True, text=True)
-        print(f"        verl's naive manager, in its own process: {p.stdout.strip() or p.stderr[-500:]} ms a sample")
-
-
-def main():
     test = Tests()
     with Scratch() as s:
         (s.dir / "scorers.py").write_text(SCORERS)
