@@ -31,6 +31,7 @@
     X(show, "a run in the terminal: plots, a step, a sample with its tokens coloured")            \
     X(grep, "search the prompts and responses of a run")                                          \
     X(status, "what a run does now, or how it ended")                                             \
+    X(view, "a run in the browser: curves, samples, rewards; live")                               \
     X(explain, "what a metric or a key is and how to read it")                                    \
     X(bench, "benchmarks of this machine")                                                        \
     X(selftest, "compare a device with the reference backend, op by op")

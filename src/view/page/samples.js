@@ -1,0 +1,290 @@
+/* samples.js - the samples of one step: their scores, their groups, and each of them in a list that draws only what is in sight. */
+
+import { i64, json, title } from "./data.js";
+import { VirtualList, choice, h, num } from "./elements.js";
+
+const BLOCK = 100; // excerpts asked for at once
+
+/* What is known of the samples of a group. */
+export function groupsOf(samples) {
+  const by = new Map();
+  samples.forEach((s, i) => {
+    if (!by.has(s.uid)) by.set(s.uid, { uid: s.uid, first: i, samples: [] });
+    by.get(s.uid).samples.push(s);
+  });
+  for (const g of by.values()) {
+    const scores = g.samples.map(s => s.score).filter(v => v !== null);
+    g.scored = scores.length;
+    g.mean = scores.length ? scores.reduce((a, b) => a + b, 0) / scores.length : null;
+    g.std = scores.length ? Math.sqrt(scores.reduce((a, b) => a + (b - g.mean) ** 2, 0) / scores.length) : null;
+    g.tokens = g.samples.reduce((a, s) => a + s.tokens, 0) / g.samples.length;
+    g.cut = g.samples.filter(s => s.finish === "length").length;
+    g.errors = g.samples.length - scores.length;
+  }
+  return [...by.values()];
+}
+
+export const scorePill = s => h("span", { class: `pill ${s.score === null ? "err" : s.score === 0 ? "zero" : ""}`, title: s
+    .score === null ? s.status : null }, s.score === null ? s.status || "none" : num(s.score, 3));
+
+const FILTERS = {
+  all: ["All", () => true],
+  mixed: ["Scores differ", g => g.std > 0],
+  alike: ["Scores all alike", g => g.scored > 0 && g.std === 0],
+  errors: ["Without a score", g => g.errors > 0],
+  cut: ["Cut at the limit", g => g.cut > 0]
+};
+const SORTS = {
+  uid: ["As in the data", (a, b) => a.uid - b.uid || (a.sample ?? 0) - (b.sample ?? 0)],
+  worst: ["Lowest score first", (a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity)],
+  best: ["Highest score first", (a, b) => (b.mean ?? -Infinity) - (a.mean ?? -Infinity)],
+  spread: ["Widest spread first", (a, b) => (b.std ?? -1) - (a.std ?? -1)],
+  long: ["Longest first", (a, b) => b.tokens - a.tokens],
+  short: ["Shortest first", (a, b) => a.tokens - b.tokens]
+};
+const select = (label, options, value, change) => h("select", { "aria-label": label, onchange: e => change(e.target.value) },
+  Object.entries(options).map(([key, [name]]) => h("option", { value: key, selected: key === value }, name)));
+
+/* One bar a sample of a group: its height is the score's. */
+function dots(samples, lo, hi) {
+  return h("span", { class: "dots",
+    role: "img", "aria-label": `scores ${samples.map(s => s.score === null ? "none" : num(s.score, 3)).join(", ")}` },
+    samples.slice(0, 64).map(s => h("i", { class: s.score === null ? "none" : s.score === 0 ? "zero" : null, style: s.score ===
+        null ? null : { height: `${Math.max(12, hi > lo ? 100 * (s.score - lo) / (hi - lo) : 100)}%` } })));
+}
+
+/* How many samples have which score; a click shows those alone. */
+function distribution(samples, chosen, choose) {
+  const scored = samples.filter(s => s.score !== null).map(s => s.score),
+    values = [...new Set(scored)].sort((a, b) => a - b);
+  const lo = values[0] ?? 0,
+    hi = values.at(-1) ?? 0,
+    n = values.length <= 20 ? values.length : 20;
+  const bins = Array.from({ length: n }, (_, i) => values.length <= 20 ? { lo: values[i], hi: values[i], n: 0 } : { lo: lo + (hi -
+      lo) * i / n, hi: lo + (hi - lo) * (i + 1) / n, n: 0 });
+  for (const v of scored) bins[values.length <= 20 ? values.indexOf(v) : Math.min(n - 1, Math.floor((v - lo) / (hi - lo) * n))].n++;
+  const most = Math.max(1, ...bins.map(b => b.n)),
+    last = bins.at(-1);
+  return h("div", { class: "bins", role: "group", "aria-label": "Scores of the step: a button shows those samples alone" }, bins
+    .map(b => {
+      const on = chosen && chosen.lo === b.lo && chosen.hi === b.hi,
+        range = b.lo === b.hi ? num(b.lo, 3) : `${num(b.lo, 3)} to ${num(b.hi, 3)}`;
+      return h("button", { type: "button", "aria-pressed": String(!!on),
+        title: `${b.n} samples with a score of ${range}`, "aria-label": `${b.n} samples with a score of ${range}`,
+        onclick: () => choose(on ? null : { lo: b.lo, hi: b.hi, last: b === last }) },
+        h("i", { style: { height: `${Math.max(2, 58 * b.n / most)}px` } }), h("span", {}, n <= 6 ? range : ""));
+    }), n > 6 ? h("div", { class: "ends" }, h("span", {}, num(lo, 3)), h("span", {}, num(hi, 3))) : null);
+}
+const inBin = (s, b) => !b || (s.score !== null && s.score >= b.lo && (b.lo === b.hi || b.last ? s.score <= b.hi : s.score < b.hi));
+
+export async function samplesPage({ run, path, query, go, main }) {
+  const [train, val] = await Promise.all([0, 1].map(async validation => i64((await json("steps", { run: run.id, validation }))
+    .step)));
+  let validation = query.get("v") === "1" || !train.length ? 1 : 0,
+    by = query.get("by") === "sample" ? "sample" : "group";
+  let sort = query.get("sort") in SORTS ? query.get("sort") : "uid",
+    filter = query.get("only") in FILTERS ? query.get("only") : "all",
+    bin = null;
+  const steps = () => validation ? val : train;
+  if (!train.length && !val.length) {
+    main.replaceChildren(h("h1", { class: "sr" }, "Samples"), h("p", { class: "panel pad" }, run.info.state === "running" ?
+      "There are no samples yet. Those of the first step appear here." : "The run has no samples."));
+    return { update: what => what === "steps" && document.dispatchEvent(new Event("theme")) };
+  }
+  const nearest = x => steps().reduce((a, b) => Math.abs(b - x) < Math.abs(a - x) ? b : a, steps().at(-1));
+  let step = path[0] !== undefined && path[0] !== "last" ? nearest(+path[0] || 0) : steps().at(-1),
+    samples = [],
+    rows = [],
+    blocks = new Map(),
+    turn = 0,
+    wanted = null,
+    loading = false;
+
+  const keep = () => {
+    const q = new URLSearchParams([...(validation ? [
+      ["v", 1]
+    ] : []), ...(by === "sample" ? [
+      ["by", by]
+    ] : []), ...(sort !== "uid" ? [
+      ["sort", sort]
+    ] : []), ...(filter !== "all" ? [
+      ["only", filter]
+    ] : [])]);
+    go(`#/${run.id}/samples/${step}${q.size ? `?${q}` : ""}`, true);
+  };
+  const address = (uid, sample) =>
+    `#/${run.id}/samples/${step}/${uid}?${new URLSearchParams([...(validation ? [["v", 1]] : []), ...(sample === undefined ? [] : [["s", sample]])])}`;
+
+  /* ---- the list ---- */
+  let lo = 0,
+    hi = 1;
+  const excerpt = (i, part) => blocks.get(Math.floor(i / BLOCK))?.[i % BLOCK]?.[part] ?? "";
+  const one = text => text.replace(/\s+/g, " ").trim();
+  const fill = (e, i) => {
+    const r = rows[i];
+    if (by === "group") e.replaceChildren(h("span", { class: "num quiet wide" }, r.uid), h("span", { class: "clip2" }, one(
+        excerpt(r.first, 0))), dots(r.samples, lo, hi),
+      h("b", { class: "num" }, num(r.mean, 3)), h("span", { class: "num wide quiet" }, num(r.std, 2)), h(
+      "span", { class: "num wide" }, num(Math.round(r.tokens)), r.cut ? h("span", { class: "warn small",
+        title: `${r.cut} cut at the limit` }, ` ${r.cut} cut`) : ""));
+    else e.replaceChildren(h("span", { class: "num quiet" }, `${r.uid}·${r.sample}`), scorePill(r), h(
+      "span", { class: "num wide" }, num(r.advantage, 3)), h("span", { class: "num wide" }, num(r.tokens)),
+      h("span", { class: `small wide ${r.finish === "length" ? "warn" : "quiet"}` }, r.finish ?? ""), h(
+      "span", { class: "clip2" }, one(excerpt(r.at, 1))));
+    e.setAttribute("aria-label", by === "group" ?
+      `prompt ${r.uid}, mean score ${num(r.mean, 3)}, ${r.samples.length} samples: ${one(excerpt(r.first, 0)).slice(-120)}` :
+      `prompt ${r.uid} sample ${r.sample}, score ${r.score === null ? r.status : num(r.score, 3)}, ${r.tokens} tokens: ${one(excerpt(r.at, 1)).slice(0, 120)}`
+      );
+  };
+  const list = new VirtualList({ height: 46, kind: by, label: "Samples of the step", fill, open: i => { location.hash = by ===
+        "group" ? address(rows[i].uid) : address(rows[i].uid, rows[i].sample); } });
+  /* The excerpts in sight, one request at a time, the last view first. */
+  const load = async () => {
+    if (loading) return;
+    loading = true;
+    while (wanted) {
+      const mine = turn,
+        need = [...new Set(Array.from({ length: wanted[1] - wanted[0] }, (_, k) => rows[wanted[0] + k]).filter(Boolean).map(
+          r => Math.floor((by === "group" ? r.first : r.at) / BLOCK)))].find(b => !blocks.has(b));
+      if (need === undefined) { wanted = null; break; }
+      const answer = await json("excerpts", { run: run.id, step, validation, offset: need * BLOCK, limit: BLOCK }).catch(() =>
+        ({ samples: [] }));
+      if (mine !== turn) continue;
+      blocks.set(need, answer.samples);
+      list.refill();
+    }
+    loading = false;
+  };
+  list.seen = (from, to) => { wanted = [from, to];
+    load(); };
+
+  const count = h("span", { class: "quiet small", role: "status" }),
+    bins = h("div"),
+    head = h("div", { class: `vhead ${by}` });
+  const facts = h("dl", { class: "kpis" });
+  const draw = () => {
+    const all = samples.filter(s => inBin(s, bin)),
+      [, keepIt] = FILTERS[filter],
+      [, order] = SORTS[sort],
+      groups = groupsOf(samples),
+      chosen = bin ? new Set(all.map(s => s.uid)) : null;
+    const of = new Map(groups.map(g => [g.uid, g]));
+    list.kind = by;
+    head.className = `vhead ${by}`;
+    head.replaceChildren(...(by === "group" ? [
+      ["prompt", "wide"],
+      ["", ""],
+      ["scores", ""],
+      ["mean", ""],
+      ["std", "wide"],
+      ["tokens", "wide"]
+    ] : [
+      ["sample", ""],
+      ["score", ""],
+      ["advantage", "wide"],
+      ["tokens", "wide"],
+      ["finish", "wide"],
+      ["", ""]
+    ]).map(([t, c]) => h("span", { class: c }, t)));
+    rows = by === "group" ? groups.filter(g => keepIt(g) && (!chosen || chosen.has(g.uid))).sort(order) :
+      all.filter(s => keepIt(filter === "mixed" || filter === "alike" ? of.get(s.uid) : { errors: +(s.score === null), cut: +(s
+          .finish === "length") })).map(s => ({ ...s, mean: s.score, std: of.get(s.uid).std })).sort(order);
+    list.free = [];
+    list.set(rows.length);
+    list.element.scrollTop = 0;
+    count.textContent = by === "group" ? `${num(rows.length)} of ${num(groups.length)} prompts` :
+      `${num(rows.length)} of ${num(samples.length)} samples`;
+    bins.replaceChildren(distribution(samples, bin, b => { bin = b;
+      draw(); }));
+  };
+
+  /* ---- the step ---- */
+  const number = h("input", { type: "number", "aria-label": "Step", min: 0, onchange: () => show(nearest(+number.value)) });
+  const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Step", class: "grow", oninput: () => { number.value =
+        steps()[+range.value]; }, onchange: () => show(steps()[+range.value]) });
+  const move = by_ => { const s = steps(),
+      at = Math.max(0, Math.min(s.length - 1, s.indexOf(step) + by_)); if (s[at] !== step) show(s[at]); };
+  const back = h("button", { class: "icon", type: "button", "aria-label": "Step before", onclick: () => move(-1) }, "‹"),
+    on = h("button", { class: "icon", type: "button", "aria-label": "Next step", onclick: () => move(1) }, "›");
+  const place = () => {
+    const s = steps(),
+      at = s.indexOf(step);
+    range.max = s.length - 1;
+    range.value = at;
+    number.value = step;
+    back.disabled = at <= 0;
+    on.disabled = at >= s.length - 1;
+  };
+  const show = async next => {
+    const mine = ++turn;
+    step = next;
+    bin = null;
+    place();
+    keep();
+    const answer = (await json("samples", { run: run.id, step, validation })).samples;
+    if (mine !== turn) return;
+    samples = answer.map((s, at) => ({ ...s, at }));
+    blocks = new Map();
+    const groups = groupsOf(samples),
+      scored = samples.filter(s => s.score !== null),
+      mean = scored.reduce((a, s) => a + s.score, 0) / scored.length;
+    lo = Math.min(0, ...scored.map(s => s.score));
+    hi = Math.max(lo + 1e-9, ...scored.map(s => s.score));
+    const alike = groups.filter(g => g.scored > 0 && g.std === 0).length,
+      errors = samples.length - scored.length,
+      cut = samples.filter(s => s.finish === "length").length;
+    facts.replaceChildren(...[
+        ["Samples", num(samples.length), `${num(groups.length)} prompts`],
+        ["Mean score", num(mean, 3), ""],
+        ["Groups all alike", groups.length ? `${Math.round(100 * alike / groups.length)} %` : "–",
+          `${alike} of ${groups.length}`
+        ],
+        ["Mean tokens", num(Math.round(samples.reduce((a, s) => a + s.tokens, 0) / samples.length)), ""],
+        ["Cut at the limit", num(cut), ""],
+        ["Without a score", num(errors), ""]
+      ]
+      .map(([k, v, small]) => h("div", { class: "kpi" }, h("dt", {}, k), h("dd", { class: k === "Without a score" &&
+          errors ? "bad" : null }, v, small ? h("small", {}, ` ${small}`) : ""))));
+    draw();
+  };
+  const part = train.length && val.length ? choice("Part of the run", [
+    [0, "Training"],
+    [1, "Validation"]
+  ], validation, v => { validation = v;
+    show(nearest(step)); }) : null;
+  const keys = e => {
+    if (e.target.closest?.("input, select, textarea, .seg") || e.altKey || e.ctrlKey || e.metaKey) return;
+    if (e.key === "ArrowLeft" || e.key === "ArrowRight") { e.preventDefault();
+      move(e.key === "ArrowLeft" ? -1 : 1); }
+  };
+  document.addEventListener("keydown", keys);
+  main.replaceChildren(h("h1", { class: "sr" }, `${title(run.info)}: samples`), h("div", { class: "tools" }, part, h(
+    "label", { class: "step" }, "Step"), back, number, on, range),
+    facts, h("section", { class: "panel", "aria-label": "Samples" }, h("div", { class: "body" }, bins, h(
+    "div", { class: "tools" },
+      choice("Rows", [
+        ["group", "Prompts"],
+        ["sample", "Samples"]
+      ], by, v => { by = v;
+        keep();
+        draw(); }), select("Which", FILTERS, filter, v => { filter = v;
+        keep();
+        draw(); }), select("Order", SORTS, sort, v => { sort = v;
+        keep();
+        draw(); }),
+      count, h("span", { class: "quiet small keys" }, h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " steps, ", h("kbd", {},
+        "↑"), " ", h("kbd", {}, "↓"), " rows, ", h("kbd", {}, "Enter"), " opens"))), head, list.element));
+  await show(step);
+  if (matchMedia("(pointer: fine)").matches) list.element.focus({ preventScroll: true });
+  return {
+    destroy: () => { turn++;
+      document.removeEventListener("keydown", keys); },
+    update: async what => {
+      if (what !== "steps") return;
+      const known = steps();
+      for (const s of i64((await json("steps", { run: run.id, validation })).step))
+        if (s > (known.at(-1) ?? -1)) known.push(s);
+      place();
+    }
+  };
+}
