@@ -173,8 +173,10 @@ static void stream_end(struct stream *t) {
 }
 
 static void stream_dropped(struct evhttp_connection *c, void *arg) { /* the browser has left */
+    struct evhttp_request *r = ((struct stream *)arg)->request;
     (void)c;
     stream_end(arg);
+    if (!evhttp_request_get_connection(r)) evhttp_request_free(r); /* taken from its connection, so ours */
 }
 
 static void stream_go_on(struct stream *t) { event_add(t->turn, &(struct timeval){0, 0}); }

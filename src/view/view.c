@@ -23,17 +23,15 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "track/metric_table.h"
+#include "train/run/run_lock.h"
 #include "view/run_reader.h"
 
-#include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-enum { MAX_NAMES = 64, MAX_OPEN = 8, EXCERPT_BYTES = 240, MAX_HITS = 500, MAX_ERROR_STEPS = 50, LINE_BYTES = 400 };
+enum { MAX_NAMES = 64, MAX_OPEN = 8, EXCERPT_BYTES = 240, MAX_HITS = 500, MAX_ERROR_STEPS = 50, LINE_BYTES = 400, SILENT_S = 60 };
 
 struct run {
     char id[9], *dir;
@@ -210,19 +208,18 @@ void view_close(struct view *v) {
 
 /* ---- runs and what they do ---- */
 
-/* "running", "done", "failed", "killed"; "lost": it has not said that it ended, and is no longer there. */
-static const char *state_of(const struct run_meta *m, const struct run_status *s, double modified) {
+/* "running", "done", "failed", "killed"; "lost": it has not said that it ended, and is no longer there. Where a file system
+ * has no locks, a run that has written lately is there. */
+static const char *state_of(const struct run *r, const struct run_meta *m, const struct run_status *s) {
     static const char *const ends[] = {"done", "failed", "killed"};
-    char host[sizeof s->host] = "";
+    struct run_holder holder;
+    run_lock_look(&holder, r->dir);
+    if (holder.state == RUN_HELD) return "running";
     for (size_t i = 0; m->exit && i < sizeof ends / sizeof *ends; i++)
         if (strncmp(m->exit, ends[i], strlen(ends[i])) == 0) return ends[i];
     if (m->exit) return "failed";
-    const double last = s->known && s->wall > modified ? s->wall : modified;
-    if (clock_wall() - last < 30) return "running";
-    gethostname(host, sizeof host - 1);
-    if (s->known && s->pid > 0 && strcmp(host, s->host) == 0)
-        return kill((pid_t)s->pid, 0) == 0 || errno == EPERM ? "running" : "lost";
-    return clock_wall() - last < 900 ? "running" : "lost";
+    const double last = s->known && s->wall > r->modified ? s->wall : r->modified;
+    return holder.state == RUN_FREE && clock_wall() - last < SILENT_S ? "running" : "lost";
 }
 
 static json_t *status_json(const struct run_status *s) {
@@ -242,7 +239,7 @@ static json_t *head(const struct run *r, const struct run_meta *m, const struct 
     char epoch[96];
     snprintf(epoch, sizeof epoch, "%llx-%llx-%.3f-%lld", (unsigned long long)r->dev, (unsigned long long)r->ino, m->started,
              (long long)s->pid);
-    json_t *o = json_pack("{s:s, s:s, s:s}", "id", r->id, "epoch", epoch, "state", state_of(m, s, r->modified));
+    json_t *o = json_pack("{s:s, s:s, s:s}", "id", r->id, "epoch", epoch, "state", state_of(r, m, s));
     json_object_set_new(o, "dir", text0(r->dir));
     json_object_set_new(o, "project", text0(m->project));
     json_object_set_new(o, "experiment", text0(m->experiment));
