@@ -38,13 +38,13 @@ if [ "$(printf '%s\n' "$newest" $floor | sort -V | tail -1)" != $floor ]; then
     exit 1
 fi
 
-# the licences of what is linked statically
+# the licences of what is linked statically, and of the page's charts
 mkdir "$tree/LICENSES"
 while read -r archive; do
     package=$(dpkg-query -S "$(realpath "$archive")" | cut -d: -f1)
     cp -L "/usr/share/doc/$package/copyright" "$tree/LICENSES/$package"
     dpkg-query -W -f='${Package} ${Version}\n' "$package"
-done <$build/archives.txt >"$tree/LICENSES/VERSIONS"
+done < <(cat $build/archives.txt; sed -n 's,^DYGRAPHS_DIR:PATH=\(.*\),\1/dygraph.min.js,p' $build/CMakeCache.txt) >"$tree/LICENSES/VERSIONS"
 if [ -n "$nvcc" ]; then
     cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
     eula=$(ls "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt \

@@ -234,7 +234,8 @@ async def browse(a, url, bad):
                 if not a.only:
                     await measure(page, url, run_id, bad)
                     await keys(page, url, run_id, bad)
-                await pictures(page, url, run_id, a.shots, a.only, bad)
+                if not a.measure:
+                    await pictures(page, url, run_id, a.shots, a.only, bad)
                 page.reader.cancel()
         finally:
             browser.terminate()
@@ -245,7 +246,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("run")
     p.add_argument("--shots", type=pathlib.Path)
-    p.add_argument("--only", choices=LOOKS)
+    p.add_argument("--only", choices=LOOKS, help="pictures of this look, no measurement")
+    p.add_argument("--measure", action="store_true", help="measurement and keys, no pictures")
     a = p.parse_args()
     if a.shots:
         a.shots.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,9 @@ function table(lines) {
   return { labels, rows, columns };
 }
 
+/* As many digits as tell the labels of an axis apart. */
+const digitsOf = ([lo, hi]) => Math.max(3, Math.min(9, Math.ceil(Math.log10(Math.max(Math.abs(lo), Math.abs(hi)) / (hi - lo || 1))) + 2));
+
 export class Chart {
   /* title, entry (its explanation), group; log: on a log scale at first; format: of values; x: of the axis ("step");
    * stacked: bars on each other; range: of the y axis; underlay(canvas, area, dygraph): drawn below the lines. */
@@ -121,7 +124,7 @@ export class Chart {
       valueRange: this.range ?? null,
       dateWindow: this.group?.window ?? this.window ?? null,
       axes: { x: { axisLabelFormatter: v => num(v), axisLabelWidth: 46, pixelsPerLabel: 60, drawGrid: false },
-        y: { axisLabelFormatter: v => this.format(v, 3), axisLabelWidth: 50, pixelsPerLabel: 26 } }
+        y: { axisLabelFormatter: (v, _, __, g) => this.format(v, digitsOf(g.yAxisRange())), axisLabelWidth: 50, pixelsPerLabel: 26 } }
     };
   }
 

@@ -26,7 +26,8 @@ function frontOf(names) {
 }
 
 const SMOOTH = [1, 5, 10, 25, 50, 100, 200];
-const smoothing = () => +(localStorage.getItem("smooth") ?? 10);
+let shownSteps = 0; // of the page's runs: more steps want a longer mean
+const smoothing = () => +(localStorage.getItem("smooth") ?? SMOOTH.findLast(n => n <= Math.max(10, shownSteps / 40)));
 
 function smoothControl(change) {
   const at = h("output", { class: "num" });
@@ -58,6 +59,7 @@ const openStep = run => x => { location.hash = `#/${run.id}/samples/${Math.round
 /* ---- the overview ---- */
 
 export async function overviewPage({ run, main }) {
+  shownSteps = run.info.step;
   const names = run.info.names.map(n => n.name),
     front = frontOf(names),
     group = new Group({ open: openStep(run) });
@@ -236,6 +238,7 @@ const COLORS_OF_PHASES = 8;
 const SHOWN = 60; // plots at once
 
 export async function metricsPage({ run, query, go, main }) {
+  shownSteps = run.info.step;
   const group = new Group({ open: openStep(run) }),
     grid = h("div", { class: "grid" }),
     count = h("span", { class: "quiet small", role: "status" });
@@ -309,6 +312,7 @@ export async function comparePage({ runs, query, go, main }) {
   const stores = await Promise.all(chosen.map(r => runOf(r.id).open())),
     group = new Group(),
     grid = h("div", { class: "grid two" });
+  shownSteps = Math.max(...stores.map(r => r.info.step));
   const names = [...new Set(stores.flatMap(r => r.info.names.map(n => n.name)))].sort();
   const label = stores.map((r, i) => stores.filter(o => title(o.info) === title(r.info)).length > 1 ?
     `${title(r.info)} (${r.info.dir.split("/").at(-1)})` : title(chosen[i]));
