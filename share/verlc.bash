@@ -34,7 +34,7 @@ _verlc() {
     sft) words=$("$program" sft --help "${cur:-all}" 2>/dev/null | sed -n 's/^+\{0,1\}\([a-z_][A-Za-z0-9_.]*\)=.*/\1=/p') ;;
     explain) words=$("$program" explain --markdown 2>/dev/null | sed -n 's/^| `\([^`*]*\)`.*/\1/p') ;;
     model) words="init info export merge" ;;
-    show | status | grep) # a run
+    show | status | grep | view) # a run
         compopt -o default 2>/dev/null
         COMPREPLY=($(compgen -f -- "$cur"))
         return ;;
