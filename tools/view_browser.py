@@ -170,13 +170,14 @@ async def pictures(page, url, run_id, shots, only, bad):
         f"fetch('/api/steps?run={run_id}').then(r => r.json()).then(j => Number(new "
         f"BigInt64Array(Uint8Array.from(atob(j.step), c => c.charCodeAt(0)).buffer).at(-1)))"
     )
+    uid = await page.run(f"fetch('/api/samples?run={run_id}&step={group}').then(r => r.json()).then(j => j.samples[0].uid)")
     places = {
         "runs": "#/?all",
         "overview": f"#/{run_id}/overview",
         "metrics": f"#/{run_id}/metrics?q=actor",
         "samples": f"#/{run_id}/samples/last",
         "list": f"#/{run_id}/samples/last?by=sample",
-        "group": f"#/{run_id}/samples/{group}/1",
+        "group": f"#/{run_id}/samples/{group}/{uid}",
         "search": f"#/{run_id}/search?q=boxed",
         "rewards": f"#/{run_id}/rewards",
         "time": f"#/{run_id}/time",
@@ -201,7 +202,7 @@ async def pictures(page, url, run_id, shots, only, bad):
 
 
 async def browse(a, url, bad):
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # its last helper may still write
         browser = subprocess.Popen(
             [
                 "chromium",

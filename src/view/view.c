@@ -219,7 +219,8 @@ static const char *state_of(const struct run *r, const struct run_meta *m, const
         if (strncmp(m->exit, ends[i], strlen(ends[i])) == 0) return ends[i];
     if (m->exit) return "failed";
     const double last = s->known && s->wall > r->modified ? s->wall : r->modified;
-    return holder.state == RUN_FREE && clock_wall() - last < SILENT_S ? "running" : "lost";
+    if (holder.state == RUN_FREE && clock_wall() - last < SILENT_S) return "running";
+    return holder.state == RUN_LEFT || m->format > 1 ? "lost" : "unknown"; /* format 1 never says how it ended */
 }
 
 static json_t *status_json(const struct run_status *s) {

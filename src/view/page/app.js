@@ -60,7 +60,7 @@ function drawTop(current) {
   drawState();
 }
 
-export const STATES = { running: "running", done: "done", failed: "failed", killed: "stopped", lost: "gone", broken: "unreadable" };
+export const STATES = { running: "running", done: "done", failed: "failed", killed: "stopped", lost: "gone", unknown: "no word of its end", broken: "unreadable" };
 export const badge = (state, why) => h("span", { class: `badge ${state}`, title: why ?? null }, STATES[state] ?? state);
 
 function drawState() {
@@ -128,6 +128,7 @@ async function open() {
   } catch (e) {
     if (mine !== turn) return undefined;
     page = null;
+    $("main").setAttribute("aria-busy", "false");
     drawTop(run ? path[1] ?? "overview" : "Runs");
     $("main").replaceChildren(problem(e), h("p", { class: "pad" }, h("a", { href: "#/" }, "All runs")));
   }

@@ -123,7 +123,7 @@ export class Chart {
       gridLineWidth: 1,
       valueRange: this.range ?? null,
       dateWindow: this.group?.window ?? this.window ?? null,
-      axes: { x: { axisLabelFormatter: v => num(v), axisLabelWidth: 46, pixelsPerLabel: 60, drawGrid: false },
+      axes: { x: { axisLabelFormatter: v => this.x === "step" && !Number.isInteger(v) ? "" : num(v), axisLabelWidth: 46, pixelsPerLabel: 60, drawGrid: false },
         y: { axisLabelFormatter: (v, _, __, g) => this.format(v, digitsOf(g.yAxisRange())), axisLabelWidth: 50, pixelsPerLabel: 26 } }
     };
   }
