@@ -47,6 +47,22 @@ struct http_server {
     bool loopback;
 };
 
+#ifdef STATIC_LIBEVENT
+/* For libevent's archive of Debian 12, which has these from glibc 2.36; `make dist` links it and is to run on 2.35. */
+void arc4random_buf(void *out, size_t n) {
+    for (size_t at = 0; at < n;) {
+        const ssize_t got = getrandom((char *)out + at, n - at, 0);
+        CHECK(got > 0 || errno == EINTR);
+        if (got > 0) at += (size_t)got;
+    }
+}
+uint32_t arc4random(void) {
+    uint32_t v;
+    arc4random_buf(&v, sizeof v);
+    return v;
+}
+#endif
+
 /* ---- requests ---- */
 
 const char *http_param(const struct http_get *g, const char *name) { return evhttp_find_header(g->params, name); }
