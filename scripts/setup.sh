@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 packages="build-essential cmake ninja-build pkg-config python3 python3-venv xz-utils sqlite3 ca-certificates
-libjansson-dev libpcre2-dev libutf8proc-dev libyaml-dev libsqlite3-dev libxxhash-dev libseccomp-dev libevent-dev
+libjansson-dev libpcre2-dev libutf8proc-dev libyaml-dev libsqlite3-dev libxxhash-dev libseccomp-dev libevent-dev libzmq3-dev
 libjs-dygraphs bubblewrap libcmocka-dev"
 
 missing=""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-ORDER = ["base", "conf", "helper", "sandbox", "dev", "model", "text", "data", "rollout",
+ORDER = ["base", "conf", "helper", "sandbox", "comm", "dev", "model", "text", "data", "rollout",
          "algo", "reward", "ckpt", "track", "train", "view", "cmd"]
 TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"

@@ -27,6 +27,7 @@ extern "C" {
     X(NUMERIC, -8, 5, "numerical failure")                                  \
     X(TIMEOUT, -9, 6, "deadline passed")                                    \
     X(HELPER, -10, 1, "helper process failed")                              \
+    X(RANK, -11, 1, "a rank of the group failed")                           \
     X(SIGNAL, -12, 1, "interrupted by a signal") /* exit is 128 + signal */ \
     X(INTERNAL, -13, 1, "internal error")
 

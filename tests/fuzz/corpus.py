@@ -319,9 +319,25 @@ def torch():
             yield b"\1" + z.read(name)
 
 
+def comm():
+    frame = struct.pack("<IHHiIQQQ", 0x434C5256, 1, 4, 1, 0, 7, 0, 8)
+    yield b"\0" + frame + b"12345678"
+    yield b"\0" + struct.pack("<IHHiIQQQ", 0x434C5256, 1, 1, -1, 0, 1, 0, 0)
+    yield b"\1" + compact({"type": "join", "protocol": 1, "version": "1", "build": "ab", "rank": 0, "size": 2, "host": "a",
+                           "pid": 5, "calls": "10.0.0.1:5", "mesh": ["", "10.0.0.1:6,10.1.0.1:6"]})
+    yield b"\2" + compact({"type": "pulse", "stage": "update", "age": 0.5, "waits_for": -2})
+    yield b"\3" + compact({"call": "echo", "args": {}, "arrays": [0, 5, 70000]})
+    yield b"\4" + compact({"protocol": 1, "address": "10.0.0.1:5", "key": "k" * 40, "job": "7/0"})
+    yield b"\5SLURM_JOB_ID=7\nSLURM_STEP_ID=0\nSLURM_PROCID=1\nSLURM_NTASKS=4\nSLURM_LOCALID=1\nSLURM_NODEID=0" \
+          b"\nSLURM_TASKS_PER_NODE=2(x2)"
+    yield b"\5RANK=1\nWORLD_SIZE=2\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\nGROUP_RANK=0\nMASTER_ADDR=a"
+    yield b"\5OMPI_COMM_WORLD_RANK=1\nOMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_LOCAL_RANK=1\nOMPI_COMM_WORLD_LOCAL_SIZE=2"
+    yield b"\5PMI_RANK=1\nPMI_SIZE=2\nMPI_LOCALRANKID=1\nMPI_LOCALNRANKS=2\nVERLC_RANK=1\nVERLC_RANKS=2"
+
+
 def main(out):
-    for make in (algo, ckpt, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, sft, text, tokenizer,
-                 torch, track, user):
+    for make in (algo, ckpt, comm, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, sft, text,
+                 tokenizer, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -1,0 +1,132 @@
+/* comm.h - a group of ranks and their controller: bytes between hosts' memories, calls, and whether all are alive.
+ *
+ * The controller (hub_*) is a process of its own without a rank. It opens a port, the ranks join it, and each rank is then
+ * connected to each other one. Every connection is ZeroMQ over TCP with CURVE encryption; who has the group's key may join.
+ * Everything on one host is on loopback. No device, no model: this module does not know what the bytes are.
+ *
+ *  - Operations of the ranks among each other (comm_barrier to comm_exchange). Every rank makes the same calls in the same
+ *    order. Bytes move, nothing is added. One that is not everywhere the same is refused by name.
+ *  - Calls of the controller: a name, JSON arguments and byte arrays go to a rank, a result comes back.
+ *  - Heartbeats: each rank tells the controller every second what it does and for how long. A rank that is silent for
+ *    COMM_SILENCE_S is lost. A lost connection is seen at once.
+ *
+ * Messages are cut into frames of at most COMM_FRAME bytes, and a connection holds at most COMM_QUEUE of them a side.
+ * Invariant: no wait without a deadline (of clock_awake), and a rank that fails, dies or does not answer ends the waits of all
+ * others with an error that names it. */
+#ifndef VERLC_COMM_H
+#define VERLC_COMM_H
+
+#include "comm/launch.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { COMM_PROTOCOL = 1, COMM_FRAME = 256 * 1024, COMM_QUEUE = 8, COMM_KEY = 41 /* Z85 and NUL */, COMM_MOST_RANKS = 1024 };
+#define COMM_SILENCE_S 6.0
+
+struct comm;
+struct hub;
+
+/* Where a group's controller is. */
+struct comm_where {
+    char address[512];  /* HOST:PORT; several, separated by commas: one of them */
+    char key[COMM_KEY]; /* the group's secret key */
+};
+int comm_key_new(char key[COMM_KEY]);
+/* DIR/.rendezvous, readable by its owner alone, on a file system that all hosts share. job: struct launch's, so that the file
+ * of another start is not taken for this one's. read: 1: there it is; 0: not yet; ERR_FORMAT: malformed. */
+int comm_rendezvous_write(const char *dir, const struct comm_where *w, const char *job);
+int comm_rendezvous_read(const char *dir, struct comm_where *w, const char *job);
+void comm_rendezvous_remove(const char *dir);
+
+/* Bytes that go with a call or its result. */
+struct comm_bytes {
+    void *p;
+    size_t n;
+};
+
+/* ---- a rank ---- */
+
+struct comm_args {
+    int rank, size;
+    struct comm_where where; /* address "": read it in `dir`, again and again until the controller is there */
+    const char *dir, *job;
+    double start_s;                           /* for the group to be complete */
+    double deadline_s;                        /* of each operation */
+    void (*lost)(void *arg, const char *why); /* on a thread of comm's, once: the controller is gone; may not return */
+    void *lost_arg;
+};
+/* Joins, and returns when all ranks are connected. ERR_TIMEOUT, ERR_RANK: refused, with the controller's reason. */
+int comm_open(struct comm **out, const struct comm_args *a);
+void comm_close(struct comm *c); /* NULL ok */
+int comm_rank(const struct comm *c);
+int comm_size(const struct comm *c);
+const char *comm_who(const struct comm *c, int rank); /* "rank 2 (host b, pid 71)" */
+bool comm_same_host(const struct comm *c, int rank);
+/* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. */
+void comm_stage(struct comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* The operations. ERR_TIMEOUT; ERR_RANK: another rank failed, is gone or made a different call. After an error all further
+ * ones fail with ERR_RANK; calls still work. No memory is held beyond the connections' queues. */
+int comm_barrier(struct comm *c);
+int comm_broadcast(struct comm *c, int root, void *p, size_t n);
+/* all: root's, at[size] bytes, rank r's at at[r]..at[r + 1]; others pass NULL. mine: this rank's at[r + 1] - at[r] bytes. */
+int comm_gather(struct comm *c, int root, const void *mine, void *all, const size_t *at);
+/* all: rank r's part is there on rank r, then everywhere. */
+int comm_all_gather(struct comm *c, void *all, const size_t *at);
+/* out[r] goes to rank r's in[this rank]; 0 bytes: nothing is sent. out[self] is copied to in[self]. */
+int comm_exchange(struct comm *c, const struct comm_bytes *out, const struct comm_bytes *in);
+
+struct comm_call {
+    const char *name;   /* borrowed from head */
+    const json_t *args; /* an object, borrowed from head */
+    struct comm_bytes *arrays;
+    int n_arrays;
+    json_t *head;
+};
+void comm_call_free(struct comm_call *call);
+/* Waits for the controller's next call. 1: a call, to be answered by comm_reply or comm_reply_error and freed; 0: the
+ * controller has ended the group; ERR_RANK: it is gone. */
+int comm_next_call(struct comm *c, struct comm_call *call);
+int comm_reply(struct comm *c, const json_t *result, const struct comm_bytes *arrays, int n); /* result: borrowed; NULL: {} */
+int comm_reply_error(struct comm *c, int code);                                               /* with err_msg() */
+
+/* ---- the controller ---- */
+
+struct hub_args {
+    int size;
+    const char *listen; /* "HOST:PORT" to be reached at; NULL: any port on loopback; "*": any port on all addresses of this host */
+    const char *key;    /* NULL: a new one */
+    double start_s;     /* for all ranks to join */
+    double deadline_s;  /* to send a call */
+};
+int hub_open(struct hub **out, const struct hub_args *a); /* the port is open; the ranks are still to join */
+const struct comm_where *hub_where(const struct hub *h);
+/* Waits until all ranks have joined and are connected. check (may be NULL) is asked all the time: < 0 ends the wait.
+ * ERR_TIMEOUT names who is missing; ERR_RANK: a rank of another version, build or size, by name. */
+int hub_join(struct hub *h, int (*check)(void *arg), void *arg);
+/* end: ranks in comm_next_call get their 0 first. NULL ok. */
+void hub_close(struct hub *h, bool end);
+const char *hub_who(const struct hub *h, int rank);
+int hub_pid(const struct hub *h, int rank);
+/* "rank 2 (host b, pid 71), in STAGE for 3 s", as of its last heartbeat. */
+void hub_state(struct hub *h, int rank, char *text, size_t n);
+/* Any thread: the group is at an end, and every wait of every rank with it. */
+void hub_fail(struct hub *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Starts a call on a rank; the arrays are sent when it returns. ERR_RANK, ERR_TIMEOUT. */
+int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n);
+struct hub_reply {
+    json_t *result; /* an object */
+    struct comm_bytes *arrays;
+    int n_arrays;
+};
+void hub_reply_free(struct hub_reply *r);
+/* Takes the results of all calls that are under way; replies: one a rank, {0} for those not called. The first error ends it: a
+ * rank's own keeps its code, with the rank's name in front, and the others leave their operations. ERR_TIMEOUT names the ranks
+ * that are behind, not those that wait for them. */
+int hub_collect(struct hub *h, struct hub_reply *replies, double deadline_s);
+
+#endif

@@ -1,0 +1,448 @@
+/* group.c - a rank: how it joins, its heartbeats, its operations with the other ranks, the calls that it serves.
+ * A thread of its own has the connection to the controller's door: it sends a heartbeat every second and hears that the group
+ * is at an end. All other connections belong to the caller's thread.
+ * Invariant: after an operation has failed no further one moves a byte, since the connections' streams are out of step. */
+#include "comm/comm_int.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { SLICE_MS = 100, HEAD_BYTES = 1 << 26 };
+
+struct comm {
+    struct comm_args a;
+    int rank, size;
+    void *ctx;
+    struct comm__link door, calls, *mesh; /* mesh[rank] is not used */
+    char (*host)[COMM__NAME];             /* of each rank */
+    uint64_t seq, call;                   /* operations and calls so far */
+    bool broken;
+    struct comm__alarm cancel, gone; /* the group is at an end; the controller is gone */
+    pthread_t thread;
+    bool threaded;
+    atomic_bool ending;   /* the controller has said that it goes */
+    int stop;             /* an eventfd */
+    pthread_mutex_t lock; /* of what the heartbeats tell */
+    char stage[COMM__STAGE];
+    double progress; /* when, of clock_awake */
+    int waits_for;
+};
+
+/* ---- heartbeats ---- */
+
+static void waiting(void *arg, int rank) {
+    struct comm *c = arg;
+    pthread_mutex_lock(&c->lock);
+    c->waits_for = rank;
+    if (rank == COMM__NOBODY) c->progress = clock_awake();
+    pthread_mutex_unlock(&c->lock);
+}
+
+void comm_stage(struct comm *c, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    pthread_mutex_lock(&c->lock);
+    vsnprintf(c->stage, sizeof c->stage, fmt, ap);
+    c->progress = clock_awake();
+    pthread_mutex_unlock(&c->lock);
+    va_end(ap);
+}
+
+static json_t *pulse(struct comm *c) {
+    pthread_mutex_lock(&c->lock);
+    json_t *m = json_pack("{s:s,s:s,s:f,s:i}", "type", "pulse", "stage", c->stage, "age", clock_awake() - c->progress, "waits_for",
+                          c->waits_for);
+    pthread_mutex_unlock(&c->lock);
+    return m;
+}
+
+static void gone(struct comm *c, const char *why) {
+    if (atomic_load(&c->ending)) return;
+    comm__alarm_ring(&c->cancel, why);
+    if (comm__alarm_ring(&c->gone, why) && c->a.lost) c->a.lost(c->a.lost_arg, why);
+}
+
+/* The controller's messages to a rank that has joined. */
+static void hear(struct comm *c) {
+    json_t *m;
+    int rc;
+    while ((rc = comm__recv_json(c->door.sock, NULL, NULL, &m, "the controller")) > 0) {
+        const char *type = json_string_value(json_object_get(m, "type")), *why = json_string_value(json_object_get(m, "why"));
+        if (type && strcmp(type, "abort") == 0 && why) comm__alarm_ring(&c->cancel, why);
+        if (type && strcmp(type, "end") == 0) atomic_store(&c->ending, true);
+        json_decref(m);
+    }
+    if (rc < 0) gone(c, err_msg());
+}
+
+static void *heartbeats(void *arg) {
+    struct comm *c = arg;
+    double next = 0;
+    for (;;) {
+        const double now = clock_awake();
+        if (now >= next) {
+            (void)comm__send_json(c->door.sock, NULL, 0, pulse(c)); /* a controller that is stopped has a full queue */
+            next = now + 1;
+        }
+        zmq_pollitem_t items[] = {
+            {c->door.sock, 0, ZMQ_POLLIN, 0}, {c->door.events, 0, ZMQ_POLLIN, 0}, {NULL, c->stop, ZMQ_POLLIN, 0}};
+        (void)zmq.poll(items, 3, clock_poll_ms(next));
+        if (items[2].revents) return NULL;
+        if (items[0].revents) hear(c);
+        comm__link_events(&c->door);
+        if (c->door.lost_at > 0) {
+            gone(c, "the controller is gone");
+            return NULL;
+        }
+    }
+}
+
+/* ---- joining ---- */
+
+static int listen_all(struct comm *c, const char *own, json_t *mesh, char *calls) {
+    const bool loopback = strncmp(own, "127.", 4) == 0;
+    const char *const address = loopback ? "127.0.0.1" : "*";
+    char text[COMM__ADDRESSES];
+    int port;
+    for (int r = 0; r <= c->size; r++) {
+        struct comm__link *l = r < c->size ? &c->mesh[r] : &c->calls;
+        text[0] = '\0';
+        if (r > c->rank) {
+            TRY(comm__link_listen(l, c->ctx, c->a.where.key, address, &port));
+            if (loopback) snprintf(text, sizeof text, "127.0.0.1:%d", port);
+            else comm__host_addresses(text, sizeof text, port, own);
+        }
+        if (r < c->size) json_array_append_new(mesh, json_string(text));
+        else strcpy(calls, text);
+    }
+    return 0;
+}
+
+static int send_join(struct comm *c, const char *own) {
+    char host[COMM__NAME] = "?", calls[COMM__ADDRESSES];
+    json_t *mesh = json_array();
+    gethostname(host, sizeof host - 1);
+    const int rc = listen_all(c, own, mesh, calls);
+    json_t *m = json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s,s:i,s:s,s:o}", "type", "join", "protocol", COMM_PROTOCOL, "version",
+                          VERLC_VERSION, "build", comm__build(), "rank", c->rank, "size", c->size, "host", host, "pid",
+                          (int)getpid(), "calls", calls, "mesh", mesh);
+    if (rc < 0) json_decref(m);
+    TRY(rc);
+    TRY(comm__send_json(c->door.sock, NULL, 0, m));
+    return 0;
+}
+
+static void close_links(struct comm *c, bool linger) {
+    comm__link_close(&c->door, linger);
+    comm__link_close(&c->calls, linger);
+    for (int r = 0; r < c->size; r++) comm__link_close(&c->mesh[r], linger);
+    c->door = c->calls = (struct comm__link){.rank = COMM__CONTROLLER, .who = "the controller"};
+}
+
+/* Its answer to the join. 1: *m; 0: no controller with this key is there. */
+static int hear_answer(struct comm *c, double deadline, json_t **m) {
+    for (;;) {
+        zmq_pollitem_t items[] = {{c->door.sock, 0, ZMQ_POLLIN, 0}, {c->door.events, 0, ZMQ_POLLIN, 0}};
+        const int left = clock_poll_ms(deadline);
+        (void)zmq.poll(items, 2, left < SLICE_MS ? left : SLICE_MS);
+        const int rc = comm__recv_json(c->door.sock, NULL, NULL, m, "the controller");
+        if (rc != 0) return rc;
+        comm__link_events(&c->door);
+        if (c->door.refused || c->door.lost_at > 0) return 0;
+        if (clock_awake() >= deadline) FAIL(ERR_TIMEOUT, "not all ranks had joined the controller before the deadline");
+    }
+}
+
+/* The controller is found, and answers. 1: *m; 0: not yet. */
+static int ask(struct comm *c, double deadline, json_t **m) {
+    struct comm_where *w = &c->a.where;
+    char endpoint[COMM__ENDPOINT], own[COMM__NAME];
+    int rc = 1;
+    if (c->a.dir) rc = comm_rendezvous_read(c->a.dir, w, c->a.job);
+    if (rc > 0) rc = comm__reach(w->address, endpoint, own);
+    TRY(rc);
+    if (rc == 0) return 0;
+    close_links(c, false);
+    TRY(comm__link_connect(&c->door, c->ctx, w->key, endpoint));
+    TRY(send_join(c, own));
+    rc = hear_answer(c, deadline, m);
+    TRY(rc);
+    if (rc == 0 && !c->a.dir && c->door.refused)
+        FAIL(ERR_RANK, "rank %d: the controller at %s does not take this rank's key", c->rank, w->address);
+    return rc;
+}
+
+static int find_controller(struct comm *c, double deadline, json_t **m) {
+    for (;;) {
+        const int rc = ask(c, deadline, m);
+        TRY(rc);
+        if (rc > 0) return 0;
+        if (clock_awake() >= deadline) break;
+        usleep(SLICE_MS * 1000);
+    }
+    if (c->a.dir && !c->a.where.address[0])
+        FAIL(ERR_TIMEOUT, "rank %d: no controller has written %s/.rendezvous; is that directory the same on all hosts?", c->rank,
+             c->a.dir);
+    FAIL(ERR_TIMEOUT, "rank %d: no controller answers at %s", c->rank, c->a.where.address);
+}
+
+static int check_answer(struct comm *c, const json_t *m, const char *type) {
+    const char *theirs, *why;
+    TRY(json_str(m, "type", &theirs, "the controller"));
+    if (strcmp(theirs, "refused") == 0) {
+        TRY(json_str(m, "why", &why, "the controller"));
+        FAIL(ERR_RANK, "the controller refused rank %d: %s", c->rank, why);
+    }
+    if (strcmp(theirs, type) != 0) FAIL(ERR_FORMAT, "the controller sent '%.40s', and '%s' is next", theirs, type);
+    return 0;
+}
+
+static int connect_mesh(struct comm *c, const json_t *m) {
+    char endpoint[COMM__ENDPOINT], own[COMM__NAME];
+    for (int r = 0; r < c->size; r++) {
+        const json_t *peer = json_array_get(json_object_get(m, "ranks"), (size_t)r);
+        const char *who, *host, *address;
+        struct comm__link *l = &c->mesh[r];
+        TRY(json_str(peer, "who", &who, "the controller"));
+        TRY(json_str(peer, "host", &host, "the controller"));
+        TRY(json_str(peer, "address", &address, "the controller"));
+        snprintf(c->host[r], COMM__NAME, "%s", host);
+        snprintf(l->who, sizeof l->who, "%s", who);
+        l->rank = r;
+        if (r >= c->rank) continue;
+        const int rc = comm__reach(address, endpoint, own);
+        TRY(rc);
+        if (rc == 0) FAIL(ERR_RANK, "%s cannot be reached from rank %d at %s", who, c->rank, address);
+        TRY(comm__link_connect(l, c->ctx, c->a.where.key, endpoint));
+    }
+    return 0;
+}
+
+static int join(struct comm *c) {
+    const double deadline = clock_awake() + c->a.start_s;
+    json_t *m = NULL;
+    int rc;
+    TRYG(find_controller(c, deadline, &m), out);
+    TRYG(check_answer(c, m, "group"), out);
+    TRYG(connect_mesh(c, m), out);
+    rc = pthread_create(&c->thread, NULL, heartbeats, c);
+    if (rc != 0) FAILG(out, ERR_NOMEM, "no thread for the heartbeats: %s", strerror(rc));
+    c->threaded = true;
+    rc = comm_barrier(c);
+    if (rc >= 0) rc = comm_reply(c, NULL, NULL, 0); /* hub_join waits for it */
+    else (void)comm_reply_error(c, rc);
+out:
+    json_decref(m);
+    return rc;
+}
+
+int comm_open(struct comm **out, const struct comm_args *a) {
+    TRY(comm__zmq_open());
+    struct comm *c = xcalloc(1, sizeof *c);
+    *c = (struct comm){.a = *a,
+                       .rank = a->rank,
+                       .size = a->size,
+                       .waits_for = COMM__NOBODY,
+                       .stop = -1,
+                       .cancel.fd = -1,
+                       .gone.fd = -1,
+                       .stage = "start",
+                       .progress = clock_awake()};
+    int rc;
+    pthread_mutex_init(&c->lock, NULL);
+    c->mesh = xcalloc((size_t)c->size, sizeof *c->mesh);
+    c->host = xcalloc((size_t)c->size, sizeof *c->host);
+    TRYG(comm__alarm_init(&c->cancel), fail);
+    TRYG(comm__alarm_init(&c->gone), fail);
+    c->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    c->ctx = zmq.ctx_new();
+    if (c->stop < 0 || !c->ctx) FAILG(fail, ERR_IO, "no ZeroMQ context: %s", strerror(errno));
+    TRYG(join(c), fail);
+    *out = c;
+    return 0;
+fail:
+    c->broken = true;
+    comm_close(c);
+    return rc;
+}
+
+void comm_close(struct comm *c) {
+    if (!c) return;
+    atomic_store(&c->ending, true);
+    if (c->threaded) {
+        (void)!write(c->stop, &(uint64_t){1}, sizeof(uint64_t));
+        pthread_join(c->thread, NULL);
+    }
+    close_links(c, !c->broken);
+    if (c->ctx) zmq.ctx_term(c->ctx);
+    if (c->stop >= 0) close(c->stop);
+    comm__alarm_destroy(&c->cancel);
+    comm__alarm_destroy(&c->gone);
+    pthread_mutex_destroy(&c->lock);
+    free(c->mesh);
+    free(c->host);
+    free(c);
+}
+
+int comm_rank(const struct comm *c) { return c->rank; }
+int comm_size(const struct comm *c) { return c->size; }
+const char *comm_who(const struct comm *c, int rank) { return c->mesh[rank].who; }
+bool comm_same_host(const struct comm *c, int rank) { return strcmp(c->host[rank], c->host[c->rank]) == 0; }
+
+/* ---- operations ---- */
+
+/* moves: one for each other rank that takes part. */
+static int operate(struct comm *c, enum comm__kind kind, struct comm__move *moves, int n) {
+    c->seq++;
+    if (c->broken || comm__alarm_rung(&c->cancel)) {
+        c->broken = true;
+        if (comm__alarm_rung(&c->cancel)) return comm__alarm_error(&c->cancel);
+        FAIL(ERR_RANK, "%s %llu: an operation of the group has failed before", comm__kind_name(kind), (unsigned long long)c->seq);
+    }
+    const struct comm__wait w = {.rank = c->rank,
+                                 .kind = kind,
+                                 .seq = c->seq,
+                                 .deadline = clock_awake() + c->a.deadline_s,
+                                 .alarm = &c->cancel,
+                                 .waiting = waiting,
+                                 .arg = c};
+    const int rc = comm__run(&w, moves, n);
+    c->broken = rc < 0;
+    TRY(rc);
+    return 0;
+}
+
+static struct comm__move *moves_new(const struct comm *c) { return xcalloc((size_t)c->size, sizeof(struct comm__move)); }
+
+static int operate_all(struct comm *c, enum comm__kind kind, struct comm__move *all) {
+    int n = 0;
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank || !(all[r].sends || all[r].receives)) continue;
+        all[r].link = &c->mesh[r];
+        all[n++] = all[r];
+    }
+    const int rc = operate(c, kind, all, n);
+    free(all);
+    TRY(rc);
+    return 0;
+}
+
+int comm_barrier(struct comm *c) {
+    struct comm__move *m = moves_new(c);
+    for (int r = 0; r < c->size; r++) m[r].sends = m[r].receives = true;
+    return operate_all(c, COMM__BARRIER, m);
+}
+
+int comm_broadcast(struct comm *c, int root, void *p, size_t n) {
+    struct comm__move *m = moves_new(c);
+    for (int r = 0; r < c->size; r++) {
+        if (c->rank == root) m[r] = (struct comm__move){.sends = true, .out = p, .n_out = n};
+        else if (r == root) m[r] = (struct comm__move){.receives = true, .in = p, .n_in = n};
+    }
+    return operate_all(c, COMM__BROADCAST, m);
+}
+
+int comm_gather(struct comm *c, int root, const void *mine, void *all, const size_t *at) {
+    struct comm__move *m = moves_new(c);
+    uint8_t *const in = all;
+    const size_t own = at[c->rank + 1] - at[c->rank];
+    for (int r = 0; r < c->size; r++) {
+        if (c->rank == root) m[r] = (struct comm__move){.receives = true, .in = in + at[r], .n_in = at[r + 1] - at[r]};
+        else if (r == root) m[r] = (struct comm__move){.sends = true, .out = mine, .n_out = own};
+    }
+    if (c->rank == root && own) memmove(in + at[root], mine, own);
+    return operate_all(c, COMM__GATHER, m);
+}
+
+int comm_all_gather(struct comm *c, void *all, const size_t *at) {
+    struct comm__move *m = moves_new(c);
+    uint8_t *const p = all;
+    for (int r = 0; r < c->size; r++)
+        m[r] = (struct comm__move){.sends = true,
+                                   .out = p + at[c->rank],
+                                   .n_out = at[c->rank + 1] - at[c->rank],
+                                   .receives = true,
+                                   .in = p + at[r],
+                                   .n_in = at[r + 1] - at[r]};
+    return operate_all(c, COMM__ALL_GATHER, m);
+}
+
+int comm_exchange(struct comm *c, const struct comm_bytes *out, const struct comm_bytes *in) {
+    CHECK(out[c->rank].n == in[c->rank].n);
+    struct comm__move *m = moves_new(c);
+    for (int r = 0; r < c->size; r++)
+        m[r] = (struct comm__move){
+            .sends = out[r].n > 0, .out = out[r].p, .n_out = out[r].n, .receives = in[r].n > 0, .in = in[r].p, .n_in = in[r].n};
+    if (in[c->rank].n) memcpy(in[c->rank].p, out[c->rank].p, in[c->rank].n);
+    return operate_all(c, COMM__EXCHANGE, m);
+}
+
+/* ---- calls ---- */
+
+static struct comm__wait call_wait(struct comm *c, enum comm__kind kind) {
+    return (struct comm__wait){.rank = c->rank,
+                               .kind = kind,
+                               .seq = c->call,
+                               .deadline = INFINITY,
+                               .alarm = &c->gone,
+                               .waiting = waiting,
+                               .arg = c}; /* the deadline is the controller's: without one `gone` rings */
+}
+
+void comm_call_free(struct comm_call *call) {
+    comm__arrays_free(call->arrays, call->n_arrays);
+    json_decref(call->head);
+    *call = (struct comm_call){0};
+}
+
+int comm_next_call(struct comm *c, struct comm_call *call) {
+    struct buf text = {.max = HEAD_BYTES};
+    *call = (struct comm_call){0};
+    c->call++;
+    struct comm__wait w = call_wait(c, COMM__CALL);
+    int rc = comm__recv_message(&w, &c->calls, &text, &call->head, &call->arrays, &call->n_arrays);
+    buf_free(&text);
+    if (rc >= 0 && json_object_get(call->head, "end")) {
+        comm_call_free(call);
+        return 0;
+    }
+    if (rc >= 0) rc = json_str(call->head, "call", &call->name, "the controller");
+    call->args = json_object_get(call->head, "args");
+    if (rc >= 0 && !json_is_object(call->args))
+        rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "the controller sent a call without arguments");
+    if (rc < 0) comm_call_free(call);
+    TRY(rc);
+    return 1;
+}
+
+static int reply(struct comm *c, json_t *head, const struct comm_bytes *arrays, int n) {
+    struct comm__wait w = call_wait(c, COMM__REPLY);
+    const int rc = comm__send_message(&w, &c->calls, head, arrays, n);
+    json_decref(head);
+    TRY(rc);
+    return 0;
+}
+
+int comm_reply(struct comm *c, const json_t *result, const struct comm_bytes *arrays, int n) {
+    json_t *r = result ? json_deep_copy(result) : json_object();
+    return reply(c, json_pack("{s:o}", "result", r), arrays, n);
+}
+
+int comm_reply_error(struct comm *c, int code) {
+    struct buf b = {0};
+    buf_add_visible(&b, err_msg(), false);
+    json_t *head = json_pack("{s:i,s:s}", "error", code, "message", b.p ? b.p : "");
+    buf_free(&b);
+    return reply(c, head, NULL, 0);
+}

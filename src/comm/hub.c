@@ -1,0 +1,484 @@
+/* hub.c - the controller's end of a group: who joins, heartbeats, calls.
+ * A thread has the door: it hears the heartbeats, finds out who is silent, and tells all ranks when the group is at an end.
+ * The connections for calls belong to the caller's thread.
+ * Invariant: once hub_fail has been called, or a rank is silent or lost, every call fails with the same message. */
+#include "comm/comm_int.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { SLICE_MS = 100, DOOR_LINGER_MS = 1000, DOOR_QUEUE = 4096, HEAD_BYTES = 1 << 26 };
+#define LOST_S 0.25
+
+struct member {
+    json_t *join; /* its message; NULL: it has not joined */
+    uint8_t id[COMM__ID];
+    size_t n_id;
+    int pid;
+    char who[COMM__NAME + 64];
+    struct comm__link calls;
+    uint64_t call;
+    bool asked;               /* a call is under way */
+    struct comm__pulse pulse; /* under the hub's lock, like heard */
+    double heard;
+};
+struct hub {
+    struct hub_args a;
+    int size, port;
+    struct comm_where where;
+    void *ctx, *door;
+    struct member *m;
+    struct comm__alarm gone, cancel; /* the group is at an end; a call has failed and the ranks are to leave their operations */
+    pthread_t thread;
+    bool threaded;
+    int stop;
+    pthread_mutex_t lock;
+};
+
+const struct comm_where *hub_where(const struct hub *h) { return &h->where; }
+const char *hub_who(const struct hub *h, int rank) { return h->m[rank].who; }
+int hub_pid(const struct hub *h, int rank) { return h->m[rank].pid; }
+
+void hub_fail(struct hub *h, const char *fmt, ...) {
+    char why[sizeof h->gone.why];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    comm__alarm_ring(&h->gone, why);
+}
+
+void hub_state(struct hub *h, int rank, char *text, size_t n) {
+    pthread_mutex_lock(&h->lock);
+    const struct member *m = &h->m[rank];
+    const double age = m->pulse.age + (m->heard > 0 ? clock_awake() - m->heard : 0);
+    snprintf(text, n, "%s, in %s for %.0f s", m->who, m->pulse.stage[0] ? m->pulse.stage : "start", age);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- the door's thread ---- */
+
+static void tell(struct hub *h, int rank, const char *type, const char *why) {
+    const struct member *m = &h->m[rank];
+    if (m->join) (void)comm__send_json(h->door, m->id, m->n_id, json_pack("{s:s,s:s}", "type", type, "why", why));
+}
+
+static int find(const struct hub *h, const uint8_t *id, size_t n) {
+    for (int r = 0; r < h->size; r++)
+        if (h->m[r].join && h->m[r].n_id == n && memcmp(h->m[r].id, id, n) == 0) return r;
+    return -1;
+}
+
+static void take_pulse(struct hub *h, int rank, const json_t *m) {
+    struct comm__pulse p;
+    if (comm__pulse_read(&p, m, h->m[rank].who) < 0) {
+        hub_fail(h, "%s", err_msg());
+        return;
+    }
+    pthread_mutex_lock(&h->lock);
+    h->m[rank].pulse = p;
+    h->m[rank].heard = clock_awake();
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void hear(struct hub *h) {
+    uint8_t from[COMM__ID];
+    size_t n;
+    json_t *m;
+    for (;;) {
+        const int rc = comm__recv_json(h->door, from, &n, &m, "a rank");
+        if (rc == 0) return;
+        const int rank = find(h, from, n);
+        if (rank >= 0 && rc > 0) take_pulse(h, rank, m);
+        else if (rank >= 0) hub_fail(h, "%s sent what is no heartbeat: %s", h->m[rank].who, err_msg());
+        else if (rc > 0)
+            (void)comm__send_json(h->door, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", "the group is complete"));
+        json_decref(m);
+    }
+}
+
+static void check_silence(struct hub *h) {
+    const double now = clock_awake();
+    for (int r = 0; r < h->size; r++) {
+        pthread_mutex_lock(&h->lock);
+        const double silent = now - h->m[r].heard;
+        pthread_mutex_unlock(&h->lock);
+        char state[256];
+        hub_state(h, r, state, sizeof state);
+        if (silent > COMM_SILENCE_S) hub_fail(h, "%s: no heartbeat for %.0f s", state, silent);
+    }
+}
+
+/* The first reason that is there is told to all. */
+static bool tell_all(struct hub *h) {
+    const bool gone = comm__alarm_rung(&h->gone);
+    if (!gone && !comm__alarm_rung(&h->cancel)) return false;
+    (void)comm__alarm_error(gone ? &h->gone : &h->cancel);
+    for (int r = 0; r < h->size; r++) tell(h, r, "abort", err_msg());
+    return true;
+}
+
+static void *door(void *arg) {
+    struct hub *h = arg;
+    bool told = false;
+    for (;;) {
+        zmq_pollitem_t items[] = {{h->door, 0, ZMQ_POLLIN, 0},
+                                  {NULL, h->stop, ZMQ_POLLIN, 0},
+                                  {NULL, h->gone.fd, ZMQ_POLLIN, 0},
+                                  {NULL, h->cancel.fd, ZMQ_POLLIN, 0}};
+        (void)zmq.poll(items, told ? 2 : 4, SLICE_MS);
+        if (items[0].revents) hear(h);
+        if (!told) check_silence(h);
+        if (!told) told = tell_all(h);
+        if (items[1].revents) return NULL;
+    }
+}
+
+/* ---- joining ---- */
+
+static int refuse(struct hub *h, const uint8_t *from, size_t n, int rc) {
+    struct err_saved e;
+    err_save(&e);
+    (void)comm__send_json(h->door, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", e.msg));
+    err_restore(&e);
+    return rc;
+}
+
+static int check_join(struct hub *h, const struct comm__join *j) {
+    if (j->size != h->size)
+        FAIL(ERR_RANK, "rank %d (host %s, pid %d) was started in a group of %d, and this one has %d", j->rank, j->host, j->pid,
+             j->size, h->size);
+    if (strcmp(j->build, comm__build()) != 0)
+        FAIL(ERR_RANK,
+             "rank %d (host %s, pid %d) runs another build of verlc (%s, %s; the controller's is %s, %s); install one on all hosts",
+             j->rank, j->host, j->pid, j->version, j->build, VERLC_VERSION, comm__build());
+    if (h->m[j->rank].join)
+        FAIL(ERR_RANK, "two processes say that they are rank %d: %s, and pid %d on host %s", j->rank, h->m[j->rank].who, j->pid,
+             j->host);
+    return 0;
+}
+
+static int take_join(struct hub *h, const uint8_t *from, size_t n, json_t *m) {
+    struct comm__join j;
+    const char *type;
+    int rc = json_str(m, "type", &type, "a rank that joins");
+    if (rc >= 0 && strcmp(type, "join") != 0) return 0;
+    if (rc >= 0) rc = comm__join_read(&j, m, "a rank that joins");
+    if (rc >= 0) rc = check_join(h, &j);
+    if (rc < 0) return refuse(h, from, n, rc);
+    struct member *one = &h->m[j.rank];
+    memcpy(one->id, from, n);
+    one->n_id = n;
+    one->pid = j.pid;
+    one->join = json_incref(m);
+    snprintf(one->who, sizeof one->who, "rank %d (host %s, pid %d)", j.rank, j.host, j.pid);
+    return 0;
+}
+
+static int too_few(const struct hub *h) {
+    struct buf b = {0};
+    int missing = 0;
+    for (int r = 0; r < h->size; r++)
+        if (!h->m[r].join && missing++ < 16) buf_addf(&b, "%s%d", b.n ? ", " : "", r);
+    err_set(ERR_TIMEOUT, __FILE__, __LINE__, "%d of %d ranks have not joined the controller at %s within %.0f s: rank %s%s",
+            missing, h->size, h->where.address, h->a.start_s, b.p, missing > 16 ? ", ..." : "");
+    buf_free(&b);
+    return ERR_TIMEOUT;
+}
+
+static int wait_joins(struct hub *h, double deadline, int (*check)(void *), void *arg) {
+    for (int joined = 0; joined < h->size;) {
+        zmq_pollitem_t item = {h->door, 0, ZMQ_POLLIN, 0};
+        uint8_t from[COMM__ID];
+        size_t n;
+        json_t *m = NULL;
+        (void)zmq.poll(&item, 1, SLICE_MS);
+        int rc = comm__recv_json(h->door, from, &n, &m, "a rank that joins");
+        if (rc > 0) rc = take_join(h, from, n, m);
+        json_decref(m);
+        TRY(rc);
+        if (check) TRY(check(arg));
+        joined = 0;
+        for (int r = 0; r < h->size; r++) joined += h->m[r].join != NULL;
+        if (joined < h->size && clock_awake() >= deadline) return too_few(h);
+    }
+    return 0;
+}
+
+/* Tells a rank about the others, and where to connect to those below it. */
+static int send_group(struct hub *h, int rank) {
+    json_t *ranks = json_array();
+    for (int r = 0; r < h->size; r++) {
+        const json_t *j = h->m[r].join;
+        const char *address = r < rank ? json_string_value(json_array_get(json_object_get(j, "mesh"), (size_t)rank)) : "";
+        json_array_append_new(ranks, json_pack("{s:s,s:s,s:s}", "who", h->m[r].who, "host",
+                                               json_string_value(json_object_get(j, "host")), "address", address));
+    }
+    TRY(comm__send_json(h->door, h->m[rank].id, h->m[rank].n_id, json_pack("{s:s,s:o}", "type", "group", "ranks", ranks)));
+    return 0;
+}
+
+static int connect_calls(struct hub *h, int rank) {
+    struct member *m = &h->m[rank];
+    char endpoint[COMM__ENDPOINT], own[COMM__NAME];
+    const char *address = json_string_value(json_object_get(m->join, "calls"));
+    const int rc = comm__reach(address, endpoint, own);
+    TRY(rc);
+    if (rc == 0) FAIL(ERR_RANK, "%s cannot be reached from the controller at %s", m->who, address);
+    m->calls.rank = rank;
+    snprintf(m->calls.who, sizeof m->calls.who, "%s", m->who);
+    TRY(comm__link_connect(&m->calls, h->ctx, h->where.key, endpoint));
+    m->asked = true; /* it says when it is connected to the others */
+    return 0;
+}
+
+static int complete(struct hub *h, double deadline) {
+    struct hub_reply *replies = xcalloc((size_t)h->size, sizeof *replies);
+    int rc = 0;
+    for (int r = 0; rc >= 0 && r < h->size; r++) rc = send_group(h, r);
+    for (int r = 0; rc >= 0 && r < h->size; r++) rc = connect_calls(h, r);
+    for (int r = 0; r < h->size; r++) h->m[r].heard = clock_awake();
+    if (rc >= 0) {
+        const int e = pthread_create(&h->thread, NULL, door, h);
+        h->threaded = e == 0;
+        if (e) rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "no thread for the heartbeats: %s", strerror(e));
+    }
+    if (rc >= 0) rc = hub_collect(h, replies, deadline - clock_awake());
+    for (int r = 0; r < h->size; r++) hub_reply_free(&replies[r]);
+    free(replies);
+    TRY(rc);
+    return 0;
+}
+
+int hub_join(struct hub *h, int (*check)(void *arg), void *arg) {
+    const double deadline = clock_awake() + h->a.start_s;
+    int rc = wait_joins(h, deadline, check, arg);
+    if (rc >= 0) rc = complete(h, deadline);
+    if (rc < 0 && !h->threaded) {
+        struct err_saved e;
+        err_save(&e);
+        for (int r = 0; r < h->size; r++) tell(h, r, "refused", e.msg);
+        err_restore(&e);
+    }
+    TRY(rc);
+    return 0;
+}
+
+/* ---- opening and closing ---- */
+
+static int bind_door(struct hub *h) {
+    const char *listen = h->a.listen ? h->a.listen : "127.0.0.1:*";
+    const char *colon = strrchr(listen, ':');
+    const bool loopback = strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0, any = strcmp(listen, "*") == 0;
+    char endpoint[COMM__ENDPOINT];
+    size_t n = sizeof endpoint;
+    if (!any && (!colon || !colon[1])) FAIL(ERR_INVAL, "the controller's address '%s' is not HOST:PORT", listen);
+    snprintf(endpoint, sizeof endpoint, "tcp://%s:%.16s", loopback ? "127.0.0.1" : "*", any ? "*" : colon + 1);
+    if (zmq.bind(h->door, endpoint) != 0) FAIL(ERR_IO, "the controller cannot listen at %s: %s", endpoint + 6, zmq.strerror(errno));
+    if (zmq.getsockopt(h->door, ZMQ_LAST_ENDPOINT, endpoint, &n) != 0) return comm__zmq_fail("ZMQ_LAST_ENDPOINT");
+    const int port = atoi(strrchr(endpoint, ':') + 1);
+    if (any) comm__host_addresses(h->where.address, sizeof h->where.address, port, NULL);
+    else snprintf(h->where.address, sizeof h->where.address, "%.*s:%d", (int)(colon - listen), listen, port);
+    if (!h->where.address[0]) FAIL(ERR_IO, "this host has no IPv4 address but loopback: ranks on other hosts cannot reach it");
+    return 0;
+}
+
+static int open_door(struct hub *h) {
+    const int linger = DOOR_LINGER_MS, queue = DOOR_QUEUE;
+    h->ctx = zmq.ctx_new();
+    h->door = h->ctx ? zmq.socket(h->ctx, ZMQ_ROUTER) : NULL;
+    if (!h->door) return comm__zmq_fail("a ZeroMQ socket");
+    TRY(comm__set_options(h->door, h->where.key, true));
+    zmq.setsockopt(h->door, ZMQ_LINGER, &linger, sizeof linger);
+    zmq.setsockopt(h->door, ZMQ_RCVHWM, &queue, sizeof queue);
+    TRY(bind_door(h));
+    return 0;
+}
+
+int hub_open(struct hub **out, const struct hub_args *a) {
+    struct hub *h = xcalloc(1, sizeof *h);
+    int rc;
+    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .gone.fd = -1, .cancel.fd = -1};
+    pthread_mutex_init(&h->lock, NULL);
+    h->m = xcalloc((size_t)h->size, sizeof *h->m);
+    for (int r = 0; r < h->size; r++) h->m[r].pulse.waits_for = COMM__NOBODY;
+    TRYG(comm__zmq_open(), fail);
+    if (a->size < 1 || a->size > COMM_MOST_RANKS)
+        FAILG(fail, ERR_INVAL, "a group has 1 to %d ranks, not %d", COMM_MOST_RANKS, a->size);
+    if (a->key && strlen(a->key) != COMM_KEY - 1)
+        FAILG(fail, ERR_INVAL, "the group's key is not one of %d characters", COMM_KEY - 1);
+    if (a->key) strcpy(h->where.key, a->key);
+    else TRYG(comm_key_new(h->where.key), fail);
+    TRYG(comm__alarm_init(&h->gone), fail);
+    TRYG(comm__alarm_init(&h->cancel), fail);
+    h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (h->stop < 0) FAILG(fail, ERR_IO, "no eventfd: %s", strerror(errno));
+    TRYG(open_door(h), fail);
+    *out = h;
+    return 0;
+fail:
+    hub_close(h, false);
+    return rc;
+}
+
+/* On the door, for a rank's heartbeats; on the connection for calls, after those that are there. */
+static void end_ranks(struct hub *h) {
+    for (int r = 0; r < h->size; r++) {
+        struct member *m = &h->m[r];
+        tell(h, r, "end", "");
+        struct comm__wait w = {.rank = COMM__CONTROLLER, .kind = COMM__CALL, .seq = ++m->call, .deadline = clock_awake() + 1};
+        json_t *head = json_pack("{s:b}", "end", 1);
+        if (m->calls.sock) (void)comm__send_message(&w, &m->calls, head, NULL, 0);
+        json_decref(head);
+    }
+}
+
+void hub_close(struct hub *h, bool end) {
+    if (!h) return;
+    if (h->threaded) {
+        (void)!write(h->stop, &(uint64_t){1}, sizeof(uint64_t));
+        pthread_join(h->thread, NULL);
+    }
+    if (end) end_ranks(h);
+    for (int r = 0; r < h->size; r++) {
+        comm__link_close(&h->m[r].calls, end);
+        json_decref(h->m[r].join);
+    }
+    if (h->door) zmq.close(h->door);
+    if (h->ctx) zmq.ctx_term(h->ctx);
+    if (h->stop >= 0) close(h->stop);
+    comm__alarm_destroy(&h->gone);
+    comm__alarm_destroy(&h->cancel);
+    pthread_mutex_destroy(&h->lock);
+    free(h->m);
+    free(h);
+}
+
+/* ---- calls ---- */
+
+int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n) {
+    struct member *m = &h->m[rank];
+    CHECK(!m->asked);
+    struct comm__wait w = {.rank = COMM__CONTROLLER,
+                           .kind = COMM__CALL,
+                           .seq = ++m->call,
+                           .deadline = clock_awake() + h->a.deadline_s,
+                           .alarm = &h->gone};
+    json_t *head = json_pack("{s:s,s:o}", "call", name, "args", args ? json_deep_copy(args) : json_object());
+    const int rc = comm__send_message(&w, &m->calls, head, arrays, n);
+    json_decref(head);
+    TRY(rc);
+    m->asked = true;
+    pthread_mutex_lock(&h->lock); /* until its next heartbeat */
+    snprintf(m->pulse.stage, sizeof m->pulse.stage, "%s", name);
+    m->pulse.age = m->heard - clock_awake();
+    pthread_mutex_unlock(&h->lock);
+    return 0;
+}
+
+void hub_reply_free(struct hub_reply *r) {
+    comm__arrays_free(r->arrays, r->n_arrays);
+    json_decref(r->result);
+    *r = (struct hub_reply){0};
+}
+
+static int take_reply(struct hub *h, int rank, struct hub_reply *out, double deadline) {
+    struct member *m = &h->m[rank];
+    struct comm__wait w = {.rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = deadline, .alarm = &h->gone};
+    struct buf text = {.max = HEAD_BYTES};
+    json_t *head = NULL;
+    int64_t code = 0;
+    const char *message = "";
+    int rc = comm__recv_message(&w, &m->calls, &text, &head, &out->arrays, &out->n_arrays);
+    buf_free(&text);
+    m->asked = false;
+    if (rc >= 0) rc = json_i64_opt(head, "error", &code, m->who);
+    if (rc >= 0) rc = json_str_opt(head, "message", &message, m->who);
+    if (rc >= 0 && code < 0 && code >= ERR_INTERNAL)
+        rc = code == ERR_RANK ? err_set(ERR_RANK, __FILE__, __LINE__, "%s", message) /* it names another one */
+                              : err_set((int)code, __FILE__, __LINE__, "%s: %s", m->who, message);
+    if (rc >= 0) {
+        out->result = json_incref(json_object_get(head, "result"));
+        if (!json_is_object(out->result)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s sent a reply without a result", m->who);
+    }
+    json_decref(head);
+    TRY(rc);
+    return 0;
+}
+
+/* Those that are behind: not those that wait for another rank, unless all do. */
+static int too_late(struct hub *h, double seconds) {
+    struct buf b = {0};
+    for (int all = 0; all < 2 && b.n == 0; all++)
+        for (int r = 0; r < h->size; r++) {
+            char state[256];
+            hub_state(h, r, state, sizeof state);
+            pthread_mutex_lock(&h->lock);
+            const bool waits = h->m[r].pulse.waits_for >= 0;
+            pthread_mutex_unlock(&h->lock);
+            if (h->m[r].asked && (all || !waits)) buf_addf(&b, "%s%s", b.n ? "; " : "", state);
+        }
+    err_set(ERR_TIMEOUT, __FILE__, __LINE__, "no answer within %.0f s from %s", seconds, b.p);
+    buf_free(&b);
+    return ERR_TIMEOUT;
+}
+
+/* Waits until a rank that was asked has something to say: its number; -1: all have answered. */
+static int next_to_answer(struct hub *h, double deadline, double seconds, int *rank, zmq_pollitem_t *items) {
+    for (;;) {
+        int n = 0;
+        *rank = -1;
+        for (int r = 0; r < h->size; r++)
+            if (h->m[r].asked) items[n++] = (zmq_pollitem_t){h->m[r].calls.sock, 0, ZMQ_POLLIN, 0};
+        if (n == 0) return 0;
+        items[n] = (zmq_pollitem_t){NULL, h->gone.fd, ZMQ_POLLIN, 0};
+        const int left = clock_poll_ms(deadline);
+        (void)zmq.poll(items, n + 1, left < SLICE_MS ? left : SLICE_MS);
+        if (comm__alarm_rung(&h->gone)) return comm__alarm_error(&h->gone);
+        for (int r = 0, i = 0; r < h->size; r++) {
+            if (!h->m[r].asked || !items[i++].revents) continue;
+            *rank = r;
+            return 0;
+        }
+        for (int r = 0; r < h->size; r++) {
+            struct comm__link *l = &h->m[r].calls;
+            char state[256];
+            comm__link_events(l);
+            if (l->lost_at == 0 || clock_awake() - l->lost_at < LOST_S) continue;
+            hub_state(h, r, state, sizeof state);
+            hub_fail(h, "%s: the connection to it was lost", state);
+        }
+        if (clock_awake() >= deadline) return too_late(h, seconds);
+    }
+}
+
+int hub_collect(struct hub *h, struct hub_reply *replies, double deadline_s) {
+    const double deadline = clock_awake() + deadline_s;
+    zmq_pollitem_t *items = xmalloc(((size_t)h->size + 1) * sizeof *items);
+    int rank, rc;
+    for (int r = 0; r < h->size; r++) replies[r] = (struct hub_reply){0};
+    while ((rc = next_to_answer(h, deadline, deadline_s, &rank, items)) >= 0 && rank >= 0)
+        if ((rc = take_reply(h, rank, &replies[rank], deadline)) < 0) break;
+    free(items);
+    if (rc < 0) {
+        struct err_saved e;
+        err_save(&e);
+        comm__alarm_ring(&h->cancel, e.msg);
+        for (int r = 0; r < h->size; r++) {
+            hub_reply_free(&replies[r]);
+            h->m[r].asked = false; /* its reply is dropped when it comes */
+        }
+        err_restore(&e);
+    }
+    TRY(rc);
+    return 0;
+}
