@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 ORDER = ["base", "conf", "helper", "sandbox", "comm", "dev", "model", "text", "data", "rollout",
-         "algo", "reward", "ckpt", "track", "train", "view", "cmd"]
+         "algo", "reward", "ckpt", "track", "ctl", "train", "view", "cmd"]
 TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])

@@ -18,6 +18,8 @@ void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* A line that another process of the run has printed, whatever the level. */
+void log_child(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* "note: ..." for an accepted setting that means something else here; each
  * distinct text is printed once in a process. */
 void log_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

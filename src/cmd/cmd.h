@@ -34,6 +34,8 @@
     X(view, "a run in the browser: curves, samples, rewards; live")                               \
     X(explain, "what a metric or a key is and how to read it")                                    \
     X(bench, "benchmarks of this machine")                                                        \
+    X(netcheck, "what the links between ranks give: latency, bandwidth, slow ones by name")       \
+    X(worker, "one rank of a run; verlc starts it itself")                                        \
     X(selftest, "compare a device with the reference backend, op by op")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);

@@ -110,6 +110,7 @@ int hub_join(struct hub *h, int (*check)(void *arg), void *arg);
 /* end: ranks in comm_next_call get their 0 first. NULL ok. */
 void hub_close(struct hub *h, bool end);
 const char *hub_who(const struct hub *h, int rank);
+const char *hub_host(const struct hub *h, int rank);
 int hub_pid(const struct hub *h, int rank);
 /* "rank 2 (host b, pid 71), in STAGE for 3 s", as of its last heartbeat. */
 void hub_state(struct hub *h, int rank, char *text, size_t n);

@@ -69,7 +69,10 @@ static json_t *pulse(struct comm *c) {
 
 static void gone(struct comm *c, const char *why) {
     if (atomic_load(&c->ending)) return;
-    comm__alarm_ring(&c->cancel, why);
+    if (!comm__alarm_ring(&c->cancel, why)) { /* it has said why before it went */
+        (void)comm__alarm_error(&c->cancel);
+        why = err_msg();
+    }
     if (comm__alarm_ring(&c->gone, why) && c->a.lost) c->a.lost(c->a.lost_arg, why);
 }
 
@@ -159,7 +162,8 @@ static int hear_answer(struct comm *c, double deadline, json_t **m) {
         const int rc = comm__recv_json(c->door.sock, NULL, NULL, m, "the controller");
         if (rc != 0) return rc;
         comm__link_events(&c->door);
-        if (c->door.refused || c->door.lost_at > 0) return 0;
+        if (c->door.refused) return 0;
+        if (c->door.lost_at > 0) FAIL(ERR_RANK, "the controller at %s ended before all ranks had joined", c->a.where.address);
         if (clock_awake() >= deadline) FAIL(ERR_TIMEOUT, "not all ranks had joined the controller before the deadline");
     }
 }
@@ -247,6 +251,17 @@ out:
     return rc;
 }
 
+/* A controller that was killed leaves its file; the group that has failed was this one's. */
+static void remove_rendezvous(const struct comm *c) {
+    struct comm_where now = {0};
+    struct err_saved e;
+    if (!c->a.dir || !c->a.where.key[0]) return;
+    err_save(&e);
+    if (comm_rendezvous_read(c->a.dir, &now, c->a.job) > 0 && strcmp(now.key, c->a.where.key) == 0)
+        comm_rendezvous_remove(c->a.dir);
+    err_restore(&e);
+}
+
 int comm_open(struct comm **out, const struct comm_args *a) {
     TRY(comm__zmq_open());
     struct comm *c = xcalloc(1, sizeof *c);
@@ -273,6 +288,7 @@ int comm_open(struct comm **out, const struct comm_args *a) {
     return 0;
 fail:
     c->broken = true;
+    remove_rendezvous(c);
     comm_close(c);
     return rc;
 }

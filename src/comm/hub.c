@@ -46,6 +46,7 @@ struct hub {
 
 const struct comm_where *hub_where(const struct hub *h) { return &h->where; }
 const char *hub_who(const struct hub *h, int rank) { return h->m[rank].who; }
+const char *hub_host(const struct hub *h, int rank) { return json_string_value(json_object_get(h->m[rank].join, "host")); }
 int hub_pid(const struct hub *h, int rank) { return h->m[rank].pid; }
 
 void hub_fail(struct hub *h, const char *fmt, ...) {

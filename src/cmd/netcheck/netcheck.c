@@ -1,0 +1,280 @@
+/* netcheck.c - `verlc netcheck`: worker processes, and what the links between them give: latency and bandwidth of every pair,
+ * time of every operation. A link far below the others of its kind is named. `verlc worker`: such a process.
+ * Host memory alone: links between GPUs are not measured. */
+#include "cmd/netcheck/netcheck.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "cmd/cmd.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { N_SIZES = 3, MOST_ROUNDS = 2000 };
+static const int64_t sizes[N_SIZES] = {64 << 10, 1 << 20, 16 << 20};
+static const char *const size_names[N_SIZES] = {"64 KiB", "1 MiB", "16 MiB"};
+#define CALL_S 60.0    /* for one call; a link of 5 Mbit/s moves 16 MiB in that time */
+#define SLOW_S 1.0     /* a size that takes longer is the last one that is measured on a link */
+#define SLOW_SHARE 0.5 /* of the median link of its kind */
+
+static const struct ctl_service services[] = {NETCHECK_SERVICES, {NULL, NULL}};
+extern char **environ;
+
+struct link {
+    int a, b;
+    bool same_host;
+    double latency;          /* seconds; of one direction */
+    double rate[2][N_SIZES]; /* bytes a second, a to b and b to a; NAN: not measured */
+    bool slow;
+};
+struct check {
+    struct ctl *ctl;
+    int size;
+    double seconds; /* for one measurement */
+    struct link *links;
+    int n_links;
+    double operation[NETCHECK_OPERATIONS][N_SIZES]; /* seconds; a barrier's in [0] */
+};
+
+/* One call on all ranks; *seconds: of the slowest. */
+static int call(struct check *c, const char *name, json_t *args, double *seconds) {
+    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    const int rc = ctl_call_all(c->ctl, name, args, replies, CALL_S);
+    *seconds = 0;
+    for (int r = 0; rc >= 0 && r < c->size; r++) {
+        const double s = json_number_value(json_object_get(replies[r].result, "seconds"));
+        if (s > *seconds) *seconds = s;
+        hub_reply_free(&replies[r]);
+    }
+    free(replies);
+    json_decref(args);
+    TRY(rc);
+    return 0;
+}
+
+/* Seconds of one round: a first one says how many fit in the time. args: borrowed. */
+static int measure(struct check *c, const char *name, const json_t *args, double *seconds) {
+    for (int64_t pass = 0, rounds = 1; pass < 2; pass++) {
+        json_t *a = json_deep_copy(args);
+        json_object_set_new(a, "rounds", json_integer(rounds));
+        TRY(call(c, name, a, seconds));
+        *seconds /= (double)rounds;
+        const double fit = c->seconds / fmax(*seconds, 1e-6);
+        rounds = fit < 1 ? 1 : fit > MOST_ROUNDS ? MOST_ROUNDS : (int64_t)fit;
+        if (rounds == 1) break;
+    }
+    return 0;
+}
+
+static int measure_pair(struct check *c, int from, int to, int64_t bytes, bool back, double *seconds) {
+    json_t *args = json_pack("{s:i,s:i,s:I,s:b}", "a", from, "b", to, "bytes", (json_int_t)bytes, "back", back);
+    const int rc = measure(c, "netcheck_pair", args, seconds);
+    json_decref(args);
+    TRY(rc);
+    return 0;
+}
+
+static int measure_link(struct check *c, struct link *l) {
+    double s;
+    TRY(measure_pair(c, l->a, l->b, 1, true, &s));
+    l->latency = s / 2;
+    for (int way = 0; way < 2; way++)
+        for (int i = 0; i < N_SIZES; i++) l->rate[way][i] = NAN;
+    for (int way = 0; way < 2; way++)
+        for (int i = 0; i < N_SIZES; i++) {
+            TRY(measure_pair(c, way ? l->b : l->a, way ? l->a : l->b, sizes[i], false, &s));
+            l->rate[way][i] = (double)sizes[i] / s;
+            if (s > SLOW_S) break;
+        }
+    return 0;
+}
+
+static int measure_operations(struct check *c) {
+    for (int o = 0; o < NETCHECK_OPERATIONS; o++)
+        for (int i = 0; i < N_SIZES; i++) {
+            json_t *args = json_pack("{s:s,s:I}", "operation", netcheck_operations[o], "bytes", (json_int_t)(o ? sizes[i] : 0));
+            c->operation[o][i] = NAN;
+            const int rc = i && (o == 0 || c->operation[o][i - 1] > SLOW_S || isnan(c->operation[o][i - 1]))
+                               ? 0
+                               : measure(c, "netcheck_operation", args, &c->operation[o][i]);
+            json_decref(args);
+            TRY(rc);
+        }
+    return 0;
+}
+
+/* ---- slow links ---- */
+
+/* The slower direction at the largest size that was measured in both. */
+static double rate(const struct link *l) {
+    for (int i = N_SIZES - 1; i >= 0; i--)
+        if (!isnan(l->rate[0][i]) && !isnan(l->rate[1][i])) return fmin(l->rate[0][i], l->rate[1][i]);
+    return 0;
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the links of one kind: the median rate; 0: there are too few to compare. */
+static double median(const struct check *c, bool same_host) {
+    double *v = xcalloc((size_t)c->n_links + 1, sizeof *v);
+    int n = 0;
+    for (int i = 0; i < c->n_links; i++)
+        if (c->links[i].same_host == same_host) v[n++] = rate(&c->links[i]);
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    const double m = n >= 3 ? v[n / 2] : 0;
+    free(v);
+    return m;
+}
+
+static void mark_slow(struct check *c) {
+    for (int i = 0; i < c->n_links; i++) c->links[i].slow = rate(&c->links[i]) < SLOW_SHARE * median(c, c->links[i].same_host);
+}
+
+/* ---- printing ---- */
+
+static void print_rate(double bytes_s) {
+    if (isnan(bytes_s)) printf("  %9s", "-");
+    else printf("  %9.3f", bytes_s * 1e-9);
+}
+
+static void print_table(const struct check *c) {
+    printf("%d ranks, host memory, ZeroMQ with CURVE over TCP; links between GPUs are not measured\n", c->size);
+    for (int r = 0; r < c->size; r++) printf("  %s\n", hub_who(ctl_hub(c->ctl), r));
+    if (c->n_links)
+        printf("\n%-14s %-8s %10s  GB/s of %s, %s, %s: there, and back\n", "link", "", "latency us", size_names[0], size_names[1],
+               size_names[2]);
+    for (int k = 0; k < c->n_links; k++) {
+        const struct link *l = &c->links[k];
+        char name[32];
+        snprintf(name, sizeof name, "%d - %d", l->a, l->b);
+        printf("%-14s %-8s %10.0f", name, l->same_host ? "one host" : "network", l->latency * 1e6);
+        for (int way = 0; way < 2; way++)
+            for (int i = 0; i < N_SIZES; i++) print_rate(l->rate[way][i]);
+        printf("%s\n", l->slow ? "  slow" : "");
+    }
+    printf("\n%-14s ms of %s, %s, %s a rank\n", "operation", size_names[0], size_names[1], size_names[2]);
+    printf("%-14s  %9.3f\n", netcheck_operations[0], c->operation[0][0] * 1e3);
+    for (int o = 1; o < NETCHECK_OPERATIONS; o++) {
+        printf("%-14s", netcheck_operations[o]);
+        for (int i = 0; i < N_SIZES; i++) {
+            if (isnan(c->operation[o][i])) printf("  %9s", "-");
+            else printf("  %9.3f", c->operation[o][i] * 1e3);
+        }
+        printf("\n");
+    }
+    printf("\n");
+    int slow = 0;
+    for (int k = 0; k < c->n_links; k++) {
+        const struct link *l = &c->links[k];
+        if (!l->slow) continue;
+        slow++;
+        printf("slow: %s - %s: %.3f GB/s, and %.3f in the middle of the links of its kind\n", hub_who(ctl_hub(c->ctl), l->a),
+               hub_who(ctl_hub(c->ctl), l->b), rate(l) * 1e-9, median(c, l->same_host) * 1e-9);
+    }
+    if (!slow) printf("no link is far below the others\n");
+}
+
+static json_t *number(double v) { return isnan(v) ? json_null() : json_real(v); }
+
+static int print_json(const struct check *c) {
+    json_t *ranks = json_array(), *links = json_array(), *operations = json_array();
+    struct buf b = {0};
+    for (int r = 0; r < c->size; r++) {
+        json_array_append_new(
+            ranks, json_pack("{s:i,s:s,s:i}", "rank", r, "who", hub_who(ctl_hub(c->ctl), r), "pid", hub_pid(ctl_hub(c->ctl), r)));
+    }
+    for (int k = 0; k < c->n_links; k++) {
+        const struct link *l = &c->links[k];
+        json_t *rates[2] = {json_array(), json_array()};
+        for (int way = 0; way < 2; way++)
+            for (int i = 0; i < N_SIZES; i++) json_array_append_new(rates[way], number(l->rate[way][i]));
+        json_array_append_new(links, json_pack("{s:i,s:i,s:b,s:f,s:o,s:o,s:b}", "a", l->a, "b", l->b, "same_host", l->same_host,
+                                               "latency_s", l->latency, "a_to_b", rates[0], "b_to_a", rates[1], "slow", l->slow));
+    }
+    for (int o = 0; o < NETCHECK_OPERATIONS; o++)
+        for (int i = 0; i < (o ? N_SIZES : 1); i++)
+            json_array_append_new(operations, json_pack("{s:s,s:I,s:o}", "operation", netcheck_operations[o], "bytes",
+                                                        (json_int_t)(o ? sizes[i] : 0), "seconds", number(c->operation[o][i])));
+    json_t *bytes = json_array();
+    for (int i = 0; i < N_SIZES; i++) json_array_append_new(bytes, json_integer(sizes[i]));
+    json_t *all = json_pack("{s:o,s:o,s:o,s:o}", "ranks", ranks, "bytes", bytes, "links", links, "operations", operations);
+    int rc = json_dump_line(&b, all);
+    if (rc >= 0) rc = cmd_print_line(b.p, b.n - (b.p[b.n - 1] == '\n'));
+    json_decref(all);
+    buf_free(&b);
+    TRY(rc);
+    return 0;
+}
+
+/* ---- the commands ---- */
+
+static int check_links(struct check *c) {
+    for (int a = 0; a < c->size; a++)
+        for (int b = a + 1; b < c->size; b++)
+            c->links[c->n_links++] =
+                (struct link){.a = a, .b = b, .same_host = strcmp(hub_host(ctl_hub(c->ctl), a), hub_host(ctl_hub(c->ctl), b)) == 0};
+    for (int k = 0; k < c->n_links; k++) TRY(measure_link(c, &c->links[k]));
+    TRY(measure_operations(c));
+    mark_slow(c);
+    return 0;
+}
+
+static int control(const struct ctl_args *a, const struct launch *l, double seconds, bool json) {
+    struct check c = {.seconds = seconds};
+    TRY(ctl_open(&c.ctl, a, l));
+    c.size = ctl_size(c.ctl);
+    c.links = xcalloc((size_t)c.size * (size_t)c.size, sizeof *c.links);
+    int rc = check_links(&c);
+    if (rc >= 0 && json) rc = print_json(&c);
+    else if (rc >= 0) print_table(&c);
+    free(c.links);
+    ctl_close(c.ctl, rc >= 0);
+    TRY(rc);
+    return 0;
+}
+
+int cmd_netcheck(int argc, char **argv) {
+    int64_t ranks = 2;
+    double seconds = 0.1, start_s = 60;
+    bool json = false;
+    struct ctl_args a = {.dir = "."};
+    const struct cmd_opt opts[] = {
+        {"--ranks", CMD_I64("int[1,64]"), &ranks, "N", "worker processes on this host (2); under a launcher its own number holds"},
+        {"--dir", CMD_STR, &a.dir, "DIR", "under a launcher: a directory that all hosts share, for .rendezvous (.)"},
+        {"--controller", CMD_STR, &a.controller, "HOST:PORT", "where rank 0 listens (any port of its host)"},
+        {"--seconds", CMD_F64("float[0.001,10]"), &seconds, "S", "for each measurement (0.1)"},
+        {"--wait", CMD_F64("float[1,86400]"), &start_s, "S", "for all ranks to join (60)"},
+        {"--json", CMD_FLAG, &json, NULL, "one line of JSON, in seconds and bytes a second"},
+    };
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc netcheck [--ranks N] [--json]",
+                 "Starts worker processes and measures the links between them: latency and bandwidth of every pair, time of every\n"
+                 "operation, in host memory. A link far below the others of its kind is named. Under srun, mpirun or torchrun,\n"
+                 "which start this command once a rank, the ranks on all hosts. Links between GPUs are not measured.");
+    struct launch l;
+    const int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc > 0 ? 0 : rc;
+    TRY(launch_read(&l, environ));
+    a.ranks = (int)ranks;
+    a.start_s = start_s;
+    return ctl_is_worker(&l) ? ctl_serve(&a, &l, services) : control(&a, &l, seconds, json);
+}
+
+int cmd_worker(int argc, char **argv) {
+    const struct cmd_spec spec = {
+        .usage = "verlc worker",
+        .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};
+    struct launch l;
+    const int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc > 0 ? 0 : rc;
+    TRY(launch_read(&l, environ));
+    if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
+    return ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
+}
