@@ -208,14 +208,16 @@ static int run_sft(const char *arg, const struct conf *c) {
     struct sft_config k = {0};
     struct model_config shape = {0};
     struct trained_model_args a;
+    json_t *plan = NULL;
     int rc = sft_config_read(&k, c);
     if (rc == 0) rc = model_config_load(&shape, k.model_dir);
-    if (rc == 0) rc = sft_memory_plan(&k, &gpu, &shape, k.max_length, &a);
+    if (rc == 0) rc = sft_memory_plan(&k, &gpu, &shape, k.max_length, &a, &plan);
     if (rc == 0) {
         const long double rows = k.cut.max_seqs > 0 ? (long double)k.cut.max_seqs * (long double)k.max_length
                                                     : fmaxl((long double)k.cut.max_rows, (long double)k.max_length);
         if ((long double)a.max_rows != rows || rows > INT32_MAX) fail_msg("%s: another micro-batch than asked for", arg);
     }
+    json_decref(plan);
     model_config_free(&shape);
     sft_config_free(&k);
     return rc;

@@ -111,8 +111,39 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->limit) : 0;
 }
 
+struct plan_table {
+    struct buf *text;
+    json_t *parts; /* the same rows for run.db (track/run_db.c has their form); NULL: not asked for */
+};
+
+static void text_row(struct buf *b, const char *what, size_t bytes, const char *note) {
+    buf_addf(b, "  %-22s %9.2f GiB%s%s\n", what, (double)bytes / 0x1p30, *note ? "  " : "", note);
+}
+
+/* A part of the total. */
+static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
+    text_row(b->text, what, bytes, note);
+    if (b->parts)
+        json_array_append_new(
+            b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what, "bytes", (json_int_t)bytes, "note", note, "block", false));
+}
+
+static void parts_table(const struct sft_plan *p, const struct sft_config *k, const struct model_config *c,
+                        const struct trained_model_args *a, const struct plan_table *b) {
+    char note[192], text[96];
+    row(b, "weights", p->model.weights, k->lora.on ? "frozen" : "");
+    if (p->model.adapter) row(b, "adapter", p->model.adapter, "compute copies and scratch");
+    row(b, "fp32 master", p->model.master, k->optim.host_master ? "in host memory" : "");
+    row(b, "gradients", p->model.grads, "fp32");
+    row(b, "optimizer state", p->model.moments, optim_kind_name(k->optim.kind));
+    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a->max_rows,
+             train_keep_text(a->keep, c, text, sizeof text));
+    row(b, "activations, scratch", p->pass, note);
+    if (p->copy) row(b, "checkpoint", p->copy, "a copy in host memory, written beside the next steps");
+}
+
 int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                    struct trained_model_args *a) {
+                    struct trained_model_args *a, json_t **plan_json) {
     struct sft_plan p;
     char text[96];
     const int rc = plan(&p, k, dev, c, longest, a);
@@ -120,33 +151,24 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
              (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
     TRY(rc);
     k->run.async_save = p.copy > 0;
+    struct buf table = {0};
+    *plan_json = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)(p.fixed + p.pass), "limit", (json_int_t)p.limit, "parts");
+    parts_table(&p, k, c, a, &(struct plan_table){&table, json_object_get(*plan_json, "parts")});
+    buf_free(&table);
     return dev_reserve(dev, &p.sizes);
-}
-
-static void row(struct buf *b, const char *what, size_t bytes, const char *note) {
-    buf_addf(b, "  %-22s %9.2f GiB%s%s\n", what, (double)bytes / 0x1p30, *note ? "  " : "", note);
 }
 
 int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct buf *b, bool *fits) {
     struct trained_model_args a;
     struct sft_plan p;
-    char note[192], text[96];
     const int rc = plan(&p, k, dev, c, k->max_length, &a);
     if (rc < 0 && rc != ERR_NOMEM) return rc;
     *fits = rc == 0;
     buf_addf(b, "memory plan: sft of %.3f B parameters, %s, samples of up to %lld tokens\n", (double)model_config_params(c) / 1e9,
              dtype_name(k->act), (long long)k->max_length);
-    row(b, "weights", p.model.weights, k->lora.on ? "frozen" : "");
-    if (p.model.adapter) row(b, "adapter", p.model.adapter, "compute copies and scratch");
-    row(b, "fp32 master", p.model.master, k->optim.host_master ? "in host memory" : "");
-    row(b, "gradients", p.model.grads, "fp32");
-    row(b, "optimizer state", p.model.moments, optim_kind_name(k->optim.kind));
-    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a.max_rows,
-             train_keep_text(a.keep, c, text, sizeof text));
-    row(b, "activations, scratch", p.pass, note);
-    if (p.copy) row(b, "checkpoint", p.copy, "a copy in host memory, written beside the next steps");
-    row(b, "total", p.fixed + p.pass, "");
-    row(b, "limit", p.limit, "");
+    parts_table(&p, k, c, &a, &(struct plan_table){b, NULL});
+    text_row(b, "total", p.fixed + p.pass, "");
+    text_row(b, "limit", p.limit, "");
     if (!*fits) buf_addf(b, "  does not fit: %s\n", err_msg());
     return 0;
 }

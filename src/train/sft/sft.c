@@ -33,6 +33,7 @@ struct sft {
     struct chat_template *chat;
     struct sft_dataset *train, *val;
     int64_t total_tokens;
+    json_t *plan_json; /* for run.db */
 };
 
 /* ---- one step ---- */
@@ -258,7 +259,7 @@ static int open_model(struct sft *s) {
     struct trained_model_args a;
     struct model_config shape;
     TRY(model_config_load(&shape, k->model_dir));
-    const int rc = sft_memory_plan(k, &s->dev, &shape, longest, &a);
+    const int rc = sft_memory_plan(k, &s->dev, &shape, longest, &a, &s->plan_json);
     model_config_free(&shape);
     TRY(rc);
     s->run.k.async_save = k->run.async_save;
@@ -269,6 +270,8 @@ static int open_model(struct sft *s) {
     return trained_model_create(&s->policy, &a);
 }
 
+static const json_t *plan(const void *ctx) { return ((const struct sft *)ctx)->plan_json; }
+
 static int open_all(struct sft *s, const struct conf *c) {
     static const char *const headlines[][2] = {
         {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
@@ -276,7 +279,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(sft_config_read(k, c));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
-        .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .headlines = headlines};
+        .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .plan = plan, .headlines = headlines};
     TRY(run_open(&s->run, c, &k->run, &program));
     TRY(run_open_device(&s->run, &s->dev));
     if (k->memory_limit > 0 && (size_t)k->memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)k->memory_limit;
@@ -294,6 +297,7 @@ static void close_all(struct sft *s, int rc) {
     chat_template_destroy(s->chat);
     tokenizer_close(s->tok);
     tokenizer_files_free(s->tok_files);
+    json_decref(s->plan_json);
     dev_close(&s->dev);
     sft_config_free(&s->k);
 }
