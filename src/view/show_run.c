@@ -208,6 +208,7 @@ static void memory(const json_t *plan, const struct terminal *t, struct buf *out
     const json_t *parts = json_object_get(plan, "parts"), *part;
     const int bar = t->width - NAME - SIZE - 8 < 60 ? t->width - NAME - SIZE - 8 : 60;
     size_t i;
+    bool block = false;
     if (!json_is_array(parts) || !(total > 0)) return;
     term_add(t, out, TERM_BOLD, "\nmemory plan");
     buf_adds(out, "  ");
@@ -221,7 +222,9 @@ static void memory(const json_t *plan, const struct terminal *t, struct buf *out
         struct buf size = {0};
         if (!name || !(bytes >= 0)) continue;
         term_bytes(&size, bytes);
-        buf_adds(out, json_is_true(json_object_get(part, "block")) ? "   *" : "    ");
+        const bool in_block = json_is_true(json_object_get(part, "block"));
+        block |= in_block;
+        buf_adds(out, in_block ? "   *" : "    ");
         term_cell(out, name, strlen(name), NAME, true);
         buf_addf(out, "%*s  ", SIZE, size.p);
         const double share = bytes / total < 1 ? bytes / total : 1;
@@ -229,7 +232,7 @@ static void memory(const json_t *plan, const struct terminal *t, struct buf *out
         buf_addc(out, '\n');
         buf_free(&size);
     }
-    buf_adds(out, "    * take turns in one block, of the size of the largest\n");
+    if (block) buf_adds(out, "    * take turns in one block, of the size of the largest\n");
 }
 
 /* ---- JSON ---- */
