@@ -44,7 +44,8 @@ while read -r archive; do
     package=$(dpkg-query -S "$(realpath "$archive")" | cut -d: -f1)
     cp -L "/usr/share/doc/$package/copyright" "$tree/LICENSES/$package"
     dpkg-query -W -f='${Package} ${Version}\n' "$package"
-done < <(cat $build/archives.txt; sed -n 's,^DYGRAPHS_DIR:PATH=\(.*\),\1/dygraph.min.js,p' $build/CMakeCache.txt) >"$tree/LICENSES/VERSIONS"
+done < <(cat $build/archives.txt; sed -n 's,^DYGRAPHS_DIR:PATH=\(.*\),\1/dygraph.min.js,p' $build/CMakeCache.txt) \
+    >"$tree/LICENSES/VERSIONS"
 if [ -n "$nvcc" ]; then
     cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
     eula=$(ls "$cuda"/EULA.txt "$cuda"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt \
