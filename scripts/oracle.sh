@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf critic data distill eval graders grpo lora model optim quant ray reward sft steps tables text track trackers
-# train verl_ckpt.
+# NAME: algo code conf critic data distill eval graders grpo lora model optim quant rate_limit ray reward sft steps tables text
+# track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -94,7 +94,9 @@ compare_optim() {
 }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
 compare_ray() { "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py; }
-compare_rate_limit() { fresh rate_limit && make_rate_limit "$out/rate_limit" && $py tools/oracle_diff.py "$out/rate_limit" $fix/algo; }
+compare_rate_limit() {
+    fresh rate_limit && make_rate_limit "$out/rate_limit" && $py tools/oracle_diff.py "$out/rate_limit" $fix/algo
+}
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only
@@ -125,7 +127,7 @@ compare_train() {
 fixture_dir() {
     case $1 in
     grpo | optim) echo $fix/train ;;
-    distill | graders) echo $fix/algo ;;
+    distill | graders | rate_limit) echo $fix/algo ;;
     lora) echo $fix/model ;;
     *) echo "$fix/$1" ;;
     esac

@@ -190,13 +190,14 @@ def check_counts(s, runs, test):
     test("in validation too", m.get("val-aux/reward_errors") == 4 and m.get("val-aux/reward_errors/crash") == 2 and
          m.get("val-aux/reward_errors/unparsed") == 2, {k: v for k, v in m.items() if "errors" in k})
     warned = [line for line in p.stderr.splitlines() if line.startswith("warning: reward: ")]
-    test("the log has an example of each kind once, then one line a step", sum("ended as crash (first: ValueError: odd" in w and
-         "data_source openai/gsm8k, response: " in w for w in warned) == 1 and sum("ended as unparsed" in w for w in warned) == 1 and
+    crash = [w for w in warned if "ended as crash (first: ValueError: odd" in w and "data_source openai/gsm8k, response: " in w]
+    test("the log has an example of each kind once, then one line a step", len(crash) == 1 and
+         sum("ended as unparsed" in w for w in warned) == 1 and
          sum("have no score: 2 crash, 2 unparsed" in w for w in warned) == 3 and len(warned) == 5, "\n".join(warned))
     db = sqlite3.connect(s.dir / f"run{runs.n}/run.db")
     events = db.execute("SELECT message FROM events WHERE kind = 'reward_error'").fetchall()
-    test("run.db: an event with an example for each kind, each time", len(events) == 8 and all("response: " in e[0] for e in events),
-         events)
+    test("run.db: an event with an example for each kind, each time", len(events) == 8 and
+         all("response: " in e[0] for e in events), events)
     said = db.execute("SELECT reward_status, reward_message FROM samples WHERE reward_status <> 'score'").fetchall()
     test("and the message of each sample", {s for s, _ in said} == {"crash", "unparsed"} and all(m for _, m in said), said[:3])
 
