@@ -107,7 +107,7 @@ def check_kills(s, test, name, n, **options):
     got = json.loads(out) if out else {}
     print(f"        {name}: {len(killed)} kills in {got.get('seconds', 0):.1f} s")
     test(f"{name}: killed processes lose no sample", got.get("score") == n and got["sum"] == n * (n - 1) / 2 and
-         len(killed) >= KILL_S, f"{len(killed)} kills, {got} {err[-600:]}")
+         len(killed) >= KILL_S / 2, f"{len(killed)} kills, {got} {err[-600:]}")
 
 
 def check_blame(s, test):
@@ -165,7 +165,7 @@ def main():
         check_overhead(s, test)
         check_judge(s, test)
         check_kills(s, test, "short", KILL_S * 350, workers=4)
-        check_kills(s, test, "brief_judge", KILL_S * 1500, workers=2, max_concurrent=200)
+        check_kills(s, test, "brief_judge", KILL_S * 2000, workers=2, max_concurrent=200)
         check_blame(s, test)
     if FULL:
         show_verl()
