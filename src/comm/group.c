@@ -67,12 +67,24 @@ static json_t *pulse(struct comm *c) {
     return m;
 }
 
+/* The group of this file is complete or at an end; a controller that was killed has left it. */
+static void remove_rendezvous(const struct comm *c) {
+    struct comm_where now = {0};
+    struct err_saved e;
+    if (!c->a.dir || !c->a.where.key[0]) return;
+    err_save(&e);
+    if (comm_rendezvous_read(c->a.dir, &now, c->a.job) > 0 && strcmp(now.key, c->a.where.key) == 0)
+        comm_rendezvous_remove(c->a.dir);
+    err_restore(&e);
+}
+
 static void gone(struct comm *c, const char *why) {
     if (atomic_load(&c->ending)) return;
     if (!comm__alarm_ring(&c->cancel, why)) { /* it has said why before it went */
         (void)comm__alarm_error(&c->cancel);
         why = err_msg();
     }
+    remove_rendezvous(c);
     if (comm__alarm_ring(&c->gone, why) && c->a.lost) c->a.lost(c->a.lost_arg, why);
 }
 
@@ -251,17 +263,6 @@ out:
     return rc;
 }
 
-/* A controller that was killed leaves its file; the group that has failed was this one's. */
-static void remove_rendezvous(const struct comm *c) {
-    struct comm_where now = {0};
-    struct err_saved e;
-    if (!c->a.dir || !c->a.where.key[0]) return;
-    err_save(&e);
-    if (comm_rendezvous_read(c->a.dir, &now, c->a.job) > 0 && strcmp(now.key, c->a.where.key) == 0)
-        comm_rendezvous_remove(c->a.dir);
-    err_restore(&e);
-}
-
 int comm_open(struct comm **out, const struct comm_args *a) {
     TRY(comm__zmq_open());
     struct comm *c = xcalloc(1, sizeof *c);
@@ -284,6 +285,7 @@ int comm_open(struct comm **out, const struct comm_args *a) {
     c->ctx = zmq.ctx_new();
     if (c->stop < 0 || !c->ctx) FAILG(fail, ERR_IO, "no ZeroMQ context: %s", strerror(errno));
     TRYG(join(c), fail);
+    remove_rendezvous(c);
     *out = c;
     return 0;
 fail:
