@@ -478,6 +478,7 @@ int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out) {
         free(name);
     }
     sqlite3_finalize(st);
+    if (rc < 0) metrics_free(out);
     return rc;
 }
 

@@ -91,7 +91,7 @@ int run_reader_curves(struct run_reader *r, const char *const *names, int n, int
 /* The last value of each metric, sorted by name; NaN: it was not a number. */
 int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *name, int64_t step, double value), void *arg);
 
-/* All metrics of a step, sorted by name. */
+/* All metrics of a step, sorted by name; after an error out is empty. */
 int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out);
 
 struct run_histogram {

@@ -147,8 +147,9 @@ static int write_json(const struct show_args *a, const struct metrics *m, json_t
 int show_step(struct run_reader *r, const struct show_args *a, struct buf *out) {
     struct metrics m = {0};
     struct run_meta meta;
-    struct table k = {.a = a, .out = out, .list = a->json ? json_array() : NULL};
+    struct table k = {.a = a, .out = out};
     TRY(run_reader_meta(r, &meta));
+    if (a->json) k.list = json_array();
     int rc = run_reader_step(r, a->step, &m);
     if (rc == 0 && !a->json) {
         rc = show_heading(r, &meta, &a->term, out);
