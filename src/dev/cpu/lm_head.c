@@ -23,7 +23,7 @@ struct head_bwd_bytes {
 static struct head_bwd_bytes bwd_bytes(int64_t rows, int64_t h, int64_t vocab, enum dtype act) {
     const int64_t block = rows < ROWS ? rows : ROWS, cols = vocab < DEV_VOCAB_CHUNK ? vocab : DEV_VOCAB_CHUNK;
     return (struct head_bwd_bytes){.logits = (size_t)(block * DEV_VOCAB_CHUNK) * sizeof(float),
-                                   .dz = (size_t)(block * cols) * dtype_size(act),
+                                   .dz = ((size_t)(block * cols) * dtype_size(act) + 63) & ~(size_t)63, /* floats follow */
                                    .dx = (size_t)(rows * h) * sizeof(float),
                                    .dw = rows > ROWS ? (size_t)(cols * h) * sizeof(float) : 0};
 }
