@@ -18,6 +18,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -478,8 +479,17 @@ static void test_options(void **state) {
     }
 }
 
+/* The last one: whatever the shapes and numbers were, sizing them took no memory of their size. */
+static void test_memory(void **state) {
+    (void)state;
+    struct rusage u;
+    assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
+    if (u.ru_maxrss > 2 << 20) fail_msg("plans took %ld MiB of memory", u.ru_maxrss >> 10); /* with a sanitizer's own */
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys), cmocka_unit_test(test_schemas), cmocka_unit_test(test_products),
-                                       cmocka_unit_test(test_shapes), cmocka_unit_test(test_options)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys),     cmocka_unit_test(test_schemas),
+                                       cmocka_unit_test(test_products), cmocka_unit_test(test_shapes),
+                                       cmocka_unit_test(test_options),  cmocka_unit_test(test_memory)};
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -120,20 +120,21 @@ static void add_range(struct optim *o, const struct model *m, struct model_range
         if (lo >= hi) continue;
         CHECK((lo - p->offset) % DEV_SEGMENT == 0 && (hi == end || (hi - p->offset) % DEV_SEGMENT == 0));
         struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind), momentum);
-        for (int64_t at = 0; at < r.n; at += DEV_SEGMENT, r.n_seg++) {
-            int64_t *s = &o->segments[2 * o->n_segments++];
-            s[0] = r.at + at;
-            s[1] = r.n - at < DEV_SEGMENT ? r.n - at : DEV_SEGMENT;
+        r.n_seg = (r.n + DEV_SEGMENT - 1) / DEV_SEGMENT;
+        for (int64_t k = 0; o->segments && k < r.n_seg; k++) {
+            int64_t *s = &o->segments[2 * (r.seg + k)];
+            s[0] = r.at + k * DEV_SEGMENT;
+            s[1] = r.n - k * DEV_SEGMENT < DEV_SEGMENT ? r.n - k * DEV_SEGMENT : DEV_SEGMENT;
         }
+        o->n_segments += r.n_seg;
         add_run(o, r);
     }
 }
 
-/* own NULL: all that m trains. */
+/* own NULL: all that m trains. Without o->segments they are counted alone, since a plan may be of any shape. */
 static void make_runs(struct optim *o, const struct model *m, bool momentum, const struct model_range *own, int64_t n) {
     const struct model_range all = {0, m->n_train};
     o->runs = xcalloc((size_t)(m->n_train_params + n), sizeof *o->runs); /* a range's end splits one parameter */
-    o->segments = xmalloc((size_t)model_n_segments(m) * 2 * sizeof *o->segments);
     if (!own) add_range(o, m, all, momentum);
     for (int64_t i = 0; own && i < n; i++) add_range(o, m, own[i], momentum);
 }
@@ -158,7 +159,6 @@ size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t 
     make_runs(&o, m, c->momentum != 0, NULL, 0);
     layout(&o, m->dev, m->act, &a, &h);
     free(o.runs);
-    free(o.segments);
     if (host) *host = o.host_bytes;
     return o.block_bytes;
 }
@@ -196,6 +196,7 @@ int optim_create_part(struct optim **out, struct model *m, const struct optim_co
     o->kind = c->kind;
     o->host_state = c->host_state;
     o->host_master = c->host_master;
+    o->segments = xmalloc((size_t)model_n_segments(m) * 2 * sizeof *o->segments);
     make_runs(o, m, c->momentum != 0, own, n);
     o->sums = xmalloc((size_t)o->n_segments * sizeof *o->sums);
     layout(o, m->dev, m->act, &a, &h);
