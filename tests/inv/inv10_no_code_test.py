@@ -21,6 +21,8 @@ LOADERS = {"import_module", "exec_module", "spec_from_file_location", "module_fr
 USER = {"spec_from_file_location", "module_from_spec", "exec_module"}  # loads a file of the user's
 ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function, an estimator, a loss
            "verlc_standin/sitecustomize.py": USER,           # the user's own sitecustomize under `verlc exec`
+           "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
+           "verlc_standin/verl/protocol.py": {"torch"},      # tensors for it, made of arrays; no file is loaded
            "verlc_helpers/code_harness.py": {"exec"},        # a policy's program, inside the sandbox
            "verlc_helpers/graders.py": {"import_module"}}    # whether the packages of graders are installed: names from C
 # C: a shell, a shared object, or another program by a name found at run time.
@@ -31,6 +33,7 @@ C_ALLOWED = {("base/process.c", "posix_spawn"), ("base/process.c", "execv"),  # 
              ("data/remote_copy.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
              ("algo/user/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
              ("algo/user/user_c.c", "dlopen"), ("algo/user/user_c.c", "dlsym"),  # and what it made of it
+             ("comm/zmq_open.c", "dlopen"), ("comm/zmq_open.c", "dlsym"),  # libzmq
              ("dev/open.c", "dlopen"), ("dev/open.c", "dlsym"),          # this program's CUDA backend and the driver
              ("dev/cuda/cublaslt_open.cu", "dlopen"), ("dev/cuda/cublaslt_open.cu", "dlsym")}  # cuBLASLt
 

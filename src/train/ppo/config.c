@@ -450,7 +450,12 @@ static int derive_limits(struct ppo_config *k, const struct manager *m) {
 
 /* A class of the user's: of a file, or one that the reward function's file registers. */
 static int derive_own_manager(struct ppo_config *k) {
+    const char *const name = k->raw.reward_manager, *const older = k->raw.manager_class ? k->raw.manager_class : name;
+    const bool by_older = k->raw.manager_class && conf_is_set(k->conf, "reward.reward_manager.module.name"); /* verl's older key */
     k->own_manager = true;
+    k->manager_path = k->raw.manager_path;
+    k->manager_names[0] = by_older ? older : name;
+    k->manager_names[1] = by_older ? name : older;
     if (strcmp(k->raw.manager_source, "register") != 0) {
         if (!k->raw.manager_path)
             FAIL(ERR_INVAL, "reward.reward_manager.source=importlib needs reward.reward_manager.module.path, a Python file, and "

@@ -172,6 +172,7 @@ struct ppo_config {
     struct reward_args reward;
     bool tell_agent_loop, tell_turns, tell_scores, tell_experiment; /* what a manager adds to extra_info (reward.c) */
     bool own_manager;                                               /* a class of the user's scores */
+    const char *manager_path, *manager_names[2];                    /* its file, NULL: the scorer's; its name, first that to try */
     enum reward_policy on_error;
     struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */

@@ -106,12 +106,9 @@ int score_open(struct reward **out, const struct ppo_config *k) {
     const json_t *config;
     json_t *manager = NULL;
     if (k->own_manager) {
-        const char *const names[] = {k->raw.reward_manager, k->raw.manager_class ? k->raw.manager_class : k->raw.reward_manager};
-        const bool by_module =
-            k->raw.manager_class && conf_is_set(k->conf, "reward.reward_manager.module.name"); /* verl's older key */
         TRY(conf_json(k->conf, "", &config));
-        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->raw.manager_path, "names", names[by_module],
-                            names[!by_module], "config", config, "tokenizer", k->model_dir, "kwargs", k->raw.reward_kwargs,
+        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->manager_path, "names", k->manager_names[0],
+                            k->manager_names[1], "config", config, "tokenizer", k->model_dir, "kwargs", k->raw.reward_kwargs,
                             "reward_fn_key", k->reward_fn_key);
         CHECK(manager != NULL);
         a.manager = manager;
