@@ -259,7 +259,8 @@ def check_refusals(s, test):
     p = verlc_exec(s, "no", ["python3", "-m", "recipe.prime.main_prime", "a=b"])
     test.refused("a recipe's trainer", p, 2, "recipe.prime.main_prime", "not built")
     p = verlc_exec(s, "no", ["python3", "-c", "import verl.workers.engine"])
-    test("Python on verl's insides", p.returncode == 1 and "verl.workers.engine: `verlc exec` stands in for verl" in p.stderr, p.stderr)
+    test("Python on verl's insides",
+         p.returncode == 1 and "verl.workers.engine: `verlc exec` stands in for verl" in p.stderr, p.stderr)
     p = verlc_exec(s, "no", ["python3", "-c", "import verl.trainer.main_ppo"])
     test("a program is nothing to import", p.returncode == 1 and "no Python in it to import" in p.stderr, p.stderr)
     test.refused("no command", verlc_exec(s, "no", []), 2, "no command")
