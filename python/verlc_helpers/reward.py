@@ -56,13 +56,23 @@ def judge_arguments(value):
     """What verl passes on where there is a reward model: the address of its server and its tokenizer."""
     if value.get("router_address"):
         from verlc_helpers.tokenizer import open_tokenizer
+        if FUNCTION and not value.get("manager") and not accepts(FUNCTION, "reward_router_address"):
+            raise HelperError(f"{value['name']} has no argument reward_router_address, with which verl calls it where there is a "
+                              "generative reward model; a judge that gives the score itself needs "
+                              "reward.reward_model.prompt_template", "INVAL")
         path = value.get("rm_tokenizer")
         return {"reward_router_address": value["router_address"], "reward_model_tokenizer": open_tokenizer(path) if path else None}
     needed = inspect.signature(FUNCTION).parameters.get("reward_router_address") if FUNCTION else None
     if needed and needed.default is inspect.Parameter.empty and "reward_router_address" not in (value.get("kwargs") or {}):
-        raise HelperError(f"{value['name']} needs reward_router_address, a judge's server, which verlc does not start; run one "
-                          "that has /v1/chat/completions and set reward.reward_model.router_address=HOST:PORT", "INVAL")
+        raise HelperError(f"{value['name']} needs reward_router_address: set reward.reward_model.enable=True and "
+                          "reward.reward_model.model_path=DIR, and verlc serves that model; or run a server that has "
+                          "/v1/chat/completions and set reward.reward_model.router_address=HOST:PORT", "INVAL")
     return {}
+
+
+def accepts(function, name):
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def plain(value, depth=0):

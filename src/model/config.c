@@ -399,11 +399,20 @@ void model_config_make_value(struct model_config *c) {
     json_object_set_new(c->json, "classifier_dropout", json_real(0)); /* as verl sets it */
 }
 
-int model_config_make_reward(struct model_config *c, const char *where) {
+static const char *architecture(const struct model_config *c) {
+    return json_string_value(json_array_get(json_object_get(c->json, "architectures"), 0));
+}
+
+bool model_config_classifies(const struct model_config *c) {
     static const char head[] = "ForSequenceClassification";
-    const char *name = json_string_value(json_array_get(json_object_get(c->json, "architectures"), 0));
+    const char *name = architecture(c);
     const size_t n = name ? strlen(name) : 0, k = sizeof head - 1;
-    if (n < k || strcmp(name + n - k, head) != 0)
+    return n >= k && strcmp(name + n - k, head) == 0;
+}
+
+int model_config_make_reward(struct model_config *c, const char *where) {
+    const char *name = architecture(c);
+    if (!model_config_classifies(c))
         FAIL(ERR_UNSUPPORTED,
              "%s: unsupported architecture %s for a reward model; verlc has ForSequenceClassification of llama, "
              "qwen2, qwen3 and mistral",

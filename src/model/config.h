@@ -49,6 +49,7 @@ void model_config_free(struct model_config *c);
 /* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has
  * a bias unless config.json says token_classification_bias=false. */
 void model_config_make_value(struct model_config *c);
+bool model_config_classifies(const struct model_config *c); /* config.json names ...ForSequenceClassification */
 /* The same model as a reward model: ForSequenceClassification with one label, whose head has no bias. ERR_UNSUPPORTED:
  * config.json names another head, or more labels; `where` names the directory. */
 int model_config_make_reward(struct model_config *c, const char *where);

@@ -1,6 +1,6 @@
 """A judge beside the policy, end to end on tiny models: its answers are those that `generate` gives to the same prompt,
-scores are the numbers in them, the batch it runs in changes nothing, a Python scorer has score and answer, and what is
-wrong is said."""
+scores are the numbers in them, the batch it runs in changes nothing, a Python scorer has score and answer or asks the
+judge at its address, and what is wrong is said."""
 
 import json
 import pathlib
@@ -17,6 +17,53 @@ TEMPLATE = "Q {question} A {response} T {ground_truth} S?"
 COMBINED = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 10 * extra_info["rm_score"], "said": extra_info["judgement"]}
+'''
+
+# as for verl's generative reward model: the judge is a server, whose address is an argument
+SERVED = r'''
+import asyncio, json, re, socket, urllib.error, urllib.request
+
+def ask(address, path="/v1/chat/completions", headers=None, **body):
+    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode() if body else None,
+                                     {"Content-Type": "application/json", **(headers or {})})
+    try:
+        return 200, json.loads(urllib.request.urlopen(request, timeout=60).read())
+    except urllib.error.HTTPError as e:
+        return e.code, json.loads(e.read())
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer):
+    assert reward_model_tokenizer.encode("1")
+    loop, messages = asyncio.get_running_loop(), [{"role": "user", "content": f"Q ? A {solution_str} T {ground_truth} S?"}]
+    def chat(**more):
+        return loop.run_in_executor(None, lambda: ask(reward_router_address, **{"messages": messages, "max_tokens": 24, **more}))
+    answers = await asyncio.gather(chat(model="judge", temperature=0), chat(temperature=1, seed=7),
+                                   chat(temperature=1, seed=8, n=1))
+    said = [a["choices"][0]["message"]["content"] for _, a in answers]
+    number = re.findall(r"[0-9]+", said[0])
+    return {"score": float(number[-1]) if number else -1.0, "asked": messages[0]["content"], "said": said, "whole": answers[0][1]}
+
+async def strange(data_source, solution_str, ground_truth, extra_info, reward_router_address, **more):
+    run, one = asyncio.get_running_loop().run_in_executor, [{"role": "user", "content": "1"}]
+    bad = [{"messages": []}, {"messages": [1]}, {"messages": [{"role": "user"}]}, {"messages": one, "n": 2},
+           {"messages": one, "temperature": "hot"}, {"messages": one, "stop": ["x"]}, {"messages": one, "stream": True},
+           {"messages": one, "max_tokens": 100000}, {"messages": [{"role": "user", "content": "1 " * 5000}]}]
+    def all_of_them():
+        host, port = reward_router_address.split(":")
+        with socket.create_connection((host, port)) as c:  # leaves before the answer
+            text = json.dumps({"messages": one}).encode()
+            c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s" % (
+                reward_router_address.encode(), len(text), text))
+        got = [ask(reward_router_address, **b) for b in bad]
+        texts = [g[1]["error"]["message"] for g in got]
+        got += [ask(reward_router_address, "/v1/other"), ask(reward_router_address),
+                ask(reward_router_address, headers={"Host": "evil.example:80"}, messages=one),
+                ask(reward_router_address, "/v1/models"), ask(reward_router_address, messages=one)]
+        return [g[0] for g in got], texts, got[-2][1]["data"][0]["id"]
+    codes, texts, model = await run(None, all_of_them)
+    return {"score": 1.0, "codes": codes, "texts": texts, "model": model}
+
+async def plain(data_source, solution_str, ground_truth, extra_info):
+    return 1.0
 '''
 
 
@@ -97,10 +144,42 @@ def refusals(s, test, d):
     test("a prompt that is too long: said", p.returncode != 0 and "rollout.prompt_length is 8" in p.stderr, p.stderr[-300:])
 
 
+def served(s, test, d):
+    (s.dir / "served.py").write_text(SERVED)
+
+    def go(name, function="compute_score", check=True, **more):
+        k = {**keys(d), "reward.custom_reward_function.path": s.dir / "served.py", "reward.custom_reward_function.name": function,
+             "trainer.rollout_data_dir": s.dir / f"dump_{name}", **more}
+        del k[RM + "prompt_template"]
+        p = run(*s.ppo(name, **k), check=check)
+        return samples(s.dir / f"dump_{name}") if check else p
+
+    got = go("served")
+    asks = [json.dumps({"messages": [{"role": "user", "content": x["asked"]}], "temperature": 0, "max_tokens": 24}) for x in got]
+    said = [json.loads(x)["text"] for x in run("generate", "--model", d, "--dtype", "fp32",
+                                               input="\n".join(asks) + "\n").stdout.splitlines()]
+    test("a function asks the judge that verlc serves: what generate says", len(got) == 32 and
+         said == [x["said"][0] for x in got], f"{said[:3]} {got[:1]}")
+    whole = got[0]["whole"]
+    test("the answer has OpenAI's form", whole["object"] == "chat.completion" and whole["model"] == "judge" and
+         whole["choices"][0]["message"]["role"] == "assistant" and whole["choices"][0]["finish_reason"] in ("stop", "length") and
+         whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] + whole["usage"]["completion_tokens"], str(whole))
+    test("seeds differ", any(x["said"][1] != x["said"][2] for x in got))
+    again = go("served_few", **{RM + "rollout.max_num_seqs": 1, "reward.num_workers": 3})
+    test("one request at a time, other processes: the same answers and scores", [(x["score"], x["said"]) for x in again] ==
+         [(x["score"], x["said"]) for x in got])
+    odd = go("strange", "strange", **{"trainer.total_training_steps": 1})
+    test("what is wrong is said to the function, and costs the run nothing", len(odd) == 16 and all(
+        x["codes"] == [400] * 9 + [404, 405, 403, 200, 200] and "stop is not supported" in x["texts"][5] and
+        "prompt_length + response_length" in x["texts"][7] and x["model"] == str(d) for x in odd), str(odd[:1]))
+    test.refused("a function without the argument", go("plain", "plain", check=False), 2, "reward_router_address")
+
+
 def main():
     test = Tests()
     with Scratch() as s:
         d = judge(s)
+        served(s, test, d)
         judgements(s, test, d)
         refusals(s, test, d)
     test.end()

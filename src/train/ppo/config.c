@@ -496,8 +496,8 @@ static int derive_reward(struct ppo_config *k) {
     return 0;
 }
 
-/* A judge where there is a template for its prompt, else a classifier, whose micro-batches are cut by samples where those
- * are given, else by the tokens of verl's engine for it. */
+/* A judge where there is a template for its prompt, or, served, where a Python scorer comes with a causal model; else a
+ * classifier, whose micro-batches are cut by samples where those are given, else by the tokens of verl's engine for it. */
 static int derive_reward_model(struct ppo_config *k) {
 #define RM "reward.reward_model."
     struct ppo_rm_config *r = &k->rm;
@@ -512,9 +512,11 @@ static int derive_reward_model(struct ppo_config *k) {
     if (!k->raw.rm_path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
     TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
     int rc = model_config_load(&r->model, r->model_dir);
-    if (rc == 0 && !j->prompt_template) rc = model_config_make_reward(&r->model, r->model_dir);
+    r->judge.serve = rc == 0 && !j->prompt_template && (k->reward.path || k->own_manager) && !model_config_classifies(&r->model);
+    if (rc == 0 && !judge_is_wanted(j)) rc = model_config_make_reward(&r->model, r->model_dir);
     if (rc < 0) return err_wrap(rc, RM "model_path");
-    if (j->prompt_template) return 0;
+    if (r->judge.serve) k->reward.rm_tokenizer = r->model_dir;
+    if (judge_is_wanted(j)) return 0;
     if (r->cut.max_seqs == 0) r->cut.max_rows = j->max_rows;
     if (r->max_length == 0) r->max_length = k->max_prompt_length + k->max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
     return 0;

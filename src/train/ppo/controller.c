@@ -188,6 +188,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(worker_plan(&c->worker, k));
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
+    TRY(worker_listen(&c->worker));
     TRY(score_open(&c->reward, k));
     TRY(check_data_sources(c));
     TRY(worker_open(&c->worker, c->tok));

@@ -176,7 +176,7 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){
         .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
-    if (r->judge.prompt_template) {
+    if (judge_is_wanted(&r->judge)) {
         const int64_t batch = size_mul(k->train_batch_size, k->train.n + 1); /* and a baseline: no more are asked for at once */
         a->judge = r->judge;
         a->judge.dev = dev;
@@ -389,7 +389,7 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
              k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (p->rm) {
-        if (p->rm_args.judge.prompt_template)
+        if (judge_is_wanted(&p->rm_args.judge))
             snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
         else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
         row(b, "reward model", p->rm, note);
@@ -550,7 +550,7 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
     }
-    if (p->rm_args.judge.prompt_template) {
+    if (judge_is_wanted(&p->rm_args.judge)) {
         for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
             if (fits(&c, s, dev))
                 FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,

@@ -7,6 +7,7 @@
 #include "train/ppo/config.h"
 #include "train/run/model_memory.h"
 #include "train/score/reward_model.h"
+#include "train/score/judge_server.h"
 
 /* The shapes of a run's models; json is NULL of those that it does not have. */
 struct model_shapes {

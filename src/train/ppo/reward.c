@@ -163,10 +163,12 @@ int score_submit(struct gen *g, int64_t i) {
 
 /* ---- from the scorers ---- */
 
-/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). */
+/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). 1: a judge
+ * that is served has more to do. */
 static int take_model_scores(struct gen *g, bool flush) {
     int64_t tag;
     struct reward_result r;
+    if (g->s->worker->judge) return judge_server_step(g->s->worker->judge);
     if (!g->s->worker->rm) return 0;
     TRY(reward_model_step(g->s->worker->rm, flush));
     while (reward_model_poll(g->s->worker->rm, &tag, &r) > 0) {
@@ -194,13 +196,16 @@ int64_t score_pending(const struct gen *g) {
 }
 
 int score_take(struct gen *g, bool more) {
-    TRY(take_model_scores(g, !more));
+    const double wait_s = g->s->worker->judge ? 0.002 : 0.5; /* a scorer may ask the judge while it is waited for */
+    const int busy = take_model_scores(g, !more);
+    TRY(busy);
     if (!more && !(g->s->worker->rm && reward_model_pending(g->s->worker->rm))) TRY(reward_flush(g->in->reward));
-    return take_scores(g, more || reward_pending(g->in->reward) == 0 ? 0 : 0.5);
+    return take_scores(g, more || busy || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
 }
 
 void score_drop(struct gen *g) {
     if (g->s->worker->rm) reward_model_drop(g->s->worker->rm);
+    if (g->s->worker->judge) judge_server_drop(g->s->worker->judge);
     reward_drop(g->in->reward);
 }
 

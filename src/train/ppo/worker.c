@@ -107,8 +107,15 @@ static int open_reward_model(struct worker *w, const struct tokenizer *tok) {
     struct reward_model_args a = w->plan.rm_args;
     a.dev = &w->dev;
     a.policy_tok = tok;
-    const int rc = reward_model_create(&w->rm, &a);
+    const int rc = w->judge ? judge_server_load(w->judge, &a.judge) : reward_model_create(&w->rm, &a);
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
+}
+
+int worker_listen(struct worker *w) {
+    if (!w->k->rm.judge.serve) return 0;
+    TRY(judge_server_listen(&w->judge));
+    w->k->reward.router_address = judge_server_address(w->judge);
+    return 0;
 }
 
 static int open_decoder(struct worker *w) {
@@ -150,6 +157,7 @@ void worker_close(struct worker *w) {
     rollout_decoder_close(w->decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->role[i]);
     reward_model_destroy(w->rm);
+    judge_server_close(w->judge);
     for (int i = N_ROLES - 1; i >= 0; i--) model_close(w->model[i]); /* the policy last: others may read its weights */
     if (w->block) dev_free(&w->dev, w->block, w->plan.block);
     tokenizer_files_free(w->tokenizer);

@@ -29,10 +29,13 @@ struct worker {
     struct rollout_decoder *decoder;
     struct rollout_engine *engine; /* of the generation under way */
     struct reward_model *rm;       /* NULL without one */
+    struct judge_server *judge;    /* or this, and a scorer that asks it */
 };
 
 /* dev is open: sizes what k needs and prints it. ERR_NOMEM: it does not fit. */
 int worker_plan(struct worker *w, struct ppo_config *k);
+/* With a judge that is served: its address is known from here on, k->reward.router_address. */
+int worker_listen(struct worker *w);
 /* Opens all models as planned. tok: the policy's. */
 int worker_open(struct worker *w, const struct tokenizer *tok);
 void worker_close(struct worker *w); /* a zeroed one is fine */

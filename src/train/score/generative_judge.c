@@ -85,7 +85,11 @@ static int on_answer(void *arg, const struct rollout_sample *s) {
     struct buf text = {0};
     const int rc = tokenizer_decode(j->tok, s->ids, s->n, true, &text);
     const char *answer = text.p ? text.p : "";
-    if (rc == 0) {
+    if (rc == 0 && j->a.serve) {
+        const struct judge_answer a = {.text = answer, .n_text = text.n, .n_prompt = s->n_prompt, .n = s->n, .finish = s->finish};
+        j->n_running--;
+        j->a.answered(j->a.arg, (int64_t)(intptr_t)s->user, &a);
+    } else if (rc == 0) {
         struct reward_result r = {.status = REWARD_SCORE};
         if (!find_score(j, answer, text.n, &r.score))
             r = failure(REWARD_UNPARSED,
@@ -126,7 +130,7 @@ static int check_args(struct judge *j) {
 
 static int open_all(struct judge *j) {
     const struct model_open_args open = open_args(&j->a);
-    TRY(check_args(j));
+    if (!j->a.serve) TRY(check_args(j));
     TRY(model_open(&j->model, j->a.dev, &open));
     TRY(tokenizer_open(&j->tok, j->a.dir));
     const int rc = chat_template_create(&j->chat, j->tok);
@@ -204,16 +208,16 @@ static struct buf fill(const char *template, const struct judge_sample *s) {
     return out;
 }
 
-static int submit_ids(struct judge *j, const struct text_ids *ids, const struct judge_sample *s, int64_t tag) {
+static int submit_ids(struct judge *j, const struct text_ids *ids, const struct judge_question *s, int64_t tag) {
     const struct rollout_stop_ids stop = rollout_stop_ids(&j->model->cfg, j->tok);
     const struct rollout_request q = {.prompt = ids->p,
                                       .n_prompt = ids->n,
                                       .n = 1,
-                                      .max_tokens = j->a.response_length,
-                                      .temperature = j->a.temperature,
-                                      .top_p = j->a.top_p,
+                                      .max_tokens = s->max_tokens,
+                                      .temperature = s->temperature,
+                                      .top_p = s->top_p,
                                       .repetition_penalty = 1,
-                                      .top_k = j->a.top_k,
+                                      .top_k = s->top_k,
                                       .seed = s->seed,
                                       .uid = s->uid,
                                       .stop_ids = stop.id,
@@ -240,11 +244,40 @@ int judge_submit(struct judge *j, const struct judge_sample *s, int64_t tag) {
                                                    "reward.reward_model.rollout.prompt_length is %lld",
                                                    (long long)ids.n, (long long)j->a.prompt_length)));
     } else if (rc == 0) {
-        rc = submit_ids(j, &ids, s, tag);
+        const struct judge_question q = {.max_tokens = j->a.response_length,
+                                         .temperature = j->a.temperature,
+                                         .top_p = j->a.top_p,
+                                         .top_k = j->a.top_k,
+                                         .seed = s->seed,
+                                         .uid = s->uid};
+        rc = submit_ids(j, &ids, &q, tag);
     }
     json_decref(request);
     text_ids_free(&ids);
     buf_free(&text);
+    return rc;
+}
+
+static int ask_ids(struct judge *j, const struct text_ids *ids, struct judge_question q, int64_t tag) {
+    const int64_t most = j->a.prompt_length + j->a.response_length, left = most - ids->n;
+    if (ids->n == 0) FAIL(ERR_INVAL, "the conversation has no tokens");
+    if (left < 1 || q.max_tokens > left)
+        FAIL(ERR_INVAL,
+             "a conversation of %lld tokens and an answer of %lld are over the %lld of "
+             "reward.reward_model.rollout.prompt_length + response_length",
+             (long long)ids->n, (long long)(q.max_tokens > 0 ? q.max_tokens : 1), (long long)most);
+    if (q.max_tokens == 0) q.max_tokens = left;
+    return submit_ids(j, ids, &q, tag);
+}
+
+int judge_ask(struct judge *j, const struct judge_question *q, int64_t tag) {
+    struct text_ids ids = {0};
+    json_t *request = json_pack("{s:O, s:b}", "messages", (json_t *)(uintptr_t)q->messages, "add_generation_prompt", 1);
+    CHECK(request != NULL);
+    int rc = chat_template_encode(j->chat, request, NULL, &ids);
+    if (rc == 0) rc = ask_ids(j, &ids, *q, tag);
+    json_decref(request);
+    text_ids_free(&ids);
     return rc;
 }
 

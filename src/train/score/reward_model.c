@@ -47,7 +47,7 @@ static struct model_open_args open_args(const struct reward_model_args *a) {
 
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a) {
     const struct model_open_args open = open_args(a);
-    if (a->judge.prompt_template) return judge_bytes(c, &a->judge);
+    if (judge_is_wanted(&a->judge)) return judge_bytes(c, &a->judge);
     return model_open_bytes(c, a->dev, &open) + block_bytes(c, a);
 }
 
