@@ -279,17 +279,26 @@ def attack_all(test, scratch, who="", caller=()):
             return name, limits, ends, run([SYSTEM_PYTHON, "-I", "main.py"], "input", {"main.py": START + code}, **limits)
         return name, limits, ends, run_python(START + code, stdin="input", **limits)
 
+    def judged(limits, ends, r):
+        """Whether it escaped; whether it was blocked as it should be."""
+        escaped = [line for line in r["stdout"].splitlines() if line.startswith("ESCAPED")]
+        late = r["wall_s"] > limits.get("wall_s", 10) + 5
+        over = r["peak_bytes"] > (limits.get("memory_mb", 1024) + 512 << 20)
+        return escaped, not escaped and "BLOCKED" in r["stdout"] and r["end"] in ends and not late and not over
+
     os.environ["VERLC"] = str(program) if caller else VERLC
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for name, limits, ends, r in pool.map(one, attacks(scratch).items()):
-            out = r["stdout"]
-            escaped = [line for line in out.splitlines() if line.startswith("ESCAPED")]
-            late = r["wall_s"] > limits.get("wall_s", 10) + 5
-            over = r["peak_bytes"] > (limits.get("memory_mb", 1024) + 512 << 20)
-            test(
-                f"attack{who and f' on a {who}'}: {name}: {out.count('BLOCKED')} blocked, {r['end']}", "BLOCKED" in out and
-                not escaped and r["end"] in ends and not late and not over,
-                f"{escaped} {r['end']} {r['status']} {r['wall_s']:.1f} s {r['peak_bytes']} {out[-300:]!r} {r['stderr'][-300:]!r}")
+    items = attacks(scratch)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(one, items.items()))
+    for name, limits, ends, r in done:
+        escaped, blocked = judged(limits, ends, r)
+        if not escaped and not blocked:  # among bombs a program may not come to its attack in time: once more, alone
+            more = {**limits, "wall_s": 5 * limits.get("wall_s", 10)}
+            _, limits, ends, r = one((name, (items[name][0], more, ends)))
+            escaped, blocked = judged(limits, ends, r)
+        out = r["stdout"]
+        test(f"attack{who and f' on a {who}'}: {name}: {out.count('BLOCKED')} blocked, {r['end']}", blocked,
+             f"{escaped} {r['end']} {r['status']} {r['wall_s']:.1f} s {r['peak_bytes']} {out[-300:]!r} {r['stderr'][-300:]!r}")
     os.environ["VERLC"] = VERLC
 
 
