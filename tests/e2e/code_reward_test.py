@@ -50,7 +50,7 @@ def check_scores(test):
     code_reward.CALL_S = code_reward.PROGRAM_S = 1
     start = time.monotonic()
     got = asyncio.run(score_all(cases))
-    late = [answer["code_outcome"] == "time_limit" and answer.get("score") != case["score"] for case, answer in zip(cases, got)]
+    late = [answer.get("code_outcome") == "time_limit" and answer.get("score") != case["score"] for case, answer in zip(cases, got)]
     slow = [i for i, is_late in enumerate(late) if is_late]
     code_reward.CALL_S = code_reward.PROGRAM_S = 10  # on a busy machine a second may be too short; what never ends still does not
     for i, answer in zip(slow, asyncio.run(score_all([cases[i] for i in slow]))):
