@@ -18,7 +18,7 @@
 
 #define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
-enum { DEFAULT_CONCURRENT = 256, TRIES = 5 }; /* TRIES: processes that a sample may end before it is a crash */
+enum { DEFAULT_CONCURRENT = 256, TRIES = 8 }; /* TRIES: processes that a sample may end before it is a crash */
 
 struct sample {
     int64_t tag, response_len;
