@@ -18,6 +18,23 @@ static void hex128(XXH128_hash_t h, char out[33]) {
 
 void hash_hex(const void *p, size_t n, char out[33]) { hex128(XXH3_128bits(p, n), out); }
 
+/* struct hash_stream is XXH3_state_t under another name. */
+struct hash_stream *hash_stream_new(void) {
+    XXH3_state_t *st = XXH3_createState();
+    CHECK(st != NULL);
+    XXH3_128bits_reset(st);
+    return (struct hash_stream *)st;
+}
+
+void hash_stream_add(struct hash_stream *h, const void *p, size_t n) { XXH3_128bits_update((XXH3_state_t *)h, p, n); }
+
+void hash_stream_end(struct hash_stream *h, char out[33]) {
+    hex128(XXH3_128bits_digest((XXH3_state_t *)h), out);
+    hash_stream_free(h);
+}
+
+void hash_stream_free(struct hash_stream *h) { XXH3_freeState((XXH3_state_t *)h); }
+
 int hash_file_hex(const char *path, char out[33]) {
     enum { CHUNK = 1 << 20 };
     int rc = 0;
@@ -25,14 +42,12 @@ int hash_file_hex(const char *path, char out[33]) {
     TRY(fd);
     FILE *f = fdopen(fd, "rb");
     CHECK(f != NULL);
-    XXH3_state_t *st = XXH3_createState();
+    struct hash_stream *h = hash_stream_new();
     char *chunk = malloc(CHUNK);
-    CHECK(st != NULL && chunk != NULL);
-    XXH3_128bits_reset(st);
-    for (size_t n; (n = fread(chunk, 1, CHUNK, f)) > 0;) XXH3_128bits_update(st, chunk, n);
+    CHECK(chunk != NULL);
+    for (size_t n; (n = fread(chunk, 1, CHUNK, f)) > 0;) hash_stream_add(h, chunk, n);
     if (ferror(f)) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
-    else hex128(XXH3_128bits_digest(st), out);
-    XXH3_freeState(st);
+    hash_stream_end(h, out);
     free(chunk);
     fclose(f);
     return rc;
