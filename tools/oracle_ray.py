@@ -66,20 +66,31 @@ def free_port():
 
 
 class Cluster:
-    def __init__(self):
+    def __init__(self, nodes=1):
+        self.gcs, self.more = free_port(), []
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets' paths have to be short
         self.bin = pathlib.Path(sys.executable).parent
         self.address = f"http://127.0.0.1:{free_port()}"
         self.env = {k: v for k, v in ENV.items() if not k.startswith("RAY_")} | {
-            "PATH": f"{self.bin}{os.pathsep}{ENV['PATH']}", "RAY_USAGE_STATS_ENABLED": "0", "ADDRESS": self.address}
+            "PATH": f"{self.bin}{os.pathsep}{ENV['PATH']}", "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_MULTI_NODE": "1", "ADDRESS": self.address}
         with open(self.dir / "start.log", "wb") as log:
             self.process = subprocess.Popen(
-                [self.bin / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={free_port()}",
+                [self.bin / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={self.gcs}",
                  "--dashboard-host=127.0.0.1", f"--dashboard-port={self.address.rsplit(':', 1)[1]}", f"--temp-dir={self.dir}",
                  f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}", "--num-cpus=2",
                  "--num-gpus=0", "--object-store-memory=100000000"],
                 stdout=log, stderr=log, env=self.env, cwd=self.dir, start_new_session=True)
         self.wait(lambda: self.get("/api/jobs/") is not None, "the dashboard")
+        for _ in range(1, nodes):
+            with open(self.dir / "node.log", "ab") as log:
+                self.more.append(subprocess.Popen(
+                    [self.bin / "ray", "start", "--block", f"--address=127.0.0.1:{self.gcs}", "--node-ip-address=127.0.0.1",
+                     "--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000",
+                     f"--dashboard-agent-listen-port={free_port()}"],
+                    stdout=log, stderr=log, env=self.env, cwd=self.dir, start_new_session=True))
+        none = {"data": {"summary": []}}
+        self.wait(lambda: (self.get("/nodes?view=summary") or none)["data"]["summary"][nodes - 1:], "all nodes")
 
     def get(self, path):
         try:
@@ -111,11 +122,12 @@ class Cluster:
                               env={**self.env, "OPTIONS": shlex.join(options), "SLOW": slow})
 
     def end(self):
-        self.process.send_signal(signal.SIGTERM)  # ray start --block ends what it started
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in [*self.more, self.process]:
+            process.send_signal(signal.SIGTERM)  # ray start --block ends what it started
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
@@ -213,4 +225,5 @@ def main():
     test.end()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 DAPO = ("ppo", "reward.reward_manager.name=dapo", "trainer.project_name=verl-dapo")  # what the recipe's YAML sets
+ONE_STEP_OFF = ("ppo", "--config-name=one_step_off_ppo_trainer")
+FULLY_ASYNC = ("ppo", "--config-name=fully_async_ppo_trainer")
 PROGRAMS = {  # module: command, and keys in front of the user's
     "verl.trainer.main_ppo": ("ppo",),
     "verl.trainer.main_ppo_sync": ("ppo",),
@@ -26,19 +28,18 @@ PROGRAMS = {  # module: command, and keys in front of the user's
     "verl.trainer.main_generation_server": ("generate",),
     "verl.trainer.main_eval": ("eval",),
     "verl.model_merger": ("model_merger",),
+    "verl.experimental.one_step_off_policy.main_ppo": ONE_STEP_OFF,
+    "verl.experimental.one_step_off_policy.async_main_ppo": ONE_STEP_OFF,
+    "recipe.one_step_off_policy.main_ppo": ONE_STEP_OFF,
+    "recipe.one_step_off_policy.async_main_ppo": ONE_STEP_OFF,
+    "verl.experimental.fully_async_policy.fully_async_main": FULLY_ASYNC,
+    "recipe.fully_async_policy.fully_async_main": FULLY_ASYNC,
     "recipe.dapo.main_dapo": DAPO,
     "recipe.entropy.main_entropy": DAPO,  # clip_cov and kl_cov on DAPO's trainer
 }
-ASYNC = "asynchronous training is not built; verl.trainer.main_ppo is the trainer there is"
 NOT_BUILT = {
-    "verl.experimental.fully_async_policy.fully_async_main": ASYNC,
-    "verl.experimental.one_step_off_policy.main_ppo": ASYNC,
-    "verl.experimental.one_step_off_policy.async_main_ppo": ASYNC,
-    "recipe.fully_async_policy.fully_async_main": ASYNC,
-    "recipe.one_step_off_policy.main_ppo": ASYNC,
-    "recipe.one_step_off_policy.async_main_ppo": ASYNC,
-    "recipe.async_flow.grpo_main": ASYNC,
-    "recipe.partial_rollout.main_ppo": "partial rollout is not built",
+    "recipe.async_flow.grpo_main": "its transfer queue is not built; verl.experimental.fully_async_policy.fully_async_main runs",
+    "recipe.partial_rollout.main_ppo": "verl.experimental.fully_async_policy.fully_async_main has partial rollout, and runs",
     "recipe.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "recipe.dapo.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "verl_mlite.launch": "the engine Megatron Lite is not built",
@@ -124,6 +125,8 @@ def become(command, arguments, of):
     if left_out:
         note(f"{of}: not run, since --plan was given")
         os._exit(0)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)  # keys say it now: one process, which starts its ranks itself
     sys.stdout.flush()
     os.execv(verlc, [verlc, *line])
 

@@ -33,13 +33,39 @@ static bool try_connect(const struct addrinfo *a, char *own) {
     return ok;
 }
 
+/* A name without an IPv4 address may not be known yet; one with an IPv6 address alone will not do. */
+static int check_family(const char *host) {
+    const struct addrinfo four = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, six = {.ai_family = AF_INET6};
+    struct addrinfo *list = NULL;
+    if (getaddrinfo(host, NULL, &four, &list) == 0) {
+        freeaddrinfo(list);
+        return 0;
+    }
+    if (getaddrinfo(host, NULL, &six, &list) != 0) return 0;
+    freeaddrinfo(list);
+    FAIL(ERR_INPUT, "%s has IPv6 addresses alone, and ranks find each other by IPv4: give it an IPv4 address too", host);
+}
+
+int comm__address_check(const char *address) {
+    const char *colon = strrchr(address, ':');
+    if (address[0] == '[' || (colon && strchr(address, ':') != colon))
+        FAIL(ERR_INVAL, "the controller's address '%s' is IPv6: ranks find each other by IPv4, give HOST:PORT with such an address",
+             address);
+    if (!colon || colon == address || !colon[1]) FAIL(ERR_INVAL, "the controller's address '%s' is not HOST:PORT", address);
+    char *host = xstrndup(address, (size_t)(colon - address));
+    const int rc = check_family(host);
+    free(host);
+    TRY(rc);
+    return 0;
+}
+
 static int reach_one(char *address, char *endpoint, char *own) {
     const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
     char numeric[INET_ADDRSTRLEN];
     char *colon = strrchr(address, ':');
     int found = 0;
-    if (!colon) FAIL(ERR_INVAL, "'%s' is not HOST:PORT", address);
+    TRY(comm__address_check(address));
     *colon = '\0';
     if (getaddrinfo(address, colon + 1, &hints, &list) != 0) return 0;
     for (const struct addrinfo *a = list; a && !found; a = a->ai_next) {

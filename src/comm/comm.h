@@ -7,10 +7,11 @@
  *  - Operations of the ranks among each other (comm_barrier to comm_exchange). Every rank makes the same calls in the same
  *    order. Bytes move, nothing is added. One that is not everywhere the same is refused by name.
  *  - Calls of the controller: a name, JSON arguments and byte arrays go to a rank, a result comes back.
- *  - Heartbeats: each rank tells the controller every second what it does and for how long. A rank that is silent for
- *    COMM_SILENCE_S is lost. A lost connection is seen at once.
+ *  - Heartbeats: each rank tells the controller every second what it does, how far it is and for how long. A rank that is silent
+ *    for COMM_SILENCE_S is lost. A lost connection is seen at once. The other way goes that a stop is asked for.
  *
- * Messages are cut into frames of at most COMM_FRAME bytes, and a connection holds at most COMM_QUEUE of them a side.
+ * Large arrays of calls and results are shared memory between the controller and the ranks of its host. All other
+ * messages are cut into frames of at most COMM_FRAME bytes, and a connection holds at most COMM_QUEUE of them a side.
  * Invariant: no wait without a deadline (of clock_awake), and a rank that fails, dies or does not answer ends the waits of all
  * others with an error that names it. */
 #ifndef VERLC_COMM_H
@@ -23,7 +24,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { COMM_PROTOCOL = 1, COMM_FRAME = 256 * 1024, COMM_QUEUE = 8, COMM_KEY = 41 /* Z85 and NUL */, COMM_MOST_RANKS = 1024 };
+enum {
+    COMM_PROTOCOL = 1,
+    COMM_FRAME = 256 * 1024,
+    COMM_QUEUE = 8,
+    COMM_KEY = 41 /* Z85 and NUL */,
+    COMM_MOST_RANKS = 1024,
+    COMM_STAGE = 96
+};
 #define COMM_SILENCE_S 6.0
 
 struct comm;
@@ -65,8 +73,13 @@ int comm_rank(const struct comm *c);
 int comm_size(const struct comm *c);
 const char *comm_who(const struct comm *c, int rank); /* "rank 2 (host b, pid 71)" */
 bool comm_same_host(const struct comm *c, int rank);
-/* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. */
+int comm_local_rank(const struct comm *c); /* among the ranks of its host, in their order */
+int comm_local_size(const struct comm *c); /* how many those are */
+/* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. A new stage has done 0 of 0. */
 void comm_stage(struct comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void comm_progress(struct comm *c, int64_t done, int64_t total);
+/* 0; else the signal of hub_ask_stop. Ranks hear it at different times: those that stop together agree first. Any thread. */
+int comm_stop_asked(const struct comm *c);
 
 /* The operations. ERR_TIMEOUT; ERR_RANK: another rank failed, is gone or made a different call. After an error all further
  * ones fail with ERR_RANK; calls still work. No memory is held beyond the connections' queues. */
@@ -84,6 +97,7 @@ struct comm_call {
     const json_t *args; /* an object, borrowed from head */
     struct comm_bytes *arrays;
     int n_arrays;
+    struct comm_bytes map; /* where they lie together; n 0: each by itself */
     json_t *head;
 };
 void comm_call_free(struct comm_call *call);
@@ -100,7 +114,7 @@ struct hub_args {
     const char *listen; /* "HOST:PORT" to be reached at; NULL: any port on loopback; "*": any port on all addresses of this host */
     const char *key;    /* NULL: a new one */
     double start_s;     /* for all ranks to join */
-    double deadline_s;  /* to send a call */
+    double deadline_s;  /* to send a call to a rank that takes its bytes */
 };
 int hub_open(struct hub **out, const struct hub_args *a); /* the port is open; the ranks are still to join */
 const struct comm_where *hub_where(const struct hub *h);
@@ -110,24 +124,41 @@ int hub_join(struct hub *h, int (*check)(void *arg), void *arg);
 /* end: ranks in comm_next_call get their 0 first. NULL ok. */
 void hub_close(struct hub *h, bool end);
 const char *hub_who(const struct hub *h, int rank);
-const char *hub_host(const struct hub *h, int rank);
+bool hub_same_host(const struct hub *h, int a, int b);
 int hub_pid(const struct hub *h, int rank);
 /* "rank 2 (host b, pid 71), in STAGE for 3 s", as of its last heartbeat. */
 void hub_state(struct hub *h, int rank, char *text, size_t n);
+struct hub_progress {
+    char stage[COMM_STAGE];
+    int64_t done, total; /* of the stage, as comm_progress said; 0 of 0: it said nothing */
+};
+void hub_progress(struct hub *h, int rank, struct hub_progress *p); /* as of its last heartbeat */
+/* All ranks hear that a stop is asked for, now or when they have joined (comm_stop_asked). sig > 0; the first one stays. Any
+ * thread, a signal handler too. */
+void hub_ask_stop(struct hub *h, int sig);
 /* Any thread: the group is at an end, and every wait of every rank with it. */
-void hub_fail(struct hub *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* rank: whose failure it is; -1: none's. */
+void hub_fail(struct hub *h, int rank, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own error ended the calls; -1: none */
 
-/* Starts a call on a rank; the arrays are sent when it returns. ERR_RANK, ERR_TIMEOUT. */
-int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n);
+/* Starts a call on a rank that has none under way; the arrays are sent when it returns. answer_s: for its result, from now on.
+ * ERR_RANK, ERR_TIMEOUT. */
+int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
+             double answer_s);
+/* The same call on every rank: its arrays are copied once for all ranks of the controller's host. */
+int hub_call_all(struct hub *h, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, double answer_s);
 struct hub_reply {
     json_t *result; /* an object */
     struct comm_bytes *arrays;
     int n_arrays;
+    struct comm_bytes map; /* where they lie together; n 0: each by itself */
 };
 void hub_reply_free(struct hub_reply *r);
-/* Takes the results of all calls that are under way; replies: one a rank, {0} for those not called. The first error ends it: a
- * rank's own keeps its code, with the rank's name in front, and the others leave their operations. ERR_TIMEOUT names the ranks
- * that are behind, not those that wait for them. */
-int hub_collect(struct hub *h, struct hub_reply *replies, double deadline_s);
+/* Takes the result of a call that is under way, of whichever rank. 1: *rank and *reply; 0: none came within wait_s, or no call is
+ * under way. The first error ends all calls: a rank's own keeps its code, with the rank's name in front, and the others leave
+ * their operations. ERR_TIMEOUT names the ranks that are behind, not those that wait for them. */
+int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply);
+/* The results of all calls that are under way; replies: one a rank, {0} for those not called. Errors as hub_take. */
+int hub_collect(struct hub *h, struct hub_reply *replies);
 
 #endif

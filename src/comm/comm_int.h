@@ -65,29 +65,38 @@ int comm__frame_read(struct comm__frame *f, const void *p, size_t n, const char 
 /* The JSON messages beside the frames: what a rank sends the controller's door, and the controller's answers. */
 struct comm__join {
     int rank, size, pid;
-    const char *build, *version, *host, *calls; /* borrowed from the JSON */
-    const json_t *mesh;                         /* element r: where rank r > rank is to connect, as comm_where.address */
+    const char *build, *version, *host, *machine, *calls; /* borrowed from the JSON; machine: comm__machine's */
+    const json_t *mesh;                                   /* element r: where rank r > rank is to connect, as comm_where.address */
 };
-enum { COMM__NAME = 64, COMM__ENDPOINT = 128, COMM__ADDRESSES = 512, COMM__STAGE = 96 };
+enum { COMM__NAME = 64, COMM__ENDPOINT = 128, COMM__ADDRESSES = 512, COMM__MACHINE = 128 };
 enum { COMM__CONTROLLER = -1, COMM__NOBODY = -2 };
 int comm__join_read(struct comm__join *j, const json_t *m, const char *where);
 struct comm__pulse {
-    char stage[COMM__STAGE];
+    struct hub_progress progress;
     double age;    /* seconds since the last progress */
     int waits_for; /* a rank; COMM__CONTROLLER; COMM__NOBODY */
+    int64_t call;  /* the number of the call that it serves, or is ready for */
 };
 int comm__pulse_read(struct comm__pulse *p, const json_t *m, const char *where);
-/* The head of a call or a reply: its arrays' sizes, checked. *arrays: with memory, owned by the caller. ERR_NOMEM. */
-int comm__arrays_read(struct comm_bytes **arrays, int *n, const json_t *head, const char *who);
-void comm__arrays_free(struct comm_bytes *arrays, int n);
+/* The arrays of a call or a reply as they are received. */
+struct comm__arrays {
+    struct comm_bytes *p;
+    int n;
+    struct comm_bytes map; /* where they lie together; n 0: each has memory of its own */
+};
+/* Their sizes from the head, checked. own: and memory of their own. ERR_NOMEM. */
+int comm__arrays_read(struct comm__arrays *a, const json_t *head, bool own, const char *who);
+void comm__arrays_free(struct comm_bytes *p, int n, struct comm_bytes map);
 int comm__rendezvous_parse(struct comm_where *w, const char *job, const char *text, size_t n, const char *path);
-const char *comm__build(void); /* the hash of this program's file */
+const char *comm__build(void);            /* the hash of this program's file */
+void comm__machine(char *text, size_t n); /* the same in all processes of this host alone: names are given twice at times */
 
 /* ---- a connection to one peer ---- */
 struct comm__link {
     void *sock, *events; /* a DEALER, and the monitor's PAIR */
     char who[COMM__NAME + 64];
     int rank;       /* the peer's; -1: the controller */
+    int pid;        /* the peer's, as it is seen there */
     double lost_at; /* clock_awake; 0: it is not lost */
     bool refused;   /* its handshake failed */
     int ignore;     /* disconnections that follow such a failure */
@@ -124,11 +133,25 @@ struct comm__wait {
 };
 /* Until all is moved. ERR_RANK: a peer is lost, or the alarm; ERR_TIMEOUT; ERR_FORMAT: not what the other side should send. */
 int comm__run(const struct comm__wait *w, struct comm__move *moves, int n);
-/* A head and arrays one after the other. */
-int comm__send_message(struct comm__wait *w, struct comm__link *l, json_t *head, const struct comm_bytes *arrays, int n);
+/* A head and arrays one after the other. shared: arrays of comm__share, which stay open until the peer has answered; -1: none. */
+int comm__send_message(struct comm__wait *w, struct comm__link *l, json_t *head, const struct comm_bytes *arrays, int n,
+                       int shared);
 /* text: where the head is read to. The caller owns *head and the arrays, after an error too. */
-int comm__recv_message(struct comm__wait *w, struct comm__link *l, struct buf *text, json_t **head, struct comm_bytes **arrays,
-                       int *n);
+int comm__recv_message(struct comm__wait *w, struct comm__link *l, struct buf *text, json_t **head, struct comm__arrays *arrays);
+
+/* ---- arrays between processes of one host ---- */
+bool comm__worth_sharing(const struct comm_bytes *arrays, int n);
+int comm__share(const struct comm_bytes *arrays, int n, int *fd); /* a copy of them; the caller closes *fd. ERR_NOMEM */
+/* fd of process pid. Sets arrays[i].p, whose sizes are known; *map is to be unmapped. */
+int comm__map(struct comm_bytes *arrays, int n, int pid, int fd, struct comm_bytes *map, const char *who);
+/* What only a process that can open it knows. */
+struct comm__probe {
+    char token[33];
+    int fd;
+};
+int comm__probe_new(struct comm__probe *p);
+int comm__probe_copy(struct comm__probe *p); /* of a token that is there already */
+bool comm__probe_seen(const struct comm__probe *p, int pid, int fd);
 
 /* ---- messages of JSON, on the door ---- */
 int comm__send_json(void *sock, const void *to, size_t n_to, json_t *m); /* takes m; to: a ROUTER's address of the peer */
@@ -136,7 +159,9 @@ int comm__send_json(void *sock, const void *to, size_t n_to, json_t *m); /* take
 enum { COMM__ID = 32 };
 int comm__recv_json(void *sock, uint8_t *from, size_t *n_from, json_t **m, const char *who);
 
-/* ---- addresses ---- */
+/* ---- addresses: IPv4 ---- */
+/* HOST:PORT of the user's, or of a peer: ERR_INVAL: it is not, or an IPv6 address; ERR_INPUT: the host has none but IPv6. */
+int comm__address_check(const char *address);
 /* The first of where's addresses that can be reached, as ZeroMQ has it, and this host's own address on the way there. 1: found. */
 int comm__reach(const char *addresses, char *endpoint, char *own);
 /* "A:PORT,B:PORT" of this host's interfaces but loopback; first (NULL ok): the one to begin with. */

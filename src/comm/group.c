@@ -25,16 +25,19 @@ struct comm {
     int rank, size;
     void *ctx;
     struct comm__link door, calls, *mesh; /* mesh[rank] is not used */
-    char (*host)[COMM__NAME];             /* of each rank */
+    char (*machine)[COMM__MACHINE];       /* of each rank */
     uint64_t seq, call;                   /* operations and calls so far */
+    int lent;                             /* shared memory of the last reply, or of the probe; -1: none */
+    bool shares;                          /* large arrays of replies go there */
     bool broken;
     struct comm__alarm cancel, gone; /* the group is at an end; the controller is gone */
     pthread_t thread;
     bool threaded;
     atomic_bool ending;   /* the controller has said that it goes */
+    atomic_int asked;     /* to stop: by which signal */
     int stop;             /* an eventfd */
     pthread_mutex_t lock; /* of what the heartbeats tell */
-    char stage[COMM__STAGE];
+    struct hub_progress told;
     double progress; /* when, of clock_awake */
     int waits_for;
 };
@@ -53,16 +56,28 @@ void comm_stage(struct comm *c, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     pthread_mutex_lock(&c->lock);
-    vsnprintf(c->stage, sizeof c->stage, fmt, ap);
+    c->told = (struct hub_progress){0};
+    vsnprintf(c->told.stage, sizeof c->told.stage, fmt, ap);
     c->progress = clock_awake();
     pthread_mutex_unlock(&c->lock);
     va_end(ap);
 }
 
+void comm_progress(struct comm *c, int64_t done, int64_t total) {
+    pthread_mutex_lock(&c->lock);
+    c->told.done = done;
+    c->told.total = total;
+    c->progress = clock_awake();
+    pthread_mutex_unlock(&c->lock);
+}
+
+int comm_stop_asked(const struct comm *c) { return atomic_load(&c->asked); }
+
 static json_t *pulse(struct comm *c) {
     pthread_mutex_lock(&c->lock);
-    json_t *m = json_pack("{s:s,s:s,s:f,s:i}", "type", "pulse", "stage", c->stage, "age", clock_awake() - c->progress, "waits_for",
-                          c->waits_for);
+    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "pulse", "stage", c->told.stage, "done",
+                          (json_int_t)c->told.done, "total", (json_int_t)c->told.total, "age", clock_awake() - c->progress,
+                          "waits_for", c->waits_for, "call", (json_int_t)c->call);
     pthread_mutex_unlock(&c->lock);
     return m;
 }
@@ -96,6 +111,7 @@ static void hear(struct comm *c) {
         const char *type = json_string_value(json_object_get(m, "type")), *why = json_string_value(json_object_get(m, "why"));
         if (type && strcmp(type, "abort") == 0 && why) comm__alarm_ring(&c->cancel, why);
         if (type && strcmp(type, "end") == 0) atomic_store(&c->ending, true);
+        if (type && strcmp(type, "stop") == 0) atomic_store(&c->asked, (int)json_integer_value(json_object_get(m, "signal")));
         json_decref(m);
     }
     if (rc < 0) gone(c, err_msg());
@@ -145,13 +161,14 @@ static int listen_all(struct comm *c, const char *own, json_t *mesh, char *calls
 }
 
 static int send_join(struct comm *c, const char *own) {
-    char host[COMM__NAME] = "?", calls[COMM__ADDRESSES];
+    char host[COMM__NAME] = "?", machine[COMM__MACHINE], calls[COMM__ADDRESSES];
     json_t *mesh = json_array();
     gethostname(host, sizeof host - 1);
+    comm__machine(machine, sizeof machine);
     const int rc = listen_all(c, own, mesh, calls);
-    json_t *m = json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s,s:i,s:s,s:o}", "type", "join", "protocol", COMM_PROTOCOL, "version",
-                          VERLC_VERSION, "build", comm__build(), "rank", c->rank, "size", c->size, "host", host, "pid",
-                          (int)getpid(), "calls", calls, "mesh", mesh);
+    json_t *m = json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s,s:s,s:i,s:s,s:o}", "type", "join", "protocol", COMM_PROTOCOL, "version",
+                          VERLC_VERSION, "build", comm__build(), "rank", c->rank, "size", c->size, "host", host, "machine", machine,
+                          "pid", (int)getpid(), "calls", calls, "mesh", mesh);
     if (rc < 0) json_decref(m);
     TRY(rc);
     TRY(comm__send_json(c->door.sock, NULL, 0, m));
@@ -228,12 +245,12 @@ static int connect_mesh(struct comm *c, const json_t *m) {
     char endpoint[COMM__ENDPOINT], own[COMM__NAME];
     for (int r = 0; r < c->size; r++) {
         const json_t *peer = json_array_get(json_object_get(m, "ranks"), (size_t)r);
-        const char *who, *host, *address;
+        const char *who, *machine, *address;
         struct comm__link *l = &c->mesh[r];
         TRY(json_str(peer, "who", &who, "the controller"));
-        TRY(json_str(peer, "host", &host, "the controller"));
+        TRY(json_str(peer, "machine", &machine, "the controller"));
         TRY(json_str(peer, "address", &address, "the controller"));
-        snprintf(c->host[r], COMM__NAME, "%s", host);
+        snprintf(c->machine[r], COMM__MACHINE, "%s", machine);
         snprintf(l->who, sizeof l->who, "%s", who);
         l->rank = r;
         if (r >= c->rank) continue;
@@ -245,21 +262,40 @@ static int connect_mesh(struct comm *c, const json_t *m) {
     return 0;
 }
 
+/* Whether this process can open the controller's memory: then a copy of its probe, for the other way; *fd -1: it cannot. */
+static int answer_probe(struct comm *c, const json_t *m, int *fd) {
+    const json_t *probe = json_object_get(m, "probe");
+    const char *token;
+    int64_t pid, theirs;
+    TRY(json_str(probe, "token", &token, "the controller"));
+    TRY(json_i64(probe, "pid", &pid, "the controller"));
+    TRY(json_i64(probe, "fd", &theirs, "the controller"));
+    struct comm__probe p = {.fd = -1};
+    snprintf(p.token, sizeof p.token, "%s", token);
+    c->calls.pid = (int)pid;
+    if (comm__probe_seen(&p, (int)pid, (int)theirs)) TRY(comm__probe_copy(&p));
+    *fd = p.fd;
+    return 0;
+}
+
 static int join(struct comm *c) {
     const double deadline = clock_awake() + c->a.start_s;
-    json_t *m = NULL;
+    json_t *m = NULL, *seen = NULL;
     int rc;
     TRYG(find_controller(c, deadline, &m), out);
     TRYG(check_answer(c, m, "group"), out);
     TRYG(connect_mesh(c, m), out);
+    TRYG(answer_probe(c, m, &c->lent), out);
     rc = pthread_create(&c->thread, NULL, heartbeats, c);
     if (rc != 0) FAILG(out, ERR_NOMEM, "no thread for the heartbeats: %s", strerror(rc));
     c->threaded = true;
     rc = comm_barrier(c);
-    if (rc >= 0) rc = comm_reply(c, NULL, NULL, 0); /* hub_join waits for it */
+    seen = json_pack("{s:i}", "probe", c->lent);
+    if (rc >= 0) rc = comm_reply(c, seen, NULL, 0); /* hub_join waits for it */
     else (void)comm_reply_error(c, rc);
 out:
     json_decref(m);
+    json_decref(seen);
     return rc;
 }
 
@@ -271,14 +307,15 @@ int comm_open(struct comm **out, const struct comm_args *a) {
                        .size = a->size,
                        .waits_for = COMM__NOBODY,
                        .stop = -1,
+                       .lent = -1,
                        .cancel.fd = -1,
                        .gone.fd = -1,
-                       .stage = "start",
+                       .told.stage = "start",
                        .progress = clock_awake()};
     int rc;
     pthread_mutex_init(&c->lock, NULL);
     c->mesh = xcalloc((size_t)c->size, sizeof *c->mesh);
-    c->host = xcalloc((size_t)c->size, sizeof *c->host);
+    c->machine = xcalloc((size_t)c->size, sizeof *c->machine);
     TRYG(comm__alarm_init(&c->cancel), fail);
     TRYG(comm__alarm_init(&c->gone), fail);
     c->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -305,18 +342,31 @@ void comm_close(struct comm *c) {
     close_links(c, !c->broken);
     if (c->ctx) zmq.ctx_term(c->ctx);
     if (c->stop >= 0) close(c->stop);
+    if (c->lent >= 0) close(c->lent);
     comm__alarm_destroy(&c->cancel);
     comm__alarm_destroy(&c->gone);
     pthread_mutex_destroy(&c->lock);
     free(c->mesh);
-    free(c->host);
+    free(c->machine);
     free(c);
 }
 
 int comm_rank(const struct comm *c) { return c->rank; }
 int comm_size(const struct comm *c) { return c->size; }
 const char *comm_who(const struct comm *c, int rank) { return c->mesh[rank].who; }
-bool comm_same_host(const struct comm *c, int rank) { return strcmp(c->host[rank], c->host[c->rank]) == 0; }
+bool comm_same_host(const struct comm *c, int rank) { return strcmp(c->machine[rank], c->machine[c->rank]) == 0; }
+
+int comm_local_rank(const struct comm *c) {
+    int n = 0;
+    for (int r = 0; r < c->rank; r++) n += comm_same_host(c, r);
+    return n;
+}
+
+int comm_local_size(const struct comm *c) {
+    int n = 0;
+    for (int r = 0; r < c->size; r++) n += comm_same_host(c, r);
+    return n;
+}
 
 /* ---- operations ---- */
 
@@ -419,18 +469,27 @@ static struct comm__wait call_wait(struct comm *c, enum comm__kind kind) {
 }
 
 void comm_call_free(struct comm_call *call) {
-    comm__arrays_free(call->arrays, call->n_arrays);
+    comm__arrays_free(call->arrays, call->n_arrays, call->map);
     json_decref(call->head);
     *call = (struct comm_call){0};
 }
 
 int comm_next_call(struct comm *c, struct comm_call *call) {
     struct buf text = {.max = HEAD_BYTES};
+    struct comm__arrays arrays = {0};
     *call = (struct comm_call){0};
+    pthread_mutex_lock(&c->lock); /* the heartbeats tell it */
     c->call++;
+    pthread_mutex_unlock(&c->lock);
     struct comm__wait w = call_wait(c, COMM__CALL);
-    int rc = comm__recv_message(&w, &c->calls, &text, &call->head, &call->arrays, &call->n_arrays);
+    int rc = comm__recv_message(&w, &c->calls, &text, &call->head, &arrays);
     buf_free(&text);
+    call->arrays = arrays.p;
+    call->n_arrays = arrays.n;
+    call->map = arrays.map;
+    if (c->lent >= 0) close(c->lent); /* the controller has mapped the last reply */
+    c->lent = -1;
+    c->shares = json_is_true(json_object_get(call->head, "share"));
     if (rc >= 0 && json_object_get(call->head, "end")) {
         comm_call_free(call);
         return 0;
@@ -446,7 +505,9 @@ int comm_next_call(struct comm *c, struct comm_call *call) {
 
 static int reply(struct comm *c, json_t *head, const struct comm_bytes *arrays, int n) {
     struct comm__wait w = call_wait(c, COMM__REPLY);
-    const int rc = comm__send_message(&w, &c->calls, head, arrays, n);
+    const bool share = c->shares && comm__worth_sharing(arrays, n);
+    int rc = share ? comm__share(arrays, n, &c->lent) : 0;
+    if (rc >= 0) rc = comm__send_message(&w, &c->calls, head, arrays, n, share ? c->lent : -1);
     json_decref(head);
     TRY(rc);
     return 0;

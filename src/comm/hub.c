@@ -9,7 +9,10 @@
 #include "base/json.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +31,11 @@ struct member {
     struct comm__link calls;
     uint64_t call;
     bool asked;               /* a call is under way */
-    struct comm__pulse pulse; /* under the hub's lock, like heard */
+    double deadline, seconds; /* of that call, on clock_awake; from when it was made */
+    bool shares;              /* large arrays are shared memory */
+    int lent;                 /* those of the call that is under way; -1: none */
+    struct comm__pulse pulse; /* under the hub's lock, like heard and told */
+    uint64_t told;            /* the number of its last call */
     double heard;
 };
 struct hub {
@@ -41,20 +48,35 @@ struct hub {
     pthread_t thread;
     bool threaded;
     int stop;
+    atomic_int ask_stop;      /* the ranks are to hear this signal */
+    atomic_int failed;        /* hub_failed_rank */
+    struct comm__probe probe; /* whether a rank can open this process' memory */
     pthread_mutex_t lock;
 };
 
+static void take_back(struct member *m) {
+    if (m->lent >= 0) close(m->lent);
+    m->lent = -1;
+}
+
 const struct comm_where *hub_where(const struct hub *h) { return &h->where; }
 const char *hub_who(const struct hub *h, int rank) { return h->m[rank].who; }
-const char *hub_host(const struct hub *h, int rank) { return json_string_value(json_object_get(h->m[rank].join, "host")); }
+bool hub_same_host(const struct hub *h, int a, int b) {
+    return json_equal(json_object_get(h->m[a].join, "machine"), json_object_get(h->m[b].join, "machine"));
+}
 int hub_pid(const struct hub *h, int rank) { return h->m[rank].pid; }
 
-void hub_fail(struct hub *h, const char *fmt, ...) {
+static void blame(struct hub *h, int rank) { (void)atomic_compare_exchange_strong(&h->failed, &(int){-1}, rank); }
+
+int hub_failed_rank(const struct hub *h) { return atomic_load(&h->failed); }
+
+void hub_fail(struct hub *h, int rank, const char *fmt, ...) {
     char why[sizeof h->gone.why];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(why, sizeof why, fmt, ap);
     va_end(ap);
+    blame(h, rank);
     comm__alarm_ring(&h->gone, why);
 }
 
@@ -62,9 +84,17 @@ void hub_state(struct hub *h, int rank, char *text, size_t n) {
     pthread_mutex_lock(&h->lock);
     const struct member *m = &h->m[rank];
     const double age = m->pulse.age + (m->heard > 0 ? clock_awake() - m->heard : 0);
-    snprintf(text, n, "%s, in %s for %.0f s", m->who, m->pulse.stage[0] ? m->pulse.stage : "start", age);
+    snprintf(text, n, "%s, in %s for %.0f s", m->who, m->pulse.progress.stage[0] ? m->pulse.progress.stage : "start", age);
     pthread_mutex_unlock(&h->lock);
 }
+
+void hub_progress(struct hub *h, int rank, struct hub_progress *p) {
+    pthread_mutex_lock(&h->lock);
+    *p = h->m[rank].pulse.progress;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void hub_ask_stop(struct hub *h, int sig) { (void)atomic_compare_exchange_strong(&h->ask_stop, &(int){0}, sig); }
 
 /* ---- the door's thread ---- */
 
@@ -82,10 +112,11 @@ static int find(const struct hub *h, const uint8_t *id, size_t n) {
 static void take_pulse(struct hub *h, int rank, const json_t *m) {
     struct comm__pulse p;
     if (comm__pulse_read(&p, m, h->m[rank].who) < 0) {
-        hub_fail(h, "%s", err_msg());
+        hub_fail(h, rank, "%s", err_msg());
         return;
     }
     pthread_mutex_lock(&h->lock);
+    if (p.call < (int64_t)h->m[rank].told) p.waits_for = COMM__NOBODY; /* it said so before the call that is under way */
     h->m[rank].pulse = p;
     h->m[rank].heard = clock_awake();
     pthread_mutex_unlock(&h->lock);
@@ -100,7 +131,7 @@ static void hear(struct hub *h) {
         if (rc == 0) return;
         const int rank = find(h, from, n);
         if (rank >= 0 && rc > 0) take_pulse(h, rank, m);
-        else if (rank >= 0) hub_fail(h, "%s sent what is no heartbeat: %s", h->m[rank].who, err_msg());
+        else if (rank >= 0) hub_fail(h, rank, "%s sent what is no heartbeat: %s", h->m[rank].who, err_msg());
         else if (rc > 0)
             (void)comm__send_json(h->door, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", "the group is complete"));
         json_decref(m);
@@ -115,7 +146,7 @@ static void check_silence(struct hub *h) {
         pthread_mutex_unlock(&h->lock);
         char state[256];
         hub_state(h, r, state, sizeof state);
-        if (silent > COMM_SILENCE_S) hub_fail(h, "%s: no heartbeat for %.0f s", state, silent);
+        if (silent > COMM_SILENCE_S) hub_fail(h, r, "%s: no heartbeat for %.0f s", state, silent);
     }
 }
 
@@ -128,9 +159,16 @@ static bool tell_all(struct hub *h) {
     return true;
 }
 
+static bool tell_stop(struct hub *h) {
+    const int sig = atomic_load(&h->ask_stop);
+    for (int r = 0; sig && r < h->size; r++)
+        (void)comm__send_json(h->door, h->m[r].id, h->m[r].n_id, json_pack("{s:s,s:i}", "type", "stop", "signal", sig));
+    return sig != 0;
+}
+
 static void *door(void *arg) {
     struct hub *h = arg;
-    bool told = false;
+    bool told = false, told_stop = false;
     for (;;) {
         zmq_pollitem_t items[] = {{h->door, 0, ZMQ_POLLIN, 0},
                                   {NULL, h->stop, ZMQ_POLLIN, 0},
@@ -139,6 +177,7 @@ static void *door(void *arg) {
         (void)zmq.poll(items, told ? 2 : 4, SLICE_MS);
         if (items[0].revents) hear(h);
         if (!told) check_silence(h);
+        if (!told_stop) told_stop = tell_stop(h);
         if (!told) told = tell_all(h);
         if (items[1].revents) return NULL;
     }
@@ -221,14 +260,16 @@ static int send_group(struct hub *h, int rank) {
     for (int r = 0; r < h->size; r++) {
         const json_t *j = h->m[r].join;
         const char *address = r < rank ? json_string_value(json_array_get(json_object_get(j, "mesh"), (size_t)rank)) : "";
-        json_array_append_new(ranks, json_pack("{s:s,s:s,s:s}", "who", h->m[r].who, "host",
-                                               json_string_value(json_object_get(j, "host")), "address", address));
+        json_array_append_new(
+            ranks, json_pack("{s:s,s:O,s:s}", "who", h->m[r].who, "machine", json_object_get(j, "machine"), "address", address));
     }
-    TRY(comm__send_json(h->door, h->m[rank].id, h->m[rank].n_id, json_pack("{s:s,s:o}", "type", "group", "ranks", ranks)));
+    json_t *probe = json_pack("{s:i,s:i,s:s}", "pid", (int)getpid(), "fd", h->probe.fd, "token", h->probe.token);
+    TRY(comm__send_json(h->door, h->m[rank].id, h->m[rank].n_id,
+                        json_pack("{s:s,s:o,s:o}", "type", "group", "ranks", ranks, "probe", probe)));
     return 0;
 }
 
-static int connect_calls(struct hub *h, int rank) {
+static int connect_calls(struct hub *h, int rank, double deadline) {
     struct member *m = &h->m[rank];
     char endpoint[COMM__ENDPOINT], own[COMM__NAME];
     const char *address = json_string_value(json_object_get(m->join, "calls"));
@@ -236,9 +277,12 @@ static int connect_calls(struct hub *h, int rank) {
     TRY(rc);
     if (rc == 0) FAIL(ERR_RANK, "%s cannot be reached from the controller at %s", m->who, address);
     m->calls.rank = rank;
+    m->calls.pid = m->pid;
     snprintf(m->calls.who, sizeof m->calls.who, "%s", m->who);
     TRY(comm__link_connect(&m->calls, h->ctx, h->where.key, endpoint));
     m->asked = true; /* it says when it is connected to the others */
+    m->deadline = deadline;
+    m->seconds = h->a.start_s;
     return 0;
 }
 
@@ -246,15 +290,19 @@ static int complete(struct hub *h, double deadline) {
     struct hub_reply *replies = xcalloc((size_t)h->size, sizeof *replies);
     int rc = 0;
     for (int r = 0; rc >= 0 && r < h->size; r++) rc = send_group(h, r);
-    for (int r = 0; rc >= 0 && r < h->size; r++) rc = connect_calls(h, r);
+    for (int r = 0; rc >= 0 && r < h->size; r++) rc = connect_calls(h, r, deadline);
     for (int r = 0; r < h->size; r++) h->m[r].heard = clock_awake();
     if (rc >= 0) {
         const int e = pthread_create(&h->thread, NULL, door, h);
         h->threaded = e == 0;
         if (e) rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "no thread for the heartbeats: %s", strerror(e));
     }
-    if (rc >= 0) rc = hub_collect(h, replies, deadline - clock_awake());
-    for (int r = 0; r < h->size; r++) hub_reply_free(&replies[r]);
+    if (rc >= 0) rc = hub_collect(h, replies);
+    for (int r = 0; r < h->size; r++) {
+        const json_t *fd = json_object_get(replies[r].result, "probe");
+        h->m[r].shares = json_is_integer(fd) && comm__probe_seen(&h->probe, h->m[r].pid, (int)json_integer_value(fd));
+        hub_reply_free(&replies[r]);
+    }
     free(replies);
     TRY(rc);
     return 0;
@@ -282,7 +330,7 @@ static int bind_door(struct hub *h) {
     const bool loopback = strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0, any = strcmp(listen, "*") == 0;
     char endpoint[COMM__ENDPOINT];
     size_t n = sizeof endpoint;
-    if (!any && (!colon || !colon[1])) FAIL(ERR_INVAL, "the controller's address '%s' is not HOST:PORT", listen);
+    if (!any) TRY(comm__address_check(listen));
     snprintf(endpoint, sizeof endpoint, "tcp://%s:%.16s", loopback ? "127.0.0.1" : "*", any ? "*" : colon + 1);
     if (zmq.bind(h->door, endpoint) != 0) FAIL(ERR_IO, "the controller cannot listen at %s: %s", endpoint + 6, zmq.strerror(errno));
     if (zmq.getsockopt(h->door, ZMQ_LAST_ENDPOINT, endpoint, &n) != 0) return comm__zmq_fail("ZMQ_LAST_ENDPOINT");
@@ -308,10 +356,13 @@ static int open_door(struct hub *h) {
 int hub_open(struct hub **out, const struct hub_args *a) {
     struct hub *h = xcalloc(1, sizeof *h);
     int rc;
-    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .gone.fd = -1, .cancel.fd = -1};
+    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .gone.fd = -1, .cancel.fd = -1, .probe.fd = -1, .failed = -1};
     pthread_mutex_init(&h->lock, NULL);
     h->m = xcalloc((size_t)h->size, sizeof *h->m);
-    for (int r = 0; r < h->size; r++) h->m[r].pulse.waits_for = COMM__NOBODY;
+    for (int r = 0; r < h->size; r++) {
+        h->m[r].pulse.waits_for = COMM__NOBODY;
+        h->m[r].lent = -1;
+    }
     TRYG(comm__zmq_open(), fail);
     if (a->size < 1 || a->size > COMM_MOST_RANKS)
         FAILG(fail, ERR_INVAL, "a group has 1 to %d ranks, not %d", COMM_MOST_RANKS, a->size);
@@ -323,6 +374,7 @@ int hub_open(struct hub **out, const struct hub_args *a) {
     TRYG(comm__alarm_init(&h->cancel), fail);
     h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (h->stop < 0) FAILG(fail, ERR_IO, "no eventfd: %s", strerror(errno));
+    TRYG(comm__probe_new(&h->probe), fail);
     TRYG(open_door(h), fail);
     *out = h;
     return 0;
@@ -338,7 +390,7 @@ static void end_ranks(struct hub *h) {
         tell(h, r, "end", "");
         struct comm__wait w = {.rank = COMM__CONTROLLER, .kind = COMM__CALL, .seq = ++m->call, .deadline = clock_awake() + 1};
         json_t *head = json_pack("{s:b}", "end", 1);
-        if (m->calls.sock) (void)comm__send_message(&w, &m->calls, head, NULL, 0);
+        if (m->calls.sock) (void)comm__send_message(&w, &m->calls, head, NULL, 0, -1);
         json_decref(head);
     }
 }
@@ -353,10 +405,12 @@ void hub_close(struct hub *h, bool end) {
     for (int r = 0; r < h->size; r++) {
         comm__link_close(&h->m[r].calls, end);
         json_decref(h->m[r].join);
+        take_back(&h->m[r]);
     }
     if (h->door) zmq.close(h->door);
     if (h->ctx) zmq.ctx_term(h->ctx);
     if (h->stop >= 0) close(h->stop);
+    if (h->probe.fd >= 0) close(h->probe.fd);
     comm__alarm_destroy(&h->gone);
     comm__alarm_destroy(&h->cancel);
     pthread_mutex_destroy(&h->lock);
@@ -366,7 +420,9 @@ void hub_close(struct hub *h, bool end) {
 
 /* ---- calls ---- */
 
-int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n) {
+/* shared: the arrays, for ranks that can open them; -1: they were not copied. */
+static int call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, int shared,
+                double answer_s) {
     struct member *m = &h->m[rank];
     CHECK(!m->asked);
     struct comm__wait w = {.rank = COMM__CONTROLLER,
@@ -374,36 +430,75 @@ int hub_call(struct hub *h, int rank, const char *name, const json_t *args, cons
                            .seq = ++m->call,
                            .deadline = clock_awake() + h->a.deadline_s,
                            .alarm = &h->gone};
-    json_t *head = json_pack("{s:s,s:o}", "call", name, "args", args ? json_deep_copy(args) : json_object());
-    const int rc = comm__send_message(&w, &m->calls, head, arrays, n);
+    take_back(m); /* of one that was given up */
+    if (m->shares && shared >= 0) m->lent = fcntl(shared, F_DUPFD_CLOEXEC, 0);
+    json_t *head =
+        json_pack("{s:s,s:o,s:b}", "call", name, "args", args ? json_deep_copy(args) : json_object(), "share", m->shares);
+    const int rc = comm__send_message(&w, &m->calls, head, arrays, n, m->lent);
     json_decref(head);
     TRY(rc);
     m->asked = true;
+    m->deadline = clock_awake() + answer_s;
+    m->seconds = answer_s;
     pthread_mutex_lock(&h->lock); /* until its next heartbeat */
-    snprintf(m->pulse.stage, sizeof m->pulse.stage, "%s", name);
+    m->pulse.progress = (struct hub_progress){0};
+    snprintf(m->pulse.progress.stage, sizeof m->pulse.progress.stage, "%s", name);
     m->pulse.age = m->heard - clock_awake();
+    m->pulse.waits_for = COMM__NOBODY;
+    m->told = m->call;
     pthread_mutex_unlock(&h->lock);
     return 0;
 }
 
+/* Ranks first to last of them. */
+static int call_some(struct hub *h, int first, int last, const char *name, const json_t *args, const struct comm_bytes *arrays,
+                     int n, double answer_s) {
+    bool share = false;
+    int shared = -1, rc = 0;
+    for (int r = first; r <= last; r++) share |= h->m[r].shares;
+    if (share && comm__worth_sharing(arrays, n)) TRY(comm__share(arrays, n, &shared));
+    for (int r = first; rc >= 0 && r <= last; r++) rc = call(h, r, name, args, arrays, n, shared, answer_s);
+    if (shared >= 0) close(shared);
+    TRY(rc);
+    return 0;
+}
+
+int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
+             double answer_s) {
+    TRY(call_some(h, rank, rank, name, args, arrays, n, answer_s));
+    return 0;
+}
+
+int hub_call_all(struct hub *h, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, double answer_s) {
+    TRY(call_some(h, 0, h->size - 1, name, args, arrays, n, answer_s));
+    return 0;
+}
+
 void hub_reply_free(struct hub_reply *r) {
-    comm__arrays_free(r->arrays, r->n_arrays);
+    comm__arrays_free(r->arrays, r->n_arrays, r->map);
     json_decref(r->result);
     *r = (struct hub_reply){0};
 }
 
-static int take_reply(struct hub *h, int rank, struct hub_reply *out, double deadline) {
+static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
     struct member *m = &h->m[rank];
-    struct comm__wait w = {.rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = deadline, .alarm = &h->gone};
+    struct comm__wait w = {
+        .rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = m->deadline, .alarm = &h->gone};
     struct buf text = {.max = HEAD_BYTES};
     json_t *head = NULL;
     int64_t code = 0;
     const char *message = "";
-    int rc = comm__recv_message(&w, &m->calls, &text, &head, &out->arrays, &out->n_arrays);
+    struct comm__arrays arrays = {0};
+    int rc = comm__recv_message(&w, &m->calls, &text, &head, &arrays);
     buf_free(&text);
+    out->arrays = arrays.p;
+    out->n_arrays = arrays.n;
+    out->map = arrays.map;
     m->asked = false;
+    take_back(m);
     if (rc >= 0) rc = json_i64_opt(head, "error", &code, m->who);
     if (rc >= 0) rc = json_str_opt(head, "message", &message, m->who);
+    if (rc >= 0 && code < 0 && code != ERR_RANK) blame(h, rank); /* ERR_RANK names another one */
     if (rc >= 0 && code < 0 && code >= ERR_INTERNAL)
         rc = code == ERR_RANK ? err_set(ERR_RANK, __FILE__, __LINE__, "%s", message) /* it names another one */
                               : err_set((int)code, __FILE__, __LINE__, "%s: %s", m->who, message);
@@ -416,70 +511,95 @@ static int take_reply(struct hub *h, int rank, struct hub_reply *out, double dea
     return 0;
 }
 
-/* Those that are behind: not those that wait for another rank, unless all do. */
+/* Those that are behind: past their deadline, and not those that wait for another rank, unless all do. */
 static int too_late(struct hub *h, double seconds) {
+    const double now = clock_awake();
     struct buf b = {0};
-    for (int all = 0; all < 2 && b.n == 0; all++)
+    for (int pass = 0; pass < 3 && b.n == 0; pass++)
         for (int r = 0; r < h->size; r++) {
             char state[256];
             hub_state(h, r, state, sizeof state);
             pthread_mutex_lock(&h->lock);
             const bool waits = h->m[r].pulse.waits_for >= 0;
             pthread_mutex_unlock(&h->lock);
-            if (h->m[r].asked && (all || !waits)) buf_addf(&b, "%s%s", b.n ? "; " : "", state);
+            if (!h->m[r].asked || (pass == 0 && now < h->m[r].deadline) || (pass < 2 && waits)) continue;
+            blame(h, r);
+            buf_addf(&b, "%s%s", b.n ? "; " : "", state);
         }
     err_set(ERR_TIMEOUT, __FILE__, __LINE__, "no answer within %.0f s from %s", seconds, b.p);
     buf_free(&b);
     return ERR_TIMEOUT;
 }
 
-/* Waits until a rank that was asked has something to say: its number; -1: all have answered. */
-static int next_to_answer(struct hub *h, double deadline, double seconds, int *rank, zmq_pollitem_t *items) {
+/* Whether a connection was lost, or the deadline of a call is past. */
+static int check_ranks(struct hub *h) {
+    const double now = clock_awake();
+    for (int r = 0; r < h->size; r++) {
+        struct member *m = &h->m[r];
+        char state[256];
+        comm__link_events(&m->calls);
+        if (m->calls.lost_at > 0 && now - m->calls.lost_at >= LOST_S) {
+            hub_state(h, r, state, sizeof state);
+            hub_fail(h, r, "%s: the connection to it was lost", state);
+            return comm__alarm_error(&h->gone);
+        }
+        if (m->asked && now >= m->deadline) return too_late(h, m->seconds);
+    }
+    return 0;
+}
+
+/* Waits for a rank that was asked and has something to say. 1: *rank; 0: none has until then, or none was asked. */
+static int next_to_answer(struct hub *h, double until, int *rank, zmq_pollitem_t *items) {
     for (;;) {
         int n = 0;
-        *rank = -1;
-        for (int r = 0; r < h->size; r++)
-            if (h->m[r].asked) items[n++] = (zmq_pollitem_t){h->m[r].calls.sock, 0, ZMQ_POLLIN, 0};
+        double next = until;
+        for (int r = 0; r < h->size; r++) {
+            if (!h->m[r].asked) continue;
+            items[n++] = (zmq_pollitem_t){h->m[r].calls.sock, 0, ZMQ_POLLIN, 0};
+            if (h->m[r].deadline < next) next = h->m[r].deadline;
+        }
         if (n == 0) return 0;
         items[n] = (zmq_pollitem_t){NULL, h->gone.fd, ZMQ_POLLIN, 0};
-        const int left = clock_poll_ms(deadline);
+        const int left = clock_poll_ms(next);
         (void)zmq.poll(items, n + 1, left < SLICE_MS ? left : SLICE_MS);
         if (comm__alarm_rung(&h->gone)) return comm__alarm_error(&h->gone);
         for (int r = 0, i = 0; r < h->size; r++) {
             if (!h->m[r].asked || !items[i++].revents) continue;
             *rank = r;
-            return 0;
+            return 1;
         }
-        for (int r = 0; r < h->size; r++) {
-            struct comm__link *l = &h->m[r].calls;
-            char state[256];
-            comm__link_events(l);
-            if (l->lost_at == 0 || clock_awake() - l->lost_at < LOST_S) continue;
-            hub_state(h, r, state, sizeof state);
-            hub_fail(h, "%s: the connection to it was lost", state);
-        }
-        if (clock_awake() >= deadline) return too_late(h, seconds);
+        TRY(check_ranks(h));
+        if (clock_awake() >= until) return 0;
     }
 }
 
-int hub_collect(struct hub *h, struct hub_reply *replies, double deadline_s) {
-    const double deadline = clock_awake() + deadline_s;
+int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply) {
     zmq_pollitem_t *items = xmalloc(((size_t)h->size + 1) * sizeof *items);
-    int rank, rc;
-    for (int r = 0; r < h->size; r++) replies[r] = (struct hub_reply){0};
-    while ((rc = next_to_answer(h, deadline, deadline_s, &rank, items)) >= 0 && rank >= 0)
-        if ((rc = take_reply(h, rank, &replies[rank], deadline)) < 0) break;
+    *reply = (struct hub_reply){0};
+    int rc = next_to_answer(h, clock_awake() + wait_s, rank, items);
     free(items);
+    if (rc > 0) {
+        const int taken = take_reply(h, *rank, reply);
+        if (taken < 0) rc = taken;
+    }
     if (rc < 0) {
         struct err_saved e;
         err_save(&e);
         comm__alarm_ring(&h->cancel, e.msg);
-        for (int r = 0; r < h->size; r++) {
-            hub_reply_free(&replies[r]);
-            h->m[r].asked = false; /* its reply is dropped when it comes */
-        }
+        hub_reply_free(reply);
+        for (int r = 0; r < h->size; r++) h->m[r].asked = false; /* its reply is dropped when it comes */
         err_restore(&e);
     }
+    TRY(rc);
+    return rc;
+}
+
+int hub_collect(struct hub *h, struct hub_reply *replies) {
+    struct hub_reply one;
+    int rank, rc;
+    for (int r = 0; r < h->size; r++) replies[r] = (struct hub_reply){0};
+    while ((rc = hub_take(h, INFINITY, &rank, &one)) > 0) replies[rank] = one;
+    for (int r = 0; rc < 0 && r < h->size; r++) hub_reply_free(&replies[r]);
     TRY(rc);
     return 0;
 }

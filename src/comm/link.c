@@ -8,6 +8,7 @@
 #include "base/json.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -287,16 +288,18 @@ out:
     return rc;
 }
 
-int comm__send_message(struct comm__wait *w, struct comm__link *l, json_t *head, const struct comm_bytes *arrays, int n) {
+int comm__send_message(struct comm__wait *w, struct comm__link *l, json_t *head, const struct comm_bytes *arrays, int n,
+                       int shared) {
     struct buf text = {0};
     json_t *sizes = json_array();
     for (int i = 0; i < n; i++) json_array_append_new(sizes, json_integer((json_int_t)arrays[i].n));
     json_object_set_new(head, "arrays", sizes);
+    if (shared >= 0) json_object_set_new(head, "shared", json_integer(shared));
     int rc = json_dump_line(&text, head);
     struct comm__move m = {.link = l, .sends = true, .out = (const uint8_t *)text.p, .n_out = text.n};
     w->part = 0;
     if (rc >= 0) rc = comm__run(w, &m, 1);
-    for (int i = 0; rc >= 0 && i < n; i++) {
+    for (int i = 0; rc >= 0 && shared < 0 && i < n; i++) {
         m = (struct comm__move){.link = l, .sends = true, .out = arrays[i].p, .n_out = arrays[i].n};
         w->part = (uint32_t)i + 1;
         rc = comm__run(w, &m, 1);
@@ -306,15 +309,18 @@ int comm__send_message(struct comm__wait *w, struct comm__link *l, json_t *head,
     return 0;
 }
 
-int comm__recv_message(struct comm__wait *w, struct comm__link *l, struct buf *text, json_t **head, struct comm_bytes **arrays,
-                       int *n) {
+int comm__recv_message(struct comm__wait *w, struct comm__link *l, struct buf *text, json_t **head, struct comm__arrays *arrays) {
     struct comm__move m = {.link = l, .receives = true, .head = text};
+    int64_t fd = -1;
     w->part = 0;
     TRY(comm__run(w, &m, 1));
     TRY(json_parse(head, text->p ? text->p : "", text->n, l->who));
-    TRY(comm__arrays_read(arrays, n, *head, l->who));
-    for (int i = 0; i < *n; i++) {
-        m = (struct comm__move){.link = l, .receives = true, .in = (*arrays)[i].p, .n_in = (*arrays)[i].n};
+    TRY(json_i64_opt(*head, "shared", &fd, l->who));
+    const bool shared = fd >= 0 && fd <= INT_MAX;
+    TRY(comm__arrays_read(arrays, *head, !shared, l->who));
+    if (shared) return comm__map(arrays->p, arrays->n, l->pid, (int)fd, &arrays->map, l->who);
+    for (int i = 0; i < arrays->n; i++) {
+        m = (struct comm__move){.link = l, .receives = true, .in = arrays->p[i].p, .n_in = arrays->p[i].n};
         w->part = (uint32_t)i + 1;
         TRY(comm__run(w, &m, 1));
     }

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { MOST_ARRAYS = 4096, RENDEZVOUS_BYTES = 1 << 16 };
@@ -72,6 +73,7 @@ int comm__join_read(struct comm__join *j, const json_t *m, const char *where) {
              j->rank, j->host, j->pid, protocol, j->version, COMM_PROTOCOL, VERLC_VERSION);
     TRY(number(m, "size", 1, COMM_MOST_RANKS, &j->size, where));
     TRY(text(m, "build", &j->build, COMM__NAME, where));
+    TRY(text(m, "machine", &j->machine, COMM__MACHINE, where));
     TRY(text(m, "calls", &j->calls, COMM__ADDRESSES, where));
     j->mesh = json_object_get(m, "mesh");
     if ((int)json_array_size(j->mesh) != j->size) FAIL(ERR_FORMAT, "%s: \"mesh\" has not %d elements", where, j->size);
@@ -82,24 +84,28 @@ int comm__join_read(struct comm__join *j, const json_t *m, const char *where) {
 
 int comm__pulse_read(struct comm__pulse *p, const json_t *m, const char *where) {
     const char *stage;
-    TRY(text(m, "stage", &stage, COMM__STAGE, where));
+    TRY(text(m, "stage", &stage, COMM_STAGE, where));
+    TRY(json_i64(m, "done", &p->progress.done, where));
+    TRY(json_i64(m, "total", &p->progress.total, where));
     TRY(json_f64(m, "age", &p->age, where));
     TRY(number(m, "waits_for", COMM__NOBODY, COMM_MOST_RANKS - 1, &p->waits_for, where));
+    TRY(json_i64(m, "call", &p->call, where));
     if (!(p->age >= 0 && p->age < 1e9)) FAIL(ERR_FORMAT, "%s: \"age\" is %g", where, p->age);
-    snprintf(p->stage, sizeof p->stage, "%s", stage);
+    if (p->progress.done < 0 || p->progress.total < 0) FAIL(ERR_FORMAT, "%s: \"done\" or \"total\" is negative", where);
+    snprintf(p->progress.stage, sizeof p->progress.stage, "%s", stage);
     return 0;
 }
 
-void comm__arrays_free(struct comm_bytes *arrays, int n) {
-    for (int i = 0; arrays && i < n; i++) free(arrays[i].p);
-    free(arrays);
+void comm__arrays_free(struct comm_bytes *p, int n, struct comm_bytes map) {
+    for (int i = 0; p && !map.n && i < n; i++) free(p[i].p);
+    if (map.n) munmap(map.p, map.n);
+    free(p);
 }
 
-int comm__arrays_read(struct comm_bytes **arrays, int *n, const json_t *head, const char *who) {
+int comm__arrays_read(struct comm__arrays *a, const json_t *head, bool own, const char *who) {
     const json_t *sizes = json_object_get(head, "arrays");
     const size_t count = json_array_size(sizes);
-    *arrays = NULL;
-    *n = 0;
+    *a = (struct comm__arrays){0};
     if (!json_is_array(sizes) || count > MOST_ARRAYS) FAIL(ERR_FORMAT, "%s: a message without its arrays' sizes", who);
     uint64_t sum = 0;
     for (size_t i = 0; i < count; i++) {
@@ -111,15 +117,24 @@ int comm__arrays_read(struct comm_bytes **arrays, int *n, const json_t *head, co
     struct comm_bytes *out = xcalloc(count + 1, sizeof *out);
     for (size_t i = 0; i < count; i++) {
         out[i].n = (size_t)json_integer_value(json_array_get(sizes, i));
-        out[i].p = malloc(out[i].n + !out[i].n);
-        if (!out[i].p) {
-            comm__arrays_free(out, (int)count);
+        if (own) out[i].p = malloc(out[i].n + !out[i].n);
+        if (own && !out[i].p) {
+            comm__arrays_free(out, (int)count, (struct comm_bytes){0});
             FAIL(ERR_NOMEM, "%s: no memory for an array of %llu bytes", who, (unsigned long long)sum);
         }
     }
-    *arrays = out;
-    *n = (int)count;
+    a->p = out;
+    a->n = (int)count;
     return 0;
+}
+
+void comm__machine(char *out, size_t n) {
+    char host[COMM__NAME] = "?", boot[40] = "";
+    gethostname(host, sizeof host - 1);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f && fscanf(f, "%39s", boot) != 1) boot[0] = '\0';
+    if (f) fclose(f);
+    snprintf(out, n, "%s %s", host, boot);
 }
 
 const char *comm__build(void) {

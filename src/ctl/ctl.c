@@ -39,8 +39,10 @@ struct worker {
 struct ctl {
     struct hub *hub;
     int size, n_workers;
-    struct worker *workers; /* of this host */
-    const char *dir;        /* where a rendezvous file is to be removed; NULL: none */
+    int local_rank, local_size; /* of the first worker, and how many share the cores */
+    struct worker *workers;     /* of this host */
+    struct helper *ray;         /* has the others; NULL: no Ray */
+    const char *dir;            /* where a rendezvous file is to be removed; NULL: none */
     pthread_t thread;
     bool threaded;
     pthread_mutex_t lock;
@@ -97,7 +99,7 @@ static void watch_worker(struct ctl *c, struct worker *w) {
     pthread_mutex_lock(&c->lock);
     if (!c->ending) {
         hub_state(c->hub, w->rank, state, sizeof state);
-        hub_fail(c->hub, "%s: the process %s%s%s", state, how, w->last[0] ? "; its last line: " : "", w->last);
+        hub_fail(c->hub, w->rank, "%s: the process %s%s%s", state, how, w->last[0] ? "; its last line: " : "", w->last);
     }
     pthread_mutex_unlock(&c->lock);
 }
@@ -134,32 +136,52 @@ static char **worker_env(const struct ctl *c, const struct worker *w, int local_
     }
     env[k++] = xasprintf("VERLC_RANK=%d", w->rank);
     env[k++] = xasprintf("VERLC_RANKS=%d", c->size);
-    env[k++] = xasprintf("VERLC_LOCAL_RANK=%d", local_rank);
-    env[k++] = xasprintf("VERLC_LOCAL_RANKS=%d", c->n_workers);
+    env[k++] = xasprintf("VERLC_LOCAL_RANK=%d", c->local_rank + local_rank);
+    env[k++] = xasprintf("VERLC_LOCAL_RANKS=%d", c->local_size);
     env[k++] = xasprintf(CTL__CONTROLLER "=%s", where->address);
     env[k++] = xasprintf(CTL__KEY "=%s", where->key);
     return env;
 }
 
-static int start_worker(const struct ctl *c, struct worker *w, int local_rank) {
-    int ends[2];
-    char *program = realpath("/proc/self/exe", NULL);
+/* This program's path, and its arguments; NULL at the end. One allocation of each string. */
+static int worker_argv(bool own_arguments, char ***out) {
+    struct buf line = {0};
+    char **argv = NULL, *program = realpath("/proc/self/exe", NULL);
+    size_t n = 0;
     if (!program) FAIL(ERR_IO, "/proc/self/exe: %s", strerror(errno));
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        free(program);
-        FAIL(ERR_IO, "a pipe for rank %d's output: %s", w->rank, strerror(errno));
+    if (own_arguments) {
+        const int rc = file_read(&line, "/proc/self/cmdline", (size_t)64 << 20);
+        if (rc < 0) free(program);
+        TRY(rc);
+    } else {
+        const char text[] = "verlc\0worker";
+        CHECK(buf_add(&line, text, sizeof text) >= 0);
     }
+    for (size_t i = 0; i < line.n; i++) n += line.p[i] == '\0';
+    argv = xcalloc(n + 2, sizeof *argv);
+    n = 0;
+    for (size_t i = 0; i < line.n; i += strlen(line.p + i) + 1) argv[n++] = i ? xstrdup(line.p + i) : program;
+    buf_free(&line);
+    *out = argv;
+    return 0;
+}
+
+static void free_strings(char **list) {
+    for (char **s = list; s && *s; s++) free(*s);
+    free(list);
+}
+
+static int start_worker(const struct ctl *c, struct worker *w, char *const *argv, int local_rank) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) FAIL(ERR_IO, "a pipe for rank %d's output: %s", w->rank, strerror(errno));
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     char **env = worker_env(c, w, local_rank);
-    const char *const argv[] = {program, "worker", NULL};
     const int fds[] = {-1, ends[1], ends[1]};
-    const int rc = process_start(&w->process, &(struct process_args){argv, env, fds, 3, -1});
+    const int rc = process_start(&w->process, &(struct process_args){(const char *const *)argv, env, fds, 3, -1});
     close(ends[1]);
     w->output = ends[0];
     w->pid = rc < 0 ? -1 : w->process.pid;
-    for (char **e = env; *e; e++) free(*e);
-    free(env);
-    free(program);
+    free_strings(env);
     TRY(rc);
     return 0;
 }
@@ -182,12 +204,12 @@ static int check_workers(void *arg) {
 static int open_hub(struct ctl *c, const struct ctl_args *a, const struct launch *l) {
     const char *key = getenv(CTL__KEY), *listen = a->controller;
     const bool launched = c->size > c->n_workers;
-    if (!listen && launched && l->local_size != l->size) listen = "*";
+    if (!listen && launched && (a->ray_nodes || l->local_size != l->size)) listen = "*";
     TRY(hub_open(
         &c->hub,
         &(struct hub_args){
             .size = c->size, .listen = listen, .key = a->controller ? key : NULL, .start_s = a->start_s, .deadline_s = SEND_S}));
-    if (!launched || (a->controller && key)) return 0;
+    if (!launched || a->ray_nodes || (a->controller && key)) return 0;
     TRY(file_mkdirs(a->dir));
     c->dir = a->dir;
     TRY(comm_rendezvous_write(a->dir, hub_where(c->hub), l->job));
@@ -198,15 +220,21 @@ int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l)
     if (ctl_is_worker(l)) FAIL(ERR_INTERNAL, "a worker (%s, rank %d) starts no workers", l->by, l->rank);
     struct ctl *c = xcalloc(1, sizeof *c);
     const bool launched = l->by && l->size > 1;
+    char **argv = NULL;
     int rc;
     c->size = launched ? l->size : a->ranks;
-    c->n_workers = launched ? 1 : a->ranks;
+    c->n_workers = launched ? 1 : a->ray_nodes ? 0 : a->ranks;
+    const bool share = launched && l->local_size > 1 && ctl__unbound();
+    c->local_rank = share ? l->local_rank : 0;
+    c->local_size = share ? l->local_size : c->n_workers;
     pthread_mutex_init(&c->lock, NULL);
     c->workers = xcalloc((size_t)c->n_workers, sizeof *c->workers);
     for (int i = 0; i < c->n_workers; i++)
         c->workers[i] = (struct worker){.rank = i, .output = -1, .process = {-1, -1}, .lock = PTHREAD_MUTEX_INITIALIZER};
     TRYG(open_hub(c, a, l), fail);
-    for (int i = 0; i < c->n_workers; i++) TRYG(start_worker(c, &c->workers[i], i), fail);
+    TRYG(worker_argv(a->own_arguments, &argv), fail);
+    for (int i = 0; i < c->n_workers; i++) TRYG(start_worker(c, &c->workers[i], argv, i), fail);
+    if (a->ray_nodes) TRYG(ctl__ray_start(&c->ray, c->hub, a, argv), fail);
     rc = pthread_create(&c->thread, NULL, watch, c);
     if (rc != 0) FAILG(fail, ERR_NOMEM, "no thread for the workers: %s", strerror(rc));
     c->threaded = true;
@@ -214,16 +242,31 @@ int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l)
     if (c->dir) comm_rendezvous_remove(c->dir);
     c->dir = NULL;
     *out = c;
+    free_strings(argv);
     return 0;
 fail:
     ctl_close(c, false);
+    free_strings(argv);
     return rc;
+}
+
+static int failed = -1;
+
+int ctl_failed_rank(void) { return failed; }
+
+/* A process that has ended by itself comes before what others say of it. */
+static int find_failed(const struct ctl *c) {
+    char how[64];
+    for (int i = 0; i < c->n_workers; i++)
+        if (has_ended(&c->workers[i], how, sizeof how)) return c->workers[i].rank;
+    return c->hub ? hub_failed_rank(c->hub) : -1;
 }
 
 void ctl_close(struct ctl *c, bool end) {
     struct err_saved e;
     if (!c) return;
     err_save(&e);
+    failed = end ? -1 : find_failed(c);
     pthread_mutex_lock(&c->lock);
     c->ending = true;
     pthread_mutex_unlock(&c->lock);
@@ -231,6 +274,7 @@ void ctl_close(struct ctl *c, bool end) {
     if (end) hub_close(c->hub, true); /* its workers end by themselves then */
     for (int i = 0; i < c->n_workers; i++) process_stop(&c->workers[i].process, end ? END_S : 0, NULL, 0);
     if (!end) hub_close(c->hub, false);
+    helper_destroy(c->ray);
     atomic_store(&c->stop, true);
     if (c->threaded) pthread_join(c->thread, NULL);
     for (int i = 0; i < c->n_workers; i++) {
@@ -243,8 +287,9 @@ void ctl_close(struct ctl *c, bool end) {
     err_restore(&e);
 }
 
-int ctl_call_all(struct ctl *c, const char *name, const json_t *args, struct hub_reply *replies, double deadline_s) {
-    for (int r = 0; r < c->size; r++) TRY(hub_call(c->hub, r, name, args, NULL, 0));
-    TRY(hub_collect(c->hub, replies, deadline_s));
+int ctl_call_all(struct ctl *c, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
+                 struct hub_reply *replies, double deadline_s) {
+    TRY(hub_call_all(c->hub, name, args, arrays, n, deadline_s));
+    TRY(hub_collect(c->hub, replies));
     return 0;
 }

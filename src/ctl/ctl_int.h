@@ -3,6 +3,14 @@
 #define VERLC_CTL_INT_H
 
 #include "ctl/ctl.h"
+#include "helper/helper.h"
+
+/* Whether the launcher that started this process has left it the CPUs that it has itself. */
+bool ctl__unbound(void);
+
+/* a->ranks workers below a helper process, *out, which the caller ends (after an error too). argv: theirs. ERR_HELPER;
+ * ERR_INPUT: what Ray says. */
+int ctl__ray_start(struct helper **out, const struct hub *h, const struct ctl_args *a, char *const *argv);
 
 #define CTL__CONTROLLER "VERLC_CONTROLLER" /* HOST:PORT */
 #define CTL__KEY "VERLC_GROUP_KEY"

@@ -39,6 +39,12 @@ static int by_place(const void *a, const void *b) {
     return (x->cpu > y->cpu) - (x->cpu < y->cpu);
 }
 
+bool ctl__unbound(void) {
+    cpu_set_t own, launchers;
+    return sched_getaffinity(0, sizeof own, &own) == 0 && sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0 &&
+           CPU_EQUAL(&own, &launchers);
+}
+
 /* Part `rank` of `ranks` of the CPUs that this process may use: whole cores, neighbours. None where there are fewer. */
 static void take_cores(int rank, int ranks) {
     static struct core cores[CPU_SETSIZE];
@@ -94,8 +100,8 @@ int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl
         .rank = l->rank, .size = l->size, .start_s = a->start_s, .deadline_s = OPERATION_S, .lost = lost, .job = l->job};
     const char *address = a->controller ? a->controller : getenv(CTL__CONTROLLER), *key = getenv(CTL__KEY);
     static const char *const names[] = {CTL__VARIABLES};
+    static const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* a launcher sends them to all; the controller decides */
     struct comm *comm;
-    signal(SIGINT, SIG_IGN); /* a Ctrl-C is for the controller, which ends this process */
     if (address && strlen(address) >= sizeof c.where.address)
         FAIL(ERR_INVAL, "the controller's address is too long: %.60s...", address);
     if (key && strlen(key) != COMM_KEY - 1) FAIL(ERR_INVAL, CTL__KEY " is not a key of %d characters", COMM_KEY - 1);
@@ -108,8 +114,10 @@ int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl
         c.dir = a->dir;
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]); /* what it starts is no rank */
-    if (l->by && strcmp(l->by, "verlc") == 0 && l->local_size > 1) take_cores(l->local_rank, l->local_size);
+    const bool ours = l->by && strcmp(l->by, "verlc") == 0;                       /* its controller has looked */
+    if (l->local_size > 1 && (ours || ctl__unbound())) take_cores(l->local_rank, l->local_size);
     TRY(comm_open(&comm, &c));
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
     const int rc = serve(comm, services);
     comm_close(comm);
     TRY(rc);

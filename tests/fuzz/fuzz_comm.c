@@ -16,16 +16,15 @@ static void read_frame(const uint8_t *p, size_t n) {
 
 static void read_arrays(const json_t *m) {
     const json_t *first = json_array_get(json_object_get(m, "arrays"), 0);
-    struct comm_bytes *arrays;
-    int n;
+    struct comm__arrays a;
     if (json_integer_value(first) > 1 << 20) return; /* would be allocated */
     for (size_t i = 0; i < json_array_size(json_object_get(m, "arrays")); i++)
         if (json_integer_value(json_array_get(json_object_get(m, "arrays"), i)) > 1 << 20) return;
-    const int rc = comm__arrays_read(&arrays, &n, m, "rank 1");
+    const int rc = comm__arrays_read(&a, m, true, "rank 1");
     fuzz_check_rc(rc);
-    for (int i = 0; rc >= 0 && i < n; i++)
-        if (arrays[i].n) ((uint8_t *)arrays[i].p)[arrays[i].n - 1] = 1;
-    if (rc >= 0) comm__arrays_free(arrays, n);
+    for (int i = 0; rc >= 0 && i < a.n; i++)
+        if (a.p[i].n) ((uint8_t *)a.p[i].p)[a.p[i].n - 1] = 1;
+    if (rc >= 0) comm__arrays_free(a.p, a.n, a.map);
 }
 
 static void read_json(int which, const char *p, size_t n) {

@@ -133,6 +133,15 @@ static int serve_call(struct comm *c, const struct comm_call *call) {
     } else if (strcmp(call->name, "late") == 0) {
         if (victim) sleep((unsigned)arg(call, "seconds"));
         rc = comm_barrier(c);
+    } else if (strcmp(call->name, "until_stop") == 0) { /* as a long stage: its share, then it looks whether to stop */
+        for (int64_t k = 0; rc >= 0 && !comm_stop_asked(c); k++) {
+            comm_progress(c, k, 1000);
+            usleep(1000);
+        }
+        json_t *result = json_pack("{s:i}", "signal", comm_stop_asked(c));
+        rc = comm_reply(c, result, NULL, 0);
+        json_decref(result);
+        return rc;
     } else if (strcmp(call->name, "echo") == 0) {
         json_t *result = json_pack("{s:i,s:O}", "rank", me, "args", call->args);
         rc = comm_reply(c, result, call->arrays, call->n_arrays);
@@ -215,10 +224,14 @@ static void open_hub(struct group *g, int size, double start_s) {
     if (hub_open(&g->hub, &a) < 0) fail_msg("%s", err_msg());
 }
 
+static void join_group(struct group *g) {
+    for (int r = 0; r < g->size; r++) start_rank(g, r, own_path, r, g->size, hub_where(g->hub)->key);
+    if (hub_join(g->hub, NULL, NULL) < 0) fail_msg("%s", err_msg());
+}
+
 static void open_group(struct group *g, int size) {
     open_hub(g, size, 30);
-    for (int r = 0; r < size; r++) start_rank(g, r, own_path, r, size, hub_where(g->hub)->key);
-    if (hub_join(g->hub, NULL, NULL) < 0) fail_msg("%s", err_msg());
+    join_group(g);
 }
 
 /* The exit status of a rank, within some seconds; 128 + its signal. */
@@ -252,21 +265,22 @@ static void end_group(struct group *g) {
     close_group(g);
 }
 
-static void call_all(struct group *g, const char *name, json_t *args) {
-    for (int r = 0; r < g->size; r++)
-        if (hub_call(g->hub, r, name, args, NULL, 0) < 0) fail_msg("%s", err_msg());
+static void call_all_for(struct group *g, const char *name, json_t *args, double answer_s) {
+    if (hub_call_all(g->hub, name, args, NULL, 0, answer_s) < 0) fail_msg("%s", err_msg());
     json_decref(args);
 }
 
-static int collect(struct group *g, double deadline_s) {
+static void call_all(struct group *g, const char *name, json_t *args) { call_all_for(g, name, args, 60); }
+
+static int collect(struct group *g) {
     struct hub_reply replies[MOST];
-    const int rc = hub_collect(g->hub, replies, deadline_s);
+    const int rc = hub_collect(g->hub, replies);
     for (int r = 0; rc >= 0 && r < g->size; r++) hub_reply_free(&replies[r]);
     return rc;
 }
 
 static void expect_ok(struct group *g) {
-    if (collect(g, 120) < 0) fail_msg("%s", err_msg());
+    if (collect(g) < 0) fail_msg("%s", err_msg());
 }
 
 /* The call fails within `within` seconds, with this code and a message that begins or goes on with the rank. */
@@ -274,7 +288,7 @@ static void expect_failure(struct group *g, int code, int rank, double within) {
     const double start = clock_now();
     char who[64];
     snprintf(who, sizeof who, "rank %d (host ", rank);
-    const int rc = collect(g, 60);
+    const int rc = collect(g);
     if (rc != code || !strstr(err_msg(), who)) fail_msg("%d: %s", rc, err_msg());
     if (clock_now() - start > within * SLOWER) fail_msg("after %.1f s: %s", clock_now() - start, err_msg());
 }
@@ -305,32 +319,51 @@ static void large_messages(void **state) {
     end_group(&g);
 }
 
+/* The controller's memory is none that a rank can open: as in another container. */
+static void hide_memory(void) {
+    for (int fd = 3; fd < 1024; fd++) {
+        char path[64], name[64] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        if (readlink(path, name, sizeof name - 1) <= 0 || !strstr(name, "memfd:verlc-arrays")) continue;
+        const int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        assert_int_equal(dup3(other, fd, O_CLOEXEC), fd);
+        close(other);
+    }
+}
+
 static void calls_carry_arrays(void **state) {
     (void)state;
-    struct group g;
     struct hub_reply replies[3];
     uint8_t *big = xmalloc(BIG / 16);
     struct comm_bytes arrays[] = {{(uint8_t[]){1, 2, 3}, 3}, {NULL, 0}, {big, BIG / 16}};
     fill(big, BIG / 16, 1, 2, 3);
-    open_group(&g, 3);
-    for (int round = 0; round < 2; round++) {
-        json_t *args = json_pack("{s:i}", "round", round);
-        for (int r = 0; r < 3; r += 2) assert_int_equal(hub_call(g.hub, r, "echo", args, arrays, 3), 0); /* rank 1 is not called */
-        if (hub_collect(g.hub, replies, 60) < 0) fail_msg("%s", err_msg());
-        for (int r = 0; r < 3; r += 2) {
-            assert_int_equal(json_integer_value(json_object_get(replies[r].result, "rank")), r);
-            assert_true(json_equal(json_object_get(replies[r].result, "args"), args));
-            assert_int_equal(replies[r].n_arrays, 3);
-            for (int i = 0; i < 3; i++) {
-                assert_int_equal(replies[r].arrays[i].n, arrays[i].n);
-                if (arrays[i].n) assert_memory_equal(replies[r].arrays[i].p, arrays[i].p, arrays[i].n);
+    for (int shared = 0; shared < 2; shared++) {
+        struct group g;
+        open_hub(&g, 3, 30);
+        if (!shared) hide_memory();
+        join_group(&g);
+        for (int round = 0; round < 3; round++) {
+            json_t *args = json_pack("{s:i}", "round", round);
+            const int step = round == 2 ? 1 : 2; /* rank 1 is not called */
+            for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(hub_call(g.hub, r, "echo", args, arrays, 3, 60), 0);
+            if (step == 1) assert_int_equal(hub_call_all(g.hub, "echo", args, arrays, 3, 60), 0);
+            if (hub_collect(g.hub, replies) < 0) fail_msg("%s", err_msg());
+            for (int r = 0; r < 3; r += step) {
+                assert_int_equal(json_integer_value(json_object_get(replies[r].result, "rank")), r);
+                assert_true(json_equal(json_object_get(replies[r].result, "args"), args));
+                assert_int_equal(replies[r].n_arrays, 3);
+                assert_int_equal(replies[r].map.n > 0, shared);
+                for (int i = 0; i < 3; i++) {
+                    assert_int_equal(replies[r].arrays[i].n, arrays[i].n);
+                    if (arrays[i].n) assert_memory_equal(replies[r].arrays[i].p, arrays[i].p, arrays[i].n);
+                }
             }
+            if (step == 2) assert_null(replies[1].result);
+            for (int r = 0; r < 3; r++) hub_reply_free(&replies[r]);
+            json_decref(args);
         }
-        assert_null(replies[1].result);
-        for (int r = 0; r < 3; r++) hub_reply_free(&replies[r]);
-        json_decref(args);
+        end_group(&g);
     }
-    end_group(&g);
     free(big);
 }
 
@@ -372,7 +405,7 @@ static void other_calls_are_refused(void **state) {
     struct group g;
     open_group(&g, 3);
     call_all(&g, "differ", json_pack("{s:i,s:i,s:i}", "victim", 1, "op", ALL_GATHER, "seed", 5));
-    assert_int_equal(collect(&g, 60), ERR_RANK); /* of rank 1 by another one, or the other way round */
+    assert_int_equal(collect(&g), ERR_RANK); /* of rank 1 by another one, or the other way round */
     assert_non_null(strstr(err_msg(), "rank 1"));
     assert_non_null(strstr(err_msg(), "in barrier 2"));
     assert_non_null(strstr(err_msg(), "in all_gather 2"));
@@ -390,14 +423,68 @@ static void the_deadline_names_who_is_behind(void **state) {
     (void)state;
     struct group g;
     open_group(&g, 3);
-    call_all(&g, "late", json_pack("{s:i,s:i}", "victim", 1, "seconds", 20));
+    call_all_for(&g, "late", json_pack("{s:i,s:i}", "victim", 1, "seconds", 20), 2.5);
     const double start = clock_now();
-    assert_int_equal(collect(&g, 2.5), ERR_TIMEOUT);
+    assert_int_equal(collect(&g), ERR_TIMEOUT);
     assert_true(clock_now() - start < 4);
     assert_non_null(strstr(err_msg(), "rank 1 (host "));
     assert_non_null(strstr(err_msg(), "in late for "));
     assert_null(strstr(err_msg(), "rank 0"));
     assert_null(strstr(err_msg(), "rank 2"));
+    close_group(&g);
+}
+
+/* Each rank is called again as soon as it has answered; one takes long and holds no other up. */
+static void ranks_answer_at_their_own_time(void **state) {
+    (void)state;
+    int answers[3] = {0}, slices = 0, rank, rc;
+    struct group g;
+    open_group(&g, 3);
+    struct hub_reply reply;
+    assert_int_equal(hub_take(g.hub, 60, &rank, &reply), 0); /* at once: none is called */
+    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
+    for (int r = 1; r < 3; r++) assert_int_equal(hub_call(g.hub, r, "echo", NULL, NULL, 0, 60), 0);
+    for (; answers[1] + answers[2] < 40 || slices == 0; slices += rc == 0) {
+        rc = hub_take(g.hub, 0.01, &rank, &reply);
+        if (rc < 0) fail_msg("%s", err_msg());
+        if (rc == 0) continue;
+        assert_int_equal(json_integer_value(json_object_get(reply.result, "rank")), rank);
+        assert_int_not_equal(rank, 0);
+        hub_reply_free(&reply);
+        answers[rank]++;
+        if (answers[rank] < 20) assert_int_equal(hub_call(g.hub, rank, "echo", NULL, NULL, 0, 60), 0);
+    }
+    assert_int_equal(answers[1], 20);
+    assert_int_equal(answers[2], 20);
+    struct hub_progress p = {0};
+    for (int i = 0; i < 300 && p.done == 0; i++) {
+        usleep(10000);
+        hub_progress(g.hub, 0, &p);
+    }
+    assert_string_equal(p.stage, "until_stop");
+    assert_true(p.done > 0 && p.total == 1000);
+    hub_ask_stop(g.hub, SIGTERM);
+    hub_ask_stop(g.hub, SIGINT); /* the first one stays */
+    if (hub_take(g.hub, 10, &rank, &reply) != 1) fail_msg("%s", err_msg());
+    assert_int_equal(rank, 0);
+    assert_int_equal(json_integer_value(json_object_get(reply.result, "signal")), SIGTERM);
+    hub_reply_free(&reply);
+    end_group(&g);
+}
+
+/* The deadline of a call is its own: the rank that has longer goes on meanwhile. */
+static void each_call_has_its_deadline(void **state) {
+    (void)state;
+    int rank;
+    struct hub_reply reply;
+    struct group g;
+    open_group(&g, 2);
+    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
+    assert_int_equal(hub_call(g.hub, 1, "until_stop", NULL, NULL, 0, 1), 0);
+    assert_int_equal(hub_take(g.hub, 0.2, &rank, &reply), 0);
+    assert_int_equal(hub_take(g.hub, 60, &rank, &reply), ERR_TIMEOUT);
+    assert_non_null(strstr(err_msg(), "no answer within 1 s from rank 1 (host "));
+    assert_null(strstr(err_msg(), "rank 0"));
     close_group(&g);
 }
 
@@ -450,6 +537,19 @@ static void strangers_are_refused(void **state) {
         assert_non_null(strstr(err_msg(), bad[i].what));
         if (i == 0) expect_refused(&g, 1, bad[i].what); /* of the two that say the same, either */
         close_group(&g);
+    }
+}
+
+static void addresses_are_ipv4(void **state) {
+    (void)state;
+    static const char *const bad[] = {"[::1]:29500", "::1:29500", "fe80::1%eth0:5", "host", "host:", ":29500"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct hub *h;
+        char endpoint[COMM__ENDPOINT], own[COMM__NAME];
+        assert_int_equal(hub_open(&h, &(struct hub_args){.size = 1, .listen = bad[i], .start_s = 1, .deadline_s = 1}), ERR_INVAL);
+        assert_non_null(strstr(err_msg(), bad[i]));
+        assert_non_null(strstr(err_msg(), i < 3 ? "IPv4" : "HOST:PORT"));
+        assert_int_equal(comm__reach(bad[i], endpoint, own), ERR_INVAL);
     }
 }
 
@@ -520,9 +620,9 @@ static void the_rendezvous_file(void **state) {
 static int be_stopped_group(void) {
     struct group g;
     open_group(&g, 2);
-    call_all(&g, "late", json_pack("{s:i,s:i}", "victim", 1, "seconds", 1));
+    call_all_for(&g, "late", json_pack("{s:i,s:i}", "victim", 1, "seconds", 1), 5);
     kill(0, SIGSTOP);
-    const int rc = collect(&g, 5);
+    const int rc = collect(&g);
     if (rc < 0) fprintf(stderr, "%s\n", err_msg());
     close_group(&g);
     return rc < 0;
@@ -573,8 +673,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(other_calls_are_refused),
         cmocka_unit_test(the_deadline_names_who_is_behind),
+        cmocka_unit_test(ranks_answer_at_their_own_time),
+        cmocka_unit_test(each_call_has_its_deadline),
         cmocka_unit_test(the_controller_goes),
         cmocka_unit_test(strangers_are_refused),
+        cmocka_unit_test(addresses_are_ipv4),
         cmocka_unit_test(another_build_is_refused),
         cmocka_unit_test(another_protocol_is_refused),
         cmocka_unit_test(the_rendezvous_file),

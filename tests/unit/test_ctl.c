@@ -51,18 +51,46 @@ static int leave(struct comm *c, const struct comm_call *call, struct ctl_result
     exit(3);
 }
 
-static const struct ctl_service services[] = {{"sum", sum}, {"refuse", refuse}, {"leave", leave}, {NULL, NULL}};
+/* What a launcher sends all processes of a job when it is to end. */
+static int get_signals(struct comm *c, const struct comm_call *call, struct ctl_result *out) {
+    (void)call;
+    (void)out;
+    raise(SIGTERM);
+    raise(SIGINT);
+    raise(SIGHUP);
+    return comm_barrier(c);
+}
+
+static int arguments(struct comm *c, const struct comm_call *call, struct ctl_result *out) {
+    char line[4096];
+    int64_t n = 0;
+    FILE *f = fopen("/proc/self/cmdline", "r");
+    (void)c;
+    (void)call;
+    if (!f) FAIL(ERR_IO, "/proc/self/cmdline");
+    const size_t bytes = fread(line, 1, sizeof line, f);
+    fclose(f);
+    for (size_t i = 0; i < bytes; i++) n += line[i] == '\0';
+    out->value = json_pack("{s:I}", "n", (json_int_t)n);
+    return 0;
+}
+
+static const struct ctl_service services[] = {{"arguments", arguments},     {"sum", sum}, {"refuse", refuse}, {"leave", leave},
+                                              {"get_signals", get_signals}, {NULL, NULL}};
 
 /* ---- the controller ---- */
 
-static struct ctl *open_workers(int ranks) {
+static struct ctl *open_program(int ranks, bool own_arguments) {
     struct launch l;
     struct ctl *c;
     assert_int_equal(launch_read(&l, environ), 0);
-    if (ctl_open(&c, &(struct ctl_args){.ranks = ranks, .start_s = 60}, &l) < 0) fail_msg("%s", err_msg());
+    const struct ctl_args a = {.ranks = ranks, .start_s = 60, .own_arguments = own_arguments};
+    if (ctl_open(&c, &a, &l) < 0) fail_msg("%s", err_msg());
     assert_int_equal(ctl_size(c), ranks);
     return c;
 }
+
+static struct ctl *open_workers(int ranks) { return open_program(ranks, false); }
 
 static void calls_are_collected_in_order(void **state) {
     (void)state;
@@ -71,7 +99,7 @@ static void calls_are_collected_in_order(void **state) {
         struct ctl *c = open_workers(ranks);
         for (int64_t x = 0; x < 50; x++) {
             json_t *args = json_pack("{s:I}", "x", (json_int_t)x);
-            if (ctl_call_all(c, "sum", args, replies, 60) < 0) fail_msg("%s", err_msg());
+            if (ctl_call_all(c, "sum", args, NULL, 0, replies, 60) < 0) fail_msg("%s", err_msg());
             json_decref(args);
             for (int r = 0; r < ranks; r++) {
                 assert_int_equal(json_integer_value(json_object_get(replies[r].result, "sum")),
@@ -86,10 +114,32 @@ static void calls_are_collected_in_order(void **state) {
     }
 }
 
+static void signals_are_for_the_controller(void **state) {
+    (void)state;
+    struct hub_reply replies[2];
+    struct ctl *c = open_workers(2);
+    if (ctl_call_all(c, "get_signals", NULL, NULL, 0, replies, 60) < 0) fail_msg("%s", err_msg());
+    for (int r = 0; r < 2; r++) hub_reply_free(&replies[r]);
+    ctl_close(c, true);
+}
+
+/* A program that embeds libverlc, as this one, is its own worker. */
+static void workers_get_this_programs_arguments(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        struct hub_reply reply;
+        struct ctl *c = open_program(1, own);
+        if (ctl_call_all(c, "arguments", NULL, NULL, 0, &reply, 60) < 0) fail_msg("%s", err_msg());
+        assert_int_equal(json_integer_value(json_object_get(reply.result, "n")), own ? 1 : 2);
+        hub_reply_free(&reply);
+        ctl_close(c, true);
+    }
+}
+
 static void expect_error(const char *service, int code, const char *what, const char *detail) {
     struct hub_reply replies[3];
     struct ctl *c = open_workers(3);
-    assert_int_equal(ctl_call_all(c, service, NULL, replies, 60), code);
+    assert_int_equal(ctl_call_all(c, service, NULL, NULL, 0, replies, 60), code);
     if (!strstr(err_msg(), what) || !strstr(err_msg(), detail)) fail_msg("not '%s', '%s': %s", what, detail, err_msg());
     ctl_close(c, false);
 }
@@ -112,16 +162,16 @@ static void a_worker_starts_no_workers(void **state) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) {
-        struct launch l;
-        int rc = strcmp(argv[1], "worker") == 0 ? launch_read(&l, environ) : -1;
-        if (rc >= 0) rc = ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
+    struct launch l;
+    int rc = launch_read(&l, environ);
+    if (rc >= 0 && ctl_is_worker(&l) && (argc == 1 || strcmp(argv[1], "worker") == 0)) {
+        rc = ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
         if (rc < 0) fprintf(stderr, "%s\n", err_msg());
         return rc < 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_are_collected_in_order),
-        cmocka_unit_test(errors_name_the_rank),
+        cmocka_unit_test(calls_are_collected_in_order),   cmocka_unit_test(workers_get_this_programs_arguments),
+        cmocka_unit_test(signals_are_for_the_controller), cmocka_unit_test(errors_name_the_rank),
         cmocka_unit_test(a_worker_starts_no_workers),
     };
     return cmocka_run_group_tests_name("ctl", tests, NULL, NULL);
