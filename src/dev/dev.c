@@ -376,8 +376,19 @@ int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
     TRY(want2("embed_bwd", "dw", dw, F32, ANY, ANY));
     TRY(want1("embed_bwd", "ids", ids, I32, ANY));
     TRY(want2("embed_bwd", "dx", dx, F32, ids.dim[0], dw.dim[1]));
+    return dev_embed_bwd_part(d, tensor_1d(dw.data, DT_F32, tensor_count(dw)), 0, dw.dim[0], ids, dx);
+}
+int dev_embed_bwd_part(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
+    TRY(want1("embed_bwd", "dw", dw, F32, ANY));
+    TRY(want1("embed_bwd", "ids", ids, I32, ANY));
+    TRY(want2("embed_bwd", "dx", dx, F32, ids.dim[0], ANY));
+    if (lo < 0 || vocab < 0 || lo + dw.dim[0] > vocab * dx.dim[1])
+        FAIL(ERR_INVAL, "dev op embed_bwd: elements %lld to %lld are not in a table of %lld x %lld", (long long)lo,
+             (long long)(lo + dw.dim[0]), (long long)vocab, (long long)dx.dim[1]);
     HAVE(embed_bwd);
-    return tensor_count(dx) ? TRACED(embed_bwd, (d, dw, ids, dx), ids.dim[0], dw.dim[0], dw.dim[1]) : 0;
+    return tensor_count(dx) && dw.dim[0]
+               ? TRACED(embed_bwd, (d, dw, lo, vocab, ids, dx), ids.dim[0], dw.dim[0] / dx.dim[1], dx.dim[1])
+               : 0;
 }
 
 int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,

@@ -49,6 +49,7 @@ struct dev {
     size_t allocated, peak;          /* through dev_alloc */
     int64_t n_allocs;                /* calls of dev_alloc */
     size_t host_allocated;           /* through dev_host_alloc, where that is not dev_alloc */
+    size_t planned;                  /* bytes that a memory plan says the run takes of the device; 0: none has said */
     struct dev_trace *trace;         /* NULL: no trace is on */
     void (*range)(const char *name); /* begins a named range of a profiler that listens (NVTX), NULL ends it; NULL: none does */
     bool in_range;                   /* the range of a phase is open */
@@ -67,6 +68,8 @@ int dev_open_cuda(struct dev *d, int index);
 /* Whether dev_open_cuda has a library, a driver and a GPU to work with; else why not, in one line.
  * Opens no device; the thread's error message is changed. */
 bool dev_cuda_present(char *why, size_t size);
+/* How many GPUs this process sees; 0 where there is no library, no driver or no GPU. */
+int dev_cuda_count(void);
 /* A GPU with `mem` bytes to plan for, be there one or not: it answers what the sizes of a run are (those of an H100 or
  * H200 where they depend on the GPU), and does nothing else. */
 void dev_open_cuda_planned(struct dev *d, size_t mem);
@@ -121,6 +124,8 @@ int dev_decode_next(struct dev *d, const struct decode_args *a);
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 /* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids are summed in row order first, from 0. */
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+/* Its elements [lo, lo + n) alone, which may begin and end inside a row: dw (n) f32 is that part of the gradient (vocab, h). */
+int dev_embed_bwd_part(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
 /* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
 int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
                           struct tensor x, struct tensor w, struct tensor rstd);

@@ -73,6 +73,17 @@ void dev_host_free(struct dev *d, void *p, size_t bytes) {
     d->host_allocated -= bytes;
 }
 
+int dev_host_register(struct dev *d, void *p, size_t bytes) {
+    const int rc = d->ops->host_register ? d->ops->host_register(d, p, bytes) : 0;
+    if (rc == ERR_NOMEM)
+        FAIL(ERR_NOMEM, "%s: the host cannot pin %.3f GiB that processes share", d->describe, (double)bytes / 0x1p30);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+void dev_host_unregister(struct dev *d, void *p) {
+    if (d->ops->host_unregister) d->ops->host_unregister(d, p);
+}
+
 int dev_fetch(struct dev *d, int stream, void *dst_dev, const void *src_host, size_t bytes) {
     CHECK(stream >= 0 && stream < DEV_COPY_STREAMS);
     if (!d->ops->fetch) return dev_copy(d, dst_dev, src_host, bytes);

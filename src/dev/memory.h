@@ -31,6 +31,10 @@ bool dev_has_own_memory(const struct dev *d);
  * Without own memory it is dev_alloc's. */
 int dev_host_alloc(struct dev *d, size_t bytes, void **out);
 void dev_host_free(struct dev *d, void *p, size_t bytes); /* NULL ok */
+/* Pins whole pages of host memory of another kind, a mapping, so that copies to and from it run at the speed of the bus. Each
+ * once. Without own memory nothing is to be done. ERR_NOMEM. */
+int dev_host_register(struct dev *d, void *p, size_t bytes);
+void dev_host_unregister(struct dev *d, void *p);
 
 /* Asynchronous copies on copy stream 0 to DEV_COPY_STREAMS - 1: fetch is host to device, evict is device to host. A copy starts
  * when all that was queued before it, and the copies of its stream before it, are done. What is queued after

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "dev/cuda/abi.h"
 #include "dev/cuda/scratch_sizes.h"
+#include "dev/peers.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -119,8 +120,9 @@ static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
 }
 
 void dev_open_cuda_planned(struct dev *d, size_t mem) {
+    static const struct dev_peer_ops peers = {.bytes = cuda_peer_bytes};
     static const struct dev_ops ops = {
-        .name = "cuda", .caps = CUDA_CAPS, .weight_bytes = planned_weight, .working_bytes = planned_working};
+        .name = "cuda", .caps = CUDA_CAPS, .weight_bytes = planned_weight, .working_bytes = planned_working, .peers = &peers};
     *d = (struct dev){.ops = &ops, .mem_total = mem};
     snprintf(d->describe, sizeof d->describe, "cuda: a GPU of %.0f GiB, not there", (double)mem / 0x1p30);
 }
@@ -131,6 +133,11 @@ bool dev_cuda_present(char *why, size_t size) {
     const char *msg = rc < 0 ? err_msg() : "";
     snprintf(why, size, "%.*s", (int)utf8_cut(msg, size - 1), msg);
     return rc == 0;
+}
+
+int dev_cuda_count(void) {
+    int count = 0;
+    return open_library() == 0 && lib.count(&count) == 0 ? count : 0;
 }
 
 /* "cuda" is 0, "cuda:N" is N. */

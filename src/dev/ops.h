@@ -207,6 +207,8 @@ struct dev_ops {
     /* pinned host memory and the copy streams; NULL without caps.own_memory */
     int (*host_alloc)(struct dev *d, size_t bytes, void **out);
     void (*host_free)(struct dev *d, void *p, size_t bytes);
+    int (*host_register)(struct dev *d, void *p, size_t bytes);
+    void (*host_unregister)(struct dev *d, void *p);
     int (*fetch)(struct dev *d, int stream, void *dst_dev, const void *src_host, size_t bytes);
     int (*evict)(struct dev *d, int stream, void *dst_host, const void *src_dev, size_t bytes);
     int (*copy_stream_wait)(struct dev *d, int stream);
@@ -240,7 +242,8 @@ struct dev_ops {
 
     /* backward */
     int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-    int (*embed_bwd)(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+    /* dev_embed_bwd_part */
+    int (*embed_bwd)(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
     int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
                        struct tensor rstd);
     /* NULL: the wrapper calls rmsnorm_bwd, then cast */
@@ -278,6 +281,8 @@ struct dev_ops {
     int (*dequant8)(struct dev *d, const struct quant8_args *a);
     int (*add_block)(struct dev *d, const struct add_block_args *a);
     int (*dequant)(struct dev *d, const struct dequant_args *a);
+
+    const struct dev_peer_ops *peers; /* memory of other processes of this host (dev/peers.h); NULL: only through the host */
 };
 
 #ifdef __cplusplus

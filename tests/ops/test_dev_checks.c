@@ -115,6 +115,7 @@ static void test_misfits(void **state) {
     REFUSED(decode_next, dev_decode_next(d, &loop));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));
+    REFUSED(embed_bwd, dev_embed_bwd_part(d, v, 1, 1, id4, tensor_2d(f, DT_F32, 4, tensor_count(v))));
     REFUSED(weight_pack, dev_weight_pack(d, w7, tensor_2d(g, DT_F32, 8, 8)));
     REFUSED(weight_unpack, dev_weight_unpack(d, b16, w));
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F32, 1), v, tensor_2d(f, DT_I64, 1, 2), 0));

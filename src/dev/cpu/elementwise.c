@@ -179,21 +179,23 @@ int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, st
 }
 
 /* The rows of an id, chained in row order: the first one adds them up, EMBED_COLS columns at a time, then adds the sum to
- * the id's row of dw. Places count from 1; 0: none. */
+ * the id's row of the table, of which dw has the elements from lo on. Places count from 1; 0: none. */
 enum { EMBED_COLS = 512 };
 
 struct embed_bwd_job {
-    struct rows_job rows;
+    struct tensor dw, ids, dx;
+    int64_t lo;
     const int32_t *first, *next; /* (V) of an id, (T) of its next row */
 };
 
 static void embed_bwd_row(const struct embed_bwd_job *j, int64_t t) {
-    const int64_t h = j->rows.dst.dim[1], id = ((const int32_t *)j->rows.idx.data)[t];
+    const int64_t h = j->dx.dim[1], id = ((const int32_t *)j->ids.data)[t], row = id * h - j->lo; /* where it begins in dw */
+    const int64_t from = row < 0 ? -row : 0, to = j->dw.dim[0] - row < h ? j->dw.dim[0] - row : h;
     if (j->first[id] != t + 1) return;
-    for (int64_t c0 = 0; c0 < h; c0 += EMBED_COLS) {
-        const int64_t n = h - c0 < EMBED_COLS ? h - c0 : EMBED_COLS;
-        const float *const dx = (const float *)j->rows.src.data + c0;
-        float sum[EMBED_COLS], *restrict y = (float *)j->rows.dst.data + id * h + c0;
+    for (int64_t c0 = from; c0 < to; c0 += EMBED_COLS) {
+        const int64_t n = to - c0 < EMBED_COLS ? to - c0 : EMBED_COLS;
+        const float *const dx = (const float *)j->dx.data + c0;
+        float sum[EMBED_COLS], *restrict y = (float *)j->dw.data + (row + c0);
         memset(sum, 0, (size_t)n * sizeof *sum);
         for (int64_t u = t + 1; u > 0; u = j->next[u - 1])
             for (int64_t c = 0; c < n; c++) sum[c] += dx[(u - 1) * h + c];
@@ -202,12 +204,12 @@ static void embed_bwd_row(const struct embed_bwd_job *j, int64_t t) {
 }
 static void embed_bwd_part(void *arg, int64_t part, int thread) {
     const struct embed_bwd_job *j = arg;
-    const int64_t n = j->rows.idx.dim[0], hi = (part + 1) * ROWS < n ? (part + 1) * ROWS : n;
+    const int64_t n = j->ids.dim[0], hi = (part + 1) * ROWS < n ? (part + 1) * ROWS : n;
     (void)thread;
     for (int64_t t = part * ROWS; t < hi; t++) embed_bwd_row(j, t);
 }
-int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
-    const int64_t rows = ids.dim[0], vocab = dw.dim[0];
+int cpu_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
+    const int64_t rows = ids.dim[0];
     const int32_t *id = ids.data;
     void *p;
     TRY(cpu_scratch(cpu_of(d), CPU_SCRATCH_ROW, (size_t)(vocab + rows) * sizeof *id, &p));
@@ -218,7 +220,7 @@ int cpu_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct ten
         next[t] = first[id[t]];
         first[id[t]] = (int32_t)(t + 1);
     }
-    struct embed_bwd_job j = {{.dst = dw, .src = dx, .idx = ids}, first, next};
+    struct embed_bwd_job j = {dw, ids, dx, lo, first, next};
     pool_run(cpu_of(d)->pool, parts_of(rows, ROWS), embed_bwd_part, &j);
     return 0;
 }

@@ -5,22 +5,24 @@
 #define VERLC_DEV_CUDA_ABI_H
 
 #include "dev/dev.h"
+#include "dev/peers.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { CUDA_ABI_VERSION = 1 };
+enum { CUDA_ABI_VERSION = 2 };
 
 struct cuda_abi {
-    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw; /* sizes */
+    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw, peers, bucket; /* sizes */
 };
-#define CUDA_ABI_HERE                                                                                                       \
-    {                                                                                                                       \
-        CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops), (unsigned)sizeof(struct tensor),  \
-            (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), (unsigned)sizeof(struct lmhead_args),    \
-            (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param),                                   \
-            (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args) \
+#define CUDA_ABI_HERE                                                                                                             \
+    {                                                                                                                             \
+        CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops), (unsigned)sizeof(struct tensor),        \
+            (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), (unsigned)sizeof(struct lmhead_args),          \
+            (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param),                                         \
+            (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args),      \
+            (unsigned)sizeof(struct dev_peer_ops) + (unsigned)sizeof(struct dev_peer_memory), (unsigned)sizeof(struct dev_bucket) \
     }
 
 /* The three symbols that the program looks up in the library. */

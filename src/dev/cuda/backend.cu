@@ -63,6 +63,19 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line) {
     return err_set(ERR_DEVICE, file, line, "cuda: %s (%s) in %s%s", cudaGetErrorString(e), cudaGetErrorName(e), what, advice);
 }
 
+int cuda_driver_entry(const char *name, void **f) {
+    cudaDriverEntryPointQueryResult result;
+    void *found = NULL;
+#if CUDART_VERSION >= 12050
+    CU_TRY(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
+#else
+    CU_TRY(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result));
+#endif
+    if (result != cudaDriverEntryPointSuccess || !found) FAIL(ERR_DEVICE, "cuda: the driver has no %s", name);
+    *f = found;
+    return 0;
+}
+
 int cuda_hold(struct cuda *c, size_t bytes, void **out) {
     CU_TRY(cudaMalloc(out, bytes));
     c->held += bytes;
@@ -265,6 +278,8 @@ static struct dev_ops make_ops(void) {
     o.memory = op_memory;
     o.host_alloc = cuda_host_alloc;
     o.host_free = cuda_host_free;
+    o.host_register = cuda_host_register;
+    o.host_unregister = cuda_host_unregister;
     o.fetch = cuda_fetch;
     o.evict = cuda_evict;
     o.copy_stream_wait = cuda_copy_stream_wait;
@@ -312,6 +327,7 @@ static struct dev_ops make_ops(void) {
     o.dequant8 = cuda_dequant8;
     o.add_block = cuda_add_block;
     o.dequant = cuda_dequant;
+    o.peers = &cuda_peers;
     return o;
 }
 

@@ -45,6 +45,7 @@ struct cuda {
     int64_t n_holds;              /* calls of it */
     size_t used_at_open;          /* bytes of the device in use when this context was ready, by anyone, without held */
     struct cuda_offload *offload; /* NULL: none was asked for */
+    int n_peers;                  /* groups that have streams here (peers.cu): one at most */
     struct {
         int64_t k, vocab;
         bool same;
@@ -62,6 +63,9 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
     } while (0)
 /* After a launch: returns from the op with the launch's error. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* A function of the driver, of CUDA 12.0's interface. It is asked of the runtime, so nothing links libcuda. */
+int cuda_driver_entry(const char *name, void **f);
 
 /* ---- launches ----
  * Programmatic dependent launch (PDL), sm_90 and later: a kernel may start while the one before it still runs, which
@@ -118,6 +122,8 @@ int cuda_pinned(struct cuda *c, size_t bytes, void **out);
 /* ---- pinned host memory and copy streams (host_offload.cu): see dev/memory.h ---- */
 int cuda_host_alloc(struct dev *d, size_t bytes, void **out);
 void cuda_host_free(struct dev *d, void *p, size_t bytes);
+int cuda_host_register(struct dev *d, void *p, size_t bytes);
+void cuda_host_unregister(struct dev *d, void *p);
 int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
 int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
 int cuda_copy_stream_wait(struct dev *d, int stream);
@@ -125,6 +131,8 @@ int cuda_copy_stream_sync(struct dev *d, int stream);
 bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points into such memory */
 int cuda_offload_settle(struct cuda *c);                    /* waits for the compute stream and for all copies */
 void cuda_offload_close(struct cuda *c);
+
+extern const struct dev_peer_ops cuda_peers; /* peers.cu */
 
 /* What tells a profiler of ranges (nvtx.cu): struct dev's range. NULL: none listens. */
 void (*cuda_range_of(void))(const char *name);
@@ -162,7 +170,11 @@ void cuda_gemm_close(struct cuda *c);
 /* elementwise.cu */
 int cuda_cast(struct dev *d, struct tensor dst, struct tensor src);
 int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
-int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
+/* On any stream; table: cuda_embed_bwd_table bytes of scratch. dx may be another GPU's. */
+size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h);
+int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
+                      struct tensor dx);
 int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
@@ -170,6 +182,7 @@ int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
 int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
+int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
 int cuda_adamw(struct dev *d, const struct adamw_args *a);
 int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
 /* optimizer.cu */

@@ -142,10 +142,16 @@ int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, s
 struct id_rows {
     int from_end, count;
 };
-static __global__ void note_kernel(struct id_rows *of, const int32_t *ids, int64_t rows, int64_t vocab) {
+/* The elements [lo, hi) of the table and the ids id0 to id1 that they belong to, of which `of` has the rows. */
+struct embed_part {
+    int64_t lo, hi, id0, id1;
+};
+static __global__ void note_kernel(struct id_rows *of, const int32_t *ids, int64_t rows, int64_t vocab, struct embed_part part) {
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t >= rows) return;
-    struct id_rows *const mine = &of[checked(ids, t, vocab)];
+    const int64_t id = checked(ids, t, vocab);
+    if (id < part.id0 || id > part.id1) return;
+    struct id_rows *const mine = &of[id - part.id0];
     atomicMax(&mine->from_end, (int)(rows - t));
     atomicAdd(&mine->count, 1);
 }
@@ -173,17 +179,22 @@ static __device__ int matches(int32_t *list, int *counts, const int32_t *ids, in
 /* grid (rows, blocks of THREADS columns x 4); thread: columns c, c + THREADS, ... of its block. */
 static __global__ void __launch_bounds__(THREADS)
     embed_bwd_kernel(float *dw, const int32_t *ids, const float *dx, const struct id_rows *of, int64_t rows, int64_t vocab,
-                     int64_t h) {
+                     int64_t h, struct embed_part part) {
     enum { COLS = 4 };
     __shared__ int32_t list[THREADS];
     __shared__ int counts[THREADS / 32];
     const int64_t t = blockIdx.x, c0 = (int64_t)blockIdx.y * THREADS * COLS + threadIdx.x;
     const int32_t mine = (int32_t)checked(ids, t, vocab);
-    if (rows - of[mine].from_end != t) return; /* the whole block */
-    int left = of[mine].count - 1;
-    float *out = dw + (int64_t)mine * h, acc[COLS];
+    if (mine < part.id0 || mine > part.id1 || rows - of[mine - part.id0].from_end != t) return; /* the whole block */
+    int left = of[mine - part.id0].count - 1;
+    const int64_t row = (int64_t)mine * h - part.lo, to = part.hi - part.lo - row < h ? part.hi - part.lo - row : h;
+    float *out = dw + row, acc[COLS];
+    bool has[COLS];
 #pragma unroll
-    for (int k = 0; k < COLS; k++) acc[k] = c0 + k * THREADS < h ? __fadd_rn(0.0f, dx[t * h + c0 + k * THREADS]) : 0.0f;
+    for (int k = 0; k < COLS; k++) {
+        has[k] = row + c0 + k * THREADS >= 0 && c0 + k * THREADS < to;
+        acc[k] = has[k] ? __fadd_rn(0.0f, dx[t * h + c0 + k * THREADS]) : 0.0f;
+    }
     for (int64_t base = t / EMBED_TILE * EMBED_TILE; left > 0 && base < rows; base += EMBED_TILE) {
         bool any = false;
         for (int64_t r = base + threadIdx.x; r < base + EMBED_TILE && r < rows; r += THREADS) any |= r > t && ids[r] == mine;
@@ -193,34 +204,43 @@ static __global__ void __launch_bounds__(THREADS)
             left -= n;
 #pragma unroll 4
             for (int i = 0; i < n; i++) {
-                const float *row = dx + (sub + list[i]) * h;
+                const float *const more = dx + (sub + list[i]) * h;
 #pragma unroll
                 for (int k = 0; k < COLS; k++)
-                    if (c0 + k * THREADS < h) acc[k] = __fadd_rn(acc[k], row[c0 + k * THREADS]);
+                    if (has[k]) acc[k] = __fadd_rn(acc[k], more[c0 + k * THREADS]);
             }
             __syncthreads(); /* list and counts are read */
         }
     }
 #pragma unroll
     for (int k = 0; k < COLS; k++)
-        if (c0 + k * THREADS < h) out[c0 + k * THREADS] = __fadd_rn(out[c0 + k * THREADS], acc[k]);
+        if (has[k]) out[c0 + k * THREADS] = __fadd_rn(out[c0 + k * THREADS], acc[k]);
 }
 
-int cuda_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
-    struct cuda *c = cuda_of(d);
-    const int64_t rows = ids.dim[0], h = dw.dim[1];
-    const size_t bytes = (size_t)dw.dim[0] * sizeof(struct id_rows);
-    void *of;
-    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, bytes, &of));
-    CU_TRY(cudaMemsetAsync(of, 0, bytes, c->stream));
-    note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, c->stream>>>((struct id_rows *)of, (const int32_t *)ids.data, rows,
-                                                                              dw.dim[0]);
+static struct embed_part embed_part_of(int64_t lo, int64_t n, int64_t h) { return {lo, lo + n, lo / h, (lo + n - 1) / h}; }
+size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h) {
+    const struct embed_part part = embed_part_of(lo, n, h);
+    return (size_t)(part.id1 - part.id0 + 1) * sizeof(struct id_rows);
+}
+
+int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
+                      struct tensor dx) {
+    const int64_t rows = ids.dim[0], h = dx.dim[1];
+    const struct embed_part part = embed_part_of(lo, dw.dim[0], h);
+    struct id_rows *const of = (struct id_rows *)table;
+    CU_TRY(cudaMemsetAsync(of, 0, cuda_embed_bwd_table(lo, dw.dim[0], h), s));
+    note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, s>>>(of, (const int32_t *)ids.data, rows, vocab, part);
     CU_LAUNCHED();
     const dim3 grid((unsigned)rows, (unsigned)ceil_div(h, 4 * THREADS));
-    embed_bwd_kernel<<<grid, THREADS, 0, c->stream>>>((float *)dw.data, (const int32_t *)ids.data, (const float *)dx.data,
-                                                      (const struct id_rows *)of, rows, dw.dim[0], h);
+    embed_bwd_kernel<<<grid, THREADS, 0, s>>>((float *)dw.data, (const int32_t *)ids.data, (const float *)dx.data, of, rows, vocab,
+                                              h, part);
     CU_LAUNCHED();
     return 0;
+}
+int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
+    void *table;
+    TRY(cuda_scratch(cuda_of(d), CUDA_SCRATCH_ROW, cuda_embed_bwd_table(lo, dw.dim[0], dx.dim[1]), &table));
+    return cuda_embed_bwd_on(cuda_of(d)->stream, table, dw, lo, vocab, ids, dx);
 }
 
 /* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g) ---- */
@@ -364,7 +384,9 @@ static __global__ void __launch_bounds__(THREADS) fold_kernel(float *y, const fo
 }
 
 int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
-    struct cuda *c = cuda_of(d);
+    return cuda_fold_on(cuda_of(d)->stream, y, x, n, add);
+}
+int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add) {
     const int64_t count = tensor_count(y);
     const unsigned blocks = (unsigned)ceil_div(count, THREADS * CHUNK);
     for (int lo = 0; lo < n; lo += FOLD_ARRAYS) {
@@ -374,8 +396,8 @@ int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, boo
             a.x[a.n] = (const float *)x[lo + a.n].data;
             wide = wide && aligned16(a.x[a.n]);
         }
-        if (wide) fold_kernel<true><<<blocks, THREADS, 0, c->stream>>>((float *)y.data, a, count, add || lo > 0);
-        else fold_kernel<false><<<blocks, THREADS, 0, c->stream>>>((float *)y.data, a, count, add || lo > 0);
+        if (wide) fold_kernel<true><<<blocks, THREADS, 0, s>>>((float *)y.data, a, count, add || lo > 0);
+        else fold_kernel<false><<<blocks, THREADS, 0, s>>>((float *)y.data, a, count, add || lo > 0);
         CU_LAUNCHED();
     }
     return 0;

@@ -73,6 +73,22 @@ void cuda_host_free(struct dev *d, void *p, size_t bytes) {
     cudaFreeHost(p);
 }
 
+int cuda_host_register(struct dev *d, void *p, size_t bytes) {
+    TRY(open_offload(cuda_of(d)));
+    const cudaError_t e = cudaHostRegister(p, bytes, cudaHostRegisterDefault);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return ERR_NOMEM; /* the wrapper words the message */
+    }
+    CU_TRY(e);
+    return 0;
+}
+
+void cuda_host_unregister(struct dev *d, void *p) {
+    cuda_offload_settle(cuda_of(d));
+    cudaHostUnregister(p);
+}
+
 bool cuda_offload_has(const struct cuda *c, const void *p) {
     const struct cuda_offload *o = c->offload;
     for (int i = 0; o && i < o->n; i++)

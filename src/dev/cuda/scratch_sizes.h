@@ -108,6 +108,11 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
         cuda_autotune_bytes(gpu, layer, s->vocab * s->hidden * in, s->hidden * in + 12 * s->vocab, s->decode);
 }
 
+/* A group's ranks that read each other's memory: the two halves of the buffer that peers' bytes are copied to; flags, in a block
+ * of the driver's own, since what is exported has no neighbours then; ids of rows and a table of them, usually. */
+enum { CUDA_PEER_HALF = 32 << 20, CUDA_PEER_FLAGS = 2 << 20, CUDA_PEER_ROWS = 4 << 20 };
+static inline size_t cuda_peer_bytes(void) { return 2 * (size_t)CUDA_PEER_HALF + CUDA_PEER_FLAGS + CUDA_PEER_ROWS; }
+
 /* What the backend can do: of the backend itself and of a GPU that is only planned for. driver_bytes: at most this was
  * measured on an H200 with a model of 24 layers and some CUDA graphs. */
 #define CUDA_CAPS \

@@ -1,6 +1,6 @@
 /* tma.cu - tensor maps: the host's description of a matrix for TMA.
  *
- * cuTensorMapEncodeTiled is the driver's and is asked of the runtime, so nothing links libcuda. */
+ * cuTensorMapEncodeTiled is the driver's (cuda_driver_entry). */
 #include "dev/cuda/tma.cuh"
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
@@ -9,17 +9,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
 
 static int find_encode(encode_fn *out) {
     static encode_fn found;
-    if (!found) {
-        cudaDriverEntryPointQueryResult result;
-        void *f = NULL;
-#if CUDART_VERSION >= 12050
-        CU_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
-#else
-        CU_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result));
-#endif
-        if (result != cudaDriverEntryPointSuccess || f == NULL) FAIL(ERR_DEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
-        found = (encode_fn)f;
-    }
+    if (!found) TRY(cuda_driver_entry("cuTensorMapEncodeTiled", (void **)&found));
     *out = found;
     return 0;
 }

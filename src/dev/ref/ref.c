@@ -80,18 +80,18 @@ static int ref_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, stru
     }
     return 0;
 }
-static int ref_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
+static int ref_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     (void)d;
-    const int64_t h = dw.dim[1], rows = ids.dim[0];
+    const int64_t h = dx.dim[1], rows = ids.dim[0], hi = lo + dw.dim[0];
     for (int64_t t = 0; t < rows; t++) {
-        const int64_t id = ref_index(ids, t, dw.dim[0]);
+        const int64_t id = ref_index(ids, t, vocab);
         bool first = true;
-        for (int64_t u = 0; u < t && first; u++) first = ref_index(ids, u, dw.dim[0]) != id;
-        for (int64_t c = 0; first && c < h; c++) {
+        for (int64_t u = 0; u < t && first; u++) first = ref_index(ids, u, vocab) != id;
+        for (int64_t e = id * h; first && e < (id + 1) * h; e++) {
             float sum = 0;
             for (int64_t u = t; u < rows; u++)
-                if (ref_index(ids, u, dw.dim[0]) == id) sum += ref_f32(dx)[u * h + c];
-            ref_f32(dw)[id * h + c] += sum;
+                if (ref_index(ids, u, vocab) == id) sum += ref_f32(dx)[u * h + e - id * h];
+            if (e >= lo && e < hi) ref_f32(dw)[e - lo] += sum;
         }
     }
     return 0;

@@ -1,0 +1,207 @@
+/* group.c - a group of ranks: opening, shared memory, checks; which way the bytes go.
+ *
+ * The way is decided once, when the group is opened, and is the same on all ranks: peers' memory where every rank of it can be
+ * read by every other one, else host memory (group_host.c). */
+#include "dev/group_int.h"
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "dev/peers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int dev_group_rank(const struct dev_group *g) { return g->rank; }
+int dev_group_size(const struct dev_group *g) { return g->size; }
+struct comm *dev_group_comm(struct dev_group *g) {
+    return g->comm;
+}
+
+size_t dev_group_bytes(const struct dev *d, int size) {
+    if (size < 2) return 0;
+    const size_t peers = d->ops->peers ? d->ops->peers->bytes() : 0, host = group_host_bytes(d, size);
+    return peers > host ? peers : host;
+}
+
+/* all: `each` bytes of every rank; this one's are there. */
+static int gather(struct dev_group *g, void *all, size_t each) {
+    size_t at[COMM_MOST_RANKS + 1];
+    for (int r = 0; r <= g->size; r++) at[r] = (size_t)r * each;
+    return comm_all_gather(g->comm, all, at);
+}
+
+/* ---- opening ---- */
+
+/* What a rank tells the others at a step of the opening: whether it has failed there, and why. */
+struct step {
+    int32_t failed;
+    char why[200];
+    struct dev_peer_memory flags;
+};
+
+/* *whole: no rank has failed at this step. Rank 0 logs the first that has. */
+static int agree(struct dev_group *g, struct step *all, int rc, bool *whole) {
+    struct step *const mine = &all[g->rank];
+    mine->failed = rc < 0;
+    if (rc < 0) snprintf(mine->why, sizeof mine->why, "%.*s", (int)utf8_cut(err_msg(), sizeof mine->why - 1), err_msg());
+    TRY(gather(g, all, sizeof *all));
+    *whole = true;
+    for (int r = 0; r < g->size && *whole; r++) {
+        *whole = !all[r].failed;
+        if (!*whole && g->rank == 0)
+            log_info("devices of this group exchange memory through the host: %s: %.*s", comm_who(g->comm, r),
+                     (int)strnlen(all[r].why, sizeof all[r].why), all[r].why);
+    }
+    return 0;
+}
+
+static int open_peers(struct dev_group *g, struct dev_peer_memory *flags) {
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank && !comm_same_host(g->comm, r)) FAIL(ERR_UNSUPPORTED, "%s is on another host", comm_who(g->comm, r));
+    return g->d->ops->peers->open(g->d, g->rank, g->size, &g->peers, flags);
+}
+
+static int map_flags(struct dev_group *g, const struct step *all) {
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank) TRY(g->d->ops->peers->flags(g->peers, r, &all[r].flags));
+    return 0;
+}
+
+static void close_peers(struct dev_group *g) {
+    if (g->peers) g->d->ops->peers->close(g->peers);
+    g->peers = NULL;
+}
+
+/* Leaves g->peers NULL on all ranks where one of them cannot. */
+static int try_peers(struct dev_group *g) {
+    struct step *all = xcalloc((size_t)g->size, sizeof *all);
+    bool whole = false;
+    int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole);
+    if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole);
+    if (rc < 0 || !whole) close_peers(g);
+    free(all);
+    return rc;
+}
+
+int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c) {
+    struct dev_group *g = xcalloc(1, sizeof *g);
+    int rc = 0;
+    *g = (struct dev_group){.d = d, .comm = c, .rank = comm_rank(c), .size = comm_size(c)};
+    *out = NULL;
+    if (g->size > 1 && d->ops->peers) rc = try_peers(g);
+    if (rc >= 0 && !g->peers) rc = group_host_open(g);
+    if (rc < 0) {
+        dev_group_close(g);
+        return rc;
+    }
+    *out = g;
+    return 0;
+}
+
+void dev_group_close(struct dev_group *g) {
+    if (!g) return;
+    close_peers(g);
+    group_host_close(g);
+    for (int i = 0; i < g->n_shared; i++) free(g->shared[i].at);
+    free(g->shared);
+    free(g);
+}
+
+/* ---- shared memory ---- */
+
+struct offer {
+    uint64_t bytes;
+    struct dev_peer_memory memory;
+};
+
+static int map_offers(struct dev_group *g, const struct offer *all, void *p, size_t bytes, void **at) {
+    for (int r = 0; r < g->size; r++)
+        if (all[r].bytes != bytes)
+            FAIL(ERR_RANK, "%s shares %llu bytes where rank %d shares %zu", comm_who(g->comm, r), (unsigned long long)all[r].bytes,
+                 g->rank, bytes);
+    for (int r = 0; r < g->size; r++) {
+        at[r] = p;
+        if (g->peers && r != g->rank) TRY(g->d->ops->peers->map(g->peers, &all[r].memory, &at[r]));
+    }
+    return 0;
+}
+
+int dev_group_share(struct dev_group *g, void *p, size_t bytes) {
+    struct offer *all = xcalloc((size_t)g->size, sizeof *all);
+    void **at = xcalloc((size_t)g->size, sizeof *at);
+    int rc = 0;
+    all[g->rank].bytes = bytes;
+    if (g->peers) TRYG(g->d->ops->peers->share(g->peers, p, bytes, &all[g->rank].memory), out);
+    TRYG(gather(g, all, sizeof *all), out);
+    TRYG(map_offers(g, all, p, bytes, at), out);
+    g->shared = xrealloc(g->shared, (size_t)(g->n_shared + 1) * sizeof *g->shared);
+    g->shared[g->n_shared].p = p;
+    g->shared[g->n_shared].bytes = bytes;
+    g->shared[g->n_shared++].at = at;
+    at = NULL;
+out:
+    free(at);
+    free(all);
+    return rc;
+}
+
+/* p (bytes) lies in shared memory; at (size): where it is of each rank, with peers. */
+static int find_shared(const struct dev_group *g, const char *what, const void *p, size_t bytes, const void **at) {
+    const char *const from = p;
+    for (int i = 0; i < g->n_shared; i++) {
+        const char *const lo = g->shared[i].p;
+        if (from < lo || bytes > g->shared[i].bytes || (size_t)(from - lo) > g->shared[i].bytes - bytes) continue;
+        for (int r = 0; r < g->size; r++) at[r] = (const char *)g->shared[i].at[r] + (from - lo);
+        return 0;
+    }
+    FAIL(ERR_INVAL, "dev group: %s (%zu bytes) is not in memory that the ranks share", what, bytes);
+}
+
+/* ---- operations ---- */
+
+static int check_bucket(const struct dev_group *g, const struct dev_bucket *b) {
+    const int64_t n = b->cut[g->size];
+    for (int r = 0; r < g->size; r++)
+        if (b->cut[r] < 0 || b->cut[r] > b->cut[r + 1]) FAIL(ERR_INVAL, "dev group: a bucket whose cuts do not ascend");
+    if (b->n < 1 || b->n > g->size) FAIL(ERR_INVAL, "dev group: a bucket of %d ranks in a group of %d", b->n, g->size);
+    if (!b->x && !b->ids) FAIL(ERR_INVAL, "dev group: a bucket without summands");
+    if (!b->own && b->cut[g->rank] < b->cut[g->rank + 1]) FAIL(ERR_INVAL, "dev group: a bucket without memory for its sum");
+    if (b->ids && (!b->dx || b->width < 1 || n % b->width))
+        FAIL(ERR_INVAL, "dev group: a bucket of %lld elements is no table with rows of %lld", (long long)n, (long long)b->width);
+    return 0;
+}
+
+int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket) {
+    const void *x[COMM_MOST_RANKS], *ids[COMM_MOST_RANKS], *dx[COMM_MOST_RANKS];
+    TRY(check_bucket(g, b));
+    const size_t rows = b->ids && g->rank < b->n ? (size_t)b->n_rows[g->rank] : 0;
+    if (b->x) TRY(find_shared(g, "the summand", b->x, (size_t)b->cut[g->size] * sizeof(float), x));
+    if (b->ids) TRY(find_shared(g, "the ids", b->ids, rows * sizeof *b->ids, ids));
+    if (b->ids) TRY(find_shared(g, "the rows", b->dx, rows * (size_t)b->width * sizeof(float), dx));
+    *ticket = ++g->ticket;
+    if (g->peers) return g->d->ops->peers->fold(g->peers, b, b->x ? x : NULL, b->ids ? ids : NULL, b->ids ? dx : NULL);
+    return group_host_fold(g, b);
+}
+
+int dev_group_reuse(struct dev_group *g, int64_t ticket) {
+    if (ticket < 0 || ticket > g->ticket) FAIL(ERR_INVAL, "dev group: there is no fold %lld", (long long)ticket);
+    return g->peers && ticket ? g->d->ops->peers->reuse(g->peers, ticket) : 0;
+}
+
+int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->join(g->peers) : 0; }
+
+int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
+    const void *of[COMM_MOST_RANKS];
+    size_t end = 0;
+    for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
+        if (i % (g->size + 1) && at[i] < at[i - 1])
+            FAIL(ERR_INVAL, "dev group: a part of an all-gather whose ranges do not ascend");
+        if (at[i] > end) end = at[i];
+    }
+    TRY(find_shared(g, "what is gathered", whole, end, of));
+    g->ticket++;
+    if (g->peers) return g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts);
+    return group_host_all_gather(g, whole, at, n_parts);
+}

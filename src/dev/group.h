@@ -1,0 +1,63 @@
+/* group.h - ranks that exchange device memory: the ordered fold of gradients, and all-gather.
+ *
+ * Bytes move between ranks; nothing is added on the way. The owner of an element adds its summands in rank order, each sum
+ * rounded once, so any number of ranks gives the bits of dev_fold and dev_embed_bwd on one.
+ * GPUs of one host that reach each other read each other's memory by copy engines, on streams of the group's own, beside what
+ * the compute stream does. All other devices go through host memory and comm, and a call returns when its bytes have arrived.
+ *
+ * Collective calls are made by every rank, in the same order. Invariant: a rank's own range is written by that rank alone. */
+#ifndef VERLC_DEV_GROUP_H
+#define VERLC_DEV_GROUP_H
+
+#include "dev/dev.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct comm;
+struct dev_group;
+
+/* Collective. d and c are borrowed. Without peer access between all ranks one log line says why. ERR_RANK, ERR_TIMEOUT: comm's. */
+int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c);
+/* NULL ok. Not collective; leave shared memory as it is until all ranks have reached this point. */
+void dev_group_close(struct dev_group *g);
+int dev_group_rank(const struct dev_group *g);
+int dev_group_size(const struct dev_group *g);
+struct comm *dev_group_comm(struct dev_group *g);
+/* Device memory, at most, that a group of `size` ranks takes beside what they share. */
+size_t dev_group_bytes(const struct dev *d, int size);
+
+/* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
+int dev_group_share(struct dev_group *g, void *p, size_t bytes);
+
+/* A part of a gradient (a bucket) of which ranks 0..n-1 each have a summand, in shared memory at the same offset. Each rank
+ * owns some of its elements. A fold is fastest where own and x + cut[rank] are congruent modulo 16 bytes. */
+struct dev_bucket {
+    const float *x;     /* (cut[size]) f32: this rank's summand; NULL: rows alone */
+    const int64_t *cut; /* (size + 1) host, ascending: rank r owns elements cut[r]..cut[r + 1] */
+    int n;              /* ranks 0..n-1 have one; 1..size. The others' x, ids and dx are not read, but are given too */
+    float *own;         /* (cut[rank + 1] - cut[rank]) f32, device: own = ((own + x_0) + x_1) + ... */
+    bool add;           /* false: x_0 is copied (rows alone: zero first) */
+    /* Rows of the token embedding: after x_r those of rank r are added, as dev_embed_bwd does: equal ids summed first, from 0.
+     * NULL: none. Shared memory. */
+    const int32_t *ids;    /* (n_rows[rank]) */
+    const float *dx;       /* (n_rows[rank], width) */
+    const int64_t *n_rows; /* (size), host; 0: none */
+    int64_t width;         /* element e of the bucket is row e / width, column e % width of the table, which is the whole bucket */
+};
+
+/* Collective. Queued behind what the compute stream has now; runs beside what comes later on it. *b may go. */
+int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket);
+/* The compute stream waits until all ranks have read what this fold reads. 0: no fold. */
+int dev_group_reuse(struct dev_group *g, int64_t ticket);
+/* The compute stream waits for all folds of this rank. */
+int dev_group_join(struct dev_group *g);
+/* Collective. whole: shared memory; part i has rank r's bytes at [at[i * (size + 1) + r], at[i * (size + 1) + r + 1]), host;
+ * afterwards every rank has all. Queued behind what the compute stream has now, and the compute stream waits for it. */
+int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

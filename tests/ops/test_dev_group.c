@@ -1,0 +1,511 @@
+/* test_dev_group.c - groups of 1 to 4 processes: folds and all-gathers of random sizes end in the bits of dev_fold and
+ * dev_embed_bwd on one process, whatever the ranks own, and although every buffer is used again at once. The ranks are this
+ * program again.
+ *
+ *   test_dev_group                                cpu, ref, and a device with memory of its own through the host
+ *   test_dev_group run DEVICE RANKS ROUNDS MB     one device: cpu, ref, far, or cuda:N (GPUs 0..N-1 in turn) with buckets of up
+ *                                                 to MB; cuda/host:N: through host memory
+ *   test_dev_group abandoned cuda:N RANKS         rank 0, alone with a fold, closes its group
+ *   test_dev_group bench cuda:N RANKS MB          what a fold and an all-gather take, alone and beside GEMMs */
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "comm/comm.h"
+#include "dev/group.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+extern char **environ;
+static char own_path[4096];
+
+enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000 };
+
+/* ---- a rank ---- */
+
+/* One fold, which all ranks draw alike. */
+struct round {
+    int64_t count, width, cut[MOST + 1], n_rows[MOST], vocab;
+    int n;
+    bool x, rows, add;
+    uint64_t seed;
+};
+
+struct rank {
+    struct dev d;
+    struct comm *comm;
+    struct dev_group *g;
+    int rank, size;
+    int64_t most;        /* elements of a bucket */
+    int64_t rows;        /* of the embedding a rank, at most */
+    float *base;         /* (2 most) device: what all summands are made of */
+    float *slot[SLOTS];  /* shared: x (most), dx (rows, MAX_WIDTH), ids (rows) */
+    float *own[FLIGHT];  /* (most) */
+    float *want, *term;  /* (most), (most and the rows) */
+    int32_t *ids;        /* device */
+    char *whole;         /* (4 most bytes), shared */
+    char *copy;          /* device, of it */
+    float *got, *expect; /* host */
+    struct {
+        void *p;
+        size_t bytes;
+    } block[16]; /* of dev_alloc */
+    int n_blocks;
+};
+
+static struct dev_ops far_ops;
+
+static int far_host_alloc(struct dev *d, size_t bytes, void **out) { return far_ops.alloc(d, bytes, out); }
+static void far_host_free(struct dev *d, void *p, size_t bytes) { far_ops.free(d, p, bytes); }
+
+/* DEVICE of rank r; "far" is the cpu with memory that counts as its own. */
+static int open_device(struct rank *k, const char *device) {
+    const char *gpus = strchr(device, ':');
+    char name[64];
+    if (gpus) snprintf(name, sizeof name, "cuda:%d", k->rank % atoi(gpus + 1));
+    else snprintf(name, sizeof name, "%s", strcmp(device, "far") == 0 ? "cpu" : device);
+    TRY(dev_open_named(&k->d, name, 1, NULL));
+    far_ops = *k->d.ops;
+    if (strcmp(device, "far") == 0) {
+        far_ops.caps.own_memory = true;
+        far_ops.host_alloc = far_host_alloc;
+        far_ops.host_free = far_host_free;
+    }
+    if (strstr(device, "/host")) far_ops.peers = NULL;
+    k->d.ops = &far_ops;
+    return 0;
+}
+
+static size_t slot_bytes(const struct rank *k) { return (size_t)(k->most + k->rows * (MAX_WIDTH + 1)) * 4; }
+static float *slot_dx(const struct rank *k, int s) { return k->slot[s] + k->most; }
+static int32_t *slot_ids(const struct rank *k, int s) { return (int32_t *)(void *)(slot_dx(k, s) + k->rows * MAX_WIDTH); }
+
+static int alloc(struct rank *k, int64_t words, void *out) {
+    void *p;
+    TRY(dev_alloc(&k->d, (size_t)words * 4, &p));
+    memcpy(out, &p, sizeof p);
+    k->block[k->n_blocks].p = p;
+    k->block[k->n_blocks++].bytes = (size_t)words * 4;
+    return 0;
+}
+
+/* Values whose sums depend on the order. */
+static int fill_base(struct rank *k) {
+    const int64_t n = 2 * k->most;
+    float *v = xmalloc((size_t)n * sizeof *v);
+    uint32_t x = 1;
+    for (int64_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        v[i] = (float)((int32_t)x >> 8) * (x >> 31 ? 0x1p-20f : 0x1p-14f);
+    }
+    const int rc = dev_copy_in(&k->d, k->base, v, (size_t)n * sizeof *v);
+    free(v);
+    return rc;
+}
+
+static int open_rank(struct rank *k, const char *device, int64_t most, int64_t rows) {
+    k->most = most;
+    k->rows = rows;
+    TRY(open_device(k, device));
+    TRY(alloc(k, 2 * most, &k->base));
+    TRY(alloc(k, most, &k->want));
+    TRY(alloc(k, most + rows * MAX_WIDTH, &k->term));
+    TRY(alloc(k, rows, &k->ids));
+    TRY(alloc(k, most, &k->whole));
+    TRY(alloc(k, most, &k->copy));
+    TRY(dev_group_open(&k->g, &k->d, k->comm));
+    TRY(dev_group_share(k->g, k->whole, (size_t)most * 4));
+    for (int s = 0; s < SLOTS; s++) {
+        TRY(alloc(k, (int64_t)(slot_bytes(k) / 4), &k->slot[s]));
+        TRY(dev_group_share(k->g, k->slot[s], slot_bytes(k)));
+    }
+    for (int f = 0; f < FLIGHT; f++) TRY(alloc(k, most, &k->own[f]));
+    k->got = xmalloc((size_t)most * 4);
+    k->expect = xmalloc((size_t)most * 4);
+    return fill_base(k);
+}
+
+static void close_rank(struct rank *k) {
+    dev_group_close(k->g);
+    free(k->got);
+    free(k->expect);
+    for (int i = 0; i < k->n_blocks; i++) dev_free(&k->d, k->block[i].p, k->block[i].bytes);
+    dev_close(&k->d);
+}
+
+static int64_t up_to(struct rng *rng, int64_t most) { return (int64_t)rng_below(rng, (uint64_t)most + 1); }
+
+/* Small ones more often than large ones, but for the largest. */
+static int64_t any_size(struct rng *rng, int64_t most) {
+    int bits = 0;
+    if (rng_below(rng, 8) == 0) return most;
+    while ((int64_t)1 << bits < most) bits++;
+    const int64_t top = (int64_t)1 << up_to(rng, bits);
+    return 1 + up_to(rng, top < most ? top - 1 : most - 1);
+}
+
+/* Ascending cuts of [0, count], with empty shares. */
+static void draw_cuts(struct rng *rng, int64_t *cut, int size, int64_t count) {
+    for (int i = 1; i < size; i++) cut[i] = rng_below(rng, 4) ? up_to(rng, count) : rng_below(rng, 2) ? count : 0;
+    for (int i = 1; i < size; i++)
+        for (int j = i; j > 1 && cut[j - 1] > cut[j]; j--) {
+            const int64_t t = cut[j];
+            cut[j] = cut[j - 1];
+            cut[j - 1] = t;
+        }
+    cut[0] = 0;
+    cut[size] = count;
+}
+
+static struct round draw(const struct rank *k, struct rng *rng) {
+    struct round w = {.n = 1 + (int)up_to(rng, k->size - 1), .add = rng_below(rng, 2), .seed = rng_u32(rng)};
+    const int kind = (int)rng_below(rng, 3); /* a bucket, tied with rows, rows alone */
+    w.x = kind < 2;
+    w.rows = kind > 0;
+    w.count = any_size(rng, k->most);
+    if (w.rows) {
+        w.width = any_size(rng, MAX_WIDTH < w.count ? MAX_WIDTH : w.count);
+        w.vocab = w.count / w.width;
+        w.count = w.vocab * w.width;
+    }
+    draw_cuts(rng, w.cut, k->size, w.count);
+    for (int r = 0; r < k->size; r++) w.n_rows[r] = rng_below(rng, 4) ? any_size(rng, k->rows) : 0;
+    return w;
+}
+
+/* What rank r has in a round: 0: x, 1: dx, 2: own's first content. */
+static int make(struct rank *k, const struct round *w, int r, int what, int64_t n, float *to) {
+    struct rng rng = {.seed = w->seed * 64 + (uint64_t)(r * 3 + what), .stream = RNG_TEST};
+    const int64_t from = up_to(&rng, k->most - (n < k->most ? n : k->most));
+    const float scale = 1.0f + (float)rng_unit(&rng);
+    for (int64_t lo = 0; lo < n; lo += k->most) { /* the rows may be more than the base */
+        const int64_t part = n - lo < k->most ? n - lo : k->most;
+        TRY(dev_axpby(&k->d, tensor_1d(to + lo, DT_F32, part), scale, tensor_1d(k->base + from, DT_F32, part), 0));
+    }
+    return 0;
+}
+
+static int make_ids(struct rank *k, const struct round *w, int r, int32_t *to) {
+    struct rng rng = {.seed = w->seed * 64 + (uint64_t)r, .stream = RNG_DATA};
+    const uint64_t some = 1 + rng_below(&rng, (uint64_t)w->vocab); /* often equal */
+    int32_t *id = xmalloc((size_t)w->n_rows[r] * sizeof *id + 1);
+    for (int64_t t = 0; t < w->n_rows[r]; t++) id[t] = (int32_t)rng_below(&rng, rng_below(&rng, 2) ? (uint64_t)w->vocab : some);
+    const int rc = dev_copy_in(&k->d, to, id, (size_t)w->n_rows[r] * sizeof *id);
+    free(id);
+    return rc;
+}
+
+static int start_fold(struct rank *k, const struct round *w, int slot, float *own, int64_t *ticket) {
+    const struct dev_bucket b = {.x = w->x ? k->slot[slot] : NULL,
+                                 .cut = w->cut,
+                                 .n = w->n,
+                                 .own = own,
+                                 .add = w->add,
+                                 .ids = w->rows ? slot_ids(k, slot) : NULL,
+                                 .dx = w->rows ? slot_dx(k, slot) : NULL,
+                                 .n_rows = w->n_rows,
+                                 .width = w->width};
+    const int64_t n = w->cut[k->rank + 1] - w->cut[k->rank];
+    if (w->x && k->rank < w->n) TRY(make(k, w, k->rank, 0, w->count, k->slot[slot]));
+    if (w->rows && k->rank < w->n) {
+        TRY(make(k, w, k->rank, 1, w->n_rows[k->rank] * w->width, slot_dx(k, slot)));
+        TRY(make_ids(k, w, k->rank, slot_ids(k, slot)));
+    }
+    TRY(make(k, w, 0, 2, w->count, k->term)); /* of the whole bucket; this rank's part is taken */
+    if (n) TRY(dev_copy(&k->d, own, k->term + w->cut[k->rank], (size_t)n * 4));
+    return dev_group_fold(k->g, &b, ticket);
+}
+
+/* The same on one process, and whether the owned elements have its bits. */
+static int check_fold(struct rank *k, const struct round *w, const float *own, int64_t number) {
+    const struct tensor y = tensor_1d(k->want, DT_F32, w->count), x = tensor_1d(k->term, DT_F32, w->count);
+    const int64_t lo = w->cut[k->rank], n = w->cut[k->rank + 1] - lo;
+    if (w->x || w->add) TRY(make(k, w, 0, 2, w->count, k->want));
+    else TRY(dev_zero(&k->d, k->want, (size_t)w->count * 4));
+    for (int r = 0; r < w->n; r++) {
+        if (w->x) TRY(make(k, w, r, 0, w->count, k->term));
+        if (w->x) TRY(dev_fold(&k->d, y, &x, 1, w->add || r > 0));
+        if (!w->rows) continue;
+        TRY(make(k, w, r, 1, w->n_rows[r] * w->width, k->term));
+        TRY(make_ids(k, w, r, k->ids));
+        TRY(dev_embed_bwd(&k->d, tensor_2d(k->want, DT_F32, w->vocab, w->width), tensor_1d(k->ids, DT_I32, w->n_rows[r]),
+                          tensor_2d(k->term, DT_F32, w->n_rows[r], w->width)));
+    }
+    TRY(dev_copy_out(&k->d, k->got, own, (size_t)n * 4));
+    TRY(dev_copy_out(&k->d, k->expect, k->want + lo, (size_t)n * 4));
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(&k->got[i], &k->expect[i], 4) != 0)
+            FAIL(ERR_INTERNAL, "fold %lld of %d of %d ranks%s%s%s: element %lld of %lld..%lld of %lld (width %lld): %.9g, not %.9g",
+                 (long long)number, w->n, k->size, w->x ? ", x" : "", w->rows ? ", rows" : "", w->add ? ", add" : "",
+                 (long long)(lo + i), (long long)lo, (long long)(lo + n), (long long)w->count, (long long)w->width,
+                 (double)k->got[i], (double)k->expect[i]);
+    return 0;
+}
+
+/* Parts one after the other, with gaps; what is gathered is taken and written over at once. */
+static int gather_once(struct rank *k, struct rng *rng) {
+    enum { PARTS = 5 };
+    const struct round w = {.seed = rng_u32(rng)};
+    const int64_t parts = up_to(rng, PARTS), bytes = rng_below(rng, 2) ? k->most * 4 : any_size(rng, k->most * 4);
+    size_t at[PARTS * (MOST + 1)];
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t cut[MOST + 1];
+        const int64_t from = bytes * i / parts, room = bytes * (i + 1) / parts - from;
+        const int64_t n = rng_below(rng, 2) ? room : up_to(rng, room);
+        draw_cuts(rng, cut, k->size, n);
+        for (int r = 0; r <= k->size; r++) at[i * (k->size + 1) + r] = (size_t)(from + cut[r]);
+    }
+    TRY(make(k, &w, 0, 0, (bytes + 3) / 4, k->want));
+    for (int64_t i = 0; i < parts; i++) {
+        const size_t *const own = at + i * (k->size + 1) + k->rank;
+        TRY(dev_copy(&k->d, k->whole + own[0], (const char *)k->want + own[0], own[1] - own[0]));
+    }
+    TRY(dev_group_all_gather(k->g, k->whole, at, parts));
+    TRY(dev_copy(&k->d, k->copy, k->whole, (size_t)bytes));
+    for (int64_t i = 0; i < parts; i++) {
+        const size_t *const own = at + i * (k->size + 1) + k->rank;
+        TRY(dev_zero(&k->d, k->whole + own[0], own[1] - own[0]));
+    }
+    TRY(dev_copy_out(&k->d, k->got, k->copy, (size_t)bytes));
+    TRY(dev_copy_out(&k->d, k->expect, k->want, (size_t)bytes));
+    for (int64_t i = 0; i < parts; i++) {
+        const size_t *const part = at + i * (k->size + 1), from = part[0], n = part[k->size] - from;
+        if (memcmp((char *)k->got + from, (char *)k->expect + from, n) != 0)
+            FAIL(ERR_INTERNAL, "all-gather: other bytes in part %lld of %lld, %zu bytes", (long long)i, (long long)parts, n);
+    }
+    return 0;
+}
+
+static int run_rounds(struct rank *k, int64_t rounds) {
+    struct rng rng = {.seed = 7, .stream = RNG_TEST}, alone = {.seed = (uint64_t)k->rank, .stream = RNG_TRACE};
+    int64_t ticket[SLOTS] = {0};
+    struct round w[FLIGHT];
+    int slot = 0;
+    for (int64_t done = 0; done < rounds;) {
+        const int flight = 1 + (int)rng_below(&rng, FLIGHT);
+        for (int f = 0; f < flight; f++, slot = (slot + 1) % SLOTS) {
+            w[f] = draw(k, &rng);
+            if (rng_below(&alone, 4) == 0) usleep((useconds_t)rng_below(&alone, 3000)); /* ranks are late in turn */
+            TRY(dev_group_reuse(k->g, ticket[slot]));
+            TRY(start_fold(k, &w[f], slot, k->own[f], &ticket[slot]));
+            if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
+        }
+        TRY(dev_group_join(k->g));
+        for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f], done++));
+    }
+    if (k->rank == 0)
+        printf("%s, %d ranks: %lld folds and their all-gathers: equal bits\n", k->d.describe, k->size, (long long)rounds);
+    return 0;
+}
+
+/* A bucket that is not in shared memory, or makes no sense, is refused before a byte moves. */
+static int check_refused(struct rank *k) {
+    int64_t cut[MOST + 1], ticket;
+    for (int r = 0; r <= k->size; r++) cut[r] = r;
+    const struct dev_bucket good = {.x = k->slot[0], .cut = cut, .n = 1, .own = k->own[0]};
+    struct dev_bucket bad[4] = {good, good, good, good};
+    bad[0].x = k->own[0];
+    bad[1].n = k->size + 1;
+    bad[2].x = NULL;
+    bad[3].own = NULL;
+    for (int i = 0; i < 4; i++)
+        if (dev_group_fold(k->g, &bad[i], &ticket) != ERR_INVAL) FAIL(ERR_INTERNAL, "bad bucket %d is taken", i);
+    return 0;
+}
+
+/* A rank that is left alone with a fold does not wait in close. */
+static int check_abandoned(struct rank *k) {
+    int64_t cut[MOST + 1], ticket;
+    for (int r = 0; r <= k->size; r++) cut[r] = k->most * r / k->size;
+    const struct dev_bucket b = {.x = k->slot[0], .cut = cut, .n = k->size, .own = k->own[0]};
+    if (k->rank == 0) {
+        TRY(dev_group_fold(k->g, &b, &ticket));
+        TRY(dev_group_reuse(k->g, ticket));
+        const double start = clock_now();
+        dev_group_close(k->g);
+        k->g = NULL;
+        TRY(dev_sync(&k->d));
+        if (clock_now() - start > 5) FAIL(ERR_INTERNAL, "close took %.1f s", clock_now() - start);
+    }
+    return comm_barrier(k->comm);
+}
+
+/* ---- what it takes ---- */
+
+enum { GEMM = 4096, FOLDS = 40 };
+
+static int gemms(struct rank *k, int n) {
+    const struct tensor x = tensor_2d(k->term, DT_BF16, GEMM, GEMM), y = tensor_2d(k->want, DT_BF16, GEMM, GEMM);
+    const struct weight w = {k->term, DT_BF16, GEMM, GEMM}; /* a GPU's are plain */
+    for (int i = 0; i < n; i++) TRY(dev_matmul_fwd(&k->d, y, x, w, TENSOR_NONE, false));
+    return 0;
+}
+
+/* FOLDS folds or gathers of `bytes`, with `n_gemms` GEMMs before each. */
+static int bench_once(struct rank *k, int64_t bytes, bool folds, int n_gemms, double *seconds) {
+    const int64_t count = bytes / 4;
+    int64_t cut[MOST + 1], ticket[SLOTS] = {0};
+    size_t at[MOST + 1];
+    for (int r = 0; r <= k->size; r++) cut[r] = count * r / k->size / 64 * 64;
+    cut[k->size] = count;
+    for (int r = 0; r <= k->size; r++) at[r] = (size_t)cut[r] * 4;
+    const struct dev_bucket whole = {.cut = cut, .n = k->size, .own = k->own[0], .add = true};
+    for (int pass = 0; pass < 2; pass++) { /* the first one warms up */
+        TRY(dev_sync(&k->d));
+        TRY(comm_barrier(k->comm));
+        const double start = clock_now();
+        for (int i = 0; i < FOLDS; i++) {
+            struct dev_bucket b = whole;
+            b.x = k->slot[i % SLOTS];
+            TRY(gemms(k, n_gemms));
+            if (folds) TRY(dev_group_reuse(k->g, ticket[i % SLOTS]));
+            if (folds) TRY(dev_group_fold(k->g, &b, &ticket[i % SLOTS]));
+            else if (bytes) TRY(dev_group_all_gather(k->g, k->whole, at, 1));
+        }
+        TRY(dev_group_join(k->g));
+        TRY(dev_sync(&k->d));
+        *seconds = (clock_now() - start) / FOLDS;
+    }
+    return 0;
+}
+
+static int bench(struct rank *k) {
+    const double part = (double)(k->size - 1) / k->size;
+    double alone, fold, both;
+    if (k->most < GEMM * GEMM) FAIL(ERR_INVAL, "the bench needs %d MB", GEMM * GEMM >> 18);
+    TRY(dev_cast(&k->d, tensor_1d(k->term, DT_BF16, GEMM * GEMM), tensor_1d(k->base, DT_F32, GEMM * GEMM)));
+    for (int64_t bytes = 4096; bytes <= k->most * 4; bytes *= 4) {
+        const double pulled = (double)bytes * part;
+        TRY(bench_once(k, bytes, true, 0, &fold));
+        TRY(bench_once(k, bytes, false, 0, &both));
+        if (k->rank == 0)
+            printf("%11lld bytes: a fold %8.1f us, %6.1f GB/s pulled; an all-gather %8.1f us, %6.1f GB/s\n", (long long)bytes,
+                   fold * 1e6, pulled / fold / 1e9, both * 1e6, pulled / both / 1e9);
+    }
+    for (int n = 4; n <= 64; n *= 4) {
+        const int64_t bytes = k->most * 4;
+        TRY(bench_once(k, 0, false, n, &alone));
+        TRY(bench_once(k, bytes, true, n, &both));
+        if (k->rank == 0)
+            printf("%d GEMMs of %d: %.1f us alone, %.1f us beside a fold of %lld bytes: %.1f %% more\n", n, GEMM, alone * 1e6,
+                   both * 1e6, (long long)bytes, (both / alone - 1) * 100);
+    }
+    return 0;
+}
+
+/* rank RANK SIZE ADDRESS KEY DEVICE ROUNDS MB; ROUNDS 0: bench, -1: abandoned. */
+static int be_rank(char **argv) {
+    struct rank k = {.rank = atoi(argv[2]), .size = atoi(argv[3])};
+    const struct comm_args args = {.rank = k.rank, .size = k.size, .start_s = 60, .deadline_s = 60, .job = ""};
+    struct comm_args a = args;
+    const int64_t rounds = atoll(argv[7]), most = (int64_t)(atof(argv[8]) * 0x1p18);
+    snprintf(a.where.address, sizeof a.where.address, "%s", argv[4]);
+    snprintf(a.where.key, sizeof a.where.key, "%s", argv[5]);
+    int rc = comm_open(&k.comm, &a);
+    if (rc >= 0) rc = open_rank(&k, argv[6], most, most < MAX_ROWS ? most : MAX_ROWS);
+    if (rc >= 0 && rounds > 0) rc = check_refused(&k);
+    if (rc >= 0) rc = rounds > 0 ? run_rounds(&k, rounds) : rounds ? check_abandoned(&k) : bench(&k);
+    if (rc >= 0) rc = comm_barrier(k.comm);
+    if (rc < 0) fprintf(stderr, "rank %d: %s\n", k.rank, err_msg());
+    close_rank(&k);
+    comm_close(k.comm);
+    return rc < 0;
+}
+
+/* ---- a group ---- */
+
+/* Whether all ranks ended well. */
+static bool run_group(const char *device, int size, int64_t rounds, const char *mb) {
+    const struct hub_args a = {.size = size, .start_s = 60, .deadline_s = 20};
+    struct hub *hub;
+    pid_t pid[MOST];
+    bool good = true;
+    if (hub_open(&hub, &a) < 0) fail_msg("%s", err_msg());
+    for (int r = 0; r < size; r++) {
+        const struct comm_where *w = hub_where(hub);
+        char rank[16], ranks[16], n[32];
+        char *const argv[] = {own_path,
+                              "rank",
+                              rank,
+                              ranks,
+                              (char *)(uintptr_t)w->address,
+                              (char *)(uintptr_t)w->key,
+                              (char *)(uintptr_t)device,
+                              n,
+                              (char *)(uintptr_t)mb,
+                              NULL};
+        snprintf(rank, sizeof rank, "%d", r);
+        snprintf(ranks, sizeof ranks, "%d", size);
+        snprintf(n, sizeof n, "%lld", (long long)rounds);
+        if (posix_spawn(&pid[r], own_path, NULL, NULL, argv, environ) != 0) fail_msg("cannot start a rank");
+    }
+    good = hub_join(hub, NULL, NULL) >= 0;
+    if (!good) fprintf(stderr, "%s\n", err_msg());
+    for (int i = 0; i < size; i++) { /* one that fails ends the others */
+        int status;
+        const pid_t ended = wait(&status);
+        const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        for (int r = 0; r < size; r++)
+            if (pid[r] == ended) pid[r] = 0;
+        for (int r = 0; good && !fine && r < size; r++)
+            if (pid[r]) kill(pid[r], SIGKILL);
+        good = good && fine;
+    }
+    hub_close(hub, false);
+    return good;
+}
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { ROUNDS = 12 };
+#else
+enum { ROUNDS = 60 };
+#endif
+
+static void any_number_of_ranks(void **state) {
+    (void)state;
+    for (int size = 1; size <= 4; size++) assert_true(run_group("cpu", size, ROUNDS, size == 2 ? "12" : "1"));
+}
+static void through_host_memory(void **state) {
+    (void)state;
+    assert_true(run_group("far", 2, ROUNDS / 2, "12"));
+    assert_true(run_group("far", 3, ROUNDS, "1"));
+}
+static void the_reference(void **state) {
+    (void)state;
+    assert_true(run_group("ref", 3, ROUNDS / 2, "0.02"));
+}
+
+int main(int argc, char **argv) {
+    const ssize_t n = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
+    if (n <= 0) return 1;
+    if (argc == 9 && strcmp(argv[1], "rank") == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        return be_rank(argv);
+    }
+    if (argc == 6 && strcmp(argv[1], "run") == 0) return !run_group(argv[2], atoi(argv[3]), atoll(argv[4]), argv[5]);
+    if (argc == 4 && strcmp(argv[1], "abandoned") == 0) return !run_group(argv[2], atoi(argv[3]), -1, "64");
+    if (argc == 5 && strcmp(argv[1], "bench") == 0) return !run_group(argv[2], atoi(argv[3]), 0, argv[4]);
+    if (argc > 1) {
+        fprintf(stderr, "usage: test_dev_group [run DEVICE RANKS ROUNDS MB | abandoned DEVICE RANKS | bench DEVICE RANKS MB]\n");
+        return 2;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_number_of_ranks),
+        cmocka_unit_test(through_host_memory),
+        cmocka_unit_test(the_reference),
+    };
+    return cmocka_run_group_tests_name("dev group", tests, NULL, NULL);
+}
