@@ -168,7 +168,7 @@ static inline void case_open(struct model_case *c, const struct case_args *a) {
     *c = (struct model_case){0};
     case_dev(&c->dev, a->backend, a->threads);
     char *dir = case_path(a->name, "");
-    OK(model_open(&c->m, &c->dev, &(struct model_open_args){dir, a->act, a->flags, 128, QUANT_NONE, NULL}));
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){.dir = dir, .act = a->act, .flags = a->flags, .max_len = 128}));
     free(dir);
     case_golden(c, a->name);
 }

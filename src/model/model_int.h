@@ -51,6 +51,8 @@ int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
  * until the next call. */
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
 
+/* Memory for the master of what is trained: all of it, or what m->shard owns. */
+int model__alloc_master(struct model *m);
 /* Memory of the device, or of the host where m's flags have this one. */
 int model__alloc(struct model *m, int on_host, size_t bytes, void **out);
 void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NULL ok */
@@ -177,8 +179,5 @@ struct lmhead_args model__head_args(const struct model *m, const struct model_ac
 
 /* The lists of rows [lo, lo + n) as arguments of the head ops, given ids on the device. */
 int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h);
-
-/* The fp32 master of what is trained, from host memory (n_train), and the compute copy after it. */
-int model__set_trained(struct model *m, const float *flat);
 
 #endif

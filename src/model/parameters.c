@@ -130,17 +130,14 @@ void model__weights_layout(struct model *m, struct arena *a) {
     if (m->quant) model__quant_layout(m, a);
 }
 
-void model__find_flat(struct model *m) {
-    const char *const base = m->weights;
-    m->flat = TENSOR_NONE;
-    if (m->quant || !m->dev->ops->caps.plain_weights) return;
-    for (int64_t i = 0; i < m->n_groups; i++) {
-        const struct model_group *g = &m->groups[i];
-        const char *const at = g->k ? g->mat.data : g->vec.data;
-        if (at != base + (size_t)g->offset * dtype_size(m->act)) return; /* padding before it */
-    }
-    m->flat = tensor_1d(m->weights, m->act, m->n_elems);
+bool model_is_flat(const struct model *m) {
+    if (m->quant || m->flags & MODEL_SHARED_BASE || !m->dev->ops->caps.plain_weights) return false;
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if ((size_t)m->groups[i].offset * dtype_size(m->act) % ARENA_ALIGN) return false; /* padding before it */
+    return true;
 }
+
+void model__find_flat(struct model *m) { m->flat = model_is_flat(m) ? tensor_1d(m->weights, m->act, m->n_elems) : TENSOR_NONE; }
 
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a) {
     struct model m = {.cfg = *c, .dev = dev, .act = a->act, .flags = a->flags};
@@ -148,10 +145,10 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__params_build(&m);
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
-    model__params_free(&m);
     size_t n = (size_t)(a->max_len * c->head_dim) * sizeof(float);
     if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
-    if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_config_params(c) * sizeof(float);
+    if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_own_most(&m, a->shard) * sizeof(float);
+    model__params_free(&m);
     return n;
 }
 

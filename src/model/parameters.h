@@ -35,6 +35,16 @@ struct model_group {
     bool linear;             /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
 };
 
+/* Consecutive elements of the flat arrays. */
+struct model_range {
+    int64_t lo, hi;
+};
+/* Which part of master, gradients and optimizer state a rank keeps (segments.h: model_own). */
+struct model_shard {
+    int rank, size;      /* size <= 1: all */
+    bool whole_matrices; /* a matrix of the layers is not cut (Muon) */
+};
+
 struct model_layer { /* NULL: this model has none */
     struct model_group *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
     struct model_group *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
@@ -57,7 +67,8 @@ struct model {
     struct tensor final_norm;
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
     void *weights;               /* the one block behind all groups */
-    struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one */
+    struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one,
+                                    as model_is_flat says */
     int flags;                   /* model_load_flags it was opened with */
     const struct model *base;    /* whose weights it reads below its head; NULL: its own */
     struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
@@ -66,9 +77,15 @@ struct model {
     float *master;
     /* what is trained: the parameters above, or with an adapter its matrices and nothing else */
     const struct model_param *train_params;
-    int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments */
-    struct model_lora *lora;         /* NULL: no adapter; private to model */
-    struct model_quant *quant;       /* NULL: not quantised; private to model */
+    int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments, where they are whole */
+    struct model_shard shard;
+    struct model_range *own;   /* (n_own) what the master has, one after the other; NULL: all. Owned */
+    int64_t n_own, n_master;   /* ranges; elements of the master */
+    struct model_lora *lora;   /* NULL: no adapter; private to model */
+    struct model_quant *quant; /* NULL: not quantised; private to model */
 };
+
+/* Whether the compute copy is one array in the master's order: no group is padded, packed or quantised. */
+bool model_is_flat(const struct model *m);
 
 #endif

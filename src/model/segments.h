@@ -11,11 +11,15 @@
 
 int64_t model_n_segments(const struct model *m);
 
-/* Consecutive segments, as elements [lo, hi) of the flat arrays. */
-struct model_range {
-    int64_t lo, hi;
-};
-/* Cuts a range into n runs of segments, some of them empty, of about the same length. whole_matrices: a matrix is not cut. */
+/* Cuts a range into n runs of segments, some of them empty, of about the same length. whole_matrices: a matrix that is neither
+ * embedding nor head is not cut. */
 void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out);
+/* The buckets of a gradient (forward.h) in the order in which a backward pass makes them; last the table of an untied embedding,
+ * which gets rows alone. Caller frees. */
+int64_t model_buckets(const struct model *m, struct model_range **out);
+/* What a rank owns: its part of each bucket by model_cut, in the order of the flat arrays, none empty. Caller frees. */
+int64_t model_own(const struct model *m, struct model_shard s, struct model_range **out);
+/* Elements that the rank with the most owns. */
+int64_t model_own_most(const struct model *m, struct model_shard s);
 
 #endif

@@ -28,7 +28,7 @@ static void refuses(const char *dir, int code, const char *says, const char *als
     struct dev d;
     struct model *m = NULL;
     OK(dev_open_ref(&d));
-    const int rc = model_open(&m, &d, &(struct model_open_args){dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE, NULL});
+    const int rc = model_open(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = 8});
     if (rc != code) fail_msg("expected %d (%s), got %d: %s", code, says, rc, rc < 0 ? err_msg() : "success");
     if (!strstr(err_msg(), says) || !strstr(err_msg(), also)) fail_msg("expected '%s' and '%s' in: %s", says, also, err_msg());
     assert_null(strchr(err_msg(), '\n'));
@@ -205,11 +205,11 @@ static int broken(void *arg, size_t off, void *dst, size_t n) {
 static void full_disk(void **state) {
     (void)state;
     struct st_write_tensor t = {.name = "a", .dt = DT_F32, .nd = 1, .dim = {4 << 20}, .read = zeros};
-    assert_int_equal(st_write("/dev/full", &t, 1, NULL), ERR_IO);
+    assert_int_equal(st_write(NULL, "/dev/full", &t, 1, NULL), ERR_IO);
     assert_non_null(strstr(err_msg(), "/dev/full: No space left on device"));
-    assert_int_equal(st_write("/nonexistent/x", &t, 1, NULL), ERR_IO);
+    assert_int_equal(st_write(NULL, "/nonexistent/x", &t, 1, NULL), ERR_IO);
     t.read = broken;
-    assert_int_equal(st_write("/dev/null", &t, 1, NULL), ERR_DEVICE); /* the reader's error, not the writer's */
+    assert_int_equal(st_write(NULL, "/dev/null", &t, 1, NULL), ERR_DEVICE); /* the reader's error, not the writer's */
     assert_string_equal(err_msg(), "lost the device");
 }
 static void unwritable_output(void **state) {
@@ -220,9 +220,9 @@ static void unwritable_output(void **state) {
     struct tokenizer_files *none;
     place_open(&p);
     OK(dev_open_ref(&d));
-    OK(model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_INFER, 8, QUANT_NONE, NULL}));
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = p.dir, .act = DT_F32, .max_len = 8}));
     char *under_file = file_join(p.config, "out");
-    assert_int_equal(model_export(m, under_file, -1, NULL, 0), ERR_IO);
+    assert_int_equal(model_export(m, under_file, &(struct model_export_args){.dt = -1}), ERR_IO);
     assert_non_null(strstr(err_msg(), "config.json"));
     OK(tokenizer_files_read(&none, p.dir));
     assert_null(none);
@@ -243,7 +243,8 @@ static void no_memory(void **state) {
     OK(dev_open_ref(&d));
     for (size_t room = 0; room < 200000; room += 20000) {
         d.mem_total = room + 1;
-        const int rc = model_open(&m, &d, &(struct model_open_args){p.dir, DT_F32, MODEL_TRAIN, 8, QUANT_NONE, NULL});
+        const int rc =
+            model_open(&m, &d, &(struct model_open_args){.dir = p.dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = 8});
         if (rc == 0) {
             model_close(m);
             break;

@@ -103,7 +103,7 @@ static void rope_variants(void **state) {
         case_dev(&c.dev, "ref", 1);
         case_golden(&c, "llama");
         const struct case_seq s = case_seq_at(&c, 1);
-        OK(model_open(&c.m, &c.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, s.n, QUANT_NONE, NULL}));
+        OK(model_open(&c.m, &c.dev, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = s.n}));
         case_pack(&c.dev, &b, &s, 1);
         OK(model_acts_create(&a, c.m, s.n, MODEL_KEEP_NONE, NULL));
         OK(model_forward(c.m, &b, a));

@@ -58,7 +58,8 @@ static void fill(const struct model *m, float *flat, int step) {
 struct trained {
     struct dev dev;
     struct model *m;
-    float *w; /* the master after the fixture's steps */
+    float *w;        /* the master after the fixture's steps */
+    struct optim *o; /* NULL: none */
 };
 
 static void open_case(struct trained *t, const char *backend, int threads, enum dtype act) {
@@ -69,6 +70,7 @@ static void open_case(struct trained *t, const char *backend, int threads, enum 
     OK(model_open(&t->m, &t->dev, &(struct model_open_args){.dir = dir, .act = act, .flags = MODEL_TRAIN, .max_len = 8}));
     OK(file_remove_tree(dir));
     t->w = xmalloc((size_t)t->m->n_elems * 4);
+    t->o = NULL;
 }
 
 static void train(struct trained *t, const struct optim_config *c, const char *backend, int threads, enum dtype act) {
@@ -88,11 +90,12 @@ static void train(struct trained *t, const struct optim_config *c, const char *b
     }
     OK(dev_copy_out(&t->dev, t->w, t->m->master, bytes));
     dev_free(&t->dev, g, bytes);
-    optim_destroy(o, t->m);
+    t->o = o;
 }
 
 static void trained_free(struct trained *t) {
     free(t->w);
+    optim_destroy(t->o, t->m);
     model_close(t->m);
     dev_close(&t->dev);
 }
@@ -134,6 +137,38 @@ static void optimizers_match(void **state) {
     }
 }
 
+/* Master and state of the parts, put together by their pieces, are those of the whole. */
+static void pieces_make_the_whole(const struct trained *whole, struct trained *part, struct optim **o, int n_parts) {
+    struct optim_array want_arrays[OPTIM_MAX_ARRAYS + 1], got_arrays[OPTIM_MAX_ARRAYS + 1];
+    struct optim_piece *pieces;
+    char *got[OPTIM_MAX_ARRAYS + 1];
+    int64_t n_pieces, seen[OPTIM_MAX_ARRAYS + 1] = {0};
+    const int n = optim_pieces(whole->o, whole->m, want_arrays, &pieces, &n_pieces);
+    for (int k = 0; k < n; k++) {
+        got[k] = xmalloc((size_t)want_arrays[k].n * dtype_size(want_arrays[k].dt));
+        assert_true(k > 0 || want_arrays[k].n == whole->m->n_train);
+    }
+    free(pieces);
+    for (int p = 0; p < n_parts; p++) {
+        assert_int_equal(optim_pieces(o[p], part[p].m, got_arrays, &pieces, &n_pieces), n);
+        for (int64_t i = 0; i < n_pieces; i++) {
+            const struct optim_piece *x = &pieces[i];
+            const struct optim_array *a = &got_arrays[x->array];
+            const size_t unit = dtype_size(a->dt);
+            assert_true(x->at >= 0 && x->at + x->n <= a->n && a->n == want_arrays[x->array].n);
+            memcpy(got[x->array] + (size_t)x->at * unit, (char *)a->data + (size_t)x->own * unit, (size_t)x->n * unit);
+            seen[x->array] += x->n;
+        }
+        free(pieces);
+    }
+    for (int k = 0; k < n; k++) {
+        assert_string_equal(want_arrays[k].name, got_arrays[k].name);
+        assert_int_equal(seen[k], want_arrays[k].n);
+        assert_memory_equal(got[k], want_arrays[k].data, (size_t)want_arrays[k].n * dtype_size(want_arrays[k].dt));
+        free(got[k]);
+    }
+}
+
 /* An optimizer of some ranges updates them as that of the whole does, given the norm from everybody's sums: same bits. */
 static void optimizers_of_ranges_match(void **state) {
     (void)state;
@@ -171,6 +206,7 @@ static void optimizers_of_ranges_match(void **state) {
             optim_norm(whole.m, sums, &r);
             for (int p = 0; p < PARTS; p++) OK(optim_update(o[p], part[p].m, part[p].w + own[p].lo, &c, c.lr, r.grad_norm));
         }
+        pieces_make_the_whole(&whole, part, o, PARTS);
         for (int p = 0; p < PARTS; p++) {
             assert_memory_equal(part[p].m->master, whole.w + own[p].lo, (size_t)(own[p].hi - own[p].lo) * 4);
             optim_destroy(o[p], part[p].m);

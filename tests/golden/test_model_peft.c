@@ -21,7 +21,7 @@ static void open_adapted(struct model_case *c, size_t i, const char *backend, co
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
     char *base = case_path(CASES[i].base, ""), *own = case_path(CASES[i].name, "");
-    OK(model_open(&c->m, &c->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, 128, QUANT_NONE, NULL}));
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){.dir = base, .act = DT_F32, .max_len = 128}));
     OK(model_lora_load(c->m, dir ? dir : own));
     case_golden(c, CASES[i].name);
     free(base);
@@ -88,7 +88,7 @@ static void base_alone(void **state) {
         case_unpack(&c.dev, &b);
         case_dev(&plain.dev, "cpu", 2);
         char *dir = case_path(CASES[i].base, "");
-        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE, NULL}));
+        OK(model_open(&plain.m, &plain.dev, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 128}));
         free(dir);
         case_golden(&plain, CASES[i].name);
         forward(&plain, &b, &a, MODEL_KEEP_NONE);
@@ -112,7 +112,7 @@ static void merged_weights(void **state) {
         int64_t n_seen = 0;
         open_adapted(&c, i, "ref", NULL);
         char *dir = case_temp_dir(), *path = file_join(dir, "model.safetensors");
-        OK(model_export(c.m, dir, DT_F32, NULL, 0));
+        OK(model_export(c.m, dir, &(struct model_export_args){.dt = DT_F32}));
         OK(st_open(&f, path));
         for (int64_t k = 0; k < c.m->n_params; k++) {
             char key[128];
@@ -140,7 +140,7 @@ static void round_trip(void **state) {
         struct model_case c;
         char *dir = case_temp_dir();
         open_adapted(&c, i, "cpu", NULL);
-        OK(model_lora_export(c.m, dir));
+        OK(model_lora_export(c.m, dir, NULL));
         struct st_file *a, *b;
         char *mine = file_join(dir, "adapter_model.safetensors"), *theirs = case_path(CASES[i].name, "adapter_model.safetensors");
         OK(st_open(&a, mine));

@@ -116,7 +116,7 @@ static float *both_ways(struct model_case *c, struct model_keep keep, size_t *by
 static void open_case(struct model_case *c, const char *backend, const char *dir, enum quant_kind quant) {
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
-    OK(model_open(&c->m, &c->dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, quant, NULL}));
+    OK(model_open(&c->m, &c->dev, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 128, .quant = quant}));
     case_golden(c, "qwen2");
 }
 
@@ -128,7 +128,7 @@ static void adapter_check(const char *backend, size_t kind, struct model_keep ke
     const struct model_open_args args = {.act = DT_F32, .max_len = 128, .quant = KINDS[kind].kind};
     const size_t planned = model_open_bytes(&c.m->cfg, &c.dev, &args);
     assert_true(c.dev.allocated <= planned + 4096 && planned <= c.dev.allocated + 4096); /* what the plan counts is what is taken */
-    OK(model_export(c.m, dir, DT_F32, NULL, 0));
+    OK(model_export(c.m, dir, &(struct model_export_args){.dt = DT_F32}));
     put_adapter(c.m);
     float *got = both_ways(&c, keep, &bytes);
     open_case(&plain, backend, dir, QUANT_NONE);
@@ -169,9 +169,9 @@ static void saved_by_bitsandbytes(void **state) {
         struct model *m;
         struct st_file *want, *got;
         case_dev(&dev, BACKENDS[b], 2);
-        struct model_open_args a = {from, DT_F32, MODEL_INFER, 128, QUANT_NF4, NULL};
+        struct model_open_args a = {.dir = from, .act = DT_F32, .max_len = 128, .quant = QUANT_NF4};
         OK(model_open(&m, &dev, &a));
-        OK(model_export(m, dir, DT_F32, NULL, 0));
+        OK(model_export(m, dir, &(struct model_export_args){.dt = DT_F32}));
         OK(st_open(&want, golden));
         OK(st_open(&got, path));
         assert_int_equal(st_count(want), 14);
@@ -181,7 +181,7 @@ static void saved_by_bitsandbytes(void **state) {
             assert_memory_equal(g->data, w->data, w->bytes);
         }
         model_close(m);
-        OK(model_open(&m, &dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NONE, NULL})); /* in full */
+        OK(model_open(&m, &dev, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 128})); /* in full */
         model_close(m);
         a.quant = QUANT_NONE;
         assert_int_equal(model_open(&m, &dev, &a), ERR_UNSUPPORTED);
@@ -194,7 +194,7 @@ static void saved_by_bitsandbytes(void **state) {
         OK(json_load(&config, promise, 1 << 20));
         OK(json_save_atomic(there, config));
         json_decref(config);
-        a = (struct model_open_args){dir, DT_F32, MODEL_INFER, 128, QUANT_NF4, NULL};
+        a = (struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 128, .quant = QUANT_NF4};
         assert_int_equal(model_open(&m, &dev, &a), ERR_UNSUPPORTED);
         assert_non_null(strstr(err_msg(), "q_proj.weight is not in NF4 as bitsandbytes saves it"));
         free(promise);

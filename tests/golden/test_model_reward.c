@@ -26,7 +26,8 @@ static void rig_open(struct rig *r, const char *arch, const char *backend) {
     *r = (struct rig){0};
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_reward(&r->m, &r->dev, &(struct model_open_args){dir, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}));
+    OK(model_open_reward(&r->m, &r->dev,
+                         &(struct model_open_args){.dir = dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}));
     const int32_t *ids = case_data(r->want, "ids", DT_I32, NULL), *q_start = case_data(r->want, "q_start", DT_I32, &r->n);
     r->n--;
     for (int64_t i = 0; i < r->n; i++) {
@@ -116,8 +117,7 @@ static void refusals(void **state) {
     case_copy(FIXTURES "/reward/qwen2/config.json", dir, "config.json");
     case_copy(body, dir, "model.safetensors");
     OK(dev_open_ref(&d)); /* a head is never invented */
-    assert_int_equal(model_open_reward(&m, &d, &(struct model_open_args){dir, DT_F32, MODEL_INFER, 8, QUANT_NONE, NULL}),
-                     ERR_FORMAT);
+    assert_int_equal(model_open_reward(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 8}), ERR_FORMAT);
     assert_non_null(strstr(err_msg(), "score.weight"));
     dev_close(&d);
     case_drop_dir(dir);

@@ -26,7 +26,7 @@ struct rig {
 static void rig_open_dir(struct rig *r, const char *dir, const char *backend, enum dtype act, int threads, int flags) {
     *r = (struct rig){.rng = {.seed = 5, .stream = RNG_TEST}};
     case_dev(&r->dev, backend, threads);
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){dir, act, flags, MAX_LEN, QUANT_NONE, NULL}));
+    OK(model_open(&r->m, &r->dev, &(struct model_open_args){.dir = dir, .act = act, .flags = flags, .max_len = MAX_LEN}));
     for (int i = 0; i < N_SEQS; i++) {
         r->inv_temp[i] = 0.5f + (float)rng_unit(&r->rng);
         for (int64_t t = 0; t < LENS[i]; t++) r->ids[i][t] = (int32_t)rng_below(&r->rng, (uint64_t)r->m->cfg.vocab);
@@ -259,8 +259,9 @@ static void inv02_batch_invariant(void **state) {
  * the sum of each one's rows. */
 struct kept {
     struct dev *dev;
-    float *flat; /* (n_elems) */
-    int64_t covered;
+    float *flat;                 /* (n_elems) */
+    struct model_range *buckets; /* as they should come */
+    int64_t n_buckets, next, covered;
     int32_t ids[N_SEQS * MAX_LEN];
     int64_t n_ids;
     float *rows; /* (n_ids, h) */
@@ -268,6 +269,7 @@ struct kept {
 };
 static int kept_begin(void *ctx, struct model_range bucket, float **at) {
     struct kept *k = ctx;
+    assert_true(k->next < k->n_buckets && memcmp(&bucket, &k->buckets[k->next++], sizeof bucket) == 0);
     *at = k->flat + bucket.lo;
     k->covered += bucket.hi - bucket.lo;
     return 0;
@@ -276,7 +278,8 @@ static int kept_rows(void *ctx, struct model_range table, struct tensor ids, str
     struct kept *k = ctx;
     const int64_t n = ids.dim[0], h = dx.dim[1];
     int32_t all[N_SEQS * MAX_LEN], place[N_SEQS * MAX_LEN];
-    (void)table;
+    assert_memory_equal(&table, &k->buckets[k->next == k->n_buckets ? 0 : k->next], sizeof table); /* the head's, or the last */
+    assert_true(k->next + 1 >= k->n_buckets);
     TRY(dev_copy_out(k->dev, all, ids.data, (size_t)n * 4));
     for (int64_t t = 0; t < n; t++) {
         int64_t i = 0;
@@ -317,6 +320,7 @@ static void fold_kept(struct rig *r, float *g, struct kept *k, int n) {
         dev_free(&r->dev, ids, (size_t)k[i].n_ids * 4);
         dev_free(&r->dev, k[i].rows, k[i].row_bytes);
         dev_free(&r->dev, k[i].flat, (size_t)m->n_elems * 4);
+        free(k[i].buckets);
     }
 }
 
@@ -350,6 +354,7 @@ static float *gradient(struct rig *r, int micro, struct model_keep keep, bool fo
         if (folded) {
             struct kept *k = &parts[n_parts++];
             *k = (struct kept){.dev = &r->dev, .flat = case_garbage(&r->dev, bytes)};
+            k->n_buckets = model_buckets(r->m, &k->buckets);
             sink = (struct model_grad_sink){.ctx = k, .begin = kept_begin, .rows = kept_rows};
         }
         OK(model_backward(r->m, &b, a, &t->l, dlogp, dentropy, &sink));
@@ -382,6 +387,68 @@ static void inv11_folded_micro_batches(void **state) {
             }
             rig_close(&r);
         }
+    }
+}
+
+/* The compute copy in the order of the flat arrays; caller frees. */
+static char *compute_copy(const struct model *m) {
+    const size_t unit = dtype_size(m->act), bytes = (size_t)m->n_elems * unit;
+    char *out = xmalloc(bytes), *flat = case_alloc(m->dev, bytes);
+    for (int64_t i = 0; i < m->n_groups; i++) {
+        const struct model_group *g = &m->groups[i];
+        char *at = flat + (size_t)g->offset * unit;
+        if (g->k) OK(dev_weight_unpack(m->dev, tensor_2d(at, m->act, g->n, g->k), g->mat));
+        else OK(dev_copy(m->dev, at, g->vec.data, (size_t)g->n * unit));
+    }
+    OK(dev_copy_out(m->dev, out, flat, bytes));
+    dev_free(m->dev, flat, bytes);
+    return out;
+}
+
+/* What ranks keep is the whole once, in any number of shards; the compute copy is everywhere the same. */
+static void inv11_shards(void **state) {
+    (void)state;
+    EACH(s, SETUPS) EACH(i, CASES) {
+        if (!case_has(SETUPS[s].backend)) continue;
+        struct rig r;
+        char *dir = case_path(CASES[i], "");
+        rig_open_dir(&r, dir, SETUPS[s].backend, SETUPS[s].act, 1, MODEL_TRAIN);
+        float *want = xmalloc((size_t)r.m->n_elems * 4);
+        char *const weights = compute_copy(r.m);
+        OK(dev_copy_out(&r.dev, want, r.m->master, (size_t)r.m->n_elems * 4));
+        for (int size = 2; size <= 3; size++) {
+            int64_t covered = 0;
+            for (int rank = 0; rank < size; rank++) {
+                struct model *m;
+                OK(model_open(&m, &r.dev,
+                              &(struct model_open_args){.dir = dir,
+                                                        .act = SETUPS[s].act,
+                                                        .flags = MODEL_TRAIN,
+                                                        .max_len = MAX_LEN,
+                                                        .shard = {.rank = rank, .size = size, .whole_matrices = size == 3}}));
+                float *got = xmalloc((size_t)m->n_master * 4 + 4);
+                OK(dev_copy_out(&r.dev, got, m->master, (size_t)m->n_master * 4));
+                char *const got_weights = compute_copy(m);
+                assert_memory_equal(got_weights, weights, (size_t)m->n_elems * dtype_size(m->act));
+                free(got_weights);
+                int64_t at = 0;
+                for (int64_t k = 0; k < m->n_own; k++) {
+                    assert_true(k == 0 || m->own[k].lo >= m->own[k - 1].hi);
+                    assert_memory_equal(got + at, want + m->own[k].lo, (size_t)(m->own[k].hi - m->own[k].lo) * 4);
+                    at += m->own[k].hi - m->own[k].lo;
+                }
+                assert_int_equal(at, m->n_master);
+                assert_true(m->n_master < r.m->n_elems);
+                covered += at;
+                free(got);
+                model_close(m);
+            }
+            assert_int_equal(covered, r.m->n_elems);
+        }
+        free(want);
+        free(weights);
+        free(dir);
+        rig_close(&r);
     }
 }
 
@@ -519,6 +586,7 @@ int main(void) {
         cmocka_unit_test(inv02_batch_invariant),
         cmocka_unit_test(inv03_micro_batches),
         cmocka_unit_test(inv11_folded_micro_batches),
+        cmocka_unit_test(inv11_shards),
         cmocka_unit_test(recompute_gives_the_same_bits),
         cmocka_unit_test(any_keep_gives_the_same_bits),
         cmocka_unit_test(keep_fits_its_room),

@@ -170,7 +170,7 @@ static void safetensors_round_trip(void **state) {
     char *dir = case_temp_dir(), *path = file_join(dir, "t.safetensors");
     json_t *meta = json_pack("{s:s}", "format", "pt");
     struct st_file *f;
-    OK(st_write(path, t, 4, meta));
+    OK(st_write(NULL, path, t, 4, meta));
     OK(st_open(&f, path));
     assert_int_equal(st_count(f), 4);
     const struct st_tensor *b = st_find(f, "big"), *s = st_find(f, "scalar"), *e = st_find(f, "empty");
@@ -260,18 +260,18 @@ static void export_keeps_every_value(void **state) {
         json_t *config = small_config();
         OK(model_init_dir(config, src, 3, DT_BF16));
         case_dev(&d, backends[k], 2);
-        OK(model_open(&a, &d, &(struct model_open_args){src, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
-        OK(model_export(a, shards, DT_F32, NULL, 200000));
+        OK(model_open(&a, &d, &(struct model_open_args){.dir = src, .act = DT_BF16, .flags = MODEL_TRAIN, .max_len = 16}));
+        OK(model_export(a, shards, &(struct model_export_args){.dt = DT_F32, .max_shard = 200000}));
         char *index = file_join(shards, "model.safetensors.index.json");
         assert_true(file_exists(index));
-        OK(model_open(&b, &d, &(struct model_open_args){shards, DT_F32, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
+        OK(model_open(&b, &d, &(struct model_open_args){.dir = shards, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = 16}));
         assert_true(b->cfg.dtype == DT_F32 && b->params[0].src_dt == DT_F32 && b->cfg.n_eos == 1);
         same_weights(a, b);
         model_close(b);
         /* packed groups, no master */
-        OK(model_open(&b, &d, &(struct model_open_args){src, DT_BF16, MODEL_INFER, 16, QUANT_NONE, NULL}));
-        OK(model_export(b, one, -1, NULL, 0));
-        OK(model_open(&c, &d, &(struct model_open_args){one, DT_BF16, MODEL_TRAIN, 16, QUANT_NONE, NULL}));
+        OK(model_open(&b, &d, &(struct model_open_args){.dir = src, .act = DT_BF16, .max_len = 16}));
+        OK(model_export(b, one, &(struct model_export_args){.dt = -1}));
+        OK(model_open(&c, &d, &(struct model_open_args){.dir = one, .act = DT_BF16, .flags = MODEL_TRAIN, .max_len = 16}));
         assert_true(c->params[0].src_dt == DT_BF16);
         same_weights(a, c);
         model_close(c);
@@ -312,8 +312,8 @@ static void every_f16_value(void **state) {
     struct model *m;
     struct st_file *x, *y;
     OK(dev_open_ref(&d));
-    OK(model_open(&m, &d, &(struct model_open_args){src, DT_F32, MODEL_INFER, 1, QUANT_NONE, NULL}));
-    OK(model_export(m, out, -1, NULL, 0));
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = src, .act = DT_F32, .max_len = 1}));
+    OK(model_export(m, out, &(struct model_export_args){.dt = -1}));
     char *st2 = file_join(out, "model.safetensors");
     OK(st_open(&x, st));
     OK(st_open(&y, st2));

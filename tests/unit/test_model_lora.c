@@ -9,7 +9,7 @@
 static void open_base(struct dev *d, struct model **m, const char *name, enum dtype act) {
     char *dir = case_path(name, "");
     case_dev(d, "cpu", 2);
-    OK(model_open(m, d, &(struct model_open_args){dir, act, MODEL_INFER, 128, QUANT_NONE, NULL}));
+    OK(model_open(m, d, &(struct model_open_args){.dir = dir, .act = act, .max_len = 128}));
     free(dir);
 }
 static void close_base(struct dev *d, struct model *m) {
@@ -145,7 +145,7 @@ static void wide_head(void **state) {
         struct model *m;
         uint16_t head[HIDDEN];
         case_dev(&d, backends[b], 2);
-        OK(model_open_value(&m, &d, &(struct model_open_args){dir, DT_BF16, MODEL_INFER, 8, QUANT_NONE, NULL}, 4));
+        OK(model_open_value(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 8}, 4));
         struct lora_config l = {.rank = 1, .alpha = 1, .targets = json_string("all-linear")};
         OK(model_lora_create(m, &l, 7));
         lora_config_free(&l);
@@ -256,7 +256,7 @@ static void other_base(void **state) {
     open_base(&d, &m, "qwen2", DT_BF16);
     OK(model_lora_load(m, theirs));
     model_lora_set_base(m, "their/base");
-    OK(model_lora_export(m, dir));
+    OK(model_lora_export(m, dir, NULL));
     close_base(&d, m);
     refused(dir, "qwen2_window", ERR_INPUT, "was trained on another base model than this one; it names their/base");
     open_base(&d, &m, "qwen2", DT_F32); /* the right one, in another dtype than it was written from */

@@ -113,9 +113,9 @@ static size_t tensor_bytes(const struct st_write_tensor *t) {
     return n;
 }
 
-static int write_shard(const char *path, const struct st_write_tensor *t, int64_t n) {
+static int write_shard(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n) {
     json_t *meta = json_pack("{s:s}", "format", "pt");
-    const int rc = st_write(path, t, n, meta);
+    const int rc = st_write(w, path, t, n, meta);
     json_decref(meta);
     return rc;
 }
@@ -131,7 +131,7 @@ static int64_t shard_end(const struct st_write_tensor *t, int64_t n, int64_t lo,
     return hi;
 }
 
-int model__write_weights(const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard) {
+int model__write_weights(struct file_writer *w, const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard) {
     int rc = 0;
     int64_t n_shards = 0, total = 0;
     char *path = NULL;
@@ -139,7 +139,7 @@ int model__write_weights(const char *dir, const struct st_write_tensor *t, int64
     for (int64_t lo = 0; lo < n; lo = shard_end(t, n, lo, max_shard)) n_shards++;
     if (n_shards == 1) {
         path = file_join(dir, "model.safetensors");
-        rc = write_shard(path, t, n);
+        rc = write_shard(w, path, t, n);
         free(path);
         return rc;
     }
@@ -153,7 +153,7 @@ int model__write_weights(const char *dir, const struct st_write_tensor *t, int64
             total += (int64_t)tensor_bytes(&t[k]);
         }
         path = file_join(dir, name);
-        TRYG(write_shard(path, t + lo, hi - lo), out);
+        TRYG(write_shard(w, path, t + lo, hi - lo), out);
         free(path);
         path = NULL;
     }
@@ -213,7 +213,8 @@ static int choose_dtype(const struct model *m, const struct model_param *p, int 
     return 0;
 }
 
-int model_export(const struct model *m, const char *dir, int dt, const struct tokenizer_files *tokenizer, size_t max_shard) {
+int model_export(const struct model *m, const char *dir, const struct model_export_args *a) {
+    const int dt = a->dt;
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
@@ -234,9 +235,9 @@ int model_export(const struct model *m, const char *dir, int dt, const struct to
         }
     }
     TRYG(file_mkdirs(dir), out);
-    TRYG(model__write_weights(dir, t, n, max_shard), out);
+    TRYG(model__write_weights(a->writer, dir, t, n, a->max_shard), out);
     TRYG(write_configs(&m->cfg, dir, dt), out);
-    if (tokenizer) TRYG(tokenizer_files_write(tokenizer, dir), out);
+    if (a->tokenizer) TRYG(tokenizer_files_write(a->tokenizer, dir), out);
     TRYG(file_fsync_dir(dir), out);
 out:
     reader_close(&r);

@@ -26,7 +26,7 @@ const char *model__torch_dtype(enum dtype dt);
 void model__set_config_dtype(json_t *config, enum dtype dt); /* under the name that this config.json has for it */
 
 /* model.safetensors, or shards of at most max_shard bytes (0: 5 GB) and their index, with the tensors in this order. */
-int model__write_weights(const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard);
+int model__write_weights(struct file_writer *w, const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard);
 
 int model__copy_file(const char *from, const char *to, const char *name); /* from/name to to/name */
 

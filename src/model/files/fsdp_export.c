@@ -212,7 +212,7 @@ static int write_adapter(const struct fsdp_export_args *a, const struct list *l)
     else TRYG(make_adapter_config(a, &config), out);
     TRYG(file_mkdirs(to), out);
     TRYG(json_save_atomic(path, config), out);
-    TRYG(st_write(weights, l->t, l->n, metadata), out);
+    TRYG(st_write(NULL, weights, l->t, l->n, metadata), out);
     TRYG(file_fsync_dir(to), out);
 out:
     json_decref(config);
@@ -242,7 +242,7 @@ int fsdp_export(const struct fsdp_export_args *a) {
     TRYG(check_disk(a->out, e.total), out);
     if (adapter.n > 0) TRYG(write_adapter(a, &adapter), out);
     if (model.n > 0) {
-        TRYG(model__write_weights(a->out, model.t, model.n, a->max_shard), out);
+        TRYG(model__write_weights(NULL, a->out, model.t, model.n, a->max_shard), out);
         TRYG(copy_texts(a->config_dir, a->out), out);
         TRYG(write_config(a, config), out);
     }

@@ -172,7 +172,7 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
         t[i] =
             (struct st_write_tensor){.name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
     }
-    const int rc = st_write(path, t, m->n_params, meta);
+    const int rc = st_write(NULL, path, t, m->n_params, meta);
     json_decref(meta);
     free(t);
     free(s);

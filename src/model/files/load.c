@@ -24,7 +24,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 1 << 18 /* elements converted at a time */, MAX_SHARDS = 4096, MAX_INDEX_BYTES = 256 << 20 };
+enum {
+    CHUNK = 1 << 18 /* elements converted at a time */,
+    STAGE = 1 << 22 /* on the device */,
+    MAX_SHARDS = 4096,
+    MAX_INDEX_BYTES = 256 << 20
+};
 
 /* ---- conversions ---- */
 
@@ -295,14 +300,15 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
 /* ---- moving ---- */
 
 /* A parameter that no file has: transformers' init (normal with initializer_range, biases 0). */
-static int draw_param(struct model *m, const struct model_param *p, uint64_t seed, void *dst, enum dtype dt) {
+static int draw_param(struct model *m, const struct model_param *p, uint64_t seed, struct model_range part, void *dst,
+                      enum dtype dt) {
     const int64_t n = p->rows * p->cols;
     struct rng r = {.seed = seed, .stream = RNG_INIT};
     float *v = xcalloc((size_t)n, sizeof *v);
     for (int64_t i = 0; i < n && p->nd == 2; i++) v[i] = rng_normal(&r) * (float)m->cfg.init_range;
     void *as = xmalloc((size_t)n * sizeof *v);
-    model__convert(as, dt, v, DT_F32, n);
-    int rc = dev_copy_in(m->dev, dst, as, (size_t)n * dtype_size(dt));
+    model__convert(as, dt, v + part.lo, DT_F32, part.hi - part.lo);
+    int rc = dev_copy_in(m->dev, dst, as, (size_t)(part.hi - part.lo) * dtype_size(dt));
     if (rc == 0) rc = dev_sync(m->dev);
     free(as);
     free(v);
@@ -322,23 +328,27 @@ static const uint8_t *elements(const struct source *s, int64_t first, int64_t n,
     return raw;
 }
 
-/* Copies parameter p as dtype dt to dst on the device, refusing what is not finite. */
-static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt, void *chunk) {
-    const int64_t n = p->rows * p->cols;
-    if (!s->t) return draw_param(m, p, s->seed, dst, dt);
+/* Copies elements [lo, hi) of parameter p as dtype dt to dst on the device, refusing what is not finite. */
+static int load_range(struct model *m, const struct model_param *p, const struct source *s, struct model_range r, void *dst,
+                      enum dtype dt, void *chunk) {
+    if (!s->t) return draw_param(m, p, s->seed, r, dst, dt);
     const size_t dst_size = dtype_size(dt);
-    for (int64_t i = 0; i < n; i += CHUNK) {
-        const int64_t k = n - i < CHUNK ? n - i : CHUNK;
+    for (int64_t i = r.lo; i < r.hi; i += CHUNK) {
+        const int64_t k = r.hi - i < CHUNK ? r.hi - i : CHUNK;
         const uint8_t *src = elements(s, i, k, (float *)chunk + CHUNK);
         TRY(check_finite(p, s, src, k));
         if (s->t->dt != dt) {
             model__convert(chunk, dt, src, s->t->dt, k);
             src = chunk;
         }
-        TRY(dev_copy_in(m->dev, (char *)dst + (size_t)i * dst_size, src, (size_t)k * dst_size));
+        TRY(dev_copy_in(m->dev, (char *)dst + (size_t)(i - r.lo) * dst_size, src, (size_t)k * dst_size));
         TRY(dev_sync(m->dev)); /* the chunk is used again */
     }
     return 0;
+}
+
+static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt, void *chunk) {
+    return load_range(m, p, s, (struct model_range){0, p->rows * p->cols}, dst, dt, chunk);
 }
 
 /* Codes of parameter i as they were saved. */
@@ -406,11 +416,28 @@ static int load_group(struct model *m, struct model_group *g, const struct sourc
     return g->k ? dev_weight_pack(m->dev, g->mat, tensor_2d(stage, m->act, g->n, g->k)) : 0;
 }
 
+/* What the master has of the parameters, which are all trained. */
+static int load_own(struct model *m, const struct source *src, void *chunk) {
+    float *at = m->master;
+    for (int64_t k = 0; k < m->n_own; k++)
+        for (int64_t i = 0; i < m->n_params; i++) {
+            const struct model_param *p = &m->params[i];
+            const int64_t n = p->rows * p->cols;
+            struct model_range r = {m->own[k].lo - p->offset, m->own[k].hi - p->offset};
+            if (r.lo < 0) r.lo = 0;
+            if (r.hi > n) r.hi = n;
+            if (r.lo >= r.hi) continue;
+            TRY(load_range(m, p, &src[i], r, at, DT_F32, chunk));
+            at += r.hi - r.lo;
+        }
+    return 0;
+}
+
 static int load_weights(struct model *m, const struct source *src) {
     int rc = 0;
     size_t stage_bytes = 0;
     void *stage = NULL, *chunk = xmalloc(2 * CHUNK * sizeof(float)); /* converted; gathered */
-    if (m->master) {
+    if (m->master && !m->own) {
         for (int64_t i = 0; i < m->n_params; i++)
             TRYG(load_param(m, &m->params[i], &src[i], m->master + m->params[i].offset, DT_F32, chunk), out);
         TRYG(model_refresh(m), out);
@@ -423,6 +450,7 @@ static int load_weights(struct model *m, const struct source *src) {
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
     for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+    if (m->master) TRYG(load_own(m, src, chunk), out);
     TRYG(dev_sync(m->dev), out);
 out:
     dev_free(m->dev, stage, stage_bytes);
@@ -438,6 +466,22 @@ int model__alloc(struct model *m, int on_host, size_t bytes, void **out) {
 void model__release(struct model *m, int on_host, void *p, size_t bytes) {
     if (m->flags & on_host) dev_host_free(m->dev, p, bytes);
     else dev_free(m->dev, p, bytes);
+}
+
+/* Never 0: where there is a master there is memory of it. */
+static size_t master_bytes(const struct model *m) { return (size_t)(m->n_master > 0 ? m->n_master : 1) * sizeof(float); }
+
+int model__alloc_master(struct model *m) {
+    void *p = NULL;
+    m->n_master = m->n_train;
+    if (m->shard.size > 1) {
+        m->n_own = model_own(m, m->shard, &m->own);
+        m->n_master = 0;
+        for (int64_t i = 0; i < m->n_own; i++) m->n_master += m->own[i].hi - m->own[i].lo;
+    }
+    TRY(model__alloc(m, MODEL_HOST_MASTER, master_bytes(m), &p));
+    m->master = p;
+    return 0;
 }
 
 static int alloc_rope(struct model *m, int64_t max_len) {
@@ -464,11 +508,7 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
     ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
     model__weights_layout(m, &ar);
     model__find_flat(m);
-    if (a->flags & MODEL_TRAIN) {
-        void *p = NULL;
-        TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)m->n_elems * sizeof(float), &p));
-        m->master = p;
-    }
+    if (a->flags & MODEL_TRAIN) TRY(model__alloc_master(m));
     return alloc_rope(m, a->max_len);
 }
 
@@ -498,6 +538,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     m->dev = dev;
     m->act = a->act;
     m->flags = a->flags;
+    m->shard = a->shard;
     TRYG(model_config_load(&m->cfg, a->dir), out);
     if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
     if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
@@ -559,7 +600,8 @@ int model_open_reward(struct model **out, struct dev *dev, const struct model_op
 void model_close(struct model *m) {
     if (!m) return;
     dev_free(m->dev, m->rope.data, (size_t)tensor_count(m->rope) * sizeof(float));
-    model__release(m, MODEL_HOST_MASTER, m->master, (size_t)m->n_train * sizeof(float));
+    model__release(m, MODEL_HOST_MASTER, m->master, master_bytes(m));
+    free(m->own);
     model__lora_free(m);
     model__stream_free(m);
     model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
@@ -568,7 +610,10 @@ void model_close(struct model *m) {
     free(m);
 }
 
-int model_refresh(struct model *m) { return model_refresh_from(m, m->master); }
+int model_refresh(struct model *m) {
+    CHECK(!m->own);
+    return model_refresh_from(m, m->master);
+}
 
 int model_refresh_from(struct model *m, float *flat) {
     CHECK(flat != NULL && !m->stream);
@@ -583,8 +628,55 @@ int model_refresh_from(struct model *m, float *flat) {
     return 0;
 }
 
-int model__set_trained(struct model *m, const float *flat) {
-    TRY(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat));
+/* The compute copy from a master in host memory, group by group or in chunks: the device need not have room for all of it. */
+static int refresh_from_host(struct model *m, const float *flat) {
+    const bool chunks = m->flat.data != NULL;
+    size_t most = chunks ? (size_t)STAGE : 1;
+    void *stage = NULL;
+    int rc = 0;
+    for (int64_t i = 0; !chunks && i < m->n_groups; i++) {
+        const size_t n = (size_t)model__group_count(&m->groups[i]);
+        most = n > most ? n : most;
+    }
+    TRY(dev_alloc(m->dev, most * sizeof *flat, &stage));
+    for (int64_t at = 0, n; chunks && at < m->n_elems; at += n) {
+        n = m->n_elems - at < STAGE ? m->n_elems - at : STAGE;
+        TRYG(dev_copy_in(m->dev, stage, flat + at, (size_t)n * sizeof *flat), out);
+        TRYG(dev_cast(m->dev, tensor_1d((char *)m->flat.data + (size_t)at * dtype_size(m->act), m->act, n),
+                      tensor_1d(stage, DT_F32, n)),
+             out);
+    }
+    for (int64_t i = 0; !chunks && i < m->n_groups; i++) {
+        const struct model_group *g = &m->groups[i];
+        TRYG(dev_copy_in(m->dev, stage, flat + g->offset, (size_t)model__group_count(g) * sizeof *flat), out);
+        if (g->k) TRYG(dev_weight_pack(m->dev, g->mat, tensor_2d(stage, DT_F32, g->n, g->k)), out);
+        else TRYG(dev_cast(m->dev, g->vec, tensor_1d(stage, DT_F32, g->n)), out);
+    }
+    TRYG(dev_sync(m->dev), out);
+out:
+    dev_free(m->dev, stage, most * sizeof *flat);
+    return rc;
+}
+
+int model_set_master(struct model *m, const float *flat) {
+    const size_t bytes = (size_t)m->n_train * sizeof *flat;
+    float *at = m->master;
+    void *whole = NULL;
+    int rc = 0;
+    for (int64_t i = 0; i < m->n_own; i++) {
+        const struct model_range r = m->own[i];
+        TRY(dev_copy_in(m->dev, at, flat + r.lo, (size_t)(r.hi - r.lo) * sizeof *flat));
+        at += r.hi - r.lo;
+    }
+    if (!m->own) TRY(dev_copy_in(m->dev, m->master, flat, bytes));
     TRY(dev_sync(m->dev));
-    return model_refresh(m);
+    if (!m->own) return model_refresh(m);
+    if (!m->lora) return refresh_from_host(m, flat);
+    TRY(dev_alloc(m->dev, bytes, &whole));
+    TRYG(dev_copy_in(m->dev, whole, flat, bytes), out);
+    TRYG(model_refresh_from(m, whole), out);
+    TRYG(dev_sync(m->dev), out);
+out:
+    dev_free(m->dev, whole, bytes);
+    return rc;
 }

@@ -23,6 +23,7 @@ struct model_open_args {
                               A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */
     const struct model *base; /* with MODEL_SHARED_BASE: a frozen model of the same directory, act and quant, on the same
                                  device; borrowed, and closed after this one */
+    struct model_shard shard; /* what the master holds of what is trained, an adapter's too */
 };
 /* Validates every tensor (name, shape, dtype, finiteness of values) before use.
  * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */
@@ -34,11 +35,13 @@ int model_open_value(struct model **out, struct dev *dev, const struct model_ope
 int model_open_reward(struct model **out, struct dev *dev, const struct model_open_args *a);
 void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
- * For a critic c has gone through model_config_make_value. */
+ * For a critic c has gone through model_config_make_value. The master of a shard: of the largest. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
-/* master -> compute copy, after a load of the master. */
+/* master -> compute copy, after a load of a whole master. */
 int model_refresh(struct model *m);
 /* The same from another flat array (n_train) f32 on the device: a copy of a master in host memory. */
 int model_refresh_from(struct model *m, float *flat);
+/* What is trained, from host memory (n_train): to the master what m's shard has of it, to the compute copy all. */
+int model_set_master(struct model *m, const float *flat);
 
 #endif

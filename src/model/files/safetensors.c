@@ -13,13 +13,10 @@
 #include "base/json.h"
 #include "base/map.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { LEN_BYTES = 8, MAX_HEADER = 100000000 /* the safetensors library's limit */, WRITE_CHUNK = 4 << 20 };
+enum { LEN_BYTES = 8, MAX_HEADER = 100000000 /* the safetensors library's limit */, READ_CHUNK = 1 << 20 };
 
 struct st_file {
     struct file_map map;
@@ -214,38 +211,44 @@ out:
     return rc;
 }
 
-static int write_all(int fd, const char *path, const char *p, size_t n) {
-    while (n > 0) {
-        const ssize_t w = write(fd, p, n);
-        if (w < 0 && errno == EINTR) continue;
-        if (w < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
-        p += w;
-        n -= (size_t)w;
+/* One tensor, in pieces of whole elements. */
+static int write_tensor(struct file_writer *w, const struct st_write_tensor *t) {
+    const size_t bytes = tensor_bytes(t), size = dtype_size(t->dt);
+    for (size_t off = 0, n; off < bytes; off += n) {
+        char element[8], *to;
+        size_t room;
+        TRY(file_writer_room(w, (void **)&to, &room));
+        const bool fits = room >= size; /* one that does not goes across two pieces */
+        n = fits ? room - room % size : size;
+        if (n > READ_CHUNK) n = READ_CHUNK;
+        if (n > bytes - off) n = bytes - off;
+        TRY(t->read(t->arg, off, fits ? to : element, n));
+        if (fits) file_writer_add(w, n);
+        else TRY(file_writer_put(w, element, n));
     }
     return 0;
 }
 
-int st_write(const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+static int write_file(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
     int rc = 0;
+    size_t bytes = 0;
     struct buf header = {0};
-    char *chunk = NULL;
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+    for (int64_t i = 0; i < n; i++) bytes += tensor_bytes(&t[i]);
     TRYG(build_header(&header, t, n, metadata), out);
-    TRYG(write_all(fd, path, header.p, header.n), out);
-    chunk = xmalloc(WRITE_CHUNK);
-    for (int64_t i = 0; i < n; i++) {
-        const size_t bytes = tensor_bytes(&t[i]);
-        for (size_t off = 0; off < bytes; off += WRITE_CHUNK) {
-            const size_t want = bytes - off < WRITE_CHUNK ? bytes - off : WRITE_CHUNK;
-            TRYG(t[i].read(t[i].arg, off, chunk, want), out);
-            TRYG(write_all(fd, path, chunk, want), out);
-        }
-    }
-    if (fsync(fd) < 0) FAILG(out, ERR_IO, "%s: %s", path, strerror(errno));
+    TRYG(file_writer_begin(w, path, header.n + bytes), out);
+    TRYG(file_writer_put(w, header.p, header.n), out);
+    for (int64_t i = 0; i < n; i++) TRYG(write_tensor(w, &t[i]), out);
+    TRYG(file_writer_end(w), out);
 out:
-    if (close(fd) < 0 && rc == 0) rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
-    free(chunk);
     buf_free(&header);
     return rc;
+}
+
+int st_write(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+    struct file_writer *own = NULL;
+    if (!w) file_writer_open(&own);
+    int rc = write_file(w ? w : own, path, t, n, metadata);
+    if (rc == 0 && own) rc = file_writer_finish(own);
+    file_writer_close(own);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

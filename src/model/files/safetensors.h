@@ -2,6 +2,7 @@
 #ifndef VERLC_MODEL_SAFETENSORS_H
 #define VERLC_MODEL_SAFETENSORS_H
 
+#include "base/file_writer.h"
 #include "dev/dev.h"
 
 #include <jansson.h>
@@ -32,7 +33,8 @@ struct st_write_tensor {
     int (*read)(void *arg, size_t off, void *dst, size_t n);
     void *arg;
 };
-/* Writes path (not atomic itself: ckpt publishes whole directories), fsyncs. metadata may be NULL. */
-int st_write(const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
+/* Writes path (not atomic itself: ckpt publishes whole directories). metadata may be NULL. w: on disk once file_writer_finish
+ * says so; NULL: on return. ERR_IO, or what a read says. */
+int st_write(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
 
 #endif

@@ -135,6 +135,37 @@ static void use_params(struct model *m, const struct model_lora *l) {
     m->n_train = l->n_elems;
 }
 
+int model_shape(struct model **out, const struct model_config *c, struct dev *dev, enum dtype act, enum quant_kind quant,
+                const struct lora_config *lora) {
+    struct model *m = xcalloc(1, sizeof *m);
+    struct arena measure = {0};
+    int rc = 0;
+    m->cfg = *c;
+    m->dev = dev;
+    m->act = act;
+    model__params_build(m);
+    model__quant_create(m, quant);
+    model__weights_layout(m, &measure);
+    if (lora) {
+        m->lora = xcalloc(1, sizeof *m->lora);
+        m->lora->cfg = config_copy(lora);
+        TRYG(model__lora_build(m->lora, m), out);
+        use_params(m, m->lora);
+    }
+    *out = m;
+    m = NULL;
+out:
+    model_shape_free(m);
+    return rc;
+}
+
+void model_shape_free(struct model *m) {
+    if (!m) return;
+    model__lora_free(m);
+    model__params_free(m);
+    free(m);
+}
+
 int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
                     const struct lora_config *lc, const struct optim_config *o) {
     struct model m = {.cfg = *c, .dev = dev, .act = act};
@@ -165,7 +196,6 @@ void model__lora_free(struct model *m) {
 
 /* An adapter with its memory, master not filled yet. */
 static int attach(struct model *m, const struct lora_config *c) {
-    void *master = NULL;
     struct arena a = {0};
     CHECK(m->master == NULL && m->lora == NULL); /* an inference-only model: its weights are frozen */
     struct model_lora *l = m->lora = xcalloc(1, sizeof *l);
@@ -177,10 +207,8 @@ static int attach(struct model *m, const struct lora_config *c) {
     a = (struct arena){.base = l->block, .cap = l->block_bytes};
     model__lora_layout(l, m, &a);
     TRY(dev_zero(m->dev, l->vec, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float)));
-    TRY(model__alloc(m, MODEL_HOST_MASTER, (size_t)l->n_elems * sizeof(float), &master));
-    m->master = master;
     use_params(m, l);
-    return 0;
+    return model__alloc_master(m);
 }
 
 int model__lora_attach(struct model *m, const struct lora_config *c) { /* model_close frees what is there after an error */
@@ -233,7 +261,7 @@ int model_lora_create(struct model *m, const struct lora_config *c, uint64_t see
         const float bound = (float)(1 / sqrt((double)p->cols)); /* Kaiming with a = sqrt(5) */
         for (int64_t k = 0; k < p->rows * p->cols; k++) flat[p->offset + k] = bound * uniform(seed, (uint32_t)i, k);
     }
-    TRYG(model__set_trained(m, flat), out);
+    TRYG(model_set_master(m, flat), out);
 out:
     free(flat);
     return rc;

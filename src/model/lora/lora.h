@@ -2,6 +2,7 @@
 #ifndef VERLC_MODEL_LORA_H
 #define VERLC_MODEL_LORA_H
 
+#include "base/file_writer.h"
 #include "model/parameters.h"
 
 #include <jansson.h>
@@ -33,8 +34,13 @@ int model_lora_create(struct model *m, const struct lora_config *l, uint64_t see
  * file and tensor; ERR_INPUT: an adapter that was made for another base. */
 int model_lora_load(struct model *m, const char *dir);
 void model_lora_set_base(struct model *m, const char *base); /* after a load: the name it will be written with */
-/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). */
-int model_lora_export(const struct model *m, const char *dir);
+/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). w: of the latter, as st_write has
+ * it, may be NULL. */
+int model_lora_export(const struct model *m, const char *dir, struct file_writer *w);
+/* A model's parameters, with an adapter's where lora is not NULL, without any memory: for sizes of what is to be opened. */
+int model_shape(struct model **out, const struct model_config *c, struct dev *dev, enum dtype act, enum quant_kind quant,
+                const struct lora_config *lora);
+void model_shape_free(struct model *m); /* NULL ok */
 /* What an adapter takes on the device, in bytes. */
 struct optim_config;
 struct lora_plan {

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "model/files/files_int.h"
+#include "model/files/load.h"
 #include "model/files/safetensors.h"
 #include "model/lora/lora_int.h"
 
@@ -105,7 +106,7 @@ static int fill_master(struct model *m, const struct st_file *f, const char *pat
         model__convert(flat + p->offset, DT_F32, t->data, t->dt, p->rows * p->cols);
     }
     TRYG(check_unused(m, f, path), out);
-    TRYG(model__set_trained(m, flat), out);
+    TRYG(model_set_master(m, flat), out);
 out:
     free(flat);
     return rc;
@@ -154,7 +155,7 @@ static int read_slice(void *arg, size_t off, void *dst, size_t n) {
     return dev_copy_out(s->m->dev, dst, (const char *)(s->m->master + s->p->offset) + off, n);
 }
 
-static int write_tensors(const struct model *m, const char *path) {
+static int write_tensors(const struct model *m, const char *path, struct file_writer *w) {
     const size_t n = (size_t)m->n_train_params;
     struct slice *s = xcalloc(n, sizeof *s);
     struct st_write_tensor *t = xcalloc(n, sizeof *t);
@@ -166,21 +167,21 @@ static int write_tensors(const struct model *m, const char *path) {
         t[i] = (struct st_write_tensor){
             .name = s[i].name, .dt = DT_F32, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_slice, .arg = &s[i]};
     }
-    const int rc = st_write(path, t, m->n_train_params, meta);
+    const int rc = st_write(w, path, t, m->n_train_params, meta);
     json_decref(meta);
     free(t);
     free(s);
     return rc;
 }
 
-int model_lora_export(const struct model *m, const char *dir) {
+int model_lora_export(const struct model *m, const char *dir, struct file_writer *w) {
     CHECK(m->lora != NULL);
     char *config = file_join(dir, "adapter_config.json"), *tensors = file_join(dir, "adapter_model.safetensors");
     json_t *o = model__lora_json(m);
     int rc = 0;
     CHECK(o != NULL);
     TRYG(file_mkdirs(dir), out);
-    TRYG(write_tensors(m, tensors), out);
+    TRYG(write_tensors(m, tensors, w), out);
     TRYG(json_save_atomic(config, o), out);
     TRYG(file_fsync_dir(dir), out);
 out:

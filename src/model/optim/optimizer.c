@@ -65,8 +65,7 @@ static enum optim_kind rule_of(const struct model *m, const struct model_param *
 }
 
 /* The next stretch of o's arrays for elements [lo, lo + n) of one parameter. */
-static struct optim_run place(struct optim *o, const struct model_param *p, int64_t lo, int64_t n, enum optim_kind rule,
-                              bool momentum) {
+static struct optim_run place(struct optim *o, const struct model_param *p, int64_t lo, int64_t n, enum optim_kind rule) {
     struct optim_run r = {.rule = rule,
                           .offset = p->offset + lo,
                           .n = n,
@@ -87,7 +86,7 @@ static struct optim_run place(struct optim *o, const struct model_param *p, int6
         o->n_b += (r.n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
         return r;
     }
-    if (rule != OPTIM_SGD || momentum) {
+    if (rule != OPTIM_SGD || o->momentum) {
         r.m_at = o->n_m;
         o->n_m += r.n;
     }
@@ -112,14 +111,14 @@ static void add_run(struct optim *o, struct optim_run r) {
 }
 
 /* The segments of a range, and a run for each of its parameters. */
-static void add_range(struct optim *o, const struct model *m, struct model_range own, bool momentum) {
+static void add_range(struct optim *o, const struct model *m, struct model_range own) {
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
         const int64_t end = p->offset + p->rows * p->cols, lo = own.lo > p->offset ? own.lo : p->offset,
                       hi = own.hi < end ? own.hi : end;
         if (lo >= hi) continue;
         CHECK((lo - p->offset) % DEV_SEGMENT == 0 && (hi == end || (hi - p->offset) % DEV_SEGMENT == 0));
-        struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind), momentum);
+        struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind));
         r.n_seg = (r.n + DEV_SEGMENT - 1) / DEV_SEGMENT;
         for (int64_t k = 0; o->segments && k < r.n_seg; k++) {
             int64_t *s = &o->segments[2 * (r.seg + k)];
@@ -132,11 +131,11 @@ static void add_range(struct optim *o, const struct model *m, struct model_range
 }
 
 /* own NULL: all that m trains. Without o->segments they are counted alone, since a plan may be of any shape. */
-static void make_runs(struct optim *o, const struct model *m, bool momentum, const struct model_range *own, int64_t n) {
+static void make_runs(struct optim *o, const struct model *m, const struct model_range *own, int64_t n) {
     const struct model_range all = {0, m->n_train};
     o->runs = xcalloc((size_t)(m->n_train_params + n), sizeof *o->runs); /* a range's end splits one parameter */
-    if (!own) add_range(o, m, all, momentum);
-    for (int64_t i = 0; own && i < n; i++) add_range(o, m, own[i], momentum);
+    if (!own) add_range(o, m, all);
+    for (int64_t i = 0; own && i < n; i++) add_range(o, m, own[i]);
 }
 
 /* a: the device's block; h: the host's, or measuring. */
@@ -153,14 +152,32 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
     o->host_bytes = h->used;
 }
 
-size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) {
-    struct optim o = {.kind = c->kind, .host_state = c->host_state, .host_master = c->host_master};
+static size_t part_bytes(const struct model *m, const struct optim_config *c, const struct model_range *own, int64_t n,
+                         size_t *host) {
+    struct optim o = {.kind = c->kind, .momentum = c->momentum != 0, .host_state = c->host_state, .host_master = c->host_master};
     struct arena a = {0}, h = {0};
-    make_runs(&o, m, c->momentum != 0, NULL, 0);
+    make_runs(&o, m, own, n);
     layout(&o, m->dev, m->act, &a, &h);
     free(o.runs);
     if (host) *host = o.host_bytes;
     return o.block_bytes;
+}
+
+size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) { return part_bytes(m, c, NULL, 0, host); }
+
+size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host) {
+    size_t most = 0, most_host = 0;
+    for (s.rank = 0; s.rank < s.size; s.rank++) {
+        struct model_range *own;
+        size_t on_host;
+        const int64_t n = model_own(m, s, &own);
+        const size_t bytes = part_bytes(m, c, own, n, &on_host);
+        if (bytes > most) most = bytes;
+        if (on_host > most_host) most_host = on_host;
+        free(own);
+    }
+    if (host) *host = most_host;
+    return most;
 }
 
 size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc, size_t *host) {
@@ -197,7 +214,8 @@ int optim_create_part(struct optim **out, struct model *m, const struct optim_co
     o->host_state = c->host_state;
     o->host_master = c->host_master;
     o->segments = xmalloc((size_t)model_n_segments(m) * 2 * sizeof *o->segments);
-    make_runs(o, m, c->momentum != 0, own, n);
+    o->momentum = c->momentum != 0;
+    make_runs(o, m, own, n);
     o->sums = xmalloc((size_t)o->n_segments * sizeof *o->sums);
     layout(o, m->dev, m->act, &a, &h);
     TRYG(dev_alloc(m->dev, o->block_bytes, &o->block), fail);
@@ -226,7 +244,7 @@ void optim_destroy(struct optim *o, struct model *m) {
     free(o);
 }
 
-int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
+static void all_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
     const bool adam = o->kind == OPTIM_ADAMW || o->kind == OPTIM_ADAMW8;
     const struct optim_array all[OPTIM_MAX_ARRAYS] = {
         {adam ? "exp_avg" : "momentum_buffer", DT_F32, o->n_m, o->m},
@@ -236,9 +254,81 @@ int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]
         {"exp_avg_sq_code", DT_U8, o->n_q, o->v_code},
         {"exp_avg_sq_scale", DT_F32, o->n_b, o->v_scale},
     };
+    memcpy(out, all, sizeof all);
+}
+
+int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
+    struct optim_array all[OPTIM_MAX_ARRAYS];
     int n = 0;
+    all_arrays(o, all);
     for (int i = 0; i < OPTIM_MAX_ARRAYS; i++)
         if (all[i].n > 0) out[n++] = all[i];
+    return n;
+}
+
+void optim_set_array(struct optim *o, const struct optim_array *a, void *data) {
+    const struct {
+        const char *name;
+        void **data;
+        int64_t *n;
+    } members[] = {{"exp_avg", (void **)&o->m, &o->n_m},
+                   {"momentum_buffer", (void **)&o->m, &o->n_m},
+                   {"exp_avg_sq", (void **)&o->v, &o->n_v},
+                   {"exp_avg_code", (void **)&o->m_code, &o->n_q},
+                   {"exp_avg_scale", (void **)&o->m_scale, &o->n_b},
+                   {"exp_avg_sq_code", (void **)&o->v_code, &o->n_q},
+                   {"exp_avg_sq_scale", (void **)&o->v_scale, &o->n_b}};
+    size_t i = 0;
+    while (i < sizeof members / sizeof *members && strcmp(members[i].name, a->name) != 0) i++;
+    CHECK(i < sizeof members / sizeof *members);
+    *members[i].data = data;
+    *members[i].n = a->n;
+}
+
+/* The places of a run in master and the arrays of all_arrays; -1: none. */
+static void places_of(const struct optim_run *r, int64_t at, int64_t out[OPTIM_MAX_ARRAYS + 1]) {
+    const int64_t places[] = {at, r->m_at, r->v_at, r->q_at, r->b_at, r->q_at, r->b_at};
+    memcpy(out, places, sizeof places);
+}
+
+/* Adds array k's piece of the run r, which is in the run `whole` of the model's optimizer. */
+static void add_piece(struct optim_piece *p, int64_t *n, int array, int k, const struct optim_run *r,
+                      const struct optim_run *whole) {
+    const bool blocks = k == 4 || k == 6;
+    const int64_t unit = blocks ? DEV_QUANT_BLOCK : 1;
+    int64_t here[OPTIM_MAX_ARRAYS + 1], there[OPTIM_MAX_ARRAYS + 1];
+    places_of(r, r->at, here);
+    places_of(whole, whole->at, there);
+    if (here[k] < 0) return;
+    const struct optim_piece x = {array, there[k] + (r->offset - whole->offset) / unit, here[k], (r->n + unit - 1) / unit};
+    struct optim_piece *last = *n > 0 ? &p[*n - 1] : NULL;
+    if (last && last->array == array && last->at + last->n == x.at && last->own + last->n == x.own) last->n += x.n;
+    else p[(*n)++] = x;
+}
+
+int optim_pieces(const struct optim *o, const struct model *m, struct optim_array whole[OPTIM_MAX_ARRAYS + 1],
+                 struct optim_piece **pieces, int64_t *n_pieces) {
+    struct optim_array own[OPTIM_MAX_ARRAYS], all[OPTIM_MAX_ARRAYS];
+    struct optim w = {.kind = o->kind, .momentum = o->momentum};
+    int n = 0;
+    make_runs(&w, m, NULL, 0);
+    all_arrays(o, own);
+    all_arrays(&w, all);
+    *pieces = xmalloc((size_t)(o->n_runs * (OPTIM_MAX_ARRAYS + 1) + 1) * sizeof **pieces);
+    *n_pieces = 0;
+    for (int k = 0; k <= OPTIM_MAX_ARRAYS; k++) {
+        if (k > 0 && all[k - 1].n == 0) continue;
+        if (k == 0) whole[n] = (struct optim_array){"master", DT_F32, w.n_own, o->n_own > 0 ? m->master : NULL};
+        else
+            whole[n] =
+                (struct optim_array){all[k - 1].name, all[k - 1].dt, all[k - 1].n, own[k - 1].n > 0 ? own[k - 1].data : NULL};
+        for (int64_t i = 0, j = 0; i < o->n_runs; i++) {
+            while (w.runs[j].offset + w.runs[j].n <= o->runs[i].offset) j++;
+            add_piece(*pieces, n_pieces, n, k, &o->runs[i], &w.runs[j]);
+        }
+        n++;
+    }
+    free(w.runs);
     return n;
 }
 

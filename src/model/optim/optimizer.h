@@ -63,6 +63,7 @@ struct optim {
         size_t pack_bytes;
         float *piece[2][3]; /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
     } s;
+    bool momentum; /* SGD: it keeps one */
     bool host_state, host_master;
     void *host_block; /* the state arrays where they are in host memory; owned */
     size_t host_bytes;
@@ -72,6 +73,8 @@ struct optim {
 };
 /* Device bytes of the state of this optimizer for a model of this shape. *host: bytes in host memory; NULL ok. */
 size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
+/* The same of a rank's part, the largest of the ranks; m: a shape is enough. */
+size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host);
 /* c: which optimizer, and its momentum; the rest may change from step to step. All state is zero. */
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c);
 /* Of the ranges own (n) alone, in order, each a run of segments; Muon's hold whole matrices. Then master, gradients and state
@@ -87,6 +90,18 @@ struct optim_array {
     void *data; /* device */
 };
 int optim_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]);
+/* o takes elements at `data` for its array of a's name, and a's length for its own. */
+void optim_set_array(struct optim *o, const struct optim_array *a, void *data);
+/* Where the arrays of an optimizer of some ranges are in those of the whole model's: elements [own, own + n) here are
+ * [at, at + n) there. */
+struct optim_piece {
+    int array; /* of `whole` */
+    int64_t at, own, n;
+};
+/* whole: the arrays of a checkpoint, master and then optim_arrays of the whole, with their lengths there; data: this
+ * optimizer's own elements, NULL: it has none. pieces: by array, then by place; caller frees. Returns how many arrays. */
+int optim_pieces(const struct optim *o, const struct model *m, struct optim_array whole[OPTIM_MAX_ARRAYS + 1],
+                 struct optim_piece **pieces, int64_t *n_pieces);
 struct optim_result {
     double grad_norm;    /* before clipping; not finite: nothing was changed */
     char bad_tensor[96]; /* first tensor with a non-finite gradient, or "" */
