@@ -6,33 +6,33 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/thread_pool.h"
+#include "ckpt/rank_copy.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-enum { MAX_PARTS = 2, COPY_STREAM = 0 };
+enum { MAX_PARTS = 2 };
 
-/* One part in host memory. */
+/* One part in host memory, on rank 0. */
 struct copy {
-    struct ckpt_part from, view;
+    struct optim *from;
+    struct ckpt_part view;
     struct model model; /* the view's; all but master and dev are the model's own, and do not change */
     struct optim optim;
-    void *block; /* master, then the optimizer's arrays */
-    size_t bytes;
 };
 
 struct ckpt_async {
-    struct dev *dev; /* of the models */
+    struct comm *comm; /* NULL: one rank */
     struct dev host;
+    struct rank_copy *memory; /* of each part master, then the optimizer's arrays, as long as a whole model's */
     struct copy copy[MAX_PARTS];
     int n_parts;
     struct ckpt_part views[MAX_PARTS];
     struct ckpt_save_args args; /* parts: views; trainer: owned */
     void (*before)(void *arg);
     void *before_arg;
-    enum { IDLE, COPIED, WRITING } state; /* WRITING until it is taken */
+    enum { IDLE, COPIED, WRITING } state; /* WRITING until it is taken; on other ranks than 0 IDLE */
     pthread_t thread;
     bool joinable;
     pthread_mutex_t lock;
@@ -42,23 +42,34 @@ struct ckpt_async {
     struct err_saved why;
 };
 
-/* master and the optimizer's arrays of a part; how many. */
-static int arrays_of(const struct ckpt_part *p, struct optim_array out[OPTIM_MAX_ARRAYS + 1]) {
-    out[0] = (struct optim_array){"master", DT_F32, p->model->n_train, p->model->master};
-    return 1 + optim_arrays(p->optim, out + 1);
-}
+/* ---- the parts, and where they are in the memory ---- */
 
-static size_t array_bytes(const struct optim_array *a) { return (size_t)a->n * dtype_size(a->dt); }
-static size_t room_of(const struct optim_array *a) { return (array_bytes(a) + 63) & ~(size_t)63; } /* in the block */
+/* master and the optimizer's arrays of a whole model, and where each begins. */
+struct layout {
+    struct optim_array whole[OPTIM_MAX_ARRAYS + 1];
+    size_t at[OPTIM_MAX_ARRAYS + 1];
+    int n;
+};
 
-/* The pointer of o that has the array `data`. */
-static void **place_of(struct optim *o, const void *data) {
-    void **const at[] = {(void **)&o->m,      (void **)&o->v,       (void **)&o->m_code,
-                         (void **)&o->v_code, (void **)&o->m_scale, (void **)&o->v_scale};
-    for (size_t i = 0; i < sizeof at / sizeof *at; i++)
-        if (*at[i] == data) return at[i];
-    CHECK(!"an array of the optimizer without a member");
-    return NULL;
+/* A part's layout behind *bytes, and what this rank copies to it, added to pieces. */
+static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struct layout *l, size_t *bytes,
+                    struct rank_copy_piece **pieces, int64_t *n, int64_t *cap) {
+    struct optim_piece *own;
+    int64_t n_own;
+    const bool here = p->model->own || !s->comm || comm_rank(s->comm) == 0; /* what is not dealt to the ranks is rank 0's */
+    l->n = optim_pieces(p->optim, p->model, l->whole, &own, &n_own);
+    for (int i = 0; i < l->n; i++) {
+        l->at[i] = *bytes;
+        *bytes += ((size_t)l->whole[i].n * dtype_size(l->whole[i].dt) + 63) & ~(size_t)63;
+    }
+    for (int64_t i = 0; here && i < n_own; i++) {
+        const struct optim_array *a = &l->whole[own[i].array];
+        const size_t size = dtype_size(a->dt);
+        xgrow((void **)pieces, cap, *n + 1, sizeof **pieces);
+        (*pieces)[(*n)++] = (struct rank_copy_piece){(const char *)a->data + (size_t)own[i].own * size,
+                                                     l->at[own[i].array] + (size_t)own[i].at * size, (size_t)own[i].n * size};
+    }
+    free(own);
 }
 
 /* The compute copy stays on the device, where the writing thread must not look. */
@@ -68,33 +79,44 @@ static void hide_weights(struct model *m) {
     m->weights = NULL;
 }
 
-static int open_copy(struct ckpt_async *s, struct copy *c, const struct ckpt_part *p) {
-    struct optim_array a[OPTIM_MAX_ARRAYS + 1];
-    c->from = *p;
+/* The whole model and optimizer as if they were in host memory. */
+static void make_view(struct ckpt_async *s, struct copy *c, const struct ckpt_part *p, const struct layout *l) {
+    char *const memory = rank_copy_memory(s->memory);
+    c->from = p->optim;
     c->model = *p->model;
     c->optim = *p->optim;
-    const int n = arrays_of(p, a);
-    for (int i = 0; i < n; i++) c->bytes += room_of(&a[i]);
-    TRY(dev_host_alloc(s->dev, c->bytes, &c->block));
-    char *at = c->block;
-    for (int i = 0; i < n; i++) {
-        if (i == 0) c->model.master = (float *)(void *)at;
-        else *place_of(&c->optim, a[i].data) = at;
-        at += room_of(&a[i]);
-    }
+    c->model.master = (float *)(void *)(memory + l->at[0]);
+    c->model.own = NULL;
+    c->model.n_own = 0;
+    c->model.n_master = c->model.n_train;
+    for (int i = 1; i < l->n; i++) optim_set_array(&c->optim, &l->whole[i], memory + l->at[i]);
     c->model.dev = &s->host;
     hide_weights(&c->model);
     c->view = *p;
     c->view.model = &c->model;
     c->view.optim = &c->optim;
+    s->views[c - s->copy] = c->view;
+}
+
+static int open_memory(struct ckpt_async *s, const struct ckpt_part *parts) {
+    struct layout l[MAX_PARTS];
+    struct rank_copy_piece *pieces = NULL;
+    int64_t n = 0, cap = 0;
+    size_t bytes = 0;
+    for (int i = 0; i < s->n_parts; i++) lay_out(s, &parts[i], &l[i], &bytes, &pieces, &n, &cap);
+    const int rc = rank_copy_open(&s->memory, parts[0].model->dev, s->comm, bytes, pieces, n);
+    free(pieces);
+    TRY(rc);
+    for (int i = 0; i < s->n_parts && rank_copy_memory(s->memory); i++) make_view(s, &s->copy[i], &parts[i], &l[i]);
     return 0;
 }
 
-int ckpt_async_open(struct ckpt_async **out, const struct ckpt_part *parts, int n_parts) {
+int ckpt_async_open(struct ckpt_async **out, const struct ckpt_part *parts, int n_parts, struct comm *c) {
     struct ckpt_async *s = xcalloc(1, sizeof *s);
     int rc = 0;
     CHECK(n_parts >= 1 && n_parts <= MAX_PARTS);
-    s->dev = parts[0].model->dev;
+    s->comm = c && comm_size(c) > 1 ? c : NULL;
+    s->n_parts = n_parts;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
@@ -102,8 +124,7 @@ int ckpt_async_open(struct ckpt_async **out, const struct ckpt_part *parts, int 
     pthread_cond_init(&s->changed, &clock);
     pthread_condattr_destroy(&clock);
     TRYG(dev_open_ref(&s->host), out);
-    for (; s->n_parts < n_parts; s->n_parts++) TRYG(open_copy(s, &s->copy[s->n_parts], &parts[s->n_parts]), out);
-    for (int i = 0; i < n_parts; i++) s->views[i] = s->copy[i].view;
+    rc = open_memory(s, parts);
 out:
     if (rc < 0) ckpt_async_close(s);
     else *out = s;
@@ -118,7 +139,7 @@ static void join(struct ckpt_async *s) {
 void ckpt_async_close(struct ckpt_async *s) {
     if (!s) return;
     join(s);
-    for (int i = 0; i < MAX_PARTS; i++) dev_host_free(s->dev, s->copy[i].block, s->copy[i].bytes);
+    rank_copy_close(s->memory);
     json_decref((json_t *)(uintptr_t)s->args.trainer);
     dev_close(&s->host);
     pthread_cond_destroy(&s->changed);
@@ -126,19 +147,11 @@ void ckpt_async_close(struct ckpt_async *s) {
     free(s);
 }
 
-static int copy_part(struct ckpt_async *s, struct copy *c) {
-    struct optim_array from[OPTIM_MAX_ARRAYS + 1];
-    const int n = arrays_of(&c->from, from);
-    char *at = c->block;
-    for (int i = 0; i < n; at += room_of(&from[i++])) TRY(dev_evict(s->dev, COPY_STREAM, at, from[i].data, array_bytes(&from[i])));
-    c->optim.step = c->from.optim->step;
-    return 0;
-}
-
 int ckpt_async_copy(struct ckpt_async *s, const struct ckpt_save_args *a) {
     CHECK(s->state == IDLE && a->n_parts == s->n_parts);
-    for (int i = 0; i < s->n_parts; i++) TRY(copy_part(s, &s->copy[i]));
-    TRY(dev_copy_stream_sync(s->dev, COPY_STREAM));
+    TRY(rank_copy_run(s->memory));
+    if (!rank_copy_memory(s->memory)) return 0;
+    for (int i = 0; i < s->n_parts; i++) s->copy[i].optim.step = s->copy[i].from->step;
     json_decref((json_t *)(uintptr_t)s->args.trainer);
     s->args = *a;
     s->args.parts = s->views;
@@ -146,6 +159,13 @@ int ckpt_async_copy(struct ckpt_async *s, const struct ckpt_save_args *a) {
     s->state = COPIED;
     s->done = false;
     return 0;
+}
+
+int ckpt_async_save(struct ckpt_async *s, const struct ckpt_save_args *a) {
+    TRY(ckpt_async_copy(s, a));
+    if (s->state != COPIED) return 0;
+    s->state = IDLE;
+    return ckpt_save(&s->args);
 }
 
 static void *write_copy(void *arg) {
@@ -190,6 +210,3 @@ int ckpt_async_take(struct ckpt_async *s, double wait_s, int64_t *step) {
     if (s->rc < 0) err_restore(&s->why);
     return s->rc < 0 ? s->rc : 1;
 }
-
-bool ckpt_async_copied(const struct ckpt_async *s) { return s->state == COPIED; }
-bool ckpt_async_busy(const struct ckpt_async *s) { return s->state == WRITING; }

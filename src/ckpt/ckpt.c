@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/file_writer.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -17,6 +18,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,7 @@
 #define PREFIX "global_step_"
 #define OLD ".old.tmp" /* file_replace_dir's */
 #define TRACKER "latest_checkpointed_iteration.txt"
-enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 256 << 20 };
+enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 2047 << 20 };
 
 int ckpt_step_of(const char *dir, int64_t *step) {
     size_t n = strlen(dir);
@@ -148,58 +150,63 @@ static char *optim_name(const char *part) { return xasprintf("optim/%s.safetenso
 /* Where checkpoints of format 1 have it. */
 static char *optim_name_1(const char *part) { return xasprintf("%s/optim.safetensors", part); }
 
+/* ERR_NUMERIC with the tensor's name: a state that diverged must not become the newest good one. */
+static int check_finite(const struct ckpt_part *p, int64_t at, const float *x, int64_t n) {
+    uint32_t bad = 0, bits;
+    int64_t i = 0, k = 0;
+    for (; i < n; i++) {
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u; /* Inf or NaN */
+    }
+    if (!bad) return 0;
+    for (i = 0; isfinite(x[i]);) i++;
+    const struct model_param *w = p->model->train_params;
+    while (k + 1 < p->model->n_train_params && w[k + 1].offset <= at + i) k++;
+    FAIL(ERR_NUMERIC, "tensor %s of the %s holds NaN or Inf", w[k].name, p->name);
+}
+
+static int read_master(void *arg, size_t off, void *dst, size_t n) {
+    const struct ckpt_part *p = arg;
+    CHECK(off % sizeof(float) == 0 && n % sizeof(float) == 0);
+    TRY(dev_copy_out(p->model->dev, dst, (const char *)p->model->master + off, n));
+    return check_finite(p, (int64_t)(off / sizeof(float)), dst, (int64_t)(n / sizeof(float)));
+}
+
 /* Master and state arrays as they are, so that a resume is bitwise. */
-static int save_optim(const char *tmp, const struct ckpt_part *p) {
+static int save_optim(struct file_writer *w, const char *tmp, const struct ckpt_part *p) {
     struct model *m = p->model;
-    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, m->n_train, m->master}};
-    struct dev_read src[OPTIM_MAX_ARRAYS + 1];
-    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2];
-    const int n = 1 + optim_arrays(p->optim, arrays + 1);
+    struct optim_array arrays[OPTIM_MAX_ARRAYS];
+    struct dev_read src[OPTIM_MAX_ARRAYS];
+    struct ckpt_part part = *p;
+    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2] = {
+        {.name = "master", .dt = DT_F32, .nd = 1, .dim = {m->n_train}, .read = read_master, .arg = &part}};
+    const int n = optim_arrays(p->optim, arrays);
     for (int i = 0; i < n; i++) {
         src[i] = (struct dev_read){m->dev, arrays[i].data};
-        t[i] = (struct st_write_tensor){
+        t[1 + i] = (struct st_write_tensor){
             .name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n}, .read = read_device, .arg = &src[i]};
     }
-    t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
+    t[1 + n] =
+        (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
     char *dir = file_join(tmp, "optim"), *name = optim_name(p->name), *path = file_join(tmp, name);
     int rc = file_mkdirs(dir);
-    if (rc == 0) rc = st_write(path, t, n + 1, NULL);
+    if (rc == 0) rc = st_write(w, path, t, n + 2, NULL);
     free(dir);
     free(name);
     free(path);
     return rc;
 }
 
-/* ERR_NUMERIC with the tensor's name: a state that diverged must not become the newest good one. */
-static int check_finite(const struct ckpt_part *p) {
-    enum { CHUNK = 1 << 16 };
-    const struct model *m = p->model;
-    uint32_t *bits = xmalloc(CHUNK * sizeof *bits);
-    int rc = 0;
-    for (int64_t i = 0; m->master && i < m->n_train_params; i++) {
-        const struct model_param *w = &m->train_params[i];
-        for (int64_t at = 0, n = w->rows * w->cols, k; at < n; at += k) {
-            k = n - at < CHUNK ? n - at : CHUNK;
-            TRYG(dev_copy_out(m->dev, bits, m->master + w->offset + at, (size_t)k * sizeof *bits), out);
-            bool bad = false;
-            for (int64_t j = 0; j < k; j++) bad |= (bits[j] & 0x7f800000u) == 0x7f800000u; /* Inf or NaN */
-            if (bad) FAILG(out, ERR_NUMERIC, "tensor %s of the %s holds NaN or Inf", w->name, p->name);
-        }
-    }
-out:
-    free(bits);
-    return rc;
-}
-
-static int save_part(const char *tmp, const struct ckpt_part *p) {
-    TRY(check_finite(p));
+static int save_part(struct file_writer *w, const char *tmp, const struct ckpt_part *p) {
+    const struct model_export_args a = {.dt = -1, .tokenizer = p->tokenizer, .writer = w};
+    TRY(save_optim(w, tmp, p)); /* the one that may find the state diverged comes first */
     char *dir = file_join(tmp, p->name);
     int rc = file_mkdirs(dir);
-    if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, -1, p->tokenizer, 0);
-    if (rc == 0 && p->model->lora) rc = model_lora_export(p->model, dir);
+    if (rc == 0 && !p->model->lora) rc = model_export(p->model, dir, &a);
+    if (rc == 0 && p->model->lora) rc = model_lora_export(p->model, dir, w);
     if (rc == 0 && p->model->lora && p->tokenizer) rc = tokenizer_files_write(p->tokenizer, dir);
     free(dir);
-    return rc == 0 ? save_optim(tmp, p) : rc;
+    return rc;
 }
 
 /* Calls fn for every regular file under root/sub, with its path relative to root. */
@@ -233,11 +240,22 @@ static int fsync_file(const char *path) {
     return 0;
 }
 
+struct manifest {
+    const struct file_writer *w;
+    json_t *files;
+};
+
+/* What the writer wrote is hashed and on disk; the rest are small. */
 static int manifest_add(void *arg, const char *rel, const char *full) {
+    const struct manifest *m = arg;
+    const char *known = file_writer_hash(m->w, full);
     char hex[33];
-    TRY(fsync_file(full));
-    TRY(hash_file_hex(full, hex));
-    json_object_set_new(arg, rel, json_pack("{s:I, s:s}", "bytes", (json_int_t)file_size(full), "xxh3_128", hex));
+    if (!known) {
+        TRY(fsync_file(full));
+        TRY(hash_file_hex(full, hex));
+    }
+    json_object_set_new(m->files, rel,
+                        json_pack("{s:I, s:s}", "bytes", (json_int_t)file_size(full), "xxh3_128", known ? known : hex));
     return 0;
 }
 
@@ -256,9 +274,10 @@ static int fsync_dirs(const char *dir) {
     return file_fsync_dir(dir);
 }
 
-static int write_manifest(const char *tmp, const struct ckpt_save_args *a) {
+static int write_manifest(const struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     json_t *files = json_object(), *parts = json_array();
-    int rc = each_file(tmp, "", manifest_add, files);
+    struct manifest of = {w, files};
+    int rc = each_file(tmp, "", manifest_add, &of);
     for (int i = 0; i < a->n_parts; i++) json_array_append_new(parts, json_string(a->parts[i].name));
     json_t *m = json_pack("{s:i, s:s, s:I, s:o, s:o}", "format", FORMAT, "verlc", VERLC_VERSION, "step", (json_int_t)a->step,
                           "parts", parts, "files", files);
@@ -269,12 +288,12 @@ static int write_manifest(const char *tmp, const struct ckpt_save_args *a) {
     return rc;
 }
 
-static int write_all(const char *tmp, const struct ckpt_save_args *a) {
+static int write_all(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     if (is_foreign(a->root, a->step))
         FAIL(ERR_IO, "%s/" PREFIX "%lld is there and was not written by verlc, which never writes over such a one", a->root,
              (long long)a->step);
     TRY(file_mkdirs(tmp));
-    for (int i = 0; i < a->n_parts; i++) TRY(save_part(tmp, &a->parts[i]));
+    for (int i = 0; i < a->n_parts; i++) TRY(save_part(w, tmp, &a->parts[i]));
     char *p = file_join(tmp, "trainer.json");
     int rc = json_save_atomic(p, a->trainer);
     free(p);
@@ -283,7 +302,8 @@ static int write_all(const char *tmp, const struct ckpt_save_args *a) {
     rc = file_write_atomic(p, a->config_yaml, strlen(a->config_yaml));
     free(p);
     TRY(rc);
-    TRY(write_manifest(tmp, a));
+    TRY(file_writer_finish(w));
+    TRY(write_manifest(w, tmp, a));
     return fsync_dirs(tmp);
 }
 
@@ -323,7 +343,10 @@ static int publish(const char *root, const char *tmp, int64_t step) {
 int ckpt_save(const struct ckpt_save_args *a) {
     TRY(file_mkdirs(a->root));
     char *dir = step_dir(a->root, a->step), *tmp = file_temp_path(dir);
-    int rc = write_all(tmp, a);
+    struct file_writer *w;
+    file_writer_open(&w);
+    int rc = write_all(w, tmp, a);
+    file_writer_close(w);
     free(dir);
     if (rc == 0) rc = publish(a->root, tmp, a->step);
     if (rc < 0) {
@@ -537,13 +560,14 @@ int ckpt_read_trainer(const char *dir, json_t **trainer) {
     return rc;
 }
 
-static int load_flat(const struct st_file *f, const struct optim_array *a, struct dev *dev, const char *path) {
-    const struct st_tensor *t = st_find(f, a->name);
+/* The tensor of an array, which is a whole model's. */
+static int find_flat(const struct st_file *f, const struct optim_array *a, const char *path, const struct st_tensor **out) {
+    const struct st_tensor *t = *out = st_find(f, a->name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing; resume with the optimizer that saved it", path, a->name);
     if (t->dt != a->dt || t->bytes != (size_t)a->n * dtype_size(a->dt))
         FAIL(ERR_FORMAT, "%s: tensor %s has %zu bytes of %s, this model and optimizer need %lld elements of %s", path, a->name,
              t->bytes, dtype_name(t->dt), (long long)a->n, dtype_name(a->dt));
-    return dev_copy_in(dev, a->data, t->data, t->bytes);
+    return 0;
 }
 
 /* Every tensor of the file is one of these, or the step: another optimizer's state is not dropped in silence. */
@@ -555,6 +579,29 @@ static int check_names(const struct st_file *f, const struct optim_array *a, int
         if (!known) FAIL(ERR_FORMAT, "%s: tensor %s is of another optimizer; resume with the one that saved it", path, name);
     }
     return 0;
+}
+
+/* What this rank has of the optimizer's arrays. */
+static int load_optim(const struct st_file *f, const struct ckpt_part *p, const char *path) {
+    struct optim_array whole[OPTIM_MAX_ARRAYS + 1];
+    const struct st_tensor *t[OPTIM_MAX_ARRAYS + 1];
+    struct optim_piece *pieces;
+    int64_t n_pieces;
+    int rc = 0;
+    const int n = optim_pieces(p->optim, p->model, whole, &pieces, &n_pieces);
+    for (int i = 0; i < n; i++) TRYG(find_flat(f, &whole[i], path, &t[i]), out);
+    TRYG(check_names(f, whole, n, path), out);
+    for (int64_t i = 0; i < n_pieces; i++) {
+        const struct optim_piece *k = &pieces[i];
+        const size_t size = dtype_size(whole[k->array].dt);
+        if (k->array == 0) continue; /* the master is the model's */
+        TRYG(dev_copy_in(p->model->dev, (char *)whole[k->array].data + (size_t)k->own * size,
+                         t[k->array]->data + (size_t)k->at * size, (size_t)k->n * size),
+             out);
+    }
+out:
+    free(pieces);
+    return rc;
 }
 
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
@@ -569,14 +616,14 @@ int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     struct st_file *f = NULL;
     int rc = 0;
     TRYG(st_open(&f, path), out);
-    struct optim_array arrays[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_train, p->model->master}};
-    const int n = p->optim ? 1 + optim_arrays(p->optim, arrays + 1) : 1;
-    for (int i = 0; i < n; i++) TRYG(load_flat(f, &arrays[i], p->model->dev, path), out);
-    if (p->optim) TRYG(check_names(f, arrays, n, path), out);
+    const struct optim_array master = {"master", DT_F32, p->model->n_train, NULL};
+    const struct st_tensor *flat;
+    TRYG(find_flat(f, &master, path, &flat), out);
+    if (p->optim) TRYG(load_optim(f, p, path), out);
     const struct st_tensor *step = st_find(f, "step");
     if (!step || step->dt != DT_I64 || step->bytes != 8) FAILG(out, ERR_FORMAT, "%s: tensor step is missing", path);
     if (p->optim) memcpy(&p->optim->step, step->data, 8);
-    TRYG(model_refresh(p->model), out);
+    TRYG(model_set_master(p->model, (const float *)(const void *)flat->data), out);
 out:
     st_close(f);
     free(path);

@@ -60,7 +60,8 @@ int ckpt_foreign(const char *root, int64_t after, int64_t to, int64_t *step);
 int ckpt_verify(const char *dir);
 /* Reads trainer.json; caller owns. */
 int ckpt_read_trainer(const char *dir, json_t **trainer);
-/* Loads weights (master and compute copy) and, where there is one, optimizer state into an opened model of the same shape. */
+/* Loads weights (master and compute copy) and, where there is one, optimizer state into an opened model of the same shape; of
+ * master and state what the model's shard has. */
 int ckpt_load_part(const char *dir, const struct ckpt_part *part);
 /* Directory of a part's model: dir/name; caller frees. For opening the model straight from the checkpoint. */
 char *ckpt_part_dir(const char *dir, const char *name);

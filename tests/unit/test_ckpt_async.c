@@ -61,7 +61,7 @@ static void open_fix(struct fix *f, enum optim_kind kind, bool adapter) {
     OK(optim_create(&f->optim, f->model, &(struct optim_config){.kind = kind, .momentum = 0.9}));
     f->part = (struct ckpt_part){"actor", f->model, f->optim, NULL};
     f->trainer = json_pack("{s:i}", "global_step", 1);
-    OK(ckpt_async_open(&f->async, &f->part, 1));
+    OK(ckpt_async_open(&f->async, &f->part, 1, NULL));
 }
 
 static void close_fix(struct fix *f) {
@@ -133,10 +133,8 @@ static void check_moment(enum optim_kind kind, bool adapter) {
         OK(ckpt_save(&a));
         a.root = f.root;
         OK(ckpt_async_copy(f.async, &a));
-        assert_true(ckpt_async_copied(f.async));
         pthread_mutex_lock(&f.gate);
         ckpt_async_write(f.async, wait_at_gate, &f);
-        assert_true(ckpt_async_busy(f.async));
         change(&f, 100); /* the next step, while nothing is written yet */
         json_object_set_new(f.trainer, "global_step", json_integer(100));
         assert_int_equal(ckpt_async_take(f.async, 0.01, &step), 0);
@@ -193,7 +191,7 @@ static void test_two_parts(void **state) {
     parts[1].name = "critic";
     change(&f, 3);
     change(&critic, 4);
-    OK(ckpt_async_open(&both, parts, 2));
+    OK(ckpt_async_open(&both, parts, 2, NULL));
     struct ckpt_save_args a = args(&f, f.now, 1);
     a.parts = parts;
     a.n_parts = 2;
