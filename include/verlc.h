@@ -4,7 +4,7 @@
  * generates; its frozen reference; a critic), the data, the scorer, checkpoints and
  * trackers.  A batch is named columns over samples and goes from stage to stage; a
  * stage reads some columns and adds others.  `verlc ppo` itself is a program of these
- * calls (src/train/ppo/ppo.c), and examples/ has three more.
+ * calls (src/train/ppo/ppo.c), and examples/ has four more.
  *
  * Errors stick: after the first failure every call on that run returns the same
  * negative code and does nothing, verlc_begin_step is false, and verlc_close prints what
@@ -48,7 +48,8 @@ bool verlc_has(const struct verlc *v, enum verlc_role role);
 /* Begins the next step; false at the end, after early stopping and after a failure.
  * Before the first one comes trainer.val_before_train's validation. */
 bool verlc_begin_step(struct verlc *v);
-int64_t verlc_step(const struct verlc *v); /* counts from 1 */
+int64_t verlc_step(const struct verlc *v);      /* counts from 1 */
+int64_t verlc_last_step(const struct verlc *v); /* of the run, unless it stops early */
 
 /* ---- batches ---- */
 struct verlc_batch;
@@ -76,11 +77,19 @@ int verlc_add_column(struct verlc *v, struct verlc_batch *b, const char *name, c
 /* out: the n rows of b, in this order, as copies. */
 int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *rows, int64_t n, struct verlc_batch *out);
 
+/* ---- samples of one step that a later one trains ---- */
+/* b, as it is at verlc_end_step, goes into that step's checkpoint, so that a resumed run has it: asynchronous schedules hold
+ * samples over. Borrowed until the next call; NULL: none. */
+int verlc_carry(struct verlc *v, const struct verlc_batch *b);
+/* Once, after verlc_open: fills b with what the checkpoint has that the run goes on from; false: nothing. */
+bool verlc_carried(struct verlc *v, struct verlc_batch *b);
+
 /* ---- stages, in the order of a step ---- */
 /* The next data.train_batch_size prompts, rollout.n samples of each, scored as they end:
  * prompts, responses (i32 tokens), rollout_log_probs (f32; of the full softmax at the temperature; with
  * algorithm.rollout_correction and top-p, top-k, min-p or a repetition penalty also
  * sampling_log_probs, of what these leave), score (f64, one a sample),
+ * param_versions (i32: how many steps had updated the policy that drew each token),
  * token_bytes (i32: bytes of text that came with each token), group (i64: which prompt of the batch), text,
  * reward_status and reward_message, uid and data_source (string: the data's column data.reward_fn_key).  The
  * further columns of the data go along under names of their own, so that none of them can meet a stage's; compute_score
@@ -89,8 +98,9 @@ int verlc_rollout(struct verlc *v, struct verlc_batch *b);
 /* Drops what has no score (reward.on_error), weighs sources; token_level_scores. */
 int verlc_reward(struct verlc *v, struct verlc_batch *b);
 /* VERLC_ACTOR: old_log_probs.  While the policy has not moved they are the rollout's, bit
- * for bit, and cost nothing.  VERLC_REF: ref_log_prob.  VERLC_TEACHER: teacher_logprobs, of
- * a ..._topk loss also teacher_ids. */
+ * for bit, and cost nothing; samples of an earlier step's rollout (param_versions) take a forward pass, unless
+ * algorithm.rollout_correction.bypass_mode takes the rollout's all the same.  VERLC_REF: ref_log_prob.
+ * VERLC_TEACHER: teacher_logprobs, of a ..._topk loss also teacher_ids. */
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b);
 /* The critic's: values. */
 int verlc_values(struct verlc *v, struct verlc_batch *b);

@@ -237,6 +237,11 @@ static int64_t rounded_up(int64_t k) {
     return k <= 8 ? r : (k + 7) / 8 * 8;
 }
 
+int64_t algo_update_micro_batch_count(int64_t rows, int64_t each) {
+    const int64_t k = rounded_up((rows + each - 1) / each);
+    return k < rows ? k : rows;
+}
+
 int algo_update_micro_batches(const int64_t *len, int64_t n, int64_t max_rows, int64_t max_tokens, int64_t *row, int64_t *end,
                               int64_t *n_micro) {
     const bool by_rows = max_rows > 0;

@@ -14,5 +14,7 @@ int algo_micro_batches(const int64_t *len, int64_t n, int64_t max_tokens, int64_
  * than rows. The one with the most work is first. A function of the lengths alone. */
 int algo_update_micro_batches(const int64_t *len, int64_t n, int64_t max_rows, int64_t max_tokens, int64_t *row, int64_t *end,
                               int64_t *n_micro);
+/* How many those are of so many rows of one length, of which `each` are within the limits. */
+int64_t algo_update_micro_batch_count(int64_t rows, int64_t each);
 
 #endif

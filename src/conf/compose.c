@@ -461,7 +461,12 @@ static int pick_engine(struct loader *l) {
     return 0;
 }
 
-/* The schema that a file's own list of defaults names stands under it. */
+/* Schemas of one program: "ppo_trainer" and "one_step_off_ppo_trainer", "sft_trainer" and "sft_trainer_engine". */
+static bool same_program(const char *a, const char *b) {
+    return (strstr(a, "ppo_") && strstr(b, "ppo_")) || (strncmp(a, "sft_", 4) == 0 && strncmp(b, "sft_", 4) == 0);
+}
+
+/* The schema that a file is named after, or that its own list of defaults names, stands under it. */
 static int pick_schema(struct loader *l, const char *dir, const char *name) {
     struct conf_node *body = NULL;
     char *package = NULL, *file = xasprintf("%s/%s.yaml", dir, name);
@@ -470,8 +475,10 @@ static int pick_schema(struct loader *l, const char *dir, const char *name) {
     for (int64_t k = 0; list && list->kind == CONF_LIST && k < list->n; k++) {
         const struct conf_node *v = list->items[k].v;
         for (const char *const *s = conf_schemas(); v->kind == CONF_STR && *s; s++)
-            if (strcmp(*s, v->s) == 0 && strncmp(*s, l->schema, 4) == 0) l->schema = *s; /* of the same program: ppo_, sft_ */
+            if (strcmp(*s, v->s) == 0 && same_program(*s, l->schema)) l->schema = *s;
     }
+    for (const char *const *s = conf_schemas(); *s; s++)
+        if (strcmp(*s, name) == 0 && same_program(*s, l->schema)) l->schema = *s;
     conf__node_free(body);
     free(package);
     free(file);
@@ -499,7 +506,8 @@ static int pick_config(struct loader *l, const char **dir, char **name) {
     if (!is_schema(*name))
         FAIL(ERR_INVAL,
              "--config-name %s: no such file%s%s, and no configuration of verlc; there are ppo_trainer, "
-             "ppo_megatron_trainer, ppo_veomni_trainer, sft_trainer_engine, sft_trainer, generation, evaluation",
+             "ppo_megatron_trainer, ppo_veomni_trainer, one_step_off_ppo_trainer, fully_async_ppo_trainer, sft_trainer_engine, "
+             "sft_trainer, generation, evaluation",
              l->name, l->path ? " in " : "", l->path ? l->path : "");
     l->schema = *name;
     return 0;

@@ -11,6 +11,9 @@
 int conf_load(struct conf **out, const char *schema, int argc, char **argv) {
     struct conf *c = xcalloc(1, sizeof *c);
     c->paths = xcalloc(1, sizeof *c->paths);
+    c->asked = xstrdup(schema);
+    c->args = xcalloc((size_t)argc + 1, sizeof *c->args);
+    for (; c->n_args < argc; c->n_args++) c->args[c->n_args] = xstrdup(argv[c->n_args]);
     const int rc = conf__load_args(c, schema, argc, argv);
     if (rc < 0) {
         conf_free(c);
@@ -34,8 +37,15 @@ void conf_free(struct conf *c) {
     for (int64_t k = 0; k < c->n_ignored; k++) free(c->ignored[k]);
     free(c->origins);
     free(c->ignored);
+    for (int i = 0; i < c->n_args; i++) free(c->args[i]);
+    free(c->args);
+    free(c->asked);
     free(c->help_prefix);
     free(c);
+}
+
+struct conf_args conf_args(const struct conf *c) {
+    return (struct conf_args){c->asked, c->args, c->n_args};
 }
 
 const char *conf_schema(const struct conf *c) { return c->table.schema; }

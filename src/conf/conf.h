@@ -31,6 +31,13 @@ void conf_free(struct conf *c); /* NULL ok */
  * 0: go on. Call it right after conf_load. */
 int conf_answer(const struct conf *c, FILE *out);
 
+/* What conf_load was given, so that another process can load the same. */
+struct conf_args {
+    const char *schema;
+    char *const *argv;
+    int argc;
+};
+struct conf_args conf_args(const struct conf *c);
 const char *conf_schema(const struct conf *c);
 const char *const *conf_schemas(void); /* NULL-terminated */
 

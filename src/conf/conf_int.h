@@ -137,6 +137,8 @@ struct conf {
     char **ignored; /* hydra.* settings and other notes to print, owned */
     int64_t n_ignored;
     struct conf_paths *paths; /* with ~ expanded, as conf_fill gives them */
+    char *asked, **args;      /* of conf_load: the schema and its n_args arguments */
+    int n_args;
     enum { CONF_RUN, CONF_PRINT, CONF_HELP } action;
     char *help_prefix; /* owned; may be NULL */
 };

@@ -35,16 +35,29 @@ static const struct conf_key rows[] = {
 #include "conf/keys_ppo.def"
 #include "conf/keys_megatron.def"
 #include "conf/keys_veomni.def"
+#include "conf/keys_async.def"
 #include "conf/keys_sft.def"
 #include "conf/keys_generate.def"
 #include "conf/keys_eval.def"
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-static const char *const schemas[] = {"ppo_trainer",           "ppo_megatron_trainer", "ppo_veomni_trainer",
-                                      "sft_trainer_engine",    "sft_megatron_trainer", "sft_veomni_trainer",
-                                      "sft_automodel_trainer", "sft_trainer",          "generation",
-                                      "generation_server",     "evaluation",           NULL};
+static const char *const schemas[] = {"ppo_trainer",
+                                      "ppo_megatron_trainer",
+                                      "ppo_veomni_trainer",
+                                      "sft_trainer_engine",
+                                      "sft_megatron_trainer",
+                                      "sft_veomni_trainer",
+                                      "sft_automodel_trainer",
+                                      "sft_trainer",
+                                      "generation",
+                                      "generation_server",
+                                      "evaluation",
+                                      "one_step_off_ppo_trainer",
+                                      "one_step_off_ppo_megatron_trainer",
+                                      "fully_async_ppo_trainer",
+                                      "fully_async_ppo_megatron_trainer",
+                                      NULL};
 
 const char *const *conf_schemas(void) { return schemas; }
 
@@ -97,6 +110,7 @@ int conf__table_open(struct conf_table *t, const char *schema) {
     if (!t->schema)
         FAIL(ERR_INVAL,
              "no configuration is named '%s'; there are ppo_trainer, ppo_megatron_trainer, ppo_veomni_trainer, "
+             "one_step_off_ppo_trainer, fully_async_ppo_trainer, "
              "sft_trainer_engine, sft_trainer, generation, evaluation, and files under --config-path",
              schema);
     add_schema(t, t->schema);

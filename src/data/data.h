@@ -73,6 +73,11 @@ int batch_repeat(struct batch *out, const struct batch *b, int64_t times);
 /* Columns and types must agree. */
 int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n);
 
+/* A batch as JSON, new reference, and back: the same bits. without: columns that are left out, NULL-terminated; NULL: none.
+ * ERR_FORMAT: v is no such batch; `where` is in front of the message. */
+json_t *batch_json(const struct batch *b, const char *const *without);
+int batch_of_json(struct batch *out, const json_t *v, const char *where);
+
 /* ----------------------------------------------------------------- rows -- */
 
 /* Every row of a .parquet, .json (array of objects or JSONL) or .jsonl file as

@@ -4,6 +4,7 @@
 #include "fuzz.h"
 
 #include "algo/user/user_int.h"
+#include "base/base64.h"
 #include "base/json.h"
 
 static void name(const char *text) {
@@ -30,7 +31,7 @@ static void reply(const char *text, size_t n) {
         const int rc = algo__unpack_f64(r, "loss", count, x);
         fuzz_check_rc(rc);
         if (rc < 0) continue;
-        char *again = algo__pack(x, (size_t)count * sizeof *x);
+        char *again = base64_text(x, (size_t)count * sizeof *x);
         CHECK(strlen(again) == json_string_length(json_object_get(r, "loss")));
         free(again);
     }

@@ -30,9 +30,10 @@ PRINT = r"""
 # The tables of a program, and where a member that it fills may be read: its own sources and those that it shares, of members
 # that are structs of theirs (optimizer, sampler, reward). Raw values are what the configuration alone derives others from.
 TRAIN = ["train/run/*.c", "train/score/*.c", "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/*.c"]
-PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron", "keys_veomni"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
+PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron", "keys_veomni", "keys_async"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
             "sft": (["keys_sft"], ["train/sft/*.c", *TRAIN], "train/sft/config.c"),
-            "generate": (["keys_generate"], ["train/offline/generate.c"], ""),
+            "generate": (["keys_generate"], ["train/offline/gener*.c", "train/run/devices_asked.c"],
+                         "train/offline/generate_config.c"),
             "eval": (["keys_eval"], ["train/offline/eval.c", "reward/*.c"], "")}
 
 

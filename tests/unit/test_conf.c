@@ -336,7 +336,7 @@ static void test_rejected(void **state) {
     } cases[] = {
         {"actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.model.lora.rank=8|lora_rank"},
         {"actor_rollout_ref.rollout.multi_turn.enable=true", "multi-turn"},
-        {A "ulysses_sequence_parallel_size=2", "one device"},
+        {"actor_rollout_ref.hybrid_engine=false", "share the devices"},
         {"trainer.v1.trainer_mode=colocate_async", "sync"},
         {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
         {A "router_replay.mode=R2", "mixture-of-experts"},
@@ -348,7 +348,7 @@ static void test_rejected(void **state) {
         message_has(cases[k].texts);
         conf_free(c);
     }
-    assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", A "ulysses_sequence_parallel_size=1",
+    assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.hybrid_engine=true",
                           "reward_model.enable=false", A "router_replay.mode=disabled",
                           "+actor_rollout_ref.model.override_config.attn_implementation=eager"),
                      0);

@@ -1,4 +1,5 @@
 /* struct batch against the definitions of verl's DataProto (spec section 7.1). */
+#include "base/json.h"
 #include "data/data.h"
 
 #include <math.h>
@@ -70,6 +71,55 @@ static void select_and_repeat(void **state) {
     assert_int_equal(batch_select(&r, &b, bad, 1), ERR_INTERNAL);
     assert_int_equal(batch_repeat(&r, &b, 0), ERR_INVAL);
     batch_free(&b);
+}
+
+static void json_and_back(void **state) {
+    (void)state;
+    for (int64_t n = 0; n < 40; n += 13) {
+        struct batch b = make(n), r;
+        struct batch_col *c;
+        assert_int_equal(batch_add(&b, "nan", BATCH_F64, NULL, NULL, &c), 0);
+        for (int64_t i = 0; i < n; i++) c->f64[i] = i % 2 ? NAN : -0.1 / 3;
+        assert_int_equal(batch_add(&b, "big", BATCH_I64, NULL, NULL, &c), 0);
+        for (int64_t i = 0; i < n; i++) c->i64[i] = INT64_MIN + i;
+        json_t *v = batch_json(&b, NULL), *again;
+        struct buf text = {0};
+        assert_int_equal(json_dump_line(&text, v), 0);
+        assert_int_equal(json_parse(&again, text.p, text.n, "x"), 0);
+        assert_int_equal(batch_of_json(&r, again, "x"), 0);
+        assert_int_equal(r.n_rows, n);
+        assert_int_equal(r.n_cols, b.n_cols);
+        for (int64_t i = 0; i < n; i++) assert_row(&r, i, i);
+        for (int k = 4; k < 6 && n > 0; k++) assert_memory_equal(r.cols[k].p, b.cols[k].p, (size_t)n * 8);
+        batch_free(&r);
+        json_t *less = batch_json(&b, (const char *const[]){"name", "big", NULL});
+        assert_int_equal(batch_of_json(&r, less, "x"), 0);
+        assert_int_equal(r.n_cols, b.n_cols - 2);
+        json_decref(less);
+        batch_free(&r);
+        /* each column cut, of another type, or with other lengths */
+        static const char *const bad[] = {"{\"type\": \"i64\"}",
+                                          "{\"type\": \"none\"}",
+                                          "{\"lens\": [1, 2]}",
+                                          "{\"lens\": [-1]}",
+                                          "{\"name\": 3}",
+                                          "{\"data\": \"AAAA\"}",
+                                          "{\"data\": null, \"bytes\": null}"};
+        for (size_t k = 0; n > 0 && k < json_array_size(json_object_get(again, "columns")); k++)
+            for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+                if (i == 0 && k >= 4) continue; /* as long as that type */
+                json_t *one = json_deep_copy(again), *change = json_loads(bad[i], 0, NULL);
+                json_object_update(json_array_get(json_object_get(one, "columns"), k), change);
+                assert_int_equal(batch_of_json(&r, one, "where"), ERR_FORMAT);
+                assert_true(strncmp(err_msg(), "where", 5) == 0);
+                json_decref(one);
+                json_decref(change);
+            }
+        buf_free(&text);
+        json_decref(again);
+        json_decref(v);
+        batch_free(&b);
+    }
 }
 
 static void concat_is_the_inverse_of_select(void **state) {
@@ -346,6 +396,7 @@ static void truncation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(select_and_repeat),
+        cmocka_unit_test(json_and_back),
         cmocka_unit_test(concat_is_the_inverse_of_select),
         cmocka_unit_test(columns),
         cmocka_unit_test(sampler_is_a_pure_function),

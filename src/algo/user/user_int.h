@@ -40,7 +40,6 @@ int algo__user_adv_py(struct algo_user *u, const struct verlc_adv *a, const json
 int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const json_t *kwargs, double *loss, double *dlogp);
 /* n doubles of a helper's reply: base64 of their little-endian bytes under `key`. ERR_FORMAT. */
 int algo__unpack_f64(const json_t *reply, const char *key, int64_t n, double *out);
-char *algo__pack(const void *p, size_t n); /* base64; caller frees */
 
 /* The compilation's header, as it was when verlc was built. */
 extern const char algo__user_header[];

@@ -8,58 +8,16 @@
  * Invariant: a reply has exactly the elements that were asked for. */
 #include "algo/user/user_int.h"
 
+#include "base/base64.h"
 #include "base/json.h"
 #include "base/log.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- base64 (RFC 4648) ---- */
-
-static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-char *algo__pack(const void *data, size_t n) {
-    const uint8_t *p = data;
-    char *out = xmalloc((n + 2) / 3 * 4 + 1), *o = out;
-    for (size_t i = 0; i < n; i += 3) {
-        const size_t left = n - i;
-        const unsigned v = (unsigned)p[i] << 16 | (left > 1 ? (unsigned)p[i + 1] << 8 : 0) | (left > 2 ? p[i + 2] : 0u);
-        *o++ = digits[v >> 18];
-        *o++ = digits[v >> 12 & 63];
-        *o++ = left > 1 ? digits[v >> 6 & 63] : '=';
-        *o++ = left > 2 ? digits[v & 63] : '=';
-    }
-    *o = '\0';
-    return out;
-}
-
-static int digit(char c) {
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Exactly n bytes, or false. */
-static bool unpack(const char *s, size_t len, void *out, size_t n) {
-    uint8_t *p = out;
-    if (len != (n + 2) / 3 * 4) return false;
-    for (size_t i = 0, at = 0; i < len; i += 4) {
-        const size_t take = n - at < 3 ? n - at : 3;
-        unsigned v = 0;
-        for (size_t k = 0; k < 4; k++) {
-            const int d = k <= take ? digit(s[i + k]) : s[i + k] == '=' ? 0 : -1;
-            if (d < 0) return false;
-            v = v << 6 | (unsigned)d;
-        }
-        for (size_t k = 0; k < take; k++) p[at++] = (uint8_t)(v >> (16 - 8 * k));
-    }
-    return true;
-}
-
 int algo__unpack_f64(const json_t *reply, const char *key, int64_t n, double *out) {
     const json_t *v = json_object_get(reply, key);
-    if (!json_is_string(v) || !unpack(json_string_value(v), json_string_length(v), out, (size_t)n * sizeof *out))
+    if (!json_is_string(v) || !base64_read(out, (size_t)n * sizeof *out, json_string_value(v), json_string_length(v)))
         FAIL(ERR_FORMAT, "the helper's reply has no \"%s\" of %lld numbers", key, (long long)n);
     return 0;
 }
@@ -68,7 +26,7 @@ int algo__unpack_f64(const json_t *reply, const char *key, int64_t n, double *ou
 
 static void put(json_t *o, const char *key, const void *p, size_t bytes) {
     if (!p) return;
-    char *text = algo__pack(p, bytes);
+    char *text = base64_text(p, bytes);
     json_object_set_new(o, key, json_string(text));
     free(text);
 }
