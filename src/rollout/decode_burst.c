@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-static int64_t left_of(const struct sample *s) { return s->req->max_tokens - (s->n_tokens - s->req->n_prompt); }
+static int64_t left_of(const struct sample *s) { return rollout__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt); }
 
 static bool possible(const struct rollout_engine *e) {
     if (e->model.max_burst < 2 || e->running.n == 0) return false;

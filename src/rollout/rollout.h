@@ -7,7 +7,8 @@
  * prompts share a common system turn, and a preempted sample often finds its own.
  *
  * Invariant: what a sample contains is a function of (weights, prompt, sampling rule, seed, uid, sample
- * index) alone - not of cache size, batch limits, order, batch composition, sharing or preemption.
+ * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where
+ * the weights change between interruption and going on, each token is a function of those that drew it.
  *
  * Scheduler and block pool hold no device code: they talk to struct rollout_model, which the real decoder
  * (rollout_decoder_model) and the tests' fake implement. */
@@ -95,6 +96,13 @@ struct rollout_request {
     float top_p, min_p, repetition_penalty; /* 1, 0, 1: off */
     int32_t top_k;                          /* <= 0: off */
     uint64_t seed, uid;                     /* address of the randomness: base/rng.h */
+    int64_t first_index;                    /* index of the first sample */
+    /* A response that goes on (n is 1): its tokens so far and their log-probs, copied. K and V of all tokens are computed
+     * anew, by the weights that there are now; the next token is drawn with the random number of its place. */
+    const int32_t *begun;
+    const float *begun_logp, *begun_logp_kept;
+    int64_t n_begun;  /* < max_tokens */
+    int64_t pause_at; /* the sample is interrupted at so many tokens, those begun included; 0: it is not */
     bool ignore_eos;
     const int32_t *stop_ids; /* end tokens (copied); the response includes the one hit */
     int64_t n_stop_ids;
@@ -110,8 +118,8 @@ struct rollout_stop_ids {
 };
 struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok);
 
-enum rollout_finish { ROLLOUT_STOP, ROLLOUT_LENGTH };
-const char *rollout_finish_name(enum rollout_finish f); /* "stop", "length" */
+enum rollout_finish { ROLLOUT_STOP, ROLLOUT_LENGTH, ROLLOUT_INTERRUPTED };
+const char *rollout_finish_name(enum rollout_finish f); /* "stop", "length", "interrupted" */
 
 struct rollout_sample { /* lives until the callback returns */
     void *user;
@@ -124,7 +132,7 @@ struct rollout_sample { /* lives until the callback returns */
     int64_t text_bytes;     /* with a stop string hit: bytes of the decoded response before it; else -1 */
     enum rollout_finish finish;
     int64_t n_preempted;
-    double seconds; /* from first scheduling to the end */
+    double seconds; /* from first scheduling to the end; 0: it was not scheduled */
 };
 
 struct rollout_config {
@@ -158,6 +166,9 @@ int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, in
 int rollout_step(struct rollout_engine *e);
 /* Steps until all is done. */
 int rollout_run(struct rollout_engine *e);
+/* Hands every running and waiting sample to `done` as ROLLOUT_INTERRUPTED, with its tokens so far, none or more. A request
+ * with `begun` goes on with it, in this engine or another. */
+int rollout_interrupt(struct rollout_engine *e);
 /* Drops every waiting and running sample. */
 void rollout_cancel_all(struct rollout_engine *e);
 struct rollout_stats rollout_stats(const struct rollout_engine *e);

@@ -128,6 +128,10 @@ struct sample_param rollout__rule(const struct rollout_request *r);
 void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto);
 /* Takes the next token of s; 1: that ended it, and s is gone. */
 int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
+/* Tokens of the response at which a sample of q ends or is interrupted. */
+static inline int64_t rollout__most_tokens(const struct request *q) {
+    return q->r.pause_at > 0 && q->r.pause_at < q->max_tokens ? q->r.pause_at : q->max_tokens;
+}
 static inline int64_t rollout__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */

@@ -18,7 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *rollout_finish_name(enum rollout_finish f) { return f == ROLLOUT_STOP ? "stop" : "length"; }
+const char *rollout_finish_name(enum rollout_finish f) {
+    static const char *const names[] = {"stop", "length", "interrupted"};
+    return names[f];
+}
 
 /* ---- creating and destroying ---- */
 
@@ -114,6 +117,10 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     if (r->n_prompt < 1) FAIL(ERR_INVAL, "generate: the prompt has no tokens");
     if (r->n < 1) FAIL(ERR_INVAL, "generate: n is %lld; it must be at least 1", (long long)r->n);
     if (r->max_tokens < 1) FAIL(ERR_INVAL, "generate: max_tokens is %lld; it must be at least 1", (long long)r->max_tokens);
+    if (r->n_begun < 0 || r->n_begun >= r->max_tokens || (r->n_begun > 0 && r->n != 1) || r->first_index < 0 ||
+        (r->pause_at != 0 && r->pause_at <= r->n_begun))
+        FAIL(ERR_INVAL, "generate: %lld of %lld tokens begun, %lld samples, interrupted at %lld", (long long)r->n_begun,
+             (long long)r->max_tokens, (long long)r->n, (long long)r->pause_at);
     if (r->temperature != 0 && !(r->temperature >= 1e-6f && r->temperature <= 1e6f))
         FAIL(ERR_INVAL, "generate: temperature is %g; it must be 0, or 1e-6 to 1e6", (double)r->temperature);
     if (!(r->top_p > 0 && r->top_p <= 1)) FAIL(ERR_INVAL, "generate: top_p is %g; it must be in (0, 1]", (double)r->top_p);
@@ -124,6 +131,10 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
         if (r->prompt[i] < 0 || r->prompt[i] >= e->model.vocab)
             FAIL(ERR_INVAL, "generate: token id %d at position %lld is outside the vocabulary of %lld", r->prompt[i], (long long)i,
                  (long long)e->model.vocab);
+    for (int64_t i = 0; i < r->n_begun; i++)
+        if (r->begun[i] < 0 || r->begun[i] >= e->model.vocab)
+            FAIL(ERR_INVAL, "generate: token id %d at position %lld of the response is outside the vocabulary of %lld", r->begun[i],
+                 (long long)i, (long long)e->model.vocab);
     if (r->n_stop > 0 && !e->cfg.tok) FAIL(ERR_INVAL, "generate: stop strings need the model's tokenizer");
     for (int64_t i = 0; i < r->n_stop; i++)
         if (r->stop[i][0] == '\0') FAIL(ERR_INVAL, "generate: a stop string is empty");
@@ -151,8 +162,8 @@ static struct request *request_copy(const struct rollout_request *r, int64_t id)
     q->n_stop = r->n_stop;
     q->stop = xcalloc((size_t)r->n_stop, sizeof *q->stop);
     for (int64_t i = 0; i < r->n_stop; i++) q->stop[i] = xstrdup(r->stop[i]);
-    q->r.prompt = NULL;
-    q->r.stop_ids = NULL;
+    q->r.prompt = q->r.stop_ids = q->r.begun = NULL;
+    q->r.begun_logp = q->r.begun_logp_kept = NULL;
     q->r.stop = NULL;
     return q;
 }
@@ -161,27 +172,42 @@ static void mark_seen(struct sample *s, int32_t id) {
     if (s->seen) s->seen[id / 8] |= (uint8_t)(1u << (id % 8));
 }
 
+/* The tokens that r has begun with become those of s. */
+static int take_begun(struct sample *s, const struct rollout_request *r) {
+    const size_t n = (size_t)r->n_begun;
+    if (n == 0) return 0;
+    s->cap_logp = r->n_begun;
+    s->logp = xmalloc(n * sizeof *s->logp);
+    s->logp_kept = xmalloc(n * sizeof *s->logp_kept);
+    memcpy(s->tokens + s->n_tokens, r->begun, n * sizeof *s->tokens);
+    memcpy(s->logp, r->begun_logp, n * sizeof *s->logp);
+    memcpy(s->logp_kept, r->begun_logp_kept, n * sizeof *s->logp_kept);
+    s->n_tokens += r->n_begun;
+    for (int64_t i = 0; s->text && i < r->n_begun; i++) TRY(tokenizer_stream_push(s->text, r->begun[i], &s->decoded));
+    return 0;
+}
+
 int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, int64_t *id) {
     TRY(check_request(e, r));
     struct request *q = request_copy(r, e->n_requests++);
     for (int64_t i = 0; i < r->n; i++) {
         struct sample *s = xcalloc(1, sizeof *s);
+        int rc = 0;
         s->req = q;
-        s->index = i;
-        s->cap_tokens = r->n_prompt + 16;
+        s->index = r->first_index + i;
+        s->cap_tokens = r->n_prompt + r->n_begun + 16;
         s->tokens = xmalloc((size_t)s->cap_tokens * sizeof *s->tokens);
         memcpy(s->tokens, q->prompt, (size_t)q->n_prompt * sizeof *s->tokens);
         s->n_tokens = q->n_prompt;
+        if (r->n_stop > 0) rc = tokenizer_stream_create(&s->text, e->cfg.tok, true);
+        if (rc == 0) rc = take_begun(s, r);
+        if (rc < 0) {
+            sample_free(e, s);
+            return err_pass(rc, __FILE__, __LINE__);
+        }
         if (r->repetition_penalty != 1.0f) {
             s->seen = xcalloc((size_t)(e->model.vocab + 7) / 8, 1);
             for (int64_t t = 0; t < s->n_tokens; t++) mark_seen(s, s->tokens[t]);
-        }
-        if (r->n_stop > 0) {
-            const int rc = tokenizer_stream_create(&s->text, e->cfg.tok, true);
-            if (rc < 0) {
-                sample_free(e, s);
-                return err_pass(rc, __FILE__, __LINE__);
-            }
         }
         list_push_back(&e->waiting, s);
     }
@@ -388,10 +414,9 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
     return 0;
 }
 
-/* Hands s out and ends it: 1. */
-static int finish(struct rollout_engine *e, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
+/* Hands s, which is in `list`, out and ends it: 1. */
+static int hand_out(struct rollout_engine *e, struct list *list, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
-    rollout__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
     const struct rollout_sample r = {
         .user = q->r.user,
         .request = q->id,
@@ -405,15 +430,27 @@ static int finish(struct rollout_engine *e, struct sample *s, enum rollout_finis
         .text_bytes = text_bytes,
         .finish = why,
         .n_preempted = s->n_preempted,
-        .seconds = clock_now() - s->start,
+        .seconds = s->start == 0 ? 0 : clock_now() - s->start,
     };
     const int rc = e->cfg.done ? e->cfg.done(e->cfg.done_arg, &r) : 0;
-    list_remove(&e->running, s);
+    list_remove(list, s);
     sample_free(e, s);
-    e->stats.finished++;
     e->no_room = false;
     TRY(rc);
     return 1;
+}
+
+static int finish(struct rollout_engine *e, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
+    rollout__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
+    e->stats.finished++;
+    return hand_out(e, &e->running, s, why, text_bytes);
+}
+
+int rollout_interrupt(struct rollout_engine *e) {
+    struct list *const lists[] = {&e->running, &e->waiting};
+    for (int k = 0; k < 2; k++)
+        while (lists[k]->head) TRY(hand_out(e, lists[k], lists[k]->head, ROLLOUT_INTERRUPTED, -1));
+    return 0;
 }
 
 /* Room for the response's k-th token. */
@@ -440,6 +477,7 @@ int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, floa
     if (q->n_stop > 0) TRY(find_stop(s, id, &stop_at));
     if (is_stop_id(q, id) || stop_at >= 0) return finish(e, s, ROLLOUT_STOP, stop_at);
     if (k + 1 >= q->max_tokens) return finish(e, s, ROLLOUT_LENGTH, -1);
+    if (k + 1 >= rollout__most_tokens(q)) return finish(e, s, ROLLOUT_INTERRUPTED, -1);
     return 0;
 }
 

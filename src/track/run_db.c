@@ -55,11 +55,9 @@ static const char schema[] =
     "DROP INDEX IF EXISTS samples_step;"
     "CREATE INDEX IF NOT EXISTS samples_place ON samples(step, validation, uid, sample);";
 static const char *const added[][2] = {/* columns of samples that format 1 lacks */
-                                       {"entropy", "BLOB"},
-                                       {"ref_logp", "BLOB"},
-                                       {"advantages", "BLOB"},
-                                       {"reward_message", "TEXT"},
-                                       {"token_bytes", "BLOB"}};
+                                       {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
+                                       {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
+                                       {"prompt_number", "INTEGER"}, {"place", "INTEGER"}};
 
 /* What a step's histograms count: training's samples, then validation's. */
 struct values {
@@ -222,8 +220,8 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
                 " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
-                " token_bytes)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " token_bytes, versions, prompt_number, place)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
     return prepare(c, &c->put_event, "INSERT INTO events VALUES(NULL, ?, ?, ?, ?)");
@@ -318,10 +316,19 @@ static void bind_f32(sqlite3_stmt *st, int at, const float *v, int64_t n) {
     sqlite3_bind_blob64(st, at, v, (sqlite3_uint64)n * sizeof *v, SQLITE_STATIC); /* NULL is stored as NULL */
 }
 
+/* Versions of n tokens as (tokens, version) of each run of equal ones. */
+static void add_runs(struct buf *b, const int32_t *versions, int64_t n) {
+    for (int64_t t = 0, lo = 0; t < n; t++) {
+        if (t + 1 < n && versions[t + 1] == versions[t]) continue;
+        buf_add(b, (const int32_t[]){(int32_t)(t + 1 - lo), versions[t]}, 2 * sizeof(int32_t));
+        lo = t + 1;
+    }
+}
+
 static int db_sample(void *v, const struct track_sample *s) {
     struct db_ctx *c = v;
     sqlite3_stmt *st = c->put_sample;
-    struct buf extra = {0};
+    struct buf extra = {0}, runs = {0};
     TRY(begin(c));
     if (s->extra) TRY(json_dump_line(&extra, s->extra));
     sqlite3_bind_int64(st, 1, s->step);
@@ -345,8 +352,15 @@ static int db_sample(void *v, const struct track_sample *s) {
     bind_f32(st, 19, s->advantages, s->n);
     sqlite3_bind_text(st, 20, s->reward_message, -1, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 21, s->token_bytes, (sqlite3_uint64)s->n * 2, SQLITE_STATIC);
+    if (s->versions) add_runs(&runs, s->versions, s->n);
+    sqlite3_bind_blob64(st, 22, s->versions ? runs.p : NULL, (sqlite3_uint64)runs.n, SQLITE_STATIC);
+    sqlite3_bind_null(st, 23);
+    sqlite3_bind_null(st, 24);
+    if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 23, s->prompt_number);
+    if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 24, s->place);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
+    buf_free(&runs);
     see(&c->seen[s->validation][SCORE], s->score);
     see(&c->seen[s->validation][LENGTH], (double)s->n);
     return rc;

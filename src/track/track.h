@@ -55,11 +55,13 @@ struct track_sample {
     const float *logp;                            /* (n) */
     const float *entropy, *ref_logp, *advantages; /* (n) each; NULL: not computed, or advantage is that of every token */
     const uint16_t *token_bytes;                  /* (n) bytes of response that came with each token; NULL: not known */
-    double score, advantage;                      /* NaN: none; advantage: of the first token */
-    const char *reward_status;                    /* "score", "timeout", "crash", "unparsed", ... */
-    const char *reward_message;                   /* why there is no score; NULL: there is one */
-    const json_t *extra;                          /* reward extra info, object or NULL */
-    const char *finish;                           /* "stop", "length" */
+    const int32_t *versions;                      /* (n) of the weights that drew each token; NULL: those of before the step */
+    int64_t prompt_number, place; /* fully asynchronous: of the prompt in the order of the data and in the step; else -1 */
+    double score, advantage;      /* NaN: none; advantage: of the first token */
+    const char *reward_status;    /* "score", "timeout", "crash", "unparsed", ... */
+    const char *reward_message;   /* why there is no score; NULL: there is one */
+    const json_t *extra;          /* reward extra info, object or NULL */
+    const char *finish;           /* "stop", "length" */
     struct track_trace trace;
 };
 

@@ -132,6 +132,9 @@ struct run_sample {
     const float *logp, *entropy, *ref_logp, *advantages; /* (n); NULL: not recorded */
     const int64_t *ends; /* (n): where a token's text ends in response, ascending, the last is response.n; NULL: not known */
     json_t *extra;       /* an object, or NULL */
+    /* Of the weights that drew the tokens: (n_runs, 2) counts of tokens and their version; n_runs 0: those of before the step. */
+    const int32_t *runs;
+    int64_t n_runs;
 };
 struct run_sample_query {
     int64_t id;               /* this one; else 0, and: */

@@ -7,7 +7,15 @@
 
 #include <sqlite3.h>
 
-enum reader__column { COLUMN_ENTROPY, COLUMN_REF_LOGP, COLUMN_ADVANTAGES, COLUMN_REWARD_MESSAGE, COLUMN_TOKEN_BYTES, N_COLUMNS };
+enum reader__column {
+    COLUMN_ENTROPY,
+    COLUMN_REF_LOGP,
+    COLUMN_ADVANTAGES,
+    COLUMN_REWARD_MESSAGE,
+    COLUMN_TOKEN_BYTES,
+    COLUMN_VERSIONS,
+    N_COLUMNS
+};
 
 struct run_reader {
     sqlite3 *db;

@@ -130,6 +130,9 @@ static void facts(const struct terminal *t, const struct run_sample *s, struct b
     buf_addf(out, "   %lld + %lld tokens, ended by ", (long long)s->n_prompt, (long long)s->n);
     term_text(out, s->finish, strlen(s->finish), false);
     buf_addc(out, '\n');
+    for (int64_t i = 0; i < s->n_runs; i++)
+        buf_addf(out, "%s%d (%d)%s", i ? ", " : "versions of the weights (tokens): ", s->runs[2 * i + 1], s->runs[2 * i],
+                 i + 1 < s->n_runs ? "" : "\n");
     text_line(out, "ground truth", s->ground_truth.p, s->ground_truth.n);
     if (s->reward_message) text_line(out, "reward", s->reward_message, strlen(s->reward_message));
     if (json_object_size(s->extra) > 0 && json_dump_line(&extra, s->extra) == 0) text_line(out, "extra", extra.p, extra.n);
@@ -170,6 +173,13 @@ static json_t *tokens(const struct run_sample *s) {
     return list;
 }
 
+/* [[tokens, version], ...]; null: of before the step. */
+static json_t *versions(const struct run_sample *s) {
+    json_t *list = s->runs ? json_array() : json_null();
+    for (int64_t i = 0; i < s->n_runs; i++) json_array_append_new(list, json_pack("[i, i]", s->runs[2 * i], s->runs[2 * i + 1]));
+    return list;
+}
+
 static int as_json(const struct run_sample *s, struct buf *out) {
     json_t *o =
         json_pack("{s:I, s:I, s:I, s:I, s:b, s:s, s:o, s:o, s:s, s:s?, s:s}", "id", (json_int_t)s->id, "step", (json_int_t)s->step,
@@ -182,6 +192,7 @@ static int as_json(const struct run_sample *s, struct buf *out) {
     json_object_set_new(o, "prompt_ids", ids(s->prompt_ids, s->n_prompt));
     json_object_set_new(o, "ids", ids(s->ids, s->n));
     json_object_set_new(o, "tokens", tokens(s));
+    json_object_set_new(o, "versions", versions(s));
     json_object_set_new(o, "logp", numbers(s->logp, s->n));
     json_object_set_new(o, "entropy", numbers(s->entropy, s->n));
     json_object_set_new(o, "ref_logp", numbers(s->ref_logp, s->n));

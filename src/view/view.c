@@ -537,11 +537,18 @@ static int answer_excerpts(struct view *v, const struct http_get *g, struct http
     return answer_query(r, &q, add_excerpt, reply);
 }
 
+/* [[tokens, version], ...] */
+static json_t *versions_json(const struct run_sample *s) {
+    json_t *runs = json_array();
+    for (int64_t i = 0; i < s->n_runs; i++) json_array_append_new(runs, json_pack("[i, i]", s->runs[2 * i], s->runs[2 * i + 1]));
+    return runs;
+}
 static int add_whole(void *list, const struct run_sample *s) {
     json_t *o = sample_json(s);
     json_object_set_new(o, "response", text(s->response.p, s->response.n));
     json_object_set_new(o, "message", text0(s->reward_message));
     if (s->extra) json_object_set(o, "extra", s->extra);
+    if (s->n_runs > 1) json_object_set_new(o, "versions", versions_json(s));
     if (json_array_size(list) == 0) { /* of the whole group */
         json_object_set_new(o, "prompt", text(s->prompt.p, s->prompt.n));
         json_object_set_new(o, "ground_truth", text(s->ground_truth.p, s->ground_truth.n));

@@ -317,6 +317,151 @@ static void test_refusals(void **state) {
     fake_free(f);
 }
 
+/* ---- interrupted, and gone on with ---- */
+
+struct part { /* a sample of a prompt, so far */
+    int32_t ids[64];
+    float logp[64], logp_kept[64];
+    int64_t n, times; /* times: how often it was interrupted */
+    bool done;
+};
+static int take_part(void *arg, const struct rollout_sample *s) {
+    struct part *p = (struct part *)arg + (intptr_t)s->user + s->index;
+    assert_false(p->done);
+    assert_true(s->n >= p->n);
+    assert_memory_equal(s->ids, p->ids, (size_t)p->n * 4); /* what it had begun with */
+    assert_memory_equal(s->logp, p->logp, (size_t)p->n * 4);
+    if (s->n > 0) memcpy(p->ids, s->ids, (size_t)s->n * 4);
+    if (s->n > 0) memcpy(p->logp, s->logp, (size_t)s->n * 4);
+    if (s->n > 0) memcpy(p->logp_kept, s->logp_kept, (size_t)s->n * 4);
+    p->n = s->n;
+    p->done = s->finish != ROLLOUT_INTERRUPTED;
+    p->times += !p->done;
+    return 0;
+}
+
+/* Engine after engine makes some steps of requests of random lengths, is interrupted, and the next one goes on: the tokens and
+ * log-probs of a run without interruption. */
+static void test_interrupted(void **state) {
+    (void)state;
+    enum { N = 6, SAMPLES = 3 };
+    struct rng rng = {.seed = 9, .stream = RNG_TEST};
+    int64_t interrupted = 0, with_tokens = 0, paused = 0;
+    for (int round = 0; round < 40; round++) {
+        static struct part parts[N * SAMPLES];
+        int32_t prompts[N][40];
+        struct rollout_request rq[N];
+        memset(parts, 0, sizeof parts);
+        for (int i = 0; i < N; i++) {
+            for (int t = 0; t < 40; t++) prompts[i][t] = t < 20 ? t : (int32_t)rng_below(&rng, VOCAB);
+            rq[i] = (struct rollout_request){.prompt = prompts[i],
+                                             .n_prompt = 1 + (int64_t)rng_below(&rng, 40),
+                                             .n = SAMPLES,
+                                             .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
+                                             .temperature = 1,
+                                             .top_p = 1,
+                                             .repetition_penalty = 1,
+                                             .seed = 3,
+                                             .uid = (uint64_t)i,
+                                             .ignore_eos = i % 2 == 0,
+                                             .stop_ids = eos,
+                                             .n_stop_ids = 1,
+                                             .user = (void *)(intptr_t)(i * SAMPLES)};
+        }
+        struct fake *f = fake_new(12);
+        int64_t open = N * SAMPLES;
+        for (int turn = 0; open > 0; turn++) {
+            const struct rollout_model model = fake_model(f, 1 + (int64_t)rng_below(&rng, 8));
+            const struct rollout_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                               .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                               .no_prefix_cache = round % 4 == 3,
+                                               .done = take_part,
+                                               .done_arg = parts};
+            struct rollout_engine *e;
+            assert_true(turn < 1000);
+            assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+            for (int i = 0; i < N * SAMPLES; i++) {
+                struct rollout_request r = rq[i / SAMPLES];
+                if (turn == 0 && i % SAMPLES == 0) assert_int_equal(rollout_submit(e, &r, NULL), 0);
+                if (turn == 0 || parts[i].done) continue;
+                r.n = 1;
+                r.first_index = i % SAMPLES;
+                r.begun = parts[i].ids;
+                r.begun_logp = parts[i].logp;
+                r.begun_logp_kept = parts[i].logp_kept;
+                r.n_begun = parts[i].n;
+                if (round % 2 && i % 2) r.pause_at = parts[i].n + 3;
+                paused += r.pause_at > 0 && r.pause_at < r.max_tokens;
+                assert_int_equal(rollout_submit(e, &r, NULL), 0);
+            }
+            int more = 1;
+            for (int64_t steps = (int64_t)rng_below(&rng, 12); steps > 0 && more > 0; steps--) more = rollout_step(e);
+            assert_true(more >= 0);
+            assert_int_equal(rollout_interrupt(e), 0);
+            assert_int_equal(rollout_stats(e).kv_blocks_used, 0);
+            assert_int_equal(rollout_step(e), 0); /* nothing is left in it */
+            rollout_destroy(e);
+            memset(f->token, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4); /* of other weights: nothing of it may be read */
+            memset(f->pos, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4);
+            open = 0;
+            for (int i = 0; i < N * SAMPLES; i++) open += !parts[i].done;
+        }
+        for (int i = 0; i < N * SAMPLES; i++) {
+            int32_t ids[64];
+            float logp[64];
+            assert_int_equal(parts[i].n, expected(&rq[i / SAMPLES], (uint32_t)(i % SAMPLES), ids, logp));
+            assert_memory_equal(parts[i].ids, ids, (size_t)parts[i].n * 4);
+            assert_memory_equal(parts[i].logp, logp, (size_t)parts[i].n * 4);
+            for (int64_t t = 0; t < parts[i].n; t++) assert_true(parts[i].logp_kept[t] == logp[t] / 2);
+            interrupted += parts[i].times;
+            with_tokens += parts[i].times > 0 && parts[i].n > 1;
+        }
+        fake_free(f);
+    }
+    assert_true(interrupted > 1000); /* it did interrupt, in mid-response too */
+    assert_true(with_tokens > 200);
+    assert_true(paused > 100);
+}
+
+static void test_interrupted_refusals(void **state) {
+    (void)state;
+    int32_t prompt[4] = {1, 2, 3, 4}, begun[4] = {5, 6, 8, 9};
+    const float logp[4] = {0};
+    struct fake *f = fake_new(4);
+    const struct rollout_model model = fake_model(f, 1);
+    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct rollout_engine *e;
+    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    const struct rollout_request ok = {.prompt = prompt,
+                                       .n_prompt = 4,
+                                       .n = 1,
+                                       .max_tokens = 4,
+                                       .temperature = 1,
+                                       .top_p = 1,
+                                       .repetition_penalty = 1,
+                                       .begun = begun,
+                                       .begun_logp = logp,
+                                       .begun_logp_kept = logp,
+                                       .n_begun = 3};
+    struct rollout_request r = ok;
+    r.n_begun = 4; /* nothing is left to draw */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.n = 2; /* two samples with one beginning */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.pause_at = 3; /* where it is already */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    begun[1] = VOCAB;
+    assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
+    begun[1] = 6;
+    assert_int_equal(rollout_submit(e, &ok, NULL), 0);
+    assert_int_equal(rollout_run(e), 0);
+    assert_int_equal(rollout_stats(e).sampled, 1);
+    rollout_destroy(e);
+    fake_free(f);
+}
+
 static void test_pool(void **state) {
     (void)state;
     struct kv_pool p;
@@ -344,8 +489,13 @@ static void test_pool(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pool),         cmocka_unit_test(test_any_limits), cmocka_unit_test(test_prompt_computed_once),
-        cmocka_unit_test(test_prompt_again), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_any_limits),
+        cmocka_unit_test(test_prompt_computed_once),
+        cmocka_unit_test(test_prompt_again),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_interrupted_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

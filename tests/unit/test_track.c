@@ -3,6 +3,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "track/schedule.h"
 #include "track/track.h"
 
 #include <dirent.h>
@@ -443,6 +444,63 @@ static void test_format_1(void **state) {
     sqlite3_close(db);
 }
 
+/* ---- an asynchronous schedule ---- */
+
+static void log_drawn(struct track *t, int64_t step, int64_t number, int64_t sample, const int32_t *versions, int64_t n) {
+    static const int32_t ids[8] = {0};
+    static const float logp[8] = {0};
+    const struct track_sample s = {.step = step,
+                                   .uid = 3,
+                                   .index = sample,
+                                   .data_source = "d",
+                                   .prompt_ids = ids,
+                                   .ids = ids,
+                                   .n_prompt = 1,
+                                   .n = n,
+                                   .logp = logp,
+                                   .reward_status = "score",
+                                   .finish = "stop",
+                                   .versions = versions,
+                                   .prompt_number = number,
+                                   .place = 10 + number};
+    track_sample(t, &s);
+}
+
+static void test_schedule(void **state) {
+    (void)state;
+    struct track_schedule s;
+    assert_int_equal(track_schedule_read(&s, dir), ERR_INPUT); /* there is no run.db */
+    struct track *t = open_run(-1);
+    log_sample(t, 1, 1); /* of a run that is not asynchronous */
+    assert_int_equal(track_flush(t), 0);
+    assert_int_equal(track_schedule_read(&s, dir), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "no step of a fully asynchronous run"));
+    log_drawn(t, 2, 7, 1, (const int32_t[]){0, 0, 0, 2, 3, 3}, 6);
+    log_drawn(t, 2, 7, 0, (const int32_t[]){1}, 1);
+    log_drawn(t, 3, 5, 0, (const int32_t[]){2, 2}, 2);
+    track_close(t, 0);
+    assert_int_equal(track_schedule_read(&s, dir), 0);
+    assert_int_equal(s.n, 3);
+    const struct track_schedule_row *r = track_schedule_find(&s, 7, 1);
+    assert_ptr_equal(r, &s.rows[2]); /* by number, then sample */
+    assert_int_equal(r->step, 2);
+    assert_int_equal(r->place, 17);
+    assert_int_equal(r->n_runs, 3);
+    assert_memory_equal(r->runs, ((const int32_t[]){3, 0, 1, 2, 2, 3}), 6 * sizeof(int32_t));
+    assert_null(track_schedule_find(&s, 7, 2));
+    assert_null(track_schedule_find(&s, 6, 0));
+    track_schedule_free(&s);
+    static const char *const damage[] = {"x'0100'", "x'0000000001000000'", "x'01000000020000000100000002000000'"};
+    sqlite3 *db = open_db();
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        char sql[128];
+        snprintf(sql, sizeof sql, "UPDATE samples SET versions = %s WHERE prompt_number = 5", damage[i]);
+        assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+        assert_int_equal(track_schedule_read(&s, dir), ERR_FORMAT);
+    }
+    sqlite3_close(db);
+}
+
 /* ---- TensorBoard ---- */
 
 /* The records of the one event file: length, masked CRC32-C, bytes, masked CRC32-C. */
@@ -515,8 +573,8 @@ static void test_queue(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_metrics),  T(test_long_names),  T(test_file),       T(test_places),
-                                       T(test_failing),  T(test_db),          T(test_db_columns), T(test_status),
-                                       T(test_format_1), T(test_tensorboard), T(test_queue)};
+    const struct CMUnitTest tests[] = {T(test_metrics),  T(test_long_names), T(test_file),        T(test_places),
+                                       T(test_failing),  T(test_db),         T(test_db_columns),  T(test_status),
+                                       T(test_format_1), T(test_schedule),   T(test_tensorboard), T(test_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,6 +100,8 @@ export async function groupPage({ run, path, query, go, main }) {
       h("header", {}, h("h3", {}, `#${s.sample}`), scorePill(s), h("span", { class: "num small quiet" },
           `advantage ${num(s.advantage, 3)}`), h("span", { class: "num small quiet" }, `${num(s.tokens)} tokens`), s
         .finish === "length" ? h("span", { class: "small warn" }, "cut at the limit") : null,
+        s.versions ? h("span", { class: "small quiet", title: "versions of the weights that drew its tokens" },
+          `weights ${s.versions.map(([n, v]) => `${v} (${n})`).join(", ")}`) : null,
         s.message ? h("span", { class: "small bad" }, s.message) : null), box, extra ? h("div", { class: "body" }, extra) :
       null);
     return { s, e, box, k, cursor: -1 };
