@@ -3,8 +3,9 @@
 #ifndef VERLC_TRAIN_H
 #define VERLC_TRAIN_H
 
-#include "conf/conf.h"
 #include "base/buf.h"
+#include "conf/conf.h"
+#include "ctl/ctl.h"
 
 #include <stdint.h>
 
@@ -12,12 +13,24 @@
  * SIGINT, SIGTERM or SIGHUP with the state saved (stage_stop_signal says which). */
 int train_ppo(const struct conf *c);
 int train_sft(const struct conf *c);
-/* The memory plan of a run as a table, appended to out; *fits says whether the device has that
- * much: trainer.device, or with gpu > 0 a GPU with so many bytes, be there one or not.
- * Reads config.json of the model, no weights. */
-int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);
-int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);      /* data.max_length: the longest sample */
-int train_plan_generate(const struct conf *c, int64_t gpu, struct buf *out, bool *fits); /* full prompts and responses */
+/* A rank of somebody else's run: serves its controller's calls, and those of `more` (NULL, or ended by a name NULL), until the
+ * controller ends the group. a: where a launcher's ranks find the controller; NULL: the environment says. */
+int train_worker(const struct launch *l, const struct ctl_args *a, const struct ctl_service *more);
+/* What is planned for, be it there or not; 0: what is. */
+struct train_plan_args {
+    int64_t gpu, host; /* bytes of a GPU, of a host's memory */
+    int64_t gpus;      /* ranks, one a GPU; without it those that the keys ask for, of what is there where gpu is 0 */
+};
+struct train_plan {
+    struct buf text; /* a table */
+    json_t *json;    /* the same: total, limit, parts (track/run_db.c has their form), fits, of several ranks "ranks" */
+    bool fits;
+};
+void train_plan_free(struct train_plan *p);
+/* The memory plan of a run, of one of its ranks, with sequences of the full length. Reads config.json of the model, no weights. */
+int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+int train_plan_generate(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
 
 /* Time: a few real steps of such a run in its own directory (trainer.default_local_dir), which the caller removes, and what
  * they took (train/run/time_probe.h). whole: with a step at full length, a validation pass and a checkpoint. */

@@ -19,6 +19,11 @@ static const char *bad_name(const struct optim_result *o, char text[128]) {
 }
 
 int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(void *arg, struct buf *out), void *arg) {
+    if (r->bad && !r->bad->met) {
+        r->bad->met = true;
+        r->bad->what = *o;
+        return dump(arg, &r->bad->dump);
+    }
     char text[128], *dir = file_join(r->k.default_local_dir, "bad_batches"),
                     *path = xasprintf("%s/%lld.jsonl", dir, (long long)r->step);
     const char *const what = bad_name(o, text);

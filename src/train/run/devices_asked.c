@@ -1,16 +1,152 @@
 /* devices_asked.c - see devices_asked.h. */
 #include "train/run/devices_asked.h"
 
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "dev/dev.h"
+#include "train/run/resume.h"
+#include "train/train.h"
 
-int64_t train_devices_asked(const struct conf *c, int64_t nodes, int64_t per_node) {
-    return conf_is_set(c, "trainer.n_gpus_per_node") ? per_node * nodes : nodes;
+#include <stdlib.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+#define ASKED_BY "trainer.nnodes x trainer.n_gpus_per_node"
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t train_devices_asked(const struct conf *c, const struct train_devices_keys *k) {
+    return conf_is_set(c, "trainer.n_gpus_per_node") ? k->n_gpus_per_node * k->nnodes : k->nnodes;
 }
 
-void train_note_devices(const struct conf *c, int64_t nodes, int64_t per_node, const char *device) {
-    const int64_t n = train_devices_asked(c, nodes, per_node);
-    if (n > 1)
-        log_note("1 device (trainer.device=%s) of the %lld asked for by trainer.nnodes and trainer.n_gpus_per_node: several are "
-                 "not supported yet",
-                 device ? device : "auto", (long long)n);
+/* The size that a key of the group says, of its engine where it is not there; 1: none. */
+static int64_t split_size(const struct conf *c, const char *group, const char *name) {
+    static const char *const engines[] = {"", ".fsdp_config", ".fsdp", ".megatron", ".veomni"};
+    int64_t n = 1;
+    for (size_t i = 0; i < sizeof engines / sizeof *engines; i++) {
+        char *key = xasprintf("%s%s.%s", group, engines[i], name);
+        const json_t *v = NULL;
+        if (!conf_is_null(c, key) && conf_json(c, key, &v) == 0 && json_integer_value(v) > n) n = json_integer_value(v);
+        free(key);
+    }
+    return n;
+}
+
+int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group) {
+    static const char *const names[] = {"ulysses_sequence_parallel_size",
+                                        "ulysses_parallel_size",
+                                        "tensor_model_parallel_size",
+                                        "pipeline_model_parallel_size",
+                                        "context_parallel_size",
+                                        "tp_size",
+                                        "pp_size",
+                                        "cp_size"};
+    int64_t n = train_devices_asked(c, k);
+    for (size_t i = 0; i < sizeof names / sizeof *names && n > 1; i++) n /= split_size(c, group, names[i]);
+    return n > 1 ? n : 1;
+}
+
+/* Under a launcher: a process a rank. */
+static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
+    const int64_t n = a->launch->size, by_ranks = a->keys->ranks;
+    const bool said = asked > 1 || by_ranks > 0 || conf_is_set(a->conf, "trainer.n_gpus_per_node");
+    if (strcmp(a->launch->by, "verlc") != 0 && said && n != asked && n != by_ranks)
+        log_note("%s started %lld processes: %lld ranks, one a process, whatever " ASKED_BY " and trainer.ranks say", a->launch->by,
+                 (long long)n, (long long)n);
+    return n;
+}
+
+/* By hand, on the GPUs of this host. there: how many it has; >= 1. */
+static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
+    const bool one = a->device && strncmp(a->device, "cuda:", 5) == 0;
+    const int64_t here = least(one ? 1 : asked / a->keys->nnodes, there);
+    if (a->keys->ranks > 0 && a->keys->ranks != here)
+        log_note("trainer.ranks=%lld has no effect: it is for ranks on a CPU, and on GPUs " ASKED_BY " says how many",
+                 (long long)a->keys->ranks);
+    if (here == asked) return here;
+    if (one)
+        log_note("trainer.device=%s names one GPU: one rank of the %lld asked for by " ASKED_BY "; the result is the same",
+                 a->device, (long long)asked);
+    else if (a->keys->nnodes > 1)
+        log_note("%lld of the %lld GPUs asked for by " ASKED_BY ", those of this host: srun, mpirun or torchrun start the command "
+                 "on all of them (docs/scaling.md); the result is the same",
+                 (long long)here, (long long)asked);
+    else
+        log_note("this host has %lld of the %lld GPUs asked for by trainer.n_gpus_per_node: %lld rank%s; the result is the same",
+                 (long long)there, (long long)asked, (long long)here, here == 1 ? "" : "s");
+    return here;
+}
+
+static int64_t on_cpu(const struct train_ranks_args *a, int64_t asked) {
+    const int64_t n = a->keys->ranks > 0 ? a->keys->ranks : 1;
+    if (asked > 1 && asked != n)
+        log_note("%lld CPU rank%s (trainer.device=%s), not the %lld GPUs asked for by " ASKED_BY
+                 "; trainer.ranks says how many; the "
+                 "result is the same",
+                 (long long)n, n == 1 ? "" : "s", a->device ? a->device : "auto", (long long)asked);
+    return n;
+}
+
+bool train_on_cpu(const char *device) { return device && (strcmp(device, "cpu") == 0 || strcmp(device, "ref") == 0); }
+
+/* Several nodes are Ray's where it has some; one is, where this host has no GPU (a cluster's head). */
+int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
+    const int64_t asked = train_devices_asked(a->conf, a->keys), nodes = a->keys->nnodes, by_ranks = a->keys->ranks;
+    const bool cpu = train_on_cpu(a->device), several = a->ray && nodes > 1;
+    *ray_nodes = 0;
+    if (a->launch->size > 1) return launched(a, asked);
+    if (cpu && several && by_ranks >= nodes && by_ranks % nodes == 0) {
+        *ray_nodes = (int)nodes;
+        return by_ranks;
+    }
+    if (cpu) return on_cpu(a, asked);
+    if (asked == 1 && by_ranks <= 1) return 1; /* a GPU is not looked for: that takes a while */
+    const int64_t there = several ? 0 : a->n_gpus();
+    if (a->ray && asked > 1 && there == 0 && asked % nodes == 0) {
+        *ray_nodes = (int)nodes;
+        return asked;
+    }
+    return there > 0 ? on_gpus(a, asked, there) : on_cpu(a, asked);
+}
+
+/* RAY_ADDRESS is set by `ray job submit` too; the file, by `ray start` on this machine. */
+static bool ray_is_there(int64_t nodes) {
+    const char *address = getenv("RAY_ADDRESS"), *dir = getenv("RAY_TMPDIR");
+    char *file = file_join(dir && *dir ? dir : "/tmp", "ray/ray_current_cluster");
+    const bool there = (address && *address) || (nodes > 1 && file_exists(file));
+    free(file);
+    return there;
+}
+
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int64_t *n, int *ray_nodes) {
+    int none;
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    const struct train_ranks_args a = {.conf = c,
+                                       .keys = k,
+                                       .device = device,
+                                       .launch = &l,
+                                       .n_gpus = dev_cuda_count,
+                                       .ray = ray_nodes && ray_is_there(k->nnodes)};
+    *n = train_ranks_asked(&a, ray_nodes ? ray_nodes : &none);
+    return 0;
+}
+
+int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int threads,
+                     const struct train_plan_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+    const struct resume none = {.step = -1};
+    *ranks = a->gpus > 0 ? a->gpus : train_devices_asked(c, k);
+    if (a->gpu == 0 && a->gpus == 0) TRY(train_ranks(c, k, device, ranks, NULL));
+    if (a->gpu > 0) dev_open_cuda_planned(dev, (size_t)a->gpu);
+    else TRY(resume_open_device(dev, &none, device, threads));
+    if (a->gpus > 0 && !dev_has_own_memory(dev))
+        FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
+             (long long)a->gpus);
+    const bool per_node = conf_is_set(c, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
+    *local = per_node ? least(k->n_gpus_per_node, *ranks) : (*ranks + k->nnodes - 1) / k->nnodes;
+    return 0;
 }

@@ -1,12 +1,52 @@
-/* devices_asked.h - trainer.nnodes and trainer.n_gpus_per_node, in every program that opens a device.  Private to train. */
+/* devices_asked.h - how many ranks a run has: what its keys ask for, what started it, and what is there; in every program that
+ * opens a device.  Private to train.
+ *
+ * Invariant: results do not depend on the number of ranks, so fewer than asked for are a line of the log and no error. */
 #ifndef VERLC_TRAIN_DEVICES_ASKED_H
 #define VERLC_TRAIN_DEVICES_ASKED_H
 
+#include "comm/launch.h"
 #include "conf/conf.h"
 
-/* How many devices the user asks for. verl's default of n_gpus_per_node is 8; only a number that was set is a promise. */
-int64_t train_devices_asked(const struct conf *c, int64_t nodes, int64_t per_node);
-/* Where that is several: a note that one is used. device: trainer.device, may be NULL. */
-void train_note_devices(const struct conf *c, int64_t nodes, int64_t per_node, const char *device);
+/* trainer.nnodes, trainer.n_gpus_per_node, trainer.ranks, trainer.controller and trainer.max_restarts as they are written; ranks
+ * 0, controller NULL: null. */
+struct train_devices_keys {
+    int64_t nnodes, n_gpus_per_node, ranks;
+    const char *controller; /* borrowed from the conf */
+    int64_t max_restarts;
+};
+
+/* How many GPUs the user asks for; 1 where nothing is said. verl's default of n_gpus_per_node is 8; only a number that was set is
+ * a promise. */
+int64_t train_devices_asked(const struct conf *c, const struct train_devices_keys *k);
+
+/* How many of these share a mini-batch, as verl counts them: those that a model or a sequence is split over, by the keys of the
+ * group ("actor_rollout_ref.actor", "critic", "engine"), count as one. >= 1. Of verl's rules about batch sizes alone. */
+int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
+
+struct train_ranks_args {
+    const struct conf *conf;
+    const struct train_devices_keys *keys;
+    const char *device;          /* trainer.device; NULL: auto */
+    const struct launch *launch; /* what started this process */
+    int (*n_gpus)(void);         /* of this host; called where several are asked for */
+    bool ray;                    /* a Ray cluster is there */
+};
+/* trainer.device is cpu or ref. */
+bool train_on_cpu(const char *device);
+/* How many ranks the run has: the launcher's processes where there are several; else on GPUs those asked for that this host has,
+ * and on a CPU trainer.ranks. Where that is another number than asked for, one line of the log says why. >= 1.
+ * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
+int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
+/* The same of this process: its environment, its GPUs; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's variables make no
+ * sense. */
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int64_t *n, int *ray_nodes);
+
+/* For a plan: its device, and how many ranks there are, `local` of them on a host. *a: train.h. ERR_INVAL: GPUs of a size that is
+ * not known, since there is none. */
+struct train_plan_args;
+struct dev;
+int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int threads,
+                     const struct train_plan_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
 
 #endif

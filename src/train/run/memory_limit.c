@@ -9,7 +9,8 @@ size_t train_memory_limit(const struct dev *dev, int64_t set) {
     return set > 0 && !beyond ? (size_t)set : there;
 }
 
-size_t train_host_limit(void) {
+size_t train_host_limit(int64_t bytes) {
+    if (bytes > 0) return (size_t)bytes / 8 * 7;
     const long n = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }

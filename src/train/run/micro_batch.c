@@ -93,6 +93,23 @@ int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, in
     return 0;
 }
 
+int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+              struct pack_micro **list, int64_t *n_list) {
+    struct pack_micro *v = xmalloc((size_t)(n + 1) * sizeof *v);
+    int64_t k = 0, t0 = 0;
+    for (int64_t lo = 0; lo < n; lo = v[k++].hi) {
+        const int rc = pack_next(p, seqs, n, lo, cut, &v[k]);
+        if (rc < 0) free(v);
+        TRY(rc);
+        v[k].index = k;
+        v[k].t0 = t0;
+        t0 += v[k].n_targets;
+    }
+    *list = v;
+    *n_list = k;
+    return 0;
+}
+
 int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
     int64_t r = 0, k = 0, longest = 0;
     for (int64_t i = m->lo; i < m->hi; i++) {

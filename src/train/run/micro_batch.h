@@ -49,13 +49,17 @@ void pack_layout(struct pack *p, struct arena *a);
 void pack_alloc_host(struct pack *p);
 void pack_free_host(struct pack *p);
 
-/* Sequences [lo, hi), their rows and targets. */
+/* Sequences [lo, hi), their rows and targets, and its place in a list: its number, and the targets before its own. */
 struct pack_micro {
     int64_t lo, hi, n_rows, n_targets;
+    int64_t index, t0;
 };
 /* The next micro-batch from lo on; at least one sequence. ERR_INVAL: one alone is longer than max_rows. */
 int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
               struct pack_micro *m);
+/* All of them, in order; caller frees. */
+int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+              struct pack_micro **list, int64_t *n_list);
 /* Puts it on the device; b borrows p. Fills row and target. */
 int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
 

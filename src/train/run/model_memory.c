@@ -4,23 +4,30 @@
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
 #include "train/run/memory_limit.h"
+#include "train/run/rank_gradients.h"
 
 #include "base/err.h"
 
-int model_memory(struct model_memory *o, const struct model_config *c, struct dev *dev, const struct model_open_args *open,
-                 const struct train_lora *lora, const struct optim_config *optim) {
-    struct lora_plan l = {.master = (size_t)model_config_params(c) * 4};
-    if (lora->on) TRY(model_lora_plan(&l, c, dev, open->act, &lora->cfg, optim));
-    else l.moments = optim_bytes(c, dev, open->act, optim, &l.host);
-    const size_t master = train_pages(l.master);
-    *o = (struct model_memory){.weights = train_pages(model_open_bytes(c, dev, open)),
+int model_memory(struct model_memory *o, const struct model_memory_args *a) {
+    const struct optim_config *const optim = a->optim;
+    const bool adapter = a->lora->on, several = a->ranks > 1;
+    struct lora_plan l = {.master = (size_t)model_config_params(a->config) * 4}; /* of all ranks together */
+    if (adapter) TRY(model_lora_plan(&l, a->config, a->dev, a->open->act, &a->lora->cfg, optim));
+    else l.moments = optim_bytes(a->config, a->dev, a->open->act, optim, &l.host);
+    struct rank_memory r = {.master = l.master, .sums = l.master, .moments = l.moments, .host = l.host};
+    if (several)
+        TRY(rank_memory(&r, a->config, a->dev, a->open, adapter ? &a->lora->cfg : NULL, optim, a->max_rows, (int)a->ranks));
+    const size_t master = train_pages(r.master), copy = train_pages(l.master) + train_pages(l.moments) + l.host;
+    *o = (struct model_memory){.weights = train_pages(model_open_bytes(a->config, a->dev, a->open)),
                                .adapter = train_pages(l.weights),
                                .master = optim->host_master ? 0 : master,
-                               .grads = master,
-                               .moments = train_pages(l.moments),
-                               .host = l.host + (optim->host_master ? master : 0),
-                               .copy = master + train_pages(l.moments) + l.host,
-                               .n_train = lora->on ? l.n_train : 0};
+                               .grads = train_pages(r.sums),
+                               .moments = train_pages(r.moments),
+                               .exchange = train_pages(r.exchange),
+                               .host = r.host + (optim->host_master ? master : 0),
+                               .copy = several ? train_pages(copy / (size_t)(a->local > 1 ? a->local : 1)) : copy,
+                               .n_train = adapter ? l.n_train : 0,
+                               .uneven = several ? (double)r.master * (double)a->ranks / (double)l.master - 1 : 0};
     return 0;
 }
 

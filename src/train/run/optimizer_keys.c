@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/log.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,6 +22,15 @@ static bool takes(enum optim_kind kind, const char *key) {
     return false;
 }
 
+/* Options of Megatron's optimizer in host memory: whether it is there is what holds here. */
+static bool megatron_offload(const char *key) {
+    static const char *const keys[] = {"optimizer_cpu_offload", "optimizer_offload_fraction", "offload_fraction",
+                                       "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(keys[i], key) == 0) return true;
+    return false;
+}
+
 static int read_lr_rule(struct optim_config *o, const json_t *more, const char *where) {
     const char *rule = NULL;
     TRY(json_str_opt(more, "adjust_lr_fn", &rule, where));
@@ -34,9 +44,20 @@ static int read_lr_rule(struct optim_config *o, const json_t *more, const char *
 static int read_options(struct optim_config *o, const json_t *more, const char *key) {
     const char *name;
     json_t *v;
-    json_object_foreach((json_t *)(uintptr_t)more, name, v) if (!takes(o->kind, name))
-        FAIL(ERR_INVAL, "%s.%s: %s has no such option here", key, name, optim_kind_name(o->kind));
-    int rc = json_f64_opt(more, "eps", &o->eps, key);
+    bool offload = false, noted = false;
+    json_object_foreach((json_t *)(uintptr_t)more, name, v) {
+        if (!takes(o->kind, name) && !megatron_offload(name))
+            FAIL(ERR_INVAL, "%s.%s: %s has no such option here", key, name, optim_kind_name(o->kind));
+        noted |= megatron_offload(name);
+    }
+    int rc = json_bool_opt(more, "optimizer_cpu_offload", &offload, key);
+    if (noted)
+        log_note(
+            "%s: of Megatron's options for an optimizer in host memory optimizer_cpu_offload holds, for all of master and state, "
+            "as optimizer_offload does",
+            key);
+    if (offload) o->host_state = o->host_master = true;
+    if (rc == 0) rc = json_f64_opt(more, "eps", &o->eps, key);
     if (rc == 0) rc = json_f64_opt(more, "momentum", &o->momentum, key);
     if (rc == 0) rc = json_f64_opt(more, "dampening", &o->dampening, key);
     if (rc == 0) rc = json_bool_opt(more, "nesterov", &o->nesterov, key);

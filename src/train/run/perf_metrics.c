@@ -57,6 +57,7 @@ int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, s
         metrics_set(m, sizes[i].bytes / 0x1p30, "perf/%s", sizes[i].name);
         if (prefix[0]) metrics_set(m, sizes[i].bytes / 0x1p30, "%sperf/%s", prefix, sizes[i].name);
     }
+    if (d->planned > 0) metrics_set(m, sizes[1].bytes / (double)d->planned, "perf/memory_of_plan");
     metrics_set_i64(m, now.n_allocs - before->n_allocs, "perf/device_allocations");
     *before = now;
     return 0;

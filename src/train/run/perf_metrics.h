@@ -11,7 +11,8 @@ double train_flops(const struct model_config *c, const int64_t *len, int64_t n);
 /* FLOP/s that the device's maker promises for dense bf16, by verl's table; INFINITY: a device that is not in it. */
 double train_peak_flops(const struct dev *d);
 /* perf/max_memory_allocated_gb, perf/max_memory_reserved_gb, perf/cpu_memory_used_gb, each also with verl's prefix where
- * there is one ("actor/"), and perf/device_allocations since *before, which becomes now: 0 says that the plan held. */
+ * there is one ("actor/"), perf/memory_of_plan where there is a plan (d->planned), and perf/device_allocations since *before, which
+ * becomes now: 0 says that the plan held. */
 int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, struct dev_memory *before);
 
 #endif

@@ -31,6 +31,8 @@ struct stages {
     int n_done;
     void (*follow)(void *arg, const char *name); /* NULL: nobody */
     void *follow_arg;
+    void (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* NULL: nobody */
+    void *tell_arg;
     struct sigaction old[N_STOPS];
 };
 
@@ -52,6 +54,10 @@ static void on_signal(int sig) {
 
 int stage_stop_signal(void) { return stop_signal; }
 
+void stage_ask_stop(int sig) {
+    if (!stop_signal) stop_signal = sig;
+}
+
 int stage_check_stop(void) {
     if (stop_signal) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop_signal));
     return 0;
@@ -59,7 +65,8 @@ int stage_check_stop(void) {
 
 void progress_report(const struct progress *p, const char *name, int64_t done, int64_t total, double tok_s) {
     stage_beat(p->stages);
-    track_progress(p->track, p->step, name, done, total, tok_s);
+    if (p->stages->tell) p->stages->tell(p->stages->tell_arg, name, done, total);
+    if (p->track) track_progress(p->track, p->step, name, done, total, tok_s);
 }
 
 const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : sig == SIGTERM ? "SIGTERM" : "SIGHUP"; }
@@ -161,6 +168,11 @@ void stage_end(struct stages *s) {
 void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg) {
     s->follow = fn;
     s->follow_arg = arg;
+}
+
+void stages_tell(struct stages *s, void (*fn)(void *arg, const char *name, int64_t done, int64_t total), void *arg) {
+    s->tell = fn;
+    s->tell_arg = arg;
 }
 
 void stage_beat(struct stages *s) {

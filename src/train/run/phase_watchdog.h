@@ -23,6 +23,8 @@ void stage_begin(struct stages *s, const char *name);
 void stage_end(struct stages *s);
 /* fn(arg, name) at each beginning of a stage, fn(arg, NULL) at each end, by the thread that begins or ends it. One at a time. */
 void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg);
+/* fn(arg, name, done, total) of each progress_report, by the thread that reports it. One at a time. */
+void stages_tell(struct stages *s, void (*fn)(void *arg, const char *name, int64_t done, int64_t total), void *arg);
 void stage_beat(struct stages *s);            /* any thread */
 double stage_seconds(const struct stages *s); /* since the stage began */
 /* timing_s/NAME of everything since the last call, and resets. */
@@ -30,7 +32,7 @@ void stages_metrics(struct stages *s, struct metrics *m);
 /* Where a stage tells how far it is; borrowed. */
 struct progress {
     struct stages *stages;
-    struct track *track;
+    struct track *track; /* NULL: a worker's, which has none */
     int64_t step;
 };
 /* So many of total samples are done: a beat, and what the bar shows. */
@@ -38,6 +40,7 @@ void progress_report(const struct progress *p, const char *phase, int64_t done, 
 /* ERR_SIGNAL where a signal has asked for a stop. */
 int stage_check_stop(void);
 int stage_stop_signal(void);            /* 0, or the signal that asked for a stop */
+void stage_ask_stop(int sig);           /* as that signal would: another process has received it */
 const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM", "SIGHUP" */
 
 #endif

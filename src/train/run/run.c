@@ -44,11 +44,7 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     return resume_find(&r->from, &a);
 }
 
-int run_open_device(struct run *r, struct dev *dev) {
-    TRY(resume_open_device(dev, &r->from, r->k.device, r->k.threads));
-    r->dev = dev;
-    return 0;
-}
+int run_open_device(struct run *r, struct dev *dev) { return resume_open_device(dev, &r->from, r->k.device, r->k.threads); }
 
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps) {
     const int rc = data_sampler_init(&r->sampler, a);
@@ -76,19 +72,12 @@ static int open_track(struct run *r, const struct conf *c) {
     return track_open(&r->track, &a);
 }
 
-/* Optimizer steps of all parts. */
-static int64_t optim_steps(const struct run *r) {
-    struct ckpt_part parts[RUN_MAX_PARTS];
-    const int n = r->program.parts(r->program.ctx, parts);
-    int64_t sum = 0;
-    for (int i = 0; i < n; i++) sum += parts[i].optim->step;
-    return sum;
-}
+static int64_t optim_steps(const struct run *r) { return r->checkpoints.steps(r->checkpoints.ctx); }
 
 /* Of the step that has just become the last whole one: a step that is given up later leaves no trace in what is saved. */
 static void keep_state(struct run *r) {
     json_decref(r->state);
-    r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->dev->isa, "data",
+    r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->checkpoints.isa, "data",
                          data_sampler_state(&r->sampler), "bad_steps", (json_int_t)r->bad_steps);
     r->program.state(r->program.ctx, r->state);
     r->optim_done = optim_steps(r);
@@ -96,19 +85,7 @@ static void keep_state(struct run *r) {
 
 static int restore(struct run *r) {
     const char *const dir = r->from.dir;
-    struct ckpt_part parts[RUN_MAX_PARTS];
-    const int n = r->program.parts(r->program.ctx, parts);
-    for (int i = 0; i < n; i++) {
-        char *part = ckpt_part_dir(dir, parts[i].name);
-        const bool there = file_is_dir(part);
-        free(part);
-        if (!there)
-            FAIL(ERR_INPUT,
-                 "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew "
-                 "with trainer.resume_mode=disable or another trainer.default_local_dir",
-                 dir, parts[i].name);
-        TRY(ckpt_load_part(dir, &parts[i]));
-    }
+    TRY(r->checkpoints.load(r->checkpoints.ctx, dir));
     TRY(json_i64_opt(r->from.trainer, "bad_steps", &r->bad_steps, dir));
     TRY(data_sampler_restore(&r->sampler, json_object_get(r->from.trainer, "data"), dir));
     TRY(early_stop_restore(&r->early, json_object_get(r->from.trainer, "early_stopping"), dir));
@@ -120,28 +97,29 @@ static int restore(struct run *r) {
 }
 
 /* Where only the last step is saved there is nothing to write it beside. */
-static int open_async(struct run *r) {
-    struct ckpt_part parts[RUN_MAX_PARTS];
-    const int n = r->program.parts(r->program.ctx, parts);
-    return ckpt_async_open(&r->async, parts, n);
+static int open_copy(struct run *r) {
+    if (!r->k.async_save || (r->k.save_freq <= 0 && !r->early.enable)) return 0;
+    TRY(r->checkpoints.open_copy(r->checkpoints.ctx));
+    r->saving = SAVE_IDLE;
+    return 0;
 }
 
 /* The run's stages are phases of a trace, and what run.db says that the run does. */
 static void phase(void *run, const char *name) {
     struct run *r = run;
-    dev_trace_phase(r->dev, name);
+    if (r->program.phase) r->program.phase(r->program.ctx, name);
     track_phase(r->track, r->step, name);
 }
 
-int run_ready(struct run *r, const struct conf *c) {
+int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models) {
+    r->checkpoints = *models;
     TRY(open_track(r, c));
     if (r->from.dir) TRY(restore(r));
     if (r->k.save_freq == 0)
         log_note("trainer.save_freq=0: %s; -1 saves the last one",
                  r->early.enable ? "of the steps only the best validations are saved" : "no step is saved");
     keep_state(r);
-    if (r->k.async_save && (r->k.save_freq > 0 || r->early.enable)) TRY(open_async(r));
-    TRY(dev_memory(r->dev, &r->memory));
+    TRY(open_copy(r));
     stages_follow(r->stages, phase, r);
     stage_end(r->stages);
     return 0;
@@ -163,12 +141,13 @@ static int settle(struct run *r, bool wait) {
     const double start = clock_awake();
     int64_t step;
     int got = 0;
-    if (!r->async || !ckpt_async_busy(r->async)) return 0;
+    if (r->saving != SAVE_WRITING) return 0;
     if (wait) stage_begin(r->stages, "save_checkpoint");
-    while ((got = ckpt_async_take(r->async, wait ? 1 : 0, &step)) == 0 && wait)
+    while ((got = r->checkpoints.take(r->checkpoints.ctx, wait ? 1 : 0, &step)) == 0 && wait)
         progress_report(&(struct progress){r->stages, r->track, r->step}, "save_checkpoint", (int64_t)(clock_awake() - start), 0,
                         0);
     if (wait) stage_end(r->stages);
+    if (got != 0) r->saving = SAVE_IDLE;
     if (got < 0) r->asked_step = r->saved_step;
     TRY(got);
     return got == 1 ? published(r, step) : 0;
@@ -178,33 +157,35 @@ static void flush_track(void *track) {
     if (track_flush(track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
 }
 
-/* keep: how many checkpoints stay on disk, <= 0: all. With r->async it is copied alone; write_copy does the rest. */
+/* keep: how many checkpoints stay on disk, <= 0: all. Beside the next steps it is copied alone; write_copy does the rest. */
 static int save(struct run *r, int64_t keep) {
     TRY(run_lock_hold(r->k.lock));
     TRY(settle(r, true));
-    struct ckpt_part parts[RUN_MAX_PARTS];
-    const int n_parts = r->program.parts(r->program.ctx, parts);
+    const bool beside = r->saving != SAVE_FOREGROUND;
     json_object_set_new(r->state, "early_stopping", early_stop_state(&r->early));
     const struct ckpt_save_args a = {.root = r->k.default_local_dir,
                                      .step = r->step,
-                                     .parts = parts,
-                                     .n_parts = n_parts,
                                      .trainer = r->state,
                                      .config_yaml = r->config_yaml,
                                      .keep = keep,
                                      .best = r->early.best_step};
     stage_begin(r->stages, "save_checkpoint");
-    if (!r->async) flush_track(r->track);
-    const int rc = r->async ? ckpt_async_copy(r->async, &a) : ckpt_save(&a);
+    if (!beside) flush_track(r->track);
+    const int rc = beside ? r->checkpoints.copy(r->checkpoints.ctx, &a) : r->checkpoints.save(r->checkpoints.ctx, &a);
     stage_end(r->stages);
     TRY(rc);
     r->asked_step = r->step;
-    return r->async ? 0 : published(r, r->step);
+    if (!beside) return published(r, r->step);
+    r->saving = SAVE_COPIED;
+    return 0;
 }
 
 /* The copy of this step, if there is one, goes to disk. What the tracker has been given is there before it. */
 static int write_copy(struct run *r, bool wait) {
-    if (r->async && ckpt_async_copied(r->async)) ckpt_async_write(r->async, flush_track, r->track);
+    if (r->saving == SAVE_COPIED) {
+        TRY(r->checkpoints.write(r->checkpoints.ctx, flush_track, r->track));
+        r->saving = SAVE_WRITING;
+    }
     return wait ? settle(r, true) : 0;
 }
 
@@ -298,7 +279,7 @@ int run_end_step(struct run *r) {
     return rc < 0 ? run_fail(r, err_pass(rc, __FILE__, __LINE__)) : 0;
 }
 
-/* Not saved: weights of a step that was half made, and weights that give no finite numbers; nothing of a device
+/* Not saved: weights of a step that was half made, and weights that give no finite numbers; nothing of a device or rank
  * that failed. After a numerical stop nothing is retired, since an older checkpoint may be the one to return to. */
 int run_fail(struct run *r, int rc) {
     struct err_saved why;
@@ -309,9 +290,10 @@ int run_fail(struct run *r, int rc) {
         r->step--; /* made again after a resume, from the cursor of the step before */
         r->in_step = false;
     }
-    if (settle(r, true) < 0) log_warn("%s", err_msg());
+    if (settle(r, true) < 0 && rc != ERR_RANK) log_warn("%s", err_msg());
     const bool whole = optim_steps(r) == r->optim_done, diverged = rc == ERR_NUMERIC && r->bad_steps < r->k.max_bad_steps;
-    if (r->step > 0 && r->saved_step != r->step && whole && !diverged && rc != ERR_IO && rc != ERR_DEVICE &&
+    const bool there = rc != ERR_IO && rc != ERR_DEVICE && rc != ERR_RANK; /* the disk, the weights, all of their shards */
+    if (r->step > 0 && r->saved_step != r->step && whole && !diverged && there &&
         save_now(r, rc == ERR_NUMERIC ? 0 : r->k.keep_ckpts) < 0)
         log_warn("%s", err_msg());
     err_restore(&why);
@@ -336,7 +318,7 @@ void run_close(struct run *r, int rc) {
         else log_info("done: %lld steps; none was saved (trainer.save_freq=0)", (long long)r->step);
         early_stop_report(&r->early, r->k.default_local_dir, "actor");
     }
-    ckpt_async_close(r->async);
+    if (r->checkpoints.close) r->checkpoints.close(r->checkpoints.ctx);
     track_close(r->track, rc);
     stages_destroy(r->stages);
     data_sampler_free(&r->sampler);

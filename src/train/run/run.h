@@ -1,25 +1,22 @@
 /* run.h - what every trainer has around its steps: directories, phases and the watchdog, tracker, checkpoints, resume,
  * early stopping, step counters, and the one way in which a run ends.
  *
- * Knows no models but as parts of a checkpoint, and no data but its cursor; what differs between trainers comes as
- * struct run_program.
+ * Knows no models, no device and no data but its cursor; what differs between trainers comes as struct run_program, and
+ * what is in a checkpoint beside the run's own as struct checkpoints.
  * Invariant: what the next step computes is a function of what a checkpoint holds, so a run that was killed and resumed
  * ends in the same bits; and only a whole step is ever saved. */
 #ifndef VERLC_TRAIN_RUN_H
 #define VERLC_TRAIN_RUN_H
 
-#include "ckpt/async_save.h"
-#include "ckpt/ckpt.h"
 #include "conf/conf.h"
 #include "data/data.h"
 #include "track/track.h"
+#include "train/run/checkpoints.h"
 #include "train/run/early_stopping.h"
 #include "train/run/early_warnings.h"
 #include "train/run/phase_watchdog.h"
 #include "train/run/resume.h"
 #include "train/run/run_lock.h"
-
-enum { RUN_MAX_PARTS = 2 };
 
 /* Rollouts as traces (actor_rollout_ref.rollout.trace). */
 struct run_trace {
@@ -55,19 +52,26 @@ int run_config_lock(struct run_config *k);
 /* What a program brings along. Calls get ctx. */
 struct run_program {
     void *ctx;
-    int (*parts)(void *ctx, struct ckpt_part parts[RUN_MAX_PARTS]); /* the models of a checkpoint; how many */
     /* Its own fields of trainer.json, beside the run's. */
     void (*state)(const void *ctx, json_t *trainer);
     int (*restore)(void *ctx, const json_t *trainer, const char *where);
-    int (*validate)(void *ctx);             /* into the run's metrics */
-    const json_t *(*plan)(const void *ctx); /* the memory plan for run.db, borrowed; NULL: none */
-    const char *const (*headlines)[2];      /* metrics that the bar shows, with their labels; ends with NULL */
+    int (*validate)(void *ctx);                 /* into the run's metrics */
+    void (*phase)(void *ctx, const char *name); /* a stage begins, for the trace of a device; NULL: none */
+    const json_t *(*plan)(const void *ctx);     /* the memory plan for run.db, borrowed; NULL: none */
+    const char *const (*headlines)[2];          /* metrics that the bar shows, with their labels; ends with NULL */
+};
+
+/* A gradient that is not finite, kept for whoever has the run's directory. */
+struct bad_gradient {
+    bool met;
+    struct optim_result what;
+    struct buf dump;
 };
 
 struct run {
     struct run_config k;
     struct run_program program;
-    struct dev *dev; /* borrowed */
+    struct checkpoints checkpoints; /* owned; close NULL until run_ready */
     struct stages *stages;
     struct track_loggers loggers;
     struct track *track;
@@ -76,14 +80,15 @@ struct run {
     struct early_warnings warnings; /* samples and n are the program's to set, after run_open */
     struct data_sampler sampler;
     struct resume from;
-    struct dev_memory memory; /* at the end of the step before */
-    struct ckpt_async *async; /* NULL: a checkpoint is written in the foreground */
+    struct dev_memory memory; /* at the end of the step before; the program's to set, after run_ready */
+    enum { SAVE_FOREGROUND, SAVE_IDLE, SAVE_COPIED, SAVE_WRITING } saving; /* the latter three: beside the next steps */
     int64_t step, total_steps, bad_steps;
     int64_t saved_step, asked_step; /* of the newest checkpoint that is published, and that was begun */
     int64_t optim_done;             /* optimizer steps of all parts at the end of the last whole step */
     bool begun, in_step, step_bad;  /* step_bad: it has met a gradient that is not finite */
     bool said_stop;
-    bool probing; /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
+    bool probing;             /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
+    struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
     char *config_yaml;
     json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */
 };
@@ -92,11 +97,11 @@ struct run {
 /* The directory and its lock (k's, which is released with k, after run_close), watchdog, early stopping; finds what to
  * resume from. Stage "start" until run_ready. */
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p);
-int run_open_device(struct run *r, struct dev *dev); /* kept, borrowed */
+int run_open_device(struct run *r, struct dev *dev); /* by the keys and the checkpoint; not kept */
 /* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);
-/* The tracker, then the state of the checkpoint; the parts are open. */
-int run_ready(struct run *r, const struct conf *c);
+/* The tracker, then the state of the checkpoint. models: of what is open now; becomes the run's, after a failure too. */
+int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models);
 /* rc: how the run ended, or 0. Says what it did, and closes; the error's message stays. */
 void run_close(struct run *r, int rc);
 

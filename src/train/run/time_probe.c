@@ -11,10 +11,10 @@
 
 /* ---- measuring ---- */
 
-void probe_prepare(struct time_probe *p, struct run *r) {
-    snprintf(p->device, sizeof p->device, "%s", r->dev->describe);
+void probe_prepare(struct time_probe *p, struct run *r, const char *device, bool own_memory) {
+    snprintf(p->device, sizeof p->device, "%s", device);
     p->memory = r->program.plan ? json_deep_copy(r->program.plan(r->program.ctx)) : NULL;
-    p->own_memory = dev_has_own_memory(r->dev);
+    p->own_memory = own_memory;
     p->total_steps = r->total_steps;
     p->done_steps = r->step;
     p->save_freq = r->k.save_freq;

@@ -52,8 +52,8 @@ struct probe_calls {
     int (*validate)(void *ctx, struct time_probe *p); /* a pass; fills validated, val_rows */
 };
 /* Before the first step: takes from r what the run would do and switches off what a probe does not do: checkpoints, validations,
- * early stopping. total_steps, done_steps, frequencies and validates of p are filled. */
-void probe_prepare(struct time_probe *p, struct run *r);
+ * early stopping. total_steps, done_steps, frequencies and validates of p are filled. device: what the run is on. */
+void probe_prepare(struct time_probe *p, struct run *r, const char *device, bool own_memory);
 /* PROBE_STEPS steps with a line each to log_info, then with `whole` a step at full length, a validation pass and a
  * checkpoint. */
 int probe_measure(struct time_probe *p, struct run *r, const struct probe_calls *calls, bool whole);

@@ -10,6 +10,9 @@
 
 #include "model/optim/optimizer.h"
 #include "train/run/micro_batch.h"
+#include "train/run/rank_gradients.h"
+
+#include "base/buf.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,16 +29,18 @@ struct trained_model_args {
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
+    struct dev_group *group;          /* train on several ranks: model has this one's share (rank_shard); NULL: one. Borrowed */
 };
 /* Device bytes of activations, batch arrays and weights on their way (not of gradients and moments). a->dev: with stream. */
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
 
 struct trained_model;
+/* With a group: collective, as trained_model_step and trained_model_backward. */
 int trained_model_create(struct trained_model **out, const struct trained_model_args *a);
 void trained_model_destroy(struct trained_model *t); /* NULL ok */
 struct model *trained_model_model(struct trained_model *t);
 struct optim *trained_model_optim(struct trained_model *t);
-float *trained_model_grads(struct trained_model *t); /* (n_train) f32, device */
+float *trained_model_grads(struct trained_model *t); /* (model's n_master) f32, device */
 
 /* Before the first pass after another phase has used the block. */
 void trained_model_begin(struct trained_model *t);
@@ -65,8 +70,11 @@ struct micro_loss {
     const float *entropy; /* NULL: not asked for */
     float *dout;          /* d loss / d out; zeros */
     float *dentropy;      /* zeros; NULL: not asked for */
+    struct buf *record;   /* empty: takes what the loss has to tell, for `told` */
 };
 typedef int micro_loss_fn(void *arg, const struct micro_loss *m);
+/* A micro-batch with its loss' record (n bytes, aligned to 8). */
+typedef int micro_told_fn(void *arg, const struct pack_micro *m, const void *record, size_t n);
 struct mini_batch {
     const struct packed_seq *seqs;
     int64_t n;
@@ -75,15 +83,16 @@ struct mini_batch {
     bool entropy;                   /* the loss reads entropy */
     bool entropy_grad;              /* and gives dentropy */
     const struct token_lists *list; /* filled before loss reads it; NULL: none */
-    micro_loss_fn *loss;
-    void *loss_arg;
+    micro_loss_fn *loss;            /* runs where its micro-batch is computed, so it leaves what others need in its record */
+    micro_told_fn *told;            /* of each micro-batch with a target, in order, whoever computed it; NULL: none */
+    void *arg;                      /* of both */
 };
 struct step_result {
     struct optim_result optim;
     int64_t n_micro, n_rows; /* micro-batches, tokens forwarded */
 };
-/* One optimizer step over a mini-batch. A non-finite loss gradient or gradient norm changes nothing and is
- * reported in r->optim. */
+/* One optimizer step over a mini-batch. A non-finite loss gradient or gradient norm changes nothing and is reported in r->optim.
+ * On several ranks all have the same mini-batch, and end with the same weights and the same *r. */
 int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
                        struct step_result *r);
 /* Forward and backward only: leaves gradients in trained_model_grads (tests, gradient checks). */

@@ -68,6 +68,13 @@ static void epoch_order(const struct update *u, int64_t epoch, int64_t *order) {
     rng_shuffle(&r, order, u->n);
 }
 
+static void keep_bad(struct update_result *r, const struct optim_result *why, const int64_t *rows, int64_t n) {
+    r->why = *why;
+    r->bad_rows = xmalloc((size_t)n * sizeof *rows);
+    r->n_bad = n;
+    memcpy(r->bad_rows, rows, (size_t)n * sizeof *rows);
+}
+
 /* One optimizer step over these rows, in the order of balanced micro-batches. */
 static int one_step(const struct update *u, int64_t *rows, int64_t n, struct update_result *sum) {
     const double start = clock_now();
@@ -84,7 +91,7 @@ static int one_step(const struct update *u, int64_t *rows, int64_t n, struct upd
         close_mini(u->metrics);
         sum->n_tokens += r.n_rows;
         sum->bad = !isfinite(r.optim.grad_norm);
-        if (sum->bad) rc = u->not_finite(u->ctx, rows, n, &r.optim);
+        if (sum->bad) keep_bad(sum, &r.optim, rows, n);
     }
     if (rc == 0 && !sum->bad) {
         sum->grad_norm += r.optim.grad_norm;

@@ -50,15 +50,15 @@ struct update {
     /* Fills m, less its cut, for rows[n] in this order; drop frees what it took. */
     int (*take)(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m);
     void (*drop)(void *ctx);
-    /* Before drop, of a mini-batch whose gradient is not finite: nothing was changed, and the stage ends. */
-    int (*not_finite)(void *ctx, const int64_t *rows, int64_t n, const struct optim_result *r);
 };
 struct update_result {
     int64_t n_steps, n_tokens; /* optimizer steps that changed the weights; tokens forwarded */
     double grad_norm;          /* mean over these steps */
     double flops;              /* a second, mean over these steps (perf_metrics.h) */
-    bool bad;                  /* a gradient was not finite */
+    bool bad;                  /* a gradient was not finite: nothing was changed by its mini-batch, and the stage ended there */
+    struct optim_result why;   /* bad: what is not finite */
+    int64_t *bad_rows, n_bad;  /* bad: the rows of that mini-batch, in the order of its micro-batches; the caller's to free */
 };
-int update_run(const struct update *u, struct update_result *r);
+int update_run(const struct update *u, struct update_result *r); /* r->bad_rows is NULL after an error */
 
 #endif

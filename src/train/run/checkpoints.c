@@ -1,0 +1,103 @@
+/* checkpoints.c - see checkpoints.h. */
+#include "train/run/checkpoints.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "ckpt/async_save.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct local {
+    struct ckpt_part parts[CHECKPOINTS_MAX_PARTS];
+    int n;
+    struct ckpt_async *async; /* NULL until open_copy */
+    struct comm *comm;        /* NULL: one rank */
+};
+
+static int64_t steps(void *ctx) {
+    const struct local *l = ctx;
+    int64_t sum = 0;
+    for (int i = 0; i < l->n; i++) sum += l->parts[i].optim->step;
+    return sum;
+}
+
+static int load(void *ctx, const char *dir) {
+    const struct local *l = ctx;
+    for (int i = 0; i < l->n; i++) {
+        char *part = ckpt_part_dir(dir, l->parts[i].name);
+        const bool there = file_is_dir(part);
+        free(part);
+        if (!there)
+            FAIL(ERR_INPUT,
+                 "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew "
+                 "with trainer.resume_mode=disable or another trainer.default_local_dir",
+                 dir, l->parts[i].name);
+        TRY(ckpt_load_part(dir, &l->parts[i]));
+    }
+    return 0;
+}
+
+static struct ckpt_save_args with_parts(const struct local *l, const struct ckpt_save_args *a) {
+    struct ckpt_save_args b = *a;
+    b.parts = l->parts;
+    b.n_parts = l->n;
+    return b;
+}
+
+static int open_copy(void *ctx) {
+    struct local *l = ctx;
+    return ckpt_async_open(&l->async, l->parts, l->n, l->comm);
+}
+
+/* Several ranks: of a copy, in memory that is there for this one alone unless others are written beside the next steps. */
+static int save(void *ctx, const struct ckpt_save_args *a) {
+    struct local *l = ctx;
+    const struct ckpt_save_args b = with_parts(l, a);
+    const bool keep = l->async != NULL;
+    if (!l->comm) return ckpt_save(&b);
+    if (!keep) TRY(open_copy(l));
+    const int rc = ckpt_async_save(l->async, &b);
+    if (!keep) {
+        ckpt_async_close(l->async);
+        l->async = NULL;
+    }
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int copy(void *ctx, const struct ckpt_save_args *a) {
+    const struct ckpt_save_args b = with_parts(ctx, a);
+    return ckpt_async_copy(((struct local *)ctx)->async, &b);
+}
+
+static int begin_write(void *ctx, void (*before)(void *arg), void *arg) {
+    ckpt_async_write(((struct local *)ctx)->async, before, arg);
+    return 0;
+}
+
+static int take(void *ctx, double wait_s, int64_t *step) { return ckpt_async_take(((struct local *)ctx)->async, wait_s, step); }
+
+static void close_local(void *ctx) {
+    struct local *l = ctx;
+    ckpt_async_close(l->async);
+    free(l);
+}
+
+void checkpoints_local(struct checkpoints *out, const struct ckpt_part *parts, int n_parts, const char *isa, struct comm *c) {
+    struct local *l = xcalloc(1, sizeof *l);
+    CHECK(n_parts >= 1 && n_parts <= CHECKPOINTS_MAX_PARTS);
+    memcpy(l->parts, parts, (size_t)n_parts * sizeof *parts);
+    l->n = n_parts;
+    l->comm = c && comm_size(c) > 1 ? c : NULL;
+    *out = (struct checkpoints){.ctx = l,
+                                .isa = isa,
+                                .steps = steps,
+                                .load = load,
+                                .save = save,
+                                .open_copy = open_copy,
+                                .copy = copy,
+                                .write = begin_write,
+                                .take = take,
+                                .close = close_local};
+}

@@ -1,0 +1,256 @@
+/* rank_dealing.c - see rank_dealing.h. */
+#include "train/run/rank_dealing.h"
+
+#include "base/err.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A rank's share of a forward pass is dealt in so many pieces at most, of so many tokens at least: it waits between two. */
+enum { PIECES = 8, PIECE_TOKENS = 1 << 16 };
+
+struct rank_share {
+    int64_t open;                /* samples that it has or will get */
+    struct request_list waiting; /* for its next call */
+    struct rollout_stats stats;
+    bool between;   /* the call under way, or the last one, is no slice of generation */
+    int64_t lo, hi; /* sequences of the piece under way */
+};
+
+void rank_dealing_init(struct rank_dealing *d, struct rank_group *g) {
+    *d = (struct rank_dealing){.g = g, .share = xcalloc((size_t)g->n, sizeof *d->share)};
+}
+
+static void drop_waiting(struct rank_dealing *d) {
+    for (int r = 0; d->share && r < d->g->n; r++) request_list_clear(&d->share[r].waiting);
+}
+
+void rank_dealing_free(struct rank_dealing *d) {
+    drop_waiting(d);
+    free(d->share);
+    *d = (struct rank_dealing){0};
+}
+
+/* ---- generation ---- */
+
+int rank_generate_begin(struct rank_dealing *d, const struct rollout_config *c) {
+    for (int r = 0; r < d->g->n; r++) d->share[r] = (struct rank_share){0};
+    d->to = c;
+    return rank_group_plain_call(d->g, "generate_begin", json_object(), NULL);
+}
+
+void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q) {
+    struct rank_share *least = d->share;
+    for (int r = 1; r < d->g->n; r++)
+        if (d->share[r].open < least->open) least = &d->share[r];
+    request_list_add(&least->waiting, q);
+    least->open += q->n;
+}
+
+/* Its requests, and a slice of generation, or the end of it. */
+static int generate(struct rank_dealing *d, int rank, bool interrupt) {
+    struct rank_share *r = &d->share[rank];
+    struct message m = message_new(true);
+    message_requests(&m, &r->waiting);
+    json_object_set_new(m.head, "interrupt", json_boolean(interrupt));
+    const int rc = rank_group_start(d->g, rank, "generate", &m);
+    message_free(&m);
+    request_list_clear(&r->waiting);
+    return rc;
+}
+
+/* What comes between, in turns with generation. */
+static int go_on(struct rank_dealing *d, int rank) {
+    struct rank_share *r = &d->share[rank];
+    if (d->between.start && (!r->between || r->open == 0)) {
+        const int started = d->between.start(d->between.arg, rank);
+        TRY(started);
+        r->between = started > 0;
+        if (r->between) return 0;
+    }
+    r->between = false;
+    return r->open > 0 ? generate(d, rank, false) : 0;
+}
+
+static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *reply) {
+    if (d->share[rank].between) {
+        TRY(d->between.take(d->between.arg, rank, reply));
+        return d->interrupting ? 0 : go_on(d, rank);
+    }
+    struct message_reader in = rank_group_reader(d->g, rank, reply);
+    struct rank_share *r = &d->share[rank];
+    struct comm_bytes stats;
+    TRY(message_next(&in, sizeof r->stats, &stats));
+    r->stats = *(const struct rollout_stats *)stats.p;
+    r->open -= message_n_samples(&in);
+    if (!d->interrupting) TRY(go_on(d, rank)); /* before the samples are looked at, so that the rank does not wait */
+    return message_read_samples(&in, d->to->done, d->to->done_arg);
+}
+
+/* The answers of all calls under way. */
+static int take_all(struct rank_dealing *d) {
+    for (int r = 0; r < d->g->n; r++)
+        while (d->g->busy[r]) {
+            struct hub_reply reply;
+            int rank;
+            const int got = rank_group_take(d->g, RANK_SLICE_S, &rank, &reply);
+            TRY(got);
+            rank_group_look_around(d->g, NULL);
+            if (got == 0) continue;
+            const int rc = take_reply(d, rank, &reply);
+            hub_reply_free(&reply);
+            TRY(rc);
+        }
+    return 0;
+}
+
+static int interrupt(struct rank_dealing *d) {
+    TRY(take_all(d));
+    for (int r = 0; r < d->g->n; r++) {
+        d->share[r].between = false;
+        if (d->share[r].open > 0) TRY(generate(d, r, true));
+    }
+    return take_all(d);
+}
+
+int rank_generate_interrupt(struct rank_dealing *d) {
+    d->interrupting = true; /* no further slices */
+    const int rc = interrupt(d);
+    d->interrupting = false;
+    return rc;
+}
+
+int rank_generate_step(struct rank_dealing *d) {
+    struct hub_reply reply;
+    int rank, more = 0;
+    for (int r = 0; r < d->g->n; r++)
+        if (!d->g->busy[r]) TRY(go_on(d, r));
+    for (double wait = 0.05;; wait = 0) { /* all that have answered by now */
+        const int got = rank_group_take(d->g, wait, &rank, &reply);
+        TRY(got);
+        if (got == 0) break;
+        const int rc = take_reply(d, rank, &reply);
+        hub_reply_free(&reply);
+        TRY(rc);
+    }
+    for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0;
+    return more;
+}
+
+struct rollout_stats rank_generate_stats(const struct rank_dealing *d) {
+    struct rollout_stats sum = {0};
+    for (int r = 0; r < d->g->n; r++) {
+        const struct rollout_stats *x = &d->share[r].stats;
+        const double most = sum.n_kv_blocks ? (double)sum.kv_blocks_peak / (double)sum.n_kv_blocks : 0;
+        sum.running += d->share[r].open; /* what it was not told of included */
+        sum.finished += x->finished;
+        sum.rows += x->rows;
+        sum.sampled += x->sampled;
+        sum.steps += x->steps;
+        sum.bursts += x->bursts;
+        sum.cached_rows += x->cached_rows;
+        sum.preempted += x->preempted;
+        sum.kv_blocks_used += x->kv_blocks_used;
+        if (x->n_kv_blocks == 0 || (double)x->kv_blocks_peak / (double)x->n_kv_blocks < most) continue;
+        sum.kv_blocks_peak = x->kv_blocks_peak; /* of the rank with the fullest cache */
+        sum.n_kv_blocks = x->n_kv_blocks;
+    }
+    if (sum.n_kv_blocks == 0) sum.n_kv_blocks = 1;
+    return sum;
+}
+
+void rank_generate_end(struct rank_dealing *d) {
+    struct err_saved why;
+    if (!d->to) return;
+    err_save(&why);
+    rank_group_drain(d->g);
+    drop_waiting(d);
+    if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group is gone */
+    d->to = NULL;
+    err_restore(&why);
+}
+
+/* ---- forward passes ---- */
+
+struct pass {
+    const json_t *args;
+    const struct packed_seq *seqs;
+    int64_t n, next, done, k; /* sequences: all, the first not dealt, done; tokens of a list */
+    int64_t *target;          /* (n + 1): the first target of each */
+    int64_t share;            /* tokens of a piece */
+    struct forward_out out;
+};
+
+static int deal(struct rank_dealing *d, struct pass *p, int rank) {
+    struct rank_share *r = &d->share[rank];
+    struct message m = message_new(false);
+    int64_t tokens = 0;
+    r->lo = p->next;
+    while (p->next < p->n && (p->next == r->lo || tokens + p->seqs[p->next].n <= p->share)) tokens += p->seqs[p->next++].n;
+    r->hi = p->next;
+    json_object_update(m.head, (json_t *)(uintptr_t)p->args);
+    message_seqs(&m, p->seqs + r->lo, r->hi - r->lo);
+    const int rc = rank_group_start(d->g, rank, "forward", &m);
+    message_free(&m);
+    return rc;
+}
+
+static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, const struct hub_reply *reply) {
+    const struct rank_share *r = &d->share[rank];
+    const int64_t at = p->target[r->lo], n = p->target[r->hi] - at;
+    struct message_reader in = rank_group_reader(d->g, rank, reply);
+    const struct {
+        void *to;
+        int64_t per;
+    } arrays[] = {{p->out.logp, 1},
+                  {p->out.sum_pi_sq, 1},
+                  {p->out.value, 1},
+                  {p->out.list ? p->out.list->top_id : NULL, p->k},
+                  {p->out.list ? p->out.list->top_logp : NULL, p->k}};
+    for (int i = 0; i < 5; i++) {
+        struct comm_bytes a;
+        if (!arrays[i].to) continue;
+        TRY(message_next(&in, (size_t)(n * arrays[i].per) * 4, &a));
+        memcpy((char *)arrays[i].to + at * arrays[i].per * 4, a.p, a.n);
+    }
+    return 0;
+}
+
+int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const struct progress *at, const struct packed_seq *seqs,
+                 int64_t n, int64_t k, struct forward_out out) {
+    struct rank_group *g = d->g;
+    struct pass p = {.args = args, .seqs = seqs, .n = n, .k = k, .out = out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
+    int64_t tokens = 0;
+    int rc = 0;
+    json_object_set_new(args, "logp", json_boolean(out.logp != NULL));
+    json_object_set_new(args, "sum_pi_sq", json_boolean(out.sum_pi_sq != NULL));
+    json_object_set_new(args, "value", json_boolean(out.value != NULL));
+    json_object_set_new(args, "list", json_integer(out.list ? (json_int_t)k : 0));
+    p.target[0] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        p.target[i + 1] = p.target[i] + packed_seq_targets(&seqs[i]);
+        tokens += seqs[i].n;
+    }
+    const int64_t own = tokens / g->n + 1, pieces = own / PIECE_TOKENS;
+    p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
+    for (int r = 0; r < g->n && p.next < n; r++) TRYG(deal(d, &p, r), out);
+    while (p.done < n) {
+        struct hub_reply reply;
+        int rank;
+        const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
+        rc = got < 0 ? got : stage_check_stop();
+        if (got > 0 && rc == 0) rc = take_pass(d, &p, rank, &reply);
+        if (got > 0) hub_reply_free(&reply);
+        if (rc < 0) break;
+        rank_group_look_around(g, NULL);
+        if (got == 0) continue;
+        p.done += d->share[rank].hi - d->share[rank].lo;
+        if (p.next < n) TRYG(deal(d, &p, rank), out);
+        progress_report(at, phase, p.done, n, 0);
+    }
+out:
+    if (rc < 0) rank_group_drain(g);
+    free(p.target);
+    return rc;
+}

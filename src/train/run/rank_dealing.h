@@ -1,0 +1,42 @@
+/* rank_dealing.h - generation and forward passes dealt to the ranks of a group, from its controller.
+ *
+ * A prompt's samples, or a piece of the sequences, go to the rank with the least to do, since no bit of theirs depends on what is
+ * computed with them. The ranks' side are rank_forward_answer and rank_generate_answer of rank_service.h.  Private to train.
+ * Invariant: results do not depend on which rank did what. */
+#ifndef VERLC_TRAIN_RUN_RANK_DEALING_H
+#define VERLC_TRAIN_RUN_RANK_DEALING_H
+
+#include "train/run/rank_group.h"
+#include "train/run/trained_model.h"
+
+struct rank_share;
+/* What a program does between slices of generation. */
+struct rank_between {
+    void *arg;
+    int (*start)(void *arg, int rank); /* 1: it has started a call (rank_group_start) */
+    int (*take)(void *arg, int rank, const struct hub_reply *reply);
+};
+struct rank_dealing { /* a zeroed one may be freed */
+    struct rank_group *g;
+    struct rank_share *share;    /* of each rank */
+    struct rank_between between; /* zeros: nothing */
+    bool interrupting;
+    const struct rollout_config *to; /* who gets the samples of the generation under way; borrowed; NULL: there is none */
+};
+void rank_dealing_init(struct rank_dealing *d, struct rank_group *g);
+void rank_dealing_free(struct rank_dealing *d);
+
+/* ---- generation, by the calls generate_begin, generate and generate_end; of c: done and its argument ---- */
+int rank_generate_begin(struct rank_dealing *d, const struct rollout_config *c);
+void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q);
+int rank_generate_step(struct rank_dealing *d);      /* 1: work remains. Waits a little for samples */
+int rank_generate_interrupt(struct rank_dealing *d); /* as rollout_interrupt: all that has not ended is handed out */
+struct rollout_stats rank_generate_stats(const struct rank_dealing *d);
+void rank_generate_end(struct rank_dealing *d);
+
+/* ---- forward passes, by the call forward with these arguments (an object that takes more) ---- */
+/* Over seqs[n]; k: tokens of out's list. ERR_SIGNAL. phase: what is told to `at`. */
+int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const struct progress *at, const struct packed_seq *seqs,
+                 int64_t n, int64_t k, struct forward_out out);
+
+#endif

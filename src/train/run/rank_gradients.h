@@ -1,0 +1,44 @@
+/* rank_gradients.h - the gradient of a mini-batch, and the step with it, on several ranks.
+ *
+ * In each wave ranks 0..n-1 have a micro-batch. A bucket of the gradient goes to a ring of memory that the ranks share, as soon
+ * as it is made, and is folded onto what each rank owns of it (model/segments.h) while backward goes on. After the last wave each
+ * rank updates what it owns, and the new weights are gathered. Knows no losses and no micro-batches but their rows.
+ * Invariant: an element of the gradient is the left fold over the micro-batches in order, whatever the number of ranks, and all
+ * ranks make the same calls with the same sizes. Private to train. */
+#ifndef VERLC_TRAIN_RUN_RANK_GRADIENTS_H
+#define VERLC_TRAIN_RUN_RANK_GRADIENTS_H
+
+#include "dev/group.h"
+#include "model/files/load.h"
+#include "model/forward.h"
+#include "model/lora/lora.h"
+#include "model/optim/optimizer.h"
+
+/* What a rank keeps of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. */
+struct model_shard rank_shard(const struct dev_group *g, const struct optim_config *c);
+
+struct rank_gradients;
+/* Collective. m was opened with the rank's shard. max_rows: of a micro-batch. sums: (m->n_master) f32, device, borrowed. */
+int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, float *sums);
+void rank_gradients_destroy(struct rank_gradients *r); /* NULL ok; not while a rank may still read from this one */
+/* What a rank takes of a model that is trained, in bytes, the largest of the ranks; before anything is opened. */
+struct rank_memory {
+    size_t master, sums, moments; /* master: of the device's, or with c->host_master of the host's */
+    size_t exchange;              /* the ring, what else is shared, the group's own */
+    size_t host;                  /* of the moments: what is in host memory instead */
+};
+int rank_memory(struct rank_memory *out, const struct model_config *config, struct dev *dev, const struct model_open_args *open,
+                const struct lora_config *lora, const struct optim_config *c, int64_t max_rows, int ranks); /* lora NULL: none */
+
+/* The next wave of n micro-batches. n_rows: (ranks) of each rank's, 0 from n on; it must last until the wave's backward is
+ * queued. first: of the mini-batch. The sink is for this rank's backward pass. */
+void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first, struct model_grad_sink *sink);
+/* Instead of a backward pass, of a rank without a micro-batch. */
+int rank_gradients_idle(struct rank_gradients *r);
+/* The compute stream waits until sums are complete. */
+int rank_gradients_join(struct rank_gradients *r);
+/* As optim_step, with sums; o: of the rank's shard. */
+int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct optim_config *c, double lr,
+                        struct optim_result *result);
+
+#endif

@@ -1,0 +1,65 @@
+/* rank_service.h - a rank's process: the part of its calls that the programs with several ranks share (rank_group.h).
+ *
+ * A process is a rank of one program, which its first call says; what it holds then lives until it ends.
+ * Private to train.
+ * Invariant: a rank writes no file but those that a call names, and decides nothing that another rank must know. */
+#ifndef VERLC_TRAIN_RUN_RANK_SERVICE_H
+#define VERLC_TRAIN_RUN_RANK_SERVICE_H
+
+#include "conf/conf.h"
+#include "ctl/ctl.h"
+#include "train/run/messages.h"
+#include "train/run/run.h"
+#include "train/run/trained_model.h"
+
+/* What the shared calls ask of the program. A NULL one is never asked for. */
+struct rank_program {
+    struct dev *dev;
+    /* Forward passes over seqs[n], as `args` of rank_forward say. */
+    int (*forward)(const json_t *args, const struct packed_seq *seqs, int64_t n, struct forward_out out);
+    int (*generate_begin)(const struct rollout_config *c); /* of c: done and its argument */
+    int (*generate_add)(void *arg, struct rollout_request *q);
+    int (*generate_step)(void);
+    int (*generate_interrupt)(void);
+    struct rollout_stats (*generate_stats)(void);
+    void (*generate_end)(void);
+    void (*close)(void); /* what it holds; the group has ended */
+};
+struct rank {
+    struct comm *comm;
+    struct conf *conf; /* the controller's, loaded again */
+    struct run run;    /* without directory and tracker */
+    struct bad_gradient bad;
+    struct rank_program program;
+    struct sample_list samples; /* ended, and not told yet */
+    bool passing;               /* in a forward pass, which a stop ends on this rank alone */
+    json_t *saving;             /* the arguments of the checkpoint that is written */
+};
+/* This process'. */
+struct rank *rank_self(void);
+
+/* The calls of rank_group.h and rank_dealing.h; they end with a name NULL. A program adds its own: the first one, and others. */
+extern const struct ctl_service rank_services[];
+void rank_close(void); /* all of rank_self; the group has ended */
+
+/* ---- opening: a program's first call, in this order ---- */
+/* The configuration. ERR_INPUT: it is not the controller's. */
+int rank_open_config(struct comm *comm, const struct comm_call *call);
+int rank_open_run(const struct run_config *k);
+/* The GPU that is this rank's: one each of its host, or the one that it sees. ERR_INPUT: its host has more ranks than GPUs. */
+int rank_gpu(const struct comm *comm, int *gpu);
+/* rank_gpu's, or what else `device` names; with the controller's instruction set. */
+int rank_open_device(const struct comm_call *call, struct dev *dev, const char *device, int threads);
+/* What rank_group_open reads, into the result. */
+void rank_describe(json_t *result, const struct dev *dev);
+
+/* ---- calls ---- */
+struct message_reader rank_reader(const struct comm_call *call);
+void rank_answer(struct ctl_result *out, struct message *m); /* m's memory goes to out */
+/* Before an update of this step, by the stage's name. */
+void rank_update_begin(int64_t step, const char *stage);
+/* After it: what rank_group_updated reads. rc: the update's, and the result where it is an error. b: the batch with what was
+ * added; columns: of those, which rank 0 sends (ends with NULL). */
+int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns);
+
+#endif

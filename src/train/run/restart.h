@@ -1,0 +1,28 @@
+/* restart.h - trainer.max_restarts: a run that has lost a rank begins again from its last checkpoint.  Private to train.
+ *
+ * The process becomes the same program with the same arguments once more (execve), so that nothing of the failed run is left in
+ * it; where the run resumes is added to them. What started so often, and when, goes along in the environment.
+ * Invariant: a run that was restarted ends in the bits of one that was not. */
+#ifndef VERLC_TRAIN_RUN_RESTART_H
+#define VERLC_TRAIN_RUN_RESTART_H
+
+#include "train/run/devices_asked.h"
+
+struct restart {
+    int64_t most;    /* trainer.max_restarts */
+    const char *dir; /* trainer.default_local_dir */
+    const char *device;
+    int64_t ranks;
+    bool ray;
+    double began;         /* clock_wall when the first of these runs began */
+    int64_t done;         /* restarts so far */
+    int suspect;          /* whose loss the last one was for; -1: not known */
+    int64_t suspect_step; /* where it went on */
+};
+/* Before the run; ranks and ray are set when they are known. */
+void restart_begin(struct restart *r, const char *dir, const char *device, int64_t most);
+/* After a failure, with its message: returns rc where there is no restart. A rank of this host that is lost twice without a
+ * checkpoint in between is left out, and its GPU with it. */
+int restart_run(const struct restart *r, int rc);
+
+#endif
