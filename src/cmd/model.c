@@ -356,7 +356,9 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
     if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
     TRYG(tokenizer_files_read(&tokenizer, s->model_dir), out);
-    TRYG(model_export(m, dir, dt, tokenizer, (size_t)shard_mb * 1000000), out);
+    TRYG(model_export(m, dir,
+                      &(struct model_export_args){.dt = dt, .tokenizer = tokenizer, .max_shard = (size_t)shard_mb * 1000000}),
+         out);
 out:
     model_close(m);
     dev_close(&dev);

@@ -23,7 +23,7 @@ enum { MAX_TRIES = 32, MAX_OVERRIDES = 16 };
 
 static const struct program {
     const char *name;
-    int (*memory)(const struct conf *c, int64_t gpu, struct buf *out, bool *fits);
+    int (*memory)(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
     int (*probe)(const struct conf *c, bool whole, struct time_probe *out); /* NULL: there are no steps */
     int (*choices)(const struct conf *c, bool own_memory, struct buf *out);
 } programs[] = {{"ppo", train_plan_ppo, train_probe_ppo, train_choices_ppo},
@@ -36,7 +36,7 @@ struct plan {
     const char *schema;
     int argc; /* of the keys */
     char **argv;
-    int64_t gpu;
+    struct train_plan_args of;
     bool probe, choices, json;
     const char *tries[MAX_TRIES]; /* overrides whose time is measured as well */
     int n_tries;
@@ -49,10 +49,12 @@ static void print_help(void) {
          "measured in a directory of their own, which is removed.\n\n"
          "options:\n"
          "  --gpu SIZE        plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n"
+         "  --gpus N          plans for N of them: one of N ranks, and how they share the work\n"
+         "  --host SIZE       with so much host memory for the GPUs of a host (this machine's)\n"
          "  --probe           seconds of each phase, hours to the end, what a change of a key costs\n"
          "  --choices         with --probe: measures changes of the micro-batch, recompute, offload, n and the response length\n"
          "  --try KEY=VALUE   with --probe: measures this change; may be given several times\n"
-         "  --json            with --probe: one JSON object\n");
+         "  --json            one JSON object instead of the table\n");
 }
 
 /* The value of option `name` at argv[*i], joined or apart; *i moves past it. NULL: another option. */
@@ -71,10 +73,17 @@ static int take_option(struct plan *p, int argc, char **argv, int *i) {
     if (strcmp(argv[*i], "--probe") == 0) return p->probe = true;
     if (strcmp(argv[*i], "--choices") == 0) return p->choices = true;
     if (strcmp(argv[*i], "--json") == 0) return p->json = true;
-    TRY(value_of("--gpu", argc, argv, i, &value));
-    if (value) {
-        TRY(conf_bytes("--gpu", value, &p->gpu));
-        if (p->gpu <= 0) FAIL(ERR_INVAL, "--gpu: its memory must be above 0");
+    TRY(value_of("--gpus", argc, argv, i, &value));
+    if (value) return conf_whole("--gpus", "int[1,1024]", value, &p->of.gpus) < 0 ? ERR_INVAL : 1;
+    const struct {
+        const char *name;
+        int64_t *bytes;
+    } sizes[] = {{"--gpu", &p->of.gpu}, {"--host", &p->of.host}};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        TRY(value_of(sizes[k].name, argc, argv, i, &value));
+        if (!value) continue;
+        TRY(conf_bytes(sizes[k].name, value, sizes[k].bytes));
+        if (*sizes[k].bytes <= 0) FAIL(ERR_INVAL, "%s: its memory must be above 0", sizes[k].name);
         return 1;
     }
     TRY(value_of("--try", argc, argv, i, &value));
@@ -96,9 +105,9 @@ static int read_arguments(struct plan *p, int argc, char **argv) {
         TRY(took = take_option(p, argc, argv, &i));
         if (!took) break;
     }
-    if (!p->probe && (p->choices || p->n_tries || p->json)) FAIL(ERR_INVAL, "--choices, --try and --json go with --probe");
-    if (p->probe && p->gpu > 0)
-        FAIL(ERR_INVAL, "--gpu plans for a GPU that is not there, --probe measures the one that is; take one of them");
+    if (!p->probe && (p->choices || p->n_tries)) FAIL(ERR_INVAL, "--choices and --try go with --probe");
+    if (p->probe && (p->of.gpu > 0 || p->of.gpus > 0 || p->of.host > 0))
+        FAIL(ERR_INVAL, "--gpu, --gpus and --host plan for what need not be there, --probe measures what is; take one of them");
     p->program = &programs[0];
     bool named = false;
     for (int k = 0; k < N_PROGRAMS && i < argc && !named; k++)
@@ -275,6 +284,14 @@ static int check_tries(const struct plan *p) {
     return rc;
 }
 
+static int print_json(const json_t *j) {
+    struct buf line = {0};
+    int rc = json_dump_line(&line, j);
+    if (rc == 0) rc = cmd_print_line(line.p, line.n);
+    buf_free(&line);
+    return rc;
+}
+
 static int print_time(const struct plan *p, const struct conf *run) {
     struct time_probe base = {0};
     struct tried *t = xcalloc(1, sizeof *t);
@@ -284,9 +301,8 @@ static int print_time(const struct plan *p, const struct conf *run) {
     if (rc == 0) rc = try_all(t, p, run, base.own_memory);
     if (rc == 0 && p->json) {
         json_t *out = time_plan_json(&base, t->choice, t->n);
-        rc = json_dump_line(&text, out);
+        rc = print_json(out);
         json_decref(out);
-        if (rc == 0) rc = cmd_print_line(text.p, text.n);
     } else if (rc == 0) {
         time_plan_print(&base, t->choice, t->n, &text);
         fputs(text.p, stdout);
@@ -302,17 +318,17 @@ static int print_time(const struct plan *p, const struct conf *run) {
 int cmd_plan(int argc, char **argv) {
     struct plan p = {0};
     struct conf *c = NULL;
-    struct buf text = {0};
-    bool fits = false;
+    struct train_plan memory = {0};
     TRY(read_arguments(&p, argc, argv));
     int rc = cmd_load(&c, p.schema, p.argc, p.argv);
     const bool answered = rc > 0;
-    if (rc == 0) rc = p.program->memory(c, p.gpu, &text, &fits);
-    if (rc == 0 && !(p.json && fits)) fputs(text.p, stdout);
-    if (rc == 0 && !fits) rc = err_exit_status(ERR_NOMEM);
+    if (rc == 0) rc = p.program->memory(c, &p.of, &memory);
+    if (rc == 0 && p.json && !p.probe) rc = print_json(memory.json);
+    else if (rc == 0 && !(p.json && memory.fits)) fputs(memory.text.p, stdout);
+    if (rc == 0 && !memory.fits) rc = err_exit_status(ERR_NOMEM);
     else if (rc == 0 && p.probe) rc = print_time(&p, c);
     if (answered) rc = 0;
-    buf_free(&text);
+    train_plan_free(&memory);
     conf_free(c);
     if (rc == ERR_SIGNAL) return cmd_ended(rc);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+extern char **environ;
+
 int cmd_ended(int rc) {
     if (rc != ERR_SIGNAL) return rc;
     log_error("%s", err_msg());
@@ -30,7 +32,9 @@ int cmd_load(struct conf **c, const char *schema, int argc, char **argv) {
     TRY(answered);
     if (answered) return 1;
     TRY(conf_check(*c));
-    conf_notes(*c);
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (!ctl_is_worker(&l)) conf_notes(*c); /* the controller says them */
     return 0;
 }
 

@@ -105,6 +105,18 @@ def stopped(s, test):
     test("SIGINT: status 130, nothing left", p.wait() == 130 and not list(d.iterdir()), (p.returncode, list(d.iterdir())))
 
 
+def several_ranks(s, test):
+    """The run's ranks are probed; nothing of theirs is left."""
+    keys = {"trainer__device": "cpu", "trainer__ranks": 2, "trainer__save_freq": 2, "trainer__test_freq": 2}
+    before = tree(s.dir)
+    p = probe(s.ppo("ranks", **keys), "--json")
+    plan = json.loads(p.stdout)
+    test("two ranks: steps, a pass and a checkpoint are measured", plan["device"].startswith("2 ranks, each on cpu") and
+         len(plan["steps"]) == 3 and plan["validation"]["seconds"] > 0 and plan["checkpoint"]["seconds"] > 0 and
+         plan["memory"]["ranks"]["n"] == 2, plan)
+    test("two ranks: nothing is left", tree(s.dir) == before)
+
+
 def sft(s, test):
     rows = [{"messages": [{"role": "user", "content": f"{a} plus {b}?"}, {"role": "assistant", "content": str(a + b)}]}
             for a in range(10) for b in range(8)]
@@ -117,6 +129,9 @@ def sft(s, test):
     test("sft: nothing is left", tree(s.dir) == before)
     test("sft: steps, passes after each epoch, the last checkpoint", plan["run"]["total_steps"] == 20
          and plan["validation"]["passes"] == 4 and plan["checkpoint"]["count"] == 1 and "responses" not in plan, plan)
+    plan = json.loads(probe([*args, "trainer.device=cpu", "trainer.ranks=2"], "--json").stdout)
+    test("sft on two ranks", plan["device"].startswith("2 ranks, each on cpu") and len(plan["steps"]) == 3 and plan["step"] > 0 and
+         tree(s.dir) == before, plan)
 
 
 def main():
@@ -125,9 +140,10 @@ def main():
         ppo(s, test)
         full_length(s, test)
         stopped(s, test)
+        several_ranks(s, test)
         sft(s, test)
         test.refused("generate makes no steps", run("plan", "--probe", "generate", "model.path=x", check=False), 2, "no steps")
-        test.refused("options of a probe without one", run("plan", "--json", *s.ppo("x"), check=False), 2, "--probe")
+        test.refused("options of a probe without one", run("plan", "--choices", *s.ppo("x"), check=False), 2, "--probe")
     test.end()
 
 

@@ -23,12 +23,14 @@ ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function
            "verlc_standin/sitecustomize.py": USER,           # the user's own sitecustomize under `verlc exec`
            "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
            "verlc_standin/verl/protocol.py": {"torch"},      # tensors for it, made of arrays; no file is loaded
+           "verlc_helpers/ray_launch.py": {"ctypes"},        # prctl, of the C library that Python has: a rank ends with its actor
            "verlc_helpers/code_harness.py": {"exec"},        # a policy's program, inside the sandbox
            "verlc_helpers/graders.py": {"import_module"}}    # whether the packages of graders are installed: names from C
 # C: a shell, a shared object, or another program by a name found at run time.
 C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
                      r"posix_spawn|posix_spawnp)\s*\(")
 C_ALLOWED = {("base/process.c", "posix_spawn"), ("base/process.c", "execv"),  # this program as a reaper; below it python3, a helper
+             ("train/run/restart.c", "execve"),          # this program again, by trainer.max_restarts
              ("cmd/exec.c", "execvp"),                   # the command that `verlc exec` is given
              ("data/remote_copy.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
              ("algo/user/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names

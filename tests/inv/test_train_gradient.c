@@ -29,6 +29,7 @@ struct rig {
     struct algo_agg agg;
     bool regularized; /* entropy bonus and KL loss */
     double loss;
+    int64_t n_told; /* micro-batches of the pass */
 };
 
 static void rig_open(struct rig *r, const char *backend) {
@@ -90,7 +91,16 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
         m->dout[t - t0] = (float)r->dlogp[t];
         if (m->dentropy) m->dentropy[t - t0] = (float)r->dentropy[t];
     }
-    r->loss += loss;
+    return buf_add(m->record, &loss, sizeof loss);
+}
+
+/* Every micro-batch once, in order, with what its loss has told. */
+static int told_fn(void *arg, const struct pack_micro *m, const void *record, size_t n) {
+    struct rig *r = arg;
+    assert_int_equal(n, sizeof(double));
+    assert_int_equal(m->index, r->n_told++);
+    assert_true(r->off[m->lo] == m->t0 && r->off[m->hi] == m->t0 + m->n_targets);
+    r->loss += *(const double *)record;
     return 0;
 }
 
@@ -105,12 +115,15 @@ static float *gradient(struct rig *r, struct micro_batch_limits cut, int64_t *n_
                                  .entropy = true,
                                  .entropy_grad = r->regularized,
                                  .loss = loss_fn,
-                                 .loss_arg = r};
+                                 .told = told_fn,
+                                 .arg = r};
     float *g = xmalloc(bytes);
     r->loss = 0;
+    r->n_told = 0;
     OK(trained_model_backward(r->actor, &a, &res));
     OK(dev_copy_out(&r->c.dev, g, trained_model_grads(r->actor), bytes));
     *n_micro = res.n_micro;
+    assert_int_equal(r->n_told, res.n_micro);
     return g;
 }
 
@@ -230,6 +243,7 @@ static void update_micro_batches(void **state) {
         assert_int_equal(end[n_micro - 1], n);
         assert_true(n_micro == n || (n_micro <= 8 ? (n_micro & (n_micro - 1)) == 0 : n_micro % 8 == 0));
         const int64_t least = (n + by - 1) / by;
+        if (by_rows) assert_int_equal(n_micro, algo_update_micro_batch_count(n, by)); /* what a plan says of them */
         if (by_rows)
             assert_int_equal(n_micro, least < 9                 ? (up[least] < n ? up[least] : n)
                                       : (least + 7) / 8 * 8 < n ? (least + 7) / 8 * 8

@@ -77,7 +77,8 @@ static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) 
     r->dir = dir;
     char *model = file_join(dir, "m");
     if (r->adapter) flags = MODEL_INFER;
-    OK(model_open(&r->m, &r->dev, &(struct model_open_args){model, act, flags, MAX_LEN, r->quant, NULL}));
+    OK(model_open(&r->m, &r->dev,
+                  &(struct model_open_args){.dir = model, .act = act, .flags = flags, .max_len = MAX_LEN, .quant = r->quant}));
     free(model);
     if (r->adapter) put_adapter(r->m);
     fill_prompts(r);
@@ -88,14 +89,17 @@ static void rig_open(struct rig *r, const char *dir, enum dtype act, int flags) 
 struct samples {
     int64_t n[N_SAMPLES], preempted, cached, bursts;
     int32_t ids[N_SAMPLES][MAX_TOKENS];
-    float logp[N_SAMPLES][MAX_TOKENS];
+    float logp[N_SAMPLES][MAX_TOKENS], logp_kept[N_SAMPLES][MAX_TOKENS];
+    bool ended[N_SAMPLES];
 };
 
 static int take(void *arg, const struct rollout_sample *s) {
     struct samples *o = arg;
     const int64_t i = (int64_t)(intptr_t)s->user * N + s->index;
-    assert_int_equal(o->n[i], 0); /* each sample ends once */
+    assert_false(o->ended[i]); /* each sample ends once */
+    o->ended[i] = s->finish != ROLLOUT_INTERRUPTED;
     o->n[i] = s->n;
+    memcpy(o->logp_kept[i], s->logp_kept, (size_t)s->n * 4);
     memcpy(o->ids[i], s->ids, (size_t)s->n * 4);
     memcpy(o->logp[i], s->logp, (size_t)s->n * 4);
     return 0;
@@ -105,17 +109,49 @@ struct limits {
     const char *what;
     int64_t n_kv_blocks, max_rows, max_seqs;
     bool no_prefix_cache, reversed;
-    int64_t max_burst;
+    int64_t max_burst, steps; /* steps: an engine makes so many and is interrupted, another one goes on; 0: all */
 };
 static const struct limits LIMITS[] = {
-    {"roomy", 400, 2048, 64, false, false, 1},
-    {"7 rows a step: prompts in chunks", 400, 7, 7, false, false, 1},
-    {"12 KV blocks: preemption", 12, 40, 15, false, false, 1},
-    {"12 KV blocks, nothing shared, backwards", 12, 40, 15, true, true, 1},
-    {"one sample at a time", 9, 512, 1, false, true, 1},
-    {"bursts of 5 steps", 400, 2048, 64, false, false, 5},
-    {"bursts of 16 steps, 12 KV blocks", 12, 40, 15, false, false, 16},
+    {"roomy", 400, 2048, 64, false, false, 1, 0},
+    {"7 rows a step: prompts in chunks", 400, 7, 7, false, false, 1, 0},
+    {"12 KV blocks: preemption", 12, 40, 15, false, false, 1, 0},
+    {"12 KV blocks, nothing shared, backwards", 12, 40, 15, true, true, 1, 0},
+    {"one sample at a time", 9, 512, 1, false, true, 1, 0},
+    {"bursts of 5 steps", 400, 2048, 64, false, false, 5, 0},
+    {"bursts of 16 steps, 12 KV blocks", 12, 40, 15, false, false, 16, 0},
+    {"interrupted every 9 steps", 400, 2048, 64, false, false, 1, 9},
+    {"12 KV blocks, bursts of 5 steps, interrupted", 12, 40, 15, false, false, 5, 4},
 };
+
+/* Submits the samples of prompt i that have not ended; those that have begun go on. */
+static void submit(struct rig *r, struct rollout_engine *e, int i, const struct samples *had) {
+    static const int32_t eos[] = {EOS};
+    const struct rollout_request q = {.prompt = r->prompts[i],
+                                      .n_prompt = PROMPT_LENS[i],
+                                      .n = N,
+                                      .max_tokens = MAX_TOKENS - 7 * i,
+                                      .temperature = TEMPERATURE,
+                                      .top_p = i == 1 ? 0.9f : 1,
+                                      .top_k = i == 2 ? 20 : 0,
+                                      .repetition_penalty = i == 3 ? 1.2f : 1,
+                                      .seed = 5,
+                                      .uid = (uint64_t)i,
+                                      .stop_ids = eos,
+                                      .n_stop_ids = 1,
+                                      .user = (void *)(intptr_t)i};
+    if (!had) OK(rollout_submit(e, &q, NULL));
+    for (int k = i * N; had && k < (i + 1) * N; k++) {
+        struct rollout_request one = q;
+        if (had->ended[k]) continue;
+        one.n = 1;
+        one.first_index = k - i * N;
+        one.n_begun = had->n[k];
+        one.begun = had->ids[k];
+        one.begun_logp = had->logp[k];
+        one.begun_logp_kept = had->logp_kept[k];
+        OK(rollout_submit(e, &one, NULL));
+    }
+}
 
 static void generate_on(struct rig *r, struct rollout_decoder *d, const struct limits *l, struct samples *out) {
     struct rollout_engine *e;
@@ -123,28 +159,18 @@ static void generate_on(struct rig *r, struct rollout_decoder *d, const struct l
     const struct rollout_model rm = rollout_decoder_model(d);
     const struct rollout_config cfg = {
         .max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache, .done = take, .done_arg = out};
-    static const int32_t eos[] = {EOS};
-    OK(rollout_create(&e, &rm, &cfg));
-    for (int k = 0; k < N_PROMPTS; k++) {
-        const int i = l->reversed ? N_PROMPTS - 1 - k : k;
-        const struct rollout_request q = {.prompt = r->prompts[i],
-                                          .n_prompt = PROMPT_LENS[i],
-                                          .n = N,
-                                          .max_tokens = MAX_TOKENS - 7 * i,
-                                          .temperature = TEMPERATURE,
-                                          .top_p = i == 1 ? 0.9f : 1,
-                                          .top_k = i == 2 ? 20 : 0,
-                                          .repetition_penalty = i == 3 ? 1.2f : 1,
-                                          .seed = 5,
-                                          .uid = (uint64_t)i,
-                                          .stop_ids = eos,
-                                          .n_stop_ids = 1,
-                                          .user = (void *)(intptr_t)i};
-        OK(rollout_submit(e, &q, NULL));
+    for (int turn = 0, more = 1; more; turn++) {
+        OK(rollout_create(&e, &rm, &cfg));
+        for (int k = 0; k < N_PROMPTS; k++) submit(r, e, l->reversed ? N_PROMPTS - 1 - k : k, turn > 0 ? out : NULL);
+        if (l->steps == 0) OK(rollout_run(e));
+        for (int64_t t = 0; t < l->steps; t++) assert_true((more = rollout_step(e)) >= 0);
+        if (l->steps == 0) more = 0;
+        OK(rollout_interrupt(e));
+        if (more) rollout_destroy(e);
     }
-    OK(rollout_run(e));
     const struct rollout_stats st = rollout_stats(e);
-    assert_int_equal(st.finished, N_SAMPLES);
+    if (l->steps == 0) assert_int_equal(st.finished, N_SAMPLES);
+    for (int i = 0; i < N_SAMPLES; i++) assert_true(out->ended[i]);
     out->preempted = st.preempted;
     out->cached = st.cached_rows;
     out->bursts = st.bursts;

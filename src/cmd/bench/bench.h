@@ -16,6 +16,7 @@
     X(logprob, "log-probs of a model, tokens per second")                                    \
     X(generate, "sampling from a model, tokens per second")                                  \
     X(step, "generation, reference log-probs and update of one GRPO step, seconds")          \
+    X(checkpoint, "a checkpoint: how long a run waits, how fast it is written")              \
     X(grade, "responses that the native graders score per second on one core")               \
     X(reward, "scoring responses, natively or with a Python function, milliseconds each")
 

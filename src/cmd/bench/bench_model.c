@@ -91,7 +91,7 @@ static int run_actor(struct model_bench *b, bool train) {
     const struct optim_config o = {
         .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1, .schedule = "constant"};
     const struct mini_batch s = {
-        .seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1, .loss = bench_loss, .loss_arg = &scale};
+        .seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1, .loss = bench_loss, .arg = &scale};
     for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
         struct step_result r;
         if (b->trace_file && i == b->steps) dev_trace_start(&b->dev);

@@ -122,7 +122,7 @@ static void close_all(struct step_bench *b) {
 /* seconds: generation, reference, update. */
 static int one_step(struct step_bench *b, double seconds[3]) {
     const struct mini_batch s = {
-        .seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1, .loss = step_loss, .loss_arg = b};
+        .seqs = b->seqs, .n = b->batch, .cut = {.max_seqs = b->micro}, .temperature = 1, .loss = step_loss, .arg = b};
     struct step_result r;
     double t = clock_now();
     TRY(generate(b));

@@ -13,7 +13,7 @@
 enum { MOST_ROUNDS = 100000 };
 #define MOST_BYTES ((int64_t)1 << 34)
 
-const char *const netcheck_operations[NETCHECK_OPERATIONS] = {"barrier", "broadcast", "gather", "all_gather", "exchange"};
+const char *const netcheck_operations[] = {"barrier", "broadcast", "gather", "all_gather", "exchange", "call", "result"};
 
 static int whole(const struct comm_call *call, const char *key, int64_t least, int64_t most, int64_t *out) {
     TRY(json_i64(call->args, key, out, call->name));
@@ -139,4 +139,20 @@ done:
     free(o.sends);
     free(o.receives);
     return rc;
+}
+
+int netcheck_call(struct comm *c, const struct comm_call *call, struct ctl_result *out) {
+    int64_t n, seen = 0;
+    void *p;
+    (void)c;
+    TRY(whole(call, "bytes", 0, MOST_BYTES, &n));
+    for (int i = 0; i < call->n_arrays; i++)
+        for (size_t k = 0; k < call->arrays[i].n; k += 64) seen += ((const uint8_t *)call->arrays[i].p)[k];
+    out->value = json_pack("{s:I}", "seen", (json_int_t)seen);
+    if (n == 0) return 0;
+    TRY(new_bytes(&p, n));
+    out->arrays = xcalloc(1, sizeof *out->arrays);
+    out->arrays[0] = (struct comm_bytes){p, (size_t)n};
+    out->n_arrays = 1;
+    return 0;
 }

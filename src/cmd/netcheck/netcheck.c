@@ -1,12 +1,14 @@
 /* netcheck.c - `verlc netcheck`: worker processes, and what the links between them give: latency and bandwidth of every pair,
- * time of every operation. A link far below the others of its kind is named. `verlc worker`: such a process.
- * Host memory alone: links between GPUs are not measured. */
+ * time of every operation, in host memory; and between the memories of the ranks' devices what an update moves. A link far below
+ * the others of its kind is named. `verlc worker`: such a process. */
 #include "cmd/netcheck/netcheck.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "cmd/cmd.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,9 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { N_SIZES = 3, MOST_ROUNDS = 2000 };
+enum { N_SIZES = 3, MOST_ROUNDS = 2000, N_OPERATIONS = NETCHECK_OPERATIONS + NETCHECK_CALLS };
 static const int64_t sizes[N_SIZES] = {64 << 10, 1 << 20, 16 << 20};
 static const char *const size_names[N_SIZES] = {"64 KiB", "1 MiB", "16 MiB"};
+enum { N_DEVICE_SIZES = 3 };
+static const int64_t device_sizes[N_DEVICE_SIZES] = {4 << 20, 64 << 20, 256 << 20};
+static const char *const device_names[N_DEVICE_SIZES] = {"4 MiB", "64 MiB", "256 MiB"};
 #define CALL_S 60.0    /* for one call; a link of 5 Mbit/s moves 16 MiB in that time */
 #define SLOW_S 1.0     /* a size that takes longer is the last one that is measured on a link */
 #define SLOW_SHARE 0.5 /* of the median link of its kind */
@@ -37,13 +42,16 @@ struct check {
     double seconds; /* for one measurement */
     struct link *links;
     int n_links;
-    double operation[NETCHECK_OPERATIONS][N_SIZES]; /* seconds; a barrier's in [0] */
+    double operation[N_OPERATIONS][N_SIZES]; /* seconds; a barrier's in [0] */
+    const char *device;                      /* of the ranks: "cuda", "cpu"; NULL: not measured */
+    char described[128];
+    double fold[N_DEVICE_SIZES], gather[N_DEVICE_SIZES]; /* seconds */
 };
 
 /* One call on all ranks; *seconds: of the slowest. */
 static int call(struct check *c, const char *name, json_t *args, double *seconds) {
     struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
-    const int rc = ctl_call_all(c->ctl, name, args, replies, CALL_S);
+    const int rc = ctl_call_all(c->ctl, name, args, NULL, 0, replies, CALL_S);
     *seconds = 0;
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         const double s = json_number_value(json_object_get(replies[r].result, "seconds"));
@@ -107,6 +115,91 @@ static int measure_operations(struct check *c) {
     return 0;
 }
 
+/* Arrays to every rank, or from every rank. */
+static int call_round(struct check *c, const struct comm_bytes *array, int64_t back) {
+    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    json_t *args = json_pack("{s:I}", "bytes", (json_int_t)back);
+    const int rc = ctl_call_all(c->ctl, "netcheck_call", args, array, array ? 1 : 0, replies, CALL_S);
+    for (int r = 0; rc >= 0 && r < c->size; r++) hub_reply_free(&replies[r]);
+    free(replies);
+    json_decref(args);
+    TRY(rc);
+    return 0;
+}
+
+static int measure_calls(struct check *c) {
+    const struct comm_bytes most = {xcalloc(1, (size_t)sizes[N_SIZES - 1]), 0};
+    int rc = 0;
+    for (int way = 0; way < NETCHECK_CALLS; way++)
+        for (int i = 0; i < N_SIZES; i++) {
+            double *s = &c->operation[NETCHECK_OPERATIONS + way][i];
+            const struct comm_bytes array = {most.p, (size_t)sizes[i]};
+            int64_t rounds = 0;
+            *s = NAN;
+            if (i > 0 && (s[-1] > SLOW_S || isnan(s[-1]))) continue;
+            const double start = clock_now();
+            do rc = call_round(c, way ? NULL : &array, way ? sizes[i] : 0);
+            while (rc >= 0 && ++rounds < MOST_ROUNDS && clock_now() - start < c->seconds);
+            if (rc < 0) goto out;
+            *s = (clock_now() - start) / (double)rounds;
+        }
+out:
+    free(most.p);
+    TRY(rc);
+    return 0;
+}
+
+/* ---- devices ---- */
+
+/* Whether every rank has a GPU. */
+static int all_have_gpus(struct check *c, bool *all) {
+    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    const int rc = ctl_call_all(c->ctl, "netcheck_has_gpu", NULL, NULL, 0, replies, CALL_S);
+    *all = rc >= 0;
+    for (int r = 0; rc >= 0 && r < c->size; r++) {
+        *all &= json_is_true(json_object_get(replies[r].result, "has"));
+        hub_reply_free(&replies[r]);
+    }
+    free(replies);
+    TRY(rc);
+    return 0;
+}
+
+static int measure_devices_of(struct check *c, int i) {
+    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    json_t *args = json_pack("{s:s, s:I, s:f}", "device", c->device, "bytes", (json_int_t)device_sizes[i], "seconds", c->seconds);
+    const int rc = ctl_call_all(c->ctl, "netcheck_devices", args, NULL, 0, replies, 2 * CALL_S);
+    for (int r = 0; rc >= 0 && r < c->size; r++) {
+        const json_t *x = replies[r].result;
+        const double fold = json_number_value(json_object_get(x, "fold")),
+                     gather = json_number_value(json_object_get(x, "all_gather"));
+        const char *described = json_string_value(json_object_get(x, "device"));
+        if (r == 0) snprintf(c->described, sizeof c->described, "%s", described ? described : "");
+        c->fold[i] = fmax(c->fold[i], fold); /* of the slowest */
+        c->gather[i] = fmax(c->gather[i], gather);
+        hub_reply_free(&replies[r]);
+    }
+    free(replies);
+    json_decref(args);
+    TRY(rc);
+    return 0;
+}
+
+/* asked: --device. */
+static int measure_devices(struct check *c, const char *asked) {
+    bool gpus = false;
+    if (c->size == 1 || strcmp(asked, "none") == 0) return 0;
+    if (strcmp(asked, "auto") == 0) TRY(all_have_gpus(c, &gpus));
+    c->device = strcmp(asked, "auto") != 0 ? asked : gpus ? "cuda" : NULL;
+    for (int i = 0; c->device && i < N_DEVICE_SIZES; i++) TRY(measure_devices_of(c, i));
+    return 0;
+}
+
+/* What a rank takes from the others, a second. */
+static double pulled(const struct check *c, int i, double seconds) {
+    return (double)device_sizes[i] * (c->size - 1) / c->size / seconds;
+}
+
 /* ---- slow links ---- */
 
 /* The slower direction at the largest size that was measured in both. */
@@ -145,7 +238,7 @@ static void print_rate(double bytes_s) {
 }
 
 static void print_table(const struct check *c) {
-    printf("%d ranks, host memory, ZeroMQ with CURVE over TCP; links between GPUs are not measured\n", c->size);
+    printf("%d ranks, host memory, ZeroMQ with CURVE over TCP\n", c->size);
     for (int r = 0; r < c->size; r++) printf("  %s\n", hub_who(ctl_hub(c->ctl), r));
     if (c->n_links)
         printf("\n%-14s %-8s %10s  GB/s of %s, %s, %s: there, and back\n", "link", "", "latency us", size_names[0], size_names[1],
@@ -161,13 +254,26 @@ static void print_table(const struct check *c) {
     }
     printf("\n%-14s ms of %s, %s, %s a rank\n", "operation", size_names[0], size_names[1], size_names[2]);
     printf("%-14s  %9.3f\n", netcheck_operations[0], c->operation[0][0] * 1e3);
-    for (int o = 1; o < NETCHECK_OPERATIONS; o++) {
+    for (int o = 1; o < N_OPERATIONS; o++) {
         printf("%-14s", netcheck_operations[o]);
         for (int i = 0; i < N_SIZES; i++) {
             if (isnan(c->operation[o][i])) printf("  %9s", "-");
             else printf("  %9.3f", c->operation[o][i] * 1e3);
         }
         printf("\n");
+    }
+    if (c->device) {
+        printf("\n%-14s %s: GB/s that each takes from the others, of %s, %s, %s a rank\n", "devices", c->described, device_names[0],
+               device_names[1], device_names[2]);
+        const struct {
+            const char *name;
+            const double *seconds;
+        } rows[] = {{"fold", c->fold}, {"all_gather", c->gather}};
+        for (int k = 0; k < 2; k++) {
+            printf("%-14s", rows[k].name);
+            for (int i = 0; i < N_DEVICE_SIZES; i++) printf("  %9.3f", pulled(c, i, rows[k].seconds[i]) * 1e-9);
+            printf("\n");
+        }
     }
     printf("\n");
     int slow = 0;
@@ -198,13 +304,18 @@ static int print_json(const struct check *c) {
         json_array_append_new(links, json_pack("{s:i,s:i,s:b,s:f,s:o,s:o,s:b}", "a", l->a, "b", l->b, "same_host", l->same_host,
                                                "latency_s", l->latency, "a_to_b", rates[0], "b_to_a", rates[1], "slow", l->slow));
     }
-    for (int o = 0; o < NETCHECK_OPERATIONS; o++)
+    for (int o = 0; o < N_OPERATIONS; o++)
         for (int i = 0; i < (o ? N_SIZES : 1); i++)
             json_array_append_new(operations, json_pack("{s:s,s:I,s:o}", "operation", netcheck_operations[o], "bytes",
                                                         (json_int_t)(o ? sizes[i] : 0), "seconds", number(c->operation[o][i])));
     json_t *bytes = json_array();
     for (int i = 0; i < N_SIZES; i++) json_array_append_new(bytes, json_integer(sizes[i]));
-    json_t *all = json_pack("{s:o,s:o,s:o,s:o}", "ranks", ranks, "bytes", bytes, "links", links, "operations", operations);
+    json_t *devices = json_array();
+    for (int i = 0; c->device && i < N_DEVICE_SIZES; i++)
+        json_array_append_new(devices, json_pack("{s:s,s:I,s:f,s:f}", "device", c->described, "bytes", (json_int_t)device_sizes[i],
+                                                 "fold_s", c->fold[i], "all_gather_s", c->gather[i]));
+    json_t *all = json_pack("{s:o,s:o,s:o,s:o,s:o}", "ranks", ranks, "bytes", bytes, "links", links, "operations", operations,
+                            "devices", devices);
     int rc = json_dump_line(&b, all);
     if (rc >= 0) rc = cmd_print_line(b.p, b.n - (b.p[b.n - 1] == '\n'));
     json_decref(all);
@@ -215,23 +326,24 @@ static int print_json(const struct check *c) {
 
 /* ---- the commands ---- */
 
-static int check_links(struct check *c) {
+static int check_links(struct check *c, const char *device) {
     for (int a = 0; a < c->size; a++)
         for (int b = a + 1; b < c->size; b++)
-            c->links[c->n_links++] =
-                (struct link){.a = a, .b = b, .same_host = strcmp(hub_host(ctl_hub(c->ctl), a), hub_host(ctl_hub(c->ctl), b)) == 0};
+            c->links[c->n_links++] = (struct link){.a = a, .b = b, .same_host = hub_same_host(ctl_hub(c->ctl), a, b)};
     for (int k = 0; k < c->n_links; k++) TRY(measure_link(c, &c->links[k]));
     TRY(measure_operations(c));
+    TRY(measure_calls(c));
+    TRY(measure_devices(c, device));
     mark_slow(c);
     return 0;
 }
 
-static int control(const struct ctl_args *a, const struct launch *l, double seconds, bool json) {
+static int control(const struct ctl_args *a, const struct launch *l, double seconds, const char *device, bool json) {
     struct check c = {.seconds = seconds};
     TRY(ctl_open(&c.ctl, a, l));
     c.size = ctl_size(c.ctl);
     c.links = xcalloc((size_t)c.size * (size_t)c.size, sizeof *c.links);
-    int rc = check_links(&c);
+    int rc = check_links(&c, device);
     if (rc >= 0 && json) rc = print_json(&c);
     else if (rc >= 0) print_table(&c);
     free(c.links);
@@ -243,12 +355,15 @@ static int control(const struct ctl_args *a, const struct launch *l, double seco
 int cmd_netcheck(int argc, char **argv) {
     int64_t ranks = 2;
     double seconds = 0.1, start_s = 60;
+    const char *device = "auto";
     bool json = false;
     struct ctl_args a = {.dir = "."};
     const struct cmd_opt opts[] = {
         {"--ranks", CMD_I64("int[1,64]"), &ranks, "N", "worker processes on this host (2); under a launcher its own number holds"},
         {"--dir", CMD_STR, &a.dir, "DIR", "under a launcher: a directory that all hosts share, for .rendezvous (.)"},
         {"--controller", CMD_STR, &a.controller, "HOST:PORT", "where rank 0 listens (any port of its host)"},
+        {"--device", CMD_STR, &device, "NAME",
+         "what an update moves between devices' memories: auto (GPUs where every rank has one), cuda, cpu, or none (auto)"},
         {"--seconds", CMD_F64("float[0.001,10]"), &seconds, "S", "for each measurement (0.1)"},
         {"--wait", CMD_F64("float[1,86400]"), &start_s, "S", "for all ranks to join (60)"},
         {"--json", CMD_FLAG, &json, NULL, "one line of JSON, in seconds and bytes a second"},
@@ -257,14 +372,16 @@ int cmd_netcheck(int argc, char **argv) {
         CMD_SPEC(opts, "verlc netcheck [--ranks N] [--json]",
                  "Starts worker processes and measures the links between them: latency and bandwidth of every pair, time of every\n"
                  "operation, in host memory. A link far below the others of its kind is named. Under srun, mpirun or torchrun,\n"
-                 "which start this command once a rank, the ranks on all hosts. Links between GPUs are not measured.");
+                 "which start this command once a rank, the ranks on all hosts.");
     struct launch l;
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc > 0 ? 0 : rc;
+    if (strcmp(device, "auto") && strcmp(device, "cuda") && strcmp(device, "cpu") && strcmp(device, "none"))
+        FAIL(ERR_INVAL, "--device %s: expected auto, cuda, cpu or none", device);
     TRY(launch_read(&l, environ));
     a.ranks = (int)ranks;
     a.start_s = start_s;
-    return ctl_is_worker(&l) ? ctl_serve(&a, &l, services) : control(&a, &l, seconds, json);
+    return ctl_is_worker(&l) ? ctl_serve(&a, &l, services) : control(&a, &l, seconds, device, json);
 }
 
 int cmd_worker(int argc, char **argv) {
@@ -276,5 +393,5 @@ int cmd_worker(int argc, char **argv) {
     if (rc != 0) return rc > 0 ? 0 : rc;
     TRY(launch_read(&l, environ));
     if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
-    return ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
+    return train_worker(&l, NULL, services);
 }

@@ -4,7 +4,6 @@
  * those that need what is derived here. */
 #include "train/ppo/config.h"
 #include "train/ppo/validate_config.h"
-#include "train/run/devices_asked.h"
 #include "train/train.h"
 
 #include "base/buf.h"
@@ -24,11 +23,39 @@ static const struct conf_binding bindings[] = {
 #include "conf/keys_ppo.def"
 #include "conf/keys_megatron.def"
 #include "conf/keys_veomni.def"
+#include "conf/keys_async.def"
 };
 
 #define ARR "actor_rollout_ref."
 
 enum { CHAT_SLACK = 256 }; /* tokens that another model's chat template may add to a conversation */
+
+/* Which of verl's trainers this is, by the configuration's name; fully asynchronous: the prompts of a step. */
+static int derive_schedule(struct ppo_config *k) {
+    const char *schema = conf_schema(k->conf);
+    k->schedule = strncmp(schema, "one_step_off_", 13) == 0  ? PPO_ONE_STEP_OFF
+                  : strncmp(schema, "fully_async_", 12) == 0 ? PPO_FULLY_ASYNC
+                                                             : PPO_SYNC;
+    if (k->schedule != PPO_FULLY_ASYNC) return 0;
+    struct ppo_async_config *a = &k->async;
+    const int64_t most = (int64_t)1 << 24;
+    a->required = k->ppo_mini_batch_size * k->raw.require_batches;
+    if (a->required > most || a->required * a->updates > most || (double)(a->required * a->updates) * (1 + a->staleness) > 0x1p24)
+        FAIL(ERR_INVAL,
+             "a step of " ARR
+             "actor.ppo_mini_batch_size=%lld x async_training.require_batches=%lld x trigger_parameter_sync_step=%lld "
+             "prompts, and staleness_threshold=%g times as many begun: more than %lld",
+             (long long)k->ppo_mini_batch_size, (long long)k->raw.require_batches, (long long)a->updates, a->staleness,
+             (long long)most);
+    k->train_batch_size = a->required * a->updates;
+    a->most_open = (int64_t)((double)k->train_batch_size * (1 + a->staleness));
+    if (k->raw.prox) k->raw.bypass_mode = false;
+    a->anew = !k->raw.bypass_mode;
+    if (k->filter.enable)
+        FAIL(ERR_INVAL, "algorithm.filter_groups.enable=True: prompts are not replaced in fully asynchronous training; take "
+                        "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
+    return 0;
+}
 
 static void derive_data(struct ppo_config *k) {
     const bool own = !conf_is_null(k->conf, "data.seed");
@@ -73,11 +100,17 @@ static int derive_model(struct ppo_config *k) {
 }
 
 /* micro, dynamic: the keys, for the message. */
-static int derive_cut(const struct ppo_cut_keys *w, const char *micro, const char *dynamic, struct micro_batch_limits *cut) {
+static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, const char *micro, const char *dynamic,
+                      struct micro_batch_limits *cut) {
+    const char *per_gpu = strstr(micro, "_per_gpu");
     *cut = w->dynamic ? (struct micro_batch_limits){.max_rows = w->tokens}
                       : (struct micro_batch_limits){.max_seqs = w->each ? w->each : w->all};
     if (cut->max_seqs < 1 && cut->max_rows < 1)
         FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
+    if (!w->dynamic && !w->each && train_devices_asked(k->conf, &k->devices) > 1)
+        log_note("%.*s=%lld: each rank's micro-batches have so many samples, whatever the number of ranks, on which no result "
+                 "depends; %s says the same",
+                 (int)(per_gpu - micro), micro, (long long)w->all, micro);
     return 0;
 }
 
@@ -94,10 +127,10 @@ static int derive_rollout(struct ppo_config *k) {
              t->temperature);
     v->ignore_eos = t->ignore_eos;
     v->repetition_penalty = t->repetition_penalty;
-    TRY(derive_cut(&k->raw.logp_cut, ARR "rollout.log_prob_micro_batch_size_per_gpu", ARR "rollout.log_prob_use_dynamic_bsz",
+    TRY(derive_cut(k, &k->raw.logp_cut, ARR "rollout.log_prob_micro_batch_size_per_gpu", ARR "rollout.log_prob_use_dynamic_bsz",
                    &k->logp_cut));
     if (!k->use_kl_loss && !k->use_kl_in_reward) return 0;
-    return derive_cut(&k->raw.ref_cut, ARR "ref.log_prob_micro_batch_size_per_gpu", ARR "ref.log_prob_use_dynamic_bsz",
+    return derive_cut(k, &k->raw.ref_cut, ARR "ref.log_prob_micro_batch_size_per_gpu", ARR "ref.log_prob_use_dynamic_bsz",
                       &k->ref_cut);
 }
 
@@ -172,8 +205,8 @@ static int open_own(struct ppo_config *k, const char *key, const char *spec, boo
             FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, key, spec);
         return 0;
     }
-    if (k->for_run) TRY(run_config_lock(&k->run));
-    char *dir = k->for_run ? file_join(k->run.default_local_dir, "custom") : NULL;
+    if (k->use == PPO_RUN) TRY(run_config_lock(&k->run));
+    char *dir = k->use != PPO_PLAN ? file_join(k->run.default_local_dir, "custom") : NULL;
     const struct algo_user_args a = {
         .key = key, .spec = spec, .loss = loss, .timeout_s = k->raw.custom_timeout, .dir = dir, .kwargs = kwargs};
     const int rc = algo_user_open(out, &a);
@@ -225,7 +258,7 @@ static int derive_actor(struct ppo_config *k) {
     TRY(find_agg(ARR "actor.loss_agg_mode", k->raw.agg_mode, &k->agg_mode));
     TRY(find_kl(ARR "actor.kl_loss_type", k->raw.kl_loss_type, &k->kl_loss_type));
     k->mini_seed = conf_is_null(k->conf, ARR "actor.data_loader_seed") ? k->seed : (uint64_t)k->raw.mini_seed;
-    TRY(derive_cut(&k->raw.update_cut, ARR "actor.ppo_micro_batch_size_per_gpu", ARR "actor.use_dynamic_bsz", &k->update_cut));
+    TRY(derive_cut(k, &k->raw.update_cut, ARR "actor.ppo_micro_batch_size_per_gpu", ARR "actor.use_dynamic_bsz", &k->update_cut));
     TRY(train_make_optim(&k->optim, ARR "actor.optim", &k->raw.optim, &k->raw.offload));
     k->optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
     k->warmup_ratio = k->raw.optim.warmup_ratio;
@@ -238,8 +271,8 @@ static int derive_critic_updates(struct ppo_config *k) {
     struct ppo_critic_config *v = &k->critic;
     struct ppo_cut_keys values = k->raw.values_cut;
     values.dynamic = k->raw.critic_cut.dynamic;
-    TRY(derive_cut(&k->raw.critic_cut, "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->update_cut));
-    TRY(derive_cut(&values, "critic.forward_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->values_cut));
+    TRY(derive_cut(k, &k->raw.critic_cut, "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->update_cut));
+    TRY(derive_cut(k, &values, "critic.forward_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->values_cut));
     TRY(find_agg("critic.loss_agg_mode", k->raw.critic_agg_mode, &v->agg_mode));
     v->seed = conf_is_null(k->conf, "critic.data_loader_seed") ? k->seed : (uint64_t)k->raw.critic_seed;
     TRY(train_make_optim(&v->optim, "critic.optim", &k->raw.critic_optim, &k->raw.critic_offload));
@@ -570,17 +603,19 @@ static int check_given(const struct ppo_config *k) {
 }
 
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
-    *k = (struct ppo_config){.conf = c, .run.early_stop.threshold = NAN};
+    *k = (struct ppo_config){.conf = c, .run.early_stop.threshold = NAN, .async.max_lag = -1};
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
-int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run) {
+int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use) {
     TRY(ppo_config_fill(k, c));
-    k->for_run = for_run;
+    k->use = use;
+    TRY(derive_schedule(k));
     default_cuts(k);
-    if (for_run) TRY(check_given(k));
+    if (use == PPO_RUN) TRY(check_given(k));
     TRY(ppo_validate_config(k));
-    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
+    k->n_ranks = k->n_local = 1;
+    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, k->run.device, &k->n_ranks, &k->n_ray_nodes));
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));
     TRY(derive_model(k));

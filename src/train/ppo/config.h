@@ -13,6 +13,7 @@
 #include "model/optim/optimizer.h"
 #include "reward/reward.h"
 #include "train/run/activation_recompute.h"
+#include "train/run/devices_asked.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
 #include "train/run/optimizer_keys.h"
@@ -73,6 +74,27 @@ struct ppo_filter_config {
     int64_t gen_batch_size, max_gen_batches; /* max_gen_batches <= 0: no limit */
 };
 
+/* PPO_PLAN: nothing is written. PPO_RUN: a C function of the user's is compiled in the run's directory, whose lock the
+ * configuration then has. PPO_WORKER: the same in a worker's process, below the controller's lock. */
+enum ppo_config_use { PPO_PLAN, PPO_RUN, PPO_WORKER };
+
+/* When a step's samples are generated (docs/asynchrony.md). */
+enum ppo_schedule { PPO_SYNC, PPO_ONE_STEP_OFF, PPO_FULLY_ASYNC };
+
+/* async_training.*, rollout.*: of PPO_FULLY_ASYNC alone. Counts are of prompts. */
+struct ppo_async_config {
+    double staleness;
+    int64_t updates; /* of a step */
+    bool partial;
+    int64_t max_lag;       /* -1: no bound */
+    const char *replay;    /* a run.db, or NULL */
+    int64_t total_prompts; /* 0: as the epochs say */
+    /* derived */
+    int64_t required;  /* of an update */
+    int64_t most_open; /* begun and not trained yet */
+    bool anew;         /* old log-probs, by the weights of the last exchange */
+};
+
 enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
 
 enum { MAX_PROFILE_STEPS = 64 };
@@ -89,7 +111,8 @@ struct ppo_raw_config {
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
     const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs, *teachers;
     enum dtype rollout_dtype;
-    bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs;
+    bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs, prox;
+    int64_t require_batches;
     int64_t seed, data_seed, mini_seed, critic_seed;
     double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
     struct train_optim_keys optim, critic_optim;
@@ -178,21 +201,25 @@ struct ppo_config {
     const json_t *source_weights; /* {data source: factor}, or NULL */
     /* trainer */
     struct run_config run;
-    bool for_run; /* not for a plan alone */
+    enum ppo_config_use use;
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
-    int64_t nnodes, n_gpus_per_node; /* asked for */
+    struct train_devices_keys devices; /* asked for */
+    int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
+    int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
+    int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
     int64_t total_epochs, total_training_steps;
+    enum ppo_schedule schedule;
+    struct ppo_async_config async;
     bool val_before_train;
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
     int64_t n_profile_steps;
 };
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
-/* Fills, checks the rules between keys (validate_config.h), derives. for_run: a C function of the user's is compiled in the
- * run's directory, whose lock k then has; else nothing is written there. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
+/* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
  * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
-int ppo_config_read(struct ppo_config *k, const struct conf *c, bool for_run);
+int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use);
 /* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);

@@ -1,6 +1,6 @@
 /* controller.c - see controller.h. */
-#include "train/run/devices_asked.h"
 #include "train/ppo/controller.h"
+#include "train/ppo/worker_group.h"
 
 #include "train/run/optimizer_keys.h"
 #include "train/train.h"
@@ -24,16 +24,32 @@ struct generation controller_generation(const struct controller *c) {
 
 /* ---- what the run asks for ---- */
 
-static int parts(void *ctx, struct ckpt_part p[RUN_MAX_PARTS]) { return worker_parts(&((struct controller *)ctx)->worker, p); }
+/* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
+static const char *const timed[] = {"seconds", "ended", "num_preempted", NULL};
 
 static void state(const void *ctx, json_t *trainer) {
     const struct controller *c = ctx;
+    const struct batch *carry = c->carry ? c->carry : c->carried.n_cols > 0 ? &c->carried : NULL;
+    if (carry) json_object_set_new(trainer, "carried", batch_json(carry, timed));
+    if (c->async) json_object_set(trainer, "fully_async", c->async);
     json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
     json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.seed));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
-    return json_f64(trainer, "kl_ctrl", &((struct controller *)ctx)->kl_ctrl.value, where);
+    struct controller *c = ctx;
+    const json_t *carried = json_object_get(trainer, "carried");
+    TRY(json_f64(trainer, "kl_ctrl", &c->kl_ctrl.value, where));
+    if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
+    if (!carried) return 0;
+    TRY(batch_of_json(&c->carried, carried, where));
+    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 2 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
+    return 0;
+}
+
+static void phase(void *ctx, const char *name) {
+    struct worker *w = &((struct controller *)ctx)->worker;
+    if (!w->group) dev_trace_phase(&w->dev, name);
 }
 
 static const json_t *plan(const void *ctx) { return ((const struct controller *)ctx)->worker.plan_json; }
@@ -96,13 +112,14 @@ static int open_data(struct controller *c) {
     TRY(open_dataset(c, true, &c->train_data));
     if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
     if (c->val_data) TRY(check_stop_metric(c));
-    if (c->val_data) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
+    if (c->val_data && !c->worker.group) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
-                                        .batch_size = k->train_batch_size,
+                                        .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->train_batch_size,
                                         .order = k->sampler.order,
                                         .keys = c->train_data->keys,
                                         .drop_last = true,
                                         .seed = k->data_seed};
+    if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n));
     TRY(run_open_sampler(&c->run, &a, k->total_epochs, k->total_training_steps));
     train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
     train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
@@ -163,10 +180,10 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                                {"response_length/clip_ratio", "clipped"},
                                                {NULL, NULL}};
     const struct run_program program = {.ctx = c,
-                                        .parts = parts,
                                         .state = state,
                                         .restore = restore,
                                         .validate = controller_validate,
+                                        .phase = phase,
                                         .plan = plan,
                                         .headlines = headlines};
     TRY(run_open(&c->run, conf, &c->k.run, &program));
@@ -175,31 +192,45 @@ static int open_run(struct controller *c, const struct conf *conf) {
     return 0;
 }
 
+/* The device, or with several ranks their processes; and what the run takes of it. */
+static int open_worker(struct controller *c) {
+    if (c->k.n_ranks > 1) return worker_group_open(&c->worker, &c->k, (int)c->k.n_ranks, &c->run);
+    TRY(run_open_device(&c->run, &c->worker.dev));
+    return worker_plan(&c->worker, &c->k);
+}
+
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
-    TRY(ppo_config_read(k, conf, true));
+    TRY(ppo_config_read(k, conf, PPO_RUN));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
     if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
     TRY(algo_user_check(k->my_adv));
     TRY(algo_user_check(k->my_loss));
-    TRY(run_open_device(&c->run, &c->worker.dev));
-    TRY(worker_plan(&c->worker, k));
+    TRY(open_worker(c));
+    log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(worker_listen(&c->worker));
     TRY(score_open(&c->reward, k));
     TRY(check_data_sources(c));
-    TRY(worker_open(&c->worker, c->tok));
+    if (c->worker.group) TRY(worker_group_models(c->worker.group, c->run.total_steps, c->val_data ? c->val_data->n : 0));
+    else TRY(worker_open(&c->worker, c->tok));
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
-    return run_ready(&c->run, conf);
+    struct checkpoints models;
+    worker_checkpoints(&c->worker, &models);
+    TRY(run_ready(&c->run, conf, &models));
+    return c->worker.group ? 0 : dev_memory(&c->worker.dev, &c->run.memory);
 }
 
 void controller_close(struct controller *c, int rc) {
     run_close(&c->run, rc);
+    c->worker.ok = rc == 0 || rc == ERR_SIGNAL;
     worker_close(&c->worker);
     reward_destroy(c->reward);
     close_data(c);
+    batch_free(&c->carried);
+    json_decref(c->async);
     ppo_config_free(&c->k);
 }

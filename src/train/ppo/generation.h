@@ -9,12 +9,16 @@ struct gen_sample {
     int32_t *ids;
     float *logp, *sampling_logp; /* sampling_logp NULL: not asked for */
     uint16_t *token_bytes;       /* (n): of text */
+    int32_t *versions;           /* (n): of the weights that drew each token; NULL: those of now */
     struct buf text;
     int64_t n, n_preempted;
     enum rollout_finish finish;
     double seconds, ended; /* ended: wall clock */
     struct reward_result reward;
     bool scored;
+    /* with gen.partial */
+    bool over, earlier; /* it has ended; it had before this generation */
+    int64_t pause_at;   /* it is interrupted at so many tokens; 0: it is not; where it has them: nothing is drawn */
 };
 
 /* One prompt and its samples. */
@@ -24,7 +28,8 @@ struct gen_group {
     int64_t row, data_row;       /* in prompts; in the training data (filter_groups) */
     uint64_t seed;
     int64_t n_scored;
-    bool useless; /* filter_groups: replaced */
+    bool useless;           /* filter_groups: replaced */
+    int64_t n_over, number; /* gen.partial: samples that have ended; its place in the order of the data */
 };
 
 struct gen {
@@ -38,10 +43,26 @@ struct gen {
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start;
+    struct rollout_config engine; /* the worker's until the end */
     bool validation, baseline, filter;
+    /* Samples may be there in part before and after, each token with its version (fully_async.c). */
+    bool partial;
+    int64_t enough;        /* so many groups that have ended: the others are interrupted; 0: none is */
+    int64_t *over, n_over; /* groups that have ended, in this order; room for all */
 };
 
 /* ---- rollout.c ---- */
+/* A generation by parts: begin, groups with their samples (taken over; NULL: none is begun), run, batches of groups that have
+ * ended (rows of their samples, in the order of kept); what the caller keeps of g->samples it zeroes there; end. */
+int gen_begin(struct gen *g);
+int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples);
+int gen_run(struct gen *g);
+int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out);
+void gen_end(struct gen *g, int rc);
+/* The text of a sample that has ended, and the bytes of its tokens. */
+int gen_decode(const struct generation *in, struct gen_sample *s);
+/* The randomness of the epoch that the run's sampler is in: a row seen again draws anew. */
+uint64_t gen_epoch_seed(const struct stage *s);
 /* The next prompt of the training data joins the running engine. */
 int gen_add_next_prompt(struct gen *g);
 /* Sample i has its score, or why it has none; takes r over. */

@@ -28,14 +28,25 @@ const struct batch_col *ppo_sampling_log_probs(const struct batch *b) {
     return c ? c : batch_find(b, "rollout_log_probs");
 }
 
+bool ppo_on_policy(const struct stage *s, const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "param_versions");
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
+        if (c->i32[t] != ppo_version(s)) return false;
+    return true;
+}
+
 int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     double *old;
-    /* The policy has not moved since the rollout and both use one forward pass, so the rollout's log-probs are the
-     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
     const bool sum_pi = s->k->adv->needs & ALGO_NEEDS_SUM_PI;
-    if (s->k->force_old_log_prob || sum_pi) return log_prob_column(s, VERLC_ACTOR, b, "old_log_probs", sum_pi);
-    TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
     const bool bypass = s->k->policy.corr != NULL; /* the loss corrects from the distribution that was drawn from */
+    /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
+     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
+    if (s->k->force_old_log_prob || sum_pi || (!bypass && !ppo_on_policy(s, b))) {
+        TRY(log_prob_column(s, VERLC_ACTOR, b, "old_log_probs", sum_pi));
+        if (!bypass || ppo_on_policy(s, b)) return 0;
+        batch_drop(b, "old_log_probs");
+    }
+    TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
     const struct batch_col *rollout = bypass ? ppo_sampling_log_probs(b) : batch_find(b, "rollout_log_probs");
     for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     return 0;

@@ -2,9 +2,12 @@
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
 #include "train/ppo/memory_plan.h"
 
+#include "algo/micro_batch_balance.h"
+#include "model/weight_streaming.h"
 #include "rollout/rollout.h"
 #include "train/run/memory_limit.h"
 #include "train/run/micro_batch.h"
+#include "train/run/rank_plan.h"
 #include "train/run/trained_model.h"
 
 #include "base/buf.h"
@@ -59,8 +62,16 @@ void model_shapes_free(struct model_shapes *s) {
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Samples of a step. */
+/* Prompts that are generated at once. */
+static int64_t rollout_prompts(const struct ppo_config *k) {
+    return k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->train_batch_size;
+}
+
+/* Samples of a step; those that a rank generates. */
 static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->train_batch_size, k->train.n); }
+static int64_t rank_batch(const struct ppo_config *k) {
+    return size_mul((rollout_prompts(k) + k->n_ranks - 1) / k->n_ranks, k->train.n);
+}
 
 /* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
 static int cut_limits(const char *key, struct micro_batch_limits cut, int64_t batch, int64_t max_len, int64_t *rows,
@@ -134,17 +145,47 @@ static int64_t validation_rows(const struct ppo_config *k) {
     return k->val_max_samples >= 0 ? min_i64(rows, k->val_max_samples) : rows;
 }
 
-static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
-    enum { PROGRAM = 12 << 20, ROW = 40 };
+/* The program, and what reads and keeps samples. */
+static size_t process_bytes(const struct ppo_config *k) {
+    enum { PROGRAM = 12 << 20 };
     char *path = file_join(k->tokenizer_dir, "tokenizer.json");
-    const int64_t file = file_size(path), blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    const int64_t file = file_size(path);
     free(path);
-    return PROGRAM                             /* code, libraries, stacks, trackers */
-           + (file > 0 ? (size_t)file * 4 : 0) /* tokenizer, and its file while it is read */
-           + rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
-           max_size(p->batch, p->validation) /* one after the other */
-           + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
-           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
+    return PROGRAM                              /* code, libraries, stacks, trackers */
+           + (file > 0 ? (size_t)file * 4 : 0); /* tokenizer, and its file while it is read */
+}
+
+static size_t data_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    return rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
+           max_size(p->batch, p->validation); /* one after the other */
+}
+
+/* Of a process with a device. With several ranks it has no data but the batch that it is sent. */
+static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    enum { ROW = 40 };
+    const int64_t blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    return process_bytes(k) + (k->n_ranks > 1 ? p->batch : data_bytes(k, p)) + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW;  /* packed arrays */
+}
+
+/* A rank's share of what a host has. */
+static size_t rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
+    return (all > p->controller ? all - p->controller : 0) / (size_t)k->n_local;
+}
+
+/* Which is why a model is planned after the rows of its update. */
+static int plan_model(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                      const struct model_open_args *open, const struct train_lora *lora, const struct optim_config *optim,
+                      int64_t max_rows) {
+    const struct model_memory_args a = {.config = m,
+                                        .dev = dev,
+                                        .open = open,
+                                        .lora = lora,
+                                        .optim = optim,
+                                        .max_rows = max_rows,
+                                        .ranks = k->n_ranks,
+                                        .local = k->n_local};
+    return model_memory(out, &a);
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
@@ -155,16 +196,16 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     const int64_t batch = batch_of(k);
     struct model_memory own;
     int64_t rows, seqs;
-    TRY(model_memory(&own, v, dev, &open, &c->lora, &c->optim));
-    p->critic = model_memory_bytes(&own);
-    p->n_train_critic = own.n_train;
-    p->offload += own.host;
-    p->copy += own.copy;
     TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
                    &p->max_seqs_critic));
     TRY(cut_limits("critic.forward_micro_batch_size_per_gpu", c->values_cut, batch, p->max_len, &rows, &seqs));
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
+    TRY(plan_model(&own, k, v, dev, &open, &c->lora, &c->optim, p->max_rows_critic));
+    p->critic = model_memory_bytes(&own);
+    p->n_train_critic = own.n_train;
+    p->offload += own.host;
+    p->copy += own.copy;
     p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
     p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     return 0;
@@ -177,7 +218,7 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
     *a = (struct reward_model_args){
         .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
     if (judge_is_wanted(&r->judge)) {
-        const int64_t batch = size_mul(k->train_batch_size, k->train.n + 1); /* and a baseline: no more are asked for at once */
+        const int64_t batch = size_mul(rollout_prompts(k), k->train.n + 1); /* and a baseline: no more are asked for at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
@@ -222,7 +263,7 @@ static size_t block_room(const struct memory_plan *p) {
 static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
-    const int64_t batch = batch_of(k);
+    const int64_t batch = rank_batch(k);
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
     p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
@@ -248,6 +289,9 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, p->max_seqs, p->max_rows_roll, p->max_len, SIZE_MAX);
     p->rollout = rollout_decoder_bytes(m, k->act, &r);
+    struct rollout_decoder_args one = r; /* the least: one sample at a time */
+    one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
+    p->least_rollout = rollout_decoder_bytes(m, k->act, &one);
     if (p->rollout > budget) {
         const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
         const int64_t fewer = (int64_t)((over + block - 1) / block);
@@ -293,9 +337,17 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
 
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .host_limit = train_host_limit()};
+    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length};
+    p->batch = batch_bytes(k, p);
+    p->validation = validation_bytes(k, validation_rows(k));
+    if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
+    p->host_limit = rank_share(k, p, train_host_limit(k->host_memory));
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    if (!dev_has_own_memory(dev)) p->limit = rank_share(k, p, p->limit);
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
-    TRY(model_memory(&p->policy, m, dev, &open, &k->lora, &k->optim));
+    TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
+                   &p->max_rows_update, &p->max_seqs_update));
+    TRY(plan_model(&p->policy, k, m, dev, &open, &k->lora, &k->optim, p->max_rows_update));
     p->offload = p->policy.host;
     p->copy = p->policy.copy;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
@@ -305,8 +357,6 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
         p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
         if (k->ref_offload) p->offload += p->policy.weights - p->ref;
     }
-    TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
-                   &p->max_rows_update, &p->max_seqs_update));
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
     p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
@@ -314,15 +364,14 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     if (s->critic.json) TRY(plan_critic(p, k, &s->critic, dev));
     if (s->teacher.json) TRY(plan_teacher(p, k, &s->teacher, dev));
     if (k->rm.enable) TRY(plan_reward_model(p, k, dev));
-    p->limit = train_memory_limit(dev, k->memory_limit);
     plan_working(p, k, s, dev);
-    p->batch = batch_bytes(k, p);
-    p->validation = validation_bytes(k, validation_rows(k));
     p->host_all = host_bytes(k, p);
     p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
     plan_rollout(p, k, m, dev);
+    p->least_passes = passes_bytes(p);
     plan_keep(p, k, s, dev);
     plan_rollout(p, k, m, dev);
+    p->least = fixed_bytes(p) + train_pages(max_size(p->least_rollout, p->least_passes));
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = fixed_bytes(p) + train_pages(p->block);
     plan_async_save(p, k, dev);
@@ -337,16 +386,15 @@ static void text_row(struct buf *b, const char *what, size_t bytes, const char *
 
 struct plan_table {
     struct buf *text;
-    json_t *parts; /* the same rows for run.db; NULL: not asked for */
+    json_t *parts; /* the same rows for run.db */
 };
 
 /* A part of the total; a name that is indented is of the block that phases use in turn. */
 static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
     const bool block = *what == ' ';
     text_row(b->text, what, bytes, note);
-    if (b->parts)
-        json_array_append_new(b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what + strspn(what, " "), "bytes",
-                                                  (json_int_t)bytes, "note", note, "block", block));
+    json_array_append_new(b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what + strspn(what, " "), "bytes", (json_int_t)bytes,
+                                              "note", note, "block", block));
 }
 
 /* Why the update recomputes what it does. */
@@ -362,25 +410,69 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                  on_host ? "the block that other phases need" : "the limit");
 }
 
-void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *text,
-                       json_t *parts) {
+/* ---- several ranks ---- */
+
+/* The micro-batches of a mini-batch whose samples have the full length. */
+static int64_t micro_batches(const struct memory_plan *p, const struct ppo_config *k) {
+    const int64_t rows = min_i64(size_mul(k->ppo_mini_batch_size, k->train.n), batch_of(k)),
+                  each = k->update_cut.max_seqs > 0 ? k->update_cut.max_seqs : p->max_rows_update / p->max_len;
+    return algo_update_micro_batch_count(rows, each > 0 ? each : 1);
+}
+
+/* What a rank would need at least with the reference's weights sharded too, or with all: a pass streams them from the other ranks
+ * through room for two layers and the head, and generation has the policy's whole in the block. */
+static size_t sharded_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                            bool all) {
+    const size_t n = (size_t)k->n_ranks, stream = model_stream_bytes(&s->policy, dev, k->act);
+    const size_t weights = all ? p->policy.weights / n * (n - 1) : 0, ref = p->ref / n * (n - 1);
+    const size_t passes = max_size(p->least_passes + (all ? stream : 0), p->ref > 0 ? p->ref_pass + stream : 0);
+    return fixed_bytes(p) - weights - ref + train_pages(max_size(passes, p->least_rollout + weights));
+}
+
+static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
+                                  struct dev *dev) {
+    struct rank_plan r = {.n = k->n_ranks,
+                          .local = k->n_local,
+                          .micro = micro_batches(p, k),
+                          .uneven = p->policy.uneven,
+                          .limit = p->limit,
+                          .least = p->least,
+                          .ref = p->ref > 0 ? sharded_bytes(p, k, s, dev, false) : 0,
+                          .sharded = sharded_bytes(p, k, s, dev, true)};
+    struct ppo_config one = *k;
+    struct memory_plan q;
+    one.n_ranks = one.n_local = 1;
+    if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
+    return r;
+}
+
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                          struct buf *text) {
+    json_t *const out = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "parts");
     const struct model_config *m = &s->policy;
-    const struct plan_table table = {text, parts}, *const b = &table;
-    char note[160], kept[96];
-    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens\n",
+    const struct plan_table table = {text, json_object_get(out, "parts")}, *const b = &table;
+    const bool several = k->n_ranks > 1;
+    char note[160], kept[96], ranks[48] = "";
+    if (several) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)k->n_ranks);
+    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
              (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
-             (long long)k->max_prompt_length, (long long)k->max_response_length);
+             (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
     row(b, "policy weights", p->policy.weights,
         k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
     if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
-    row(b, "fp32 master", p->policy.master, k->optim.host_master ? "in host memory" : p->policy.adapter ? note : "");
-    row(b, "gradients", p->policy.grads, "fp32");
+    row(b, "fp32 master", p->policy.master,
+        k->optim.host_master ? "in host memory"
+        : p->policy.adapter  ? note
+        : several            ? "a shard"
+                             : "");
+    row(b, "gradients", p->policy.grads, several ? "fp32, a shard" : "fp32");
     snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
              k->optim.host_state    ? "; in host memory, here are buffers"
              : k->optim.host_master ? "; with buffers of the master"
                                     : "");
     row(b, "optimizer state", p->policy.moments, note);
+    if (several) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
     if (p->ref)
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; a pass holds two layers and the LM head, in the block" : "");
@@ -419,6 +511,11 @@ void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, 
     const size_t copy = p->host ? 0 : p->copy;
     if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
     if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");
+    if (several) {
+        const struct rank_plan r = rank_plan(p, k, s, dev);
+        json_object_set_new(out, "ranks", rank_plan_print(&r, text));
+    }
+    return out;
 }
 
 /* ---- refusals ---- */
@@ -463,12 +560,25 @@ static const char *others_text(const struct dev *dev, char text[96]) {
     return text;
 }
 
+#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
+#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+
+static bool has_ref(const struct ppo_config *k) { return !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward); }
+
+/* Puts all that can be into host memory, as the text of its keys; false: it is there already, or cannot be. */
+static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
+    const bool ref = has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
+    if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
+    *text = !state ? REF_KEY : ref ? STATE_KEY " with " REF_KEY : STATE_KEY;
+    c->ref_offload = has_ref(k);
+    c->optim.host_state = c->optim.host_master = true;
+    return true;
+}
+
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
 static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
                         const char **text) {
-#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
-#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
-    const bool ref = !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward) && !k->ref_offload, state = !k->optim.host_state;
+    const bool ref = has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
     *text = NULL;
     if (!dev_has_own_memory(dev)) return;
     for (int i = 1; i < 4; i++) { /* the cheapest first */
@@ -484,8 +594,6 @@ static void try_offload(const struct ppo_config *k, const struct model_shapes *s
     }
     c->ref_offload = k->ref_offload;
     c->optim = k->optim;
-#undef REF_KEY
-#undef STATE_KEY
 }
 
 static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
@@ -524,8 +632,11 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
     const bool own = dev_has_own_memory(dev);
     struct memory_plan q = *p;
     q.validation = validation_bytes(k, rows);
-    q.host_all += max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
-    const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all, there = own ? q.host_limit : q.limit;
+    const size_t more = max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
+    if (k->n_ranks > 1) q.controller += more;
+    else q.host_all += more;
+    const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
+                 there = rank_share(k, &q, own ? train_host_limit(k->host_memory) : train_memory_limit(dev, k->memory_limit));
     return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
 }
 
@@ -567,6 +678,12 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
         if (fits(&c, s, dev))
             FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
                  (long long)c.max_num_seqs, with, recompute);
+    c.max_num_seqs = k->max_num_seqs;
+    cut = k->update_cut;
+    if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
+        FAIL(ERR_NOMEM, "%s; %s with %s=%lld%s%s fits (the result is the same)", need, offload,
+             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+             (long long)(tokens ? cut.max_rows : cut.max_seqs), with, recompute);
     if (fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,

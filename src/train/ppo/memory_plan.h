@@ -22,8 +22,11 @@ struct memory_plan {
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
-    size_t copy;                         /* host memory for checkpoints that are written beside the next steps; 0: they are not */
-    size_t batch, validation, host_all;  /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
+    size_t copy;                        /* host memory for checkpoints that are written beside the next steps; 0: they are not */
+    size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
+    size_t controller;                  /* with several ranks, the host memory of the process without one; else 0 */
+    /* With as little kept as the keys allow, and one sample generated at a time: those of the block, the total. */
+    size_t least_passes, least_rollout, least;
     struct dev_sizes sizes;              /* of what the backend takes */
     struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
     int64_t n_train_critic;              /* elements of the critic's adapter with its head; 0: none */
@@ -33,15 +36,16 @@ struct memory_plan {
 };
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
-/* Sizes everything a run allocates. */
+/* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has. */
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
 int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows);
-/* The table; parts: an array that gets its rows too (track/run_db.c has their form), or NULL. */
-void memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct buf *out,
-                       json_t *parts);
+/* The table, appended; returns the same as an object, which the caller owns (track/run_db.c has its form). Of several ranks with
+ * "ranks": how they share the work, and what one rank or another layout of the weights would need. */
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                          struct buf *out);
 /* Tokens of the teacher's lists; 0: it has none. */
 int64_t distill_list(const struct ppo_config *k);
 

@@ -119,6 +119,14 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
     return s;
 }
 
+/* How many versions before the one that is trained the tokens were drawn. */
+static void version_lag(const struct stage *st, const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "param_versions");
+    struct spread s = {0};
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++) spread_add(&s, (double)(ppo_version(st) - c->i32[t]));
+    if (s.n > 0) spread_set(&st->run->metrics, &s, "training/version_lag");
+}
+
 int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
     static const char *const tokens[][2] = {
@@ -136,6 +144,7 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     }
     if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
     variance_proxy(m, b);
+    if (st->k->schedule != PPO_SYNC) version_lag(st, b);
     const struct spread resp = lengths(b, "responses", st->k->max_response_length, &clip);
     spread_set(m, &resp, "response_length");
     metrics_set(m, clip, "response_length/clip_ratio");
@@ -171,6 +180,8 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
         if (metrics_get(m, name, &t)) step += t;
     }
     metrics_set(m, step, "timing_s/step");
+    if (st->k->schedule == PPO_FULLY_ASYNC && step > 0 && metrics_get(m, "timing_s/gen", &t))
+        metrics_set(m, t / step, "fully_async/trainer/idle_ratio");
     if (metrics_get(m, "timing_s/gen", &t)) metrics_set(m, t * 1000 / resp.sum, "timing_per_token_ms/gen");
     static const char *const whole[] = {"ref", "values", "adv", "update_critic", "update_actor"};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
@@ -179,8 +190,8 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     }
     metrics_set(m, total, "perf/total_num_tokens");
     metrics_set(m, step, "perf/time_per_step");
-    metrics_set(m, step > 0 ? total / step : 0, "perf/throughput");
-    return train_memory_metrics(m, &st->worker->dev, "actor/", &st->run->memory);
+    metrics_set(m, step > 0 ? total / step / worker_ranks(st->worker) : 0, "perf/throughput"); /* a device's, as verl */
+    return worker_memory_metrics(st->worker, m, "actor/", &st->run->memory);
 }
 
 /* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */
@@ -275,10 +286,16 @@ static void add_token_numbers(struct track_sample *x, const struct batch *b, int
     x->token_bytes = at->bytes;
 }
 
+static int64_t number_of(const struct batch *b, const char *name, int64_t i) {
+    const struct batch_col *c = batch_find(b, name);
+    return c ? c->i64[i] : -1;
+}
+
 static struct track_sample sample_of(const struct stage *s, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
-                           *text = batch_find(b, "text"), *message = batch_find(b, "reward_message");
+                           *text = batch_find(b, "text"), *message = batch_find(b, "reward_message"),
+                           *versions = s->k->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions");
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -298,6 +315,9 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .reward_message = message && message->str_len[i] > 0 ? message->str[i] : NULL,
         .extra = batch_find(b, "reward_extra_info")->json[i],
         .finish = batch_find(b, "finish")->str[i],
+        .versions = versions ? versions->i32 + versions->off[i] : NULL,
+        .prompt_number = number_of(b, "prompt_number", i),
+        .place = number_of(b, "place", i),
     };
 }
 
@@ -311,6 +331,7 @@ void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct
         buf_reset(&prompt);
         if (tokenizer_decode(tok, x.prompt_ids, x.n_prompt, true, &prompt) < 0) continue;
         x.validation = validation;
+        if (validation) x.versions = NULL;
         add_token_numbers(&x, b, i, &numbers);
         x.prompt = (struct track_text){prompt.p, prompt.n};
         if (traced && traced[i]) ppo_trace_row(s, tok, b, i, validation, &x, &whole_prompt, &whole_response);

@@ -87,7 +87,8 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     u->agg.batch_num_tokens = algo_n_valid(&all);
     u->agg.global_batch_size = u->agg.batch_rows = n;
     u->agg.width = k->max_response_length;
-    *m = (struct mini_batch){.seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .loss_arg = u};
+    *m = (struct mini_batch){
+        .seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .told = u->told, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
     if (k->distill.enable) distill_begin(&u->distill, u->s, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
@@ -123,16 +124,23 @@ static enum reduce reduce_of(const char *name) {
     return strncmp(name, "critic/", 7) == 0 || strncmp(name, "actor/distillation/", 19) == 0 ? REDUCE_FLAT : REDUCE_MEAN;
 }
 
-int ppo_mini_report(struct ppo_mini *u, const struct micro_loss *x, struct algo_metrics *m) {
+int ppo_mini_record(const struct micro_loss *x, struct algo_metrics *m) {
+    const int rc = buf_add(x->record, m->v, (size_t)m->n * sizeof *m->v);
+    algo_metrics_free(m);
+    return rc;
+}
+
+int ppo_mini_told(void *arg, const struct pack_micro *x, const void *record, size_t n) {
+    struct ppo_mini *u = arg;
     const char *const role = u->role == VERLC_CRITIC ? "critic/" : "actor/";
     const struct progress at = run_progress(u->s->run);
-    for (int64_t i = 0; i < m->n; i++) {
+    struct algo_metric v;
+    for (size_t i = 0; i + sizeof v <= n; i += sizeof v) {
         char name[112];
-        const bool named = strncmp(m->v[i].name, role, strlen(role)) == 0;
-        snprintf(name, sizeof name, "%s%s", named ? "" : role, m->v[i].name);
-        update_metric_add(&u->metrics, name, reduce_of(name), m->v[i].value);
+        memcpy(&v, (const char *)record + i, sizeof v);
+        snprintf(name, sizeof name, "%s%s", strncmp(v.name, role, strlen(role)) == 0 ? "" : role, v.name);
+        update_metric_add(&u->metrics, name, reduce_of(name), v.value);
     }
-    algo_metrics_free(m);
     u->done += x->hi - x->lo;
     progress_report(&at, u->role == VERLC_CRITIC ? "update_critic" : "update_actor", u->done, u->total, 0);
     return run_check_stop(u->s->run, u->done, u->total);
@@ -151,10 +159,15 @@ static json_t *ids_json(const struct batch_col *c, int64_t row) {
     return a;
 }
 
+struct bad_mini {
+    const struct stage *s;
+    struct batch b;
+};
+
 /* All that its update read: one line a sample. */
 static int dump_mini(void *arg, struct buf *out) {
     static const char *const per_token[] = {"old_log_probs", "ref_log_prob", "advantages", "values", "returns"};
-    const struct ppo_mini *u = arg;
+    const struct bad_mini *u = arg;
     const struct batch *b = &u->b;
     const struct batch_col *prompts = batch_find(b, "prompts"), *responses = batch_find(b, "responses"),
                            *score = batch_find(b, "score"), *uid = batch_find(b, "uid");
@@ -174,9 +187,12 @@ static int dump_mini(void *arg, struct buf *out) {
     return 0;
 }
 
-static int not_finite(void *ctx, const int64_t *rows, int64_t n, const struct optim_result *o) {
-    (void)rows, (void)n;
-    return run_bad_gradient(((struct ppo_mini *)ctx)->s->run, o, dump_mini, ctx);
+static int not_finite(const struct ppo_mini *mini, const struct update_result *r) {
+    struct bad_mini bad = {.s = mini->s};
+    int rc = batch_select(&bad.b, mini->whole, r->bad_rows, r->n_bad);
+    if (rc == 0) rc = run_bad_gradient(mini->s->run, &r->why, dump_mini, &bad);
+    batch_free(&bad.b);
+    return rc;
 }
 
 /* ---- the stage ---- */
@@ -196,9 +212,10 @@ int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr) {
     u->ctx = mini;
     u->take = take;
     u->drop = drop;
-    u->not_finite = not_finite;
     mini->total = u->n * u->epochs;
-    const int rc = worker_update(mini->s->worker, mini->role, u, &r);
+    int rc = worker_update(mini->s->worker, mini->role, u, &r);
+    if (rc == 0 && r.bad) rc = not_finite(mini, &r);
+    free(r.bad_rows);
     free(len);
     update_metrics_set(&mini->metrics, m);
     TRY(rc);

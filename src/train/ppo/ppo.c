@@ -1,19 +1,22 @@
 /* ppo.c - one step of PPO, GRPO and related algorithms as the algorithm reads on paper, in the calls of include/verlc.h as any
  * program of them; and `verlc plan`. */
-#include "train/run/devices_asked.h"
 #include "train/ppo/controller.h"
+#include "train/ppo/worker_group.h"
+#include "train/run/rank_group.h"
+#include "train/run/restart.h"
 #include "train/train.h"
 
 #include "base/err.h"
 #include "base/log.h"
 
+extern char **environ;
+
 /* ---- one step ---- */
 
-int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+int ppo_update(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
     struct verlc_batch *train = b;
-    TRY(verlc_rollout(v, b));
     TRY(verlc_reward(v, b));
-    TRY(verlc_log_probs(v, VERLC_ACTOR, b));
+    if (!batch_find(verlc_batch_data(b), "old_log_probs")) TRY(verlc_log_probs(v, VERLC_ACTOR, b));
     if (verlc_has(v, VERLC_REF)) TRY(verlc_log_probs(v, VERLC_REF, b));
     if (verlc_has(v, VERLC_TEACHER)) TRY(verlc_log_probs(v, VERLC_TEACHER, b));
     if (verlc_has(v, VERLC_CRITIC)) TRY(verlc_values(v, b));
@@ -23,41 +26,73 @@ int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) 
         train = drawn;
     }
     if (verlc_has(v, VERLC_CRITIC)) TRY(verlc_update(v, VERLC_CRITIC, train));
-    TRY(verlc_update(v, VERLC_ACTOR, train));
+    return verlc_update(v, VERLC_ACTOR, train);
+}
+
+int ppo_train(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+    TRY(ppo_update(v, b, drawn));
     return verlc_end_step(v, b);
 }
 
-int train_ppo(const struct conf *c) {
-    struct verlc *v = verlc_open_conf(c);
+int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+    TRY(verlc_rollout(v, b));
+    return ppo_train(v, b, drawn);
+}
+
+static void in_turn(struct verlc *v) {
     struct verlc_batch *b = verlc_batch_create(), *drawn = verlc_batch_create();
+    if (verlc_carried(v, b))
+        log_note("the checkpoint has samples of an asynchronous run; they are dropped, and their prompts with them");
     while (verlc_begin_step(v))
         if (ppo_step(v, b, drawn) < 0) break;
     verlc_batch_free(b);
     verlc_batch_free(drawn);
+}
+
+int train_ppo(const struct conf *c) {
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (ctl_is_worker(&l)) return worker_group_serve(c, &l);
+    static void (*const schedules[])(struct verlc * v) = {
+        [PPO_SYNC] = in_turn, [PPO_ONE_STEP_OFF] = ppo_one_step_off, [PPO_FULLY_ASYNC] = ppo_fully_async};
+    struct ppo_config k;
+    struct restart restart;
+    TRY(ppo_config_fill(&k, c));
+    restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
+    struct verlc *v = verlc_open_conf(c);
+    schedules[verlc_controller(v)->k.schedule](v);
+    restart.ranks = verlc_controller(v)->k.n_ranks;
+    restart.ray = verlc_controller(v)->k.n_ray_nodes > 0;
     const int rc = verlc_end(v);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the memory plan alone ---- */
 
-int train_plan_ppo(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
-    const struct resume none = {.step = -1};
+void train_plan_free(struct train_plan *p) {
+    buf_free(&p->text);
+    json_decref(p->json);
+    *p = (struct train_plan){0};
+}
+
+int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
     struct ppo_config k = {0};
     struct memory_plan p;
     struct model_shapes shapes = {0};
     struct dev dev = {0};
     int rc = 0;
-    TRYG(ppo_config_read(&k, c, false), out);
-    if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
-    else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
+    TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
+    k.host_memory = a->host;
+    TRYG(train_plan_ranks(c, &k.devices, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
     memory_plan_offload(&k, &dev);
-    TRYG(model_shapes_load(&shapes, &k), out);
-    TRYG(memory_plan_make(&p, &k, &shapes, &dev), out);
-    memory_plan_print(&p, &k, &shapes, out, NULL);
-    *fits = memory_plan_check(&p, &k, &shapes, &dev) == 0;
-    if (!*fits) rc = buf_addf(out, "  does not fit: %s\n", err_msg());
+    TRYG(model_shapes_load(&shapes, &k), end);
+    TRYG(memory_plan_make(&p, &k, &shapes, &dev), end);
+    out->json = memory_plan_print(&p, &k, &shapes, &dev, &out->text);
+    out->fits = memory_plan_check(&p, &k, &shapes, &dev) == 0;
+    if (!out->fits) rc = buf_addf(&out->text, "  does not fit: %s\n", err_msg());
+    json_object_set_new(out->json, "fits", json_boolean(out->fits));
     if (controller_try_data(&k) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
-out:
+end:
     model_shapes_free(&shapes);
     dev_close(&dev);
     ppo_config_free(&k);

@@ -52,7 +52,7 @@ static int validate(void *ctx, struct time_probe *p) {
     struct controller *c = verlc_controller(((struct probe *)ctx)->v);
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
-    const int64_t all = c->val_data->n, most = 1 + WAVES * c->worker.plan.max_seqs / c->k.val.n;
+    const int64_t all = c->val_data->n, most = 1 + WAVES * c->k.n_ranks * c->worker.plan.max_seqs / c->k.val.n;
     struct rl_dataset part = *c->val_data;
     part.n = all < most ? all : most;
     part.prompts = xcalloc((size_t)part.n, sizeof *part.prompts);
@@ -71,7 +71,9 @@ static int measure(struct probe *x, bool whole, struct time_probe *p) {
     const struct probe_calls calls = {
         .ctx = x, .begin = begin, .step = step, .full_length = c->k.filter.enable ? NULL : full_length, .validate = validate};
     if (c->k.run.val_only) FAIL(ERR_INVAL, "trainer.val_only=True: there are no steps to measure");
-    probe_prepare(p, &c->run);
+    bool own_memory;
+    const char *device = worker_device(&c->worker, &own_memory);
+    probe_prepare(p, &c->run, device, own_memory);
     p->validates = c->val_data && (p->test_freq > 0 || c->k.val_before_train);
     p->val_first = c->val_data && c->k.val_before_train;
     p->policy_from = c->k.critic.actor_from;
@@ -120,7 +122,7 @@ static const char *turned(bool on) { return on ? "False" : "True"; }
 
 int train_choices_ppo(const struct conf *conf, bool own_memory, struct buf *out) {
     struct ppo_config k = {0};
-    const int rc = ppo_config_read(&k, conf, false);
+    const int rc = ppo_config_read(&k, conf, PPO_PLAN);
     if (rc == 0) {
         cut_choices(out, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
                     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", k.update_cut, k.ppo_mini_batch_size * k.train.n);

@@ -25,14 +25,17 @@ static const json_t *ground_truth_of(const struct gen_group *g) {
     return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
-/* What verl's agent loop tells of a conversation of one turn. */
-static void tell_agent_loop(const struct gen *g, const struct gen_group *group, json_t *extra) {
-    static const char *const versions[] = {"global_steps", "min_global_steps", "max_global_steps"}; /* of the weights */
-    const int64_t version = g->validation ? g->s->run->step : g->s->run->step - 1;
-    for (int i = 0; i < 3; i++) json_object_set_new(extra, versions[i], json_integer(version));
+/* What verl's agent loop tells of sample i, a conversation of one turn. */
+static void tell_agent_loop(const struct gen *g, int64_t i, json_t *extra) {
+    const struct gen_sample *x = &g->samples[i];
+    const int64_t now = g->validation ? g->s->run->step : g->s->run->step - 1; /* the version of the weights */
+    const int64_t first = x->versions ? x->versions[0] : now, last = x->versions ? x->versions[x->n - 1] : now;
+    json_object_set_new(extra, "global_steps", json_integer(last));
+    json_object_set_new(extra, "min_global_steps", json_integer(first));
+    json_object_set_new(extra, "max_global_steps", json_integer(last));
     json_object_set_new(extra, "turn_scores", json_array());
     json_object_set_new(extra, "tool_rewards", json_array());
-    json_object_set(extra, "raw_prompt", messages_of(group));
+    json_object_set(extra, "raw_prompt", messages_of(&g->groups[i / g->per]));
 }
 
 static json_t *reward_scores(const struct gen_group *group) {
@@ -41,11 +44,11 @@ static json_t *reward_scores(const struct gen_group *group) {
 }
 
 /* What the reward manager adds to extra_info. */
-static void tell_rollout(const struct gen *g, const struct gen_group *group, json_t *extra) {
+static void tell_rollout(const struct gen *g, int64_t i, json_t *extra) {
     const struct ppo_config *k = g->s->k;
-    if (k->tell_agent_loop) tell_agent_loop(g, group, extra);
+    if (k->tell_agent_loop) tell_agent_loop(g, i, extra);
     if (k->tell_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(group));
+    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
     if (k->tell_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
 }
 
@@ -66,11 +69,11 @@ static json_t *given_info(const struct gen *g, const struct gen_group *group) {
 
 /* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
  * the rollout tells. */
-static json_t *extra_info(const struct gen *g, const struct gen_group *group, const struct reward_result *rm) {
-    json_t *extra = given_info(g, group);
+static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_result *rm) {
+    json_t *extra = given_info(g, &g->groups[i / g->per]);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
-    tell_rollout(g, group, extra);
+    tell_rollout(g, i, extra);
     return extra;
 }
 
@@ -88,7 +91,7 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
                            *source = batch_find(group->prompts, "data_source");
     json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
     json_object_del(columns, g->s->k->prompt_key);
-    tell_agent_loop(g, group, fields);
+    tell_agent_loop(g, i, fields);
     json_object_set_new(columns, g->s->k->reward_fn_key, json_string(source->str[group->row]));
     json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
@@ -123,7 +126,7 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
     const bool own = g->s->k->own_manager;
-    json_t *extra = own || g->s->k->reward.path ? extra_info(g, group, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
+    json_t *extra = own || g->s->k->reward.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
         .data_source = batch_find(group->prompts, "data_source")->str[group->row],
         .solution = s->text.p,
@@ -144,7 +147,7 @@ int score_submit(struct gen *g, int64_t i) {
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
-    if (!g->s->worker->rm) return score_by_rule(g, i, NULL);
+    if (!worker_scores(g->s->worker)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),
         .prompt = prompts->i32 + prompts->off[group->row],
@@ -158,7 +161,7 @@ int score_submit(struct gen *g, int64_t i) {
                   .seed = ~group->seed, /* not the policy's draws */
                   .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
     };
-    return reward_model_submit(g->s->worker->rm, &q, i);
+    return worker_score_submit(g->s->worker, &q, i);
 }
 
 /* ---- from the scorers ---- */
@@ -168,10 +171,9 @@ int score_submit(struct gen *g, int64_t i) {
 static int take_model_scores(struct gen *g, bool flush) {
     int64_t tag;
     struct reward_result r;
-    if (g->s->worker->judge) return judge_server_step(g->s->worker->judge);
-    if (!g->s->worker->rm) return 0;
-    TRY(reward_model_step(g->s->worker->rm, flush));
-    while (reward_model_poll(g->s->worker->rm, &tag, &r) > 0) {
+    const int busy = worker_score_step(g->s->worker, flush);
+    TRY(busy);
+    while (worker_score_poll(g->s->worker, &tag, &r) > 0) {
         if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
             TRY(gen_take_score(g, tag, &r));
             continue;
@@ -180,7 +182,7 @@ static int take_model_scores(struct gen *g, bool flush) {
         reward_result_free(&r);
         TRY(rc);
     }
-    return 0;
+    return worker_has_judge(g->s->worker) ? busy : 0;
 }
 
 static int take_scores(struct gen *g, double wait_s) {
@@ -191,21 +193,18 @@ static int take_scores(struct gen *g, double wait_s) {
     return got;
 }
 
-int64_t score_pending(const struct gen *g) {
-    return reward_pending(g->in->reward) + (g->s->worker->rm ? reward_model_pending(g->s->worker->rm) : 0);
-}
+int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + worker_score_pending(g->s->worker); }
 
 int score_take(struct gen *g, bool more) {
-    const double wait_s = g->s->worker->judge ? 0.002 : 0.5; /* a scorer may ask the judge while it is waited for */
+    const double wait_s = worker_has_judge(g->s->worker) ? 0.002 : 0.5; /* a scorer may ask the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
-    if (!more && !(g->s->worker->rm && reward_model_pending(g->s->worker->rm))) TRY(reward_flush(g->in->reward));
+    if (!more && worker_score_pending(g->s->worker) == 0) TRY(reward_flush(g->in->reward));
     return take_scores(g, more || busy || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
 }
 
 void score_drop(struct gen *g) {
-    if (g->s->worker->rm) reward_model_drop(g->s->worker->rm);
-    if (g->s->worker->judge) judge_server_drop(g->s->worker->judge);
+    worker_score_drop(g->s->worker);
     reward_drop(g->in->reward);
 }
 
@@ -245,6 +244,7 @@ void score_report_errors(const struct gen *g) {
     struct buf kinds = {0};
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         const enum reward_status kind = g->samples[i].reward.status;
+        if (g->samples[i].earlier) continue; /* said then */
         if (count[kind]++ == 0) first[kind] = i;
     }
     for (int k = REWARD_SCORE + 1; k < REWARD_N_STATUS; k++) {

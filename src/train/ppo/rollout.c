@@ -15,27 +15,43 @@
 #include <stdlib.h>
 #include <string.h>
 
+int gen_decode(const struct generation *in, struct gen_sample *s) {
+    TRY(buf_adds(&s->text, "")); /* an empty text is one, too */
+    s->token_bytes = xmalloc((size_t)s->n * sizeof *s->token_bytes);
+    return tokenizer_decode_bytes(in->tok, s->ids, s->n, true, &s->text, s->token_bytes);
+}
+
+/* A sample of a group has ended. */
+static void count_over(struct gen *g, int64_t i) {
+    const int64_t k = i / g->per;
+    g->samples[i].over = true;
+    if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
+}
+
 static int on_sample(void *arg, const struct rollout_sample *s) {
     struct gen *g = arg;
     const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
     const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
     struct gen_sample *o = &g->samples[i];
+    if (s->n == o->n) return 0; /* interrupted before it drew a token */
+    if (g->partial) o->versions = xrealloc(o->versions, (size_t)s->n * sizeof *o->versions);
+    for (int64_t t = o->n; g->partial && t < s->n; t++) o->versions[t] = ppo_version(g->s);
     o->n = s->n;
-    o->ids = xmalloc((size_t)s->n * sizeof *o->ids);
-    o->logp = xmalloc((size_t)s->n * sizeof *o->logp);
+    o->ids = xrealloc(o->ids, (size_t)s->n * sizeof *o->ids);
+    o->logp = xrealloc(o->logp, (size_t)s->n * sizeof *o->logp);
     memcpy(o->ids, s->ids, (size_t)s->n * sizeof *o->ids);
     memcpy(o->logp, s->logp, (size_t)s->n * sizeof *o->logp);
-    if (g->s->k->sampling_log_probs && !g->validation) {
-        o->sampling_logp = xmalloc((size_t)s->n * sizeof *o->sampling_logp);
+    if (g->partial || (g->s->k->sampling_log_probs && !g->validation)) {
+        o->sampling_logp = xrealloc(o->sampling_logp, (size_t)s->n * sizeof *o->sampling_logp);
         memcpy(o->sampling_logp, s->logp_kept, (size_t)s->n * sizeof *o->sampling_logp);
     }
     o->finish = s->finish;
-    o->seconds = s->seconds;
+    o->seconds += s->seconds;
     o->ended = clock_wall();
-    o->n_preempted = s->n_preempted;
-    TRY(buf_adds(&o->text, "")); /* an empty text is one, too */
-    o->token_bytes = xmalloc((size_t)s->n * sizeof *o->token_bytes);
-    TRY(tokenizer_decode_bytes(g->in->tok, s->ids, s->n, true, &o->text, o->token_bytes));
+    o->n_preempted += s->n_preempted;
+    if (s->finish == ROLLOUT_INTERRUPTED) return 0;
+    TRY(gen_decode(g->in, o));
+    if (g->partial) count_over(g, i);
     g->n_done++;
     g->tokens += s->n;
     return score_submit(g, i);
@@ -46,20 +62,37 @@ void gen_drop_sample(struct gen_sample *s) {
     free(s->logp);
     free(s->sampling_logp);
     free(s->token_bytes);
+    free(s->versions);
     buf_free(&s->text);
     s->ids = NULL;
     s->token_bytes = NULL;
+    s->versions = NULL;
     s->logp = s->sampling_logp = NULL;
 }
 
 /* ---- submitting ---- */
 
+/* Sample i of a group that is there in part, by the request of its group. */
+static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
+    const struct gen_sample *o = &g->samples[i];
+    const bool baseline = i % g->per == g->n;
+    if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
+    q.n = 1;
+    q.first_index = baseline ? 0 : i % g->per;
+    q.begun = o->ids;
+    q.begun_logp = o->logp;
+    q.begun_logp_kept = o->sampling_logp;
+    q.n_begun = o->n;
+    q.pause_at = o->pause_at;
+    if (baseline) q.temperature = 0;
+    if (baseline) q.user = (void *)((intptr_t)q.user + 1);
+    return worker_generate_add(g->s->worker, &q);
+}
+
 static int submit_group(struct gen *g, int64_t k) {
     const struct gen_group *group = &g->groups[k];
     const struct ppo_sampling *sp = g->sp;
-    const struct model_config *c = &g->s->worker->model[VERLC_ACTOR]->cfg;
     struct batch_col *prompts, *uid;
-    const struct rollout_stop_ids stop = rollout_stop_ids(c, g->in->tok);
     TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
     TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
     struct rollout_request q = {
@@ -75,10 +108,12 @@ static int submit_group(struct gen *g, int64_t k) {
         .seed = group->seed,
         .uid = (uint64_t)uid->i64[group->row],
         .ignore_eos = sp->ignore_eos,
-        .stop_ids = stop.id,
-        .n_stop_ids = stop.n,
         .user = (void *)(intptr_t)(2 * k),
     };
+    bool parts = false;
+    for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
+    for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i, q));
+    if (parts) return 0;
     TRY(worker_generate_add(g->s->worker, &q));
     if (!g->baseline) return 0;
     q.n = 1;
@@ -87,19 +122,25 @@ static int submit_group(struct gen *g, int64_t k) {
     return worker_generate_add(g->s->worker, &q);
 }
 
-static int add_group(struct gen *g, const struct gen_group *group) {
+int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples) {
     const int64_t had = g->n_groups * g->per;
     xgrow((void **)&g->groups, &g->cap_groups, g->n_groups + 1, sizeof *g->groups);
     xgrow((void **)&g->samples, &g->cap_samples, had + g->per, sizeof *g->samples);
     memset(g->samples + had, 0, (size_t)g->per * sizeof *g->samples);
+    if (samples) memcpy(g->samples + had, samples, (size_t)g->per * sizeof *samples);
     g->groups[g->n_groups] = *group;
+    g->groups[g->n_groups].n_over = 0;
+    if (g->partial) g->over = xrealloc(g->over, (size_t)(g->n_groups + 1) * sizeof *g->over);
+    for (int64_t i = had; i < had + g->per; i++) {
+        g->samples[i].earlier = g->samples[i].over;
+        if (g->samples[i].over) count_over(g, i);
+    }
     return submit_group(g, g->n_groups++);
 }
 
 /* ---- prompts ---- */
 
-/* The randomness of an epoch: a row seen again draws anew. */
-static uint64_t epoch_seed(const struct stage *s) { return s->k->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
+uint64_t gen_epoch_seed(const struct stage *s) { return s->k->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
 
 static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
     const int64_t *rows;
@@ -116,14 +157,14 @@ int gen_add_next_prompt(struct gen *g) {
     struct gen_group group = {0};
     struct batch *b = xcalloc(1, sizeof *b);
     group.data_row = data_sampler_take(&g->s->run->sampler);
-    group.seed = epoch_seed(g->s);
+    group.seed = gen_epoch_seed(g->s);
     const int rc = rl_dataset_batch(g->in->data, &group.data_row, 1, b);
     if (rc < 0) {
         free(b);
         return rc;
     }
     group.prompts = group.owned = b;
-    return add_group(g, &group);
+    return gen_add_group(g, &group, NULL);
 }
 
 /* ---- the run ---- */
@@ -141,6 +182,7 @@ static int run_engine(struct gen *g) {
     for (;;) {
         const int more = worker_generate_step(g->s->worker);
         TRY(more);
+        if (more && g->enough > 0 && g->n_over >= g->enough) TRY(worker_generate_interrupt(g->s->worker));
         TRY(score_take(g, more));                /* may add further prompts */
         if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
         const double now = clock_now();
@@ -162,12 +204,13 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
     struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *ended,
-        *preempted, *group;
+        *preempted, *group, *versions;
     int rc = 0;
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "param_versions", BATCH_I32, lens, NULL, NULL), out);
     const bool sampling = g->s->k->sampling_log_probs && !g->validation;
     if (sampling) TRYG(batch_add(b, "sampling_log_probs", BATCH_F32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "token_bytes", BATCH_I32, lens, NULL, NULL), out);
@@ -184,6 +227,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
     ids = batch_find(b, "responses");
     logp = batch_find(b, "rollout_log_probs");
+    versions = batch_find(b, "param_versions");
     sampled = batch_find(b, "sampling_log_probs");
     finish = batch_find(b, "finish");
     text = batch_find(b, "text");
@@ -202,6 +246,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
         if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
+        for (int64_t t = 0; t < s->n; t++) versions->i32[versions->off[i] + t] = s->versions ? s->versions[t] : ppo_version(g->s);
         for (int64_t t = 0; t < s->n; t++) bytes->i32[bytes->off[i] + t] = s->token_bytes[t];
         const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status),
                    *why = s->reward.message ? s->reward.message : "";
@@ -243,22 +288,34 @@ static void rollout_metrics(const struct gen *g) {
     metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
 }
 
-/* The kept groups, in the order of the data, as a batch. */
-static int collect(struct gen *g, const struct batch *prompts, struct batch *out) {
-    int64_t *kept = xmalloc((size_t)g->n_groups * 2 * sizeof *kept), *rows = kept + g->n_groups, n = 0;
+int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out) {
+    int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     struct batch own = {0};
     int rc = 0;
-    for (int64_t k = 0; k < g->n_groups; k++) {
-        if (g->groups[k].useless) continue;
-        rows[n] = g->groups[k].data_row;
-        kept[n++] = k;
-    }
-    if (!prompts) TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
-    TRYG(batch_repeat(out, prompts ? prompts : &own, g->n), out);
+    for (int64_t k = 0; k < n; k++) rows[k] = g->groups[kept[k]].data_row;
+    TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
+    TRYG(batch_repeat(out, &own, g->n), out);
     rc = add_columns(g, kept, out);
     if (rc < 0) batch_free(out);
 out:
     batch_free(&own);
+    free(rows);
+    return rc;
+}
+
+/* The kept groups, in the order of the data, as a batch. */
+static int collect(struct gen *g, const struct batch *prompts, struct batch *out) {
+    int64_t *kept = xmalloc((size_t)g->n_groups * sizeof *kept), n = 0;
+    int rc = 0;
+    for (int64_t k = 0; k < g->n_groups; k++)
+        if (!g->groups[k].useless) kept[n++] = k;
+    if (!prompts) {
+        rc = gen_collect(g, kept, n, out);
+    } else {
+        rc = batch_repeat(out, prompts, g->n);
+        if (rc == 0) rc = add_columns(g, kept, out);
+        if (rc < 0) batch_free(out);
+    }
     free(kept);
     return rc;
 }
@@ -276,28 +333,42 @@ static void gen_free(struct gen *g) {
     }
     free(g->samples);
     free(g->groups);
+    free(g->over);
 }
 
-/* prompts NULL: from the training data, filtered. */
-static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, struct batch *out) {
+int gen_begin(struct gen *g) {
     const struct ppo_config *k = g->s->k;
-    const struct rollout_config cfg = {.no_prefix_cache = !k->prefix_cache, .tok = g->in->tok, .done = on_sample, .done_arg = g};
-    int rc = 0;
+    g->engine = (struct rollout_config){.no_prefix_cache = !k->prefix_cache, .tok = g->in->tok, .done = on_sample, .done_arg = g};
     g->n = g->sp->n;
     g->baseline = !g->validation && (k->adv->needs & ALGO_NEEDS_BASELINES);
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
-    TRYG(worker_generate_begin(g->s->worker, &cfg), out);
-    for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
-        TRYG(add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}), out);
-    for (int64_t r = 0; !prompts && r < k->train_batch_size; r++) TRYG(gen_add_next_prompt(g), out);
-    TRYG(run_engine(g), out);
+    return worker_generate_begin(g->s->worker, &g->engine);
+}
+
+int gen_run(struct gen *g) {
+    TRY(run_engine(g));
     score_report_errors(g);
-    TRYG(collect(g, prompts, out), out);
     if (!g->validation) rollout_metrics(g);
-out:
+    return 0;
+}
+
+void gen_end(struct gen *g, int rc) {
     if (rc < 0) score_drop(g); /* answers still on their way belong to nobody */
     gen_free(g);
+}
+
+/* prompts NULL: from the training data, filtered. */
+static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, struct batch *out) {
+    int rc = 0;
+    TRYG(gen_begin(g), out);
+    for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
+        TRYG(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL), out);
+    for (int64_t r = 0; !prompts && r < g->s->k->train_batch_size; r++) TRYG(gen_add_next_prompt(g), out);
+    TRYG(gen_run(g), out);
+    rc = collect(g, prompts, out);
+out:
+    gen_end(g, rc);
     return rc;
 }
 
@@ -314,7 +385,7 @@ int ppo_rollout(const struct stage *s, const struct generation *in, struct batch
         return generate(&g, NULL, 0, out);
     }
     TRY(next_prompts(s, in, &prompts));
-    const int rc = ppo_generate(s, in, &prompts, &s->k->train, epoch_seed(s), false, out);
+    const int rc = ppo_generate(s, in, &prompts, &s->k->train, gen_epoch_seed(s), false, out);
     batch_free(&prompts);
     return rc;
 }

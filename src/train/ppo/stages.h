@@ -26,9 +26,14 @@ struct generation {
  * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
  * are kept depends on the order of the data alone, never on which sample ended first. */
 int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
+/* The version of the policy's weights before this step's updates: how many steps have updated it. */
+static inline int32_t ppo_version(const struct stage *s) { return (int32_t)(s->run->step - 1); }
+/* Whether the policy of before this step's updates drew every token of b (column param_versions; without it: yes). */
+bool ppo_on_policy(const struct stage *s, const struct batch *b);
 /* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
- *   responses i32, rollout_log_probs f32 (ragged), with rollout correction of a sampler with penalty or truncation
+ *   responses i32, rollout_log_probs f32, param_versions i32 (ragged; of the weights that drew each token), with rollout
+ *   correction of a sampler with penalty or truncation
  *   sampling_log_probs f32 (ragged): over what it draws from; token_bytes i32 (ragged): bytes of text that came with each
  *   token; finish, text, reward_status, reward_message (string; the last "" for a score);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
@@ -102,7 +107,8 @@ struct ppo_mini {
     const struct stage *s;
     enum verlc_role role;
     const struct batch *whole;
-    micro_loss_fn *loss; /* its argument is this struct */
+    micro_loss_fn *loss; /* its argument, and that of told, is this struct */
+    micro_told_fn *told;
     int n_work;          /* arrays of a number for each token that the loss works with */
     struct algo_agg agg; /* mode and factor are the caller's */
     /* the mini-batch: its rows, in the order of its micro-batches */
@@ -121,9 +127,11 @@ struct ppo_mini {
 /* The stage: u's rows are those of mini->whole; u has the optimizer and the cut. Sets the role's metrics, with the next
  * step's rate. */
 int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr);
-/* By the loss: a micro-batch is done. Its metrics, under verl's names for the role, and the progress. Frees m.
- * ERR_SIGNAL as run_check_stop. */
-int ppo_mini_report(struct ppo_mini *mini, const struct micro_loss *x, struct algo_metrics *m);
+/* By the loss: its metrics to the end of the micro-batch's record. Frees m. */
+int ppo_mini_record(const struct micro_loss *x, struct algo_metrics *m);
+/* A told: a micro-batch is done. The metrics that its record (n bytes) ends with, under verl's names for the role, and the
+ * progress. ERR_SIGNAL as run_check_stop. */
+int ppo_mini_told(void *mini, const struct pack_micro *x, const void *record, size_t n);
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */

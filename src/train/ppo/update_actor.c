@@ -41,6 +41,25 @@ static bool diff_add(struct rollout_diff *d, float rollout, float training) {
     return true;
 }
 
+/* The sums of a micro-batch to those before it. */
+static void diff_merge(struct rollout_diff *d, const struct rollout_diff *x) {
+    d->n += x->n;
+    d->sum += x->sum;
+    d->squares += x->squares;
+    d->a += x->a;
+    d->b += x->b;
+    d->aa += x->aa;
+    d->bb += x->bb;
+    d->ab += x->ab;
+    if (x->max <= d->max) return;
+    d->max = x->max;
+    d->uid = x->uid;
+    d->sample = x->sample;
+    d->token = x->token;
+    d->rollout = x->rollout;
+    d->training = x->training;
+}
+
 static void diff_metrics(const struct rollout_diff *d, struct metrics *m) {
     const double n = (double)d->n, mean = d->sum / n, spread = (d->aa - d->a * d->a / n) * (d->bb - d->b * d->b / n);
     if (d->n == 0) return;
@@ -61,7 +80,8 @@ struct actor_update {
     float *entropy;     /* of the whole batch's tokens, NaN: not met yet */
 };
 
-static void compare_rollout(struct actor_update *u, const struct micro_loss *x) {
+/* d: of this micro-batch; it stays empty after the first optimizer step. */
+static void compare_rollout(const struct actor_update *u, const struct micro_loss *x, struct rollout_diff *d) {
     const struct ppo_mini *mini = &u->mini;
     const struct batch *b = &mini->b;
     const struct batch_col *rollout = batch_find(b, "rollout_log_probs"), *uid = batch_find(b, "uid"),
@@ -69,21 +89,32 @@ static void compare_rollout(struct actor_update *u, const struct micro_loss *x) 
     if (trained_model_optim(mini->s->worker->role[VERLC_ACTOR])->step != u->first_step) return;
     for (int64_t i = x->lo; i < x->hi; i++)
         for (int64_t t = mini->off[i]; t < mini->off[i + 1]; t++) {
-            if (!diff_add(&u->diff, rollout->f32[t], x->out[t - x->t0])) continue;
-            u->diff.uid = uid ? uid->i64[i] : -1;
-            u->diff.sample = sample ? sample->i64[i] : -1;
-            u->diff.token = t - mini->off[i];
+            if (!diff_add(d, rollout->f32[t], x->out[t - x->t0])) continue;
+            d->uid = uid ? uid->i64[i] : -1;
+            d->sample = sample ? sample->i64[i] : -1;
+            d->token = t - mini->off[i];
         }
 }
 
-/* The first time that a token is met. */
-static void keep_entropy(struct actor_update *u, const struct micro_loss *x) {
+/* The first time that a token is met. entropy: of the micro-batch's targets. */
+static void keep_entropy(struct actor_update *u, const struct pack_micro *x, const float *entropy) {
     const struct batch_col *whole = batch_find(u->mini.whole, "responses");
     for (int64_t i = x->lo; i < x->hi; i++) {
         float *at = u->entropy + whole->off[u->mini.rows[i]];
         const size_t n = (size_t)(u->mini.off[i + 1] - u->mini.off[i]);
-        if (n > 0 && isnan(at[0])) memcpy(at, x->entropy + u->mini.off[i] - x->t0, n * sizeof *at);
+        if (n > 0 && isnan(at[0])) memcpy(at, entropy + u->mini.off[i] - x->t0, n * sizeof *at);
     }
+}
+
+/* Of its record: the differences, the entropies, the metrics. */
+static int policy_told(void *arg, const struct pack_micro *x, const void *record, size_t n) {
+    struct actor_update *u = arg;
+    const char *const p = record;
+    const size_t head = sizeof u->diff + (size_t)x->n_targets * sizeof(float);
+    CHECK(n >= head);
+    diff_merge(&u->diff, record);
+    keep_entropy(u, x, (const float *)(const void *)(p + sizeof u->diff));
+    return ppo_mini_told(&u->mini, x, p + head, n - head);
 }
 
 static int policy_loss(void *arg, const struct micro_loss *x) {
@@ -127,9 +158,11 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     algo_metrics_set(&m, "actor/loss", loss);
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];
     for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)dentropy[t];
-    compare_rollout(u, x);
-    keep_entropy(u, x);
-    return ppo_mini_report(mini, x, &m);
+    struct rollout_diff diff = {0};
+    compare_rollout(u, x, &diff);
+    TRY(buf_add(x->record, &diff, sizeof diff));
+    TRY(buf_add(x->record, x->entropy, (size_t)(x->t1 - x->t0) * sizeof *x->entropy));
+    return ppo_mini_record(x, &m);
 }
 
 int ppo_update_actor(const struct stage *s, struct batch *b) {
@@ -141,6 +174,7 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
                                       .role = VERLC_ACTOR,
                                       .whole = b,
                                       .loss = policy_loss,
+                                      .told = policy_told,
                                       .n_work = 4,
                                       .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}},
                              .first_step = trained_model_optim(s->worker->role[VERLC_ACTOR])->step};
@@ -160,7 +194,7 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
     free(u.entropy);
     TRY(rc);
     diff_metrics(&u.diff, &s->run->metrics);
-    if (u.diff.max > 0)
+    if (u.diff.max > 0 && s->k->schedule == PPO_SYNC && ppo_on_policy(s, b))
         log_warn("step %lld: log-probs of the rollout are not training's; the largest difference is at prompt %lld, sample %lld, "
                  "token %lld: %.9g in the rollout, %.9g in training (training/rollout_probs_diff_max); please report this",
                  (long long)s->run->step, (long long)u.diff.uid, (long long)u.diff.sample, (long long)u.diff.token,

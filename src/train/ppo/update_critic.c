@@ -38,7 +38,7 @@ static int value_loss(void *arg, const struct micro_loss *x) {
     TRY(algo_value_loss(&a, &loss, dvpreds, &m));
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dvpreds[t];
     algo_metrics_set(&m, "critic/loss", loss);
-    return ppo_mini_report(mini, x, &m);
+    return ppo_mini_record(x, &m);
 }
 
 int ppo_update_critic(const struct stage *s, const struct batch *b) {
@@ -48,6 +48,7 @@ int ppo_update_critic(const struct stage *s, const struct batch *b) {
                             .role = VERLC_CRITIC,
                             .whole = b,
                             .loss = value_loss,
+                            .told = ppo_mini_told,
                             .n_work = 2,
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,

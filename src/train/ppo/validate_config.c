@@ -1,10 +1,9 @@
 /* validate_config.c - verl's rules across keys, which stop a run before it starts:
  * validate_config (verl/utils/config.py), ActorConfig, CriticConfig and
  * RolloutConfig (verl/workers/config).  Left out are the rules about GPU
- * engines and splits over devices, which the table refuses key by key.
+ * engines and about what splits of a model divide: here no model is split.
  * Messages carry verl's key names, the values, and what to change. */
 #include "train/ppo/validate_config.h"
-#include "train/run/devices_asked.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -36,7 +35,7 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
 /* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch. */
 static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, const struct ppo_cut_keys *w) {
     char key[128], what[256];
-    const int64_t devices = train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node);
+    const int64_t devices = train_data_parallel(k->conf, &k->devices, section);
     if (w->dynamic) return 0;
     TRY(set_once(section, "ppo_micro_batch_size", w));
     if (k->train_batch_size < mini)
@@ -60,7 +59,7 @@ static int check_actor(const struct ppo_config *k) {
     if (!k->raw.update_cut.dynamic)
         TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->train_batch_size * k->train.n,
                     "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes",
-                    train_devices_asked(k->conf, k->nnodes, k->n_gpus_per_node)));
+                    train_data_parallel(k->conf, &k->devices, ACTOR)));
     return check_updates(k, ACTOR, k->ppo_mini_batch_size, &k->raw.update_cut);
 }
 

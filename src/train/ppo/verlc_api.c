@@ -6,6 +6,9 @@
  * Invariant: between verlc_begin_step and verlc_end_step the run's step is the one being
  * made; after a failure it is the last whole one, whose state is saved. */
 #include "train/ppo/controller.h"
+#include "train/ppo/worker_group.h"
+
+#include "train/train.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -14,6 +17,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+extern char **environ;
 
 struct verlc_batch {
     struct batch b;
@@ -69,6 +74,16 @@ static int want_samples(const struct verlc_batch *b, const char *call) {
 
 /* ---- the run ---- */
 
+/* A program that its own controller, or a launcher beside it, has started as a rank is that rank, and nothing else. */
+static int serve_if_worker(const struct conf *c) {
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (!ctl_is_worker(&l)) return 0;
+    const int rc = worker_group_serve(c, &l);
+    if (rc < 0) log_error("%s", err_msg());
+    exit(rc < 0 ? err_exit_status(rc) : 0);
+}
+
 static int load(struct verlc *v, const char *const *own, int argc, char **argv) {
     int n = 0, n_own = 0;
     while (own && own[n_own]) n_own++;
@@ -82,6 +97,7 @@ static int load(struct verlc *v, const char *const *own, int argc, char **argv) 
     v->answered = rc > 0;
     if (v->answered) return 0;
     TRY(conf_check(v->conf));
+    TRY(serve_if_worker(v->conf));
     conf_notes(v->conf);
     return 0;
 }
@@ -95,6 +111,7 @@ struct verlc *verlc_open_conf(const struct conf *c) {
 struct verlc *verlc_open(const char *const *own, int argc, char **argv) {
     struct verlc *v = xcalloc(1, sizeof *v);
     process_prepare();
+    v->c.worker.embedded = true;
     const int rc = load(v, own, argc, argv);
     if (rc == 0 && !v->answered) ended(v, controller_open(&v->c, v->conf));
     else ended(v, rc);
@@ -122,13 +139,14 @@ int verlc_close(struct verlc *v) {
 int verlc_failed(const struct verlc *v) { return v->rc; }
 const char *verlc_error(const struct verlc *v) { return v->rc < 0 ? v->error.msg : ""; }
 int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
+int64_t verlc_last_step(const struct verlc *v) { return v->c.run.total_steps; }
 bool verlc_resamples(const struct verlc *v) { return v->c.k.use_pf_ppo; }
 struct controller *verlc_controller(struct verlc *v) {
     return &v->c;
 }
 
 bool verlc_has(const struct verlc *v, enum verlc_role role) {
-    return v->rc == 0 && (unsigned)role < N_ROLES && v->c.worker.role[role] != NULL;
+    return v->rc == 0 && (unsigned)role < N_ROLES && worker_has(&v->c.worker, role);
 }
 
 /* ---- batches ---- */
@@ -181,6 +199,20 @@ int verlc_add_column(struct verlc *v, struct verlc_batch *b, const char *name, c
     return 0;
 }
 
+int verlc_carry(struct verlc *v, const struct verlc_batch *b) {
+    if (v->rc < 0) return v->rc;
+    v->c.carry = b ? &b->b : NULL;
+    return 0;
+}
+
+bool verlc_carried(struct verlc *v, struct verlc_batch *b) {
+    if (v->rc < 0 || v->c.carried.n_cols == 0) return false;
+    batch_free(&b->b);
+    b->b = v->c.carried;
+    v->c.carried = (struct batch){0};
+    return true;
+}
+
 int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *rows, int64_t n, struct verlc_batch *out) {
     struct batch chosen;
     if (v->rc < 0) return v->rc;
@@ -195,7 +227,20 @@ int verlc_select(struct verlc *v, const struct verlc_batch *b, const int64_t *ro
     return 0;
 }
 
+struct batch *verlc_batch_data(struct verlc_batch *b) {
+    return &b->b;
+}
+
 /* ---- the stages ---- */
+
+int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const struct stage *s, const struct generation *in),
+                void *arg) {
+    TRY(ready(v, name));
+    const struct stage s = controller_stage(&v->c);
+    const struct generation g = controller_generation(&v->c);
+    stage_begin(v->c.run.stages, name);
+    return ended(v, fn(arg, &s, &g));
+}
 
 int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_rollout"));
@@ -231,7 +276,7 @@ static int want_role(const struct stage *s, const char *call, enum verlc_role ro
         [VERLC_CRITIC] = "there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True",
         [VERLC_TEACHER] = "there is no teacher; it comes with distillation.enabled=True",
     };
-    if (!s->worker->role[role]) FAIL(ERR_INVAL, "%s: %s", call, lacks[role]);
+    if (!worker_has(s->worker, role)) FAIL(ERR_INVAL, "%s: %s", call, lacks[role]);
     return 0;
 }
 
@@ -302,7 +347,7 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
         TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
         TRY(want(b, call, "returns", BATCH_F64, "verlc_advantage"));
         stage_begin(s->run->stages, "update_critic");
-        return ppo_update_critic(s, &b->b);
+        return s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_critic(s, &b->b);
     }
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
@@ -311,7 +356,7 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
     if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
     if (s->run->step < s->k->critic.actor_from) return 0;
     stage_begin(s->run->stages, "update_actor");
-    return ppo_update_actor(s, &b->b);
+    return s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_actor(s, &b->b);
 }
 
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
@@ -332,7 +377,7 @@ static bool profiled(const struct controller *c) {
 static void write_trace(struct controller *c) {
     char *path = xasprintf("%s/trace_step_%lld.json", c->k.run.default_local_dir, (long long)c->run.step);
     int rc = file_mkdirs(c->k.run.default_local_dir);
-    if (rc == 0) rc = dev_trace_stop(&c->worker.dev, path, NULL);
+    if (rc == 0) rc = worker_trace(&c->worker, path);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else log_info("the trace of step %lld is in %s", (long long)c->run.step, path);
     free(path);
@@ -350,7 +395,7 @@ bool verlc_begin_step(struct verlc *v) {
     if (first && c->val_data && (c->k.val_before_train || c->k.run.val_only) && ended(v, run_validate_first(&c->run)) < 0)
         return false;
     if (c->k.run.val_only || !run_begin_step(&c->run)) return false;
-    if (profiled(c)) dev_trace_start(&c->worker.dev);
+    if (profiled(c) && ended(v, worker_trace(&c->worker, NULL)) < 0) return false;
     return true;
 }
 

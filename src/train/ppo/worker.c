@@ -1,5 +1,5 @@
 /* worker.c - see worker.h. */
-#include "train/ppo/worker.h"
+#include "train/ppo/worker_group.h"
 
 #include "model/files/load.h"
 #include "train/run/perf_metrics.h"
@@ -17,12 +17,16 @@ int worker_plan(struct worker *w, struct ppo_config *k) {
     struct buf text = {0};
     int rc = 0;
     w->k = k;
+    if (w->comm) {
+        k->n_ranks = comm_size(w->comm);
+        k->n_local = comm_local_size(w->comm);
+    }
     memory_plan_offload(k, &w->dev);
     TRYG(model_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->dev), out);
-    w->plan_json = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)w->plan.total, "limit", (json_int_t)w->plan.limit, "parts");
-    memory_plan_print(&w->plan, k, &shapes, &text, json_object_get(w->plan_json, "parts"));
-    log_info("%s", text.p);
+    w->plan_json = memory_plan_print(&w->plan, k, &shapes, &w->dev, &text);
+    w->plan_text = buf_take(&text);
+    w->dev.planned = w->plan.total - w->plan.host;
     TRYG(memory_plan_check(&w->plan, k, &shapes, &w->dev), out);
 out:
     model_shapes_free(&shapes);
@@ -35,14 +39,18 @@ static int open_role(struct worker *w, enum verlc_role role, struct trained_mode
     a.dev = &w->dev;
     a.model = w->model[role] ? w->model[role] : w->model[VERLC_ACTOR];
     a.block = w->block;
+    if (a.train) a.group = w->devices;
     return trained_model_create(&w->role[role], &a);
 }
 
 static int open_policy(struct worker *w) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
-    const struct model_open_args m = {
-        .dir = k->model_dir, .act = k->act, .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0, .max_len = l->max_len};
+    const struct model_open_args m = {.dir = k->model_dir,
+                                      .act = k->act,
+                                      .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
+                                      .max_len = l->max_len,
+                                      .shard = rank_shard(w->devices, &k->optim)};
     return train_open_model(&w->model[VERLC_ACTOR], &w->dev, &m, &k->lora, k->seed);
 }
 
@@ -62,6 +70,7 @@ static int open_critic(struct worker *w) {
                                       .act = w->k->act,
                                       .flags = flags,
                                       .max_len = l->max_len,
+                                      .shard = rank_shard(w->devices, &k->optim),
                                       .base = k->shares_base ? w->model[VERLC_ACTOR] : NULL};
     const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->dev, &m, &k->lora, w->k->seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
@@ -107,12 +116,13 @@ static int open_reward_model(struct worker *w, const struct tokenizer *tok) {
     struct reward_model_args a = w->plan.rm_args;
     a.dev = &w->dev;
     a.policy_tok = tok;
+    if (w->k->rm.judge.serve && !w->judge) return 0; /* rank 0 serves it */
     const int rc = w->judge ? judge_server_load(w->judge, &a.judge) : reward_model_create(&w->rm, &a);
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
 }
 
 int worker_listen(struct worker *w) {
-    if (!w->k->rm.judge.serve) return 0;
+    if (!w->k->rm.judge.serve || w->group) return 0;
     TRY(judge_server_listen(&w->judge));
     w->k->reward.router_address = judge_server_address(w->judge);
     return 0;
@@ -139,8 +149,10 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update};
+    w->tok = tok;
     TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
     TRY(dev_reserve(&w->dev, &l->sizes));
+    if (w->comm) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
     TRY(open_policy(w));
     if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
     TRY(dev_alloc(&w->dev, l->block, &w->block));
@@ -154,6 +166,8 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
 }
 
 void worker_close(struct worker *w) {
+    worker_group_close(w->group, w->ok);
+    dev_group_close(w->devices); /* first: what waits for a rank that is gone comes to its end, and no memory is read any more */
     rollout_decoder_close(w->decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->role[i]);
     reward_model_destroy(w->rm);
@@ -162,35 +176,119 @@ void worker_close(struct worker *w) {
     if (w->block) dev_free(&w->dev, w->block, w->plan.block);
     tokenizer_files_free(w->tokenizer);
     json_decref(w->plan_json);
+    free(w->plan_text);
     dev_close(&w->dev);
 }
 
-int worker_parts(struct worker *w, struct ckpt_part parts[2]) {
+int worker_ranks(const struct worker *w) {
+    if (w->group) return worker_group_size(w->group);
+    return w->comm ? comm_size(w->comm) : 1;
+}
+
+bool worker_has(const struct worker *w, enum verlc_role role) {
+    return w->group ? worker_group_has(w->group, role) : w->role[role] != NULL;
+}
+
+const char *worker_device(const struct worker *w, bool *own_memory) {
+    if (w->group) return worker_group_device(w->group, own_memory);
+    *own_memory = dev_has_own_memory(&w->dev);
+    return w->dev.describe;
+}
+
+int worker_memory_metrics(struct worker *w, struct metrics *m, const char *prefix, struct dev_memory *before) {
+    if (w->group) return worker_group_memory_metrics(w->group, m, prefix);
+    return train_memory_metrics(m, &w->dev, prefix, before);
+}
+
+void worker_checkpoints(struct worker *w, struct checkpoints *out) {
     static const struct {
         enum verlc_role role;
         const char *name;
     } kept[] = {{VERLC_ACTOR, "actor"}, {VERLC_CRITIC, "critic"}};
+    struct ckpt_part parts[CHECKPOINTS_MAX_PARTS];
     int n = 0;
-    for (int i = 0; i < 2; i++) {
+    if (w->group) {
+        worker_group_checkpoints(w->group, out);
+        return;
+    }
+    for (int i = 0; i < CHECKPOINTS_MAX_PARTS; i++) {
         struct trained_model *t = w->role[kept[i].role];
         if (t) parts[n++] = (struct ckpt_part){kept[i].name, w->model[kept[i].role], trained_model_optim(t), w->tokenizer};
     }
-    return n;
+    checkpoints_local(out, parts, n, w->dev.isa, w->comm);
+}
+
+int worker_trace(struct worker *w, const char *path) {
+    if (w->group) return worker_group_trace(w->group, path);
+    if (path) return dev_trace_stop(&w->dev, path, NULL);
+    dev_trace_start(&w->dev);
+    return 0;
 }
 
 /* ---- generation ---- */
 
 int worker_generate_begin(struct worker *w, const struct rollout_config *c) {
+    if (w->group) return worker_group_generate_begin(w->group, c);
     return rollout_decoder_engine(&w->engine, w->decoder, c); /* its cache is empty: the weights may have changed */
 }
-int worker_generate_add(struct worker *w, const struct rollout_request *q) { return rollout_submit(w->engine, q, NULL); }
-int worker_generate_step(struct worker *w) { return rollout_step(w->engine); }
-struct rollout_stats worker_generate_stats(const struct worker *w) {
-    return rollout_stats(w->engine);
+
+int worker_generate_add(struct worker *w, const struct rollout_request *q) {
+    if (w->group) return worker_group_generate_add(w->group, q);
+    const struct rollout_stop_ids stop = rollout_stop_ids(&w->model[VERLC_ACTOR]->cfg, w->tok);
+    struct rollout_request own = *q;
+    own.stop_ids = stop.id;
+    own.n_stop_ids = stop.n;
+    return rollout_submit(w->engine, &own, NULL);
 }
+
+int worker_generate_step(struct worker *w) { return w->group ? worker_group_generate_step(w->group) : rollout_step(w->engine); }
+
+int worker_generate_interrupt(struct worker *w) {
+    return w->group ? worker_group_generate_interrupt(w->group) : rollout_interrupt(w->engine);
+}
+
+struct rollout_stats worker_generate_stats(const struct worker *w) {
+    return w->group ? worker_group_generate_stats(w->group) : rollout_stats(w->engine);
+}
+
 void worker_generate_end(struct worker *w) {
+    if (w->group) {
+        worker_group_generate_end(w->group);
+        return;
+    }
     rollout_destroy(w->engine);
     w->engine = NULL;
+}
+
+/* ---- scores ---- */
+
+bool worker_scores(const struct worker *w) { return w->k->rm.enable && !w->k->rm.judge.serve; }
+bool worker_has_judge(const struct worker *w) { return w->k->rm.enable && w->k->rm.judge.serve; }
+
+int worker_score_submit(struct worker *w, const struct reward_model_sample *s, int64_t tag) {
+    return w->group ? worker_scores_submit(worker_group_scores(w->group), s, tag) : reward_model_submit(w->rm, s, tag);
+}
+
+int worker_score_step(struct worker *w, bool flush) {
+    if (w->group) return worker_scores_step(worker_group_scores(w->group), flush);
+    if (w->judge) return judge_server_step(w->judge);
+    return w->rm ? reward_model_step(w->rm, flush) : 0;
+}
+
+int worker_score_poll(struct worker *w, int64_t *tag, struct reward_result *out) {
+    if (w->group) return worker_scores_poll(worker_group_scores(w->group), tag, out);
+    return w->rm ? reward_model_poll(w->rm, tag, out) : 0;
+}
+
+int64_t worker_score_pending(const struct worker *w) {
+    if (w->group) return worker_scores_pending(worker_group_scores(w->group));
+    return w->rm ? reward_model_pending(w->rm) : 0;
+}
+
+void worker_score_drop(struct worker *w) {
+    if (w->group) worker_scores_drop(worker_group_scores(w->group));
+    if (w->rm) reward_model_drop(w->rm);
+    if (w->judge) judge_server_drop(w->judge);
 }
 
 /* ---- passes and updates ---- */
@@ -220,6 +318,7 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
     const float temperature = role == VERLC_TEACHER ? 1 : (float)w->k->train.temperature;
     struct token_lists list;
     int64_t targets = 0;
+    if (w->group) return worker_group_forward(w->group, role, at, seqs, n, distill_list(w->k), out);
     trained_model_begin(w->role[role]);
     for (int64_t lo = 0, hi; lo < n; lo = hi) {
         hi = piece_end(seqs, lo, n, cut);
@@ -235,6 +334,6 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r) {
     u->model = w->role[role];
     TRY(update_run(u, r));
-    r->flops /= train_peak_flops(&w->dev);
+    r->flops /= train_peak_flops(&w->dev) * worker_ranks(w);
     return 0;
 }

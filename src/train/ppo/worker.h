@@ -1,14 +1,14 @@
 /* worker.h - the part of a run that has a device: its models, the decoder, the block that they use in turn.
  *
  * The one place where a stage reaches a device: each call names what is to be done, on which role, for which samples.
- * In one process a call is a function call; with several the same calls travel.
+ * In one process a call is a function call; with several ranks the same calls travel to their processes (worker_group.h).
  * Knows nothing of data, text, rewards by rule, advantages or checkpoints' directories. */
 #ifndef VERLC_TRAIN_PPO_WORKER_H
 #define VERLC_TRAIN_PPO_WORKER_H
 
-#include "ckpt/ckpt.h"
 #include "rollout/rollout.h"
 #include "train/ppo/memory_plan.h"
+#include "train/run/checkpoints.h"
 #include "train/run/phase_watchdog.h"
 #include "train/run/update.h"
 
@@ -17,10 +17,17 @@
 #define N_ROLES (VERLC_TEACHER + 1)
 
 struct worker {
-    struct ppo_config *k; /* borrowed */
+    struct ppo_config *k;       /* borrowed */
+    struct worker_group *group; /* the ranks of a run with several, in its controller, which has no device; else NULL */
+    bool embedded;              /* in a user's program, which a rank's process runs too */
+    bool ok;                    /* its group may end by itself: the run has not failed */
+    struct comm *comm;          /* of such a rank, to the others; borrowed; else NULL */
     struct dev dev;
+    struct dev_group *devices; /* with comm: the ranks' devices */
     struct memory_plan plan;
     json_t *plan_json;                 /* for run.db */
+    char *plan_text;                   /* for people */
+    const struct tokenizer *tok;       /* the policy's, from worker_open on; borrowed */
     struct tokenizer_files *tokenizer; /* of the policy, for checkpoints */
     void *block;                       /* shared by rollout, updates and the frozen models' passes */
     /* by role; NULL: a run without it. With an adapter the reference's model is the policy's, without a copy of its own */
@@ -32,22 +39,42 @@ struct worker {
     struct judge_server *judge;    /* or this, and a scorer that asks it */
 };
 
-/* dev is open: sizes what k needs and prints it. ERR_NOMEM: it does not fit. */
+/* dev is open: sizes what k needs. ERR_NOMEM: it does not fit. */
 int worker_plan(struct worker *w, struct ppo_config *k);
 /* With a judge that is served: its address is known from here on, k->reward.router_address. */
 int worker_listen(struct worker *w);
 /* Opens all models as planned. tok: the policy's. */
 int worker_open(struct worker *w, const struct tokenizer *tok);
 void worker_close(struct worker *w); /* a zeroed one is fine */
-/* The models of a checkpoint; how many. */
-int worker_parts(struct worker *w, struct ckpt_part parts[2]);
+/* Begins a trace of the device, or with a path ends it and writes it there; of several ranks rank 0's. */
+int worker_trace(struct worker *w, const char *path);
+/* Its models' state in checkpoints; closed before the worker. */
+void worker_checkpoints(struct worker *w, struct checkpoints *out);
+int worker_ranks(const struct worker *w); /* of the run */
+bool worker_has(const struct worker *w, enum verlc_role role);
+/* What the models are on, and whether it has memory of its own. */
+const char *worker_device(const struct worker *w, bool *own_memory);
+/* train_memory_metrics of the device; of several ranks the largest. */
+int worker_memory_metrics(struct worker *w, struct metrics *m, const char *prefix, struct dev_memory *before);
 
 /* ---- generation: between begin and end requests may be added at any time ---- */
 int worker_generate_begin(struct worker *w, const struct rollout_config *c); /* its limits are the plan's */
-int worker_generate_add(struct worker *w, const struct rollout_request *q);
-int worker_generate_step(struct worker *w); /* 1: work remains */
+int worker_generate_add(struct worker *w, const struct rollout_request *q);  /* its end tokens are the model's */
+int worker_generate_step(struct worker *w);                                  /* 1: work remains */
+int worker_generate_interrupt(struct worker *w); /* rollout_interrupt; in a process of its own, not with several ranks */
 struct rollout_stats worker_generate_stats(const struct worker *w);
 void worker_generate_end(struct worker *w);
+
+/* ---- scores of finished samples by a model, beside generation ---- */
+/* The reward model's, as reward_model.h has them; without one there is never anything pending. */
+bool worker_scores(const struct worker *w); /* whether the run has a reward model; a judge that is served is none */
+int worker_score_submit(struct worker *w, const struct reward_model_sample *s, int64_t tag);
+/* What it does now, or a judge that is served. 1: it did something. */
+int worker_score_step(struct worker *w, bool flush);
+int worker_score_poll(struct worker *w, int64_t *tag, struct reward_result *out);
+int64_t worker_score_pending(const struct worker *w);
+bool worker_has_judge(const struct worker *w); /* a scorer may wait for worker_score_step */
+void worker_score_drop(struct worker *w);
 
 /* ---- passes and updates ---- */
 /* Forward passes of a role over seqs[n]: log-probs, or the critic's values. ERR_SIGNAL between two pieces. */

@@ -1,7 +1,6 @@
 /* config.c - the keys of an sft run in struct sft_config: filled by the rows of the table, then derived where a member is more
  * than a key's value. verl's engine keys; conf moves the older ones of fsdp_sft_trainer to these. */
 #include "train/sft/config.h"
-#include "train/run/devices_asked.h"
 #include "train/train.h"
 
 #include "base/err.h"
@@ -27,7 +26,7 @@ static const char **terminated(const char *const *v, int64_t n) {
 static int derive_data(struct sft_config *k, const struct conf *c) {
     const struct sft_raw_config *r = &k->raw;
     struct sft_dataset_args *t = &k->train;
-    const int64_t devices = train_devices_asked(c, k->nnodes, k->n_gpus_per_node);
+    const int64_t devices = train_data_parallel(c, &k->devices, "engine");
     if (r->multiturn || !r->prompt_key) {
         t->messages_key = r->messages_key;
         t->tools_key = r->tools_key;
@@ -51,7 +50,6 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
     if (k->train_batch_size % devices != 0)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be divisible by trainer.nnodes * trainer.n_gpus_per_node (%lld)",
              (long long)k->train_batch_size, (long long)devices);
-    train_note_devices(c, k->nnodes, k->n_gpus_per_node, k->run.device);
     return 0;
 }
 
@@ -66,10 +64,15 @@ static int derive_model(struct sft_config *k, const struct conf *c) {
     return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
 }
 
-int sft_config_read(struct sft_config *k, const struct conf *c) {
+int sft_config_fill(struct sft_config *k, const struct conf *c) {
     k->conf = c;
+    k->n_ranks = k->n_local = 1;
     k->run.early_stop.threshold = NAN; /* null: none */
-    TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
+    return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
+}
+
+int sft_config_read(struct sft_config *k, const struct conf *c) {
+    TRY(sft_config_fill(k, c));
     k->seed = (uint64_t)k->raw.seed;
     TRY(derive_data(k, c));
     k->run.title = "sft";

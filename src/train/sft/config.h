@@ -7,6 +7,7 @@
 #include "data/data.h"
 #include "model/optim/optimizer.h"
 #include "train/run/activation_recompute.h"
+#include "train/run/devices_asked.h"
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
 #include "train/run/optimizer_keys.h"
@@ -48,11 +49,16 @@ struct sft_config {
     double warmup_ratio;
     struct data_sampler_spec sampler;
     uint64_t seed;
-    int64_t nnodes, n_gpus_per_node;                     /* asked for */
+    struct train_devices_keys devices;                   /* asked for */
+    int64_t n_ranks, n_local, host_memory;               /* of a run or a plan, as in struct ppo_config */
+    int n_ray_nodes;                                     /* of a run: on which Ray starts them; 0: not Ray */
     const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
 };
 
-/* ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k after an error too. */
+/* What the keys say, as they are written. */
+int sft_config_fill(struct sft_config *k, const struct conf *c);
+/* With what follows from it. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k
+ * after an error too. */
 int sft_config_read(struct sft_config *k, const struct conf *c);
 void sft_config_free(struct sft_config *k);
 

@@ -1,20 +1,32 @@
 /* memory_plan.c - see memory_plan.h. */
 #include "train/sft/memory_plan.h"
 
+#include "algo/micro_batch_balance.h"
+#include "model/weight_streaming.h"
 #include "train/run/memory_limit.h"
 #include "train/run/model_memory.h"
+#include "train/run/rank_plan.h"
 
 #include "base/err.h"
 #include "base/log.h"
 #include "base/size.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* All but activations: weights, adapter, master, gradients, optimizer state. */
 static int model_bytes(struct model_memory *m, const struct sft_config *k, struct dev *dev, const struct model_config *c,
-                       const struct optim_config *o) {
+                       const struct optim_config *o, int64_t max_rows) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = k->max_length, .quant = k->lora.quant};
-    return model_memory(m, c, dev, &open, &k->lora, o);
+    const struct model_memory_args a = {.config = c,
+                                        .dev = dev,
+                                        .open = &open,
+                                        .lora = &k->lora,
+                                        .optim = o,
+                                        .max_rows = max_rows,
+                                        .ranks = k->n_ranks,
+                                        .local = k->n_local};
+    return model_memory(m, &a);
 }
 
 static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c,
@@ -58,7 +70,7 @@ static int refuse(const struct sft_config *k, struct dev *dev, const struct mode
     o.host_master = o.host_state = true;
     if (dev_has_own_memory(dev) && !k->optim.host_state) {
         struct model_memory m;
-        TRY(model_bytes(&m, k, dev, c, &o));
+        TRY(model_bytes(&m, k, dev, c, &o, a->max_rows));
         fixed = model_memory_bytes(&m) + dev_driver_bytes(dev);
         if (fixed + pass_bytes(k, dev, c, a) <= limit)
             FAIL(ERR_NOMEM, "%s; engine.optimizer_offload=True fits (the result is the same)", need);
@@ -70,13 +82,15 @@ struct sft_plan {
     struct model_memory model;
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
+    size_t least;              /* with as little kept as the keys allow */
     size_t copy;               /* host memory for checkpoints that are written beside the next steps; 0: they are not */
 };
 
 /* Whether a checkpoint is copied and written beside the next steps. SFT_EVERY_EPOCH is midway, too. */
 static void plan_async_save(struct sft_plan *p, const struct sft_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
-    const size_t taken = own ? p->model.host : p->fixed + p->pass, there = own ? train_host_limit() : p->limit;
+    const size_t taken = own ? p->model.host : p->fixed + p->pass,
+                 there = own ? train_host_limit(k->host_memory) / (size_t)k->n_local : p->limit;
     const size_t room = there > taken ? there - taken : 0, copy = p->model.copy;
     if ((!run_saves_midway(&k->run) && k->run.save_freq != SFT_EVERY_EPOCH) ||
         !train_async_save(is_set, k->run.async_save, copy, room))
@@ -97,12 +111,14 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, longest, a->max_rows));
     p->sizes = model_dev_sizes(c, k->act, a->max_rows, a->max_rows, 1);
     p->limit = train_memory_limit(dev, k->memory_limit);
-    TRY(model_bytes(&p->model, k, dev, c, o));
+    if (!dev_has_own_memory(dev)) p->limit /= (size_t)k->n_local;
+    TRY(model_bytes(&p->model, k, dev, c, o, a->max_rows));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(dev);
     a->keep = train_keep(k->recompute, c, k->act, a->max_rows, 0);
     const size_t least = p->fixed + pass_bytes(k, dev, c, a);
     if (dev_has_own_memory(dev) && k->recompute == RECOMPUTE_AUTO && least < p->limit)
         a->keep = train_keep(RECOMPUTE_AUTO, c, k->act, a->max_rows, p->limit - least);
+    p->least = least;
     p->pass = pass_bytes(k, dev, c, a);
     plan_async_save(p, k, dev);
     if (p->copy && !dev_has_own_memory(dev) && least <= p->limit && p->fixed + p->pass > p->limit)
@@ -113,7 +129,7 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
 
 struct plan_table {
     struct buf *text;
-    json_t *parts; /* the same rows for run.db (track/run_db.c has their form); NULL: not asked for */
+    json_t *parts; /* the same rows for run.db (track/run_db.c has their form) */
 };
 
 static void text_row(struct buf *b, const char *what, size_t bytes, const char *note) {
@@ -123,9 +139,8 @@ static void text_row(struct buf *b, const char *what, size_t bytes, const char *
 /* A part of the total. */
 static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
     text_row(b->text, what, bytes, note);
-    if (b->parts)
-        json_array_append_new(
-            b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what, "bytes", (json_int_t)bytes, "note", note, "block", false));
+    json_array_append_new(
+        b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what, "bytes", (json_int_t)bytes, "note", note, "block", false));
 }
 
 static void parts_table(const struct sft_plan *p, const struct sft_config *k, const struct model_config *c,
@@ -133,42 +148,80 @@ static void parts_table(const struct sft_plan *p, const struct sft_config *k, co
     char note[192], text[96];
     row(b, "weights", p->model.weights, k->lora.on ? "frozen" : "");
     if (p->model.adapter) row(b, "adapter", p->model.adapter, "compute copies and scratch");
-    row(b, "fp32 master", p->model.master, k->optim.host_master ? "in host memory" : "");
-    row(b, "gradients", p->model.grads, "fp32");
+    const bool several = k->n_ranks > 1;
+    row(b, "fp32 master", p->model.master, k->optim.host_master ? "in host memory" : several ? "a shard" : "");
+    row(b, "gradients", p->model.grads, several ? "fp32, a shard" : "fp32");
     row(b, "optimizer state", p->model.moments, optim_kind_name(k->optim.kind));
+    if (several) row(b, "exchange", p->model.exchange, "gradients and weights on their way between ranks");
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a->max_rows,
              train_keep_text(a->keep, c, text, sizeof text));
     row(b, "activations, scratch", p->pass, note);
     if (p->copy) row(b, "checkpoint", p->copy, "a copy in host memory, written beside the next steps");
 }
 
+void sft_planned_free(struct sft_planned *p) {
+    json_decref(p->json);
+    free(p->text);
+    *p = (struct sft_planned){0};
+}
+
 int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                    struct trained_model_args *a, json_t **plan_json) {
+                    struct trained_model_args *a, struct sft_planned *out) {
     struct sft_plan p;
-    char text[96];
-    const int rc = plan(&p, k, dev, c, longest, a);
-    log_info("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
-             (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
-    TRY(rc);
-    k->run.async_save = p.copy > 0;
     struct buf table = {0};
-    *plan_json = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)(p.fixed + p.pass), "limit", (json_int_t)p.limit, "parts");
-    parts_table(&p, k, c, a, &(struct plan_table){&table, json_object_get(*plan_json, "parts")});
+    char text[96];
+    TRY(plan(&p, k, dev, c, longest, a));
+    out->text = xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
+                          (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, text, sizeof text));
+    out->async_save = p.copy > 0;
+    out->json = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)(p.fixed + p.pass), "limit", (json_int_t)p.limit, "parts");
+    parts_table(&p, k, c, a, &(struct plan_table){&table, json_object_get(out->json, "parts")});
     buf_free(&table);
+    dev->planned = p.fixed + p.pass;
     return dev_reserve(dev, &p.sizes);
 }
 
-int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct buf *b, bool *fits) {
+/* How several ranks share the work; the plan of one alone for comparison. */
+static json_t *ranks_table(const struct sft_plan *p, const struct sft_config *k, struct dev *dev, const struct model_config *c,
+                           const struct trained_model_args *a, struct buf *b) {
+    const int64_t each = k->cut.max_seqs > 0 ? k->cut.max_seqs : a->max_rows / k->max_length;
+    const size_t n = (size_t)k->n_ranks, away = p->model.weights / n * (n - 1);
+    struct rank_plan r = {.n = k->n_ranks,
+                          .local = k->n_local,
+                          .micro = algo_update_micro_batch_count(k->train_batch_size, each > 0 ? each : 1),
+                          .uneven = p->model.uneven,
+                          .limit = p->limit,
+                          .least = p->least,
+                          .sharded = p->least - away + model_stream_bytes(c, dev, k->act)};
+    struct sft_config one = *k;
+    struct trained_model_args own;
+    struct sft_plan q;
+    one.n_ranks = one.n_local = 1;
+    const int rc = plan(&q, &one, dev, c, k->max_length, &own);
+    if (rc == 0 || rc == ERR_NOMEM) r.one = q.least;
+    return rank_plan_print(&r, b);
+}
+
+int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct train_plan *out) {
     struct trained_model_args a;
+    struct err_saved why;
     struct sft_plan p;
+    struct buf *const b = &out->text;
     const int rc = plan(&p, k, dev, c, k->max_length, &a);
+    err_save(&why);
     if (rc < 0 && rc != ERR_NOMEM) return rc;
-    *fits = rc == 0;
-    buf_addf(b, "memory plan: sft of %.3f B parameters, %s, samples of up to %lld tokens\n", (double)model_config_params(c) / 1e9,
+    out->fits = rc == 0;
+    buf_addf(b, "memory plan: sft of %.3f B parameters, %s, samples of up to %lld tokens", (double)model_config_params(c) / 1e9,
              dtype_name(k->act), (long long)k->max_length);
-    parts_table(&p, k, c, &a, &(struct plan_table){b, NULL});
+    if (k->n_ranks > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->n_ranks);
+    buf_adds(b, "\n");
+    out->json = json_pack("{s:I, s:I, s:[], s:b}", "total", (json_int_t)(p.fixed + p.pass), "limit", (json_int_t)p.limit, "parts",
+                          "fits", out->fits);
+    parts_table(&p, k, c, &a, &(struct plan_table){b, json_object_get(out->json, "parts")});
     text_row(b, "total", p.fixed + p.pass, "");
     text_row(b, "limit", p.limit, "");
-    if (!*fits) buf_addf(b, "  does not fit: %s\n", err_msg());
+    if (k->n_ranks > 1) json_object_set_new(out->json, "ranks", ranks_table(&p, k, dev, c, &a, b));
+    err_restore(&why);
+    if (!out->fits) buf_addf(b, "  does not fit: %s\n", err_msg());
     return 0;
 }

@@ -5,16 +5,24 @@
 
 #include "train/run/trained_model.h"
 #include "train/sft/config.h"
+#include "train/train.h"
 
 #include "base/buf.h"
 
-/* Fills *a but its model, from the model's shape and the longest sample, prints what it chose, and reserves what the ops
- * need. Where the plan may choose, a GPU's free memory is used, and of a CPU no more than it must be. Turns offload off
- * in k where the device's memory is the host's. *plan_json: its rows for run.db; the caller owns it. ERR_NOMEM: it does not
- * fit. */
+/* What a plan says to the run. */
+struct sft_planned {
+    json_t *json;    /* its rows for run.db */
+    char *text;      /* a line for people: what it chose */
+    bool async_save; /* checkpoints are written beside the next steps */
+};
+void sft_planned_free(struct sft_planned *p); /* a zeroed one is fine */
+
+/* Fills *a but its model, from the model's shape and the longest sample, and reserves what the ops need. Where the plan may
+ * choose, a GPU's free memory is used, and of a CPU no more than it must be. Turns offload off in k where the device's memory is
+ * the host's. ERR_NOMEM: it does not fit. */
 int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                    struct trained_model_args *a, json_t **plan_json);
-/* The same as a table, appended to b, with data.max_length as the longest sample; *fits: ERR_NOMEM is no error here. */
-int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct buf *b, bool *fits);
+                    struct trained_model_args *a, struct sft_planned *out);
+/* The same as a table, with data.max_length as the longest sample, of one of k->n_ranks; that it does not fit is no error here. */
+int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct train_plan *out);
 
 #endif

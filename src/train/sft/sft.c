@@ -1,18 +1,16 @@
 /* sft.c - supervised fine-tuning: verl's sft_trainer (engine keys) and
  * fsdp_sft_trainer (the older keys, which conf moves to the new ones) on ppo's run, updates and trained model.
  *
- * Loss: the mean of -log p over the batch's target tokens (verl sft_loss),
- * defined over the whole batch, so that micro-batches do not change it.
- * Invariant: as ppo - a resumed run ends in the bits of an unbroken one. */
+ * This file has data and the run; the model is a worker's (worker.h), in this process or in those of several ranks (service.c).
+ * Invariant: as ppo - a resumed run ends in the bits of an unbroken one, on any number of ranks. */
 #include "text/text.h"
-#include "train/run/devices_asked.h"
-#include "train/run/lora_keys.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
+#include "train/run/rank_dealing.h"
+#include "train/run/restart.h"
 #include "train/run/run.h"
 #include "train/run/time_probe.h"
-#include "train/run/update.h"
-#include "train/sft/memory_plan.h"
+#include "train/sft/worker.h"
 #include "train/train.h"
 
 #include "base/clock.h"
@@ -21,140 +19,69 @@
 #include "base/log.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
 
 struct sft {
     struct sft_config k;
     struct run run;
-    struct dev dev;
-    struct model *model;
-    struct trained_model *policy;
+    struct sft_worker worker;    /* several ranks: without a device */
+    struct rank_group ranks;     /* n 0: this process is the only one */
+    struct rank_dealing dealing; /* of validations, to them */
     struct tokenizer *tok;
-    struct tokenizer_files *tok_files; /* for checkpoints */
     struct chat_template *chat;
     struct sft_dataset *train, *val;
     int64_t total_tokens;
-    json_t *plan_json; /* for run.db */
 };
 
 /* ---- one step ---- */
-
-struct sft_batch {
-    struct sft *s;
-    const int64_t *rows; /* of the training data */
-    struct packed_seq *seqs;
-    struct update_metrics metrics;
-    double scale;        /* 1 / target tokens of the batch */
-    int64_t done, total; /* samples, for the progress */
-};
-
-static int loss_fn(void *arg, const struct micro_loss *m) {
-    struct sft_batch *b = arg;
-    const struct progress at = run_progress(&b->s->run);
-    double sum = 0;
-    for (int64_t t = 0; t < m->t1 - m->t0; t++) {
-        sum -= (double)m->out[t];
-        m->dout[t] = (float)-b->scale;
-    }
-    update_metric_add(&b->metrics, "train/loss", REDUCE_SUM, sum * b->scale);
-    b->done += m->hi - m->lo;
-    progress_report(&at, "train", b->done, b->total, 0);
-    return run_check_stop(&b->s->run, b->done, b->total);
-}
 
 static struct packed_seq seq_of(const struct sft_sample *x) {
     return (struct packed_seq){.ids = x->ids, .n = x->n, .mask = x->loss_mask};
 }
 
-static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
-    struct sft_batch *b = ctx;
-    int64_t targets = 0;
-    b->seqs = xmalloc((size_t)n * sizeof *b->seqs);
-    for (int64_t i = 0; i < n; i++) {
-        b->seqs[i] = seq_of(&b->s->train->samples[b->rows[rows[i]]]);
-        targets += packed_seq_targets(&b->seqs[i]);
-    }
-    b->scale = targets ? 1.0 / (double)targets : 0;
-    *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .loss_arg = b};
-    return 0;
+/* On all ranks, each with all rows. */
+static int update_ranks(struct sft *s, const struct sft_rows *rows) {
+    struct message m = message_new(false);
+    struct hub_reply *replies;
+    struct batch none = {0};
+    json_object_set_new(m.head, "step", json_integer((json_int_t)s->run.step));
+    message_seqs(&m, rows->seqs, rows->n);
+    message_add(&m, rows->row, (size_t)rows->n * sizeof *rows->row);
+    s->ranks.steps = -1;
+    int rc = rank_group_call(&s->ranks, "sft_update", "train", &m, &replies);
+    if (rc == 0) rc = rank_group_updated(&s->ranks, replies, &none);
+    batch_free(&none);
+    message_free(&m);
+    rank_group_free(&s->ranks, replies);
+    return rc;
 }
 
-static void drop_batch(void *ctx) {
-    struct sft_batch *b = ctx;
-    free(b->seqs);
-    b->seqs = NULL;
-}
-
-struct rows {
-    const struct sft_batch *b;
-    const int64_t *row; /* (n) of the batch */
-    int64_t n;
-};
-
-/* Ids and targets, one line a sample. */
-static int dump_rows(void *arg, struct buf *out) {
-    const struct rows *r = arg;
-    for (int64_t i = 0; i < r->n; i++) {
-        const int64_t row = r->b->rows[r->row[i]];
-        const struct sft_sample *x = &r->b->s->train->samples[row];
-        json_t *ids = json_array(), *mask = json_array();
-        for (int64_t t = 0; t < x->n; t++) {
-            json_array_append_new(ids, json_integer(x->ids[t]));
-            json_array_append_new(mask, json_integer(x->loss_mask[t]));
-        }
-        json_t *o = json_pack("{s:I, s:I, s:o, s:o}", "step", (json_int_t)r->b->s->run.step, "row", (json_int_t)row, "ids", ids,
-                              "loss_mask", mask);
-        const int rc = json_dump_line(out, o);
-        json_decref(o);
-        TRY(rc);
-        TRY(buf_addc(out, '\n'));
-    }
-    return 0;
-}
-
-static int not_finite(void *ctx, const int64_t *rows, int64_t n, const struct optim_result *o) {
-    struct sft_batch *b = ctx;
-    struct rows r = {b, rows, n};
-    return run_bad_gradient(&b->s->run, o, dump_rows, &r);
+static int update(struct sft *s, const int64_t *rows, int64_t n) {
+    struct packed_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
+    const struct sft_rows r = {seqs, rows, n};
+    for (int64_t i = 0; i < n; i++) seqs[i] = seq_of(&s->train->samples[rows[i]]);
+    stage_begin(s->run.stages, "train");
+    const int rc = s->ranks.n > 0 ? update_ranks(s, &r) : sft_worker_update(&s->worker, &s->run, &r);
+    stage_end(s->run.stages);
+    free(seqs);
+    return rc;
 }
 
 static int train_rows(struct sft *s, const int64_t *rows, int64_t n) {
-    const struct sft_config *k = &s->k;
     struct metrics *const m = &s->run.metrics;
     const double start = clock_now();
-    const int64_t index = s->run.step - (k->zero_indexed_step ? 1 : 0);
-    struct sft_batch b = {.s = s, .rows = rows, .total = n};
-    struct update_result r;
-    int64_t *len = xmalloc((size_t)n * sizeof *len);
-    for (int64_t i = 0; i < n; i++) len[i] = s->train->samples[rows[i]].n;
-    const struct update u = {.model = s->policy,
-                             .optim = &k->optim,
-                             .lr = optim_lr(&k->optim, index),
-                             .n = n,
-                             .mini_batch = n,
-                             .epochs = 1,
-                             .len = len,
-                             .cut = k->cut,
-                             .metrics = &b.metrics,
-                             .ctx = &b,
-                             .take = take_batch,
-                             .drop = drop_batch,
-                             .not_finite = not_finite};
-    stage_begin(s->run.stages, "train");
-    const int rc = update_run(&u, &r);
-    stage_end(s->run.stages);
-    free(len);
-    update_metrics_set(&b.metrics, m);
-    TRY(rc);
+    double tokens = 0;
+    TRY(update(s, rows, n));
     const double seconds = clock_now() - start;
-    s->total_tokens += r.n_tokens;
-    if (r.n_steps > 0) metrics_set(m, r.grad_norm, "train/grad_norm");
-    metrics_set(m, optim_lr(&k->optim, index + 1), "train/lr"); /* the next one's, as verl */
-    metrics_set(m, r.flops / train_peak_flops(&s->dev), "train/mfu");
+    CHECK(metrics_get(m, "train/global_tokens", &tokens));
+    s->total_tokens += (int64_t)tokens;
     metrics_set(m, seconds, "train/time(s)");
-    metrics_set_i64(m, r.n_tokens, "train/global_tokens");
     metrics_set(m, (double)s->total_tokens / 1e9, "train/total_tokens(B)");
-    metrics_set(m, (double)r.n_tokens / seconds, "perf/throughput");
-    return train_memory_metrics(m, &s->dev, "", &s->run.memory);
+    metrics_set(m, tokens / seconds, "perf/throughput");
+    if (s->ranks.n > 0) return rank_group_memory(&s->ranks, m, "");
+    return train_memory_metrics(m, &s->worker.dev, "", &s->run.memory);
 }
 
 static int sft_step(struct sft *s) {
@@ -164,6 +91,15 @@ static int sft_step(struct sft *s) {
     if (got == 0) got = data_sampler_next(&s->run.sampler, &rows, &n);
     TRY(got);
     return train_rows(s, rows, n);
+}
+
+static int forward(struct sft *s, const struct packed_seq *seqs, int64_t n, float *logp) {
+    const struct progress at = run_progress(&s->run);
+    if (s->ranks.n == 0) return sft_worker_forward(&s->worker, &at, seqs, n, logp);
+    json_t *args = json_object();
+    const int rc = rank_forward(&s->dealing, args, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
+    json_decref(args);
+    return rc;
 }
 
 static int validate(void *ctx) {
@@ -177,15 +113,8 @@ static int validate(void *ctx) {
     }
     float *logp = xmalloc((size_t)targets * 4);
     double sum = 0;
-    int rc = 0;
     stage_begin(s->run.stages, "testing");
-    for (int64_t lo = 0, at = 0; lo < n && rc == 0; lo += 64) {
-        const int64_t k = n - lo < 64 ? n - lo : 64;
-        rc = trained_model_forward(s->policy, seqs + lo, k, s->k.cut, 1, (struct forward_out){.logp = logp + at});
-        for (int64_t i = lo; i < lo + k; i++) at += packed_seq_targets(&seqs[i]);
-        stage_beat(s->run.stages);
-        if (rc == 0) rc = stage_check_stop();
-    }
+    const int rc = forward(s, seqs, n, logp);
     for (int64_t t = 0; t < targets && rc == 0; t++) sum -= (double)logp[t];
     if (rc == 0) metrics_set(&s->run.metrics, targets ? sum / (double)targets : 0, "val/loss");
     stage_end(s->run.stages);
@@ -195,12 +124,6 @@ static int validate(void *ctx) {
 }
 
 /* ---- what the run asks for ---- */
-
-static int parts(void *ctx, struct ckpt_part p[RUN_MAX_PARTS]) {
-    struct sft *s = ctx;
-    p[0] = (struct ckpt_part){"actor", s->model, trained_model_optim(s->policy), s->tok_files};
-    return 1;
-}
 
 static void state(const void *ctx, json_t *trainer) {
     json_object_set_new(trainer, "total_tokens", json_integer(((const struct sft *)ctx)->total_tokens));
@@ -215,7 +138,6 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
 static int open_data(struct sft *s) {
     struct sft_config *k = &s->k;
     TRY(tokenizer_open(&s->tok, k->tokenizer_dir));
-    TRY(tokenizer_files_read(&s->tok_files, k->tokenizer_dir));
     TRY(chat_template_create(&s->chat, s->tok));
     const char *const *val_files = k->val.files;
     const int64_t n_val = k->val.n_files, val_max_samples = k->val.max_samples;
@@ -253,52 +175,87 @@ static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
     return longest;
 }
 
-static int open_model(struct sft *s) {
-    const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
-    struct sft_config *const k = &s->k;
-    struct trained_model_args a;
-    struct model_config shape;
-    TRY(model_config_load(&shape, k->model_dir));
-    const int rc = sft_memory_plan(k, &s->dev, &shape, longest, &a, &s->plan_json);
-    model_config_free(&shape);
-    TRY(rc);
-    s->run.k.async_save = k->run.async_save;
-    const struct model_open_args m = {
-        .dir = k->model_dir, .act = k->act, .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0, .max_len = k->max_length};
-    TRY(train_open_model(&s->model, &s->dev, &m, &k->lora, k->seed));
-    a.model = s->model;
-    return trained_model_create(&s->policy, &a);
+/* The device, or the processes that have some. */
+static int open_device(struct sft *s) {
+    const struct sft_config *k = &s->k;
+    json_t *first = NULL;
+    const struct rank_group_args a = {.conf = k->conf,
+                                      .ranks = (int)k->n_ranks,
+                                      .dir = k->run.default_local_dir,
+                                      .controller = k->devices.controller,
+                                      .deadline_s = k->run.deadline_s,
+                                      .run = &s->run,
+                                      .ray_nodes = k->n_ray_nodes,
+                                      .ray_gpus = !train_on_cpu(k->run.device)};
+    s->worker.k = &s->k;
+    if (k->n_ranks == 1) return run_open_device(&s->run, &s->worker.dev);
+    TRY(rank_group_open(&s->ranks, &a, "sft_device", &first));
+    rank_dealing_init(&s->dealing, &s->ranks);
+    json_decref(first);
+    return 0;
 }
 
-static const json_t *plan(const void *ctx) { return ((const struct sft *)ctx)->plan_json; }
+static int open_ranks_model(struct sft *s, int64_t longest, struct sft_planned *out) {
+    const char *text;
+    json_t *first = NULL;
+    TRY(rank_group_plain_call(
+        &s->ranks, "sft_model",
+        json_pack("{s:I, s:I}", "total_steps", (json_int_t)s->run.total_steps, "longest", (json_int_t)longest), &first));
+    int rc = json_str(first, "text", &text, "sft_model");
+    if (rc == 0) rc = json_bool(first, "async_save", &out->async_save, "sft_model");
+    if (rc == 0) {
+        out->text = xstrdup(text);
+        out->json = json_incref(json_object_get(first, "plan"));
+    }
+    json_decref(first);
+    return rc;
+}
+
+static int open_model(struct sft *s, struct checkpoints *models) {
+    const int64_t longest = longest_sample(s->val, longest_sample(s->train, 1));
+    struct sft_planned *const p = &s->worker.planned;
+    TRY(s->ranks.n > 0 ? open_ranks_model(s, longest, p) : sft_worker_open(&s->worker, longest));
+    log_info("%s", p->text);
+    s->run.k.async_save = p->async_save;
+    if (s->ranks.n > 0) rank_group_checkpoints(&s->ranks, models);
+    else sft_worker_checkpoints(&s->worker, models);
+    return 0;
+}
+
+static void phase(void *ctx, const char *name) {
+    struct sft *s = ctx;
+    if (s->ranks.n == 0) dev_trace_phase(&s->worker.dev, name);
+}
+
+static const json_t *plan(const void *ctx) { return ((const struct sft *)ctx)->worker.planned.json; }
 
 static int open_all(struct sft *s, const struct conf *c) {
     static const char *const headlines[][2] = {
         {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
     struct sft_config *const k = &s->k;
+    struct checkpoints models;
     TRY(sft_config_read(k, c));
+    TRY(train_ranks(c, &k->devices, k->run.device, &k->n_ranks, &k->n_ray_nodes));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
-        .ctx = s, .parts = parts, .state = state, .restore = restore, .validate = validate, .plan = plan, .headlines = headlines};
+        .ctx = s, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
     TRY(run_open(&s->run, c, &k->run, &program));
-    TRY(run_open_device(&s->run, &s->dev));
-    if (k->memory_limit > 0 && (size_t)k->memory_limit < s->dev.mem_total) s->dev.mem_total = (size_t)k->memory_limit;
+    TRY(open_device(s));
     TRY(open_data(s));
-    TRY(open_model(s));
-    return run_ready(&s->run, c);
+    TRY(open_model(s, &models));
+    TRY(run_ready(&s->run, c, &models));
+    return s->ranks.n > 0 ? rank_group_ready(&s->ranks) : dev_memory(&s->worker.dev, &s->run.memory);
 }
 
 static void close_all(struct sft *s, int rc) {
     run_close(&s->run, rc);
-    trained_model_destroy(s->policy);
-    model_close(s->model);
+    rank_dealing_free(&s->dealing);
+    rank_group_close(&s->ranks, rc == 0 || rc == ERR_SIGNAL);
+    sft_worker_close(&s->worker);
     sft_dataset_close(s->train);
     sft_dataset_close(s->val);
     chat_template_destroy(s->chat);
     tokenizer_close(s->tok);
-    tokenizer_files_free(s->tok_files);
-    json_decref(s->plan_json);
-    dev_close(&s->dev);
     sft_config_free(&s->k);
 }
 
@@ -311,12 +268,29 @@ static int steps(struct sft *s) {
     return 0;
 }
 
+/* A process that a launcher has started beside the controller's. */
+static int serve(const struct conf *c, const struct launch *l) {
+    struct sft_config k = {0};
+    TRY(sft_config_fill(&k, c));
+    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    return train_worker(l, &a, NULL);
+}
+
 int train_sft(const struct conf *c) {
+    struct sft_config k = {0};
     struct sft s = {0};
+    struct restart restart;
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (ctl_is_worker(&l)) return serve(c, &l);
+    TRY(sft_config_fill(&k, c));
+    restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
     int rc = open_all(&s, c);
     if (rc == 0) rc = steps(&s);
+    restart.ranks = s.k.n_ranks;
+    restart.ray = s.k.n_ray_nodes > 0;
     close_all(&s, rc);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the steps that `verlc plan --probe sft` measures ---- */
@@ -346,7 +320,8 @@ int train_probe_sft(const struct conf *c, bool whole, struct time_probe *p) {
     log_set_level(level);
     *p = (struct time_probe){.start = clock_now() - start};
     if (rc == 0) {
-        probe_prepare(p, &s.run);
+        if (s.ranks.n > 0) probe_prepare(p, &s.run, s.ranks.device, s.ranks.own_memory);
+        else probe_prepare(p, &s.run, s.worker.dev.describe, dev_has_own_memory(&s.worker.dev));
         p->validates = s.val && p->test_freq > 0;
         rc = probe_measure(p, &s.run, &calls, whole);
     }
@@ -371,19 +346,18 @@ int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-int train_plan_sft(const struct conf *c, int64_t gpu, struct buf *out, bool *fits) {
-    const struct resume none = {.step = -1};
+int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
     struct sft_config k = {0};
     struct model_config shape = {0};
     struct dev dev = {0};
     int rc = 0;
-    TRYG(sft_config_read(&k, c), out);
-    if (gpu > 0) dev_open_cuda_planned(&dev, (size_t)gpu);
-    else TRYG(resume_open_device(&dev, &none, k.run.device, k.run.threads), out);
-    TRYG(model_config_load(&shape, k.model_dir), out);
-    rc = sft_memory_plan_print(&k, &dev, &shape, out, fits);
+    TRYG(sft_config_read(&k, c), end);
+    k.host_memory = a->host;
+    TRYG(train_plan_ranks(c, &k.devices, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    TRYG(model_config_load(&shape, k.model_dir), end);
+    rc = sft_memory_plan_print(&k, &dev, &shape, out);
     model_config_free(&shape);
-out:
+end:
     dev_close(&dev);
     sft_config_free(&k);
     return rc;

@@ -1,0 +1,174 @@
+"""`verlc plan --gpus`: the memory of one of N ranks for shapes of 7B, 14B and 32B, beside the arithmetic of this file; how the
+ranks share an optimizer step; what one rank alone and other layouts need; refusals; and a run on two CPU ranks beside its plan."""
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from verlc_test import ENV, VERLC, Scratch, Tests, big_model, run  # noqa: E402
+
+GIB = 2**30
+SHAPES = {"7b": (3584, 18944, 28, 28, 4), "14b": (5120, 13824, 48, 40, 8), "32b": (5120, 27648, 64, 40, 8)}
+VOCAB = 152064
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+KEYS = {"algorithm.adv_estimator": "grpo", "data.train_batch_size": 128, "data.max_prompt_length": 128,
+        "data.max_response_length": 1024, R + "n": 8, R + "name": "verlc", A + "ppo_mini_batch_size": 64,
+        A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 16384, A + "use_kl_loss": True, "data.val_files": "[]",
+        "trainer.save_freq": 0}
+
+
+def write_shape(s, name):
+    hidden, ffn, layers, q, kv = SHAPES[name]
+    (s.dir / name).mkdir()
+    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "rms_norm_eps": 1e-6,
+              "rope_theta": 1e6, "max_position_embeddings": 32768, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+              "tie_word_embeddings": False, "vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": ffn,
+              "num_hidden_layers": layers, "num_attention_heads": q, "num_key_value_heads": kv}
+    (s.dir / name / "config.json").write_text(json.dumps(config))
+
+
+def n_params(name):
+    hidden, ffn, layers, q, kv = SHAPES[name]
+    rows = 128 * (q + 2 * kv)
+    return 2 * VOCAB * hidden + layers * (hidden * rows + rows + 128 * q * hidden + 3 * hidden * ffn + 2 * hidden) + hidden
+
+
+def plan(s, name, n, *options, check=True, **keys):
+    given = {**KEYS, "actor_rollout_ref.model.path": s.dir / name, **{k.replace("__", "."): v for k, v in keys.items()}}
+    size = ("--gpu", "141GB", "--host", "1000GB", "--gpus", n)
+    return run("plan", *size, *options, *[f"{k}={v}" for k, v in given.items()], check=check)
+
+
+def check_sizes(s, test):
+    """Each part of a rank's memory, and SCALE's table of what is fixed: 95, 65 and 123 GB without activations and KV cache."""
+    for name, n, scale in (("7b", 2, 95), ("7b", 4, 65), ("14b", 4, 123), ("32b", 8, None)):
+        j = json.loads(plan(s, name, n, "--json", check=False).stdout)
+        part, ranks, total = {p["name"]: p["bytes"] for p in j["parts"]}, j["ranks"], n_params(name)
+        hidden, ffn, _, q, kv = SHAPES[name]
+        head = VOCAB * hidden * 4
+        layer = 4 * (hidden * 128 * (q + 2 * kv) + 128 * q * hidden + 3 * hidden * ffn)
+        want = {"policy weights": 2 * total, "reference weights": 2 * total, "fp32 master": 4 * total / n,
+                "gradients": 4 * total / n, "optimizer state": 8 * total / n, "exchange": max(head + layer, 3 * layer)}
+        off = {k: part[k] / v - 1 for k, v in want.items()}
+        group = off.pop("exchange") * want["exchange"]  # biases and norms of a layer, and some MiB of the group's own
+        test(f"{name} on {n}: weights whole, master, gradients and state sharded", all(abs(v) < 0.01 for v in off.values()), off)
+        test(f"{name} on {n}: gradients travel through room for the head and a layer", 0 < group < 2**27, group)
+        largest = 1 + ranks["largest_shard_over_mean"]
+        test(f"{name} on {n}: the largest shard is the one that counts", 1 <= largest < 1.01 and
+             abs(part["fp32 master"] - 4 * total / n * largest) <= 2**21, (part["fp32 master"], largest))
+        fixed = (sum(part[k] for k in want) + part["kernels and CUDA graphs"]) / 1e9
+        near = scale is None or abs(fixed / scale - 1) < 0.03
+        test(f"{name} on {n}: {fixed:.1f} GB fixed, {scale} as the design has it", near, fixed)
+        test(f"{name} on {n}: least of whole > reference sharded > all sharded",
+             ranks["least"]["one_rank"] > ranks["least"]["whole"] > ranks["least"]["ref"] > ranks["least"]["sharded"], ranks)
+
+
+def check_waves(s, test):
+    """Micro-batches at full length, rounded up so that 2, 4 and 8 ranks share them; who is idle in the last wave."""
+    per_micro = 16384 // (128 + 1024)
+    micro = math.ceil(math.ceil(64 * 8 / per_micro) / 8) * 8
+    for n in (2, 8, 12, 64):
+        p = plan(s, "7b", n)
+        waves = math.ceil(micro / n)
+        idle = waves * n - micro
+        said = re.search(r"step at full length: (\d+) micro-batches in (\d+) waves?, (\d+) ranks? idle in the last(.*)", p.stdout)
+        ok = said and tuple(map(int, said.groups()[:3])) == (micro, waves, idle)
+        test(f"{micro} micro-batches on {n} ranks: {waves} waves, {idle} idle",
+             ok and ("smaller micro-batches" in said[4]) == (micro < n), p.stdout)
+
+
+def check_choices(s, test):
+    p = plan(s, "7b", 2)
+    least = re.search(r"at least: ([\d.]+) GiB \(fits\); one rank alone ([\d.]+) GiB; not built: reference sharded", p.stdout)
+    fits = p.returncode == 0 and least and float(least[1]) * GIB < 141e9 < float(least[2]) * GIB
+    test("7b on 2 fits, on 1 it does not", fits, p.stdout)
+    p = plan(s, "32b", 4, check=False)
+    change = f"optimizer_offload=True with actor_rollout_ref.ref.fsdp_config.param_offload=True with {A}ppo_max_token_len"
+    test("32b on 4: all in host memory and smaller micro-batches", p.returncode == 4 and change in p.stdout, p.stdout[-400:])
+    tokens = re.search(r"ppo_max_token_len_per_gpu=(\d+) fits", p.stdout)
+    offloaded = {A + "fsdp_config.optimizer_offload": True, "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+                 A + "ppo_max_token_len_per_gpu": tokens and tokens[1]}
+    p = plan(s, "32b", 4, check=False, **offloaded)
+    host = re.search(r"offloaded: pinned host memory +([\d.]+) GiB", p.stdout)
+    want = (12 * n_params("32b") / 4 + 2 * n_params("32b")) / GIB
+    fits = p.returncode == 0 and host and abs(float(host[1]) / want - 1) < 0.01
+    test("and so it fits, with a shard of master and state and the reference in host memory", fits, p.stdout)
+    p = run("plan", "--gpu", "141GB", "--host", "300GB", "--gpus", 4, *[f"{k}={v}" for k, v in {
+        **KEYS, **offloaded, "actor_rollout_ref.model.path": s.dir / "32b"}.items()], check=False)
+    test("4 ranks share the memory of their host", p.returncode == 4 and "of host memory, at most" in p.stdout, p.stdout[-300:])
+
+
+def check_options(s, test):
+    test.refused("--gpus on a CPU", run("plan", "--gpus", 4, *s.ppo("x")[1:], check=False), 2, "--gpus 4", "--gpu 80GB")
+    for value in ("0", "many", "2000"):
+        test.refused(f"--gpus {value}", run("plan", "--gpus", value, check=False), 2, "--gpus", "int[1,1024]")
+    test.refused("--gpus with --probe", run("plan", "--probe", "--gpus", 2, check=False), 2, "--gpus", "--probe")
+    one = run("plan", "--gpu", "80GB", "--gpus", 1, *s.ppo("x")[1:]).stdout
+    test("--gpus 1 is the plan of one", one == run("plan", "--gpu", "80GB", *s.ppo("x")[1:]).stdout and "rank" not in one, one)
+    four = {"trainer__n_gpus_per_node": 4, "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1}
+    asked = run("plan", "--gpu", "80GB", *s.ppo("x", **four)[1:]).stdout
+    test("without --gpus those that the keys ask for", "; each of 4 ranks:" in asked, asked)
+    for options, text in (((), "; each of 2 ranks:"), (("--gpu", "80GB", "--gpus", 2), "; each of 2 ranks:")):
+        for program, keys in (("sft", [f"model.path={s.dir}/model", "data.max_length=64", "data.train_batch_size=8"]),
+                              ("generate", [f"model.path={s.dir}/model", "data.path=x.jsonl", "data.output_path=y.jsonl"])):
+            ranks = [] if options else ["trainer.ranks=2", "trainer.device=cpu"]
+            p = run("plan", *options, program, *keys, *ranks, check=False)
+            test(f"{program} {' '.join(map(str, options or ranks))}", p.returncode == 0 and text in p.stdout, p.stdout + p.stderr)
+    cpu = [json.loads(run("plan", "--json", *s.ppo("x", trainer__device="cpu", trainer__ranks=n)[1:]).stdout) for n in (1, 4)]
+    test("CPU ranks share the machine", cpu[1]["ranks"]["of_a_host"] == 4 and cpu[1]["limit"] < cpu[0]["limit"] / 4, cpu[1])
+
+
+def of_run(status, pid):
+    """A worker's parent is a reaper, whose parent is the controller."""
+    try:
+        parent = pathlib.Path(f"/proc/{re.search(r'PPid:.(.*)', status)[1]}/status").read_text()
+    except OSError:
+        return False
+    return f"PPid:\t{pid}\n" in parent or f"PPid:\t{pid}\n" in status
+
+
+def check_run(s, test):
+    """A real run on two CPU ranks: each process' peak (VmHWM) is the plan's total, and the run says so of its device's memory."""
+    keys = {"actor_rollout_ref__model__path": big_model(s), "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref__actor__fsdp_config__dtype": "bfloat16", "trainer__device": "cpu", "trainer__ranks": 2,
+            "trainer__threads": 1, "trainer__total_training_steps": 2, "trainer__save_freq": 0, "trainer__logger": "[file]"}
+    args = s.ppo("run", **keys)
+    planned = json.loads(run("plan", "--json", *args[1:]).stdout)["total"]
+    peaks = {}
+    with subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV) as p:
+        while p.poll() is None:
+            for stat in pathlib.Path("/proc").glob("[0-9]*/status"):
+                try:
+                    text, line = stat.read_text(), (stat.parent / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if line[:2] == [VERLC.encode(), b"worker"] and of_run(text, p.pid):
+                    peaks[stat.parent.name] = int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) * 1024
+            time.sleep(0.02)
+    off = [v / planned - 1 for v in peaks.values()]
+    near = p.returncode == 0 and len(off) == 2 and all(abs(x) <= 0.05 for x in off)
+    test("two ranks: each one's peak within 5 % of the plan", near, (planned, peaks))
+    lines = (s.dir / "run/metrics.jsonl").read_text().splitlines()
+    shares = [json.loads(line)["data"].get("perf/memory_of_plan") for line in lines]
+    test("perf/memory_of_plan of every step", len(shares) == 2 and all(x and 0.9 < x <= 1.03 for x in shares), shares)
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        for name in SHAPES:
+            write_shape(s, name)
+        check_sizes(s, test)
+        check_waves(s, test)
+        check_choices(s, test)
+        check_options(s, test)
+        check_run(s, test)
+    test.end()
+
+
+main()

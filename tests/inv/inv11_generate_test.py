@@ -1,0 +1,95 @@
+"""Invariant 11 for generation: the output file has the same bytes on any number of CPU ranks; and under a launcher, where SFT is
+tried as well."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import below, files
+from verlc_test import ENV, VERLC, Scratch, Tests, run, start
+
+
+def generation(s, out, ranks, **keys):
+    """main_generation."""
+    args = {"model.path": s.dir / "model", "data.path": s.dir / "train.jsonl", "data.output_path": s.dir / out, "data.n_samples": 3,
+            "data.batch_size": 5, "rollout.response_length": 24, "rollout.prompt_length": 64, "trainer.device": "cpu",
+            "trainer.ranks": ranks, **keys}
+    return ["generate", *[f"{k}={v}" for k, v in args.items()]]
+
+
+def server(s, out, ranks):
+    """main_generation_server."""
+    args = {"actor_rollout_ref.model.path": s.dir / "model", "data.train_files": s.dir / "train.jsonl",
+            "data.output_path": s.dir / out, "actor_rollout_ref.rollout.n": 2, "actor_rollout_ref.rollout.response_length": 24,
+            "actor_rollout_ref.rollout.prompt_length": 64, "trainer.device": "cpu", "trainer.ranks": ranks}
+    return ["generate", *[f"{k}={v}" for k, v in args.items()]]
+
+
+def check_files(s, test):
+    cases = {"jsonl": lambda n: generation(s, f"a{n}.jsonl", n),
+             "parquet, float32, greedy": lambda n: generation(s, f"b{n}.parquet", n, **{
+                 "rollout.dtype": "float32", "rollout.temperature": 0, "data.n_samples": 1}),
+             "verl's server keys": lambda n: server(s, f"c{n}.jsonl", n)}
+    for (name, args), ranks in zip(cases.items(), ((2, 4), (3,), (2,))):
+        found = {}
+        for n in (1, *ranks):
+            p = run(*args(n), check=False)
+            out = pathlib.Path(next(a for a in args(n) if a.startswith("data.output_path=")).split("=", 1)[1])
+            found[n] = out.read_bytes() if p.returncode == 0 else p.stderr[-800:]
+        test(f"{name}: {ranks} ranks write the file of one", found[1] and all(found[n] == found[1] for n in ranks),
+             f"{[v for v in found.values() if isinstance(v, str)]}")
+
+
+def check_killed(s, test):
+    long = {"rollout.response_length": 2000, "rollout.ignore_eos": True, "data.n_samples": 8}
+    p = start(generation(s, "killed.jsonl", 2, **long))
+    until, ranks = time.time() + 60, []
+    while p.poll() is None and time.time() < until and not ranks:
+        ranks = [pid for pid, args in below(p.pid).items() if args.endswith(" worker")]
+    os.kill(ranks[-1], signal.SIGKILL)
+    _, err = p.communicate(timeout=20)
+    last = [line for line in err.splitlines() if line.startswith("error: ")]
+    test("a rank is killed: it is named, and there is no file", p.returncode == 1 and len(last) == 1 and "rank " in last[0] and
+         not (s.dir / "killed.jsonl").exists(), f"{p.returncode} {err[-500:]}")
+
+
+def launched(args, n):
+    """The same command once a rank, as srun starts it: exit codes."""
+    ranks = [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(r), "SLURM_NTASKS": str(n), "SLURM_LOCALID": str(r),
+              "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(n)} for r in range(n)]
+    ps = [subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENV, **r})
+          for r in reversed(ranks)]
+    out = [p.communicate(timeout=120)[0] for p in ps]
+    return [p.returncode for p in ps], "".join(out)[-1500:]
+
+
+def check_launcher(s, test):
+    codes, out = launched(generation(s, "srun/d.jsonl", 1), 2)
+    test("srun verlc generate: two ranks, one file", codes == [0, 0] and
+         (s.dir / "srun/d.jsonl").read_bytes() == (s.dir / "a1.jsonl").read_bytes(), f"{codes} {out}")
+    rows = [{"messages": [{"role": "user", "content": f"{i} + 1"}, {"role": "assistant", "content": str(i + 1)}]} for i in range(8)]
+    keys = {"model.path": s.dir / "model", "data.train_files": s.write("chats.jsonl", rows), "data.train_batch_size": 4,
+            "data.max_length": 64, "data.max_token_len_per_gpu": 256, "trainer.total_training_steps": 2, "trainer.device": "cpu",
+            "trainer.logger": "[console]", "trainer.save_freq": 2}
+    args = {d: ["sft", *[f"{k}={v}" for k, v in keys.items()], f"trainer.default_local_dir={s.dir / d}"]
+            for d in ("one", "srun-sft")}
+    run(*args["one"])
+    codes, out = launched(args["srun-sft"], 2)
+    test("srun verlc sft: two ranks, the files of one", codes == [0, 0] and files(s.dir / "one", 2) == files(s.dir / "srun-sft", 2),
+         f"{codes} {out}")
+
+
+def main():
+    test = Tests()
+    with Scratch(n_train=11) as s:
+        check_files(s, test)
+        check_killed(s, test)
+        check_launcher(s, test)
+    test.end()
+
+
+main()

@@ -1,0 +1,64 @@
+"""Invariant 11: the same run gives the same tokens, weights and files on any number of ranks. Small runs on CPU ranks."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import first_difference
+from verlc_test import Scratch, Tests, reward_dir, run
+
+STEPS = 3
+ASK = """
+import asyncio, json, urllib.request
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer):
+    def ask():
+        body = {"messages": [{"role": "user", "content": solution_str}], "max_tokens": 8, "temperature": 0}
+        r = urllib.request.Request(f"http://{reward_router_address}/v1/chat/completions", json.dumps(body).encode())
+        return json.loads(urllib.request.urlopen(r, timeout=60).read())["choices"][0]["message"]["content"]
+    return float(len(await asyncio.get_running_loop().run_in_executor(None, ask)))
+"""
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        ACTOR = "actor_rollout_ref."
+        RM, teacher = "reward.reward_model.", {"distillation.enabled": True, ACTOR + "actor.use_kl_loss": False,
+                                               "distillation.teacher_models.teacher_model.model_path": s.dir / "model"}
+        (s.dir / "ask.py").write_text(ASK)
+        cases = {
+            "grpo with a reference": ((2, 3, 4), {}),
+            "ppo with a critic": ((2,), {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model",
+                                          "critic.ppo_micro_batch_size_per_gpu": 1}),
+            "lora": ((2,), {ACTOR + "model.lora_rank": 4}),
+            "muon": ((2,), {ACTOR + "actor.optim.optimizer": "Muon"}),
+            "adamw 8 bit": ((3,), {ACTOR + "actor.optim.optimizer": "AdamW8bit"}),
+            "dynamic batches, two epochs": ((3,), {ACTOR + "actor.use_dynamic_bsz": True,
+                                                   ACTOR + "actor.ppo_max_token_len_per_gpu": 160,
+                                                   ACTOR + "actor.ppo_epochs": 2}),
+            "greedy baselines": ((2,), {"algorithm.adv_estimator": "remax"}),
+            "validation": ((2,), {"trainer.test_freq": 2, "trainer.val_before_train": True}),
+            "reward model": ((3,), {RM + "enable": True, RM + "model_path": reward_dir(s, "rm"), "reward.num_workers": 1}),
+            "served judge": ((2,), {RM + "enable": True, RM + "model_path": s.dir / "model", RM + "rollout.response_length": 8,
+                                    "reward.custom_reward_function.path": s.dir / "ask.py", "reward.num_workers": 1}),
+            "lists of a teacher": ((2,), {**teacher, "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+                                         "distillation.distillation_loss.topk": 4}),
+            "checkpoints in the foreground": ((2,), {"trainer.async_save": False}),
+        }
+        for name, (ranks, keys) in cases.items():
+            keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu",
+                    ACTOR + "actor.ppo_micro_batch_size_per_gpu": 1, **keys}  # four micro-batches an optimizer step
+            dirs = {}
+            for n in (1, *ranks):
+                dirs[n] = s.dir / f"{name} {n}".replace(" ", "_").replace(",", "")
+                p = run(*s.ppo(dirs[n], **{k.replace(".", "__"): v for k, v in keys.items()}, trainer__ranks=n), check=False)
+                if p.returncode != 0:
+                    test(f"{name}: {n} ranks", False, p.stderr[-1500:])
+                elif n > 1:
+                    why = first_difference(dirs[1], dirs[n], STEPS)
+                    test(f"{name}: {n} ranks as 1", not why, why)
+    test.end()
+
+
+main()

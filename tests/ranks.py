@@ -1,0 +1,63 @@
+"""What the tests of ranks share: what of two runs must be equal, and the processes of one."""
+
+import hashlib
+import json
+import pathlib
+import sqlite3
+
+# of one machine and moment: times, memory, what a cache of one rank saw
+OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/kv_blocks_peak",
+       "rollout/prefix_cached_tokens", "rollout/num_preempted")
+# of the run's files: manifest.json has the hashes of the others, config.yaml the number of ranks
+NAMED = ("manifest.json", "config.yaml")
+
+
+def files(run_dir, step):
+    """Every file of a checkpoint but those that name the run, by its hash."""
+    root = pathlib.Path(run_dir) / f"global_step_{step}"
+    return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest()
+            for f in sorted(root.rglob("*")) if f.is_file() and f.name not in NAMED}
+
+
+def metrics(run_dir):
+    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line)["data"].items() if not k.startswith(OWN)} for line in lines]
+
+
+def samples(run_dir):
+    """Of run.db: all that a sample is, but its times."""
+    db = sqlite3.connect(pathlib.Path(run_dir) / "run.db")
+    columns = [c[1] for c in db.execute("pragma table_info(samples)") if c[1] not in ("id", "seconds", "ended", "num_preempted")]
+    order = [c for c in ("step", "validation", "uid", "sample") if c in columns]
+    return db.execute(f"select {', '.join(columns)} from samples order by {', '.join(order)}").fetchall()
+
+
+def first_difference(a, b, step):
+    """Of two runs with a checkpoint of this step (0: with none): "" if there is none."""
+    x, y = (files(a, step), files(b, step)) if step else ({}, {})
+    if x != y:
+        return "files: " + ", ".join(k for k in sorted(set(x) | set(y)) if x.get(k) != y.get(k))
+    for i, (x, y) in enumerate(zip(metrics(a), metrics(b))):
+        for k in sorted(set(x) | set(y)):
+            if x.get(k) != y.get(k):
+                return f"line {i} of metrics.jsonl: {k} is {x.get(k)} and {y.get(k)}"
+    return "" if samples(a) == samples(b) else "samples of run.db"
+
+
+def below(pid):
+    """Processes started by pid or below it: {pid: command}."""
+    seen, todo, rows = {}, [pid], []
+    for p in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((p / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            command = (p / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+            rows.append((int(p.name), parent, command))
+        except OSError:  # it has ended meanwhile
+            pass
+    while todo:
+        parent = todo.pop()
+        for child, ppid, args in rows:
+            if ppid == parent:
+                seen[child] = args
+                todo.append(child)
+    return seen
