@@ -93,7 +93,9 @@ compare_optim() {
         $py tools/oracle_optim.py --schedules "$batches" "$out/optim_many" && program test_model_optim "$out/optim_many"
 }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
-compare_ray() { "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py; }
+compare_ray() {
+    "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py && "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray_ranks.py
+}
 compare_rate_limit() {
     fresh rate_limit && make_rate_limit "$out/rate_limit" && $py tools/oracle_diff.py "$out/rate_limit" $fix/algo
 }

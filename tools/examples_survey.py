@@ -34,8 +34,8 @@ FAMILIES = [  # a part of a model's name: its model_type; the first that fits
 PAGE = """# verl's example launches
 
 verl's folder `{folder}` at commit {commit}: every script, run through `verlc exec --plan` with
-tiny models of the families that it names. {plans} of {total} launches reach the memory plan; a plan is for one device, also
-where a script asks for more. The others are refused by the first feature that is missing.
+tiny models of the families that it names. {plans} of {total} launches reach the memory plan, which is that of a rank on
+the machine at hand. The others are refused by the first feature that is missing.
 `python3 tools/examples_survey.py CHECKOUT` makes this table.
 
 | script | result |

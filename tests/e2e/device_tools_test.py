@@ -53,6 +53,11 @@ def main():
         p = run("bench", "step", "--model", s.dir / "model", "--device", "cpu", "--batch", 4, "--n", 2, "--prompt", 8, "--len", 8,
                 "--micro", 2, "--steps", 1)
         r = json.loads(p.stdout.splitlines()[-1])
+        p = run("bench", "checkpoint", "--model", s.dir / "model", "--device", "cpu", "--dir", s.dir, "--steps", 1)
+        c = json.loads(p.stdout.splitlines()[-1])
+        times = [c[k] for k in ("foreground_seconds", "copy_seconds", "write_seconds")]
+        gone = not list(s.dir.glob("verlc-bench-*"))
+        test("bench checkpoint times a checkpoint and leaves nothing", min(times) >= 0 and c["disk_gb_s"] > 0 and gone, c)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
         for how in ("none", "mlp"):

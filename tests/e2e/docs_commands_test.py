@@ -33,6 +33,8 @@ SKIPPED = [  # the beginning of a command, and why it does not run here
     ("srun ", "tests/fault/ranks_test.py has the environments of launchers"),
     ("mpirun ", "tests/fault/ranks_test.py"),
     ("torchrun ", "tests/fault/ranks_test.py"),
+    ("ray job submit --address=http://head", "needs a Ray cluster: tools/oracle_ray_ranks.py"),
+    ("verlc exec ray job submit --address=http://head", "needs a Ray cluster: tools/oracle_ray_ranks.py"),
 ]
 PROGRAMS = {"verlc", "echo", "sqlite3", "python3"}
 

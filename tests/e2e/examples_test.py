@@ -24,7 +24,7 @@ def example(name, args, **kw):
 
 def short(test):
     files = sorted((ROOT / "examples").glob("*.c"))
-    test("three examples", [f.stem for f in files] == ["best_of_n", "grpo", "ppo"], files)
+    test("four examples", [f.stem for f in files] == ["best_of_n", "grpo", "one_step_off", "ppo"], files)
     for f in files:
         n = len(f.read_text().splitlines())
         test(f"{f.name}: {n} lines", n < 60)
@@ -43,6 +43,9 @@ def same_bits(s, test):
     test("grpo.c: the bits of verlc ppo", state(s.dir / "grpo_c", 6) == state(s.dir / "grpo_ppo", 6))
     names = ("critic/rewards/mean", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "training/global_step")
     test("grpo.c: its metrics", all(series(s.dir / "grpo_c", n) == series(s.dir / "grpo_ppo", n) for n in names))
+    p = example("grpo", without(s.ppo("grpo_ranks", trainer__device="cpu", trainer__ranks=2), *own))
+    test("grpo.c on two ranks: the same bits",
+         p.returncode == 0 and state(s.dir / "grpo_ranks", 6) == state(s.dir / "grpo_ppo", 6), p.stderr[-500:])
     example("grpo", without(s.ppo("grpo_half", trainer__total_training_steps=3), *own))
     run(*s.ppo("grpo_half"))
     test("verlc ppo goes on from grpo.c's checkpoint to the same bits",

@@ -156,7 +156,7 @@ def check_sft(s, test):
     p = verlc_exec(s, "sft", ["bash", script, "8"])
     test.refused("torchrun's processes are devices asked for", p, 2, "data.train_batch_size (4)", "trainer.n_gpus_per_node (8)")
     p = verlc_exec(s, "sft", ["bash", script, "4"], "--plan")
-    planned = p.returncode == 0 and "memory plan: sft" in p.stdout and "of the 4 asked for" in p.stderr
+    planned = p.returncode == 0 and "memory plan: sft" in p.stdout and "not the 4 GPUs asked for" in p.stderr
     test("--plan of sft", planned, p.stderr[-500:])
     p = verlc_exec(s, "sft", ["python3", "-m", "verl.trainer.sft_trainer", "nope=1"], RANK="1", WORLD_SIZE="2",
                    LOCAL_WORLD_SIZE="2")
@@ -247,6 +247,31 @@ def check_dapo(s, test):
     test("DAPO's recipe with the keys of its scripts", p.returncode == 0 and "memory plan" in p.stdout, p.stderr[-500:])
 
 
+def check_asynchronous(s, test):
+    """The modules of verl's asynchronous trainers, with the keys of its scripts (shell/*.sh beside them)."""
+    split = {"actor_rollout_ref.hybrid_engine": False, "rollout.nnodes": 1, "rollout.n_gpus_per_node": 4,
+             "actor_rollout_ref.actor.strategy": "fsdp2", "critic.strategy": "fsdp2",
+             "actor_rollout_ref.rollout.calculate_log_probs": True, "actor_rollout_ref.rollout.mode": "async"}
+    args = s.ppo("one", **split)[1:]
+    p = verlc_exec(s, "one", ["python3", "-m", "verl.experimental.one_step_off_policy.main_ppo", *map(str, args)], "--plan")
+    test("one step off, with the keys of its scripts", p.returncode == 0 and "memory plan" in p.stdout, p.stderr[-500:])
+    p = verlc_exec(s, "one", ["python3", "-m", "recipe.one_step_off_policy.async_main_ppo", "--config-path=config",
+                              "--config-name=one_step_off_ppo_megatron_trainer.yaml", "--cfg", "job", *map(str, args)])
+    test("its Megatron configuration", p.returncode == 0 and "model_engine: megatron" in p.stdout and
+         "bypass_mode: true" in p.stdout, p.stderr[-500:])
+    keys = {**split, "data.train_batch_size": 0, "data.gen_batch_size": 1, "data.return_raw_chat": True,
+            "rollout.total_rollout_steps": 51200, "rollout.total_epochs": 10, "rollout.test_freq": 10,
+            "async_training.staleness_threshold": 0.1,
+            "async_training.trigger_parameter_sync_step": 4, "async_training.require_batches": 4,
+            "async_training.partial_rollout": True,
+            "async_training.use_rollout_log_probs": True}
+    args = [a for a in s.ppo("fully", **keys)[1:] if not a.startswith("trainer.test_freq")]
+    p = verlc_exec(s, "fully", ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", *map(str, args)],
+                   "--plan")
+    test("fully asynchronous, with the keys of its scripts",
+         p.returncode == 0 and "memory plan" in p.stdout and "32 prompts" in p.stdout, p.stdout[-500:] + p.stderr[-500:])
+
+
 def check_merger(s, test):
     p = verlc_exec(s, "merge", ["python3", "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", "nowhere",
                                 "--target_dir", "out"])
@@ -254,8 +279,8 @@ def check_merger(s, test):
 
 
 def check_refusals(s, test):
-    p = verlc_exec(s, "no", ["python3", "-m", "verl.experimental.fully_async_policy.fully_async_main", "a=b"])
-    test.refused("a trainer that is not built", p, 2, "asynchronous training is not built")
+    p = verlc_exec(s, "no", ["python3", "-m", "recipe.async_flow.grpo_main", "a=b"])
+    test.refused("a trainer that is not built", p, 2, "its transfer queue is not built")
     p = verlc_exec(s, "no", ["python3", "-m", "recipe.prime.main_prime", "a=b"])
     test.refused("a recipe's trainer", p, 2, "recipe.prime.main_prime", "not built")
     p = verlc_exec(s, "no", ["python3", "-c", "import verl.workers.engine"])
@@ -281,6 +306,7 @@ def main():
         check_reward(s, test)
         check_prepare(s, test)
         check_dapo(s, test)
+        check_asynchronous(s, test)
         check_merger(s, test)
         check_refusals(s, test)
     test.end()

@@ -111,6 +111,9 @@ def judgements(s, test, d):
     test("the judge says what generate says", said == [x["judgement"] for x in first], f"{said} {[x['judgement'] for x in first]}")
     run(*s.ppo("few", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_few", RM + "rollout.max_num_seqs": 1,
                                    RM + "rollout.max_num_batched_tokens": 16})))
+    run(*s.ppo("ranks", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_ranks", "trainer.device": "cpu",
+                                     "trainer.ranks": 2})))
+    test("two ranks: the same", [x["score"] for x in samples(s.dir / "dump_ranks")] == [x["score"] for x in got])
     test("max_num_seqs=1: the same", [x["score"] for x in samples(s.dir / "dump_few")] == [x["score"] for x in got])
     run(*s.ppo("python", **keys(d, **{"trainer.rollout_data_dir": s.dir / "dump_python",
                                       RM + "score_regex": r"'(?i)GIVE\s+(\d)(?!\d)|\d'"})))

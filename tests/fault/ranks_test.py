@@ -1,6 +1,7 @@
 """Worker processes: `verlc netcheck` measures 2 to 4 ranks, by hand and as srun, mpirun and torchrun start them, on two
-machines too (network namespaces). A worker or the controller that is killed or stopped at any moment ends all of them within
-10 s; the rank is named, and no process or file is left."""
+machines too (network namespaces). A worker or the controller that is killed or stopped at any moment, or a rank that fails, ends
+all of them within 10 s; the rank is named, and no process or file is left. The same of `verlc ppo` in each of its stages, and
+trainer.max_restarts. mpirun and torchrun are the real ones where they are installed; without them, their environments."""
 
 import json
 import os
@@ -15,7 +16,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Tests  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, run, state  # noqa: E402
 
 MARK = f"VERLC_TEST_MARK={os.getpid()}"
 BASE = {**{k: v for k, v in ENV.items() if not k.startswith(("SLURM", "OMPI", "PMI"))}, **dict([MARK.split("=")])}
@@ -64,7 +65,8 @@ def measured(name, text, ranks):
     pairs = [[a, b] for a in range(ranks) for b in range(a + 1, ranks)]
     t(name, [[x["a"], x["b"]] for x in r.get("links", [])] == pairs and len(r["ranks"]) == ranks and
       all(x["latency_s"] > 0 and all(v > 0 for v in x["a_to_b"] + x["b_to_a"] if v is not None) for x in r["links"]) and
-      {x["operation"] for x in r["operations"]} == {"barrier", "broadcast", "gather", "all_gather", "exchange"}, text[-500:])
+      {x["operation"] for x in r["operations"]} ==
+      {"barrier", "broadcast", "gather", "all_gather", "exchange", "call", "result"}, text[-500:])
 
 
 def by_hand():
@@ -73,10 +75,17 @@ def by_hand():
         out, err = p.communicate(timeout=120)
         t(f"{n} ranks end well", p.returncode == 0 and err == "", err)
         measured(f"{n} ranks", out, n)
-    p = start("--ranks", "3", "--seconds", "0.005")
+    p = start("--ranks", "3", "--seconds", "0.005", "--device", "cpu")
     out, err = p.communicate(timeout=120)
     t("the table", p.returncode == 0 and re.search(r"^0 - 2 .*one host", out, re.M) is not None and
-      "links between GPUs are not" in out, out + err)
+      re.search(r"^devices +cpu: ", out, re.M) is not None and re.search(r"^fold( +[0-9.]+){3}$", out, re.M) is not None, out + err)
+    p = start("--ranks", "2", "--seconds", "0.005", "--device", "cpu", "--json")
+    out, err = p.communicate(timeout=120)
+    devices = json.loads(out or "{}").get("devices", [])
+    t("what an update moves", len(devices) == 3 and all(x["fold_s"] > 0 and x["all_gather_s"] > 0 for x in devices), out + err)
+    p = start("--ranks", "2", "--device", "gpu")
+    out, err = p.communicate(timeout=120)
+    t("an unknown device is refused", p.returncode == 2 and "--device gpu" in err, out + err)
     t("nothing is left", not alive(), str(alive()))
 
 
@@ -170,6 +179,140 @@ def faults(d):
         t("no file is left", list(d.iterdir()) == [], str(list(d.iterdir())))
 
 
+# ---- verlc ppo ----
+
+STAGES = {"generation": ("generate", "generate_begin", "generate_end"), "passes": ("forward",), "updates": ("update",)}
+
+
+class Run:
+    """A run on ranks that goes on until something ends it."""
+
+    def __init__(self, s, name, steps=100000, **keys):
+        self.dir = s.dir / name
+        keys = {"trainer__ranks": 2, **keys}
+        line = s.ppo(name, trainer__device="cpu", trainer__total_training_steps=steps, **keys)
+        self.err = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the run
+        self.p = subprocess.Popen([VERLC, *map(str, line)], env=BASE, stdout=subprocess.DEVNULL, stderr=self.err, text=True)
+
+    def steps(self):
+        f = self.dir / "metrics.jsonl"
+        return f.read_text().count("\n") if f.exists() else 0
+
+    def wait_steps(self, n, seconds=60):
+        end = time.time() + seconds
+        while self.steps() < n and self.p.poll() is None and time.time() < end:
+            time.sleep(0.005)
+
+    def rank(self, r):
+        """The pid of a rank's process."""
+        for pid in workers():
+            try:
+                if f"VERLC_RANK={r}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return pid
+            except OSError:
+                pass
+        return None
+
+    def end(self, seconds=40):
+        try:
+            self.p.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+        self.err.seek(0)
+        return self.err.read()
+
+
+def strike(s, name, what, r=1, **keys):
+    """One rank is struck at a random moment after the first step: (seconds until all were gone, exit status, its errors)"""
+    run_ = Run(s, name, **keys)
+    run_.wait_steps(1)
+    time.sleep(random.uniform(0, 0.3))
+    begin = time.time()
+    what(run_.rank(r))
+    err = run_.end()
+    return gone(begin), run_.p.returncode, err, list(run_.dir.glob(".rendezvous"))
+
+
+def ppo_faults(s):
+    left, tries = dict(STAGES), 0
+    while left and tries < 24:
+        seconds, code, err, files = strike(s, f"kill{tries}", lambda pid: os.kill(pid, signal.SIGKILL))
+        named = re.search(r"error: rank 1 \(host .*?\), in (\w+) for", err)
+        t(f"ppo: a rank killed: it is named, all are gone ({seconds:.1f} s), no file is left",
+                seconds < WITHIN and code == 1 and named and not files, f"{code}: {err[-600:]} {files} {alive()}")
+        left = {k: v for k, v in left.items() if not named or named[1] not in v}
+        tries += 1
+    t(f"ppo: ranks killed in each stage ({tries} runs)", not left, f"not in {list(left)}")
+    seconds, code, err, files = strike(s, "stopped", lambda pid: os.kill(pid, signal.SIGSTOP))
+    t("ppo: a rank stopped: it is named, all are gone", seconds < WITHIN and code == 1 and
+      re.search(r"error: rank 1 \(host .*: no heartbeat for", err) and not files, f"{seconds:.1f} s, {code}: {err[-600:]} {files}")
+    full = ["prlimit", "--fsize=100000", "--pid"]
+    seconds, code, err, files = strike(s, "full", lambda pid: subprocess.run([*full, str(pid)], check=True), r=0,
+                                       trainer__save_freq=1)
+    t("ppo: a rank that cannot write: its error is the run's", seconds < WITHIN and code != 0 and
+      re.search(r"error: rank 0 \(host .*?global_step_\d", err) and not files, f"{seconds:.1f} s, {code}: {err[-600:]} {files}")
+
+
+def restarts(s):
+    """Killed twice, once before any checkpoint; the third rank is left out when it is lost twice at one place."""
+    keys = {"trainer__save_freq": 3, "trainer__ranks": 3}
+    run(*s.ppo("whole", trainer__device="cpu", trainer__total_training_steps=8, **keys))
+    again = Run(s, "again", 8, trainer__max_restarts=3, trainer__resume_mode="disable", **keys)
+    for at in (1, 4):
+        again.wait_steps(at)
+        wait_until(lambda: at == 1 or (again.dir / "global_step_3").exists())  # noqa: B023
+        os.kill(again.rank(2), signal.SIGKILL)
+        before = again.rank(0)
+        wait_until(lambda: again.rank(0) != before and again.rank(2))  # noqa: B023
+    os.kill(again.rank(2), signal.SIGKILL)
+    err = again.end(120)
+    said = re.findall(r"warning: (rank 2 .*) restart (\d) of 3 .*?, from (.*?) on (\d) ranks", err)
+    t("trainer.max_restarts: one line each", [x[1] for x in said] == ["1", "2", "3"] and said[0][2] == "the beginning" and
+      said[1][2] == said[2][2] == "step 3" and said[2][3] == "2", f"{said} {err[-1500:]}")
+    t("trainer.max_restarts: the bits of an unbroken run", again.p.returncode == 0 and again.steps() == 8 and
+      state(again.dir, 8) == state(s.dir / "whole", 8), f"{again.p.returncode} {err[-800:]}")
+    once = Run(s, "once", trainer__max_restarts=1)
+    for _ in range(2):
+        once.wait_steps(1)
+        wait_until(lambda: once.rank(1))
+        pid = once.rank(1)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: once.rank(1) != pid)  # noqa: B023
+    err = once.end()
+    t("trainer.max_restarts: no more than that", once.p.returncode == 1 and "restart 1 of 1" in err and
+      re.search(r"error: rank 1 ", err), f"{once.p.returncode} {err[-800:]}")
+
+
+def ppo():
+    with Scratch() as s:
+        ppo_faults(s)
+        restarts(s)
+        real_launchers(s)
+
+
+def wait_until(what, seconds=30):
+    end = time.time() + seconds
+    while not what() and time.time() < end:
+        time.sleep(0.01)
+
+
+def real_launchers(s):
+    commands = {
+        "mpirun of Open MPI": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+        "mpirun of MPICH": ["mpirun.mpich", "-n", "2"],
+        "torchrun": ["torchrun", "--no-python", "--nproc-per-node", "2"],
+    }
+    found = {name: c for name, c in commands.items() if shutil.which(c[0])}
+    if found:
+        run(*s.ppo("one", trainer__total_training_steps=2, trainer__device="cpu"))
+    for name, command in found.items():
+        d = name.replace(" ", "_")
+        line = s.ppo(d, trainer__total_training_steps=2, trainer__device="cpu")
+        p = subprocess.run([*command, VERLC, *map(str, line)], env=BASE, capture_output=True, text=True, timeout=120)
+        t(f"{name}: the bits of one rank", p.returncode == 0 and state(s.dir / d, 2) == state(s.dir / "one", 2), p.stderr[-800:])
+    print("real launchers:", ", ".join(found) or "none is installed")
+
+
 NAMESPACES = """
 ip link set lo up && ip link add va type veth peer name vb && hostname machine-a
 unshare -nu sleep 300 & other=$!
@@ -220,6 +363,7 @@ def main():
     launched(d)
     faults(d)
     shutil.rmtree(d)
+    ppo()
     try_it = ["unshare", "-Urnu", "sh", "-c", "ip link add va type veth peer name vb"]
     if subprocess.run(try_it, capture_output=True).returncode == 0:
         p = subprocess.run(["unshare", "-Urnu", "sh", "-c", NAMESPACES, "sh", sys.executable, __file__, "--machines"])

@@ -70,9 +70,9 @@ static int nan_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, s
     if (plan.steps >= plan.after) memset(y.data, 0xff, (size_t)tensor_count(y) * dtype_size(y.dt));
     return 0;
 }
-static int counted_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx) {
+static int counted_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     plan.steps++; /* the end of a backward pass */
-    return real->embed_bwd(d, dw, ids, dx);
+    return real->embed_bwd(d, dw, lo, vocab, ids, dx);
 }
 static int small_alloc(struct dev *d, size_t bytes, void **out) {
     return plan.after-- <= 0 ? ERR_NOMEM : real->alloc(d, bytes, out);

@@ -60,7 +60,8 @@ static void rig_open(struct rig *r, const char *arch, const char *backend, const
     char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
+    OK(model_open_value(&r->m, &r->dev,
+                        &(struct model_open_args){.dir = base, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}, 7));
     if (!dir) put_head(r);
     rig_critic(r, keep);
     free(path);
@@ -74,7 +75,7 @@ static void rig_open_frozen(struct rig *r, const char *base, const char *adapter
          *dir = xasprintf("%s/critic/%s", FIXTURES, adapter ? adapter : "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){base, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}, 7));
+    OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){.dir = base, .act = DT_F32, .max_len = MAX_LEN}, 7));
     if (adapter) OK(model_lora_load(r->m, dir));
     free(path);
     free(dir);
@@ -120,7 +121,7 @@ static void check_rig(struct rig *r, const char *what, struct micro_batch_limits
     free(values);
 
     struct step_result o;
-    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .loss_arg = r};
+    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = cut, .loss = loss_fn, .arg = r};
     OK(trained_model_backward(r->critic, &s, &o));
     double want_loss, nmse, e_dvalue = 0;
     memcpy(&want_loss, case_data(r->want, "loss", DT_F64, NULL), sizeof want_loss);
@@ -191,7 +192,7 @@ static void from_a_causal_model(void **state) {
     const double std = sqrt(square / (double)head->k);
     assert_true(std > 0.01 && std < 0.03 && fabs(sum / (double)head->k) < 0.02); /* initializer_range 0.02, 32 draws */
     assert_true(w[r.m->g_head_bias->offset] == 0);
-    OK(model_export(r.m, out, -1, NULL, 0));
+    OK(model_export(r.m, out, &(struct model_export_args){.dt = -1}));
     rig_open(&back, "llama", "cpu", out, MODEL_KEEP_LAYER);
     float *again = master_of(&back);
     assert_memory_equal(w, again, (size_t)r.m->n_elems * 4);
@@ -201,13 +202,15 @@ static void from_a_causal_model(void **state) {
     rig_close(&back);
 
     struct model *other; /* another seed is another head */
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 8));
+    OK(model_open_value(&other, &r.dev,
+                        &(struct model_open_args){.dir = base, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}, 8));
     float *v = xmalloc((size_t)other->n_elems * 4);
     OK(dev_copy_out(&r.dev, v, other->master, (size_t)other->n_elems * 4));
     assert_memory_not_equal(v + head->offset, w + head->offset, (size_t)head->k * 4);
     free(v);
     model_close(other);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){base, DT_BF16, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
+    OK(model_open_value(&other, &r.dev,
+                        &(struct model_open_args){.dir = base, .act = DT_BF16, .flags = MODEL_TRAIN, .max_len = MAX_LEN}, 7));
     struct trained_model *c;
     float rough[MAX_TARGETS], fine[MAX_TARGETS];
     const struct trained_model_args a = {
@@ -220,7 +223,7 @@ static void from_a_causal_model(void **state) {
     assert_true(case_nmse(rough, fine, r.n_targets) < 1e-3); /* bf16 has 8 bits: 2e-5 for a product, 2 layers */
     struct step_result o;
     OK(trained_model_backward(
-        c, &(struct mini_batch){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn, .loss_arg = &r}, &o));
+        c, &(struct mini_batch){.seqs = r.seqs, .n = r.n_seqs, .cut = {.max_seqs = 1}, .loss = loss_fn, .arg = &r}, &o));
     trained_model_destroy(c);
     model_close(other);
 
@@ -231,7 +234,8 @@ static void from_a_causal_model(void **state) {
     OK(json_save_atomic(path, config));
     json_decref(config);
     free(path);
-    OK(model_open_value(&other, &r.dev, &(struct model_open_args){out, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}, 7));
+    OK(model_open_value(&other, &r.dev,
+                        &(struct model_open_args){.dir = out, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}, 7));
     assert_null(other->g_head_bias);
     assert_int_equal(other->n_elems, r.m->n_elems - 1);
     model_close(other);
@@ -277,9 +281,9 @@ static void adapter_directories(void **state) {
     rig_open_frozen(&r, QWEN2_CRITIC, "lora_qwen2", "cpu");
     rig_critic(&r, MODEL_KEEP_LAYER);
     OK(trained_model_forward(r.critic, r.seqs, r.n_seqs, all, 1, (struct forward_out){.value = values}));
-    OK(model_lora_export(r.m, dir));
+    OK(model_lora_export(r.m, dir, NULL));
     OK(file_mkdirs(merged));
-    OK(model_export(r.m, merged, DT_F32, NULL, 0));
+    OK(model_export(r.m, merged, &(struct model_export_args){.dt = DT_F32}));
     rig_open_frozen(&back, QWEN2_CRITIC, NULL, "cpu");
     OK(model_lora_load(back.m, dir));
     assert_int_equal(back.m->n_train, r.m->n_train);
@@ -301,7 +305,7 @@ static void adapter_directories(void **state) {
 
     struct model *policy;
     char *causal = case_path("qwen2", "");
-    OK(model_open(&policy, &r.dev, &(struct model_open_args){causal, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}));
+    OK(model_open(&policy, &r.dev, &(struct model_open_args){.dir = causal, .act = DT_F32, .max_len = MAX_LEN}));
     assert_int_equal(model_lora_load(policy, dir), ERR_UNSUPPORTED);
     assert_non_null(strstr(err_msg(), "is a critic's, with a score head"));
     model_close(policy);
@@ -348,7 +352,12 @@ static void heads_that_stay(void **state) {
 
 /* Values of a critic with an adapter in mid-training, its base its own or the policy's. */
 static void values_beside(struct rig *r, const char *dir, enum quant_kind quant, const struct model *policy, float *values) {
-    struct model_open_args a = {dir, DT_F32, policy ? MODEL_SHARED_BASE : MODEL_INFER, MAX_LEN, quant, policy};
+    struct model_open_args a = {.dir = dir,
+                                .act = DT_F32,
+                                .flags = policy ? MODEL_SHARED_BASE : MODEL_INFER,
+                                .max_len = MAX_LEN,
+                                .quant = quant,
+                                .base = policy};
     const size_t before = r->dev.allocated;
     OK(model_open_value(&r->m, &r->dev, &a, 7));
     assert_int_equal(r->dev.allocated - before, model_open_bytes(&r->m->cfg, &r->dev, &a)); /* what a plan counts */
@@ -358,7 +367,7 @@ static void values_beside(struct rig *r, const char *dir, enum quant_kind quant,
     rig_critic(r, MODEL_KEEP_LAYER);
     struct step_result o;
     const struct optim_config adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
-    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn, .loss_arg = r};
+    const struct mini_batch s = {.seqs = r->seqs, .n = r->n_seqs, .cut = {.max_seqs = MAX_SEQS}, .loss = loss_fn, .arg = r};
     OK(trained_model_step(r->critic, &s, &adamw, 1e-2, &o));
     OK(trained_model_forward(r->critic, r->seqs, r->n_seqs, (struct micro_batch_limits){.max_seqs = MAX_SEQS}, 1,
                              (struct forward_out){.value = values}));
@@ -379,7 +388,8 @@ static void one_base(void **state) {
         float own[MAX_TARGETS], shared[MAX_TARGETS], again[MAX_TARGETS];
         OK(st_open(&r.want, golden));
         case_dev(&r.dev, BACKENDS[b], 2);
-        OK(model_open(&policy, &r.dev, &(struct model_open_args){dir, DT_F32, MODEL_INFER, MAX_LEN, quant[q], NULL}));
+        OK(model_open(&policy, &r.dev,
+                      &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = MAX_LEN, .quant = quant[q]}));
         struct lora_config l = {.rank = 3, .alpha = 4, .targets = json_string("all-linear")};
         OK(model_lora_create(policy, &l, 6));
         lora_config_free(&l);
@@ -388,14 +398,15 @@ static void one_base(void **state) {
         values_beside(&r, dir, quant[q], policy, again); /* the first left the base as it was */
         assert_memory_equal(own, shared, (size_t)r.n_targets * 4);
         assert_memory_equal(own, again, (size_t)r.n_targets * 4);
-        struct model_open_args a = {NULL, DT_F32, MODEL_INFER, MAX_LEN, quant[q], NULL};
+        struct model_open_args a = {.dir = NULL, .act = DT_F32, .max_len = MAX_LEN, .quant = quant[q]};
         struct model_config c = policy->cfg;
         c.value = c.value_bias = true;
         const size_t alone = model_open_bytes(&c, &r.dev, &a);
         a.flags = MODEL_SHARED_BASE;
         assert_true(model_open_bytes(&c, &r.dev, &a) < alone / 2); /* the rope table and the head are left */
         char *qwen2 = case_path("qwen2", "");
-        a = (struct model_open_args){qwen2, DT_F32, MODEL_SHARED_BASE, MAX_LEN, quant[q], policy};
+        a = (struct model_open_args){
+            .dir = qwen2, .act = DT_F32, .flags = MODEL_SHARED_BASE, .max_len = MAX_LEN, .quant = quant[q], .base = policy};
         assert_int_equal(model_open_value(&r.m, &r.dev, &a, 7), ERR_INPUT);
         assert_non_null(strstr(err_msg(), "not the model that was opened from there before"));
         free(qwen2);

@@ -33,8 +33,9 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
          *teacher = case_path("llama", "");
     OK(st_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
-    OK(model_open(&r->student, &r->dev, &(struct model_open_args){student, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL}));
-    OK(model_open(&r->teacher, &r->dev, &(struct model_open_args){teacher, DT_F32, MODEL_INFER, MAX_LEN, QUANT_NONE, NULL}));
+    OK(model_open(&r->student, &r->dev,
+                  &(struct model_open_args){.dir = student, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}));
+    OK(model_open(&r->teacher, &r->dev, &(struct model_open_args){.dir = teacher, .act = DT_F32, .max_len = MAX_LEN}));
     free(path);
     free(student);
     free(teacher);
@@ -138,7 +139,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
                                  .temperature = TEMPERATURE,
                                  .list = r.distill.k > 0 ? &r.distill.list : NULL,
                                  .loss = loss_fn,
-                                 .loss_arg = &r};
+                                 .arg = &r};
     OK(trained_model_backward(student, &s, &res));
     float *g = xmalloc(bytes);
     double nmse, want, got = 0;

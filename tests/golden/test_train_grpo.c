@@ -127,7 +127,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     configure(&r->k, v, s->cut, r->dir);
     case_dev(&w->dev, s->backend, s->threads);
     char *model = case_path("qwen2", "");
-    struct model_open_args m = {model, DT_F32, MODEL_TRAIN, MAX_LEN, QUANT_NONE, NULL};
+    struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
     OK(model_open(&w->model[VERLC_ACTOR], &w->dev, &m));
     m.flags = MODEL_INFER;
     OK(model_open(&w->model[VERLC_REF], &w->dev, &m));

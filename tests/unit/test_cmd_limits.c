@@ -184,7 +184,7 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
     if (rc == 0) rc = memory_plan_make(&p, k, &shapes, dev);
     if (rc == 0) {
         check_plan(arg, &p, k, &shapes.policy);
-        memory_plan_print(&p, k, &shapes, &text, NULL);
+        json_decref(memory_plan_print(&p, k, &shapes, dev, &text));
         rc = memory_plan_check(&p, k, &shapes, dev);
         if (rc == 0 && (p.total > p.limit || p.limit > (size_t)1 << 56)) fail_msg("%s: a plan beyond its limit passes", arg);
     }
@@ -195,7 +195,7 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
 
 static int run_ppo(const char *arg, const struct conf *c) {
     struct ppo_config k = {0};
-    int rc = ppo_config_read(&k, c, false);
+    int rc = ppo_config_read(&k, c, PPO_PLAN);
     if (rc == 0) {
         rc = plan_on(arg, &gpu, &k);
         if (rc < 0) check_error(arg, rc);
@@ -209,7 +209,7 @@ static int run_sft(const char *arg, const struct conf *c) {
     struct sft_config k = {0};
     struct model_config shape = {0};
     struct trained_model_args a;
-    json_t *plan = NULL;
+    struct sft_planned plan = {0};
     int rc = sft_config_read(&k, c);
     if (rc == 0) rc = model_config_load(&shape, k.model_dir);
     if (rc == 0) rc = sft_memory_plan(&k, &gpu, &shape, k.max_length, &a, &plan);
@@ -218,7 +218,7 @@ static int run_sft(const char *arg, const struct conf *c) {
                                                     : fmaxl((long double)k.cut.max_rows, (long double)k.max_length);
         if ((long double)a.max_rows != rows || rows > INT32_MAX) fail_msg("%s: another micro-batch than asked for", arg);
     }
-    json_decref(plan);
+    sft_planned_free(&plan);
     model_config_free(&shape);
     sft_config_free(&k);
     return rc;
@@ -262,6 +262,10 @@ static const struct program {
      run_ppo},
     {"ppo_megatron_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
     {"ppo_veomni_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
+    {"one_step_off_ppo_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
+    {"one_step_off_ppo_megatron_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
+    {"fully_async_ppo_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
+    {"fully_async_ppo_megatron_trainer", {ARR "model.path", "critic.model.path"}, {PPO}, run_ppo},
     {"generation_server",
      {ARR "model.path"},
      {"data.train_files=/no/such.jsonl", "+data.output_path=/no/out.jsonl", ARR "rollout.name=verlc"},

@@ -57,7 +57,7 @@ static int read_ppo(struct ppo_config *k, const char *const *args, struct conf *
                                         NULL};
     *k = (struct ppo_config){0};
     TRY(load(c, "ppo_trainer", MODEL "path", fixed, args));
-    return ppo_config_read(k, *c, false);
+    return ppo_config_read(k, *c, PPO_PLAN);
 }
 
 static int read_sft(struct sft_config *k, const char *const *args, struct conf **c) {
