@@ -1,6 +1,8 @@
 /* group.c - a rank: how it joins, its heartbeats, its operations with the other ranks, the calls that it serves.
  * A thread of its own has the connection to the controller's door: it sends a heartbeat every second and hears that the group
  * is at an end. All other connections belong to the caller's thread.
+ * A part of the ranks (comm_part) is another struct comm over the same connections: it has its own numbers of operations and
+ * nothing else.
  * Invariant: after an operation has failed no further one moves a byte, since the connections' streams are out of step. */
 #include "comm/comm_int.h"
 
@@ -21,8 +23,9 @@
 enum { SLICE_MS = 100, HEAD_BYTES = 1 << 26 };
 
 struct comm {
-    struct comm_args a;
-    int rank, size;
+    struct comm *whole; /* the group that this is a part of; itself */
+    struct comm_args a; /* from here on what a part does not have, but as views: mesh, machine */
+    int rank, size;     /* in this part */
     void *ctx;
     struct comm__link door, calls, *mesh; /* mesh[rank] is not used */
     char (*machine)[COMM__MACHINE];       /* of each rank */
@@ -52,7 +55,8 @@ static void waiting(void *arg, int rank) {
     pthread_mutex_unlock(&c->lock);
 }
 
-void comm_stage(struct comm *c, const char *fmt, ...) {
+void comm_stage(struct comm *part, const char *fmt, ...) {
+    struct comm *const c = part->whole;
     va_list ap;
     va_start(ap, fmt);
     pthread_mutex_lock(&c->lock);
@@ -63,7 +67,8 @@ void comm_stage(struct comm *c, const char *fmt, ...) {
     va_end(ap);
 }
 
-void comm_progress(struct comm *c, int64_t done, int64_t total) {
+void comm_progress(struct comm *part, int64_t done, int64_t total) {
+    struct comm *const c = part->whole;
     pthread_mutex_lock(&c->lock);
     c->told.done = done;
     c->told.total = total;
@@ -71,7 +76,7 @@ void comm_progress(struct comm *c, int64_t done, int64_t total) {
     pthread_mutex_unlock(&c->lock);
 }
 
-int comm_stop_asked(const struct comm *c) { return atomic_load(&c->asked); }
+int comm_stop_asked(const struct comm *c) { return atomic_load(&c->whole->asked); }
 
 static json_t *pulse(struct comm *c) {
     pthread_mutex_lock(&c->lock);
@@ -302,7 +307,8 @@ out:
 int comm_open(struct comm **out, const struct comm_args *a) {
     TRY(comm__zmq_open());
     struct comm *c = xcalloc(1, sizeof *c);
-    *c = (struct comm){.a = *a,
+    *c = (struct comm){.whole = c,
+                       .a = *a,
                        .rank = a->rank,
                        .size = a->size,
                        .waits_for = COMM__NOBODY,
@@ -332,8 +338,26 @@ fail:
     return rc;
 }
 
+int comm_part(struct comm **out, struct comm *c, int first, int n) {
+    struct comm *const w = c->whole;
+    if (first < 0 || n < 1 || first > w->size - n || w->rank < first || w->rank >= first + n)
+        FAIL(ERR_INTERNAL, "rank %d is in no part of ranks %d to %d", w->rank, first, first + n - 1);
+    struct comm *part = *out = xcalloc(1, sizeof *part);
+    *part = (struct comm){.whole = w,
+                          .rank = w->rank - first,
+                          .size = n,
+                          .mesh = w->mesh + first,
+                          .machine = w->machine + first,
+                          .seq = ((uint64_t)n << 52) + ((uint64_t)(first + 1) << 40)}; /* an operation of another part is seen */
+    return 0;
+}
+
 void comm_close(struct comm *c) {
     if (!c) return;
+    if (c->whole != c) {
+        free(c);
+        return;
+    }
     atomic_store(&c->ending, true);
     if (c->threaded) {
         (void)!write(c->stop, &(uint64_t){1}, sizeof(uint64_t));
@@ -371,16 +395,18 @@ int comm_local_size(const struct comm *c) {
 /* ---- operations ---- */
 
 /* moves: one for each other rank that takes part. */
-static int operate(struct comm *c, enum comm__kind kind, struct comm__move *moves, int n) {
-    c->seq++;
+static int operate(struct comm *part, enum comm__kind kind, struct comm__move *moves, int n) {
+    struct comm *const c = part->whole;
+    part->seq++;
     if (c->broken || comm__alarm_rung(&c->cancel)) {
         c->broken = true;
         if (comm__alarm_rung(&c->cancel)) return comm__alarm_error(&c->cancel);
-        FAIL(ERR_RANK, "%s %llu: an operation of the group has failed before", comm__kind_name(kind), (unsigned long long)c->seq);
+        FAIL(ERR_RANK, "%s %llu: an operation of the group has failed before", comm__kind_name(kind),
+             (unsigned long long)part->seq);
     }
     const struct comm__wait w = {.rank = c->rank,
                                  .kind = kind,
-                                 .seq = c->seq,
+                                 .seq = part->seq,
                                  .deadline = clock_awake() + c->a.deadline_s,
                                  .alarm = &c->cancel,
                                  .waiting = waiting,
@@ -475,6 +501,7 @@ void comm_call_free(struct comm_call *call) {
 }
 
 int comm_next_call(struct comm *c, struct comm_call *call) {
+    CHECK(c->whole == c);
     struct buf text = {.max = HEAD_BYTES};
     struct comm__arrays arrays = {0};
     *call = (struct comm_call){0};

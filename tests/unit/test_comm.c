@@ -105,6 +105,22 @@ static void *strike(void *arg) {
 
 static int64_t arg(const struct comm_call *call, const char *key) { return json_integer_value(json_object_get(call->args, key)); }
 
+/* Two parts of the ranks on their own, and all of them, in turns. */
+static int operate_in_parts(struct comm *c, int cut, uint64_t seed) {
+    const int n = comm_size(c), me = comm_rank(c), first = me < cut ? 0 : cut;
+    struct rng own = {.seed = seed + (uint64_t)first, .stream = RNG_TEST}, all = {.seed = seed, .stream = RNG_TEST};
+    struct comm *part;
+    int rc = comm_part(&part, c, first, me < cut ? cut : n - cut);
+    if (rc >= 0 && comm_rank(part) != me - first) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "another rank of the part");
+    for (uint64_t k = 0; rc >= 0 && k < 40; k++)
+        rc = operate_once(k % 4 == 3 ? c : part, (int)rng_below(k % 4 == 3 ? &all : &own, N_OPS), k, COMM_FRAME + 100,
+                          k % 4 == 3 ? &all : &own);
+    if (rc >= 0 && cut < n && comm_part(&part, c, me < cut ? cut : 0, 1) == 0)
+        rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "a rank is in a part that is without it");
+    comm_close(part);
+    return rc;
+}
+
 static int serve_call(struct comm *c, const struct comm_call *call) {
     struct rng rng = {.seed = (uint64_t)arg(call, "seed"), .stream = RNG_TEST};
     const int me = comm_rank(c), op = (int)arg(call, "op");
@@ -114,6 +130,13 @@ static int serve_call(struct comm *c, const struct comm_call *call) {
     if (strcmp(call->name, "random") == 0) {
         for (int k = 0; rc >= 0 && k < 40; k++)
             rc = operate_once(c, (int)rng_below(&rng, N_OPS), (uint64_t)k, 2 * COMM_FRAME + 100, &rng);
+    } else if (strcmp(call->name, "parts") == 0) {
+        for (int cut = 1; rc >= 0 && cut <= comm_size(c); cut++) rc = operate_in_parts(c, cut, (uint64_t)arg(call, "seed"));
+    } else if (strcmp(call->name, "part differs") == 0) { /* the whole group's operation where the others make their part's */
+        struct comm *part;
+        rc = comm_part(&part, c, 0, comm_size(c));
+        if (rc >= 0) rc = comm_barrier(victim ? c : part);
+        comm_close(part);
     } else if (strcmp(call->name, "big") == 0) {
         rc = operate_once(c, op, 1, BIG, &rng);
     } else if (strcmp(call->name, "fault") == 0) { /* goes on until the fault ends it */
@@ -306,6 +329,19 @@ static void bytes_arrive(void **state) {
         }
         end_group(&g);
     }
+}
+
+static void parts(void **state) {
+    (void)state;
+    struct group g;
+    open_group(&g, 4);
+    call_all(&g, "parts", json_pack("{s:i}", "seed", 5));
+    expect_ok(&g);
+    end_group(&g);
+    open_group(&g, 2);
+    call_all(&g, "part differs", json_pack("{s:i}", "victim", 1));
+    if (collect(&g) >= 0) fail_msg("ranks in different operations went on");
+    close_group(&g);
 }
 
 static void large_messages(void **state) {
@@ -667,6 +703,7 @@ int main(int argc, char **argv) {
     if (getenv("VERLC_TEST_FILTER")) cmocka_set_test_filter(getenv("VERLC_TEST_FILTER"));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_arrive),
+        cmocka_unit_test(parts),
         cmocka_unit_test(large_messages),
         cmocka_unit_test(calls_carry_arrays),
         cmocka_unit_test(a_rank_dies_in_each_operation),
