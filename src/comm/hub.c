@@ -450,14 +450,14 @@ static int call(struct hub *h, int rank, const char *name, const json_t *args, c
     return 0;
 }
 
-/* Ranks first to last of them. */
-static int call_some(struct hub *h, int first, int last, const char *name, const json_t *args, const struct comm_bytes *arrays,
-                     int n, double answer_s) {
+int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
+                   double answer_s) {
     bool share = false;
     int shared = -1, rc = 0;
-    for (int r = first; r <= last; r++) share |= h->m[r].shares;
+    CHECK(first >= 0 && ranks >= 0 && first <= h->size - ranks);
+    for (int r = first; r < first + ranks; r++) share |= h->m[r].shares;
     if (share && comm__worth_sharing(arrays, n)) TRY(comm__share(arrays, n, &shared));
-    for (int r = first; rc >= 0 && r <= last; r++) rc = call(h, r, name, args, arrays, n, shared, answer_s);
+    for (int r = first; rc >= 0 && r < first + ranks; r++) rc = call(h, r, name, args, arrays, n, shared, answer_s);
     if (shared >= 0) close(shared);
     TRY(rc);
     return 0;
@@ -465,12 +465,7 @@ static int call_some(struct hub *h, int first, int last, const char *name, const
 
 int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
              double answer_s) {
-    TRY(call_some(h, rank, rank, name, args, arrays, n, answer_s));
-    return 0;
-}
-
-int hub_call_all(struct hub *h, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, double answer_s) {
-    TRY(call_some(h, 0, h->size - 1, name, args, arrays, n, answer_s));
+    TRY(hub_call_ranks(h, rank, 1, name, args, arrays, n, answer_s));
     return 0;
 }
 

@@ -289,7 +289,7 @@ void ctl_close(struct ctl *c, bool end) {
 
 int ctl_call_all(struct ctl *c, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
                  struct hub_reply *replies, double deadline_s) {
-    TRY(hub_call_all(c->hub, name, args, arrays, n, deadline_s));
+    TRY(hub_call_ranks(c->hub, 0, ctl_size(c), name, args, arrays, n, deadline_s));
     TRY(hub_collect(c->hub, replies));
     return 0;
 }

@@ -289,7 +289,7 @@ static void end_group(struct group *g) {
 }
 
 static void call_all_for(struct group *g, const char *name, json_t *args, double answer_s) {
-    if (hub_call_all(g->hub, name, args, NULL, 0, answer_s) < 0) fail_msg("%s", err_msg());
+    if (hub_call_ranks(g->hub, 0, g->size, name, args, NULL, 0, answer_s) < 0) fail_msg("%s", err_msg());
     json_decref(args);
 }
 
@@ -382,7 +382,7 @@ static void calls_carry_arrays(void **state) {
             json_t *args = json_pack("{s:i}", "round", round);
             const int step = round == 2 ? 1 : 2; /* rank 1 is not called */
             for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(hub_call(g.hub, r, "echo", args, arrays, 3, 60), 0);
-            if (step == 1) assert_int_equal(hub_call_all(g.hub, "echo", args, arrays, 3, 60), 0);
+            if (step == 1) assert_int_equal(hub_call_ranks(g.hub, 0, g.size, "echo", args, arrays, 3, 60), 0);
             if (hub_collect(g.hub, replies) < 0) fail_msg("%s", err_msg());
             for (int r = 0; r < 3; r += step) {
                 assert_int_equal(json_integer_value(json_object_get(replies[r].result, "rank")), r);

@@ -21,23 +21,52 @@ extern char **environ;
 void rank_group_look_around(struct rank_group *g, const char *phase) {
     struct hub_progress p;
     if (!g->run) return;
-    hub_progress(g->hub, 0, &p);
+    hub_progress(g->hub, g->first, &p);
     if (stage_stop_signal()) hub_ask_stop(g->hub, stage_stop_signal());
     stage_beat(g->run->stages); /* the group's own deadlines hold for the ranks */
     if (phase && p.total > 0 && strcmp(p.stage, phase) == 0) track_progress(g->run->track, g->run->step, phase, p.done, p.total, 0);
 }
 
 int rank_group_start(struct rank_group *g, int rank, const char *name, const struct message *m) {
-    TRY(hub_call(g->hub, rank, name, m->head, m->arrays, m->n, g->deadline_s));
+    TRY(hub_call(g->hub, g->first + rank, name, m->head, m->arrays, m->n, g->deadline_s));
     g->busy[rank] = true;
     return 0;
 }
 
-int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply) {
-    const int got = hub_take(g->hub, wait_s, rank, reply);
-    if (got > 0) g->busy[*rank] = false;
-    for (int r = 0; got < 0 && r < g->n; r++) g->busy[r] = false; /* an error ends all calls */
+/* A reply of this part that has come. */
+static bool stored(struct rank_group *g, int *rank, struct hub_reply *reply) {
+    for (int r = 0; r < g->n; r++) {
+        if (!g->replies[r].result) continue;
+        *rank = r;
+        *reply = g->replies[r];
+        g->replies[r] = (struct hub_reply){0};
+        g->busy[r] = false;
+        return true;
+    }
+    return false;
+}
+
+/* The next reply of any part, for whoever takes it; an error ends all calls. */
+static int receive(struct rank_group *whole, double wait_s) {
+    struct hub_reply reply;
+    int rank;
+    const int got = hub_take(whole->hub, wait_s, &rank, &reply);
+    if (got > 0) whole->replies[rank] = reply;
+    for (int r = 0; got < 0 && r < whole->n; r++) whole->busy[r] = false;
     return got;
+}
+
+int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply) {
+    const double until = clock_now() + wait_s;
+    while (!stored(g, rank, reply)) {
+        const double left = until - clock_now();
+        const int got = receive(g->whole, left > 0 ? left : 0);
+        TRY(got);
+        if (g->beside.step) TRY(g->beside.step(g->beside.arg));
+        if (got == 0 && !stored(g, rank, reply)) return 0;
+        if (got == 0) return 1;
+    }
+    return 1;
 }
 
 void rank_group_drain(struct rank_group *g) {
@@ -70,7 +99,7 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
                     struct hub_reply **replies) {
     *replies = xcalloc((size_t)g->n, sizeof **replies);
-    TRY(hub_call_all(g->hub, name, m->head, m->arrays, m->n, g->deadline_s));
+    TRY(hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
     return take_all(g, phase, *replies);
 }
@@ -92,7 +121,7 @@ int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, 
 
 struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct hub_reply *reply) {
     return (struct message_reader){
-        .head = reply->result, .arrays = reply->arrays, .n = reply->n_arrays, .who = hub_who(g->hub, rank)};
+        .head = reply->result, .arrays = reply->arrays, .n = reply->n_arrays, .who = hub_who(g->hub, g->first + rank)};
 }
 
 int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const char *field, const char *what) {
@@ -101,8 +130,8 @@ int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const
         const json_t *own = json_object_get(replies[r].result, field);
         if (json_equal(first, own)) continue;
         FAIL(ERR_INPUT, "%s: its %s is \"%s\", and \"%s\" on %s; ranks that differ in it would not compute the same bits",
-             hub_who(g->hub, r), what, json_string_value(own) ? json_string_value(own) : "",
-             json_string_value(first) ? json_string_value(first) : "", hub_who(g->hub, 0));
+             hub_who(g->hub, g->first + r), what, json_string_value(own) ? json_string_value(own) : "",
+             json_string_value(first) ? json_string_value(first) : "", hub_who(g->hub, g->first));
     }
     return 0;
 }
@@ -164,13 +193,26 @@ int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const
     TRY(ctl_open(&g->ctl, &start, &l));
     g->hub = ctl_hub(g->ctl);
     g->n = ctl_size(g->ctl);
+    g->whole = g;
     g->busy = xcalloc((size_t)g->n, sizeof *g->busy);
+    g->replies = xcalloc((size_t)g->n, sizeof *g->replies);
     return open_ranks(g, a->conf, open, first);
+}
+
+void rank_group_part(struct rank_group *out, struct rank_group *whole, int first, int n) {
+    *out = *whole;
+    out->ctl = NULL;
+    out->first = first;
+    out->n = n;
+    out->busy = whole->busy + first;
+    out->replies = whole->replies + first;
 }
 
 void rank_group_close(struct rank_group *g, bool ok) {
     ctl_close(g->ctl, ok);
+    for (int r = 0; g->replies && r < g->n; r++) hub_reply_free(&g->replies[r]);
     free(g->busy);
+    free(g->replies);
     *g = (struct rank_group){0};
 }
 

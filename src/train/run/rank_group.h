@@ -16,13 +16,20 @@
 /* How long a wait is before progress is shown and a signal looked for. */
 #define RANK_SLICE_S 0.2
 
+/* All ranks, or consecutive ones that share a task (a pool): ranks count from 0 in each. */
 struct rank_group { /* a zeroed one may be closed */
-    struct ctl *ctl;
+    struct ctl *ctl;           /* NULL: a part */
+    struct rank_group *whole;  /* all ranks: itself, or what it is a part of */
     struct hub *hub;
-    int n;
-    struct run *run;   /* borrowed; NULL: the program has none */
-    double deadline_s; /* of a call */
-    bool *busy;        /* (n) a call is under way */
+    int first, n;              /* of all ranks */
+    struct run *run;           /* borrowed; NULL: the program has none */
+    double deadline_s;         /* of a call */
+    bool *busy;                /* (n) a call is under way */
+    struct hub_reply *replies; /* (n) that came while another part waited; result NULL: none */
+    struct {
+        void *arg;
+        int (*step)(void *arg);
+    } beside; /* what else goes on while this part waits for its ranks; NULL: nothing */
     char isa[32];
     char device[192]; /* "2 ranks, each on ..." */
     bool own_memory;  /* the device has memory of its own */
@@ -43,6 +50,8 @@ struct rank_group_args {
 /* Starts the ranks, or under a launcher waits for them. They are one program's by the call `open`, which makes them load the
  * configuration and open their devices, all of one kind. *first: rank 0's result, a new reference. */
 int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t **first);
+/* Ranks first..first + n - 1 of a group, with no call under way; nothing to close. */
+void rank_group_part(struct rank_group *out, struct rank_group *whole, int first, int n);
 /* ok: the run has ended well; else the processes are killed. */
 void rank_group_close(struct rank_group *g, bool ok);
 
