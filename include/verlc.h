@@ -95,6 +95,11 @@ bool verlc_carried(struct verlc *v, struct verlc_batch *b);
  * further columns of the data go along under names of their own, so that none of them can meet a stage's; compute_score
  * finds extra_info, as in verl.  With algorithm.filter_groups useless prompts are replaced meanwhile. */
 int verlc_rollout(struct verlc *v, struct verlc_batch *b);
+/* The same in two calls of one step, by the weights of the first. Where ranks of their own generate (rollout.n_gpus_per_node of
+ * --config-name=one_step_off_ppo_trainer) it goes on beside the calls between them; else it is done when verlc_rollout_start
+ * returns. The samples are the same. */
+int verlc_rollout_start(struct verlc *v);
+int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b);
 /* Drops what has no score (reward.on_error), weighs sources; token_level_scores. */
 int verlc_reward(struct verlc *v, struct verlc_batch *b);
 /* VERLC_ACTOR: old_log_probs.  While the policy has not moved they are the rollout's, bit

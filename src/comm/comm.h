@@ -149,8 +149,8 @@ int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own
 int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
              double answer_s);
 /* The same call on ranks first..first + ranks - 1: its arrays are copied once for all ranks of the controller's host. */
-int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-                   double answer_s);
+int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays,
+                   int n, double answer_s);
 struct hub_reply {
     json_t *result; /* an object */
     struct comm_bytes *arrays;

@@ -450,8 +450,8 @@ static int call(struct hub *h, int rank, const char *name, const json_t *args, c
     return 0;
 }
 
-int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-                   double answer_s) {
+int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays,
+                   int n, double answer_s) {
     bool share = false;
     int shared = -1, rc = 0;
     CHECK(first >= 0 && ranks >= 0 && first <= h->size - ranks);

@@ -509,6 +509,13 @@ int dev_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor 
     return segments.dim[0] ? TRACED(sumsq, (d, sums, x, segments, base), segments.dim[0], x.dim[0], 0) : 0;
 }
 
+int dev_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
+    TRY(want1("checksum", "bytes", bytes, U8, ANY));
+    TRY(want1("checksum", "sum", sum, I64, 1));
+    HAVE(checksum);
+    return TRACED(checksum, (d, sum, bytes), bytes.dim[0], 0, 0);
+}
+
 int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
     TRY(want_like("fold", "y", y, F32, y)); /* any shape */
     if (n < 1) FAIL(ERR_INVAL, "dev op fold: %d arrays", n);

@@ -156,6 +156,10 @@ int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
  * carry through. segments (S, 2) i64 on the device: first element, length of 1 to DEV_SEGMENT; base: the element that x begins
  * with. */
 int dev_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+/* sum (1) i64 = the sum modulo 2^64 over the 8-byte little-endian words of bytes (n) u8, the last one filled up with zeros, of
+ * SplitMix64's finalizer of word + (its index + 1) x 0x9e3779b97f4a7c15. Other bytes have another sum but for a chance of 2^-64;
+ * the same on every device. */
+int dev_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
 /* y (any shape) f32 = ((y + x[0]) + x[1]) + ..., each sum rounded once, in this order; without add x[0] takes y's place. x: n >= 1
  * of y's shape, in the host's array; none of them y. */
 int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);

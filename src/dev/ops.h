@@ -14,7 +14,18 @@ extern "C" {
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
-#define DEV_SEGMENT 65536    /* elements of a segment, at most: what dev_sumsq sums together */
+/* dev_checksum's summand of word i. */
+#ifdef __CUDACC__
+__device__
+#endif
+    static inline uint64_t
+    dev_checksum_word(uint64_t w, int64_t i) {
+    w += ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    w = (w ^ w >> 30) * 0xbf58476d1ce4e5b9u;
+    w = (w ^ w >> 27) * 0x94d049bb133111ebu;
+    return w ^ w >> 31;
+}
+#define DEV_SEGMENT 65536 /* elements of a segment, at most: what dev_sumsq sums together */
 
 /* Which rows of a packed batch belong together and where their keys are.
  * Sequence i owns rows [q_start[i], q_start[i+1]); its first row stands at
@@ -272,6 +283,7 @@ struct dev_ops {
 
     /* optimizer */
     int (*sumsq)(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+    int (*checksum)(struct dev *d, struct tensor sum, struct tensor bytes);
     int (*fold)(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
     int (*adamw)(struct dev *d, const struct adamw_args *a);
     /* NULL: the wrapper calls adamw, then cast */

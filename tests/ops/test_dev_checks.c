@@ -120,6 +120,8 @@ static void test_misfits(void **state) {
     REFUSED(weight_unpack, dev_weight_unpack(d, b16, w));
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F32, 1), v, tensor_2d(f, DT_I64, 1, 2), 0));
     REFUSED(sumsq, dev_sumsq(d, tensor_1d(g, DT_F64, 2), v, tensor_2d(f, DT_I64, 1, 2), 0));
+    REFUSED(checksum, dev_checksum(d, tensor_1d(g, DT_F32, 1), tensor_1d(f, DT_U8, 64)));
+    REFUSED(checksum, dev_checksum(d, tensor_1d(g, DT_I64, 1), v));
     REFUSED(fold, dev_fold(d, x, &x, 1, true));
     REFUSED(fold, dev_fold(d, x, &v, 1, true));
     REFUSED(fold, dev_fold(d, x, &y, 0, true));
@@ -213,6 +215,41 @@ static void test_sumsq(void **state) {
         }
     double none;
     assert_int_equal(sumsq(&two.dev[0], NULL, 0, &none), 0); /* nothing to do */
+}
+
+/* A byte that differs anywhere is seen, every device has the same sum, on any number of threads. */
+static void test_checksum(void **state) {
+    (void)state;
+    enum { MOST = (3 << 20) + 5 };
+    static const int64_t sizes[] = {0, 1, 7, 8, 9, 4096, (1 << 20) + 3, MOST};
+    uint8_t *x = xmalloc(MOST);
+    for (int64_t i = 0; i < MOST; i++) x[i] = (uint8_t)(i * 131 >> 3);
+    for (int64_t k = 0; k < COUNT(sizes); k++) {
+        uint64_t want = 0, got = 0;
+        for (int b = -1; b < 2 * two.n; b++) {
+            struct dev *d = b < 0 ? &two.dev[0] : b % 2 ? &one.dev[b / 2] : &two.dev[b / 2];
+            struct run r = {.d = d};
+            const struct tensor sum = dev_new(&r, shape_1d(DT_I64, 1), false),
+                                bytes = tensor_rows(dev_new(&r, shape_1d(DT_U8, sizes[k] + 1), false), 0, sizes[k]);
+            run_copy_in(&r, bytes.data, x, (size_t)sizes[k]);
+            const int rc = dev_checksum(d, sum, bytes);
+            if (rc == 0) assert_int_equal(dev_copy_out(d, &got, sum.data, sizeof got), 0);
+            if (rc == 0 && b < 0) want = got;
+            if (rc == 0) assert_true(got == want);
+            for (int64_t at = 0; rc == 0 && at < sizes[k]; at += sizes[k] / 3 + 1) {
+                const uint8_t other = x[at] ^ 1;
+                run_copy_in(&r, (char *)bytes.data + at, &other, 1);
+                assert_int_equal(dev_checksum(d, sum, bytes), 0);
+                assert_int_equal(dev_copy_out(d, &got, sum.data, sizeof got), 0);
+                assert_true(got != want);
+                run_copy_in(&r, (char *)bytes.data + at, x + at, 1);
+            }
+            run_free_blocks(&r);
+            if (rc == ERR_UNSUPPORTED) report_skip(d->describe, "checksum");
+            else assert_int_equal(rc, 0);
+        }
+    }
+    free(x);
 }
 
 /* Ten steps of AdamW on n elements; out (3, n): p, m, v. want: the same in double. */
@@ -352,7 +389,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flat_ops), cmocka_unit_test(test_tensor),  cmocka_unit_test(test_memory),
         cmocka_unit_test(test_misfits),  cmocka_unit_test(test_missing), cmocka_unit_test(test_sumsq),
-        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_checksum), cmocka_unit_test(test_adamw),
     };
     backends_open(&two, 2);
     backends_open(&one, 1);

@@ -159,6 +159,7 @@ static const struct dev_ops cpu_ops = {
     .swiglu_bwd = cpu_swiglu_bwd,
     .lmhead_bwd = cpu_lmhead_bwd,
     .sumsq = cpu_sumsq,
+    .checksum = cpu_checksum,
     .fold = cpu_fold,
     .adamw = cpu_adamw,
     .axpby = cpu_axpby,

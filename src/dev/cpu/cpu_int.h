@@ -102,6 +102,7 @@ int cpu_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weig
 int cpu_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cpu_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
+int cpu_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
 int cpu_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
 int cpu_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
 int cpu_adamw(struct dev *d, const struct adamw_args *a);

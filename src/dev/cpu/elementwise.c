@@ -7,6 +7,7 @@
 #include "dev/cpu/gemm.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 enum {
@@ -256,6 +257,35 @@ static void sumsq_part(void *arg, int64_t part, int thread) {
 int cpu_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
     struct sumsq_job j = {x, segments, base, sums.data};
     pool_run(cpu_of(d)->pool, segments.dim[0], sumsq_part, &j);
+    return 0;
+}
+
+/* ---- checksums ---- */
+
+enum { CHECKSUM_PART = 1 << 20 /* bytes */ };
+struct checksum_job {
+    const uint8_t *p;
+    int64_t n;
+    atomic_uint_fast64_t sum; /* of whole numbers: the order does not matter */
+};
+
+static void checksum_part(void *arg, int64_t part, int thread) {
+    struct checksum_job *j = arg;
+    const int64_t lo = part * CHECKSUM_PART, hi = lo + CHECKSUM_PART < j->n ? lo + CHECKSUM_PART : j->n;
+    uint64_t s = 0, w;
+    (void)thread;
+    for (int64_t i = lo; i < hi; i += 8) {
+        w = 0;
+        memcpy(&w, j->p + i, hi - i < 8 ? (size_t)(hi - i) : 8);
+        s += dev_checksum_word(w, i / 8);
+    }
+    atomic_fetch_add(&j->sum, s);
+}
+
+int cpu_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
+    struct checksum_job j = {.p = bytes.data, .n = bytes.dim[0]};
+    pool_run(cpu_of(d)->pool, (j.n + CHECKSUM_PART - 1) / CHECKSUM_PART, checksum_part, &j);
+    *(uint64_t *)sum.data = atomic_load(&j.sum);
     return 0;
 }
 

@@ -319,6 +319,7 @@ static struct dev_ops make_ops(void) {
     o.swiglu_bwd = cuda_swiglu_bwd;
     o.lmhead_bwd = cuda_lmhead_bwd;
     o.sumsq = cuda_sumsq;
+    o.checksum = cuda_checksum;
     o.fold = cuda_fold;
     o.adamw = cuda_adamw;
     o.adamw_round = cuda_adamw_round;

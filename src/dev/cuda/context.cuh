@@ -180,6 +180,7 @@ int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, s
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
 int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
 int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);

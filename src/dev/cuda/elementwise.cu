@@ -355,6 +355,39 @@ int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor
     return 0;
 }
 
+/* ---- checksums ---- */
+
+enum { CHECKSUM_BLOCKS = 2048 };
+
+/* Whole numbers: the order of the additions does not matter. tail: bytes behind the last whole word. */
+static __global__ void __launch_bounds__(THREADS)
+    checksum_kernel(unsigned long long *sum, const uint64_t *words, int64_t n, const uint8_t *tail, int n_tail) {
+    const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    uint64_t s = 0;
+    for (int64_t i = first; i < n; i += (int64_t)gridDim.x * THREADS) s += dev_checksum_word(words[i], i);
+    if (first == 0 && n_tail > 0) {
+        uint64_t w = 0;
+        for (int k = 0; k < n_tail; k++) w |= (uint64_t)tail[k] << (8 * k);
+        s += dev_checksum_word(w, n);
+    }
+    for (int o = 16; o > 0; o >>= 1) s += __shfl_down_sync(0xffffffffu, s, o);
+    if (threadIdx.x % 32 == 0) atomicAdd(sum, (unsigned long long)s);
+}
+
+int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
+    const int64_t n = bytes.dim[0] / 8, blocks = (n + THREADS - 1) / THREADS;
+    const uint8_t *const p = (const uint8_t *)bytes.data;
+    if ((uintptr_t)p % 8) FAIL(ERR_UNSUPPORTED, "checksum: memory that does not begin at a multiple of 8 bytes");
+    CU(cudaMemsetAsync(sum.data, 0, 8, cuda_of(d)->stream));
+    checksum_kernel<<<(unsigned)(blocks < 1                 ? 1
+                                 : blocks < CHECKSUM_BLOCKS ? blocks
+                                                            : CHECKSUM_BLOCKS),
+                      THREADS, 0, cuda_of(d)->stream>>>((unsigned long long *)sum.data, (const uint64_t *)bytes.data, n, p + 8 * n,
+                                                        (int)(bytes.dim[0] % 8));
+    CU_LAUNCHED();
+    return 0;
+}
+
 /* ---- ordered sums ---- */
 
 enum { FOLD_ARRAYS = 16 }; /* of a launch */

@@ -118,6 +118,18 @@ static int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor 
 
 /* ---- optimizer ---- */
 
+static int ref_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
+    uint64_t s = 0;
+    (void)d;
+    for (int64_t i = 0; i < bytes.dim[0]; i += 8) {
+        uint64_t w = 0;
+        for (int64_t k = 0; k < 8 && i + k < bytes.dim[0]; k++) w |= (uint64_t)((const uint8_t *)bytes.data)[i + k] << (8 * k);
+        s += dev_checksum_word(w, i / 8);
+    }
+    *(uint64_t *)sum.data = s;
+    return 0;
+}
+
 static int ref_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
     (void)d;
     const int64_t *seg = segments.data;
@@ -263,6 +275,7 @@ static const struct dev_ops ref_ops = {
     .swiglu_bwd = ref_swiglu_bwd,
     .lmhead_bwd = ref_lmhead_bwd,
     .sumsq = ref_sumsq,
+    .checksum = ref_checksum,
     .fold = ref_fold,
     .adamw = ref_adamw,
     .axpby = ref_axpby,

@@ -95,6 +95,11 @@ int model__lora_build(struct model_lora *l, struct model *m) {
 
 /* ---- memory ---- */
 
+void model_trained_weights(const struct model *m, void **p, size_t *bytes) {
+    *p = m->lora ? m->lora->block : m->weights;
+    *bytes = m->lora ? (size_t)((char *)m->lora->z - (char *)m->lora->block) : m->weights_bytes; /* scratch begins with z */
+}
+
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) {
     const size_t act = dtype_size(m->act);
     int64_t width = 0, side = 0, mat_a = 0, mat_b = 0;

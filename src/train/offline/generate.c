@@ -92,7 +92,6 @@ out:
 
 /* The device, or the processes that have some. */
 static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
-    json_t *first = NULL;
     char *dir = generate_output_dir(&g->k);
     const struct rank_group_args a = {.conf = g->k.conf,
                                       .ranks = (int)g->k.n_ranks,
@@ -100,8 +99,7 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
                                       .controller = g->k.devices.controller,
                                       .ray_nodes = g->k.n_ray_nodes,
                                       .ray_gpus = !train_on_cpu(g->k.device)};
-    const int rc = rank_group_open(&g->ranks, &a, "generator_device", &first);
-    json_decref(first);
+    const int rc = rank_group_open(&g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
     rank_dealing_init(&g->dealing, &g->ranks);
@@ -158,7 +156,7 @@ static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
     int rc = ranks ? rank_generate_begin(&g->dealing, &c) : generator_begin(&g->generator, &c);
     for (int64_t i = lo; i < hi && rc >= 0; i++) rc = submit(g, i);
     if (rc >= 0) do
-            rc = ranks ? rank_generate_step(&g->dealing) : generator_step(&g->generator);
+            rc = ranks ? rank_generate_step(&g->dealing, true) : generator_step(&g->generator);
         while (rc > 0);
     if (ranks) rank_generate_end(&g->dealing);
     else generator_end(&g->generator);
@@ -235,7 +233,7 @@ int train_generate(const struct conf *c) {
     TRY(launch_read(&l, environ));
     if (ctl_is_worker(&l)) return serve(c, &l);
     TRYG(generate_config_read(&g.k, c), out);
-    TRYG(train_ranks(c, &g.k.devices, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
+    TRYG(train_ranks(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
     TRYG(train_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
     TRYG(tokenizer_open(&g.tok, g.k.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
@@ -269,7 +267,7 @@ int train_plan_generate(const struct conf *c, const struct train_plan_args *a, s
     int64_t local;
     int rc = 0;
     TRYG(generate_config_read(&k, c), end);
-    TRYG(train_plan_ranks(c, &k.devices, k.device, k.threads, a, &dev, &k.n_ranks, &local), end);
+    TRYG(train_plan_ranks(c, &k.devices, NULL, k.device, k.threads, a, &dev, &k.n_ranks, &local), end);
     size_t adapter;
     TRYG(model_config_load(&shape, k.model_dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);

@@ -563,6 +563,46 @@ static void derive_profile(struct ppo_config *k) {
     k->n_profile_steps = k->raw.n_profile_steps;
 }
 
+/* ---- pools ---- */
+
+/* A pool's GPUs; verl's default of n_gpus_per_node is 8, so only a number that was set is a promise. */
+static int64_t pool_gpus(const struct ppo_config *k, const char *key, const struct ppo_pool_keys *pool) {
+    return conf_is_set(k->conf, key) ? pool->n_gpus_per_node * pool->nnodes : 0;
+}
+
+static struct ppo_pools asked(const struct ppo_config *k, bool cpu) {
+    struct ppo_pools p = {{0}};
+    const struct ppo_pool_keys *rollout = &k->raw.rollout_pool, *rm = &k->raw.rm_pool;
+    if (k->schedule != PPO_SYNC) p.n[PPO_ROLLOUT] = cpu ? rollout->ranks : pool_gpus(k, "rollout.n_gpus_per_node", rollout);
+    if (k->rm.enable && rm->enable) p.n[PPO_REWARD] = cpu ? rm->ranks : pool_gpus(k, "reward.reward_model.n_gpus_per_node", rm);
+    return p;
+}
+
+struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
+    const struct ppo_pools gpus = asked(k, false), ranks = asked(k, true);
+    const struct ppo_pool_keys *const keys[PPO_POOLS] = {NULL, &k->raw.rollout_pool, &k->raw.rm_pool};
+    struct train_devices_beside b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
+    for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) /* hosts of another size are the trainer's, which have room for both */
+        if (gpus.n[i] > 0 && keys[i]->n_gpus_per_node == k->devices.n_gpus_per_node) b.nodes += keys[i]->nnodes;
+    return b;
+}
+
+void ppo_config_pools(struct ppo_config *k, bool launched) {
+    const struct train_devices_beside beside = ppo_config_beside(k);
+    const bool cpu = train_on_cpu(k->run.device) || beside.gpus == 0;
+    const int64_t pools = cpu ? beside.ranks : beside.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
+    const int64_t all = pools + (cpu ? own : train_devices_asked(k->conf, &k->devices));
+    k->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->n_ranks}};
+    if (pools == 0) return;
+    if (k->n_ranks < (launched ? pools + 1 : all)) {
+        log_note("%lld rank%s for %lld of pools and the trainer's: there are no pools, the work takes turns on all of them",
+                 (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s", (long long)all);
+        return;
+    }
+    k->pools = asked(k, cpu);
+    k->pools.n[PPO_TRAIN] = k->n_ranks - pools;
+}
+
 /* ---- what is not set ---- */
 
 /* Micro-batches by tokens where nothing says how they are cut. own: the key that asks for them. */
@@ -614,8 +654,10 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     default_cuts(k);
     if (use == PPO_RUN) TRY(check_given(k));
     TRY(ppo_validate_config(k));
-    k->n_ranks = k->n_local = 1;
-    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    k->n_ranks = k->n_local = k->pools.n[PPO_TRAIN] = 1;
+    const struct train_devices_beside beside = ppo_config_beside(k);
+    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, &beside, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    if (use == PPO_RUN) ppo_config_pools(k, train_launched());
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));
     TRY(derive_model(k));

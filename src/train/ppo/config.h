@@ -12,6 +12,7 @@
 #include "data/data.h"
 #include "model/optim/optimizer.h"
 #include "reward/reward.h"
+#include "train/ppo/pools.h"
 #include "train/run/activation_recompute.h"
 #include "train/run/devices_asked.h"
 #include "train/run/lora_keys.h"
@@ -115,6 +116,7 @@ struct ppo_raw_config {
     int64_t require_batches;
     int64_t seed, data_seed, mini_seed, critic_seed;
     double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
+    struct ppo_pool_keys rollout_pool, rm_pool;
     struct train_optim_keys optim, critic_optim;
     struct train_offload_keys offload, critic_offload;
     struct train_lora_keys lora, critic_lora;
@@ -206,6 +208,8 @@ struct ppo_config {
     int64_t log_val_generations;
     struct train_devices_keys devices; /* asked for */
     int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
+    struct ppo_pools pools;            /* of these ranks */
+    enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
     int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
     int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
     int64_t total_epochs, total_training_steps;
@@ -224,5 +228,12 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);
 void ppo_config_free(struct ppo_config *k);
+/* What the pools' keys ask for beside the trainer's ranks. */
+struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
+/* Deals n_ranks, which are known, to the pools that keys ask for; with too few of them there are none, and a note. launched: what
+ * started the ranks says how many there are. */
+void ppo_config_pools(struct ppo_config *k, bool launched);
+/* Whether this process does that part of the work. */
+static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }
 
 #endif

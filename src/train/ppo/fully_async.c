@@ -5,8 +5,8 @@
  * trained now is held over. A sample that was interrupted goes on in the next step, under the weights of then: its KV cache is
  * computed anew from its tokens so far, as verl's servers do after an abort. Each token keeps its log-prob and its version.
  *
- * On two pools of devices generation and updates run side by side, and time says which version draws which token. Here they take
- * turns, and a run.db has what happened: async_training.replay repeats it, from whichever it came.
+ * With ranks of its own, generation goes on beside the updates, until the weights are exchanged; else they take turns. Time says
+ * which version draws which token, and a run.db has what happened: async_training.replay repeats it, from whichever it came.
  * Invariant: a token's rollout log-prob is that of the weights which drew it; a checkpoint has all samples that are held over. */
 #include "train/ppo/controller.h"
 #include "train/ppo/generation.h"
@@ -37,6 +37,13 @@ struct fully_async {
     int64_t at_exchange;               /* held when the step began */
     struct track_schedule record;      /* to replay; n 0: none */
     bool started;
+    /* the generation of a step */
+    struct stage s;
+    struct generation in;
+    struct gen g;
+    int64_t *kept;         /* groups of g that the step trains */
+    bool generating, over; /* it is open; all of it has ended */
+    bool apart;            /* on ranks of its own: goes on while others train */
 };
 
 /* ---- the number of steps ---- */
@@ -239,35 +246,79 @@ static int64_t ended_now(const struct gen *g) {
     return n;
 }
 
-/* The samples of a step, update by update; the others are held. */
-static int generate(struct fully_async *a, const struct stage *s, const struct generation *in, struct batch *out) {
+/* What is held goes on, with further prompts, by the weights of now. */
+static int open_generation(struct fully_async *a, const struct stage *s, const struct generation *in) {
     const struct ppo_config *k = a->k;
     const bool replay = a->record.n > 0;
     const int64_t n = k->train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
     const int64_t most = k->async.most_open < left ? k->async.most_open : left;
-    struct gen g = {.s = s, .in = in, .sp = &k->train, .partial = true, .enough = k->async.partial && !replay ? n : 0};
-    int64_t *kept = xmalloc((size_t)n * sizeof *kept);
-    int rc = 0;
-    TRYG(gen_begin(&g), out);
+    a->apart = worker_generates_apart(s->worker);
+    a->s = *s;
+    a->in = *in;
+    a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->train, .partial = true};
+    if (k->async.partial && !replay && !a->apart) a->g.enough = n;
+    a->generating = true;
+    a->over = false;
+    TRY(gen_begin(&a->g));
     if (!replay) drop_old(a, ppo_version(s));
     a->at_exchange = a->n_held;
-    if (replay) TRYG(follow(a, s), out);
+    if (replay) TRY(follow(a, s));
     while (!replay && a->n_held < most) begin(a, s);
-    TRYG(submit(a, &g), out);
+    TRY(submit(a, &a->g));
     a->n_held = 0;
-    TRYG(gen_run(&g), out);
-    if (replay) TRYG(chosen_by_record(a, &g, s->run->step, kept), out);
-    for (int64_t i = 0; !replay && i < n; i++) kept[i] = g.over[i];
-    TRYG(gen_collect(&g, kept, n, out), out);
-    TRYG(add_places(&g, kept, out), out);
-    const int64_t now = ended_now(&g);
+    return 0;
+}
+
+/* Whether the prompts that a step needs have ended, with their scores. */
+static bool has_enough(const struct fully_async *a) {
+    const struct gen *g = &a->g;
+    bool enough = g->n_over >= a->k->train_batch_size;
+    for (int64_t i = 0; enough && i < a->k->train_batch_size * a->per; i++)
+        enough = g->samples[g->over[i / a->per] * a->per + i % a->per].scored;
+    return enough;
+}
+
+/* Until as many prompts have ended as a step needs; without ranks of their own, or to repeat a record, all that is to come. */
+static int wait_for_samples(struct fully_async *a) {
+    const bool all = !a->apart || a->record.n > 0;
+    while (!a->over && (all || !has_enough(a))) {
+        const int more = gen_step(&a->g, true);
+        TRY(more);
+        a->over = more == 0;
+    }
+    return 0;
+}
+
+/* While others train. */
+static int generate_beside(void *arg) {
+    struct fully_async *a = arg;
+    if (a->over || stage_stop_signal()) return 0;
+    const int more = gen_step(&a->g, false);
+    a->over = more <= 0;
+    return more < 0 ? more : 0;
+}
+
+/* The samples of a step, update by update. */
+static int choose(struct fully_async *a, struct batch *out) {
+    const int64_t n = a->k->train_batch_size;
+    a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
+    if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->s.run->step, a->kept));
+    for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
+    TRY(gen_collect(&a->g, a->kept, n, out));
+    return add_places(&a->g, a->kept, out);
+}
+
+/* The exchange of weights is due: what is not chosen is held. */
+static int close_generation(struct fully_async *a) {
+    if (!a->over && a->k->async.partial) TRY(worker_generate_interrupt(a->s.worker));
+    TRY(gen_run(&a->g));
+    const int64_t now = ended_now(&a->g);
     a->generated += now;
-    metrics_set_i64(&s->run->metrics, now, "fully_async/rollouter/step_generated_samples");
-    hold_rest(a, &g, kept, n);
-out:
-    gen_end(&g, rc);
-    free(kept);
-    return rc;
+    metrics_set_i64(&a->s.run->metrics, now, "fully_async/rollouter/step_generated_samples");
+    hold_rest(a, &a->g, a->kept, a->k->train_batch_size);
+    gen_end(&a->g, 0);
+    a->generating = false;
+    return 0;
 }
 
 /* ---- checkpoints ---- */
@@ -505,11 +556,24 @@ static int start(struct fully_async *a, const struct generation_call *c, const s
     return track_schedule_read(&a->record, a->k->async.replay);
 }
 
-static int generate_stage(void *arg, const struct stage *s, const struct generation *in) {
+static int open_stage(void *arg, const struct stage *s, const struct generation *in) {
     struct generation_call *c = arg;
     if (!c->a->started) TRY(start(c->a, c, in));
+    return open_generation(c->a, s, in);
+}
+
+static int wait_stage(void *arg, const struct stage *s, const struct generation *in) {
+    struct generation_call *c = arg;
+    (void)s, (void)in;
     batch_free(c->out);
-    TRY(generate(c->a, s, in, c->out));
+    TRY(wait_for_samples(c->a));
+    return choose(c->a, c->out);
+}
+
+static int close_stage(void *arg, const struct stage *s, const struct generation *in) {
+    struct generation_call *c = arg;
+    (void)in;
+    TRY(close_generation(c->a));
     sample_metrics(c->a, s, c->out);
     return 0;
 }
@@ -559,9 +623,18 @@ out:
 static int step(struct fully_async *a, struct verlc *v, struct verlc_batch *all, struct verlc_batch **part,
                 struct verlc_batch *drawn) {
     struct controller *c = verlc_controller(v);
+    struct worker *w = &c->worker;
     struct generation_call call = {a, c->async, verlc_batch_data(all)};
-    TRY(verlc_stage(v, "gen", generate_stage, &call));
+    TRY(verlc_stage(v, worker_generates_apart(w) ? "sync_rollout_weights" : "gen", open_stage, &call));
+    TRY(verlc_stage(v, "gen", wait_stage, &call));
+    if (!a->apart) TRY(verlc_stage(v, "gen", close_stage, &call));
+    a->g.beside = a->apart;
+    if (a->apart) worker_beside(w, generate_beside, a);
     TRY(train(a, v, all, part, drawn));
+    worker_beside(w, NULL, NULL);
+    a->g.beside = false;
+    call.out = verlc_batch_data(all); /* with what the updates added */
+    if (a->apart) TRY(verlc_stage(v, "sync_rollout_weights", close_stage, &call));
     json_decref(c->async);
     c->async = state(a);
     return verlc_end_step(v, all);
@@ -575,8 +648,10 @@ void ppo_fully_async(struct verlc *v) {
     for (int64_t u = 0; u < k->async.updates; u++) part[u] = verlc_batch_create();
     while (verlc_begin_step(v))
         if (step(&a, v, all, part, drawn) < 0) break;
+    if (a.generating) gen_end(&a.g, ERR_SIGNAL); /* the run has failed */
     for (int64_t i = 0; i < a.n_held; i++) held_free(&a, &a.held[i]);
     free(a.held);
+    free(a.kept);
     track_schedule_free(&a.record);
     for (int64_t u = 0; u < k->async.updates; u++) verlc_batch_free(part[u]);
     free(part);

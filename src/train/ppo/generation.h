@@ -42,9 +42,10 @@ struct gen {
     int64_t cap_samples, n, per; /* samples of a prompt without and with the baseline */
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
-    double start;
-    struct rollout_config engine; /* the worker's until the end */
+    double start, shown;            /* shown: when progress was, last */
+    struct rollout_config engine;   /* the worker's until the end */
     bool validation, baseline, filter;
+    bool beside; /* other stages: they show their progress, and hear of a signal */
     /* Samples may be there in part before and after, each token with its version (fully_async.c). */
     bool partial;
     int64_t enough;        /* so many groups that have ended: the others are interrupted; 0: none is */
@@ -54,9 +55,10 @@ struct gen {
 /* ---- rollout.c ---- */
 /* A generation by parts: begin, groups with their samples (taken over; NULL: none is begun), run, batches of groups that have
  * ended (rows of their samples, in the order of kept); what the caller keeps of g->samples it zeroes there; end. */
-int gen_begin(struct gen *g);
+int gen_begin(struct gen *g); /* the weights of now are sent to those that generate */
 int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples);
-int gen_run(struct gen *g);
+int gen_step(struct gen *g, bool wait); /* 1: there is more to do. wait: a little, where nothing is done now */
+int gen_run(struct gen *g);             /* all of it */
 int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out);
 void gen_end(struct gen *g, int rc);
 /* The text of a sample that has ended, and the bytes of its tokens. */
@@ -71,8 +73,8 @@ void gen_drop_sample(struct gen_sample *s);
 
 /* ---- reward.c ---- */
 int score_submit(struct gen *g, int64_t i); /* a finished sample */
-/* What the scorers have by now, to gen_take_score. more: samples are still being generated; without, it waits a little. */
-int score_take(struct gen *g, bool more);
+/* What the scorers have by now, to gen_take_score. more: samples are still being generated; else with wait it waits a little. */
+int score_take(struct gen *g, bool more, bool wait);
 int64_t score_pending(const struct gen *g); /* samples whose score is not there yet */
 void score_report_errors(const struct gen *g);
 void score_drop(struct gen *g); /* forgets them */

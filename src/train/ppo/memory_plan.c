@@ -70,7 +70,8 @@ static int64_t rollout_prompts(const struct ppo_config *k) {
 /* Samples of a step; those that a rank generates. */
 static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->train_batch_size, k->train.n); }
 static int64_t rank_batch(const struct ppo_config *k) {
-    return size_mul((rollout_prompts(k) + k->n_ranks - 1) / k->n_ranks, k->train.n);
+    const int64_t ranks = k->pools.n[ppo_pool_of(&k->pools, PPO_ROLLOUT)];
+    return size_mul((rollout_prompts(k) + ranks - 1) / ranks, k->train.n);
 }
 
 /* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
@@ -183,9 +184,31 @@ static int plan_model(struct model_memory *out, const struct ppo_config *k, cons
                                         .lora = lora,
                                         .optim = optim,
                                         .max_rows = max_rows,
-                                        .ranks = k->n_ranks,
+                                        .ranks = k->pools.n[PPO_TRAIN],
                                         .local = k->n_local};
     return model_memory(out, &a);
+}
+
+/* The policy of ranks that generate and do not train. */
+static int plan_copy(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                     const struct model_open_args *open) {
+    struct lora_plan l = {0};
+    if (k->lora.on) TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+    *out = (struct model_memory){.weights = train_pages(model_open_bytes(m, dev, open)),
+                                 .adapter = train_pages(l.weights),
+                                 .master = train_pages(l.master),
+                                 .n_train = l.n_train};
+    return 0;
+}
+
+static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
+    const int64_t pair = k->pools.n[PPO_ROLLOUT] > 0 ? k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT] : 0;
+    if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, m, dev, &open, &k->lora, &k->optim, p->max_rows_update));
+    else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
+    else return 0;
+    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair)); /* to send weights */
+    return 0;
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
@@ -267,6 +290,7 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
     p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
     p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
+    if (!ppo_does(k, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
@@ -284,6 +308,7 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
 static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    if (!ppo_does(k, PPO_ROLLOUT)) return;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
@@ -307,6 +332,7 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
 static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    if (!ppo_does(k, PPO_TRAIN)) return;
     if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
         p->update = update_bytes(p, k, m, p->keep);
@@ -335,21 +361,9 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
 }
 
-int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+/* The trainer's part: updates, and passes over frozen models. */
+static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length};
-    p->batch = batch_bytes(k, p);
-    p->validation = validation_bytes(k, validation_rows(k));
-    if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
-    p->host_limit = rank_share(k, p, train_host_limit(k->host_memory));
-    p->limit = train_memory_limit(dev, k->memory_limit);
-    if (!dev_has_own_memory(dev)) p->limit = rank_share(k, p, p->limit);
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
-    TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
-                   &p->max_rows_update, &p->max_seqs_update));
-    TRY(plan_model(&p->policy, k, m, dev, &open, &k->lora, &k->optim, p->max_rows_update));
-    p->offload = p->policy.host;
-    p->copy = p->policy.copy;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
     if (reference && !k->lora.on) {
         const struct model_open_args frozen = {
@@ -362,8 +376,27 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     if (reference) TRY(ref_bytes(p, k, m, dev));
     if (s->critic.json) TRY(plan_critic(p, k, &s->critic, dev));
-    if (s->teacher.json) TRY(plan_teacher(p, k, &s->teacher, dev));
-    if (k->rm.enable) TRY(plan_reward_model(p, k, dev));
+    return s->teacher.json ? plan_teacher(p, k, &s->teacher, dev) : 0;
+}
+
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy;
+    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length};
+    p->batch = batch_bytes(k, p);
+    p->validation = validation_bytes(k, validation_rows(k));
+    if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
+    p->host_limit = rank_share(k, p, train_host_limit(k->host_memory));
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    if (!dev_has_own_memory(dev)) p->limit = rank_share(k, p, p->limit);
+    const bool trains = ppo_does(k, PPO_TRAIN);
+    if (trains)
+        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
+                       &p->max_rows_update, &p->max_seqs_update));
+    TRY(plan_policy(p, k, m, dev));
+    p->offload = p->policy.host;
+    p->copy = p->policy.copy;
+    if (trains) TRY(plan_training(p, k, s, dev));
+    if (k->rm.enable && ppo_does(k, PPO_REWARD)) TRY(plan_reward_model(p, k, dev));
     plan_working(p, k, s, dev);
     p->host_all = host_bytes(k, p);
     p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
@@ -423,7 +456,7 @@ static int64_t micro_batches(const struct memory_plan *p, const struct ppo_confi
  * through room for two layers and the head, and generation has the policy's whole in the block. */
 static size_t sharded_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
                             bool all) {
-    const size_t n = (size_t)k->n_ranks, stream = model_stream_bytes(&s->policy, dev, k->act);
+    const size_t n = (size_t)k->pools.n[PPO_TRAIN], stream = model_stream_bytes(&s->policy, dev, k->act);
     const size_t weights = all ? p->policy.weights / n * (n - 1) : 0, ref = p->ref / n * (n - 1);
     const size_t passes = max_size(p->least_passes + (all ? stream : 0), p->ref > 0 ? p->ref_pass + stream : 0);
     return fixed_bytes(p) - weights - ref + train_pages(max_size(passes, p->least_rollout + weights));
@@ -431,7 +464,7 @@ static size_t sharded_bytes(const struct memory_plan *p, const struct ppo_config
 
 static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
                                   struct dev *dev) {
-    struct rank_plan r = {.n = k->n_ranks,
+    struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
                           .local = k->n_local,
                           .micro = micro_batches(p, k),
                           .uneven = p->policy.uneven,
@@ -442,24 +475,14 @@ static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_
     struct ppo_config one = *k;
     struct memory_plan q;
     one.n_ranks = one.n_local = 1;
+    one.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
     return r;
 }
 
-json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
-                          struct buf *text) {
-    json_t *const out = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "parts");
-    const struct model_config *m = &s->policy;
-    const struct plan_table table = {text, json_object_get(out, "parts")}, *const b = &table;
-    const bool several = k->n_ranks > 1;
-    char note[160], kept[96], ranks[48] = "";
-    if (several) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)k->n_ranks);
-    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
-             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
-             (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
-    row(b, "policy weights", p->policy.weights,
-        k->lora.on ? "frozen; without the adapter they are the reference" : "one buffer for rollout and training");
-    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
+/* What a trained policy has beside its weights; what is frozen; the critic. */
+static void training_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
+    char note[160];
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
     row(b, "fp32 master", p->policy.master,
         k->optim.host_master ? "in host memory"
@@ -472,7 +495,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
              : k->optim.host_master ? "; with buffers of the master"
                                     : "");
     row(b, "optimizer state", p->policy.moments, note);
-    if (several) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
+    if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
     if (p->ref)
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; a pass holds two layers and the LM head, in the block" : "");
@@ -480,34 +503,66 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
     if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
-    if (p->rm) {
-        if (judge_is_wanted(&p->rm_args.judge))
-            snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
-        else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
-        row(b, "reward model", p->rm, note);
-    }
-    buf_addf(text, "  one block, used in turn by\n");
+}
+
+static void model_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
+    const bool trains = ppo_does(k, PPO_TRAIN);
+    char note[160];
+    if (p->policy.weights)
+        row(b, "policy weights", p->policy.weights,
+            !trains      ? "a copy of the trainer's"
+            : k->lora.on ? "frozen; without the adapter they are the reference"
+                         : "one buffer for rollout and training");
+    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
+    if (trains) training_rows(b, p, k, several);
+    else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights on their way between ranks");
+    if (!p->rm) return;
+    if (judge_is_wanted(&p->rm_args.judge))
+        snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
+    else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
+    row(b, "reward model", p->rm, note);
+}
+
+static void block_rows(const struct plan_table *b, const struct memory_plan *p, const struct model_shapes *s) {
+    char note[160], kept[96];
+    buf_addf(b->text, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs);
-    row(b, "  rollout: KV cache, logits", p->rollout, note);
-    row(b, "  reference log-probs", p->ref_pass, "");
+    if (p->rollout) row(b, "  rollout: KV cache, logits", p->rollout, note);
+    if (p->update) row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
     if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
-             train_keep_text(p->keep, m, kept, sizeof kept));
-    row(b, "  update: activations", p->update, note);
-    if (p->critic) {
-        snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
-                 train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
-        row(b, "  critic: values and update", p->critic_pass, note);
-    }
+             train_keep_text(p->keep, &s->policy, kept, sizeof kept));
+    if (p->update) row(b, "  update: activations", p->update, note);
+    if (!p->critic) return;
+    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
+             train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
+    row(b, "  critic: values and update", p->critic_pass, note);
+}
+
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                          struct buf *text) {
+    json_t *const out = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "parts");
+    const struct model_config *m = &s->policy;
+    const struct plan_table table = {text, json_object_get(out, "parts")}, *const b = &table;
+    const int64_t n = k->pools.n[k->pool];
+    const bool trains = ppo_does(k, PPO_TRAIN), several = trains && n > 1;
+    char ranks[64] = "";
+    if (k->n_ranks > n) snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->pool));
+    else if (n > 1) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)n);
+    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
+             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
+             (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
+    model_rows(b, p, k, several);
+    if (p->block) block_rows(b, p, s);
     row(b, "scratch", p->working, "of GEMM, LM head and threads");
     if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
     if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
     text_row(text, "total", p->total, "");
     buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
-    recompute_line(p, k, m, text);
+    if (trains) recompute_line(p, k, m, text);
     const size_t copy = p->host ? 0 : p->copy;
     if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
     if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");

@@ -75,22 +75,41 @@ void train_plan_free(struct train_plan *p) {
     *p = (struct train_plan){0};
 }
 
+/* What a rank of this pool takes: the trainer's is the plan, others join it as "pools". */
+static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const struct model_shapes *shapes, struct dev *dev,
+                     struct train_plan *out) {
+    struct ppo_config k = *all;
+    struct memory_plan p;
+    k.pool = pool;
+    TRY(memory_plan_make(&p, &k, shapes, dev));
+    json_t *json = memory_plan_print(&p, &k, shapes, dev, &out->text);
+    const bool fits = memory_plan_check(&p, &k, shapes, dev) == 0;
+    json_object_set_new(json, "fits", json_boolean(fits));
+    if (pool == PPO_TRAIN) out->json = json;
+    else json_object_set_new(json_object_get(out->json, "pools"), ppo_pool_name(pool), json);
+    if (!fits) TRY(buf_addf(&out->text, "  does not fit: %s\n", err_msg()));
+    out->fits &= fits;
+    return 0;
+}
+
 int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
     struct ppo_config k = {0};
-    struct memory_plan p;
     struct model_shapes shapes = {0};
     struct dev dev = {0};
     int rc = 0;
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
     k.host_memory = a->host;
-    TRYG(train_plan_ranks(c, &k.devices, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    const struct train_devices_beside beside = ppo_config_beside(&k);
+    TRYG(train_plan_ranks(c, &k.devices, &beside, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    ppo_config_pools(&k, false);
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), end);
-    TRYG(memory_plan_make(&p, &k, &shapes, &dev), end);
-    out->json = memory_plan_print(&p, &k, &shapes, &dev, &out->text);
-    out->fits = memory_plan_check(&p, &k, &shapes, &dev) == 0;
-    if (!out->fits) rc = buf_addf(&out->text, "  does not fit: %s\n", err_msg());
-    json_object_set_new(out->json, "fits", json_boolean(out->fits));
+    out->fits = true;
+    TRYG(plan_pool(&k, PPO_TRAIN, &shapes, &dev, out), end);
+    const bool pools = k.n_ranks > k.pools.n[PPO_TRAIN];
+    if (pools) json_object_set_new(out->json, "pools", json_object());
+    for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++)
+        if (k.pools.n[i] > 0) TRYG(plan_pool(&k, (enum ppo_pool)i, &shapes, &dev, out), end);
     if (controller_try_data(&k) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
 end:
     model_shapes_free(&shapes);

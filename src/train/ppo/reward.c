@@ -195,12 +195,12 @@ static int take_scores(struct gen *g, double wait_s) {
 
 int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + worker_score_pending(g->s->worker); }
 
-int score_take(struct gen *g, bool more) {
+int score_take(struct gen *g, bool more, bool wait) {
     const double wait_s = worker_has_judge(g->s->worker) ? 0.002 : 0.5; /* a scorer may ask the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
     if (!more && worker_score_pending(g->s->worker) == 0) TRY(reward_flush(g->in->reward));
-    return take_scores(g, more || busy || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
+    return take_scores(g, more || busy || !wait || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
 }
 
 void score_drop(struct gen *g) {

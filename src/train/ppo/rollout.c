@@ -177,24 +177,25 @@ int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
     return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
 }
 
-static int run_engine(struct gen *g) {
-    double shown = 0;
-    for (;;) {
-        const int more = worker_generate_step(g->s->worker);
-        TRY(more);
-        if (more && g->enough > 0 && g->n_over >= g->enough) TRY(worker_generate_interrupt(g->s->worker));
-        TRY(score_take(g, more));                /* may add further prompts */
-        if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
-        const double now = clock_now();
-        const struct rollout_stats st = worker_generate_stats(g->s->worker);
-        if (now - shown > 0.2) {
-            track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done,
-                           g->n_groups * g->per, (double)st.sampled / (now - g->start));
-            shown = now;
-        }
-        if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
-        if (stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
-    }
+static void show_progress(struct gen *g, int64_t sampled) {
+    const double now = clock_now();
+    if (g->beside || now - g->shown < 0.2) return;
+    track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
+                   (double)sampled / (now - g->start));
+    g->shown = now;
+}
+
+int gen_step(struct gen *g, bool wait) {
+    const int more = worker_generate_step(g->s->worker, wait);
+    TRY(more);
+    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(worker_generate_interrupt(g->s->worker));
+    TRY(score_take(g, more, wait));          /* may add further prompts */
+    if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
+    const struct rollout_stats st = worker_generate_stats(g->s->worker);
+    show_progress(g, st.sampled);
+    if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
+    if (!g->beside && stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
+    return 1;
 }
 
 /* ---- the batch ---- */
@@ -243,6 +244,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     preempted = batch_find(b, "num_preempted");
     for (int64_t i = 0; i < n; i++) {
         struct gen_sample *s = SAMPLE(i);
+        CHECK(s->scored);
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
         if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
@@ -343,11 +345,15 @@ int gen_begin(struct gen *g) {
     g->baseline = !g->validation && (k->adv->needs & ALGO_NEEDS_BASELINES);
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
+    TRY(worker_send_weights(g->s->worker));
     return worker_generate_begin(g->s->worker, &g->engine);
 }
 
 int gen_run(struct gen *g) {
-    TRY(run_engine(g));
+    int more;
+    while ((more = gen_step(g, true)) > 0) {
+    }
+    TRY(more);
     score_report_errors(g);
     if (!g->validation) rollout_metrics(g);
     return 0;
@@ -359,33 +365,93 @@ void gen_end(struct gen *g, int rc) {
 }
 
 /* prompts NULL: from the training data, filtered. */
-static int generate(struct gen *g, const struct batch *prompts, uint64_t seed, struct batch *out) {
-    int rc = 0;
-    TRYG(gen_begin(g), out);
+static int begin(struct gen *g, const struct batch *prompts, uint64_t seed) {
+    TRY(gen_begin(g));
     for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
-        TRYG(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL), out);
-    for (int64_t r = 0; !prompts && r < g->s->k->train_batch_size; r++) TRYG(gen_add_next_prompt(g), out);
-    TRYG(gen_run(g), out);
-    rc = collect(g, prompts, out);
-out:
-    gen_end(g, rc);
-    return rc;
+        TRY(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL));
+    for (int64_t r = 0; !prompts && r < g->s->k->train_batch_size; r++) TRY(gen_add_next_prompt(g));
+    return 0;
 }
 
 int ppo_generate(const struct stage *s, const struct generation *in, const struct batch *prompts, const struct ppo_sampling *sp,
                  uint64_t seed, bool validation, struct batch *out) {
     struct gen g = {.s = s, .in = in, .sp = sp, .validation = validation};
-    return generate(&g, prompts, seed, out);
+    int rc = begin(&g, prompts, seed);
+    if (rc == 0) rc = gen_run(&g);
+    if (rc == 0) rc = collect(&g, prompts, out);
+    gen_end(&g, rc);
+    return rc;
+}
+
+/* ---- the next batch of a step, beside other stages ---- */
+
+struct rollout_ahead {
+    struct stage s;
+    struct generation in;
+    struct gen g;
+    struct batch prompts; /* n_cols 0: taken while it goes on (filter_groups) */
+    bool over;
+};
+
+static int step_beside(void *arg) {
+    struct rollout_ahead *a = arg;
+    if (a->over || stage_stop_signal()) return 0;
+    const int more = gen_step(&a->g, false);
+    a->over = more <= 0;
+    return more < 0 ? more : 0;
+}
+
+static const struct batch *prompts_of(const struct rollout_ahead *a) { return a->g.filter ? NULL : &a->prompts; }
+
+int ppo_rollout_start(const struct stage *s, const struct generation *in, struct rollout_ahead **out) {
+    struct rollout_ahead *a = xcalloc(1, sizeof *a);
+    a->s = *s;
+    a->in = *in;
+    a->g = (struct gen){
+        .s = &a->s, .in = &a->in, .sp = &a->s.k->train, .filter = s->k->filter.enable, .beside = worker_generates_apart(s->worker)};
+    int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
+    if (rc < 0) {
+        free(a);
+        return rc;
+    }
+    rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
+    if (rc == 0 && a->g.beside) worker_beside(s->worker, step_beside, a);
+    else if (rc == 0) rc = gen_run(&a->g);
+    if (rc < 0) ppo_rollout_drop(a);
+    else *out = a;
+    return rc;
+}
+
+/* Frees it. */
+static void close_ahead(struct rollout_ahead *a) {
+    worker_beside(a->s.worker, NULL, NULL);
+    batch_free(&a->prompts);
+    free(a);
+}
+
+int ppo_rollout_wait(struct rollout_ahead *a, struct batch *out) {
+    const bool beside = a->g.beside;
+    int rc = 0;
+    worker_beside(a->s.worker, NULL, NULL);
+    a->g.beside = false;
+    if (beside) rc = gen_run(&a->g);
+    if (rc == 0) rc = collect(&a->g, prompts_of(a), out);
+    gen_end(&a->g, rc);
+    close_ahead(a);
+    return rc;
+}
+
+void ppo_rollout_drop(struct rollout_ahead *a) {
+    struct err_saved why;
+    if (!a) return;
+    err_save(&why);
+    gen_end(&a->g, ERR_SIGNAL);
+    close_ahead(a);
+    err_restore(&why);
 }
 
 int ppo_rollout(const struct stage *s, const struct generation *in, struct batch *out) {
-    struct batch prompts = {0};
-    if (s->k->filter.enable) {
-        struct gen g = {.s = s, .in = in, .sp = &s->k->train, .filter = true};
-        return generate(&g, NULL, 0, out);
-    }
-    TRY(next_prompts(s, in, &prompts));
-    const int rc = ppo_generate(s, in, &prompts, &s->k->train, gen_epoch_seed(s), false, out);
-    batch_free(&prompts);
-    return rc;
+    struct rollout_ahead *a;
+    TRY(ppo_rollout_start(s, in, &a));
+    return ppo_rollout_wait(a, out);
 }

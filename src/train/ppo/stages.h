@@ -26,6 +26,12 @@ struct generation {
  * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
  * are kept depends on the order of the data alone, never on which sample ended first. */
 int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
+/* The same in two parts of one step. Where ranks of their own generate it goes on beside the stages between the two; else it is
+ * done when start returns. wait and drop free *out. */
+struct rollout_ahead;
+int ppo_rollout_start(const struct stage *s, const struct generation *g, struct rollout_ahead **out);
+int ppo_rollout_wait(struct rollout_ahead *a, struct batch *out);
+void ppo_rollout_drop(struct rollout_ahead *a); /* NULL ok */
 /* The version of the policy's weights before this step's updates: how many steps have updated it. */
 static inline int32_t ppo_version(const struct stage *s) { return (int32_t)(s->run->step - 1); }
 /* Whether the policy of before this step's updates drew every token of b (column param_versions; without it: yes). */

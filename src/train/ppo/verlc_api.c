@@ -25,10 +25,11 @@ struct verlc_batch {
 };
 struct verlc {
     struct controller c;
-    struct conf *conf;      /* of verlc_open; NULL: the caller's */
-    int rc;                 /* the first failure */
-    struct err_saved error; /* its message */
-    bool started, answered; /* answered: --help, --cfg: there is nothing to run */
+    struct conf *conf;           /* of verlc_open; NULL: the caller's */
+    int rc;                      /* the first failure */
+    struct err_saved error;      /* its message */
+    struct rollout_ahead *ahead; /* of this step's verlc_rollout_start; NULL: none */
+    bool started, answered;      /* answered: --help, --cfg: there is nothing to run */
 };
 
 /* ---- failures ---- */
@@ -36,6 +37,7 @@ struct verlc {
 /* Of a call that goes with the run, in a step or not. */
 static int failed(struct verlc *v, int rc) {
     if (v->rc < 0) return v->rc;
+    worker_beside(&v->c.worker, NULL, NULL);
     if (v->c.run.in_step) rc = run_fail(&v->c.run, rc);
     v->rc = rc;
     err_save(&v->error);
@@ -120,6 +122,7 @@ struct verlc *verlc_open(const char *const *own, int argc, char **argv) {
 
 int verlc_end(struct verlc *v) {
     const int rc = v->rc;
+    ppo_rollout_drop(v->ahead);
     controller_close(&v->c, rc);
     if (rc < 0) err_restore(&v->error);
     free(v);
@@ -242,13 +245,38 @@ int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const st
     return ended(v, fn(arg, &s, &g));
 }
 
+/* 0: a generation may begin. */
+static int none_ahead(struct verlc *v, const char *call) {
+    TRY(ready(v, call));
+    if (!v->ahead) return 0;
+    return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "%s: verlc_rollout_wait comes first, after verlc_rollout_start", call));
+}
+
 int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
-    TRY(ready(v, "verlc_rollout"));
+    TRY(none_ahead(v, "verlc_rollout"));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
     batch_free(&b->b);
     stage_begin(v->c.run.stages, "gen");
     return ended(v, ppo_rollout(&s, &g, &b->b));
+}
+
+int verlc_rollout_start(struct verlc *v) {
+    TRY(none_ahead(v, "verlc_rollout_start"));
+    const struct stage s = controller_stage(&v->c);
+    const struct generation g = controller_generation(&v->c);
+    stage_begin(v->c.run.stages, worker_generates_apart(&v->c.worker) ? "sync_rollout_weights" : "gen");
+    return ended(v, ppo_rollout_start(&s, &g, &v->ahead));
+}
+
+int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
+    struct rollout_ahead *const a = v->ahead;
+    TRY(ready(v, "verlc_rollout_wait"));
+    if (!a) return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_rollout_wait: verlc_rollout_start comes first"));
+    batch_free(&b->b);
+    if (worker_generates_apart(&v->c.worker)) stage_begin(v->c.run.stages, "wait_prev_gen");
+    v->ahead = NULL;
+    return ended(v, ppo_rollout_wait(a, &b->b));
 }
 
 static int reward(const struct stage *s, const struct tokenizer *tok, struct verlc_batch *b) {
@@ -417,7 +445,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
 }
 
 int verlc_end_step(struct verlc *v, struct verlc_batch *b) {
-    TRY(ready(v, "verlc_end_step"));
+    TRY(none_ahead(v, "verlc_end_step"));
     TRY(ended(v, record(&v->c, b)));
     if (profiled(&v->c)) write_trace(&v->c);
     return ended(v, run_end_step(&v->c.run));

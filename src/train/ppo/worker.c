@@ -3,6 +3,7 @@
 
 #include "model/files/load.h"
 #include "train/run/perf_metrics.h"
+#include "train/run/rank_weights.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -17,10 +18,6 @@ int worker_plan(struct worker *w, struct ppo_config *k) {
     struct buf text = {0};
     int rc = 0;
     w->k = k;
-    if (w->comm) {
-        k->n_ranks = comm_size(w->comm);
-        k->n_local = comm_local_size(w->comm);
-    }
     memory_plan_offload(k, &w->dev);
     TRYG(model_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->dev), out);
@@ -41,6 +38,14 @@ static int open_role(struct worker *w, enum verlc_role role, struct trained_mode
     a.block = w->block;
     if (a.train) a.group = w->devices;
     return trained_model_create(&w->role[role], &a);
+}
+
+/* Of ranks that generate and do not train. */
+static int open_copy(struct worker *w) {
+    const struct ppo_config *k = w->k;
+    const struct model_open_args m = {.dir = k->model_dir, .act = k->act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+    if (k->lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->dev, &m, &k->lora, k->seed);
+    return model_open(&w->model[VERLC_ACTOR], &w->dev, &m);
 }
 
 static int open_policy(struct worker *w) {
@@ -138,35 +143,47 @@ static int open_decoder(struct worker *w) {
     return rollout_decoder_open(&w->decoder, &a);
 }
 
-int worker_open(struct worker *w, const struct tokenizer *tok) {
+/* The trainer's models, but the policy. */
+static int open_training(struct worker *w, const struct tokenizer *tok) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
-    const struct model_open_args frozen = {
-        .dir = k->model_dir, .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = l->max_len};
     const struct trained_model_args policy = {.train = true,
                                               .keep = l->keep,
                                               .optim = &k->optim,
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update};
-    w->tok = tok;
-    TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
-    TRY(dev_reserve(&w->dev, &l->sizes));
-    if (w->comm) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
-    TRY(open_policy(w));
-    if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
-    TRY(dev_alloc(&w->dev, l->block, &w->block));
-    TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
-    TRY(open_decoder(w));
     TRY(open_role(w, VERLC_ACTOR, policy));
     if (l->critic > 0) TRY(open_critic(w));
-    if (l->rm > 0) TRY(open_reward_model(w, tok));
     if (l->teacher > 0) TRY(open_teacher(w, tok));
     return l->max_rows_ref > 0 ? open_reference(w) : 0;
 }
 
+int worker_open(struct worker *w, const struct tokenizer *tok) {
+    const struct ppo_config *k = w->k;
+    const struct memory_plan *l = &w->plan;
+    const struct model_open_args frozen = {
+        .dir = k->model_dir, .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = l->max_len};
+    const bool trains = ppo_does(k, PPO_TRAIN), generates = ppo_does(k, PPO_ROLLOUT);
+    w->tok = tok;
+    TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
+    TRY(dev_reserve(&w->dev, &l->sizes));
+    if (trains && w->comm) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
+    if (trains) TRY(open_policy(w));
+    else if (generates) TRY(open_copy(w));
+    if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
+    if (l->block > 0) TRY(dev_alloc(&w->dev, l->block, &w->block));
+    if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
+    if (generates) TRY(open_decoder(w));
+    if (trains) TRY(open_training(w, tok));
+    if (l->rm > 0) TRY(open_reward_model(w, tok));
+    if (!w->senders) return 0;
+    return rank_weights_open(&w->weights, &w->dev, w->senders, w->model[VERLC_ACTOR], (int)k->pools.n[PPO_TRAIN]);
+}
+
 void worker_close(struct worker *w) {
     worker_group_close(w->group, w->ok);
+    rank_weights_close(w->weights);
     dev_group_close(w->devices); /* first: what waits for a rank that is gone comes to its end, and no memory is read any more */
     rollout_decoder_close(w->decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->role[i]);
@@ -227,6 +244,13 @@ int worker_trace(struct worker *w, const char *path) {
 
 /* ---- generation ---- */
 
+void worker_beside(struct worker *w, int (*step)(void *arg), void *arg) {
+    if (w->group) worker_group_beside(w->group, step, arg);
+}
+
+int worker_send_weights(struct worker *w) { return w->group ? worker_group_send_weights(w->group) : 0; }
+bool worker_generates_apart(const struct worker *w) { return w->group && w->k->pools.n[PPO_ROLLOUT] > 0; }
+
 int worker_generate_begin(struct worker *w, const struct rollout_config *c) {
     if (w->group) return worker_group_generate_begin(w->group, c);
     return rollout_decoder_engine(&w->engine, w->decoder, c); /* its cache is empty: the weights may have changed */
@@ -241,7 +265,9 @@ int worker_generate_add(struct worker *w, const struct rollout_request *q) {
     return rollout_submit(w->engine, &own, NULL);
 }
 
-int worker_generate_step(struct worker *w) { return w->group ? worker_group_generate_step(w->group) : rollout_step(w->engine); }
+int worker_generate_step(struct worker *w, bool wait) {
+    return w->group ? worker_group_generate_step(w->group, wait) : rollout_step(w->engine);
+}
 
 int worker_generate_interrupt(struct worker *w) {
     return w->group ? worker_group_generate_interrupt(w->group) : rollout_interrupt(w->engine);

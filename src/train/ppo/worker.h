@@ -21,9 +21,11 @@ struct worker {
     struct worker_group *group; /* the ranks of a run with several, in its controller, which has no device; else NULL */
     bool embedded;              /* in a user's program, which a rank's process runs too */
     bool ok;                    /* its group may end by itself: the run has not failed */
-    struct comm *comm;          /* of such a rank, to the others; borrowed; else NULL */
+    struct comm *comm;          /* of such a rank, to the others of its pool; borrowed; else NULL */
+    struct comm *senders;       /* where ranks of their own generate: to those and the trainer's; borrowed; else NULL */
     struct dev dev;
-    struct dev_group *devices; /* with comm: the ranks' devices */
+    struct dev_group *devices;    /* with comm: the ranks' devices */
+    struct rank_weights *weights; /* with senders: the policy's from the trainer's ranks to those that generate */
     struct memory_plan plan;
     json_t *plan_json;                 /* for run.db */
     char *plan_text;                   /* for people */
@@ -57,10 +59,18 @@ const char *worker_device(const struct worker *w, bool *own_memory);
 /* train_memory_metrics of the device; of several ranks the largest. */
 int worker_memory_metrics(struct worker *w, struct metrics *m, const char *prefix, struct dev_memory *before);
 
+/* Before a generation: those that generate get the trainer's weights of now, unless they are the same ranks or have them. */
+int worker_send_weights(struct worker *w);
+/* Whether ranks of their own generate, so that a generation goes on beside passes and updates. */
+bool worker_generates_apart(const struct worker *w);
+
+/* What goes on while the trainer's ranks are waited for, where others generate; NULL: nothing. An error of it is the wait's. */
+void worker_beside(struct worker *w, int (*step)(void *arg), void *arg);
+
 /* ---- generation: between begin and end requests may be added at any time ---- */
 int worker_generate_begin(struct worker *w, const struct rollout_config *c); /* its limits are the plan's */
 int worker_generate_add(struct worker *w, const struct rollout_request *q);  /* its end tokens are the model's */
-int worker_generate_step(struct worker *w);                                  /* 1: work remains */
+int worker_generate_step(struct worker *w, bool wait);                       /* 1: work remains. wait: for ranks, a little */
 int worker_generate_interrupt(struct worker *w); /* rollout_interrupt; in a process of its own, not with several ranks */
 struct rollout_stats worker_generate_stats(const struct worker *w);
 void worker_generate_end(struct worker *w);

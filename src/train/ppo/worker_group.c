@@ -7,16 +7,25 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/log.h"
 
 #include <stdlib.h>
 
 struct worker_group {
-    struct rank_group ranks;
-    struct rank_dealing dealing;
+    struct rank_group ranks, part[PPO_POOLS];
+    struct rank_dealing dealing[PPO_POOLS]; /* of each part that has ranks */
+    struct ppo_pools pools;
     struct worker_scores *scores;
-    char *judge; /* where the judge is that rank 0 serves; NULL: there is none */
+    char *judge; /* where the judge is that a rank serves; NULL: there is none */
     bool roles[N_ROLES];
+    bool stale; /* those that generate have not the trainer's weights */
 };
+
+/* The ranks that do this part of the work. */
+static struct rank_group *part_of(struct worker_group *g, enum ppo_pool part) { return &g->part[ppo_pool_of(&g->pools, part)]; }
+static struct rank_dealing *dealing_of(const struct worker_group *g, enum ppo_pool part) {
+    return (struct rank_dealing *)(uintptr_t)&g->dealing[ppo_pool_of(&g->pools, part)];
+}
 
 int worker_group_size(const struct worker_group *g) { return g->ranks.n; }
 
@@ -32,23 +41,61 @@ bool worker_group_has(const struct worker_group *g, enum verlc_role role) { retu
 
 /* ---- opening ---- */
 
-static int take_plan(struct worker *w, const json_t *plan) {
-    const char *text = "", *judge = NULL;
+static const json_t *result_of(const struct worker_group *g, const json_t *results, enum ppo_pool part) {
+    return json_array_get(results, (size_t)g->part[ppo_pool_of(&g->pools, part)].first);
+}
+
+/* The trainer's plan, with those of other pools behind it. */
+static int take_plans(struct worker *w, const json_t *results) {
+    const struct worker_group *g = w->group;
+    struct buf text = {0};
+    json_t *pools = json_object();
+    int rc = 0;
+    for (int i = 0; i < PPO_POOLS && rc == 0; i++) {
+        const char *own = "";
+        if (g->part[i].n == 0) continue;
+        const json_t *plan = json_array_get(results, (size_t)g->part[i].first);
+        rc = json_str(plan, "text", &own, "plan");
+        if (rc == 0) rc = buf_addf(&text, "%s%s", text.n ? "\n" : "", own);
+        if (i == PPO_TRAIN) w->plan_json = json_incref(json_object_get(plan, "plan"));
+        else json_object_set(pools, ppo_pool_name((enum ppo_pool)i), json_object_get(plan, "plan"));
+    }
+    if (json_object_size(pools)) json_object_set(w->plan_json, "pools", pools);
+    json_decref(pools);
+    w->plan_text = buf_take(&text);
+    return rc;
+}
+
+static int take_plan(struct worker *w, const json_t *results) {
+    struct worker_group *g = w->group;
+    const char *judge = NULL;
     int64_t copy = 0;
-    TRY(json_str(plan, "text", &text, "plan"));
-    TRY(json_i64(plan, "copy", &copy, "plan"));
-    TRY(json_i64(plan, "max_seqs", &w->plan.max_seqs, "plan"));
-    TRY(json_str_opt(plan, "judge", &judge, "plan"));
-    if (judge) w->k->reward.router_address = w->group->judge = xstrdup(judge);
+    TRY(take_plans(w, results));
+    TRY(json_i64(result_of(g, results, PPO_TRAIN), "copy", &copy, "plan"));
+    TRY(json_i64(result_of(g, results, PPO_ROLLOUT), "max_seqs", &w->plan.max_seqs, "plan"));
+    TRY(json_str_opt(result_of(g, results, PPO_REWARD), "judge", &judge, "plan"));
+    if (judge) w->k->reward.router_address = g->judge = xstrdup(judge);
     w->plan.copy = (size_t)copy;
-    w->plan_text = xstrdup(text);
-    w->plan_json = json_incref(json_object_get(plan, "plan"));
     return 0;
+}
+
+static void make_parts(struct worker_group *g, const struct ppo_pools *pools) {
+    const int all = g->ranks.n;
+    g->pools = *pools;
+    if (ppo_pool_ranks(pools) != all) g->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = all}};
+    for (int i = 0; i < PPO_POOLS; i++) {
+        if (g->pools.n[i] == 0) continue;
+        rank_group_part(&g->part[i], &g->ranks, (int)ppo_pool_first(&g->pools, (enum ppo_pool)i), (int)g->pools.n[i]);
+        rank_dealing_init(&g->dealing[i], &g->part[i]);
+        if (all > g->part[i].n)
+            log_info("ranks %d to %d: %s", g->part[i].first, g->part[i].first + g->part[i].n - 1, ppo_pool_name((enum ppo_pool)i));
+    }
+    g->stale = g->pools.n[PPO_ROLLOUT] > 0;
 }
 
 int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct run *run) {
     struct worker_group *g = xcalloc(1, sizeof *g);
-    json_t *plan = NULL;
+    json_t *results = NULL;
     const struct rank_group_args a = {.conf = k->conf,
                                       .ranks = ranks,
                                       .dir = k->run.default_local_dir,
@@ -60,11 +107,11 @@ int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct 
                                       .embedded = w->embedded};
     w->k = k;
     w->group = g;
-    TRY(rank_group_open(&g->ranks, &a, "plan", &plan));
-    rank_dealing_init(&g->dealing, &g->ranks);
-    int rc = take_plan(w, plan);
-    json_decref(plan);
-    if (rc == 0) rc = worker_scores_open(&g->scores, k, &g->dealing);
+    TRY(rank_group_open(&g->ranks, &a, "plan", json_pack("{s:o}", "pools", ppo_pools_json(&k->pools)), &results));
+    make_parts(g, &k->pools);
+    int rc = take_plan(w, results);
+    json_decref(results);
+    if (rc == 0) rc = worker_scores_open(&g->scores, k, dealing_of(g, PPO_REWARD), k->pools.n[PPO_REWARD] > 0);
     return rc;
 }
 
@@ -78,46 +125,68 @@ int worker_group_serve(const struct conf *c, const struct launch *l) {
 void worker_group_close(struct worker_group *g, bool ok) {
     if (!g) return;
     worker_scores_close(g->scores);
-    rank_dealing_free(&g->dealing);
+    for (int i = 0; i < PPO_POOLS; i++) rank_dealing_free(&g->dealing[i]);
     free(g->judge);
     rank_group_close(&g->ranks, ok);
     free(g);
 }
 
 int worker_group_models(struct worker_group *g, int64_t total_steps, int64_t validation_rows) {
-    json_t *first = NULL;
-    TRY(rank_group_plain_call(
-        &g->ranks, "models",
-        json_pack("{s:I, s:I}", "total_steps", (json_int_t)total_steps, "validation_rows", (json_int_t)validation_rows), &first));
-    for (int role = 0; role < N_ROLES; role++)
-        g->roles[role] = json_is_true(json_array_get(json_object_get(first, "roles"), (size_t)role));
-    json_decref(first);
-    return 0;
+    const json_t *args =
+        json_pack("{s:I, s:I}", "total_steps", (json_int_t)total_steps, "validation_rows", (json_int_t)validation_rows);
+    struct message m = {.head = (json_t *)(uintptr_t)args, .borrows = true};
+    struct hub_reply *replies;
+    const int rc = rank_group_call(&g->ranks, "models", NULL, &m, &replies);
+    for (int r = 0; r < g->ranks.n && rc == 0; r++)
+        for (int role = 0; role < N_ROLES; role++)
+            g->roles[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "roles"), (size_t)role));
+    message_free(&m);
+    rank_group_free(&g->ranks, replies);
+    return rc;
 }
 
 /* ---- generation and passes ---- */
 
+int worker_group_send_weights(struct worker_group *g) {
+    struct hub_reply *replies;
+    struct message m = message_new(true);
+    struct rank_group pair;
+    if (!g->stale) return 0;
+    rank_group_part(&pair, &g->ranks, 0, g->part[PPO_TRAIN].n + g->part[PPO_ROLLOUT].n);
+    int rc = rank_group_call(&pair, "send_weights", NULL, &m, &replies);
+    if (rc == 0) rc = rank_group_same(&pair, replies, "sum", "checksum of the weights");
+    message_free(&m);
+    rank_group_free(&pair, replies);
+    g->stale = rc < 0;
+    return rc;
+}
+
 int worker_group_generate_begin(struct worker_group *g, const struct rollout_config *c) {
-    return rank_generate_begin(&g->dealing, c);
+    return rank_generate_begin(dealing_of(g, PPO_ROLLOUT), c);
 }
 
 int worker_group_generate_add(struct worker_group *g, const struct rollout_request *q) {
-    rank_generate_add(&g->dealing, q);
+    rank_generate_add(dealing_of(g, PPO_ROLLOUT), q);
     return 0;
 }
 
-int worker_group_generate_interrupt(struct worker_group *g) { return rank_generate_interrupt(&g->dealing); }
-int worker_group_generate_step(struct worker_group *g) { return rank_generate_step(&g->dealing); }
+int worker_group_generate_interrupt(struct worker_group *g) { return rank_generate_interrupt(dealing_of(g, PPO_ROLLOUT)); }
+int worker_group_generate_step(struct worker_group *g, bool wait) { return rank_generate_step(dealing_of(g, PPO_ROLLOUT), wait); }
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g) {
-    return rank_generate_stats(&g->dealing);
+    return rank_generate_stats(dealing_of(g, PPO_ROLLOUT));
 }
-void worker_group_generate_end(struct worker_group *g) { rank_generate_end(&g->dealing); }
+void worker_group_generate_end(struct worker_group *g) { rank_generate_end(dealing_of(g, PPO_ROLLOUT)); }
+
+void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg) {
+    g->part[PPO_TRAIN].beside.step = step;
+    g->part[PPO_TRAIN].beside.arg = arg;
+}
 
 int worker_group_forward(struct worker_group *g, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs,
                          int64_t n, int64_t k, struct forward_out out) {
     static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
     json_t *args = json_pack("{s:i}", "role", (int)role);
-    const int rc = rank_forward(&g->dealing, args, phases[role], at, seqs, n, k, out);
+    const int rc = rank_forward(dealing_of(g, PPO_TRAIN), args, phases[role], at, seqs, n, k, out);
     json_decref(args);
     return rc;
 }
@@ -147,11 +216,13 @@ int worker_group_update(struct worker_group *g, enum verlc_role role, const stru
     json_object_set_new(m.head, "role", json_integer(role));
     json_object_set_new(m.head, "step", json_integer((json_int_t)s->run->step));
     message_columns(&m, b, read);
-    g->ranks.steps = -1;
-    int rc = rank_group_call(&g->ranks, "update", role == VERLC_CRITIC ? "update_critic" : "update_actor", &m, &replies);
-    if (rc == 0) rc = rank_group_updated(&g->ranks, replies, b);
+    struct rank_group *const train = part_of(g, PPO_TRAIN);
+    train->steps = -1;
+    g->stale = g->pools.n[PPO_ROLLOUT] > 0;
+    int rc = rank_group_call(train, "update", role == VERLC_CRITIC ? "update_critic" : "update_actor", &m, &replies);
+    if (rc == 0) rc = rank_group_updated(train, replies, b);
     message_free(&m);
-    rank_group_free(&g->ranks, replies);
+    rank_group_free(train, replies);
     return rc;
 }
 
@@ -163,4 +234,6 @@ int worker_group_trace(struct worker_group *g, const char *path) {
     return rank_group_plain_call(&g->ranks, "trace", json_pack("{s:s?}", "path", path), NULL);
 }
 
-void worker_group_checkpoints(struct worker_group *g, struct checkpoints *out) { rank_group_checkpoints(&g->ranks, out); }
+void worker_group_checkpoints(struct worker_group *g, struct checkpoints *out) {
+    rank_group_checkpoints(part_of(g, PPO_TRAIN), out);
+}

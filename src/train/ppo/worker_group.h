@@ -26,17 +26,22 @@ const char *worker_group_device(const struct worker_group *g, bool *own_memory);
 int worker_group_models(struct worker_group *g, int64_t total_steps, int64_t validation_rows);
 bool worker_group_has(const struct worker_group *g, enum verlc_role role);
 
+int worker_group_send_weights(struct worker_group *g); /* worker_send_weights */
+/* What goes on while the trainer's ranks are waited for; NULL: nothing any more. */
+void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg);
+
 /* ---- as worker_generate_begin to worker_generate_end ---- */
 int worker_group_generate_begin(struct worker_group *g, const struct rollout_config *c);
 int worker_group_generate_add(struct worker_group *g, const struct rollout_request *q);
 int worker_group_generate_interrupt(struct worker_group *g);
-int worker_group_generate_step(struct worker_group *g); /* 1: work remains. Waits a little for samples */
+int worker_group_generate_step(struct worker_group *g, bool wait); /* 1: work remains. wait: a little, for samples */
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g);
 void worker_group_generate_end(struct worker_group *g);
 
 /* ---- worker_scores.c: the reward model of each rank; a judge that is served is rank 0's ---- */
 struct worker_scores;
-int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d);
+/* alone: d's ranks do nothing else. */
+int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d, bool alone);
 void worker_scores_close(struct worker_scores *s); /* NULL ok */
 struct worker_scores *worker_group_scores(const struct worker_group *g);
 int worker_scores_submit(struct worker_scores *s, const struct reward_model_sample *x, int64_t tag);

@@ -34,6 +34,7 @@ struct worker_scores {
     struct rank_dealing *dealing;
     bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
     bool flush, judge_busy;
+    bool alone;          /* on ranks that do nothing else */
     struct share *share; /* of each rank */
     struct scored *done;
     int64_t n_done, cap_done, at_done;
@@ -95,9 +96,10 @@ static int take(void *arg, int rank, const struct hub_reply *reply) {
     return 0;
 }
 
-int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d) {
+int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
     struct worker_scores *s = xcalloc(1, sizeof *s);
     s->dealing = d;
+    s->alone = alone;
     s->model = k->rm.enable && !k->rm.judge.serve;
     s->generates = s->model && k->rm.judge.prompt_template;
     s->judge = k->rm.enable && k->rm.judge.serve;
@@ -140,9 +142,10 @@ int worker_scores_submit(struct worker_scores *s, const struct reward_model_samp
     return 0;
 }
 
-/* The calls themselves are made by the dealing of generation, which goes on while scores are pending. */
+/* On ranks that generate too, the calls are made by the dealing of generation, which goes on while scores are pending. */
 int worker_scores_step(struct worker_scores *s, bool flush) {
     s->flush = flush;
+    if (s->alone) TRY(rank_generate_step(s->dealing, false));
     return s->judge_busy;
 }
 

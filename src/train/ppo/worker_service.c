@@ -7,15 +7,18 @@
 #include "train/ppo/worker_group.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/rank_service.h"
+#include "train/run/rank_weights.h"
 
 #include "base/err.h"
 #include "base/json.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static struct {
     struct ppo_config k;
     struct worker w;
+    struct comm *senders; /* owned; NULL: none */
     struct tokenizer *tok;
 } self;
 
@@ -49,18 +52,37 @@ static int generate_add(void *arg, struct rollout_request *q) {
     return worker_generate_add(&self.w, q);
 }
 
-static int generate_step(void) { return worker_generate_step(&self.w); }
+static int generate_step(void) { return worker_generate_step(&self.w, false); }
 static int generate_interrupt(void) { return worker_generate_interrupt(&self.w); }
 static struct rollout_stats generate_stats(void) { return worker_generate_stats(&self.w); }
 static void generate_end(void) { worker_generate_end(&self.w); }
 
 static void close_all(void) {
     worker_close(&self.w);
+    comm_close(self.senders);
     tokenizer_close(self.tok);
     ppo_config_free(&self.k);
 }
 
 /* ---- opening ---- */
+
+/* Whose work this rank does, and with whom. */
+static int join_pool(struct comm *comm, const struct comm_call *call) {
+    struct ppo_config *const k = &self.k;
+    const int rank = comm_rank(comm), size = comm_size(comm);
+    TRY(ppo_pools_read(&k->pools, json_object_get(call->args, "pools"), size));
+    k->n_ranks = size;
+    k->n_local = comm_local_size(comm);
+    for (int i = 0; i < PPO_POOLS; i++)
+        if (k->pools.n[i] > 0 && rank >= ppo_pool_first(&k->pools, (enum ppo_pool)i)) k->pool = (enum ppo_pool)i;
+    TRY(rank_open_pool((int)ppo_pool_first(&k->pools, k->pool), (int)k->pools.n[k->pool]));
+    self.w.comm = rank_self()->pool;
+    const int64_t pair = k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT];
+    if (k->pools.n[PPO_ROLLOUT] == 0 || rank >= pair) return 0;
+    TRY(comm_part(&self.senders, comm, 0, (int)pair));
+    self.w.senders = self.senders;
+    return 0;
+}
 
 static int plan(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     rank_self()->program = (struct rank_program){.dev = &self.w.dev,
@@ -76,9 +98,9 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     TRY(ppo_config_read(&self.k, rank_self()->conf, PPO_WORKER));
     TRY(rank_open_run(&self.k.run));
     TRY(rank_open_device(call, &self.w.dev, self.k.run.device, self.k.run.threads));
-    self.w.comm = comm;
+    TRY(join_pool(comm, call));
     TRY(worker_plan(&self.w, &self.k));
-    if (comm_rank(comm) == 0) TRY(worker_listen(&self.w));
+    if (ppo_does(&self.k, PPO_REWARD) && comm_rank(self.w.comm) == 0) TRY(worker_listen(&self.w));
     out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
                            (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge",
                            self.k.reward.router_address);
@@ -98,9 +120,19 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRY(worker_open(&self.w, self.tok));
     TRY(dev_memory(&self.w.dev, &rank_self()->run.memory));
     json_t *roles = json_array();
-    worker_checkpoints(&self.w, &rank_self()->run.checkpoints);
+    if (ppo_does(&self.k, PPO_TRAIN)) worker_checkpoints(&self.w, &rank_self()->run.checkpoints);
     for (int i = 0; i < N_ROLES; i++) json_array_append_new(roles, json_boolean(worker_has(&self.w, (enum verlc_role)i)));
     out->value = json_pack("{s:o}", "roles", roles);
+    return 0;
+}
+
+static int send_weights(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    char text[17];
+    uint64_t sum;
+    (void)comm, (void)call;
+    TRY(rank_weights_send(self.w.weights, &sum));
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)sum);
+    out->value = json_pack("{s:s}", "sum", text);
     return 0;
 }
 
@@ -152,6 +184,6 @@ static int trace(struct comm *comm, const struct comm_call *call, struct ctl_res
     return 0;
 }
 
-const struct ctl_service ppo_worker_services[] = {{"plan", plan},   {"models", models},         {"update", update},
-                                                  {"score", score}, {"score_drop", score_drop}, {"trace", trace},
-                                                  {NULL, NULL}};
+const struct ctl_service ppo_worker_services[] = {
+    {"plan", plan},   {"models", models},         {"update", update}, {"send_weights", send_weights},
+    {"score", score}, {"score_drop", score_drop}, {"trace", trace},   {NULL, NULL}};

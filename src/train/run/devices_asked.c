@@ -50,9 +50,17 @@ int64_t train_data_parallel(const struct conf *c, const struct train_devices_key
     return n > 1 ? n : 1;
 }
 
+/* On a CPU; 0: nothing is said. */
+static int64_t ranks_asked(const struct train_ranks_args *a) {
+    const int64_t own = a->keys->ranks;
+    return a->beside.ranks > 0 ? a->beside.ranks + (own > 0 ? own : 1) : own;
+}
+
+static const char *asked_by(const struct train_ranks_args *a) { return a->beside.gpus > 0 ? ASKED_BY " and by pools" : ASKED_BY; }
+
 /* Under a launcher: a process a rank. */
 static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
-    const int64_t n = a->launch->size, by_ranks = a->keys->ranks;
+    const int64_t n = a->launch->size, by_ranks = ranks_asked(a);
     const bool said = asked > 1 || by_ranks > 0 || conf_is_set(a->conf, "trainer.n_gpus_per_node");
     if (strcmp(a->launch->by, "verlc") != 0 && said && n != asked && n != by_ranks)
         log_note("%s started %lld processes: %lld ranks, one a process, whatever " ASKED_BY " and trainer.ranks say", a->launch->by,
@@ -63,31 +71,32 @@ static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
 /* By hand, on the GPUs of this host. there: how many it has; >= 1. */
 static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
     const bool one = a->device && strncmp(a->device, "cuda:", 5) == 0;
-    const int64_t here = least(one ? 1 : asked / a->keys->nnodes, there);
+    const int64_t here = least(one ? 1 : a->keys->nnodes > 1 ? asked / a->keys->nnodes : asked, there);
     if (a->keys->ranks > 0 && a->keys->ranks != here)
         log_note("trainer.ranks=%lld has no effect: it is for ranks on a CPU, and on GPUs " ASKED_BY " says how many",
                  (long long)a->keys->ranks);
     if (here == asked) return here;
     if (one)
-        log_note("trainer.device=%s names one GPU: one rank of the %lld asked for by " ASKED_BY "; the result is the same",
-                 a->device, (long long)asked);
+        log_note("trainer.device=%s names one GPU: one rank of the %lld asked for by %s; the result is the same", a->device,
+                 (long long)asked, asked_by(a));
     else if (a->keys->nnodes > 1)
         log_note("%lld of the %lld GPUs asked for by " ASKED_BY ", those of this host: srun, mpirun or torchrun start the command "
                  "on all of them (docs/scaling.md); the result is the same",
                  (long long)here, (long long)asked);
     else
-        log_note("this host has %lld of the %lld GPUs asked for by trainer.n_gpus_per_node: %lld rank%s; the result is the same",
-                 (long long)there, (long long)asked, (long long)here, here == 1 ? "" : "s");
+        log_note("this host has %lld of the %lld GPUs asked for by %s: %lld rank%s; the result is the same", (long long)there,
+                 (long long)asked, a->beside.gpus > 0 ? asked_by(a) : "trainer.n_gpus_per_node", (long long)here,
+                 here == 1 ? "" : "s");
     return here;
 }
 
 static int64_t on_cpu(const struct train_ranks_args *a, int64_t asked) {
-    const int64_t n = a->keys->ranks > 0 ? a->keys->ranks : 1;
+    const int64_t by_ranks = ranks_asked(a), n = by_ranks > 0 ? by_ranks : 1;
     if (asked > 1 && asked != n)
-        log_note("%lld CPU rank%s (trainer.device=%s), not the %lld GPUs asked for by " ASKED_BY
-                 "; trainer.ranks says how many; the "
-                 "result is the same",
-                 (long long)n, n == 1 ? "" : "s", a->device ? a->device : "auto", (long long)asked);
+        log_note(
+            "%lld CPU rank%s (trainer.device=%s), not the %lld GPUs asked for by %s; trainer.ranks says how many; the result is "
+            "the same",
+            (long long)n, n == 1 ? "" : "s", a->device ? a->device : "auto", (long long)asked, asked_by(a));
     return n;
 }
 
@@ -95,7 +104,8 @@ bool train_on_cpu(const char *device) { return device && (strcmp(device, "cpu") 
 
 /* Several nodes are Ray's where it has some; one is, where this host has no GPU (a cluster's head). */
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
-    const int64_t asked = train_devices_asked(a->conf, a->keys), nodes = a->keys->nnodes, by_ranks = a->keys->ranks;
+    const int64_t asked = train_devices_asked(a->conf, a->keys) + a->beside.gpus, nodes = a->keys->nnodes + a->beside.nodes,
+                  by_ranks = ranks_asked(a);
     const bool cpu = train_on_cpu(a->device), several = a->ray && nodes > 1;
     *ray_nodes = 0;
     if (a->launch->size > 1) return launched(a, asked);
@@ -122,25 +132,33 @@ static bool ray_is_there(int64_t nodes) {
     return there;
 }
 
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int64_t *n, int *ray_nodes) {
+bool train_launched(void) {
+    struct launch l;
+    return launch_read(&l, environ) == 0 && l.size > 1;
+}
+
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+                const char *device, int64_t *n, int *ray_nodes) {
     int none;
     struct launch l;
     TRY(launch_read(&l, environ));
     const struct train_ranks_args a = {.conf = c,
                                        .keys = k,
+                                       .beside = beside ? *beside : (struct train_devices_beside){0},
                                        .device = device,
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,
-                                       .ray = ray_nodes && ray_is_there(k->nnodes)};
+                                       .ray = ray_nodes && ray_is_there(k->nnodes + (beside ? beside->nodes : 0))};
     *n = train_ranks_asked(&a, ray_nodes ? ray_nodes : &none);
     return 0;
 }
 
-int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int threads,
-                     const struct train_plan_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+                     const char *device, int threads, const struct train_plan_args *a, struct dev *dev, int64_t *ranks,
+                     int64_t *local) {
     const struct resume none = {.step = -1};
-    *ranks = a->gpus > 0 ? a->gpus : train_devices_asked(c, k);
-    if (a->gpu == 0 && a->gpus == 0) TRY(train_ranks(c, k, device, ranks, NULL));
+    *ranks = a->gpus > 0 ? a->gpus : train_devices_asked(c, k) + (beside ? beside->gpus : 0);
+    if (a->gpu == 0 && a->gpus == 0) TRY(train_ranks(c, k, beside, device, ranks, NULL));
     if (a->gpu > 0) dev_open_cuda_planned(dev, (size_t)a->gpu);
     else TRY(resume_open_device(dev, &none, device, threads));
     if (a->gpus > 0 && !dev_has_own_memory(dev))

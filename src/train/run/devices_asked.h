@@ -24,9 +24,14 @@ int64_t train_devices_asked(const struct conf *c, const struct train_devices_key
  * group ("actor_rollout_ref.actor", "critic", "engine"), count as one. >= 1. Of verl's rules about batch sizes alone. */
 int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
 
+/* What keys ask for beside trainer's: GPUs, and the hosts that they are on; ranks on a CPU. */
+struct train_devices_beside {
+    int64_t gpus, nodes, ranks;
+};
 struct train_ranks_args {
     const struct conf *conf;
     const struct train_devices_keys *keys;
+    struct train_devices_beside beside;
     const char *device;          /* trainer.device; NULL: auto */
     const struct launch *launch; /* what started this process */
     int (*n_gpus)(void);         /* of this host; called where several are asked for */
@@ -38,15 +43,19 @@ bool train_on_cpu(const char *device);
  * and on a CPU trainer.ranks. Where that is another number than asked for, one line of the log says why. >= 1.
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
-/* The same of this process: its environment, its GPUs; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's variables make no
- * sense. */
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int64_t *n, int *ray_nodes);
+/* The same of this process: its environment, its GPUs; beside NULL: nothing; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
+ * variables make no sense. */
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+                const char *device, int64_t *n, int *ray_nodes);
+/* Whether a launcher says how many ranks there are. */
+bool train_launched(void);
 
 /* For a plan: its device, and how many ranks there are, `local` of them on a host. *a: train.h. ERR_INVAL: GPUs of a size that is
  * not known, since there is none. */
 struct train_plan_args;
 struct dev;
-int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const char *device, int threads,
-                     const struct train_plan_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
+int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+                     const char *device, int threads, const struct train_plan_args *a, struct dev *dev, int64_t *ranks,
+                     int64_t *local);
 
 #endif

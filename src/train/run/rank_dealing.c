@@ -121,13 +121,13 @@ int rank_generate_interrupt(struct rank_dealing *d) {
     return rc;
 }
 
-int rank_generate_step(struct rank_dealing *d) {
+int rank_generate_step(struct rank_dealing *d, bool wait) {
     struct hub_reply reply;
     int rank, more = 0;
     for (int r = 0; r < d->g->n; r++)
         if (!d->g->busy[r]) TRY(go_on(d, r));
-    for (double wait = 0.05;; wait = 0) { /* all that have answered by now */
-        const int got = rank_group_take(d->g, wait, &rank, &reply);
+    for (double most = wait ? 0.05 : 0;; most = 0) { /* all that have answered by now */
+        const int got = rank_group_take(d->g, most, &rank, &reply);
         TRY(got);
         if (got == 0) break;
         const int rc = take_reply(d, rank, &reply);

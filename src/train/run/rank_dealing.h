@@ -29,7 +29,8 @@ void rank_dealing_free(struct rank_dealing *d);
 /* ---- generation, by the calls generate_begin, generate and generate_end; of c: done and its argument ---- */
 int rank_generate_begin(struct rank_dealing *d, const struct rollout_config *c);
 void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q);
-int rank_generate_step(struct rank_dealing *d);      /* 1: work remains. Waits a little for samples */
+/* 1: work remains. wait: a little, for samples. Without a generation under way, what comes between alone. */
+int rank_generate_step(struct rank_dealing *d, bool wait);
 int rank_generate_interrupt(struct rank_dealing *d); /* as rollout_interrupt: all that has not ended is handed out */
 struct rollout_stats rank_generate_stats(const struct rank_dealing *d);
 void rank_generate_end(struct rank_dealing *d);

@@ -155,12 +155,13 @@ static int config_message(const struct conf *c, struct message *m) {
     return rc;
 }
 
-static int open_ranks(struct rank_group *g, const struct conf *c, const char *open, json_t **first) {
+static int open_ranks(struct rank_group *g, const struct conf *c, const char *open, const json_t *more, json_t **results) {
     struct message m = message_new(true);
     struct hub_reply *replies = NULL;
     const char *isa = NULL, *device;
     int rc = 0;
     TRYG(config_message(c, &m), out);
+    if (more) json_object_update(m.head, (json_t *)(uintptr_t)more);
     if (g->run && g->run->from.trainer) TRYG(json_str_opt(g->run->from.trainer, "isa", &isa, g->run->from.dir), out);
     if (isa) json_object_set_new(m.head, "isa", json_string(isa));
     TRYG(rank_group_call(g, open, NULL, &m, &replies), out);
@@ -172,17 +173,20 @@ static int open_ranks(struct rank_group *g, const struct conf *c, const char *op
     snprintf(g->device, sizeof g->device, "%d ranks, each on %s", g->n, device);
     log_info("%s", g->device);
     snprintf(g->isa, sizeof g->isa, "%s", isa);
-    *first = json_incref(replies[0].result);
+    if (!results) goto out;
+    *results = json_array();
+    for (int r = 0; r < g->n; r++) json_array_append(*results, replies[r].result);
 out:
     message_free(&m);
     rank_group_free(g, replies);
     return rc;
 }
 
-int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t **first) {
+int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t *more, json_t **results) {
     struct launch l;
+    int rc = 0;
     *g = (struct rank_group){.run = a->run, .deadline_s = a->deadline_s > START_S ? a->deadline_s : START_S};
-    TRY(launch_read(&l, environ));
+    TRYG(launch_read(&l, environ), out);
     const struct ctl_args start = {.ranks = a->ranks,
                                    .dir = a->dir,
                                    .controller = a->controller,
@@ -190,13 +194,16 @@ int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const
                                    .own_arguments = a->embedded,
                                    .ray_nodes = a->ray_nodes,
                                    .ray_gpus = a->ray_gpus};
-    TRY(ctl_open(&g->ctl, &start, &l));
+    TRYG(ctl_open(&g->ctl, &start, &l), out);
     g->hub = ctl_hub(g->ctl);
     g->n = ctl_size(g->ctl);
     g->whole = g;
     g->busy = xcalloc((size_t)g->n, sizeof *g->busy);
     g->replies = xcalloc((size_t)g->n, sizeof *g->replies);
-    return open_ranks(g, a->conf, open, first);
+    rc = open_ranks(g, a->conf, open, more, results);
+out:
+    json_decref(more);
+    return rc;
 }
 
 void rank_group_part(struct rank_group *out, struct rank_group *whole, int first, int n) {

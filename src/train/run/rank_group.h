@@ -17,9 +17,9 @@
 #define RANK_SLICE_S 0.2
 
 /* All ranks, or consecutive ones that share a task (a pool): ranks count from 0 in each. */
-struct rank_group { /* a zeroed one may be closed */
-    struct ctl *ctl;           /* NULL: a part */
-    struct rank_group *whole;  /* all ranks: itself, or what it is a part of */
+struct rank_group {           /* a zeroed one may be closed */
+    struct ctl *ctl;          /* NULL: a part */
+    struct rank_group *whole; /* all ranks: itself, or what it is a part of */
     struct hub *hub;
     int first, n;              /* of all ranks */
     struct run *run;           /* borrowed; NULL: the program has none */
@@ -48,8 +48,9 @@ struct rank_group_args {
     bool embedded; /* in a user's program, which is its own worker: ctl_args.own_arguments */
 };
 /* Starts the ranks, or under a launcher waits for them. They are one program's by the call `open`, which makes them load the
- * configuration and open their devices, all of one kind. *first: rank 0's result, a new reference. */
-int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t **first);
+ * configuration and open their devices, all of one kind. more: further arguments of that call; taken, NULL: none. *results: a list
+ * of each rank's, a new reference; NULL ok. */
+int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t *more, json_t **results);
 /* Ranks first..first + n - 1 of a group, with no call under way; nothing to close. */
 void rank_group_part(struct rank_group *out, struct rank_group *whole, int first, int n);
 /* ok: the run has ended well; else the processes are killed. */

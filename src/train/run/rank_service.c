@@ -60,9 +60,11 @@ static int load_config(const struct comm_call *call) {
 
 int rank_open_config(struct comm *comm, const struct comm_call *call) {
     log_set_level(LOG_WARN); /* the controller tells what is to be told once */
-    self.comm = comm;
+    self.comm = self.pool = comm;
     return load_config(call);
 }
+
+int rank_open_pool(int first, int n) { return n < comm_size(self.comm) ? comm_part(&self.pool, self.comm, first, n) : 0; }
 
 static void tell(void *comm, const char *name, int64_t done, int64_t total) {
     comm_stage(comm, "%s", name);
@@ -242,7 +244,7 @@ int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const
     json_object_set_new(m.head, "stopped", json_boolean(stopped));
     json_object_set_new(m.head, "hash", fingerprint(&self.run.metrics, b));
     message_metrics(&m, &self.run.metrics);
-    message_columns(&m, b, comm_rank(self.comm) == 0 ? columns : none);
+    message_columns(&m, b, comm_rank(self.pool) == 0 ? columns : none);
     if (self.bad.met) {
         json_object_set_new(m.head, "bad", json_pack("{s:s}", "tensor", self.bad.what.bad_tensor));
         message_add(&m, self.bad.dump.p, self.bad.dump.n);
@@ -339,6 +341,7 @@ const struct ctl_service rank_services[] = {{"generate_begin", generate_begin},
 void rank_close(void) {
     if (self.run.checkpoints.close) self.run.checkpoints.close(self.run.checkpoints.ctx);
     if (self.program.close) self.program.close();
+    if (self.pool != self.comm) comm_close(self.pool);
     stages_destroy(self.run.stages);
     metrics_free(&self.run.metrics);
     sample_list_clear(&self.samples);

@@ -26,7 +26,8 @@ struct rank_program {
     void (*close)(void); /* what it holds; the group has ended */
 };
 struct rank {
-    struct comm *comm;
+    struct comm *comm; /* all ranks */
+    struct comm *pool; /* those that do the same work: all, or a part, which is closed with this */
     struct conf *conf; /* the controller's, loaded again */
     struct run run;    /* without directory and tracker */
     struct bad_gradient bad;
@@ -45,6 +46,7 @@ void rank_close(void); /* all of rank_self; the group has ended */
 /* ---- opening: a program's first call, in this order ---- */
 /* The configuration. ERR_INPUT: it is not the controller's. */
 int rank_open_config(struct comm *comm, const struct comm_call *call);
+int rank_open_pool(int first, int n); /* where this rank shares its work with these alone */
 int rank_open_run(const struct run_config *k);
 /* The GPU that is this rank's: one each of its host, or the one that it sees. ERR_INPUT: its host has more ranks than GPUs. */
 int rank_gpu(const struct comm *comm, int *gpu);

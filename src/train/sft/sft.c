@@ -178,7 +178,6 @@ static int64_t longest_sample(const struct sft_dataset *d, int64_t longest) {
 /* The device, or the processes that have some. */
 static int open_device(struct sft *s) {
     const struct sft_config *k = &s->k;
-    json_t *first = NULL;
     const struct rank_group_args a = {.conf = k->conf,
                                       .ranks = (int)k->n_ranks,
                                       .dir = k->run.default_local_dir,
@@ -189,9 +188,8 @@ static int open_device(struct sft *s) {
                                       .ray_gpus = !train_on_cpu(k->run.device)};
     s->worker.k = &s->k;
     if (k->n_ranks == 1) return run_open_device(&s->run, &s->worker.dev);
-    TRY(rank_group_open(&s->ranks, &a, "sft_device", &first));
+    TRY(rank_group_open(&s->ranks, &a, "sft_device", NULL, NULL));
     rank_dealing_init(&s->dealing, &s->ranks);
-    json_decref(first);
     return 0;
 }
 
@@ -235,7 +233,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     struct sft_config *const k = &s->k;
     struct checkpoints models;
     TRY(sft_config_read(k, c));
-    TRY(train_ranks(c, &k->devices, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    TRY(train_ranks(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = s, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
@@ -353,7 +351,7 @@ int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct
     int rc = 0;
     TRYG(sft_config_read(&k, c), end);
     k.host_memory = a->host;
-    TRYG(train_plan_ranks(c, &k.devices, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    TRYG(train_plan_ranks(c, &k.devices, NULL, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
     TRYG(model_config_load(&shape, k.model_dir), end);
     rc = sft_memory_plan_print(&k, &dev, &shape, out);
     model_config_free(&shape);

@@ -1,0 +1,124 @@
+"""Invariant 11, pools: ranks of their own that generate, or score with a reward model, leave every file, metric and sample as they are
+on one rank. A fully asynchronous run with such ranks draws as time has it; its record replays bit for bit without them."""
+
+import os
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from ranks import first_difference  # noqa: E402
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series, start, state  # noqa: E402
+
+ONE_OFF, FULLY = "--config-name=one_step_off_ppo_trainer", "--config-name=fully_async_ppo_trainer"
+
+
+def one_off(s, name, **keys):
+    keys = {"actor_rollout_ref.actor.use_kl_loss": True, "reward.num_workers": 1, "actor_rollout_ref.actor.optim.lr": 1e-3,
+            "reward.custom_reward_function.path": s.dir / "digits.py", "trainer.total_training_steps": 4, "trainer.save_freq": 2,
+            "trainer.test_freq": 2, **keys}
+    args = s.ppo(name, **keys)
+    return [args[0], ONE_OFF, *args[1:]]
+
+
+def fully(s, name, **keys):
+    keys = {"actor_rollout_ref.actor.use_kl_loss": False, "data.train_batch_size": 0, "data.max_response_length": 24,
+            "async_training.trigger_parameter_sync_step": 2, "async_training.staleness_threshold": 1,
+            "rollout.total_rollout_steps": 24, "reward.num_workers": 1, "actor_rollout_ref.actor.optim.lr": 1e-3,
+            "reward.custom_reward_function.path": s.dir / "digits.py", **keys}
+    args = [a for a in s.ppo(name, **keys) if not a.startswith("trainer.total_training_steps")]
+    return [args[0], FULLY, *args[1:]]
+
+
+def schedule(s, test):
+    run(*one_off(s, "one"))
+    for train, rollout in ((1, 1), (2, 1), (1, 2)):
+        name = f"pools{train}{rollout}"
+        p = run(*one_off(s, name, **{"trainer.ranks": train, "rollout.ranks": rollout}))
+        test(f"one step off, {train} to train and {rollout} to generate: the bits of one rank",
+             first_difference(s.dir / "one", s.dir / name, 4) == "", first_difference(s.dir / "one", s.dir / name, 4))
+        test("the log names the pools", "rollout" in p.stderr + p.stdout and f"ranks {train} to {train + rollout - 1}" in
+             p.stderr + p.stdout, p.stderr[-500:])
+    waits, sends = (series(s.dir / "pools11", f"timing_s/{k}") for k in ("wait_prev_gen", "sync_rollout_weights"))
+    test("generation goes on beside the update: what is waited for is timed, and the exchange of weights",
+         len(waits) == 3 and len(sends) == 3 and all(v >= 0 for v in waits), (waits, sends))
+
+
+def by_hand(s, test):
+    """The program of examples/ as it is, with ranks to generate."""
+    exe = pathlib.Path(VERLC).resolve().parent / "examples/one_step_off"
+    keys = {"actor_rollout_ref.actor.use_kl_loss": False}
+    run(*one_off(s, "plain", **keys))
+    args = [a for a in one_off(s, "hand", **{**keys, "rollout.ranks": 1})[2:] if not a.startswith("algorithm.adv_estimator")]
+    p = subprocess.run([exe, *map(str, args)], capture_output=True, text=True, timeout=300, env=ENV)
+    test("the schedule by hand, in calls of verlc.h, on pools: the same bits",
+         p.returncode == 0 and state(s.dir / "plain", 4) == state(s.dir / "hand", 4), p.stderr[-500:])
+
+
+def adapter(s, test):
+    keys = {"actor_rollout_ref.model.lora_rank": 4, "actor_rollout_ref.model.lora_alpha": 8, "trainer.test_freq": -1}
+    run(*one_off(s, "lora", **keys))
+    run(*one_off(s, "lora11", **keys, **{"rollout.ranks": 1}))
+    test("an adapter: what it changes is sent; the bits of one rank", first_difference(s.dir / "lora", s.dir / "lora11", 4) == "",
+         first_difference(s.dir / "lora", s.dir / "lora11", 4))
+
+
+def killed(s, test):
+    args = one_off(s, "k", **{"trainer.save_freq": 1, "rollout.ranks": 1, "trainer.async_save": False})
+    p = start(args)
+    while not (s.dir / "k/global_step_2").exists() and p.poll() is None:
+        os.sched_yield()
+    p.send_signal(signal.SIGKILL)
+    p.communicate()
+    run(*args)
+    test("kill -9, resumed: the same bits", state(s.dir / "k", 4) == state(s.dir / "one", 4))
+    run(*one_off(s, "fewer", **{"trainer.resume_mode": "resume_path", "trainer.resume_from_path": s.dir / "pools21/global_step_2"}))
+    test("resumed without pools: the same bits", state(s.dir / "fewer", 4) == state(s.dir / "one", 4))
+
+
+def spans(run_dir):
+    with sqlite3.connect(run_dir / "run.db") as db:
+        return db.execute("SELECT step, place, sample, versions, ids, logp, prompt_number FROM samples WHERE validation = 0 "
+                          "ORDER BY step, place, sample").fetchall()
+
+
+def asynchronous(s, test):
+    for partial in (True, False):
+        name = f"async_{partial}"
+        run(*fully(s, name, **{"rollout.ranks": 1, "trainer.ranks": 2, "async_training.partial_rollout": partial}))
+        rows = spans(s.dir / name)
+        test(f"fully asynchronous on pools, partial_rollout={partial}: each step trains its prompts",
+             [r[:3] for r in rows] == [(k, p, i) for k in range(1, 7) for p in range(4) for i in range(2)] and
+             len({r[6] for r in rows}) == 24)
+        run(*fully(s, name + "_again", **{"async_training.replay": s.dir / name, "async_training.partial_rollout": partial}))
+        test("its record, replayed on one rank: the same tokens, log-probs and weights",
+             rows == spans(s.dir / (name + "_again")) and
+             all(state(s.dir / name, k) == state(s.dir / (name + "_again"), k) for k in (1, 3, 6)))
+    run(*fully(s, "async_pools", **{"async_training.replay": s.dir / "async_True", "rollout.ranks": 2}))
+    test("and on other pools", state(s.dir / "async_pools", 6) == state(s.dir / "async_True", 6))
+    args = fully(s, "async_k", **{"rollout.ranks": 1, "trainer.async_save": False})
+    p = start(args)
+    while not (s.dir / "async_k/global_step_3").exists() and p.poll() is None:
+        os.sched_yield()
+    p.send_signal(signal.SIGKILL)
+    p.communicate()
+    run(*args)
+    run(*fully(s, "async_k_again", **{"async_training.replay": s.dir / "async_k"}))
+    test("kill -9, resumed: the whole record replays", state(s.dir / "async_k_again", 6) == state(s.dir / "async_k", 6))
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        (s.dir / "digits.py").write_text(DIGITS_REWARD)
+        schedule(s, test)
+        by_hand(s, test)
+        adapter(s, test)
+        killed(s, test)
+        asynchronous(s, test)
+    test.end()
+
+
+main()
