@@ -10,6 +10,17 @@ OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/
        "rollout/prefix_cached_tokens", "rollout/num_preempted")
 # of the run's files: manifest.json has the hashes of the others, config.yaml the number of ranks
 NAMED = ("manifest.json", "config.yaml")
+# a scorer that asks the judge which the run serves
+ASK = """
+import asyncio, json, urllib.request
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer):
+    def ask():
+        body = {"messages": [{"role": "user", "content": solution_str}], "max_tokens": 8, "temperature": 0}
+        r = urllib.request.Request(f"http://{reward_router_address}/v1/chat/completions", json.dumps(body).encode())
+        return json.loads(urllib.request.urlopen(r, timeout=60).read())["choices"][0]["message"]["content"]
+    return float(len(await asyncio.get_running_loop().run_in_executor(None, ask)))
+"""
 
 
 def files(run_dir, step):

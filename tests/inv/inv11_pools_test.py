@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from ranks import first_difference  # noqa: E402
-from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series, start, state  # noqa: E402
+from ranks import ASK, first_difference  # noqa: E402
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, reward_dir, run, series, start, state  # noqa: E402
 
 ONE_OFF, FULLY = "--config-name=one_step_off_ppo_trainer", "--config-name=fully_async_ppo_trainer"
 
@@ -78,6 +78,27 @@ def killed(s, test):
     test("resumed without pools: the same bits", state(s.dir / "fewer", 4) == state(s.dir / "one", 4))
 
 
+def rewards(s, test):
+    """A reward model on ranks of its own, of verlc ppo and beside ranks that generate."""
+    rm = "reward.reward_model."
+    (s.dir / "ask.py").write_text(ASK)
+    pool = {rm + "enable_resource_pool": True, rm + "ranks": 1}
+    keys = {"trainer.total_training_steps": 2, "trainer.save_freq": 2, "reward.num_workers": 1}
+    cases = {"rm": {rm + "enable": True, rm + "model_path": reward_dir(s, "model_rm")},
+             "judge": {rm + "enable": True, rm + "model_path": s.dir / "model", rm + "rollout.response_length": 8,
+                       "reward.custom_reward_function.path": s.dir / "ask.py"}}
+    for name, own in cases.items():
+        run(*s.ppo(name, **{**keys, **own}))
+        run(*s.ppo(name + "_pool", **{**keys, **own, **pool, "trainer.ranks": 2}))
+        why = first_difference(s.dir / name, s.dir / (name + "_pool"), 2)
+        test(f"{name} on a rank of its own, two to train: the bits of one rank", why == "", why)
+    own = {"reward.custom_reward_function.path": "null", **cases["rm"]}
+    run(*one_off(s, "rm_off", **own))
+    run(*one_off(s, "rm_off_pools", **own, **pool, **{"rollout.ranks": 1}))
+    why = first_difference(s.dir / "rm_off", s.dir / "rm_off_pools", 4)
+    test("one step off with three pools: the bits of one rank", why == "", why)
+
+
 def spans(run_dir):
     with sqlite3.connect(run_dir / "run.db") as db:
         return db.execute("SELECT step, place, sample, versions, ids, logp, prompt_number FROM samples WHERE validation = 0 "
@@ -117,6 +138,7 @@ def main():
         by_hand(s, test)
         adapter(s, test)
         killed(s, test)
+        rewards(s, test)
         asynchronous(s, test)
     test.end()
 

@@ -4,20 +4,10 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import first_difference
+from ranks import ASK, first_difference
 from verlc_test import Scratch, Tests, reward_dir, run
 
 STEPS = 3
-ASK = """
-import asyncio, json, urllib.request
-
-async def compute_score(data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer):
-    def ask():
-        body = {"messages": [{"role": "user", "content": solution_str}], "max_tokens": 8, "temperature": 0}
-        r = urllib.request.Request(f"http://{reward_router_address}/v1/chat/completions", json.dumps(body).encode())
-        return json.loads(urllib.request.urlopen(r, timeout=60).read())["choices"][0]["message"]["content"]
-    return float(len(await asyncio.get_running_loop().run_in_executor(None, ask)))
-"""
 
 
 def main():

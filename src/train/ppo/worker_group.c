@@ -175,7 +175,10 @@ int worker_group_generate_step(struct worker_group *g, bool wait) { return rank_
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g) {
     return rank_generate_stats(dealing_of(g, PPO_ROLLOUT));
 }
-void worker_group_generate_end(struct worker_group *g) { rank_generate_end(dealing_of(g, PPO_ROLLOUT)); }
+void worker_group_generate_end(struct worker_group *g) {
+    rank_generate_end(dealing_of(g, PPO_ROLLOUT));
+    worker_scores_rest(g->scores);
+}
 
 void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg) {
     g->part[PPO_TRAIN].beside.step = step;

@@ -48,6 +48,7 @@ int worker_scores_submit(struct worker_scores *s, const struct reward_model_samp
 int worker_scores_step(struct worker_scores *s, bool flush); /* 1: a judge that is served has more to do */
 int worker_scores_poll(struct worker_scores *s, int64_t *tag, struct reward_result *out);
 int64_t worker_scores_pending(const struct worker_scores *s);
+void worker_scores_rest(struct worker_scores *s); /* no call is under way on ranks that do nothing else, until the next step */
 void worker_scores_drop(struct worker_scores *s);
 /* A rank's side of the call "score". */
 int worker_scores_answer(struct worker *w, const struct comm_call *call, struct ctl_result *out);

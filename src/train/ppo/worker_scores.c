@@ -163,6 +163,15 @@ int64_t worker_scores_pending(const struct worker_scores *s) {
     return n;
 }
 
+void worker_scores_rest(struct worker_scores *s) {
+    struct err_saved why;
+    if (!s->alone) return;
+    err_save(&why);
+    rank_group_drain(s->dealing->g); /* of a judge, which is asked all the time whether it has something to do */
+    s->judge_busy = false;
+    err_restore(&why);
+}
+
 void worker_scores_drop(struct worker_scores *s) {
     struct err_saved why;
     err_save(&why);

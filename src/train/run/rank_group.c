@@ -99,6 +99,8 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
                     struct hub_reply **replies) {
     *replies = xcalloc((size_t)g->n, sizeof **replies);
+    for (int r = 0; r < g->n; r++)
+        if (g->busy[r]) FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", hub_who(g->hub, g->first + r), name);
     TRY(hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
     return take_all(g, phase, *replies);
