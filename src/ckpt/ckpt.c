@@ -26,7 +26,8 @@
 #include <unistd.h>
 
 #define PREFIX "global_step_"
-#define OLD ".old.tmp" /* file_replace_dir's */
+#define OLD ".old.tmp"     /* file_replace_dir's */
+#define APART ".parts.tmp" /* parts that wait for the rest of their checkpoint */
 #define TRACKER "latest_checkpointed_iteration.txt"
 enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 2047 << 20 };
 
@@ -243,11 +244,14 @@ static int fsync_file(const char *path) {
 struct manifest {
     const struct file_writer *w;
     json_t *files;
+    const json_t *joined; /* of another process: hashed and on disk; NULL: none */
 };
 
 /* What the writer wrote is hashed and on disk; the rest are small. */
 static int manifest_add(void *arg, const char *rel, const char *full) {
     const struct manifest *m = arg;
+    const json_t *theirs = json_object_get(m->joined, rel);
+    if (theirs) return json_object_set(m->files, rel, (json_t *)(uintptr_t)theirs);
     const char *known = file_writer_hash(m->w, full);
     char hex[33];
     if (!known) {
@@ -274,11 +278,13 @@ static int fsync_dirs(const char *dir) {
     return file_fsync_dir(dir);
 }
 
-static int write_manifest(const struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
+/* joined: the manifest of parts that another process has written, whose files are there by now; NULL: none. */
+static int write_manifest(const struct file_writer *w, const char *tmp, const struct ckpt_save_args *a, const json_t *joined) {
     json_t *files = json_object(), *parts = json_array();
-    struct manifest of = {w, files};
+    struct manifest of = {w, files, json_object_get(joined, "files")};
     int rc = each_file(tmp, "", manifest_add, &of);
     for (int i = 0; i < a->n_parts; i++) json_array_append_new(parts, json_string(a->parts[i].name));
+    if (joined) json_array_extend(parts, json_object_get(joined, "parts"));
     json_t *m = json_pack("{s:i, s:s, s:I, s:o, s:o}", "format", FORMAT, "verlc", VERLC_VERSION, "step", (json_int_t)a->step,
                           "parts", parts, "files", files);
     char *path = file_join(tmp, "manifest.json");
@@ -288,12 +294,59 @@ static int write_manifest(const struct file_writer *w, const char *tmp, const st
     return rc;
 }
 
+static char *parts_dir(const struct ckpt_save_args *a) { return xasprintf("%s/" PREFIX "%lld" APART, a->root, (long long)a->step); }
+
+/* A file of parts that another process has written, into tmp. */
+static int take_in(const char *from, const char *tmp, const char *rel) {
+    char *source = file_join(from, rel), *target = file_join(tmp, rel), *dir = xstrdup(target);
+    *strrchr(dir, '/') = '\0';
+    int rc =
+        rel[0] == '/' || strstr(rel, "..") ? err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: manifest.json names '%s'", from, rel) : 0;
+    if (rc == 0) rc = file_mkdirs(dir);
+    if (rc == 0 && rename(source, target) < 0) rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", source, strerror(errno));
+    free(source);
+    free(target);
+    free(dir);
+    return rc;
+}
+
+/* *manifest: of the parts that have come; the caller owns it. */
+static int join_parts(const char *tmp, const struct ckpt_save_args *a, json_t **manifest) {
+    char *dir = parts_dir(a), *path = file_join(dir, "manifest.json");
+    int rc = json_load(manifest, path, (size_t)64 << 20);
+    const char *rel;
+    json_t *entry;
+    json_object_foreach(json_object_get(*manifest, "files"), rel, entry) if (rc == 0) rc = take_in(dir, tmp, rel);
+    if (rc == 0) rc = file_remove_tree(dir);
+    free(path);
+    free(dir);
+    return rc;
+}
+
+static int write_parts(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
+    TRY(file_mkdirs(tmp));
+    for (int i = 0; i < a->n_parts; i++) TRY(save_part(w, tmp, &a->parts[i]));
+    return 0;
+}
+
+/* The parts alone, with a manifest of them. */
+static int save_apart(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
+    TRY(write_parts(w, tmp, a));
+    TRY(file_writer_finish(w));
+    TRY(write_manifest(w, tmp, a, NULL));
+    TRY(fsync_dirs(tmp));
+    char *dir = parts_dir(a);
+    const int rc = file_replace_dir(tmp, dir);
+    free(dir);
+    return rc;
+}
+
 static int write_all(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
+    json_t *joined = NULL;
     if (is_foreign(a->root, a->step))
         FAIL(ERR_IO, "%s/" PREFIX "%lld is there and was not written by verlc, which never writes over such a one", a->root,
              (long long)a->step);
-    TRY(file_mkdirs(tmp));
-    for (int i = 0; i < a->n_parts; i++) TRY(save_part(w, tmp, &a->parts[i]));
+    TRY(write_parts(w, tmp, a));
     char *p = file_join(tmp, "trainer.json");
     int rc = json_save_atomic(p, a->trainer);
     free(p);
@@ -303,7 +356,10 @@ static int write_all(struct file_writer *w, const char *tmp, const struct ckpt_s
     free(p);
     TRY(rc);
     TRY(file_writer_finish(w));
-    TRY(write_manifest(w, tmp, a));
+    if (a->joins) rc = join_parts(tmp, a, &joined);
+    if (rc == 0) rc = write_manifest(w, tmp, a, joined);
+    json_decref(joined);
+    TRY(rc);
     return fsync_dirs(tmp);
 }
 
@@ -345,10 +401,10 @@ int ckpt_save(const struct ckpt_save_args *a) {
     char *dir = step_dir(a->root, a->step), *tmp = file_temp_path(dir);
     struct file_writer *w;
     file_writer_open(&w);
-    int rc = write_all(w, tmp, a);
+    int rc = a->apart ? save_apart(w, tmp, a) : write_all(w, tmp, a);
     file_writer_close(w);
     free(dir);
-    if (rc == 0) rc = publish(a->root, tmp, a->step);
+    if (rc == 0 && !a->apart) rc = publish(a->root, tmp, a->step);
     if (rc < 0) {
         struct err_saved why;
         err_save(&why);
@@ -359,6 +415,7 @@ int ckpt_save(const struct ckpt_save_args *a) {
     }
     free(tmp);
     TRY(rc);
+    if (a->apart) return 0;
     if (retire(a->root, a->step, a->keep, a->best) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
     return 0;
 }
@@ -373,7 +430,8 @@ static bool ends_with(const char *s, const char *end) {
 /* global_step_N with something behind it that only verlc makes; 0.1.0 had global_step_N.tmp. */
 static bool is_temporary(const char *name) {
     const size_t n = strlen(PREFIX), digits = strncmp(name, PREFIX, n) == 0 ? strspn(name + n, "0123456789") : 0;
-    return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, OLD) == 0 || file_is_temp_name(name));
+    return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, APART) == 0 ||
+                          strcmp(name + n + digits, OLD) == 0 || file_is_temp_name(name));
 }
 
 int ckpt_recover(const char *root) {

@@ -39,6 +39,9 @@ struct ckpt_save_args {
     const char *config_yaml;
     int64_t keep; /* newest checkpoints kept on disk after this one; <= 0: all */
     int64_t best; /* the step of a checkpoint that is kept besides these; <= 0: none */
+    /* Parts that another process has, of the same root and step. apart: these go to root/global_step_N.parts.tmp and are published
+     * there, with nothing else. joins: what is there comes into this checkpoint, behind its own parts. */
+    bool apart, joins;
 };
 /* ERR_IO (disk full, not writable; global_step_N is there and not ours), ERR_NUMERIC (a weight is not finite; named):
  * nothing half-written remains, older ones untouched. A tracker file

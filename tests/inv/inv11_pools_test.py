@@ -1,6 +1,7 @@
-"""Invariant 11, pools: ranks of their own that generate, or score with a reward model, leave every file, metric and sample as they are
-on one rank. A fully asynchronous run with such ranks draws as time has it; its record replays bit for bit without them."""
+"""Invariant 11, pools: ranks of their own that generate, score, or have the critic or the teacher, leave every file, metric and
+sample as on one rank. A fully asynchronous run with such ranks draws as time has it; its record replays bitwise without them."""
 
+import json
 import os
 import pathlib
 import signal
@@ -99,6 +100,36 @@ def rewards(s, test):
     test("one step off with three pools: the bits of one rank", why == "", why)
 
 
+def critics(s, test):
+    """A critic and a teacher on ranks of their own; the checkpoint has both models, resumed with other pools."""
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
+              "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1, "actor_rollout_ref.actor.optim.lr": 1e-3,
+              "critic.optim.lr": 1e-3, "trainer.save_freq": 2, "trainer.total_training_steps": 4, "trainer.critic_warmup": 2}
+    run(*s.ppo("critic", **critic))
+    for name, ranks in (("critic_pool", {"critic.ranks": 2}), ("critic_sync", {"critic.ranks": 1, "trainer.async_save": False})):
+        run(*s.ppo(name, **critic, **ranks))
+        why = first_difference(s.dir / "critic", s.dir / name, 4)
+        test(f"a critic with {ranks}: the bits of one rank", why == "" and not list((s.dir / name).glob("*.tmp")), why)
+        manifest = json.loads((s.dir / name / "global_step_4/manifest.json").read_text())
+        test("its manifest has both parts", manifest["parts"] == ["actor", "critic"] and
+             {"critic/model.safetensors", "optim/critic.safetensors"} <= set(manifest["files"]), manifest["parts"])
+    again = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": s.dir / "critic_pool/global_step_2"}
+    run(*s.ppo("critic_resumed", **critic, **again, **{"trainer.ranks": 2}))
+    test("resumed on two ranks without pools: the same bits", state(s.dir / "critic_resumed", 4, ("actor", "critic")) ==
+         state(s.dir / "critic", 4, ("actor", "critic")))
+    lora = {**critic, "actor_rollout_ref.model.lora_rank": 4, "critic.model.lora_rank": 4}
+    run(*s.ppo("critic_lora", **lora))
+    run(*s.ppo("critic_lora_pool", **lora, **{"critic.ranks": 1}))
+    why = first_difference(s.dir / "critic_lora", s.dir / "critic_lora_pool", 4)
+    test("adapters on policy and critic: the bits of one rank", why == "", why)
+    teacher = {"distillation.enabled": True, "actor_rollout_ref.actor.use_kl_loss": False, "trainer.total_training_steps": 2,
+               "distillation.teacher_models.teacher_model.model_path": s.dir / "model"}
+    run(*s.ppo("teacher", **teacher))
+    run(*s.ppo("teacher_pool", **teacher, **{"distillation.ranks": 2}))
+    why = first_difference(s.dir / "teacher", s.dir / "teacher_pool", 2)
+    test("a teacher on ranks of its own: the bits of one rank", why == "", why)
+
+
 def spans(run_dir):
     with sqlite3.connect(run_dir / "run.db") as db:
         return db.execute("SELECT step, place, sample, versions, ids, logp, prompt_number FROM samples WHERE validation = 0 "
@@ -139,6 +170,7 @@ def main():
         adapter(s, test)
         killed(s, test)
         rewards(s, test)
+        critics(s, test)
         asynchronous(s, test)
     test.end()
 

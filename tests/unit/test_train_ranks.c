@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 static int there, counted, ray_nodes;
+static struct train_devices_beside beside;
 static bool ray;
 static int n_gpus(void) {
     counted++;
@@ -38,7 +39,8 @@ static int64_t ranks(const char *const *args, const char *device, const char *by
     if (conf_load(&c, "ppo_trainer", n, argv) < 0 || conf_fill(c, bindings, sizeof bindings / sizeof *bindings, &k) < 0)
         fail_msg("%s", err_msg());
     const struct launch l = {.by = by, .size = size};
-    const struct train_ranks_args a = {.conf = c, .keys = &k, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
+    const struct train_ranks_args a = {
+        .conf = c, .keys = &k, .beside = beside, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
     FILE *f = tmpfile();
     assert_non_null(f);
     fflush(stderr);
@@ -115,6 +117,43 @@ static void test_ranks(void **state) {
     }
 }
 
+/* What pools ask for counts with the trainer's. */
+static void test_pools(void **state) {
+    (void)state;
+    static const struct {
+        const char *args[4], *device;
+        int there;
+        int64_t n;
+        const char *said;
+    } cases[] = {
+        {{GPUS(4)}, NULL, 8, 6, NULL},
+        {{GPUS(4)}, NULL, 6, 6, NULL},
+        {{GPUS(4)}, NULL, 2, 2, "this host has 2 of the 6 GPUs asked for by trainer.nnodes x trainer.n_gpus_per_node and by pools"},
+        {{NULL}, NULL, 8, 3, NULL},
+        {{NULL}, "cpu", 0, 4, NULL},
+        {{"trainer.ranks=2"}, "cpu", 0, 5, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *said;
+        there = cases[i].there;
+        const bool cpu = cases[i].device != NULL;
+        beside = (struct train_devices_beside){.gpus = cpu ? 0 : 2, .ranks = cpu ? 3 : 0};
+        const int64_t n = ranks(cases[i].args, cases[i].device, NULL, 1, &said);
+        if (n != cases[i].n) fail_msg("case %zu: %lld ranks, not %lld", i, (long long)n, (long long)cases[i].n);
+        if (cases[i].said ? !strstr(said, cases[i].said) : *said != '\0') fail_msg("case %zu said: %s", i, said);
+        free(said);
+    }
+    ray = true; /* hosts of the trainer's and of a pool, with as many GPUs each */
+    there = 0;
+    beside = (struct train_devices_beside){.gpus = 4, .nodes = 1};
+    char *said;
+    assert_int_equal(ranks((const char *const[]){GPUS(4), NULL}, NULL, NULL, 1, &said), 8);
+    assert_int_equal(ray_nodes, 2);
+    free(said);
+    ray = false;
+    beside = (struct train_devices_beside){0};
+}
+
 static void test_ray(void **state) {
     (void)state;
     static const struct {
@@ -157,7 +196,7 @@ static void test_one_rank_counts_no_gpus(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks), cmocka_unit_test(test_ray),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks), cmocka_unit_test(test_pools), cmocka_unit_test(test_ray),
                                        cmocka_unit_test(test_one_rank_counts_no_gpus)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

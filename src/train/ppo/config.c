@@ -565,25 +565,43 @@ static void derive_profile(struct ppo_config *k) {
 
 /* ---- pools ---- */
 
-/* A pool's GPUs; verl's default of n_gpus_per_node is 8, so only a number that was set is a promise. */
-static int64_t pool_gpus(const struct ppo_config *k, const char *key, const struct ppo_pool_keys *pool) {
-    return conf_is_set(k->conf, key) ? pool->n_gpus_per_node * pool->nnodes : 0;
+static bool has_critic(const struct ppo_config *k) {
+    return conf_is_null(k->conf, "critic.enable") ? strcmp(k->adv_estimator, "gae") == 0 : k->critic.enable;
+}
+
+struct pool_asked {
+    const char *gpus; /* its key of GPUs a host: verl's default is 8, so only a number that was set is a promise */
+    const struct ppo_pool_keys *keys;
+    bool wanted;
+};
+static struct pool_asked pool_asked(const struct ppo_config *k, int pool) {
+    switch ((enum ppo_pool)pool) {
+    case PPO_ROLLOUT: return (struct pool_asked){"rollout.n_gpus_per_node", &k->raw.rollout_pool, k->schedule != PPO_SYNC};
+    case PPO_CRITIC: return (struct pool_asked){"critic.n_gpus_per_node", &k->raw.critic_pool, has_critic(k)};
+    case PPO_TEACHER: return (struct pool_asked){"distillation.n_gpus_per_node", &k->raw.teacher_pool, k->distill.enable};
+    case PPO_REWARD:
+        return (struct pool_asked){"reward.reward_model.n_gpus_per_node", &k->raw.rm_pool, k->rm.enable && k->raw.rm_pool.enable};
+    default: return (struct pool_asked){0};
+    }
 }
 
 static struct ppo_pools asked(const struct ppo_config *k, bool cpu) {
     struct ppo_pools p = {{0}};
-    const struct ppo_pool_keys *rollout = &k->raw.rollout_pool, *rm = &k->raw.rm_pool;
-    if (k->schedule != PPO_SYNC) p.n[PPO_ROLLOUT] = cpu ? rollout->ranks : pool_gpus(k, "rollout.n_gpus_per_node", rollout);
-    if (k->rm.enable && rm->enable) p.n[PPO_REWARD] = cpu ? rm->ranks : pool_gpus(k, "reward.reward_model.n_gpus_per_node", rm);
+    for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) {
+        const struct pool_asked a = pool_asked(k, i);
+        if (a.wanted && cpu) p.n[i] = a.keys->ranks;
+        if (a.wanted && !cpu && conf_is_set(k->conf, a.gpus)) p.n[i] = a.keys->nnodes * a.keys->n_gpus_per_node;
+    }
     return p;
 }
 
 struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
     const struct ppo_pools gpus = asked(k, false), ranks = asked(k, true);
-    const struct ppo_pool_keys *const keys[PPO_POOLS] = {NULL, &k->raw.rollout_pool, &k->raw.rm_pool};
     struct train_devices_beside b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
-    for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) /* hosts of another size are the trainer's, which have room for both */
-        if (gpus.n[i] > 0 && keys[i]->n_gpus_per_node == k->devices.n_gpus_per_node) b.nodes += keys[i]->nnodes;
+    for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) { /* hosts of another size are the trainer's, which have room for both */
+        const struct ppo_pool_keys *keys = pool_asked(k, i).keys;
+        if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->devices.n_gpus_per_node) b.nodes += keys->nnodes;
+    }
     return b;
 }
 
@@ -610,10 +628,6 @@ static void default_cut(const struct ppo_config *k, const char *own, struct ppo_
     if (w->all || w->each || w->dynamic || conf_is_set(k->conf, own) || conf_is_set(k->conf, ARR "actor.use_dynamic_bsz")) return;
     w->dynamic = true;
     buf_addf(said, "%s%s", said->n ? ", " : "", own);
-}
-
-static bool has_critic(const struct ppo_config *k) {
-    return conf_is_null(k->conf, "critic.enable") ? strcmp(k->adv_estimator, "gae") == 0 : k->critic.enable;
 }
 
 static void default_cuts(struct ppo_config *k) {

@@ -34,7 +34,7 @@ struct ppo_critic_config {
     bool enable;     /* gae, unless critic.enable says otherwise */
     char *model_dir; /* owned */
     struct train_lora lora;
-    bool shares_base; /* with adapters on both of one directory: the policy's frozen weights are the critic's */
+    bool shares_base; /* with adapters on both of one directory: the policy's frozen weights are the critic's, on the same ranks */
     enum train_recompute recompute;
     struct micro_batch_limits update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
@@ -116,7 +116,7 @@ struct ppo_raw_config {
     int64_t require_batches;
     int64_t seed, data_seed, mini_seed, critic_seed;
     double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
-    struct ppo_pool_keys rollout_pool, rm_pool;
+    struct ppo_pool_keys rollout_pool, critic_pool, teacher_pool, rm_pool;
     struct train_optim_keys optim, critic_optim;
     struct train_offload_keys offload, critic_offload;
     struct train_lora_keys lora, critic_lora;
@@ -233,6 +233,8 @@ struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
 /* Deals n_ranks, which are known, to the pools that keys ask for; with too few of them there are none, and a note. launched: what
  * started the ranks says how many there are. */
 void ppo_config_pools(struct ppo_config *k, bool launched);
+/* Whether the critic's frozen weights are those of the policy beside it. */
+static inline bool ppo_critic_shares(const struct ppo_config *k) { return k->critic.shares_base && k->pools.n[PPO_CRITIC] == 0; }
 /* Whether this process does that part of the work. */
 static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }
 

@@ -184,7 +184,7 @@ static int plan_model(struct model_memory *out, const struct ppo_config *k, cons
                                         .lora = lora,
                                         .optim = optim,
                                         .max_rows = max_rows,
-                                        .ranks = k->pools.n[PPO_TRAIN],
+                                        .ranks = k->pools.n[k->pool],
                                         .local = k->n_local};
     return model_memory(out, &a);
 }
@@ -214,7 +214,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
 static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
-    const int flags = c->shares_base ? MODEL_SHARED_BASE : MODEL_INFER;
+    const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = batch_of(k);
     struct model_memory own;
@@ -332,12 +332,11 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
 static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
-    if (!ppo_does(k, PPO_TRAIN)) return;
-    if (k->recompute == RECOMPUTE_AUTO && room > p->update) {
+    if (p->update > 0 && k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
         p->update = update_bytes(p, k, m, p->keep);
     }
-    if (v->json && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
+    if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
         p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
         p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     }
@@ -361,7 +360,7 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
 }
 
-/* The trainer's part: updates, and passes over frozen models. */
+/* The trainer's part: the policy's updates, and passes over the reference. */
 static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
     const bool reference = k->use_kl_loss || k->use_kl_in_reward;
@@ -374,9 +373,7 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
     p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    if (reference) TRY(ref_bytes(p, k, m, dev));
-    if (s->critic.json) TRY(plan_critic(p, k, &s->critic, dev));
-    return s->teacher.json ? plan_teacher(p, k, &s->teacher, dev) : 0;
+    return reference ? ref_bytes(p, k, m, dev) : 0;
 }
 
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
@@ -396,6 +393,8 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     p->offload = p->policy.host;
     p->copy = p->policy.copy;
     if (trains) TRY(plan_training(p, k, s, dev));
+    if (s->critic.json && ppo_does(k, PPO_CRITIC)) TRY(plan_critic(p, k, &s->critic, dev));
+    if (s->teacher.json && ppo_does(k, PPO_TEACHER)) TRY(plan_teacher(p, k, &s->teacher, dev));
     if (k->rm.enable && ppo_does(k, PPO_REWARD)) TRY(plan_reward_model(p, k, dev));
     plan_working(p, k, s, dev);
     p->host_all = host_bytes(k, p);
@@ -480,7 +479,7 @@ static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_
     return r;
 }
 
-/* What a trained policy has beside its weights; what is frozen; the critic. */
+/* What a trained policy has beside its weights, and the reference. */
 static void training_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
     char note[160];
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
@@ -499,10 +498,6 @@ static void training_rows(const struct plan_table *b, const struct memory_plan *
     if (p->ref)
         row(b, "reference weights", p->ref,
             k->ref_offload ? "in host memory; a pass holds two layers and the LM head, in the block" : "");
-    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
-    snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
-             k->critic.shares_base ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
-    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
 }
 
 static void model_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
@@ -516,6 +511,10 @@ static void model_rows(const struct plan_table *b, const struct memory_plan *p, 
     if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     if (trains) training_rows(b, p, k, several);
     else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights on their way between ranks");
+    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
+    snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
+             ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
+    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
     if (!p->rm) return;
     if (judge_is_wanted(&p->rm_args.judge))
         snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);

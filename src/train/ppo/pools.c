@@ -4,7 +4,7 @@
 #include "base/err.h"
 
 const char *ppo_pool_name(enum ppo_pool pool) {
-    static const char *const names[PPO_POOLS] = {"train", "rollout", "reward"};
+    static const char *const names[PPO_POOLS] = {"train", "rollout", "critic", "teacher", "reward"};
     return names[pool];
 }
 

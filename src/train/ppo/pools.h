@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Also the parts of the work. The first two are neighbours, since weights go from one to the other. */
-enum ppo_pool { PPO_TRAIN, PPO_ROLLOUT, PPO_REWARD, PPO_POOLS };
+enum ppo_pool { PPO_TRAIN, PPO_ROLLOUT, PPO_CRITIC, PPO_TEACHER, PPO_REWARD, PPO_POOLS };
 
 /* What keys ask for; ranks: on a CPU. 0: no pool. */
 struct ppo_pool_keys {

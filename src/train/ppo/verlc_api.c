@@ -34,10 +34,19 @@ struct verlc {
 
 /* ---- failures ---- */
 
+/* An update that goes on beside a call which has failed is waited for, so that the state can be saved. */
+static void end_beside(struct verlc *v) {
+    struct err_saved why;
+    err_save(&why);
+    if (worker_join(&v->c.worker) < 0) log_debug("%s", err_msg());
+    err_restore(&why);
+}
+
 /* Of a call that goes with the run, in a step or not. */
 static int failed(struct verlc *v, int rc) {
     if (v->rc < 0) return v->rc;
     worker_beside(&v->c.worker, NULL, NULL);
+    end_beside(v);
     if (v->c.run.in_step) rc = run_fail(&v->c.run, rc);
     v->rc = rc;
     err_save(&v->error);
@@ -382,9 +391,10 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
     if (s->k->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
     if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (s->run->step < s->k->critic.actor_from) return 0;
+    if (s->run->step < s->k->critic.actor_from) return worker_join(s->worker);
     stage_begin(s->run->stages, "update_actor");
-    return s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_actor(s, &b->b);
+    TRY(s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_actor(s, &b->b));
+    return worker_join(s->worker);
 }
 
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
@@ -433,6 +443,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
     struct run *const r = &c->run;
     TRY(want_samples(b, "verlc_end_step"));
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
+    TRY(worker_join(&c->worker));
     stage_begin(r->stages, "dump_rollout_generations");
     ppo_dump(&s, c->tok, &b->b, &c->k.rollout_data_dir);
     ppo_record(&s, c->tok, &b->b, false);

@@ -70,13 +70,14 @@ static int open_reference(struct worker *w) {
 static int open_critic(struct worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct ppo_critic_config *k = &w->k->critic;
-    const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (k->shares_base ? MODEL_SHARED_BASE : 0);
+    const bool shares = ppo_critic_shares(w->k);
+    const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0);
     const struct model_open_args m = {.dir = k->model_dir,
                                       .act = w->k->act,
                                       .flags = flags,
                                       .max_len = l->max_len,
                                       .shard = rank_shard(w->devices, &k->optim),
-                                      .base = k->shares_base ? w->model[VERLC_ACTOR] : NULL};
+                                      .base = shares ? w->model[VERLC_ACTOR] : NULL};
     const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->dev, &m, &k->lora, w->k->seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
     const struct trained_model_args a = {
@@ -143,8 +144,8 @@ static int open_decoder(struct worker *w) {
     return rollout_decoder_open(&w->decoder, &a);
 }
 
-/* The trainer's models, but the policy. */
-static int open_training(struct worker *w, const struct tokenizer *tok) {
+/* The policy's training, and the reference. */
+static int open_training(struct worker *w) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args policy = {.train = true,
@@ -154,8 +155,6 @@ static int open_training(struct worker *w, const struct tokenizer *tok) {
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update};
     TRY(open_role(w, VERLC_ACTOR, policy));
-    if (l->critic > 0) TRY(open_critic(w));
-    if (l->teacher > 0) TRY(open_teacher(w, tok));
     return l->max_rows_ref > 0 ? open_reference(w) : 0;
 }
 
@@ -168,14 +167,16 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
     w->tok = tok;
     TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
     TRY(dev_reserve(&w->dev, &l->sizes));
-    if (trains && w->comm) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
+    if (w->comm && (trains || l->critic > 0)) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
     if (trains) TRY(open_policy(w));
     else if (generates) TRY(open_copy(w));
     if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
     if (l->block > 0) TRY(dev_alloc(&w->dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
     if (generates) TRY(open_decoder(w));
-    if (trains) TRY(open_training(w, tok));
+    if (trains) TRY(open_training(w));
+    if (l->critic > 0) TRY(open_critic(w));
+    if (l->teacher > 0) TRY(open_teacher(w, tok));
     if (l->rm > 0) TRY(open_reward_model(w, tok));
     if (!w->senders) return 0;
     return rank_weights_open(&w->weights, &w->dev, w->senders, w->model[VERLC_ACTOR], (int)k->pools.n[PPO_TRAIN]);
@@ -232,8 +233,10 @@ void worker_checkpoints(struct worker *w, struct checkpoints *out) {
         struct trained_model *t = w->role[kept[i].role];
         if (t) parts[n++] = (struct ckpt_part){kept[i].name, w->model[kept[i].role], trained_model_optim(t), w->tokenizer};
     }
-    checkpoints_local(out, parts, n, w->dev.isa, w->comm);
+    if (n > 0) checkpoints_local(out, parts, n, w->dev.isa, w->comm);
 }
+
+int worker_join(struct worker *w) { return w->group ? worker_group_join(w->group) : 0; }
 
 int worker_trace(struct worker *w, const char *path) {
     if (w->group) return worker_group_trace(w->group, path);

@@ -92,5 +92,7 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
                    struct forward_out out);
 /* u->model is the role's. r->flops as a share of the device's peak: MFU. */
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r);
+/* Waits for an update of the critic on ranks of its own, and takes its metrics. */
+int worker_join(struct worker *w);
 
 #endif

@@ -18,7 +18,8 @@ struct worker_group {
     struct worker_scores *scores;
     char *judge; /* where the judge is that a rank serves; NULL: there is none */
     bool roles[N_ROLES];
-    bool stale; /* those that generate have not the trainer's weights */
+    bool stale;    /* those that generate have not the trainer's weights */
+    bool updating; /* the critic's own ranks */
 };
 
 /* The ranks that do this part of the work. */
@@ -189,7 +190,9 @@ int worker_group_forward(struct worker_group *g, enum verlc_role role, const str
                          int64_t n, int64_t k, struct forward_out out) {
     static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
     json_t *args = json_pack("{s:i}", "role", (int)role);
-    const int rc = rank_forward(dealing_of(g, PPO_TRAIN), args, phases[role], at, seqs, n, k, out);
+    static const enum ppo_pool parts[N_ROLES] = {PPO_TRAIN, PPO_TRAIN, PPO_CRITIC, PPO_TEACHER};
+    int rc = parts[role] == PPO_CRITIC ? worker_group_join(g) : 0;
+    if (rc == 0) rc = rank_forward(dealing_of(g, parts[role]), args, phases[role], at, seqs, n, k, out);
     json_decref(args);
     return rc;
 }
@@ -219,13 +222,33 @@ int worker_group_update(struct worker_group *g, enum verlc_role role, const stru
     json_object_set_new(m.head, "role", json_integer(role));
     json_object_set_new(m.head, "step", json_integer((json_int_t)s->run->step));
     message_columns(&m, b, read);
-    struct rank_group *const train = part_of(g, PPO_TRAIN);
-    train->steps = -1;
-    g->stale = g->pools.n[PPO_ROLLOUT] > 0;
-    int rc = rank_group_call(train, "update", role == VERLC_CRITIC ? "update_critic" : "update_actor", &m, &replies);
-    if (rc == 0) rc = rank_group_updated(train, replies, b);
+    struct rank_group *const part = part_of(g, role == VERLC_CRITIC ? PPO_CRITIC : PPO_TRAIN);
+    const bool beside = role == VERLC_CRITIC && g->pools.n[PPO_CRITIC] > 0; /* it goes on while the policy is updated */
+    int rc = beside ? worker_group_join(g) : 0;
+    part->steps = -1;
+    if (role != VERLC_CRITIC) g->stale = g->pools.n[PPO_ROLLOUT] > 0;
+    if (rc == 0 && beside) {
+        rc = rank_group_start_all(part, "update", &m);
+        g->updating = rc == 0;
+    } else if (rc == 0) {
+        rc = rank_group_call(part, "update", role == VERLC_CRITIC ? "update_critic" : "update_actor", &m, &replies);
+        if (rc == 0) rc = rank_group_updated(part, replies, b);
+        rank_group_free(part, replies);
+    }
     message_free(&m);
-    rank_group_free(train, replies);
+    return rc;
+}
+
+int worker_group_join(struct worker_group *g) {
+    struct rank_group *const part = part_of(g, PPO_CRITIC);
+    struct batch none = {0};
+    struct hub_reply *replies;
+    if (!g->updating) return 0;
+    g->updating = false;
+    int rc = rank_group_take_all(part, "update_critic", &replies);
+    if (rc == 0) rc = rank_group_updated(part, replies, &none);
+    rank_group_free(part, replies);
+    batch_free(&none);
     return rc;
 }
 
@@ -238,5 +261,10 @@ int worker_group_trace(struct worker_group *g, const char *path) {
 }
 
 void worker_group_checkpoints(struct worker_group *g, struct checkpoints *out) {
-    rank_group_checkpoints(part_of(g, PPO_TRAIN), out);
+    struct checkpoints critic, trainer;
+    rank_group_checkpoints(part_of(g, PPO_TRAIN), &trainer);
+    *out = trainer;
+    if (g->pools.n[PPO_CRITIC] == 0) return;
+    rank_group_checkpoints(part_of(g, PPO_CRITIC), &critic);
+    checkpoints_joint(out, &critic, &trainer);
 }

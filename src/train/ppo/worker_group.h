@@ -56,8 +56,9 @@ int worker_scores_answer(struct worker *w, const struct comm_call *call, struct 
 /* As worker_forward; k: tokens of a list. */
 int worker_group_forward(struct worker_group *g, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs,
                          int64_t n, int64_t k, struct forward_out out);
-/* ppo_update_actor or ppo_update_critic on all ranks. */
+/* ppo_update_actor or ppo_update_critic on all ranks of theirs. A critic's own go on when it returns. */
 int worker_group_update(struct worker_group *g, enum verlc_role role, const struct stage *s, struct batch *b);
+int worker_group_join(struct worker_group *g); /* worker_join */
 /* The ranks' state in checkpoints, which rank 0 writes. */
 void worker_group_checkpoints(struct worker_group *g, struct checkpoints *out);
 int worker_group_trace(struct worker_group *g, const char *path); /* worker_trace, of rank 0's device */

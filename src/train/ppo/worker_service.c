@@ -120,7 +120,7 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRY(worker_open(&self.w, self.tok));
     TRY(dev_memory(&self.w.dev, &rank_self()->run.memory));
     json_t *roles = json_array();
-    if (ppo_does(&self.k, PPO_TRAIN)) worker_checkpoints(&self.w, &rank_self()->run.checkpoints);
+    worker_checkpoints(&self.w, &rank_self()->run.checkpoints); /* none without a model that is trained */
     for (int i = 0; i < N_ROLES; i++) json_array_append_new(roles, json_boolean(worker_has(&self.w, (enum verlc_role)i)));
     out->value = json_pack("{s:o}", "roles", roles);
     return 0;

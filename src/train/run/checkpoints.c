@@ -101,3 +101,97 @@ void checkpoints_local(struct checkpoints *out, const struct ckpt_part *parts, i
                                 .take = take,
                                 .close = close_local};
 }
+
+/* ---- two together ---- */
+
+struct joint {
+    struct checkpoints first, last;
+    enum { IDLE, FIRST, LAST } writes;
+};
+
+static int64_t joint_steps(void *ctx) {
+    struct joint *j = ctx;
+    const int64_t a = j->first.steps(j->first.ctx), b = j->last.steps(j->last.ctx);
+    return a < 0 || b < 0 ? -1 : a + b;
+}
+
+static int joint_load(void *ctx, const char *dir) {
+    struct joint *j = ctx;
+    TRY(j->first.load(j->first.ctx, dir));
+    return j->last.load(j->last.ctx, dir);
+}
+
+static struct ckpt_save_args as_first(const struct ckpt_save_args *a) {
+    struct ckpt_save_args b = *a;
+    b.apart = true;
+    return b;
+}
+static struct ckpt_save_args as_last(const struct ckpt_save_args *a) {
+    struct ckpt_save_args b = *a;
+    b.joins = true;
+    return b;
+}
+
+static int joint_save(void *ctx, const struct ckpt_save_args *a) {
+    struct joint *j = ctx;
+    const struct ckpt_save_args first = as_first(a), last = as_last(a);
+    TRY(j->first.save(j->first.ctx, &first));
+    return j->last.save(j->last.ctx, &last);
+}
+
+static int joint_open_copy(void *ctx) {
+    struct joint *j = ctx;
+    TRY(j->first.open_copy(j->first.ctx));
+    return j->last.open_copy(j->last.ctx);
+}
+
+static int joint_copy(void *ctx, const struct ckpt_save_args *a) {
+    struct joint *j = ctx;
+    const struct ckpt_save_args first = as_first(a), last = as_last(a);
+    TRY(j->first.copy(j->first.ctx, &first));
+    return j->last.copy(j->last.ctx, &last);
+}
+
+static int joint_write(void *ctx, void (*before)(void *arg), void *arg) {
+    struct joint *j = ctx;
+    j->writes = FIRST;
+    return j->first.write(j->first.ctx, before, arg);
+}
+
+static void nothing(void *arg) { (void)arg; }
+
+static int joint_take(void *ctx, double wait_s, int64_t *step) {
+    struct joint *j = ctx;
+    if (j->writes == FIRST) {
+        const int got = j->first.take(j->first.ctx, wait_s, step);
+        if (got <= 0) return got;
+        j->writes = LAST;
+        TRY(j->last.write(j->last.ctx, nothing, NULL));
+    }
+    const int got = j->writes == LAST ? j->last.take(j->last.ctx, wait_s, step) : 0;
+    if (got != 0) j->writes = IDLE;
+    return got;
+}
+
+static void joint_close(void *ctx) {
+    struct joint *j = ctx;
+    j->first.close(j->first.ctx);
+    j->last.close(j->last.ctx);
+    free(j);
+}
+
+void checkpoints_joint(struct checkpoints *out, const struct checkpoints *first, const struct checkpoints *last) {
+    struct joint *j = xcalloc(1, sizeof *j);
+    j->first = *first;
+    j->last = *last;
+    *out = (struct checkpoints){.ctx = j,
+                                .isa = last->isa,
+                                .steps = joint_steps,
+                                .load = joint_load,
+                                .save = joint_save,
+                                .open_copy = joint_open_copy,
+                                .copy = joint_copy,
+                                .write = joint_write,
+                                .take = joint_take,
+                                .close = joint_close};
+}

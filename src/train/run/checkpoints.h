@@ -31,4 +31,8 @@ struct checkpoints {
  * rank 0's. The parts' models and optimizers are borrowed until close; isa as above. */
 void checkpoints_local(struct checkpoints *out, const struct ckpt_part *parts, int n_parts, const char *isa, struct comm *c);
 
+/* Of two that have parts of a run each: `first` writes its parts apart, and then `last` the checkpoint, which they join. Both are
+ * closed with this. */
+void checkpoints_joint(struct checkpoints *out, const struct checkpoints *first, const struct checkpoints *last);
+
 #endif

@@ -96,14 +96,24 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
     return 0;
 }
 
-int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
-                    struct hub_reply **replies) {
-    *replies = xcalloc((size_t)g->n, sizeof **replies);
+int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m) {
     for (int r = 0; r < g->n; r++)
         if (g->busy[r]) FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", hub_who(g->hub, g->first + r), name);
     TRY(hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
+    return 0;
+}
+
+int rank_group_take_all(struct rank_group *g, const char *phase, struct hub_reply **replies) {
+    *replies = xcalloc((size_t)g->n, sizeof **replies);
     return take_all(g, phase, *replies);
+}
+
+int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
+                    struct hub_reply **replies) {
+    *replies = NULL;
+    TRY(rank_group_start_all(g, name, m));
+    return rank_group_take_all(g, phase, replies);
 }
 
 void rank_group_free(struct rank_group *g, struct hub_reply *replies) {
@@ -301,8 +311,9 @@ static int load(void *ctx, const char *dir) {
 }
 
 static json_t *save_args(const struct ckpt_save_args *a) {
-    return json_pack("{s:s, s:I, s:O, s:s, s:I, s:I}", "root", a->root, "step", (json_int_t)a->step, "trainer", a->trainer,
-                     "config_yaml", a->config_yaml, "keep", (json_int_t)a->keep, "best", (json_int_t)a->best);
+    return json_pack("{s:s, s:I, s:O, s:s, s:I, s:I, s:b, s:b}", "root", a->root, "step", (json_int_t)a->step, "trainer",
+                     a->trainer, "config_yaml", a->config_yaml, "keep", (json_int_t)a->keep, "best", (json_int_t)a->best, "apart",
+                     a->apart, "joins", a->joins);
 }
 
 static int save(void *ctx, const struct ckpt_save_args *a) { return rank_group_plain_call(ctx, "save", save_args(a), NULL); }

@@ -67,6 +67,9 @@ void rank_group_drain(struct rank_group *g);
 void rank_group_look_around(struct rank_group *g, const char *phase);
 /* The same call on all ranks, to its end. *replies: (n), for rank_group_free, after an error too. */
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m, struct hub_reply **replies);
+/* The same in two parts. */
+int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m);
+int rank_group_take_all(struct rank_group *g, const char *phase, struct hub_reply **replies);
 void rank_group_free(struct rank_group *g, struct hub_reply *replies); /* NULL ok */
 /* The same of a call without arrays; args: taken. *first, unless NULL: rank 0's result, a new reference. */
 int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, json_t **first);

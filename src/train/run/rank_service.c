@@ -284,6 +284,8 @@ static int save_args(const struct comm_call *call, struct ckpt_save_args *a) {
     TRY(json_i64(call->args, "step", &a->step, call->name));
     TRY(json_str(call->args, "config_yaml", &a->config_yaml, call->name));
     TRY(json_i64(call->args, "keep", &a->keep, call->name));
+    TRY(json_bool(call->args, "apart", &a->apart, call->name));
+    TRY(json_bool(call->args, "joins", &a->joins, call->name));
     return json_i64(call->args, "best", &a->best, call->name);
 }
 
@@ -310,15 +312,15 @@ static int copy(struct comm *comm, const struct comm_call *call, struct ctl_resu
 }
 
 static int begin_write(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    if (comm_rank(comm) != 0) return 0;
-    (void)call, (void)out;
+    (void)comm, (void)call, (void)out;
+    if (comm_rank(self.pool) != 0) return 0;
     return self.run.checkpoints.write(self.run.checkpoints.ctx, NULL, NULL);
 }
 
 static int take(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     int64_t step = -1;
-    if (comm_rank(comm) != 0) return 0;
-    (void)call;
+    (void)comm, (void)call;
+    if (comm_rank(self.pool) != 0) return 0;
     const int got = self.run.checkpoints.take(self.run.checkpoints.ctx, 0, &step);
     TRY(got);
     out->value = json_pack("{s:b, s:I}", "done", got > 0, "step", (json_int_t)step);

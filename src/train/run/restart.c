@@ -97,7 +97,7 @@ static int become(const struct restart *r, int suspect, bool leave_out, const ch
     if (from) add(&argv, &n, xstrdup("trainer.resume_mode=resume_path"));
     if (from) add(&argv, &n, xasprintf("trainer.resume_from_path=%s", from));
     if (from) snprintf(where, sizeof where, "step %lld", (long long)step);
-    if (leave_out && cpu) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)r->ranks - 1));
+    if (leave_out && cpu) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->beside - 1)));
     if (leave_out && !cpu) hide_gpu(suspect, dev_cuda_count());
     log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", err_msg(), (long long)r->done + 1,
              (long long)r->most, where, (long long)r->ranks - leave_out);
@@ -121,7 +121,8 @@ int restart_run(const struct restart *r, int rc) {
         free(from);
         return err_append(rc, "; %s started the ranks and starts them again, not trainer.max_restarts", l.by);
     }
-    const bool leave_out = !r->ray && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
+    const bool leave_out =
+        !r->ray && r->ranks - r->beside > 1 && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
     const int failed = become(r, suspect, leave_out, from, step);
     free(from);
     return failed;
