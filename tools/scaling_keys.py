@@ -12,7 +12,8 @@ import sys
 
 DOC = pathlib.Path(__file__).resolve().parents[1] / "docs/scaling.md"
 BEGIN, END = "<!-- tools/scaling_keys.py -->\n", "<!-- end -->\n"
-PROGRAMS = [["ppo"], ["ppo", "model_engine=megatron"], ["ppo", "model_engine=veomni"], ["sft"], ["sft", "engine=megatron"],
+PROGRAMS = [["ppo"], ["ppo", "model_engine=megatron"], ["ppo", "model_engine=veomni"],
+            ["ppo", "--config-name=one_step_off_ppo_trainer"], ["sft"], ["sft", "engine=megatron"],
             ["sft", "engine=veomni"], ["sft", "engine=automodel"], ["generate", "model.path=M"]]
 # Of a path: what is asked for of ranks; how state is sharded; how a model or a sequence is split; what a micro-batch is; pools.
 ABOUT = [
@@ -29,8 +30,9 @@ ABOUT = [
     r".*\.(use_remove_padding|pad_mode|use_dynamic_bsz|log_prob_use_dynamic_bsz|ppo_mini_batch_size)",
     r".*micro_batch_size(_per_gpu)?", r".*max_token_len_per_gpu", r".*\.(balance_batch|balance_dp_token)",
     r"actor_rollout_ref\.rollout\.(nnodes|n_gpus_per_node|gpu_memory_utilization|max_num_seqs|disaggregation\.enabled)",
-    r"actor_rollout_ref\.hybrid_engine", r"reward\.reward_model\.(enable_resource_pool|nnodes|n_gpus_per_node)",
-    r"distillation\.(nnodes|n_gpus_per_node|teacher_models\.teacher_model\.num_replicas)", r"transfer_queue\.enable",
+    r"actor_rollout_ref\.hybrid_engine", r"reward\.reward_model\.enable_resource_pool",
+    r"(reward\.reward_model|distillation|critic|rollout)\.(nnodes|n_gpus_per_node|ranks)",
+    r"distillation\.teacher_models\.teacher_model\.num_replicas", r"transfer_queue\.enable",
 ]
 ABOUT = re.compile("|".join(f"(?:{a})" for a in ABOUT))
 
