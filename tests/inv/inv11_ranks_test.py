@@ -5,7 +5,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import ASK, first_difference
-from verlc_test import Scratch, Tests, reward_dir, run
+from verlc_test import Scratch, Tests, reward_dir, run, series
 
 STEPS = 3
 
@@ -48,7 +48,20 @@ def main():
                 elif n > 1:
                     why = first_difference(dirs[1], dirs[n], STEPS)
                     test(f"{name}: {n} ranks as 1", not why, why)
+        tail(s, test)
     test.end()
+
+
+def tail(s, test):
+    """A rank without samples computes reference log-probs and values of those that have ended while others are generated."""
+    keys = {"algorithm__adv_estimator": "gae", "critic__model__path": s.dir / "model", "critic__ppo_micro_batch_size_per_gpu": 1,
+            "data__train_batch_size": 2, "data__max_response_length": 600, "trainer__total_training_steps": STEPS,
+            "trainer__save_freq": STEPS, "trainer__device": "cpu"}
+    for n in (1, 3):
+        run(*s.ppo(s.dir / f"tail_{n}", **keys, trainer__ranks=n))
+    why = first_difference(s.dir / "tail_1", s.dir / "tail_3", STEPS)
+    early = series(s.dir / "tail_3", "perf/passes_beside_generation")
+    test("passes beside the tail of a generation: 3 ranks as 1", not why and sum(early) > 0, (why, early))
 
 
 main()

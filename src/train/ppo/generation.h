@@ -16,6 +16,7 @@ struct gen_sample {
     double seconds, ended; /* ended: wall clock */
     struct reward_result reward;
     bool scored;
+    float *ahead[2]; /* (n) numbers of gen.passes that are there already; NULL: not */
     /* with gen.partial */
     bool over, earlier; /* it has ended; it had before this generation */
     int64_t pause_at;   /* it is interrupted at so many tokens; 0: it is not; where it has them: nothing is drawn */
@@ -44,6 +45,9 @@ struct gen {
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: when progress was, last */
     struct rollout_config engine;   /* the worker's until the end */
+    enum verlc_role passes[2];      /* what ranks without samples compute of those that have ended */
+    int n_passes;
+    int64_t n_ahead; /* of them, so far */
     bool validation, baseline, filter;
     bool beside; /* other stages: they show their progress, and hear of a signal */
     /* Samples may be there in part before and after, each token with its version (fully_async.c). */

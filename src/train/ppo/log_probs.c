@@ -5,17 +5,46 @@
 #include "base/err.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* Log-probs of all responses by a role into a new column; with sum_pi the sums of squared probabilities as well. */
-static int log_prob_column(const struct stage *s, enum verlc_role role, struct batch *b, const char *name, bool sum_pi) {
+int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *ahead, float *out) {
+    const struct progress at = run_progress(s->run);
+    const struct batch_col *there = batch_find(b, ahead);
+    const int64_t *const off = batch_find(b, "responses")->off;
+    struct packed_seq *seqs;
+    int64_t n = 0, tokens = 0;
+    TRY(ppo_sequences(b, &seqs));
+    for (int64_t i = 0; i < b->n_rows; i++) { /* those that are missing move to the front */
+        if (there && batch_len(there, i) > 0) continue;
+        seqs[n++] = seqs[i];
+        tokens += off[i + 1] - off[i];
+    }
+    float *rest = xmalloc((size_t)tokens * sizeof *rest + 1), *from = rest;
+    const struct forward_out o = {.logp = role == VERLC_CRITIC ? NULL : rest, .value = role == VERLC_CRITIC ? rest : NULL};
+    const int rc = worker_forward(s->worker, role, &at, seqs, n, o);
+    for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
+        const int64_t own = off[i + 1] - off[i];
+        const bool done = there && batch_len(there, i) > 0;
+        memcpy(out + off[i], done ? there->f32 + there->off[i] : from, (size_t)own * sizeof *out);
+        if (!done) from += own;
+    }
+    if (there) batch_drop(b, ahead);
+    free(rest);
+    free(seqs);
+    return rc;
+}
+
+/* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well. */
+static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi) {
     const struct progress at = run_progress(s->run);
     struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
     int rc = 0;
-    TRYG(worker_forward(s->worker, role, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}), out);
-    TRYG(ppo_add_numbers(b, name, logp), out);
+    TRYG(worker_forward(s->worker, VERLC_ACTOR, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}),
+         out);
+    TRYG(ppo_add_numbers(b, "old_log_probs", logp), out);
     if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
 out:
     free(logp);
@@ -42,7 +71,7 @@ int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
      * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
     if (s->k->force_old_log_prob || sum_pi || (!bypass && !ppo_on_policy(s, b))) {
-        TRY(log_prob_column(s, VERLC_ACTOR, b, "old_log_probs", sum_pi));
+        TRY(policy_log_probs(s, b, sum_pi));
         if (!bypass || ppo_on_policy(s, b)) return 0;
         batch_drop(b, "old_log_probs");
     }
@@ -52,4 +81,10 @@ int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     return 0;
 }
 
-int ppo_reference(const struct stage *s, struct batch *b) { return log_prob_column(s, VERLC_REF, b, "ref_log_prob", false); }
+int ppo_reference(const struct stage *s, struct batch *b) {
+    float *logp = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *logp + 1);
+    int rc = ppo_numbers(s, VERLC_REF, b, PPO_REF_AHEAD, logp);
+    if (rc == 0) rc = ppo_add_numbers(b, "ref_log_prob", logp);
+    free(logp);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}

@@ -28,6 +28,15 @@ static void count_over(struct gen *g, int64_t i) {
     if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
 }
 
+/* A sample that a step trains. */
+static void add_spare(struct gen *g, int64_t i) {
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    const struct gen_sample *s = &g->samples[i];
+    if (i % g->per == g->n || s->n == 0) return;
+    worker_spare_add(g->s->worker, prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row), s->ids, s->n, i);
+}
+
 static int on_sample(void *arg, const struct rollout_sample *s) {
     struct gen *g = arg;
     const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
@@ -54,7 +63,27 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     if (g->partial) count_over(g, i);
     g->n_done++;
     g->tokens += s->n;
+    add_spare(g, i);
     return score_submit(g, i);
+}
+
+/* A number of pass `pass` for each token of sample i. */
+static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
+    struct gen *g = arg;
+    CHECK(n == g->samples[i].n);
+    g->samples[i].ahead[pass] = xmalloc((size_t)n * sizeof *x + 1);
+    memcpy(g->samples[i].ahead[pass], x, (size_t)n * sizeof *x);
+    g->n_ahead++;
+    return 0;
+}
+
+/* What a step computes of finished samples by weights that this generation's step does not change before. */
+static int open_spare(struct gen *g) {
+    struct worker *w = g->s->worker;
+    if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return 0;
+    if (worker_has(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
+    if (worker_has(w, VERLC_CRITIC) && g->s->k->pools.n[PPO_CRITIC] == 0) g->passes[g->n_passes++] = VERLC_CRITIC;
+    return worker_spare_open(w, g->passes, g->n_passes, on_pass, g);
 }
 
 void gen_drop_sample(struct gen_sample *s) {
@@ -63,10 +92,13 @@ void gen_drop_sample(struct gen_sample *s) {
     free(s->sampling_logp);
     free(s->token_bytes);
     free(s->versions);
+    free(s->ahead[0]);
+    free(s->ahead[1]);
     buf_free(&s->text);
     s->ids = NULL;
     s->token_bytes = NULL;
     s->versions = NULL;
+    s->ahead[0] = s->ahead[1] = NULL;
     s->logp = s->sampling_logp = NULL;
 }
 
@@ -200,6 +232,24 @@ int gen_step(struct gen *g, bool wait) {
 
 /* ---- the batch ---- */
 
+/* Row i's. */
+#define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
+
+/* What ranks have computed of the samples already; rows without are empty. */
+static int add_ahead(struct gen *g, const int64_t *kept, struct batch *b) {
+    int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
+    int rc = 0;
+    for (int p = 0; p < g->n_passes && g->n_ahead > 0 && rc == 0; p++) {
+        struct batch_col *c;
+        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->ahead[p] ? SAMPLE(i)->n : 0;
+        rc = batch_add(b, g->passes[p] == VERLC_REF ? PPO_REF_AHEAD : PPO_VALUES_AHEAD, BATCH_F32, lens, NULL, &c);
+        for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
+            if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->ahead[p], (size_t)lens[i] * sizeof *c->f32);
+    }
+    free(lens);
+    return rc;
+}
+
 /* Columns of the samples of the kept groups; b has their prompts, each n times. */
 static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
@@ -207,7 +257,6 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *ended,
         *preempted, *group, *versions;
     int rc = 0;
-#define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
@@ -265,7 +314,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         ended->f64[i] = s->ended;
         preempted->i64[i] = s->n_preempted;
     }
-#undef SAMPLE
+    TRYG(add_ahead(g, kept, b), out);
     if (!g->baseline) goto out;
     struct batch_col *baseline;
     TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
@@ -283,6 +332,7 @@ static void rollout_metrics(const struct gen *g) {
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
+    if (g->n_passes > 0) metrics_set_i64(m, g->n_ahead, "perf/passes_beside_generation");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
     const int64_t size = g->s->k->filter.gen_batch_size;
@@ -324,6 +374,7 @@ static int collect(struct gen *g, const struct batch *prompts, struct batch *out
 
 static void gen_free(struct gen *g) {
     worker_generate_end(g->s->worker);
+    worker_spare_close(g->s->worker);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         gen_drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
@@ -346,7 +397,8 @@ int gen_begin(struct gen *g) {
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
     TRY(worker_send_weights(g->s->worker));
-    return worker_generate_begin(g->s->worker, &g->engine);
+    TRY(worker_generate_begin(g->s->worker, &g->engine));
+    return open_spare(g);
 }
 
 int gen_run(struct gen *g) {

@@ -9,14 +9,10 @@
 #include <stdlib.h>
 
 int ppo_values(const struct stage *s, struct batch *b) {
-    const struct progress at = run_progress(s->run);
-    struct packed_seq *seqs;
-    TRY(ppo_sequences(b, &seqs));
-    float *values = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *values);
-    int rc = worker_forward(s->worker, VERLC_CRITIC, &at, seqs, b->n_rows, (struct forward_out){.value = values});
+    float *values = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *values + 1);
+    int rc = ppo_numbers(s, VERLC_CRITIC, b, PPO_VALUES_AHEAD, values);
     if (rc == 0) rc = ppo_add_numbers(b, "values", values);
     free(values);
-    free(seqs);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 

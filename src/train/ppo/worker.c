@@ -289,6 +289,19 @@ void worker_generate_end(struct worker *w) {
     w->engine = NULL;
 }
 
+int worker_spare_open(struct worker *w, const enum verlc_role *roles, int n,
+                      int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg) {
+    return w->group ? worker_group_spare_open(w->group, roles, n, done, arg) : 0;
+}
+
+void worker_spare_add(struct worker *w, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n, int64_t tag) {
+    if (w->group) worker_group_spare_add(w->group, prompt, n_prompt, response, n, tag);
+}
+
+void worker_spare_close(struct worker *w) {
+    if (w->group) worker_group_spare_close(w->group);
+}
+
 /* ---- scores ---- */
 
 bool worker_scores(const struct worker *w) { return w->k->rm.enable && !w->k->rm.judge.serve; }

@@ -75,6 +75,13 @@ int worker_generate_interrupt(struct worker *w); /* rollout_interrupt; in a proc
 struct rollout_stats worker_generate_stats(const struct worker *w);
 void worker_generate_end(struct worker *w);
 
+/* ---- passes over finished samples by ranks that have nothing to generate any more; without several ranks nothing ---- */
+/* Of these roles, n <= 2; after begin. done: as rank_spare_open's. */
+int worker_spare_open(struct worker *w, const enum verlc_role *roles, int n,
+                      int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg);
+void worker_spare_add(struct worker *w, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n, int64_t tag);
+void worker_spare_close(struct worker *w); /* after end */
+
 /* ---- scores of finished samples by a model, beside generation ---- */
 /* The reward model's, as reward_model.h has them; without one there is never anything pending. */
 bool worker_scores(const struct worker *w); /* whether the run has a reward model; a judge that is served is none */

@@ -16,7 +16,8 @@ struct worker_group {
     struct rank_dealing dealing[PPO_POOLS]; /* of each part that has ranks */
     struct ppo_pools pools;
     struct worker_scores *scores;
-    char *judge; /* where the judge is that a rank serves; NULL: there is none */
+    struct rank_spare *spare; /* of the generation under way; NULL: none */
+    char *judge;              /* where the judge is that a rank serves; NULL: there is none */
     bool roles[N_ROLES];
     bool stale;    /* those that generate have not the trainer's weights */
     bool updating; /* the critic's own ranks */
@@ -184,6 +185,28 @@ void worker_group_generate_end(struct worker_group *g) {
 void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg) {
     g->part[PPO_TRAIN].beside.step = step;
     g->part[PPO_TRAIN].beside.arg = arg;
+}
+
+int worker_group_spare_open(struct worker_group *g, const enum verlc_role *roles, int n,
+                            int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg) {
+    struct rank_spare_pass passes[RANK_SPARE_PASSES];
+    struct rank_dealing *const d = dealing_of(g, PPO_ROLLOUT);
+    if (n == 0 || d->g->n < 2 || g->pools.n[PPO_ROLLOUT] > 0) return 0;
+    for (int i = 0; i < n; i++) passes[i] = (struct rank_spare_pass){.role = roles[i], .value = roles[i] == VERLC_CRITIC};
+    TRY(rank_spare_open(&g->spare, d->g, passes, n, done, arg));
+    d->spare = g->spare;
+    return 0;
+}
+
+void worker_group_spare_add(struct worker_group *g, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n,
+                            int64_t tag) {
+    if (g->spare) rank_spare_add(g->spare, prompt, n_prompt, response, n, tag);
+}
+
+void worker_group_spare_close(struct worker_group *g) {
+    dealing_of(g, PPO_ROLLOUT)->spare = NULL;
+    rank_spare_close(g->spare);
+    g->spare = NULL;
 }
 
 int worker_group_forward(struct worker_group *g, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs,

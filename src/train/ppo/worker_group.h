@@ -38,6 +38,13 @@ int worker_group_generate_step(struct worker_group *g, bool wait); /* 1: work re
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g);
 void worker_group_generate_end(struct worker_group *g);
 
+/* ---- as worker_spare_open to worker_spare_close ---- */
+int worker_group_spare_open(struct worker_group *g, const enum verlc_role *roles, int n,
+                            int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg);
+void worker_group_spare_add(struct worker_group *g, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n,
+                            int64_t tag);
+void worker_group_spare_close(struct worker_group *g);
+
 /* ---- worker_scores.c: the reward model of each rank; a judge that is served is rank 0's ---- */
 struct worker_scores;
 /* alone: d's ranks do nothing else. */

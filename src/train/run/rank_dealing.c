@@ -14,8 +14,9 @@ struct rank_share {
     int64_t open;                /* samples that it has or will get */
     struct request_list waiting; /* for its next call */
     struct rollout_stats stats;
-    bool between;   /* the call under way, or the last one, is no slice of generation */
-    int64_t lo, hi; /* sequences of the piece under way */
+    enum { SLICE, BETWEEN, SPARE } call; /* what is under way, or the last one */
+    bool spent;                          /* it has begun a pass: its block has no KV cache any more */
+    int64_t lo, hi;                      /* sequences of the piece under way */
 };
 
 void rank_dealing_init(struct rank_dealing *d, struct rank_group *g) {
@@ -44,6 +45,7 @@ void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q) 
     struct rank_share *least = d->share;
     for (int r = 1; r < d->g->n; r++)
         if (d->share[r].open < least->open) least = &d->share[r];
+    CHECK(!least->spent); /* with d->spare all requests come before the first slice */
     request_list_add(&least->waiting, q);
     least->open += q->n;
 }
@@ -60,21 +62,37 @@ static int generate(struct rank_dealing *d, int rank, bool interrupt) {
     return rc;
 }
 
-/* What comes between, in turns with generation. */
+static bool open_elsewhere(const struct rank_dealing *d) {
+    int64_t open = 0;
+    for (int r = 0; r < d->g->n; r++) open += d->share[r].open;
+    return open > 0;
+}
+
+/* What comes between, in turns with generation; without samples of its own, what is done for later. */
 static int go_on(struct rank_dealing *d, int rank) {
     struct rank_share *r = &d->share[rank];
-    if (d->between.start && (!r->between || r->open == 0)) {
+    if (d->between.start && (r->call != BETWEEN || r->open == 0)) {
         const int started = d->between.start(d->between.arg, rank);
         TRY(started);
-        r->between = started > 0;
-        if (r->between) return 0;
+        r->call = BETWEEN;
+        if (started > 0) return 0;
     }
-    r->between = false;
-    return r->open > 0 ? generate(d, rank, false) : 0;
+    r->call = SLICE;
+    if (r->open > 0) return generate(d, rank, false);
+    if (!d->spare || !open_elsewhere(d)) return 0;
+    r->call = SPARE;
+    const int started = rank_spare_start(d->spare, rank);
+    TRY(started);
+    r->spent |= started > 0;
+    return 0;
 }
 
 static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *reply) {
-    if (d->share[rank].between) {
+    if (d->share[rank].call == SPARE) {
+        TRY(rank_spare_take(d->spare, rank, reply));
+        return d->interrupting ? 0 : go_on(d, rank);
+    }
+    if (d->share[rank].call == BETWEEN) {
         TRY(d->between.take(d->between.arg, rank, reply));
         return d->interrupting ? 0 : go_on(d, rank);
     }
@@ -108,7 +126,7 @@ static int take_all(struct rank_dealing *d) {
 static int interrupt(struct rank_dealing *d) {
     TRY(take_all(d));
     for (int r = 0; r < d->g->n; r++) {
-        d->share[r].between = false;
+        d->share[r].call = SLICE;
         if (d->share[r].open > 0) TRY(generate(d, r, true));
     }
     return take_all(d);
@@ -134,7 +152,7 @@ int rank_generate_step(struct rank_dealing *d, bool wait) {
         hub_reply_free(&reply);
         TRY(rc);
     }
-    for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0;
+    for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0 || (d->g->busy[r] && d->share[r].call == SPARE);
     return more;
 }
 

@@ -7,6 +7,7 @@
 #define VERLC_TRAIN_RUN_RANK_DEALING_H
 
 #include "train/run/rank_group.h"
+#include "train/run/rank_spare.h"
 #include "train/run/trained_model.h"
 
 struct rank_share;
@@ -20,6 +21,7 @@ struct rank_dealing { /* a zeroed one may be freed */
     struct rank_group *g;
     struct rank_share *share;    /* of each rank */
     struct rank_between between; /* zeros: nothing */
+    struct rank_spare *spare;    /* what ranks do that have nothing to generate any more; borrowed, NULL: nothing */
     bool interrupting;
     const struct rollout_config *to; /* who gets the samples of the generation under way; borrowed; NULL: there is none */
 };
