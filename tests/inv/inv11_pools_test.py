@@ -8,9 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from ranks import ASK, first_difference  # noqa: E402
+from ranks import ASK, below, first_difference  # noqa: E402
 from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, reward_dir, run, series, start, state  # noqa: E402
 
 ONE_OFF, FULLY = "--config-name=one_step_off_ppo_trainer", "--config-name=fully_async_ppo_trainer"
@@ -77,6 +78,34 @@ def killed(s, test):
     test("kill -9, resumed: the same bits", state(s.dir / "k", 4) == state(s.dir / "one", 4))
     run(*one_off(s, "fewer", **{"trainer.resume_mode": "resume_path", "trainer.resume_from_path": s.dir / "pools21/global_step_2"}))
     test("resumed without pools: the same bits", state(s.dir / "fewer", 4) == state(s.dir / "one", 4))
+
+
+def rank_pid(controller, rank):
+    return next(pid for pid, command in below(controller.pid).items() if command.endswith(" worker") and
+                f"VERLC_RANK={rank}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+def lost(s, test):
+    """A rank of each pool is killed or stopped while the others work; and the run goes on by itself."""
+    for rank, sig in ((0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)):
+        name = f"lost_{rank}_{sig.name}"
+        p = start(one_off(s, name, **{"rollout.ranks": 1, "trainer.total_training_steps": 500}))
+        while not (s.dir / name / "global_step_2").exists() and p.poll() is None:
+            time.sleep(0.01)
+        ranks = [rank_pid(p, r) for r in (0, 1)]
+        os.kill(ranks[rank], sig)
+        begun = time.monotonic()
+        err = p.communicate(timeout=60)[1]
+        test(f"{sig.name} of rank {rank}: the run ends within 10 s by its name",
+             p.returncode not in (0, None) and f"error: rank {rank} " in err and time.monotonic() - begun < 10 and
+             not any(pathlib.Path(f"/proc/{pid}").exists() for pid in ranks), (time.monotonic() - begun, err[-300:]))
+    p = start(one_off(s, "restarted", **{"rollout.ranks": 1, "trainer.max_restarts": 1}))
+    while not (s.dir / "restarted/global_step_2").exists() and p.poll() is None:
+        os.sched_yield()
+    if p.poll() is None:
+        os.kill(rank_pid(p, 1), signal.SIGKILL)
+    p.communicate(timeout=120)
+    test("trainer.max_restarts: the same bits", p.returncode == 0 and state(s.dir / "restarted", 4) == state(s.dir / "one", 4))
 
 
 def rewards(s, test):
@@ -169,6 +198,7 @@ def main():
         by_hand(s, test)
         adapter(s, test)
         killed(s, test)
+        lost(s, test)
         rewards(s, test)
         critics(s, test)
         asynchronous(s, test)
