@@ -613,8 +613,8 @@ void ppo_config_pools(struct ppo_config *k, bool launched) {
     k->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->n_ranks}};
     if (pools == 0) return;
     if (k->n_ranks < (launched ? pools + 1 : all)) {
-        log_note("%lld rank%s for %lld of pools and the trainer's: there are no pools, the work takes turns on all of them",
-                 (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s", (long long)all);
+        log_note("not all %lld ranks that pools and the trainer ask for are there: no pools, the work takes turns on %lld rank%s",
+                 (long long)all, (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s");
         return;
     }
     k->pools = asked(k, cpu);

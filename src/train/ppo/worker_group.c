@@ -89,8 +89,10 @@ static void make_parts(struct worker_group *g, const struct ppo_pools *pools) {
         if (g->pools.n[i] == 0) continue;
         rank_group_part(&g->part[i], &g->ranks, (int)ppo_pool_first(&g->pools, (enum ppo_pool)i), (int)g->pools.n[i]);
         rank_dealing_init(&g->dealing[i], &g->part[i]);
-        if (all > g->part[i].n)
-            log_info("ranks %d to %d: %s", g->part[i].first, g->part[i].first + g->part[i].n - 1, ppo_pool_name((enum ppo_pool)i));
+        const struct rank_group *const part = &g->part[i];
+        if (part->n == 1 && all > 1) log_info("rank %d: %s", part->first, ppo_pool_name((enum ppo_pool)i));
+        else if (part->n < all)
+            log_info("ranks %d to %d: %s", part->first, part->first + part->n - 1, ppo_pool_name((enum ppo_pool)i));
     }
     g->stale = g->pools.n[PPO_ROLLOUT] > 0;
 }
