@@ -2,6 +2,7 @@
 #ifndef VERLC_MODEL_FILES_INT_H
 #define VERLC_MODEL_FILES_INT_H
 
+#include "model/files/convert.h"
 #include "model/files/safetensors.h"
 #include "model/model_int.h"
 
@@ -30,8 +31,7 @@ int model__write_weights(struct file_writer *w, const char *dir, const struct st
 
 int model__copy_file(const char *from, const char *to, const char *name); /* from/name to to/name */
 
-/* ---- conversions between the float dtypes of files (F32, BF16, F16) ---- */
+/* Between the float dtypes of files; rounds to nearest even. */
 void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n);
-bool model__all_finite(const void *src, enum dtype dt, int64_t n);
 
 #endif

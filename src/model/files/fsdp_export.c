@@ -49,7 +49,7 @@ static int read_chunk(void *arg, size_t off, void *dst, size_t n) {
         const int64_t k = count - i < CHUNK ? count - i : CHUNK;
         char *to = (char *)dst + (size_t)i * size;
         fsdp_read(t, first + i, k, s->e->raw);
-        if (is_float(t->dt) && !model__all_finite(s->e->raw, t->dt, k))
+        if (is_float(t->dt) && !model_all_finite(s->e->raw, t->dt, k))
             FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged",
                  s->e->a->dir, t->name);
         if (is_float(t->dt)) model__convert(to, s->dt, s->e->raw, t->dt, k);

@@ -31,85 +31,6 @@ enum {
     MAX_INDEX_BYTES = 256 << 20
 };
 
-/* ---- conversions ---- */
-
-static float f16_to_f32(uint16_t h) {
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 31u, man = h & 0x3ffu;
-    uint32_t u;
-    float f;
-    if (exp == 0) { /* zero or subnormal: man * 2^-24 is exact */
-        f = (float)man * 0x1p-24f;
-        return sign ? -f : f;
-    }
-    u = sign | (exp == 31 ? 0x7f800000u : (exp + 112) << 23) | man << 13;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-static uint16_t f32_to_f16(float f) { /* nearest even; beyond the range Inf */
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000u);
-    u &= 0x7fffffffu;
-    if (u > 0x7f800000u) return sign | 0x7e00u;
-    if (u >= 0x477ff000u) return sign | 0x7c00u;
-    if (u < 0x38800000u) { /* subnormal: adding 0.5 rounds at 2^-24 */
-        float m, half = 0.5f;
-        memcpy(&m, &u, sizeof m);
-        m += half;
-        memcpy(&u, &m, sizeof u);
-        return (uint16_t)(sign | (u - 0x3f000000u));
-    }
-    u += 0xfffu + (u >> 13 & 1u);
-    return (uint16_t)(sign | (u - 0x38000000u) >> 13);
-}
-
-/* Files promise no alignment: every element goes through memcpy. */
-static float load_f32(const uint8_t *p, enum dtype dt) {
-    float f;
-    uint16_t h;
-    if (dt == DT_F32) {
-        memcpy(&f, p, 4);
-        return f;
-    }
-    memcpy(&h, p, 2);
-    return dt == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-}
-
-void model__convert(void *dst, enum dtype dst_dt, const void *src, enum dtype src_dt, int64_t n) {
-    const size_t size = dtype_size(src_dt);
-    const uint8_t *p = src;
-    if (dst_dt == src_dt) {
-        memcpy(dst, src, (size_t)n * size);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        const float f = load_f32(p + (size_t)i * size, src_dt);
-        if (dst_dt == DT_F32) ((float *)dst)[i] = f;
-        else ((uint16_t *)dst)[i] = dst_dt == DT_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
-    }
-}
-
-bool model__all_finite(const void *src, enum dtype dt, int64_t n) {
-    const uint8_t *p = src;
-    uint32_t bad = 0; /* an exponent of all ones is Inf or NaN */
-    if (dt == DT_F32) {
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t u;
-            memcpy(&u, p + 4 * i, 4);
-            bad |= (u & 0x7f800000u) == 0x7f800000u;
-        }
-        return !bad;
-    }
-    const uint16_t mask = dt == DT_BF16 ? 0x7f80u : 0x7c00u;
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t u;
-        memcpy(&u, p + 2 * i, 2);
-        bad |= (u & mask) == mask;
-    }
-    return !bad;
-}
-
 /* ---- the files of a directory ---- */
 
 struct weights_dir {
@@ -316,7 +237,7 @@ static int draw_param(struct model *m, const struct model_param *p, uint64_t see
 }
 
 static int check_finite(const struct model_param *p, const struct source *s, const uint8_t *src, int64_t n) {
-    if (model__all_finite(src, s->t->dt, n)) return 0;
+    if (model_all_finite(src, s->t->dt, n)) return 0;
     FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged", s->path,
          p->name);
 }
@@ -358,7 +279,7 @@ static int copy_codes(struct model *m, int64_t i, const struct source *s) {
     float *scale = xmalloc((size_t)n * sizeof *scale);
     int rc = 0;
     model__bnb_scales(&s->bnb, n, scale);
-    if (!model__all_finite(scale, DT_F32, n))
+    if (!model_all_finite(scale, DT_F32, n))
         FAILG(out, ERR_FORMAT, "%s: tensor %s has a scale of NaN or Inf; the file is damaged", s->path, m->params[i].name);
     TRYG(dev_copy_in(m->dev, q->code.data, s->t->data, s->t->bytes), out);
     TRYG(dev_copy_in(m->dev, q->scale.data, scale, (size_t)n * sizeof *scale), out);

@@ -77,7 +77,7 @@ static int find_tensor(const struct st_tensor **out, const struct st_file *f, co
              (long long)p->cols);
     if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s", path, name, dtype_name(t->dt));
-    if (!model__all_finite(t->data, t->dt, p->rows * p->cols)) FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf", path, name);
+    if (!model_all_finite(t->data, t->dt, p->rows * p->cols)) FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf", path, name);
     *out = t;
     return 0;
 }
