@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/file_writer.h"
 #include "base/thread_pool.h"
 #include "ckpt/rank_copy.h"
 
@@ -51,16 +52,18 @@ struct layout {
     int n;
 };
 
-/* A part's layout behind *bytes, and what this rank copies to it, added to pieces. */
+/* A part's layout behind *bytes, as its file has it, and what this rank copies to it, added to pieces. */
 static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struct layout *l, size_t *bytes,
                     struct rank_copy_piece **pieces, int64_t *n, int64_t *cap) {
     struct optim_piece *own;
     int64_t n_own;
     const bool here = p->model->own || !s->comm || comm_rank(s->comm) == 0; /* what is not dealt to the ranks is rank 0's */
     l->n = optim_pieces(p->optim, p->model, l->whole, &own, &n_own);
+    *bytes += (ckpt_optim_begin(p, l->whole, l->n) - *bytes) % FILE_WRITER_BLOCK;
     for (int i = 0; i < l->n; i++) {
-        l->at[i] = *bytes;
-        *bytes += ((size_t)l->whole[i].n * dtype_size(l->whole[i].dt) + 63) & ~(size_t)63;
+        const size_t size = dtype_size(l->whole[i].dt);
+        l->at[i] = (*bytes + size - 1) / size * size;
+        *bytes = l->at[i] + (size_t)l->whole[i].n * size;
     }
     for (int64_t i = 0; here && i < n_own; i++) {
         const struct optim_array *a = &l->whole[own[i].array];

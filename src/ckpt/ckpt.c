@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/files/convert.h"
 #include "model/files/export.h"
 #include "model/files/load.h"
 #include "model/files/safetensors.h"
@@ -131,19 +132,14 @@ static int64_t read_tracker(const char *root) {
 
 /* ---- writing ---- */
 
-struct dev_read { /* a flat device array as the writer's source */
-    struct dev *dev;
+struct flat_array { /* of a part; one st_write_tensor's arg */
+    const struct ckpt_part *part;
     const char *base;
 };
 
 static int read_device(void *arg, size_t off, void *dst, size_t n) {
-    const struct dev_read *r = arg;
-    return dev_copy_out(r->dev, dst, r->base + off, n);
-}
-
-static int read_host(void *arg, size_t off, void *dst, size_t n) {
-    memcpy(dst, (const char *)arg + off, n);
-    return 0;
+    const struct flat_array *a = arg;
+    return dev_copy_out(a->part->model->dev, dst, a->base + off, n);
 }
 
 /* Where a part's optimizer state is: beside the model directories, since loaders read every *.safetensors of one. */
@@ -152,46 +148,52 @@ static char *optim_name(const char *part) { return xasprintf("optim/%s.safetenso
 static char *optim_name_1(const char *part) { return xasprintf("%s/optim.safetensors", part); }
 
 /* ERR_NUMERIC with the tensor's name: a state that diverged must not become the newest good one. */
-static int check_finite(const struct ckpt_part *p, int64_t at, const float *x, int64_t n) {
-    uint32_t bad = 0, bits;
-    int64_t i = 0, k = 0;
-    for (; i < n; i++) {
-        memcpy(&bits, x + i, sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u; /* Inf or NaN */
-    }
-    if (!bad) return 0;
-    for (i = 0; isfinite(x[i]);) i++;
-    const struct model_param *w = p->model->train_params;
-    while (k + 1 < p->model->n_train_params && w[k + 1].offset <= at + i) k++;
-    FAIL(ERR_NUMERIC, "tensor %s of the %s holds NaN or Inf", w[k].name, p->name);
-}
-
-static int read_master(void *arg, size_t off, void *dst, size_t n) {
-    const struct ckpt_part *p = arg;
+static int check_finite(void *arg, size_t off, const void *p, size_t n) {
+    const struct flat_array *a = arg;
+    const struct model *m = a->part->model;
     CHECK(off % sizeof(float) == 0 && n % sizeof(float) == 0);
-    TRY(dev_copy_out(p->model->dev, dst, (const char *)p->model->master + off, n));
-    return check_finite(p, (int64_t)(off / sizeof(float)), dst, (int64_t)(n / sizeof(float)));
+    if (model_all_finite(p, DT_F32, (int64_t)(n / sizeof(float)))) return 0;
+    const float *x = p;
+    int64_t at = (int64_t)(off / sizeof(float)), k = 0;
+    for (; isfinite(*x); x++) at++;
+    while (k + 1 < m->n_train_params && m->train_params[k + 1].offset <= at) k++;
+    FAIL(ERR_NUMERIC, "tensor %s of the %s holds NaN or Inf", m->train_params[k].name, a->part->name);
 }
 
-/* Master and state arrays as they are, so that a resume is bitwise. */
-static int save_optim(struct file_writer *w, const char *tmp, const struct ckpt_part *p) {
-    struct model *m = p->model;
-    struct optim_array arrays[OPTIM_MAX_ARRAYS];
-    struct dev_read src[OPTIM_MAX_ARRAYS];
-    struct ckpt_part part = *p;
-    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2] = {
-        {.name = "master", .dt = DT_F32, .nd = 1, .dim = {m->n_train}, .read = read_master, .arg = &part}};
-    const int n = optim_arrays(p->optim, arrays);
+/* Master, state arrays and step: as they are, so that a resume is bitwise. */
+struct optim_file {
+    struct flat_array from[OPTIM_MAX_ARRAYS + 1];
+    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2];
+    int n;
+};
+
+/* a: master, then the optimizer's. */
+static void list_optim(struct optim_file *f, const struct ckpt_part *p, const struct optim_array *a, int n) {
+    const bool host = !dev_has_own_memory(p->model->dev);
     for (int i = 0; i < n; i++) {
-        src[i] = (struct dev_read){m->dev, arrays[i].data};
-        t[1 + i] = (struct st_write_tensor){
-            .name = arrays[i].name, .dt = arrays[i].dt, .nd = 1, .dim = {arrays[i].n}, .read = read_device, .arg = &src[i]};
+        f->from[i] = (struct flat_array){p, a[i].data};
+        f->t[i] = (struct st_write_tensor){
+            .name = a[i].name, .dt = a[i].dt, .nd = 1, .dim = {a[i].n}, .read = read_device, .arg = &f->from[i]};
+        if (host) f->t[i].data = a[i].data;
     }
-    t[1 + n] =
-        (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .read = read_host, .arg = &p->optim->step};
+    f->t[0].check = check_finite;
+    f->t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .data = &p->optim->step};
+    f->n = n + 1;
+}
+
+size_t ckpt_optim_begin(const struct ckpt_part *p, const struct optim_array *a, int n) {
+    struct optim_file f;
+    list_optim(&f, p, a, n);
+    return st_header_bytes(f.t, f.n, NULL);
+}
+
+static int save_optim(struct file_writer *w, const char *tmp, const struct ckpt_part *p) {
+    struct optim_array a[OPTIM_MAX_ARRAYS + 1] = {{"master", DT_F32, p->model->n_train, p->model->master}};
+    struct optim_file f;
+    list_optim(&f, p, a, 1 + optim_arrays(p->optim, a + 1));
     char *dir = file_join(tmp, "optim"), *name = optim_name(p->name), *path = file_join(tmp, name);
     int rc = file_mkdirs(dir);
-    if (rc == 0) rc = st_write(w, path, t, n + 2, NULL);
+    if (rc == 0) rc = st_write(w, path, f.t, f.n, NULL);
     free(dir);
     free(name);
     free(path);

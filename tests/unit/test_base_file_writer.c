@@ -1,5 +1,6 @@
-/* test_base_file_writer.c - files of every size around a block and a piece have their bytes and their hash, several at a time; a
- * file that cannot be written is named, and ends all. */
+/* test_base_file_writer.c - files of every size around a block and a piece have their bytes and their hash, several at a time,
+ * whether their source lends memory or fills it, read by one thread or several; a file that cannot be written is named, and ends
+ * all, as does a source that fails. */
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -43,67 +44,99 @@ static char *bytes_of(size_t n) {
     return p;
 }
 
-/* Given in unequal parts, half of them in place. */
-static void give(struct file_writer *w, const char *p, size_t n) {
-    for (size_t at = 0, k = 1; at < n; at += k) {
-        void *to;
-        size_t room;
-        k = at % 3 == 0 ? 100003 : 7;
-        if (k > n - at) k = n - at;
-        if (at % 2) {
-            OK(file_writer_put(w, p + at, k));
-            continue;
-        }
-        OK(file_writer_room(w, &to, &room));
-        assert_true(room > 0);
-        if (k > room) k = room;
-        memcpy(to, p + at, k);
-        file_writer_add(w, k);
-    }
+/* Bytes as a source has them: lent where they are, or copied; read by any thread, or in order by one. */
+struct source {
+    const char *p;
+    bool lend;
+    size_t fails_at; /* a read of it or of what is behind it; 0: none */
+    size_t next;     /* in order */
+    bool any_thread;
+};
+
+static int read_bytes(void *arg, size_t at, size_t n, char *dst, const char **p) {
+    struct source *s = arg;
+    if (s->fails_at > 0 && at + n > s->fails_at) FAIL(ERR_NUMERIC, "the source fails");
+    if (!s->any_thread) assert_int_equal(at, s->next);
+    if (!s->any_thread) s->next += n;
+    if (s->lend) *p = s->p + at;
+    else memcpy(dst, s->p + at, n);
+    return 0;
 }
 
-static void test_sizes(void **state) {
-    (void)state;
+static int add(struct file_writer *w, const char *path, size_t bytes, struct source *s) {
+    return file_writer_add(w, path, bytes, &(struct file_source){read_bytes, s, s->any_thread});
+}
+
+/* Memory that is lent lies at a block's beginning, where it is written from, or shift bytes behind one. */
+static void check_sizes(bool any_thread, bool lend, size_t shift) {
     static const size_t sizes[] = {0,         1,     4095,      4096,          4097,          PIECE - 1,
                                    PIECE + 0, 13003, PIECE + 1, PIECE + 12288, 2 * PIECE - 1, 12 * PIECE + 4097};
     enum { N = sizeof sizes / sizeof *sizes };
     struct file_writer *w;
+    char *p[N], *whole[N], *want[N];
     file_writer_open(&w);
-    for (int round = 0; round < 2; round++) /* a file that is there is replaced */
-        for (int i = 0; i < N; i++) {
-            char *path = name_of(sizes[i]), *p = bytes_of(sizes[i]);
-            if (round == 0) OK(file_write_atomic(path, "a longer one than the empty file", 32));
-            OK(file_writer_begin(w, path, sizes[i]));
-            give(w, p, sizes[i]);
-            OK(file_writer_end(w));
-            free(path);
-            free(p);
-        }
+    for (int i = 0; i < N; i++) {
+        char *path = name_of(sizes[i]), *bytes = bytes_of(sizes[i]);
+        assert_int_equal(posix_memalign((void **)&whole[i], FILE_WRITER_BLOCK, sizes[i] + shift + 1), 0);
+        p[i] = memcpy(whole[i] + shift, bytes, sizes[i] + 1);
+        OK(file_write_atomic(path, "a longer one than the empty file", 32)); /* is replaced */
+        OK(add(w, path, sizes[i], &(struct source){.p = p[i], .lend = lend, .any_thread = any_thread}));
+        if (!lend) memset(p[i], 0xa5, sizes[i]); /* has been read, so that it is not looked at again */
+        free(path);
+        want[i] = bytes;
+    }
     OK(file_writer_finish(w));
     for (int i = 0; i < N; i++) {
         struct buf got = {0};
-        char *path = name_of(sizes[i]), *p = bytes_of(sizes[i]), hex[33];
+        char *path = name_of(sizes[i]), hex[33];
         OK(file_read(&got, path, 0));
         assert_int_equal(got.n, sizes[i]);
-        assert_memory_equal(got.p, p, got.n);
+        assert_memory_equal(got.p, want[i], got.n);
         OK(hash_file_hex(path, hex));
         assert_string_equal(hex, file_writer_hash(w, path));
         buf_free(&got);
         free(path);
-        free(p);
+        free(whole[i]);
+        free(want[i]);
     }
     assert_null(file_writer_hash(w, "another"));
     file_writer_close(w);
 }
 
-/* Closed in mid-file: nothing waits, nothing leaks. */
+static void test_sizes(void **state) {
+    (void)state;
+    for (int any_thread = 0; any_thread < 2; any_thread++) {
+        check_sizes(any_thread, false, 0);
+        check_sizes(any_thread, true, 0);
+        check_sizes(any_thread, true, 8);
+    }
+}
+
+/* A source that fails is what add says, and is not called any more once it has; nothing waits, nothing leaks. */
+static void test_source_fails(void **state) {
+    (void)state;
+    char *path = name_of(5), *p = bytes_of((size_t)20 * PIECE);
+    for (int i = 0; i < 4; i++) {
+        struct file_writer *w;
+        file_writer_open(&w);
+        struct source s = {.p = p, .lend = i / 2, .any_thread = i % 2, .fails_at = (size_t)11 * PIECE};
+        assert_int_equal(add(w, path, (size_t)20 * PIECE, &s), ERR_NUMERIC);
+        memset(&s, 0, sizeof s);
+        assert_int_equal(file_writer_finish(w), ERR_NUMERIC);
+        assert_non_null(strstr(err_msg(), "the source fails"));
+        file_writer_close(w);
+    }
+    free(path);
+    free(p);
+}
+
+/* Closed without finish: nothing waits, nothing leaks. */
 static void test_given_up(void **state) {
     (void)state;
     struct file_writer *w;
-    char *path = name_of(5), *p = bytes_of(2 * PIECE);
+    char *path = name_of(5), *p = bytes_of((size_t)12 * PIECE);
     file_writer_open(&w);
-    OK(file_writer_begin(w, path, 3 * PIECE));
-    give(w, p, 2 * PIECE);
+    OK(add(w, path, (size_t)12 * PIECE, &(struct source){.p = p, .lend = true, .any_thread = true}));
     file_writer_close(w);
     free(path);
     free(p);
@@ -113,7 +146,7 @@ static void test_no_directory(void **state) {
     (void)state;
     struct file_writer *w;
     file_writer_open(&w);
-    assert_int_equal(file_writer_begin(w, "/nonexistent/x", 3), ERR_IO);
+    assert_int_equal(add(w, "/nonexistent/x", 3, &(struct source){.p = "abc"}), ERR_IO);
     assert_non_null(strstr(err_msg(), "/nonexistent/x"));
     file_writer_close(w);
 }
@@ -123,13 +156,11 @@ static void test_too_large(void **state) {
     (void)state;
     const struct rlimit small = {PIECE + 4096, RLIM_INFINITY}, all = {RLIM_INFINITY, RLIM_INFINITY};
     struct file_writer *w;
-    char *path = name_of(PIECE), *p = bytes_of(PIECE);
-    int rc = 0;
+    char *path = name_of(PIECE), *p = bytes_of((size_t)40 * PIECE);
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     file_writer_open(&w);
-    OK(file_writer_begin(w, path, (size_t)40 * PIECE));
-    for (int i = 0; rc == 0 && i < 40; i++) rc = file_writer_put(w, p, PIECE); /* more than are under way at once */
+    const int rc = add(w, path, (size_t)40 * PIECE, &(struct source){.p = p, .any_thread = true}); /* more than are under way */
     assert_int_equal(rc, ERR_IO);
     assert_non_null(strstr(err_msg(), path));
     assert_non_null(strstr(err_msg(), "File too large"));
@@ -141,7 +172,8 @@ static void test_too_large(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes), cmocka_unit_test(test_given_up),
-                                       cmocka_unit_test(test_no_directory), cmocka_unit_test(test_too_large)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes), cmocka_unit_test(test_source_fails),
+                                       cmocka_unit_test(test_given_up), cmocka_unit_test(test_no_directory),
+                                       cmocka_unit_test(test_too_large)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

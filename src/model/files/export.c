@@ -29,7 +29,7 @@ struct reader {
     void *stage;        /* device, one group; NULL when there is a master */
     size_t stage_bytes;
     int64_t group; /* in stage, -1: none */
-    char *host;    /* one chunk */
+    char *host;    /* what a read asks for, of a device with its own memory */
     size_t host_bytes;
     const float *master; /* fp32 weights, NULL: the compute copy is read */
     struct lora_host adapter;
@@ -54,6 +54,17 @@ static int unpack_group(struct reader *r, int64_t group) {
     return 0;
 }
 
+/* Makes *p, on the device, a copy in host memory. */
+static int fetch(struct reader *r, const char **p, size_t bytes) {
+    if (bytes > r->host_bytes) {
+        r->host = xrealloc(r->host, bytes);
+        r->host_bytes = bytes;
+    }
+    TRY(dev_copy_out(r->m->dev, r->host, *p, bytes));
+    *p = r->host;
+    return 0;
+}
+
 static int read_param(void *arg, size_t off, void *dst, size_t n) {
     const struct param_source *s = arg;
     struct reader *r = s->r;
@@ -70,18 +81,14 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
         base = r->stage;
         at += s->p->offset - r->m->groups[s->p->group].offset;
     }
-    const size_t bytes = (size_t)count * from;
-    if (bytes > r->host_bytes) {
-        r->host = xrealloc(r->host, bytes);
-        r->host_bytes = bytes;
-    }
-    TRY(dev_copy_out(r->m->dev, r->host, base + (size_t)at * from, bytes));
+    const char *values = base + (size_t)at * from;
+    if (dev_has_own_memory(r->m->dev)) TRY(fetch(r, &values, (size_t)count * from));
     if (!r->adapter.flat) {
-        model__convert(dst, s->dt, r->host, r->flat_dt, count);
+        model__convert(dst, s->dt, values, r->flat_dt, count);
         return 0;
     }
     float *sum = xmalloc((size_t)count * sizeof *sum);
-    model__convert(sum, DT_F32, r->host, r->flat_dt, count);
+    model__convert(sum, DT_F32, values, r->flat_dt, count);
     model__lora_merge(&r->adapter, s->p, (int64_t)(off / size), sum, count);
     model__convert(dst, s->dt, sum, DT_F32, count);
     free(sum);
@@ -231,6 +238,8 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             src[n] = (struct param_source){&r, p, as};
             t[n] = (struct st_write_tensor){
                 .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n]};
+            t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
+            if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
             n++;
         }
     }

@@ -1,4 +1,4 @@
-/* safetensors.c - safetensors files: a checked reader over a mapping, a streaming writer.
+/* safetensors.c - safetensors files: a checked reader over a mapping, a writer.
  *
  * Format: u64 little-endian header length, a JSON object {name: {dtype, shape,
  * data_offsets}}, the data.  Values are not looked at here.
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEN_BYTES = 8, MAX_HEADER = 100000000 /* the safetensors library's limit */, READ_CHUNK = 1 << 20 };
+enum { LEN_BYTES = 8, MAX_HEADER = 100000000 /* the safetensors library's limit */ };
 
 struct st_file {
     struct file_map map;
@@ -211,36 +211,95 @@ out:
     return rc;
 }
 
-/* One tensor, in pieces of whole elements. */
-static int write_tensor(struct file_writer *w, const struct st_write_tensor *t) {
-    const size_t bytes = tensor_bytes(t), size = dtype_size(t->dt);
-    for (size_t off = 0, n; off < bytes; off += n) {
-        char element[8], *to;
-        size_t room;
-        TRY(file_writer_room(w, (void **)&to, &room));
-        const bool fits = room >= size; /* one that does not goes across two pieces */
-        n = fits ? room - room % size : size;
-        if (n > READ_CHUNK) n = READ_CHUNK;
-        if (n > bytes - off) n = bytes - off;
-        TRY(t->read(t->arg, off, fits ? to : element, n));
-        if (fits) file_writer_add(w, n);
-        else TRY(file_writer_put(w, element, n));
+size_t st_header_bytes(const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+    struct buf b = {0};
+    CHECK(build_header(&b, t, n, metadata) == 0);
+    const size_t bytes = b.n;
+    buf_free(&b);
+    return bytes;
+}
+
+/* A file as file_writer reads it: header, then tensors. */
+struct image {
+    struct buf header;
+    const struct st_write_tensor *t;
+    size_t *at; /* (n + 1): where each begins in the file, and the file's end */
+    int64_t n;
+};
+
+/* The tensor with a byte of the file, not of its header. */
+static int64_t tensor_of(const struct image *m, size_t at) {
+    int64_t lo = 0, hi = m->n;
+    while (hi - lo > 1) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (m->at[mid] <= at) lo = mid;
+        else hi = mid;
+    }
+    return lo;
+}
+
+static int check(const struct st_write_tensor *t, size_t off, const void *p, size_t n) {
+    return t->check ? t->check(t->arg, off, p, n) : 0;
+}
+
+static int read_elements(const struct st_write_tensor *t, size_t off, char *dst, size_t n) {
+    if (t->data) memcpy(dst, (const char *)t->data + off, n);
+    else TRY(t->read(t->arg, off, dst, n));
+    return check(t, off, dst, n);
+}
+
+/* Some of n bytes of a tensor from off on: whole elements, or of one what is asked for. */
+static int read_tensor(const struct st_write_tensor *t, size_t off, char *dst, size_t n, size_t *got) {
+    const size_t size = dtype_size(t->dt), skip = off % size;
+    char element[8];
+    *got = n - n % size;
+    if (skip == 0 && *got > 0) return read_elements(t, off, dst, *got);
+    *got = n < size - skip ? n : size - skip;
+    TRY(read_elements(t, off - skip, element, size));
+    memcpy(dst, element + skip, *got);
+    return 0;
+}
+
+/* Whole elements of tensor i alone, which are in memory. */
+static bool lends(const struct image *m, int64_t i, size_t at, size_t end) {
+    if (i >= m->n || !m->t[i].data || at < m->at[i] || end > m->at[i + 1]) return false;
+    return (at - m->at[i]) % dtype_size(m->t[i].dt) == 0 && (end - at) % dtype_size(m->t[i].dt) == 0;
+}
+
+static int read_image(void *arg, size_t at, size_t n, char *dst, const char **p) {
+    const struct image *m = arg;
+    const size_t end = at + n;
+    int64_t i = tensor_of(m, at);
+    if (lends(m, i, at, end)) {
+        *p = (const char *)m->t[i].data + (at - m->at[i]);
+        return check(&m->t[i], at - m->at[i], *p, n);
+    }
+    if (at < m->header.n) {
+        const size_t k = m->header.n - at < n ? m->header.n - at : n;
+        memcpy(dst, m->header.p + at, k);
+        at += k;
+        dst += k;
+    }
+    for (size_t got; at < end; at += got, dst += got) {
+        while (m->at[i + 1] <= at) i++;
+        const size_t left = (end < m->at[i + 1] ? end : m->at[i + 1]) - at;
+        TRY(read_tensor(&m->t[i], at - m->at[i], dst, left, &got));
     }
     return 0;
 }
 
 static int write_file(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
-    int rc = 0;
-    size_t bytes = 0;
-    struct buf header = {0};
-    for (int64_t i = 0; i < n; i++) bytes += tensor_bytes(&t[i]);
-    TRYG(build_header(&header, t, n, metadata), out);
-    TRYG(file_writer_begin(w, path, header.n + bytes), out);
-    TRYG(file_writer_put(w, header.p, header.n), out);
-    for (int64_t i = 0; i < n; i++) TRYG(write_tensor(w, &t[i]), out);
-    TRYG(file_writer_end(w), out);
-out:
-    buf_free(&header);
+    struct image m = {.t = t, .n = n, .at = xcalloc((size_t)n + 1, sizeof *m.at)};
+    struct file_source s = {.read = read_image, .arg = &m, .any_thread = true};
+    int rc = build_header(&m.header, t, n, metadata);
+    m.at[0] = m.header.n;
+    for (int64_t i = 0; i < n; i++) {
+        m.at[i + 1] = m.at[i] + tensor_bytes(&t[i]);
+        s.any_thread = s.any_thread && (t[i].data || t[i].any_thread);
+    }
+    if (rc == 0) rc = file_writer_add(w, path, m.at[n], &s);
+    buf_free(&m.header);
+    free(m.at);
     return rc;
 }
 

@@ -6,6 +6,7 @@
 #include "dev/dev.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 struct st_tensor {
@@ -23,16 +24,21 @@ int64_t st_count(const struct st_file *f);
 const struct st_tensor *st_at(const struct st_file *f, int64_t i);
 const struct st_tensor *st_find(const struct st_file *f, const char *name); /* NULL if absent */
 const char *st_metadata(const struct st_file *f, const char *key);          /* a string of __metadata__, or NULL */
-/* Streaming writer: header from the declared tensors, then data in that order. */
+/* Writer: header from the declared tensors, then data in that order. */
 struct st_write_tensor {
     const char *name;
     enum dtype dt;
     int nd;
     int64_t dim[8];
-    /* fills up to n bytes of this tensor starting at byte off */
+    /* Whole elements, n bytes of this tensor from its byte off on, into dst. */
     int (*read)(void *arg, size_t off, void *dst, size_t n);
+    const void *data; /* instead of read: all of them, in memory that stays as it is until the file is on disk */
+    int (*check)(void *arg, size_t off, const void *p, size_t n); /* of what was read, or is in data; NULL: none */
     void *arg;
+    bool any_thread; /* read may be called by several threads at once, in any order. check is, of data. */
 };
+/* Bytes in front of the tensors' data. */
+size_t st_header_bytes(const struct st_write_tensor *t, int64_t n, const json_t *metadata);
 /* Writes path (not atomic itself: ckpt publishes whole directories). metadata may be NULL. w: on disk once file_writer_finish
  * says so; NULL: on return. ERR_IO, or what a read says. */
 int st_write(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
