@@ -55,9 +55,11 @@ def main():
         r = json.loads(p.stdout.splitlines()[-1])
         p = run("bench", "checkpoint", "--model", s.dir / "model", "--device", "cpu", "--dir", s.dir, "--steps", 1)
         c = json.loads(p.stdout.splitlines()[-1])
-        times = [c[k] for k in ("foreground_seconds", "copy_seconds", "write_seconds")]
+        times = [c[k] for k in ("foreground_seconds", "copy_seconds", "write_seconds", "write_cpu_seconds", "delete_seconds")]
         gone = not list(s.dir.glob("verlc-bench-*"))
-        test("bench checkpoint times a checkpoint and leaves nothing", min(times) >= 0 and c["disk_gb_s"] > 0 and gone, c)
+        test("bench checkpoint times a checkpoint and leaves nothing", min(times) >= 0 and gone, c)
+        test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["beside_gb_s"] > 0 and
+             c["training_slower"] > -1, c)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
         for how in ("none", "mlp"):

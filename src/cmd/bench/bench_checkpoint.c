@@ -1,5 +1,6 @@
-/* bench_checkpoint.c - `verlc bench checkpoint`: how long a run waits for a checkpoint of a model with AdamW, how fast it is
- * written, and what the disk takes of plain writes beside it. One JSON line. */
+/* bench_checkpoint.c - `verlc bench checkpoint`: how long a run waits for a checkpoint of a model with AdamW; how fast it is
+ * written, alone and beside training passes, and by how much these take longer; what the disk takes of plain writes. One JSON
+ * line. */
 #include "cmd/bench/bench.h"
 
 #include "base/buf.h"
@@ -9,6 +10,7 @@
 #include "base/rng.h"
 #include "ckpt/async_save.h"
 #include "cmd/cmd.h"
+#include "train/run/trained_model.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,18 +19,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { PIECE = 16 << 20, WRITERS = 4 };
+enum { PIECE = 16 << 20, WRITERS = 4, TOKENS = 32 /* of a training pass */ };
 
 struct bench {
     const char *model, *dir, *device;
     int64_t steps, threads;
     struct dev dev;
     struct model *m;
-    struct optim *optim;
-    double disk, save, copy, write; /* seconds, the best of all */
-    size_t bytes;                   /* of the checkpoint */
+    struct trained_model *t;
+    struct ckpt_part part;
+    struct ckpt_async *async;
+    json_t *trainer;
+    char *root, *plain;                                  /* checkpoints, the plain file */
+    double disk, save, copy, write, cpu, beside, delete; /* seconds, the best of all; cpu: of all threads, of a write alone */
+    double alone_s, beside_s;                            /* all training passes without a write, and beside one */
+    int64_t alone_n, beside_n;
+    size_t bytes; /* of the checkpoint */
 };
 
 /* ---- the disk ---- */
@@ -72,21 +81,53 @@ static int time_disk(const char *path, size_t bytes, double *seconds) {
     return 0;
 }
 
-/* ---- the checkpoint ---- */
+/* ---- training ---- */
 
-static int open_all(struct bench *b) {
-    const struct model_open_args a = {.dir = b->model, .act = DT_BF16, .flags = MODEL_TRAIN, .max_len = 32};
-    struct optim_array state[OPTIM_MAX_ARRAYS];
-    TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    TRY(model_open(&b->m, &b->dev, &a));
-    TRY(optim_create(&b->optim, b->m, &(struct optim_config){.kind = OPTIM_ADAMW}));
-    const int n = optim_arrays(b->optim, state);
-    for (int i = 0; i < n; i++) TRY(dev_copy(&b->dev, state[i].data, b->m->master, (size_t)state[i].n * 4)); /* not zeros */
+static int loss(void *arg, const struct micro_loss *m) {
+    (void)arg;
+    for (int64_t t = 0; t < m->t1 - m->t0; t++) m->dout[t] = -1.0f / TOKENS;
     return 0;
 }
 
+/* A forward and a backward pass. */
+static int train(struct bench *b, double *seconds, int64_t *n) {
+    int32_t ids[TOKENS];
+    for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)(i % b->m->cfg.vocab);
+    const struct packed_seq seq = {.ids = ids, .n = TOKENS, .first = 1};
+    const struct mini_batch batch = {.seqs = &seq, .n = 1, .cut = {.max_seqs = 1}, .temperature = 1, .loss = loss};
+    struct step_result r;
+    const double start = clock_now();
+    TRY(trained_model_backward(b->t, &batch, &r));
+    TRY(dev_sync(&b->dev));
+    *seconds += clock_now() - start;
+    ++*n;
+    return 0;
+}
+
+/* ---- the checkpoint ---- */
+
+static int open_all(struct bench *b) {
+    const struct model_open_args a = {.dir = b->model, .act = DT_BF16, .flags = MODEL_TRAIN, .max_len = TOKENS};
+    struct optim_array state[OPTIM_MAX_ARRAYS];
+    TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
+    TRY(model_open(&b->m, &b->dev, &a));
+    const struct trained_model_args args = {
+        .dev = &b->dev, .model = b->m, .train = true, .keep = {.train = true}, .max_rows = TOKENS, .max_seqs = 1};
+    TRY(trained_model_create(&b->t, &args));
+    b->part = (struct ckpt_part){"actor", b->m, trained_model_optim(b->t), NULL};
+    const int n = optim_arrays(b->part.optim, state);
+    for (int i = 0; i < n; i++) TRY(dev_copy(&b->dev, state[i].data, b->m->master, (size_t)state[i].n * 4)); /* not zeros */
+    b->bytes = (size_t)b->m->n_train * 12;
+    for (int64_t i = 0; i < b->m->n_params; i++)
+        b->bytes += (size_t)(b->m->params[i].rows * b->m->params[i].cols) * dtype_size(b->m->params[i].src_dt);
+    b->trainer = json_object();
+    return ckpt_async_open(&b->async, &b->part, 1, NULL);
+}
+
 static void close_all(struct bench *b) {
-    optim_destroy(b->optim, b->m);
+    ckpt_async_close(b->async);
+    json_decref(b->trainer);
+    trained_model_destroy(b->t);
     model_close(b->m);
     dev_close(&b->dev);
 }
@@ -95,57 +136,131 @@ static void keep_best(double *best, double seconds) {
     if (*best == 0 || seconds < *best) *best = seconds;
 }
 
-static int measure(struct bench *b, struct ckpt_async *async, const char *root, const char *plain) {
-    const struct ckpt_part part = {"actor", b->m, b->optim, NULL};
-    json_t *trainer = json_object();
-    struct ckpt_save_args a = {
-        .root = root, .parts = &part, .n_parts = 1, .trainer = trainer, .config_yaml = "bench: checkpoint\n", .keep = 1};
-    int rc = 0, got = 0;
-    double start;
-    for (int64_t i = 0; i < b->steps; i++) {
-        a.step = 1 + 2 * i;
-        start = clock_now();
-        TRYG(ckpt_save(&a), out);
-        keep_best(&b->save, clock_now() - start);
-        a.step++;
-        start = clock_now();
-        TRYG(ckpt_async_copy(async, &a), out);
-        keep_best(&b->copy, clock_now() - start);
-        start = clock_now();
-        ckpt_async_write(async, NULL, NULL);
-        while ((got = ckpt_async_take(async, 1, &a.step)) == 0) {
-        }
-        TRYG(got, out);
-        keep_best(&b->write, clock_now() - start);
-        TRYG(time_disk(plain, b->bytes, &start), out);
-        keep_best(&b->disk, start);
+static struct ckpt_save_args args(const struct bench *b) {
+    return (struct ckpt_save_args){
+        .root = b->root, .step = 1, .parts = &b->part, .n_parts = 1, .trainer = b->trainer, .config_yaml = "bench: checkpoint\n"};
+}
+
+static int delete (struct bench *b) {
+    const double start = clock_now();
+    TRY(file_remove_tree(b->root));
+    keep_best(&b->delete, clock_now() - start);
+    return 0;
+}
+
+static int save(struct bench *b) {
+    const struct ckpt_save_args a = args(b);
+    const double start = clock_now();
+    TRY(ckpt_save(&a));
+    keep_best(&b->save, clock_now() - start);
+    return delete (b);
+}
+
+static int copy(struct bench *b) {
+    const struct ckpt_save_args a = args(b);
+    const double start = clock_now();
+    TRY(ckpt_async_copy(b->async, &a));
+    keep_best(&b->copy, clock_now() - start);
+    return 0;
+}
+
+static double cpu_now(void) {
+    struct rusage r;
+    getrusage(RUSAGE_SELF, &r);
+    return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) + (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1e-6;
+}
+
+/* Until the write that is under way is published. */
+struct wait {
+    struct ckpt_async *async;
+    double end;
+    int rc;
+    struct err_saved why;
+    atomic_bool done;
+};
+
+static void *wait(void *arg) {
+    struct wait *w = arg;
+    int64_t step;
+    while ((w->rc = ckpt_async_take(w->async, 1, &step)) == 0) {
     }
-out:
-    json_decref(trainer);
-    return rc;
+    w->end = clock_now();
+    if (w->rc < 0) err_save(&w->why);
+    w->done = true;
+    return NULL;
+}
+
+static int write_alone(struct bench *b) {
+    struct wait w = {.async = b->async};
+    TRY(copy(b));
+    const double start = clock_now(), cpu = cpu_now();
+    ckpt_async_write(b->async, NULL, NULL);
+    wait(&w);
+    TRY(w.rc);
+    keep_best(&b->write, w.end - start);
+    keep_best(&b->cpu, cpu_now() - cpu);
+    return delete (b);
+}
+
+static int write_beside(struct bench *b) {
+    struct wait w = {.async = b->async};
+    pthread_t waiting;
+    int rc = 0;
+    TRY(copy(b));
+    const double start = clock_now();
+    ckpt_async_write(b->async, NULL, NULL);
+    if (pthread_create(&waiting, NULL, wait, &w) != 0) FAIL(ERR_NOMEM, "no thread is to be had");
+    do rc = train(b, &b->beside_s, &b->beside_n);
+    while (rc == 0 && !w.done);
+    pthread_join(waiting, NULL);
+    TRY(rc);
+    if (w.rc < 0) err_restore(&w.why);
+    TRY(w.rc);
+    keep_best(&b->beside, w.end - start);
+    for (const double until = clock_now() + (w.end - start); rc == 0 && clock_now() < until;)
+        rc = train(b, &b->alone_s, &b->alone_n);
+    TRY(rc);
+    return delete (b);
+}
+
+static int measure(struct bench *b) {
+    double warm = 0;
+    int64_t n = 0;
+    TRY(train(b, &warm, &n));
+    for (int64_t i = 0; i < b->steps; i++) {
+        double seconds;
+        TRY(save(b));
+        TRY(write_alone(b));
+        TRY(time_disk(b->plain, b->bytes, &seconds));
+        keep_best(&b->disk, seconds);
+        TRY(write_beside(b));
+    }
+    return 0;
+}
+
+static void print(const struct bench *b) {
+    const double gb = (double)b->bytes / 1e9, alone = b->alone_s / (double)b->alone_n, beside = b->beside_s / (double)b->beside_n;
+    printf("{\"subject\":\"checkpoint\",\"bytes\":%zu,\"foreground_seconds\":%.3f,\"copy_seconds\":%.3f,\"write_seconds\":%.3f,"
+           "\"write_cpu_seconds\":%.3f,\"delete_seconds\":%.3f,\"write_gb_s\":%.3f,\"beside_gb_s\":%.3f,\"disk_gb_s\":%.3f,"
+           "\"training_slower\":%.3f}\n",
+           b->bytes, b->save, b->copy, b->write, b->cpu, b->delete, gb / b->write, gb / b->beside, gb / b->disk,
+           beside / alone - 1);
 }
 
 static int run(struct bench *b) {
-    struct ckpt_async *async = NULL;
-    char *root = file_join(b->dir, "verlc-bench-checkpoint"), *plain = file_join(b->dir, "verlc-bench-disk");
     int rc = 0;
-    if (file_exists(root) || file_exists(plain)) FAILG(out, ERR_INVAL, "--dir: %s or %s is there; remove it", root, plain);
+    b->root = file_join(b->dir, "verlc-bench-checkpoint");
+    b->plain = file_join(b->dir, "verlc-bench-disk");
+    if (file_exists(b->root) || file_exists(b->plain))
+        FAILG(out, ERR_INVAL, "--dir: %s or %s is there; remove it", b->root, b->plain);
     TRYG(open_all(b), out);
-    const struct ckpt_part part = {"actor", b->m, b->optim, NULL};
-    b->bytes = (size_t)b->m->n_train * 12;
-    for (int64_t i = 0; i < b->m->n_params; i++)
-        b->bytes += (size_t)(b->m->params[i].rows * b->m->params[i].cols) * dtype_size(b->m->params[i].src_dt);
-    TRYG(ckpt_async_open(&async, &part, 1, NULL), out);
-    rc = measure(b, async, root, plain);
-    ckpt_async_close(async);
-    file_remove_tree(root);
-    TRYG(rc, out);
-    printf("{\"subject\":\"checkpoint\",\"bytes\":%zu,\"foreground_seconds\":%.3f,\"copy_seconds\":%.3f,\"write_seconds\":%.3f,"
-           "\"write_gb_s\":%.3f,\"disk_gb_s\":%.3f}\n",
-           b->bytes, b->save, b->copy, b->write, (double)b->bytes / b->write / 1e9, (double)b->bytes / b->disk / 1e9);
+    rc = measure(b);
+    if (rc == 0) print(b);
+    else file_remove_tree(b->root);
 out:
-    free(root);
-    free(plain);
+    close_all(b);
+    free(b->root);
+    free(b->plain);
     return rc;
 }
 
@@ -160,12 +275,10 @@ int bench_checkpoint(int argc, char **argv) {
     };
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc bench checkpoint --model DIR --dir DIR [options]",
-                 "A checkpoint of a model with AdamW: written in the foreground, copied, the copy written;\n"
-                 "and plain writes of as many bytes.");
+                 "A checkpoint of a model with AdamW: written in the foreground, copied, the copy written\n"
+                 "alone and beside training passes; and plain writes of as many bytes.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!b.model || !b.dir) FAIL(ERR_INVAL, "--model or --dir is missing; usage: verlc bench checkpoint --model DIR --dir DIR");
-    const int done = run(&b);
-    close_all(&b);
-    return done;
+    return run(&b);
 }
