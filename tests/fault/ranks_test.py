@@ -187,10 +187,10 @@ STAGES = {"generation": ("generate", "generate_begin", "generate_end"), "passes"
 class Run:
     """A run on ranks that goes on until something ends it."""
 
-    def __init__(self, s, name, steps=100000, **keys):
+    def __init__(self, s, name="", steps=100000, line=None, **keys):
         self.dir = s.dir / name
         keys = {"trainer__ranks": 2, **keys}
-        line = s.ppo(name, trainer__device="cpu", trainer__total_training_steps=steps, **keys)
+        line = line or s.ppo(name, trainer__device="cpu", trainer__total_training_steps=steps, **keys)
         self.err = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the run
         self.p = subprocess.Popen([VERLC, *map(str, line)], env=BASE, stdout=subprocess.DEVNULL, stderr=self.err, text=True)
 
@@ -283,10 +283,35 @@ def restarts(s):
       re.search(r"error: rank 1 ", err), f"{once.p.returncode} {err[-800:]}")
 
 
+def generate(s):
+    """The last rank is killed while it samples: the file of one process, on the same ranks and, lost twice, on those left."""
+    args = {"model.path": s.dir / "model", "data.path": s.dir / "train.jsonl", "data.n_samples": 2, "rollout.ignore_eos": True,
+            "rollout.response_length": 500, "rollout.prompt_length": 64, "trainer.device": "cpu"}
+    line = ["generate", *[f"{k}={v}" for k, v in args.items()]]
+    run(*line, f"data.output_path={s.dir / 'whole.jsonl'}")
+    for kills in (1, 2):
+        out = s.dir / f"killed{kills}.jsonl"
+        p = Run(s, line=[*line, f"data.output_path={out}", "trainer.ranks=3", "trainer.max_restarts=2"])
+        lost = [None]
+        while len(lost) <= kills and p.p.poll() is None:
+            wait_until(lambda: p.rank(2) not in lost or p.p.poll() is not None)  # noqa: B023
+            time.sleep(random.uniform(0.2, 0.5))
+            lost.append(p.rank(2))
+            if lost[-1]:
+                os.kill(lost[-1], signal.SIGKILL)
+        err = p.end(120)
+        said = re.findall(r"warning: (rank 2 .*) restart (\d) of 2 .*?, from the beginning on (\d) ranks", err)
+        t(f"generate: killed {kills} times, restarted", [x[1:] for x in said] == [("1", "3"), ("2", "2")][:kills],
+          f"{said} {err[-800:]}")
+        t("generate: the file of one process", p.p.returncode == 0 and out.read_bytes() == (s.dir / "whole.jsonl").read_bytes(),
+          f"{p.p.returncode} {err[-800:]}")
+
+
 def ppo():
     with Scratch() as s:
         ppo_faults(s)
         restarts(s)
+        generate(s)
         real_launchers(s)
 
 

@@ -6,6 +6,7 @@
 #include "data/data.h"
 #include "train/offline/generator.h"
 #include "train/run/rank_dealing.h"
+#include "train/run/restart.h"
 #include "train/run/resume.h"
 #include "train/train.h"
 
@@ -228,11 +229,13 @@ static int serve(const struct conf *c, const struct launch *l) {
 
 int train_generate(const struct conf *c) {
     struct generate g = {0};
+    struct restart restart = {0};
     struct launch l;
     int rc = 0;
     TRY(launch_read(&l, environ));
     if (ctl_is_worker(&l)) return serve(c, &l);
     TRYG(generate_config_read(&g.k, c), out);
+    restart_begin(&restart, NULL, g.k.device, g.k.devices.max_restarts);
     TRYG(train_ranks(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
     TRYG(train_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
     TRYG(tokenizer_open(&g.tok, g.k.tokenizer_dir), out);
@@ -242,8 +245,10 @@ int train_generate(const struct conf *c) {
     TRYG(sample_all(&g), out);
     rc = write_rows(&g);
 out:
+    restart.ranks = g.k.n_ranks;
+    restart.ray = g.k.n_ray_nodes > 0;
     generate_close(&g, rc == 0);
-    return rc;
+    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
 }
 
 /* What the adapter takes on the device. */

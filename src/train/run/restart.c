@@ -36,7 +36,7 @@ void restart_begin(struct restart *r, const char *dir, const char *device, int64
 static char *find_own(const struct restart *r, int64_t *step) {
     char *dir = NULL;
     struct stat st = {0};
-    if (ckpt_find(r->dir, step, &dir) < 0 || *step < 0) return NULL;
+    if (!r->dir || ckpt_find(r->dir, step, &dir) < 0 || *step < 0) return NULL;
     char *manifest = file_join(dir, "manifest.json");
     const bool own = stat(manifest, &st) == 0 && (double)st.st_mtim.tv_sec + 1 >= r->began;
     free(manifest);

@@ -1,4 +1,5 @@
-/* restart.h - trainer.max_restarts: a run that has lost a rank begins again from its last checkpoint.  Private to train.
+/* restart.h - trainer.max_restarts: a run that has lost a rank begins again from its last checkpoint, or, where it saves none, from
+ * the beginning.  Private to train.
  *
  * The process becomes the same program with the same arguments once more (execve), so that nothing of the failed run is left in
  * it; where the run resumes is added to them. What started so often, and when, goes along in the environment.
@@ -10,7 +11,7 @@
 
 struct restart {
     int64_t most;    /* trainer.max_restarts */
-    const char *dir; /* trainer.default_local_dir */
+    const char *dir; /* of its checkpoints: trainer.default_local_dir; NULL: it saves none */
     const char *device;
     int64_t ranks, beside; /* of the run; of pools beside the trainer's */
     bool ray;
