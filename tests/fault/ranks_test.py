@@ -1,7 +1,7 @@
 """Worker processes: `verlc netcheck` measures 2 to 4 ranks, by hand and as srun, mpirun and torchrun start them, on two
 machines too (network namespaces). A worker or the controller that is killed or stopped at any moment, or a rank that fails, ends
-all of them within 10 s; the rank is named, and no process or file is left. The same of `verlc ppo` in each of its stages, and
-trainer.max_restarts. mpirun and torchrun are the real ones where they are installed; without them, their environments."""
+all of them within 10 s; the rank is named, and no process or file is left. The same of `verlc ppo` in each of its stages and while
+it writes a checkpoint, of `sft`, one step off and `generate`, and trainer.max_restarts. mpirun and torchrun are the real ones where they are installed; without them, their environments."""
 
 import json
 import os
@@ -222,9 +222,9 @@ class Run:
         return self.err.read()
 
 
-def strike(s, name, what, r=1, **keys):
+def strike(s, name, what, r=1, line=None, **keys):
     """One rank is struck at a random moment after the first step: (seconds until all were gone, exit status, its errors)"""
-    run_ = Run(s, name, **keys)
+    run_ = Run(s, name, line=line, **keys)
     run_.wait_steps(1)
     time.sleep(random.uniform(0, 0.3))
     begin = time.time()
@@ -307,10 +307,68 @@ def generate(s):
           f"{p.p.returncode} {err[-800:]}")
 
 
+def sft(s, d, ranks, steps):
+    rows = [{"messages": [{"role": "user", "content": f"{i} + 1"}, {"role": "assistant", "content": str(i + 1)}]} for i in range(8)]
+    args = {"model.path": s.dir / "model", "data.train_files": s.write("chats.jsonl", rows), "data.train_batch_size": 4,
+            "data.max_length": 64, "data.max_token_len_per_gpu": 256, "optim.lr": 1e-3, "trainer.total_training_steps": steps,
+            "trainer.total_epochs": steps, "trainer.device": "cpu", "trainer.logger": "[console,file]", "trainer.save_freq": 2,
+            "trainer.default_local_dir": s.dir / d, "trainer.ranks": ranks}
+    return ["sft", *[f"{k}={v}" for k, v in args.items()]]
+
+
+def one_step_off(s, d, ranks, steps):
+    keys = {"trainer.total_training_steps": steps, "trainer.save_freq": 2, "trainer.device": "cpu", "trainer.ranks": ranks,
+            "actor_rollout_ref.hybrid_engine": False, "actor_rollout_ref.actor.use_kl_loss": False, "rollout.nnodes": 1,
+            "rollout.n_gpus_per_node": 2}
+    args = s.ppo(d, **keys)
+    return [args[0], "--config-name=one_step_off_ppo_trainer", *args[1:]]
+
+
+def programs(s):
+    """A rank of other programs and schedules killed; the same command goes on to the bits of an unbroken run on one rank."""
+    steps = 40
+    for name, line in (("sft", sft), ("one_step_off", one_step_off)):
+        run(*line(s, f"{name}_whole", 1, steps))
+        seconds, code, err, files = strike(s, name, lambda pid: os.kill(pid, signal.SIGKILL), line=line(s, name, 2, steps))
+        t(f"{name}: a rank killed: it is named, all are gone", seconds < WITHIN and code == 1 and
+          re.search(r"error: rank 1 \(host .*?\), in \w+ for", err) and not files, f"{seconds:.1f} s, {code}: {err[-600:]} {files}")
+        run(*line(s, name, 2, steps))
+        t(f"{name}: resumed, the bits of an unbroken run on one rank",
+          state(s.dir / name, steps) == state(s.dir / f"{name}_whole", steps))
+
+
+def killed_writing(s):
+    """Rank 0, which writes the checkpoints, is killed while it does: the one before it is there, and a run goes on from it."""
+    keys = {"trainer__save_freq": 1, "trainer__device": "cpu", "trainer__total_training_steps": 12}
+    run(*s.ppo("writing_whole", **keys))
+    for tries in range(12):
+        d = f"writing{tries}"
+        p = Run(s, d, 12, trainer__save_freq=1)
+        wait_until(lambda: (p.dir / "global_step_1").exists())  # noqa: B023
+        pid = p.rank(0)
+        while p.p.poll() is None and not any(f.name.endswith(".tmp") for f in os.scandir(p.dir) if f.name.startswith("global_")):
+            pass
+        begin = time.time()
+        os.kill(pid, signal.SIGKILL)
+        err = p.end()
+        seconds = gone(begin)
+        t(f"ppo: rank 0 killed as it writes: it is named, all are gone ({seconds:.1f} s)", seconds < WITHIN and
+          p.p.returncode == 1 and re.search(r"error: rank 0 \(host", err), f"{p.p.returncode}: {err[-600:]} {alive()}")
+        left = list(p.dir.glob("global_step_*.tmp"))
+        if left and list(left[0].glob("*/*.safetensors")):
+            break
+    t(f"ppo: rank 0 killed with files half written ({tries + 1} runs)", left and not (left[0] / "manifest.json").exists(), str(left))
+    run(*s.ppo(d, trainer__ranks=2, **keys))
+    t("ppo: resumed, the bits of an unbroken run, and nothing half written", not list(p.dir.glob("*.tmp")) and
+      state(p.dir, 12) == state(s.dir / "writing_whole", 12))
+
+
 def ppo():
     with Scratch() as s:
         ppo_faults(s)
+        killed_writing(s)
         restarts(s)
+        programs(s)
         generate(s)
         real_launchers(s)
 
