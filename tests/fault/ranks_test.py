@@ -1,7 +1,8 @@
 """Worker processes: `verlc netcheck` measures 2 to 4 ranks, by hand and as srun, mpirun and torchrun start them, on two
 machines too (network namespaces). A worker or the controller that is killed or stopped at any moment, or a rank that fails, ends
-all of them within 10 s; the rank is named, and no process or file is left. The same of `verlc ppo` in each of its stages and while
-it writes a checkpoint, of `sft`, one step off and `generate`, and trainer.max_restarts. mpirun and torchrun are the real ones where they are installed; without them, their environments."""
+all of them within 10 s; the rank is named, and no process or file is left. The same of `verlc ppo` in each of its stages and
+while it writes a checkpoint, of `sft`, one step off and `generate`, and trainer.max_restarts. mpirun and torchrun are the real
+ones where they are installed; without them, their environments."""
 
 import json
 import os
@@ -357,7 +358,7 @@ def killed_writing(s):
         left = list(p.dir.glob("global_step_*.tmp"))
         if left and list(left[0].glob("*/*.safetensors")):
             break
-    t(f"ppo: rank 0 killed with files half written ({tries + 1} runs)", left and not (left[0] / "manifest.json").exists(), str(left))
+    t(f"ppo: rank 0 killed with files half written ({tries + 1} runs)", left and not (left[0] / "manifest.json").exists(), left)
     run(*s.ppo(d, trainer__ranks=2, **keys))
     t("ppo: resumed, the bits of an unbroken run, and nothing half written", not list(p.dir.glob("*.tmp")) and
       state(p.dir, 12) == state(s.dir / "writing_whole", 12))

@@ -1,7 +1,9 @@
 /* test_ckpt_ranks.c - checkpoints of several ranks: from any number of processes, also such as cannot map rank 0's memory, come
  * the files of one, for every optimizer and an adapter; what one number saved another loads, and makes the same next step of; a
- * group that is killed while it saves leaves the newest complete checkpoint good. The ranks are this program again. */
+ * group that is killed while it saves, or a rank while it copies, leaves the newest complete checkpoint good. The ranks are this
+ * program again. */
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -23,6 +25,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -34,7 +38,7 @@ extern char **environ;
         if ((call) < 0) fail_msg("%s: %s (%s)", #call, err_msg(), err_trace()); \
     } while (0)
 
-enum { MOST = 4, KILLS = 8 };
+enum { MOST = 4, KILLS = 8, NAMED = 3 /* exit code: the lost rank is named */ };
 
 static const struct setup {
     const char *name;
@@ -206,7 +210,38 @@ static int save_diverged(struct rank *k, const char *root) {
     return rc;
 }
 
+/* From now on a copy ends in a signal, at the optimizer's first array: the master is copied. */
+static int break_copies(const struct rank *k) {
+    struct optim_array a[OPTIM_MAX_ARRAYS];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const struct rlimit none = {0};
+    setrlimit(RLIMIT_CORE, &none);
+    signal(SIGSEGV, SIG_DFL); /* not a sanitizer's */
+    optim_arrays(k->o, a);
+    const uintptr_t lo = ((uintptr_t)a[0].data + page - 1) / page * page;
+    if (mprotect((void *)lo, page, PROT_NONE) < 0) FAIL(ERR_INTERNAL, "mprotect: %s", strerror(errno));
+    return 0;
+}
+
+/* The last rank dies in the middle of its copy for step 2: the others end at once, and say who it was. */
+static int die_copying(struct rank *k, const char *root) {
+    const int last = comm_size(k->comm) - 1;
+    struct ckpt_save_args a = args_of(k, root, 1);
+    struct ckpt_async *s;
+    char who[32];
+    TRY(ckpt_async_open(&s, &k->part, 1, k->comm));
+    TRY(ckpt_async_save(s, &a));
+    if (comm_rank(k->comm) == last) TRY(break_copies(k));
+    a.step = 2;
+    const int rc = ckpt_async_save(s, &a);
+    ckpt_async_close(s);
+    snprintf(who, sizeof who, "rank %d", last);
+    if (rc != ERR_RANK || !strstr(err_msg(), who)) FAIL(ERR_INTERNAL, "%d, and not %s: %s", rc, who, rc < 0 ? err_msg() : "");
+    exit(NAMED);
+}
+
 static int do_task(struct rank *k, char **argv) {
+    if (strcmp(argv[10], "dies") == 0) return die_copying(k, argv[8]);
     if (strcmp(argv[10], "killed") == 0) return save_for_ever(k, argv[8]);
     if (strcmp(argv[10], "diverged") == 0) return save_diverged(k, argv[8]);
     return task(k, argv[8], argv[9]);
@@ -458,12 +493,35 @@ static void test_killed(void **state) {
     assert_true(published >= KILLS * 3 / 4);
 }
 
+static void test_killed_copying(void **state) {
+    const struct fix *f = *state;
+    const double start = clock_now();
+    char *root = xasprintf("%s/copying", f->dir), *dir = NULL;
+    struct group g;
+    int64_t step;
+    int status;
+    start_group(&g, 3, 0, f->model, root, "-", "dies");
+    OK(hub_join(g.hub, no_check, NULL));
+    for (int r = 0; r < g.size; r++) {
+        assert_int_equal(waitpid(g.pid[r], &status, 0), g.pid[r]);
+        if (r == g.size - 1) assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        else assert_true(WIFEXITED(status) && WEXITSTATUS(status) == NAMED);
+    }
+    hub_close(g.hub, false);
+    assert_true(clock_now() - start < 10);
+    OK(ckpt_find(root, &step, &dir));
+    assert_int_equal(step, 1);
+    free(dir);
+    free(root);
+}
+
 int main(int argc, char **argv) {
     log_set_level(LOG_ERROR);
     if (argc == 11 && strcmp(argv[1], "rank") == 0) return rank_main(argv);
     const ssize_t n = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
     assert_true(n > 0);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_files), cmocka_unit_test(test_elsewhere),
-                                       cmocka_unit_test(test_diverged), cmocka_unit_test(test_killed)};
+                                       cmocka_unit_test(test_diverged), cmocka_unit_test(test_killed),
+                                       cmocka_unit_test(test_killed_copying)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
