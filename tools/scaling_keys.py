@@ -28,7 +28,7 @@ ABOUT = [
     r".*\.ulysses_parallel_size", r".*\.(tp|pp|cp|ep)_size", r".*\.max_seqlen_per_dp_cp_rank", r"ulysses_sequence_parallel_size",
     r".*\.(use_dist_checkpointing|dist_checkpointing_\w+|dist_ckpt_\w+|distrib_optim_\w+)",
     r".*\.(use_remove_padding|pad_mode|use_dynamic_bsz|log_prob_use_dynamic_bsz|ppo_mini_batch_size)",
-    r".*micro_batch_size(_per_gpu)?", r".*max_token_len_per_gpu", r".*\.(balance_batch|balance_dp_token)",
+    r".*micro_batch_size(_per_gpu)?", r".*\.grad_chunk", r".*max_token_len_per_gpu", r".*\.(balance_batch|balance_dp_token)",
     r"actor_rollout_ref\.rollout\.(nnodes|n_gpus_per_node|gpu_memory_utilization|max_num_seqs|disaggregation\.enabled)",
     r"actor_rollout_ref\.hybrid_engine", r"reward\.reward_model\.enable_resource_pool",
     r"(reward\.reward_model|distillation|critic|rollout)\.(nnodes|n_gpus_per_node|ranks)",

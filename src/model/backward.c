@@ -19,7 +19,7 @@ int model__bucket_begin(struct model *m, struct model_grads *g, const struct mod
     if (m->lora && g->at) return 0;
     g->bucket =
         m->lora ? (struct model_range){0, m->n_train} : (struct model_range){from->offset, to->offset + model__group_count(to)};
-    g->add = s->add && !s->begin;
+    g->add = s->add;
     if (s->begin) TRY(s->begin(s->ctx, g->bucket, &g->at));
     else g->at = s->flat + g->bucket.lo;
     return m->lora && !g->add ? dev_zero(m->dev, g->at, (size_t)m->n_train * sizeof(float)) : 0;

@@ -91,12 +91,12 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 /* ---- backward ---- */
 /* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then
  * summed in place. With begin: bucket by bucket, in the order in which they are made, into memory that the sink names, so that it
- * can move a bucket while others are made; a left fold of the buckets (dev_fold) has the bits of the sum in place.
+ * can move a bucket while others are made; a left fold of buckets that are written (dev_fold) has the bits of the sum in place.
  * Buckets are ranges of the flat array: the head, the final norm, the layers from the last one to the first; with an adapter
  * one of all. */
 struct model_grad_sink {
     float *flat; /* (n_train) f32, device */
-    bool add;    /* += instead of = ; without it flat may hold anything */
+    bool add;    /* += instead of = ; without it flat, or a bucket's memory, may hold anything */
     void *ctx;
     /* *at: memory for the bucket, congruent modulo 256 bytes with its place in a flat array, where it is written. */
     int (*begin)(void *ctx, struct model_range bucket, float **at);

@@ -82,6 +82,25 @@ def check_waves(s, test):
              ok and ("smaller micro-batches" in said[4]) == (micro < n), p.stdout)
 
 
+def check_chunks(s, test):
+    """A whole gradient in place of the ring, and fewer waves."""
+    size, chunk = 4 * n_params("7b"), A + "grad_chunk"
+    parts = [{p["name"]: p["bytes"] for p in json.loads(plan(s, "7b", n, "--json", check=False, **{chunk: c}).stdout)["parts"]}
+             for n, c in ((1, 1), (1, 2), (2, 1), (2, 2))]
+    sums = [sum(p.get(k, 0) for k in ("gradients", "gradients of a chunk")) for p in parts]
+    test("grad_chunk: 4 bytes a parameter more on one rank", abs(sums[1] - sums[0] - size) <= 2**21 and
+         sum(parts[1].values()) - sum(parts[0].values()) >= size, sums)
+    test("grad_chunk: and on two, without the ring", abs(sums[3] - sums[2] - size) <= 2**21 and
+         parts[3]["exchange"] < 2**28 < parts[2]["exchange"], parts[2:])
+    for c, in_chunks, waves, idle in ((2, 20, 10, 0), (39, 2, 1, 0), (40, 1, 1, 1)):
+        p = plan(s, "7b", 2, check=False, **{chunk: c}).stdout
+        want = f"40 micro-batches in {in_chunks} chunk{'s' * (in_chunks > 1)} in {waves} wave{'s' * (waves > 1)}, {idle} rank"
+        test(f"grad_chunk={c}: {waves} waves", want in p and ("a smaller grad_chunk" in p) == (idle > 0), p)
+    p = plan(s, "7b", 4, "--gpu", "85GB", check=False, **{chunk: 2})
+    test("grad_chunk: refused where the run fits without",
+         p.returncode == 4 and "grad_chunk and critic.grad_chunk it fits" in p.stdout, p.stdout)
+
+
 def check_choices(s, test):
     p = plan(s, "7b", 2)
     least = re.search(r"at least: ([\d.]+) GiB \(fits\); one rank alone ([\d.]+) GiB; not built: reference sharded", p.stdout)
@@ -188,6 +207,7 @@ def main():
             write_shape(s, name)
         check_sizes(s, test)
         check_waves(s, test)
+        check_chunks(s, test)
         check_choices(s, test)
         check_options(s, test)
         check_pools(s, test)

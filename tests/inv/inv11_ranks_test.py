@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import ASK, first_difference
+from ranks import ASK, files, first_difference
 from verlc_test import Scratch, Tests, reward_dir, run, series
 
 STEPS = 3
@@ -17,10 +17,11 @@ def main():
         RM, teacher = "reward.reward_model.", {"distillation.enabled": True, ACTOR + "actor.use_kl_loss": False,
                                                "distillation.teacher_models.teacher_model.model_path": s.dir / "model"}
         (s.dir / "ask.py").write_text(ASK)
+        critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1}
         cases = {
             "grpo with a reference": ((2, 3, 4), {}),
-            "ppo with a critic": ((2,), {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model",
-                                          "critic.ppo_micro_batch_size_per_gpu": 1}),
+            "ppo with a critic": ((2,), critic),
+            "chunks of micro-batches": ((2, 3), {**critic, ACTOR + "actor.grad_chunk": 2, "critic.grad_chunk": 2}),
             "lora": ((2,), {ACTOR + "model.lora_rank": 4}),
             "muon": ((2,), {ACTOR + "actor.optim.optimizer": "Muon"}),
             "adamw 8 bit": ((3,), {ACTOR + "actor.optim.optimizer": "AdamW8bit"}),
@@ -48,6 +49,9 @@ def main():
                 elif n > 1:
                     why = first_difference(dirs[1], dirs[n], STEPS)
                     test(f"{name}: {n} ranks as 1", not why, why)
+        with_chunks, without = (files(s.dir / d, STEPS) for d in ("chunks_of_micro-batches_1", "ppo_with_a_critic_1"))
+        same = [k for k in ("optim/actor.safetensors", "optim/critic.safetensors") if with_chunks[k] == without[k]]
+        test("chunks decide bits", not same, same)
         tail(s, test)
     test.end()
 

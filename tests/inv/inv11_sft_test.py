@@ -35,6 +35,8 @@ def check_cases(s, test):
     cases = {
         "bf16, tokens": ((2, 3), {}),
         "fp32, samples": ((2,), {"engine.dtype": "float32", "data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 2}),
+        "chunks of micro-batches": ((3,), {"data.grad_chunk": 2, "data.use_dynamic_bsz": False,
+                                           "data.micro_batch_size_per_gpu": 1}),
         "lora": ((2,), {"model.lora_rank": 4}),
         "checkpoints in the foreground": ((2,), {"trainer.async_save": False}),
     }
@@ -89,6 +91,9 @@ def check_resume(s, test):
         p.communicate(timeout=20)
         run(*sft(s, d, then, keys))
         test(f"kill -9 on {first}, then {then}: the bits of one run", broken and files(d, 10) == whole)
+    for chunk, said in ((1, False), (2, True)):
+        p = run(*sft(s, "whole", 1, {**keys, "trainer.total_training_steps": 11, "trainer.save_freq": 0, "data.grad_chunk": chunk}))
+        test(f"resumed with data.grad_chunk={chunk}", said == ("made with data.grad_chunk=1, this run has 2" in p.stderr), p.stderr)
     d = s.dir / "restarted"
     broken, p = kill_a_rank(s, sft(s, d, 2, {**keys, "trainer.max_restarts": 1}), d)
     _, err = p.communicate(timeout=60)

@@ -26,7 +26,8 @@ enum fault { FINE, NAN_LOSS, HUGE_LOSS };
 static const struct setup {
     const char *name, *model;
     struct optim_config optim;
-    bool ref; /* by the definition of the ops too, whose compute copy is one flat array */
+    int64_t chunk; /* grad_chunk; 0: 1 */
+    bool ref;      /* by the definition of the ops too, whose compute copy is one flat array */
     bool value, lora, list;
     enum quant_kind quant;
     enum fault fault; /* of the first step */
@@ -47,6 +48,15 @@ static const struct setup {
     {.name = "lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .list = true},
     {.name = "a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .fault = NAN_LOSS},
     {.name = "a gradient of Inf", .model = "tied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .fault = HUGE_LOSS},
+    {.name = "chunks of 2, tied", .model = "tied", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .chunk = 2},
+    {.name = "chunks of 3, untied", .model = "untied", .ref = true, .optim = {.kind = OPTIM_ADAMW}, .chunk = 3},
+    {.name = "chunks of 4, Muon", .model = "tied", .optim = {.kind = OPTIM_MUON, .ns_steps = 3, .clip = 1}, .chunk = 4},
+    {.name = "chunks of all", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .chunk = 1 << 24},
+    {.name = "chunks of 2, critic", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .value = true, .chunk = 2},
+    {.name = "chunks of 2, LoRA", .model = "untied", .ref = true, .optim = {.kind = OPTIM_ADAMW}, .lora = true, .chunk = 2},
+    {.name = "chunks of 2, lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .list = true, .chunk = 2},
+    {.name = "chunks of 2, a loss of NaN", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 2},
+    {.name = "chunks of 3, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 3},
 };
 static const struct {
     const char *name;
@@ -127,9 +137,17 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
     const int size = dev_group_size(a->group);
     const size_t share = (size_t)r->m->n_master * 4;
     struct rank_memory x;
-    TRY(rank_memory(&x, &r->m->cfg, a->dev, open, lora, a->optim, a->max_rows, size));
+    const struct rank_memory_args args = {.config = &r->m->cfg,
+                                          .dev = a->dev,
+                                          .open = open,
+                                          .lora = lora,
+                                          .optim = a->optim,
+                                          .max_rows = a->max_rows,
+                                          .chunks = a->grad_chunk > 1,
+                                          .ranks = size};
+    TRY(rank_memory(&x, &args));
     const size_t taken = a->dev->allocated - before, block = trained_model_block_bytes(&r->m->cfg, r->m->act, a),
-                 exchange = x.exchange - dev_group_bytes(a->dev, size),
+                 exchange = x.chunk + x.exchange - dev_group_bytes(a->dev, size),
                  state = o->block_bytes + (dev_has_own_memory(a->dev) ? 0 : o->host_bytes);
     if (taken != block + (share ? share : 4) + state + exchange || share > x.master || share > x.sums ||
         o->block_bytes > x.moments || o->host_bytes > x.host)
@@ -159,6 +177,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                          .keep = MODEL_KEEP_LAYER,
                                          .max_rows = 4 * MAX_LEN,
                                          .max_seqs = 4,
+                                         .grad_chunk = s->chunk,
                                          .optim = &s->optim,
                                          .list = s->list ? LIST : 0,
                                          .group = *g};
@@ -411,17 +430,38 @@ static void inv11_any_number_of_ranks(void **state) {
     models_close(&m);
 }
 
-/* All stop after the same micro-batch, and are told no more. */
-static void a_stop_is_everywhere_the_same(void **state) {
+/* Chunks decide the order of sums: those of several micro-batches give other bits, one of all those of none. */
+static void chunks_decide_bits(void **state) {
     (void)state;
+    const int64_t chunks[] = {1, 2, 3, 1 << 24};
+    struct result r[4] = {0};
     struct models m;
+    models_open(&m);
+    for (size_t d = 0; d < TESTED; d++) {
+        for (int i = 0; i < 4; i++) {
+            struct setup s = SETUPS[0];
+            s.chunk = chunks[i];
+            OK(run_setup(&s, m.dirs[0], d, NULL, &r[i]));
+            assert_int_equal(r[i].own_bytes[0], r[0].own_bytes[0]);
+        }
+        assert_memory_equal(r[3].own[0], r[0].own[0], r[0].own_bytes[0]);
+        assert_memory_not_equal(r[1].own[0], r[0].own[0], r[0].own_bytes[0]);
+        assert_memory_not_equal(r[2].own[0], r[0].own[0], r[0].own_bytes[0]);
+        assert_memory_not_equal(r[2].own[0], r[1].own[0], r[0].own_bytes[0]);
+        for (int i = 0; i < 4; i++) result_free(&r[i]);
+        memset(r, 0, sizeof r);
+    }
+    models_close(&m);
+}
+
+/* All stop after the same micro-batch, and are told no more. */
+static void stop(const struct models *m, size_t setup) {
     struct result want = {0};
     struct hub_reply replies[MOST_RANKS];
-    models_open(&m);
-    OK(run_setup(&SETUPS[0], m.dirs[0], 0, NULL, &want));
+    OK(run_setup(&SETUPS[setup], m->dirs[0], 0, NULL, &want));
     struct ctl *c = open_ranks(3);
     hub_ask_stop(ctl_hub(c), SIGTERM);
-    call(c, &m, 0, 0, replies);
+    call(c, m, setup, 0, replies);
     for (int r = 0; r < 3; r++) {
         const struct comm_bytes *a = replies[r].arrays;
         assert_int_equal(json_integer_value(json_object_get(replies[r].result, "signal")), SIGTERM);
@@ -431,6 +471,16 @@ static void a_stop_is_everywhere_the_same(void **state) {
     for (int r = 0; r < 3; r++) hub_reply_free(&replies[r]);
     ctl_close(c, true);
     result_free(&want);
+}
+
+static void a_stop_is_everywhere_the_same(void **state) {
+    (void)state;
+    struct models m;
+    size_t chunks = 0;
+    models_open(&m);
+    while (SETUPS[chunks].chunk == 0) chunks++;
+    stop(&m, 0);
+    stop(&m, chunks);
     models_close(&m);
 }
 
@@ -465,6 +515,7 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inv11_any_number_of_ranks),
+        cmocka_unit_test(chunks_decide_bits),
         cmocka_unit_test(a_stop_is_everywhere_the_same),
     };
     return cmocka_run_group_tests_name("updates of ranks", tests, NULL, NULL);

@@ -39,7 +39,7 @@ struct ppo_critic_config {
     struct micro_batch_limits update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, cliprange;
-    int64_t mini_batch_size, epochs; /* mini-batch in prompts */
+    int64_t mini_batch_size, epochs, grad_chunk; /* mini-batch in prompts */
     bool shuffle, zero_indexed_step;
     uint64_t seed; /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
@@ -187,6 +187,7 @@ struct ppo_config {
     bool use_kl_loss, mini_shuffle, calculate_entropy;
     struct algo_kl_type kl_loss_type;
     int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
+    int64_t grad_chunk;                      /* micro-batches whose gradients are summed first */
     uint64_t mini_seed;
     struct optim_config optim;
     double warmup_ratio;

@@ -33,6 +33,8 @@ static void state(const void *ctx, json_t *trainer) {
     if (carry) json_object_set_new(trainer, "carried", batch_json(carry, timed));
     if (c->async) json_object_set(trainer, "fully_async", c->async);
     json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k.grad_chunk));
+    if (c->k.critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k.critic.grad_chunk));
     json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.seed));
 }
 
@@ -40,6 +42,8 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     struct controller *c = ctx;
     const json_t *carried = json_object_get(trainer, "carried");
     TRY(json_f64(trainer, "kl_ctrl", &c->kl_ctrl.value, where));
+    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.grad_chunk, where));
+    if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
     if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
     TRY(batch_of_json(&c->carried, carried, where));

@@ -175,17 +175,9 @@ static size_t rank_share(const struct ppo_config *k, const struct memory_plan *p
 }
 
 /* Which is why a model is planned after the rows of its update. */
-static int plan_model(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                      const struct model_open_args *open, const struct train_lora *lora, const struct optim_config *optim,
-                      int64_t max_rows) {
-    const struct model_memory_args a = {.config = m,
-                                        .dev = dev,
-                                        .open = open,
-                                        .lora = lora,
-                                        .optim = optim,
-                                        .max_rows = max_rows,
-                                        .ranks = k->pools.n[k->pool],
-                                        .local = k->n_local};
+static int plan_model(struct model_memory *out, const struct ppo_config *k, struct model_memory_args a) {
+    a.ranks = k->pools.n[k->pool];
+    a.local = k->n_local;
     return model_memory(out, &a);
 }
 
@@ -204,7 +196,14 @@ static int plan_copy(struct model_memory *out, const struct ppo_config *k, const
 static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
     const int64_t pair = k->pools.n[PPO_ROLLOUT] > 0 ? k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT] : 0;
-    if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, m, dev, &open, &k->lora, &k->optim, p->max_rows_update));
+    const struct model_memory_args trained = {.config = m,
+                                              .dev = dev,
+                                              .open = &open,
+                                              .lora = &k->lora,
+                                              .optim = &k->optim,
+                                              .max_rows = p->max_rows_update,
+                                              .grad_chunk = k->grad_chunk};
+    if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
     else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
     p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair)); /* to send weights */
@@ -224,7 +223,14 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     TRY(cut_limits("critic.forward_micro_batch_size_per_gpu", c->values_cut, batch, p->max_len, &rows, &seqs));
     if (rows > p->max_rows_critic) p->max_rows_critic = rows;
     if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
-    TRY(plan_model(&own, k, v, dev, &open, &c->lora, &c->optim, p->max_rows_critic));
+    TRY(plan_model(&own, k,
+                   (struct model_memory_args){.config = v,
+                                              .dev = dev,
+                                              .open = &open,
+                                              .lora = &c->lora,
+                                              .optim = &c->optim,
+                                              .max_rows = p->max_rows_critic,
+                                              .grad_chunk = c->grad_chunk}));
     p->critic = model_memory_bytes(&own);
     p->n_train_critic = own.n_train;
     p->offload += own.host;
@@ -466,6 +472,7 @@ static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_
     struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
                           .local = k->n_local,
                           .micro = micro_batches(p, k),
+                          .chunk = k->grad_chunk,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .least = p->least,
@@ -489,6 +496,8 @@ static void training_rows(const struct plan_table *b, const struct memory_plan *
         : several            ? "a shard"
                              : "");
     row(b, "gradients", p->policy.grads, several ? "fp32, a shard" : "fp32");
+    snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
+    if (p->policy.chunk) row(b, "gradients of a chunk", p->policy.chunk, note);
     snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
              k->optim.host_state    ? "; in host memory, here are buffers"
              : k->optim.host_master ? "; with buffers of the master"
@@ -665,6 +674,13 @@ static const char *let_recompute(struct ppo_config *c) {
 #undef CRITIC_KEY
 }
 
+/* Whether the run fits without the memory of chunks. */
+static bool fits_without_chunks(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    struct ppo_config c = *k;
+    c.grad_chunk = c.critic.grad_chunk = 1;
+    return (k->grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
+}
+
 /* The host memory of samples alone is more than there is. */
 static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
     const bool validation = p->validation > p->batch;
@@ -715,6 +731,9 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
              rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
     }
+    if (fits_without_chunks(k, s, dev))
+        FAIL(ERR_NOMEM, "%s; without actor_rollout_ref.actor.grad_chunk and critic.grad_chunk it fits (the result is the same)",
+             need);
     if (judge_is_wanted(&p->rm_args.judge)) {
         for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
             if (fits(&c, s, dev))

@@ -80,8 +80,12 @@ static int open_critic(struct worker *w) {
                                       .base = shares ? w->model[VERLC_ACTOR] : NULL};
     const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->dev, &m, &k->lora, w->k->seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
-    const struct trained_model_args a = {
-        .train = true, .keep = l->critic_keep, .optim = &k->optim, .max_rows = l->max_rows_critic, .max_seqs = l->max_seqs_critic};
+    const struct trained_model_args a = {.train = true,
+                                         .keep = l->critic_keep,
+                                         .optim = &k->optim,
+                                         .max_rows = l->max_rows_critic,
+                                         .max_seqs = l->max_seqs_critic,
+                                         .grad_chunk = k->grad_chunk};
     return open_role(w, VERLC_CRITIC, a);
 }
 
@@ -153,7 +157,8 @@ static int open_training(struct worker *w) {
                                               .optim = &k->optim,
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
-                                              .max_seqs = l->max_seqs_update};
+                                              .max_seqs = l->max_seqs_update,
+                                              .grad_chunk = k->grad_chunk};
     TRY(open_role(w, VERLC_ACTOR, policy));
     return l->max_rows_ref > 0 ? open_reference(w) : 0;
 }

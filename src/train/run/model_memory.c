@@ -10,18 +10,27 @@
 
 int model_memory(struct model_memory *o, const struct model_memory_args *a) {
     const struct optim_config *const optim = a->optim;
-    const bool adapter = a->lora->on, several = a->ranks > 1;
+    const bool adapter = a->lora->on, several = a->ranks > 1, chunks = a->grad_chunk > 1;
     struct lora_plan l = {.master = (size_t)model_config_params(a->config) * 4}; /* of all ranks together */
     if (adapter) TRY(model_lora_plan(&l, a->config, a->dev, a->open->act, &a->lora->cfg, optim));
     else l.moments = optim_bytes(a->config, a->dev, a->open->act, optim, &l.host);
-    struct rank_memory r = {.master = l.master, .sums = l.master, .moments = l.moments, .host = l.host};
-    if (several)
-        TRY(rank_memory(&r, a->config, a->dev, a->open, adapter ? &a->lora->cfg : NULL, optim, a->max_rows, (int)a->ranks));
+    struct rank_memory r = {
+        .master = l.master, .sums = l.master, .moments = l.moments, .chunk = chunks ? l.master : 0, .host = l.host};
+    const struct rank_memory_args args = {.config = a->config,
+                                          .dev = a->dev,
+                                          .open = a->open,
+                                          .lora = adapter ? &a->lora->cfg : NULL,
+                                          .optim = optim,
+                                          .max_rows = a->max_rows,
+                                          .chunks = chunks,
+                                          .ranks = (int)a->ranks};
+    if (several) TRY(rank_memory(&r, &args));
     const size_t master = train_pages(r.master), copy = train_pages(l.master) + train_pages(l.moments) + l.host;
     *o = (struct model_memory){.weights = train_pages(model_open_bytes(a->config, a->dev, a->open)),
                                .adapter = train_pages(l.weights),
                                .master = optim->host_master ? 0 : master,
                                .grads = train_pages(r.sums),
+                               .chunk = train_pages(r.chunk),
                                .moments = train_pages(r.moments),
                                .exchange = train_pages(r.exchange),
                                .host = r.host + (optim->host_master ? master : 0),

@@ -9,7 +9,8 @@
 /* Bytes in 2 MiB pages, of one rank; where ranks differ, of the one that takes the most. */
 struct model_memory {
     size_t weights, adapter, master, grads, moments, host; /* master 0: in host memory; host: what is there instead */
-    size_t exchange;                                       /* what several ranks share of gradients and weights */
+    size_t chunk;                                          /* the gradient of a chunk of micro-batches; 0: there are none */
+    size_t exchange;                                       /* what several ranks share of gradients and weights beside */
     size_t copy;     /* a rank's share of the copy of what a checkpoint holds, in its host's memory (ckpt/async_save.h) */
     int64_t n_train; /* elements of an adapter; 0: the whole model is trained */
     double uneven;   /* by how much the largest shard is over the mean of all, as a share of it */
@@ -21,11 +22,12 @@ struct model_memory_args {
     const struct train_lora *lora;
     const struct optim_config *optim;
     int64_t max_rows;     /* of an update's micro-batch */
+    int64_t grad_chunk;   /* micro-batches whose gradients are summed first */
     int64_t ranks, local; /* all, and those of a host; 0, 1: one */
 };
 int model_memory(struct model_memory *o, const struct model_memory_args *a);
 static inline size_t model_memory_bytes(const struct model_memory *o) {
-    return o->weights + o->adapter + o->master + o->grads + o->moments + o->exchange;
+    return o->weights + o->adapter + o->master + o->grads + o->chunk + o->moments + o->exchange;
 }
 /* What the ops need to know of it. rows: of the largest pass; train_rows: of the largest update; decode: of the largest decoding
  * step. */

@@ -2,7 +2,9 @@
  *
  * The ring is taken in turn by the buckets of a wave, then by the rows of the token embedding. A place is written again when all
  * ranks have read the fold that was there. The head of a model with tied embeddings has memory of its own, since its fold waits
- * for the rows. */
+ * for the rows.
+ * A chunk of several micro-batches is one flat array in place of both, with the rows added to the table in it: it is written again
+ * when all ranks have read the last fold. */
 #include "train/run/rank_gradients.h"
 
 #include "comm/comm.h"
@@ -35,15 +37,17 @@ struct rank_gradients {
     bool tied, rows; /* rows: the token embedding is trained */
     /* the ring, and the head's memory where it is tied: shared */
     char *ring;
-    size_t ring_bytes, ring_at, table_bytes;
+    size_t ring_bytes, ring_at, table_bytes, chunk_bytes;
     struct place *places; /* oldest first */
     int64_t n_places, cap_places;
     float *table;
-    int64_t table_ticket; /* 0: not folded yet */
+    float *chunk;        /* (m->n_train), shared; NULL: the ring and the table instead */
+    int64_t last_ticket; /* of the table, or with a chunk of all; 0: not folded yet */
     /* the wave under way */
     int n;
     const int64_t *n_rows;
-    bool add;
+    bool add;     /* onto the sums of chunks before */
+    bool more;    /* the pass adds to the chunk */
     int64_t next; /* bucket */
     struct place open;
     float *open_at;
@@ -73,13 +77,14 @@ static size_t rows_bytes(const struct model *m, int64_t rows) {
 }
 
 struct room {
-    size_t ring, table; /* bytes; table 0: not tied */
+    size_t ring, table, chunk; /* bytes; table 0: not tied; either the first two or the last */
 };
 
 /* Two places at least, so that a bucket is made while the one before is read; of small ones three. */
-static struct room room_of(const struct model *m, const struct model_range *bucket, int64_t n, int64_t max_rows) {
+static struct room room_of(const struct model *m, const struct model_range *bucket, int64_t n, int64_t max_rows, bool chunks) {
     const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
     size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, max_rows);
+    if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
     for (int64_t i = tied; i < n - untied_table; i++) {
         most = larger(most, length(bucket[i]));
         if (m->lora || i >= 2) layer = larger(layer, length(bucket[i]));
@@ -89,26 +94,27 @@ static struct room room_of(const struct model *m, const struct model_range *buck
     return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[0]) : 0};
 }
 
-int rank_memory(struct rank_memory *out, const struct model_config *config, struct dev *dev, const struct model_open_args *open,
-                const struct lora_config *lora, const struct optim_config *c, int64_t max_rows, int ranks) {
-    const struct model_shard s = {.size = ranks, .whole_matrices = c->kind == OPTIM_MUON};
+int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
+    const struct model_shard s = {.size = a->ranks, .whole_matrices = a->optim->kind == OPTIM_MUON};
     struct model *m;
     struct model_range *bucket;
-    TRY(model_shape(&m, config, dev, open->act, open->quant, lora));
-    m->flags = open->flags;
+    TRY(model_shape(&m, a->config, a->dev, a->open->act, a->open->quant, a->lora));
+    m->flags = a->open->flags;
     const int64_t n = model_buckets(m, &bucket);
-    const struct room room = room_of(m, bucket, n, max_rows);
-    *out = (struct rank_memory){.exchange = room.ring + room.table + dev_group_bytes(dev, ranks)};
-    if (lora || !model_is_flat(m)) out->exchange += (size_t)m->n_train * sizeof(float);
+    const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
+    *out = (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks)};
+    if (a->lora || !model_is_flat(m)) out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
-    out->moments = optim_part_bytes(m, c, s, &out->host);
+    out->moments = optim_part_bytes(m, a->optim, s, &out->host);
     free(bucket);
     model_shape_free(m);
     return 0;
 }
 
+/* Nothing where bytes is 0. */
 static int share(struct dev_group *g, struct dev *d, size_t bytes, void *out) {
     void *p = NULL;
+    if (bytes == 0) return 0;
     TRY(dev_alloc(d, bytes, &p));
     memcpy(out, &p, sizeof p); /* it is to be freed from here on */
     return dev_group_share(g, p, bytes);
@@ -157,7 +163,8 @@ static void find_owners(struct rank_gradients *r) {
     }
 }
 
-int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, float *sums) {
+int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, bool chunks,
+                          float *sums) {
     struct rank_gradients *r = *out = xcalloc(1, sizeof *r);
     *r = (struct rank_gradients){.dev = m->dev,
                                  .g = g,
@@ -169,11 +176,13 @@ int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, stru
                                  .rows = !m->lora};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
-    const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows);
+    const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
     r->ring_bytes = room.ring;
     r->table_bytes = room.table;
+    r->chunk_bytes = room.chunk;
     TRY(share(g, r->dev, room.ring, &r->ring));
-    if (r->tied) TRY(share(g, r->dev, room.table, &r->table));
+    TRY(share(g, r->dev, room.table, &r->table));
+    TRY(share(g, r->dev, room.chunk, &r->chunk));
     if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
     else TRY(dev_group_share(g, m->weights, m->weights_bytes));
     make_cuts(r);
@@ -185,6 +194,7 @@ void rank_gradients_destroy(struct rank_gradients *r) {
     if (!r) return;
     dev_free(r->dev, r->ring, r->ring_bytes);
     dev_free(r->dev, r->table, r->table_bytes);
+    dev_free(r->dev, r->chunk, r->chunk_bytes);
     dev_free(r->dev, r->whole, r->whole ? (size_t)r->m->n_train * sizeof(float) : 0);
     free(r->bucket);
     free(r->cut);
@@ -219,7 +229,7 @@ static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) 
 }
 
 /* Folds bucket i; with ids also rows. */
-static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
+static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
     const struct dev_bucket b = {.x = x,
                                  .cut = r->cut + i * (r->size + 1),
                                  .n = r->n,
@@ -229,7 +239,12 @@ static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32
                                  .dx = dx,
                                  .n_rows = r->n_rows,
                                  .width = r->m->cfg.hidden};
-    TRY(dev_group_fold(r->g, &b, &r->open.ticket));
+    return dev_group_fold(r->g, &b, ticket);
+}
+
+/* The same of what lies in the open place of the ring. */
+static int fold_place(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
+    TRY(fold(r, i, x, ids, dx, &r->open.ticket));
     xgrow((void **)&r->places, &r->cap_places, r->n_places + 1, sizeof *r->places);
     r->places[r->n_places++] = r->open;
     return 0;
@@ -242,8 +257,12 @@ static int begin(void *ctx, struct model_range bucket, float **at) {
     const struct model_range want = r->bucket[r->next];
     char *p;
     CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
+    if (r->chunk) {
+        *at = r->chunk + bucket.lo;
+        return 0;
+    }
     if (waits_for_rows(r, r->next)) {
-        TRY(dev_group_reuse(r->g, r->table_ticket));
+        TRY(dev_group_reuse(r->g, r->last_ticket));
         *at = r->table;
         return 0;
     }
@@ -254,9 +273,18 @@ static int begin(void *ctx, struct model_range bucket, float **at) {
 
 static int end(void *ctx, struct model_range bucket) {
     struct rank_gradients *r = ctx;
-    (void)bucket;
     const int64_t i = r->next++;
-    return waits_for_rows(r, i) ? 0 : fold(r, i, r->open_at, NULL, NULL);
+    if (waits_for_rows(r, i)) return 0;
+    return r->chunk ? fold(r, i, r->chunk + bucket.lo, NULL, NULL, &r->last_ticket) : fold_place(r, i, r->open_at, NULL, NULL);
+}
+
+/* The rows are added to the chunk's table, which is then complete. ids absent: it was before. */
+static int rows_to_chunk(struct rank_gradients *r, int64_t i, struct tensor ids, struct tensor dx) {
+    const int64_t h = r->m->cfg.hidden;
+    float *const table = r->chunk + r->bucket[i].lo;
+    if (ids.nd && !r->more && !r->tied) TRY(dev_zero(r->dev, table, length(r->bucket[i])));
+    if (ids.nd) TRY(dev_embed_bwd(r->dev, tensor_2d(table, DT_F32, r->m->cfg.vocab, h), ids, dx));
+    return fold(r, i, table, NULL, NULL, &r->last_ticket);
 }
 
 /* The rows go to the ring, where dx and ids have the same places on all ranks; then the table's fold. ids absent: this rank has
@@ -266,23 +294,32 @@ static int rows(void *ctx, struct model_range table, struct tensor ids, struct t
     const int64_t i = r->tied ? 0 : r->n_buckets - 1, n = ids.nd ? ids.dim[0] : 0, h = r->m->cfg.hidden;
     int64_t most = 0;
     char *at;
-    CHECK(table.lo == r->bucket[i].lo && n == r->n_rows[r->rank]);
+    CHECK(table.lo == r->bucket[i].lo);
+    if (r->chunk) return rows_to_chunk(r, i, ids, dx);
+    CHECK(n == r->n_rows[r->rank]);
     for (int k = 0; k < r->size; k++) most = r->n_rows[k] > most ? r->n_rows[k] : most;
     TRY(take(r, rows_bytes(r->m, most), 0, &at));
     char *const at_ids = at + up((size_t)(most * h) * sizeof(float));
     if (n > 0) TRY(dev_copy(r->dev, at, dx.data, (size_t)(n * h) * sizeof(float)));
     if (n > 0) TRY(dev_copy(r->dev, at_ids, ids.data, (size_t)n * sizeof(int32_t)));
-    TRY(fold(r, i, r->tied ? r->table : NULL, (const int32_t *)(void *)at_ids, (const float *)(void *)at));
-    r->table_ticket = r->open.ticket;
+    TRY(fold_place(r, i, r->tied ? r->table : NULL, (const int32_t *)(void *)at_ids, (const float *)(void *)at));
+    r->last_ticket = r->open.ticket;
     return 0;
 }
 
-void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first, struct model_grad_sink *sink) {
+void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first) {
     r->n = n;
     r->n_rows = n_rows;
     r->add = !first;
     r->next = 0;
-    *sink = (struct model_grad_sink){.ctx = r, .begin = begin, .end = end, .rows = rows};
+}
+
+int rank_gradients_sink(struct rank_gradients *r, bool add, bool fold, struct model_grad_sink *sink) {
+    CHECK(r->chunk || (fold && !add));
+    r->more = add;
+    *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows}
+                 : (struct model_grad_sink){.flat = r->chunk, .add = add};
+    return r->chunk && !add ? dev_group_reuse(r->g, r->last_ticket) : 0;
 }
 
 int rank_gradients_idle(struct rank_gradients *r) {

@@ -11,6 +11,7 @@
 struct rank_plan {
     int64_t n, local; /* ranks, and those of a host */
     int64_t micro;    /* micro-batches of an optimizer step at full length */
+    int64_t chunk;    /* consecutive ones that a rank computes in a wave */
     double uneven;    /* the largest shard over the mean, as a share of it */
     /* Bytes. The least that a rank needs with whole weights, as they are; that one rank alone needs; with the reference's weights
      * sharded; with all of them. 0: there is no such */

@@ -79,6 +79,15 @@ void resume_free(struct resume *r) {
     *r = (struct resume){.step = -1};
 }
 
+int resume_compare(const json_t *trainer, const char *field, const char *key, int64_t now, const char *where) {
+    int64_t saved = 1;
+    TRY(json_i64_opt(trainer, field, &saved, where));
+    if (saved != now)
+        log_warn("%s was made with %s=%lld, this run has %lld; its bits differ from an unbroken run's", where, key,
+                 (long long)saved, (long long)now);
+    return 0;
+}
+
 /* A GPU that is named but not there: the run goes on elsewhere and says so. */
 static const char *device_there(const char *device) {
     char why[512];

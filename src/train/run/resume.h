@@ -24,6 +24,9 @@ int resume_find(struct resume *r, const struct resume_args *a);
  * One that stands elsewhere is noted. */
 int resume_check_room(const struct resume *r, const char *root, int64_t total_steps);
 void resume_free(struct resume *r);
+/* Warns where the checkpoint's trainer.json says otherwise of a number that decides bits than this run's key; without one it
+ * was 1. where: for messages. */
+int resume_compare(const json_t *trainer, const char *field, const char *key, int64_t now, const char *where);
 
 /* Opens the device of a run: trainer.device as dev_open_named has it, NULL: auto; one line says which.
  * A GPU that is named but missing becomes the CPU, with a note. A resumed run on the CPU takes the

@@ -20,6 +20,8 @@ struct trained_model {
     struct model_acts *acts;
     struct optim *optim;
     float *grads;
+    int64_t grad_chunk;           /* micro-batches of a chunk */
+    float *chunk;                 /* one rank, as grads: the chunk at hand, after the first; NULL: a chunk has one micro-batch */
     struct dev_group *group;      /* NULL: one rank */
     struct rank_gradients *ranks; /* with a group, in training */
     struct pack pack;
@@ -30,7 +32,8 @@ struct trained_model {
     /* host, (max_rows); out: log-probs or values */
     float *inv_temp, *out, *entropy, *sum_pi_sq, *dout, *dentropy;
     struct buf record; /* of the micro-batch at hand */
-    size_t slot;       /* the longest record that any rank has had */
+    struct buf said;   /* with a group: the records of a wave's chunk */
+    size_t slot;       /* the most that any rank has had to say */
 };
 
 static struct model_keep keep_of(const struct trained_model_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
@@ -54,11 +57,14 @@ static size_t grads_bytes(const struct trained_model *t) {
 static int open_training(struct trained_model *t, const struct trained_model_args *a) {
     const struct optim_config adamw = {.kind = OPTIM_ADAMW};
     struct model *const m = t->model;
+    const bool chunks = t->grad_chunk > 1;
     void *g = NULL;
     CHECK(m->master != NULL);
     TRY(dev_alloc(t->dev, grads_bytes(t), &g));
     t->grads = g;
-    if (t->group) TRY(rank_gradients_create(&t->ranks, t->group, m, a->max_rows, t->grads));
+    if (chunks && !t->group) TRY(dev_alloc(t->dev, grads_bytes(t), &g));
+    if (chunks && !t->group) t->chunk = g;
+    if (t->group) TRY(rank_gradients_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
 }
 
@@ -69,6 +75,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->dev = a->dev;
     t->model = m;
     t->no_adapter = a->no_adapter;
+    t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
     t->group = a->group && dev_group_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
@@ -99,6 +106,7 @@ void trained_model_destroy(struct trained_model *t) {
     model_acts_destroy(t->acts);
     optim_destroy(t->optim, t->model);
     rank_gradients_destroy(t->ranks);
+    if (t->chunk) dev_free(t->dev, t->chunk, grads_bytes(t));
     if (t->grads) dev_free(t->dev, t->grads, grads_bytes(t));
     if (t->owned_block) dev_free(t->dev, t->owned_block, t->block_bytes);
     pack_free_host(&t->pack);
@@ -109,6 +117,7 @@ void trained_model_destroy(struct trained_model *t) {
     free(t->dout);
     free(t->dentropy);
     buf_free(&t->record);
+    buf_free(&t->said);
     free(t);
 }
 
@@ -236,11 +245,12 @@ static int tell(const struct mini_batch *s, const struct pack_micro *m, const vo
     return s->told ? s->told(s->arg, m, record, n) : 0;
 }
 
-/* One rank: micro-batch after micro-batch, added in place. */
+/* One rank: micro-batch after micro-batch, added in place; the first chunk where the sum is. */
 static int all_micros(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                       struct step_result *r) {
-    struct model_grad_sink sink = {.flat = t->grads}; /* the first micro-batch writes the gradients */
+    const int64_t chunk = t->chunk ? t->grad_chunk : n; /* chunks of one: a sum in place has the bits of their fold */
     for (int64_t i = 0; i < n; i++) {
+        const struct model_grad_sink sink = {.flat = i < chunk ? t->grads : t->chunk, .add = i % chunk > 0};
         struct computed c;
         TRY(forward_loss(t, s, &list[i], &c));
         TRY(tell(s, &list[i], t->record.p, t->record.n, r));
@@ -249,82 +259,116 @@ static int all_micros(struct trained_model *t, const struct mini_batch *s, const
             return 0;
         }
         TRY(backward(t, s, &list[i], &c, &sink));
-        sink.add = true;
+        if (i < chunk || (i % chunk < chunk - 1 && i < n - 1)) continue;
+        const struct tensor x = tensor_1d(t->chunk, DT_F32, t->model->n_master);
+        TRY(dev_fold(t->dev, tensor_1d(t->grads, DT_F32, t->model->n_master), &x, 1, true));
     }
     return 0;
 }
 
 /* ---- several ranks ---- */
 
-/* What a rank says of its micro-batch. */
+/* What a rank says in a wave, in front of `bytes` of its micro-batches' records, and what is in front of each of those. */
 struct wave_word {
-    uint64_t record; /* bytes */
-    int32_t finite, stop;
+    uint64_t bytes;
+    int64_t stop;
+};
+struct micro_word {
+    uint64_t bytes; /* without what aligns the next one to 8 */
+    int64_t finite;
 };
 
-/* All ranks' words to *all, each with room for a record of t->slot bytes behind it, which is there as far as it fits. */
+/* Keeps what the loss of the micro-batch at hand tells, until the wave ends. */
+static int keep_record(struct trained_model *t, bool finite) {
+    const struct micro_word w = {.bytes = t->record.n, .finite = finite};
+    TRY(buf_add(&t->said, &w, sizeof w));
+    TRY(buf_add(&t->said, t->record.p, t->record.n));
+    return buf_add(&t->said, (char[8]){0}, (8 - t->record.n % 8) % 8);
+}
+
+/* All ranks' words to *all, each with room for t->slot bytes behind it, which are there as far as they fit. */
 static int gather_words(struct trained_model *t, const struct wave_word *own, char **all) {
     const int size = dev_group_size(t->group);
-    const size_t one = sizeof *own + t->slot, n = own->record < t->slot ? own->record : t->slot;
+    const size_t one = sizeof *own + t->slot, n = own->bytes < t->slot ? own->bytes : t->slot;
     size_t *at = xcalloc((size_t)size + 1, sizeof *at);
     char *const mine = (*all = xcalloc((size_t)size, one)) + (size_t)dev_group_rank(t->group) * one;
     for (int k = 0; k < size; k++) at[k + 1] = at[k] + one;
     memcpy(mine, own, sizeof *own);
-    if (n > 0) memcpy(mine + sizeof *own, t->record.p, n);
+    if (n > 0) memcpy(mine + sizeof *own, t->said.p, n);
     const int rc = comm_all_gather(dev_group_comm(t->group), *all, at);
     free(at);
     return rc;
 }
 
-/* The records of a wave's n micro-batches to everybody, then told in order. *bad: one had a loss that is not finite; those after
- * it are not told. A stop counts once a rank has met it, for all of them. */
-static int tell_wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int n, bool finite,
-                     bool *bad, struct step_result *r) {
-    const int size = dev_group_size(t->group);
-    const struct wave_word own = {.record = dev_group_rank(t->group) < n ? t->record.n : 0,
-                                  .finite = finite,
-                                  .stop = comm_stop_asked(dev_group_comm(t->group))};
+/* *all: what every rank says. A stop counts once a rank has met it, for all of them. */
+static int hear_wave(struct trained_model *t, char **all) {
+    const struct wave_word own = {.bytes = t->said.n, .stop = comm_stop_asked(dev_group_comm(t->group))};
     struct wave_word word;
-    char *all = NULL;
     uint64_t most = 0;
+    TRY(gather_words(t, &own, all));
+    for (int k = 0; k < dev_group_size(t->group); k++) {
+        memcpy(&word, *all + (size_t)k * (sizeof word + t->slot), sizeof word);
+        if (word.bytes > most) most = word.bytes;
+        if (word.stop) stage_ask_stop((int)word.stop);
+    }
+    if (most <= t->slot) return 0;
+    free(*all); /* the longest so far: once more, with room for it from now on */
+    t->slot = most;
+    return gather_words(t, &own, all);
+}
+
+/* The micro-batches of a wave, in the order of the list, which is that of ranks. *bad: one had a loss that is not finite; those
+ * after it are not told. */
+static int tell_wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n, bool *bad,
+                     struct step_result *r) {
+    struct micro_word word;
+    char *all = NULL;
+    const char *at = NULL;
     int rc = 0;
-    TRYG(gather_words(t, &own, &all), out);
-    for (int k = 0; k < size; k++) {
-        memcpy(&word, all + (size_t)k * (sizeof word + t->slot), sizeof word);
-        if (word.record > most) most = word.record;
-        if (word.stop) stage_ask_stop(word.stop);
-    }
-    if (most > t->slot) { /* the longest so far: once more, with room for it from now on */
-        free(all);
-        t->slot = (most + 7) / 8 * 8;
-        TRYG(gather_words(t, &own, &all), out);
-    }
-    for (int k = 0; k < n && !*bad; k++) {
-        const char *const at = all + (size_t)k * (sizeof word + t->slot);
+    TRYG(hear_wave(t, &all), out);
+    for (int64_t i = 0; i < n && !*bad; i++) {
+        const size_t rank = (size_t)(i / t->grad_chunk);
+        if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_word) + t->slot) + sizeof(struct wave_word);
         memcpy(&word, at, sizeof word);
-        TRYG(tell(s, &list[k], at + sizeof word, word.record, r), out);
+        TRYG(tell(s, &list[i], at + sizeof word, word.bytes, r), out);
         *bad = !word.finite;
+        at += sizeof word + (word.bytes + 7) / 8 * 8;
     }
 out:
     free(all);
     return rc;
 }
 
-/* A wave of n micro-batches, one on each of the first ranks. What they tell is gathered while devices go backward; where a loss
- * is not finite its gradients are folded like others, and given up afterwards. */
-static int wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int n, bool first, bool *bad,
-                struct step_result *r) {
-    const int size = dev_group_size(t->group), rank = dev_group_rank(t->group);
-    int64_t *rows = xcalloc((size_t)size, sizeof *rows);
-    struct model_grad_sink sink;
-    struct computed c = {.finite = true};
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and given up
+ * afterwards. */
+static int run_chunk(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
+    const int64_t longest = least(n, t->grad_chunk), left = n - dev_group_rank(t->group) * t->grad_chunk,
+                  own = least(left, longest);
+    buf_reset(&t->said);
+    for (int64_t i = 0; i < own; i++) {
+        const struct pack_micro *const m = &list[n - left + i];
+        struct model_grad_sink sink;
+        struct computed c;
+        TRY(forward_loss(t, s, m, &c));
+        TRY(keep_record(t, c.finite));
+        TRY(rank_gradients_sink(t->ranks, i > 0, i == longest - 1, &sink));
+        TRY(backward(t, s, m, &c, &sink));
+    }
+    return own == longest ? 0 : rank_gradients_idle(t->ranks);
+}
+
+/* A wave of n micro-batches, a chunk on each of the first ranks. What they tell is gathered while devices go backward. */
+static int wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n, bool first,
+                bool *bad, struct step_result *r) {
+    const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
+    int64_t *rows = xcalloc((size_t)dev_group_size(t->group), sizeof *rows);
     int rc = 0;
-    for (int k = 0; k < n; k++) rows[k] = list[k].n_rows;
-    rank_gradients_wave(t->ranks, n, rows, first, &sink);
-    if (rank < n) TRYG(forward_loss(t, s, &list[rank], &c), out);
-    if (rank < n) TRYG(backward(t, s, &list[rank], &c, &sink), out);
-    else TRYG(rank_gradients_idle(t->ranks), out);
-    TRYG(tell_wave(t, s, list, n, c.finite, bad, r), out);
+    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
+    rank_gradients_wave(t->ranks, chunks, rows, first);
+    TRYG(run_chunk(t, s, list, n), out);
+    TRYG(tell_wave(t, s, list, n, bad, r), out);
 out:
     free(rows);
     return rc;
@@ -332,11 +376,10 @@ out:
 
 static int all_waves(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                      struct step_result *r) {
-    const int size = dev_group_size(t->group);
+    const int64_t each = t->grad_chunk * dev_group_size(t->group);
     bool bad = false;
     int rc = 0;
-    for (int64_t i = 0; i < n && !bad && rc == 0; i += size)
-        rc = wave(t, s, list + i, (int)(n - i < size ? n - i : size), i == 0, &bad, r);
+    for (int64_t i = 0; i < n && !bad && rc == 0; i += each) rc = wave(t, s, list + i, least(n - i, each), i == 0, &bad, r);
     if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
     TRY(rank_gradients_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
     if (bad) loss_not_finite(t, &r->optim);

@@ -24,6 +24,7 @@ struct trained_model_args {
     struct model_keep keep; /* what a training pass keeps; read when train */
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
+    int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     bool stream;                      /* the model's weights are in host memory (MODEL_HOST_WEIGHTS); not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
@@ -87,6 +88,8 @@ struct mini_batch {
     micro_told_fn *told;            /* of each micro-batch with a target, in order, whoever computed it; NULL: none */
     void *arg;                      /* of both */
 };
+/* Its gradient is the left fold over chunks of grad_chunk micro-batches with a target, in order, each the left fold over its
+ * micro-batches, on any number of ranks. */
 struct step_result {
     struct optim_result optim;
     int64_t n_micro, n_rows; /* micro-batches, tokens forwarded */

@@ -40,7 +40,7 @@ struct sft_config {
     bool zero_indexed_step;
     struct sft_dataset_args train, val;
     struct run_config run;
-    int64_t train_batch_size, max_length, total_epochs, total_training_steps, memory_limit; /* bytes; 0: all */
+    int64_t train_batch_size, grad_chunk, max_length, total_epochs, total_training_steps, memory_limit; /* bytes; 0: all */
     struct micro_batch_limits cut;
     enum dtype act;
     enum train_recompute recompute;

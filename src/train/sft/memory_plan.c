@@ -24,6 +24,7 @@ static int model_bytes(struct model_memory *m, const struct sft_config *k, struc
                                         .lora = &k->lora,
                                         .optim = o,
                                         .max_rows = max_rows,
+                                        .grad_chunk = k->grad_chunk,
                                         .ranks = k->n_ranks,
                                         .local = k->n_local};
     return model_memory(m, &a);
@@ -50,9 +51,10 @@ static bool smaller_cut(const struct sft_config *k, struct dev *dev, const struc
     return false;
 }
 
-/* The nearest change that fits: first those that leave the result as it is and cost least. */
+/* The nearest change that fits: first those that leave the result as it is and cost least. chunk: bytes of `fixed` that a chunk
+ * takes. */
 static int refuse(const struct sft_config *k, struct dev *dev, const struct model_config *c, const struct trained_model_args *a,
-                  int64_t longest, size_t fixed, size_t limit) {
+                  int64_t longest, size_t fixed, size_t chunk, size_t limit) {
     struct trained_model_args again = *a;
     struct micro_batch_limits cut = k->cut;
     struct optim_config o = k->optim;
@@ -67,6 +69,8 @@ static int refuse(const struct sft_config *k, struct dev *dev, const struct mode
         FAIL(ERR_NOMEM, "%s; data.%s=%lld fits (the result is the same)", need,
              cut.max_seqs > 0 ? "micro_batch_size_per_gpu" : "max_token_len_per_gpu",
              (long long)(cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows));
+    if (chunk > 0 && fixed - chunk + pass_bytes(k, dev, c, a) <= limit)
+        FAIL(ERR_NOMEM, "%s; without data.grad_chunk it fits (the result is the same)", need);
     o.host_master = o.host_state = true;
     if (dev_has_own_memory(dev) && !k->optim.host_state) {
         struct model_memory m;
@@ -106,7 +110,7 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
         log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
         o->host_master = o->host_state = false;
     }
-    *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o};
+    *a = (struct trained_model_args){.dev = dev, .train = true, .optim = o, .grad_chunk = k->grad_chunk};
     set_cut(a, k->cut, longest, k->train_batch_size);
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, longest, a->max_rows));
     p->sizes = model_dev_sizes(c, k->act, a->max_rows, a->max_rows, 1);
@@ -124,7 +128,7 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     if (p->copy && !dev_has_own_memory(dev) && least <= p->limit && p->fixed + p->pass > p->limit)
         FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB more than there is; without it the run fits",
              (double)(p->fixed + p->pass - p->limit) / 0x1p30);
-    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->limit) : 0;
+    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->model.chunk, p->limit) : 0;
 }
 
 struct plan_table {
@@ -151,6 +155,8 @@ static void parts_table(const struct sft_plan *p, const struct sft_config *k, co
     const bool several = k->n_ranks > 1;
     row(b, "fp32 master", p->model.master, k->optim.host_master ? "in host memory" : several ? "a shard" : "");
     row(b, "gradients", p->model.grads, several ? "fp32, a shard" : "fp32");
+    snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
+    if (p->model.chunk) row(b, "gradients of a chunk", p->model.chunk, note);
     row(b, "optimizer state", p->model.moments, optim_kind_name(k->optim.kind));
     if (several) row(b, "exchange", p->model.exchange, "gradients and weights on their way between ranks");
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a->max_rows,
@@ -189,6 +195,7 @@ static json_t *ranks_table(const struct sft_plan *p, const struct sft_config *k,
     struct rank_plan r = {.n = k->n_ranks,
                           .local = k->n_local,
                           .micro = algo_update_micro_batch_count(k->train_batch_size, each > 0 ? each : 1),
+                          .chunk = k->grad_chunk,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
                           .least = p->least,

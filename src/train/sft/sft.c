@@ -126,11 +126,15 @@ static int validate(void *ctx) {
 /* ---- what the run asks for ---- */
 
 static void state(const void *ctx, json_t *trainer) {
-    json_object_set_new(trainer, "total_tokens", json_integer(((const struct sft *)ctx)->total_tokens));
+    const struct sft *s = ctx;
+    json_object_set_new(trainer, "total_tokens", json_integer(s->total_tokens));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)s->k.grad_chunk));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
-    return json_i64_opt(trainer, "total_tokens", &((struct sft *)ctx)->total_tokens, where);
+    struct sft *s = ctx;
+    TRY(resume_compare(trainer, "grad_chunk", "data.grad_chunk", s->k.grad_chunk, where));
+    return json_i64_opt(trainer, "total_tokens", &s->total_tokens, where);
 }
 
 /* ---- opening ---- */
