@@ -20,6 +20,22 @@ def tracks(path):
     return out
 
 
+def check_bench_update(s, test):
+    args = ("bench", "update", "--model", s.dir / "model", "--device", "cpu", "--batch", 5, "--len", 8, "--steps", 1, "--micro", 1)
+    for ranks, more, chunks in ((2, (), [[1, 3], [3, 1]]), (1, (), [[1, 0], [5, 0]]), (2, ("--grad-chunk", 2), [[1, 3], [2, 2]])):
+        r = json.loads(run(*args, "--rounds", 2, "--ranks", ranks, *more, "--json").stdout)
+        got = [[c["grad_chunk"], c["exchanges"]] for c in r["chunks"]]
+        a, b = (c["seconds"] for c in r["chunks"])
+        timed = all(len(c["all"]) == 2 and 0 < c["least_seconds"] == min(c["all"]) <= c["seconds"] in c["all"] for c in r["chunks"])
+        test(f"bench update, {ranks} ranks {more}", got == chunks and timed and r["tokens"] == 40 and r["micro_batches"] == 5 and
+             r["ranks"] == ranks and abs(r["cost"] - (a / b - 1)) < 1e-6, r)
+    out = run(*args, "--rounds", 1).stdout
+    rows = re.search(r"^ +1 +3 .*\n +3 +1 .*\n\ngrad_chunk=1 costs -?[\d.]+ % beside grad_chunk=3", out, re.M)
+    test("bench update: a table", rows, out)
+    p = run("bench", "update", "--model", s.dir / "nothing", "--device", "cpu", check=False)
+    test.refused("bench update: the first rank's error", p, 3, "rank ", "nothing does not exist")
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -60,6 +76,7 @@ def main():
         test("bench checkpoint times a checkpoint and leaves nothing", min(times) >= 0 and gone, c)
         test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["beside_gb_s"] > 0 and
              c["training_slower"] > -1, c)
+        check_bench_update(s, test)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
         for how in ("none", "mlp"):

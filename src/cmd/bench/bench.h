@@ -2,6 +2,7 @@
 #ifndef VERLC_CMD_BENCH_H
 #define VERLC_CMD_BENCH_H
 
+#include "ctl/ctl.h"
 #include "dev/dev.h"
 #include "model/files/load.h"
 #include "model/forward.h"
@@ -15,6 +16,7 @@
     X(train, "forward and backward of a model, tokens per second")                           \
     X(logprob, "log-probs of a model, tokens per second")                                    \
     X(generate, "sampling from a model, tokens per second")                                  \
+    X(update, "an optimizer step on several ranks: what the order of its sums costs")        \
     X(step, "generation, reference log-probs and update of one GRPO step, seconds")          \
     X(checkpoint, "a checkpoint: how long a run waits, how fast it is written")              \
     X(grade, "responses that the native graders score per second on one core")               \
@@ -23,6 +25,12 @@
 #define X(name, help) int bench_##name(int argc, char **argv);
 BENCH_MAP(X)
 #undef X
+
+/* The call of a rank: the options of `verlc bench update` but those of ranks, with "chunks": [..], the values of grad_chunk; gives
+ * {"device", "isa", "parameters", "peak_bytes", "seconds": a list of each value's steps}. */
+#define BENCH_SERVICES \
+    { "bench_update", bench_update_rank }
+int bench_update_rank(struct comm *c, const struct comm_call *call, struct ctl_result *out);
 
 /* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
 int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median);

@@ -1,6 +1,6 @@
 /* netcheck.c - `verlc netcheck`: worker processes, and what the links between them give: latency and bandwidth of every pair,
  * time of every operation, in host memory; and between the memories of the ranks' devices what an update moves. A link far below
- * the others of its kind is named. `verlc worker`: such a process. */
+ * the others of its kind is named. */
 #include "cmd/netcheck/netcheck.h"
 
 #include "base/buf.h"
@@ -8,7 +8,6 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "cmd/cmd.h"
-#include "train/train.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -382,16 +381,4 @@ int cmd_netcheck(int argc, char **argv) {
     a.ranks = (int)ranks;
     a.start_s = start_s;
     return ctl_is_worker(&l) ? ctl_serve(&a, &l, services) : control(&a, &l, seconds, device, json);
-}
-
-int cmd_worker(int argc, char **argv) {
-    const struct cmd_spec spec = {
-        .usage = "verlc worker",
-        .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};
-    struct launch l;
-    const int rc = cmd_parse(&spec, argc, argv);
-    if (rc != 0) return rc > 0 ? 0 : rc;
-    TRY(launch_read(&l, environ));
-    if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
-    return train_worker(&l, NULL, services);
 }

@@ -1,0 +1,24 @@
+/* worker.c - `verlc worker`: one rank of a run, of `verlc netcheck` or of `verlc bench`. */
+#include "cmd/bench/bench.h"
+#include "cmd/cmd.h"
+#include "cmd/netcheck/netcheck.h"
+#include "train/train.h"
+
+#include "base/err.h"
+
+#include <string.h>
+
+extern char **environ;
+
+int cmd_worker(int argc, char **argv) {
+    static const struct ctl_service services[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
+    const struct cmd_spec spec = {
+        .usage = "verlc worker",
+        .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};
+    struct launch l;
+    const int rc = cmd_parse(&spec, argc, argv);
+    if (rc != 0) return rc > 0 ? 0 : rc;
+    TRY(launch_read(&l, environ));
+    if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
+    return train_worker(&l, NULL, services);
+}
