@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "dev/dev_int.h"
 #include "dev/peers.h"
 
 #include <stdio.h>
@@ -173,6 +174,19 @@ static int check_bucket(const struct dev_group *g, const struct dev_bucket *b) {
     return 0;
 }
 
+/* Its event in a trace begins. */
+static void trace(struct dev_group *g, const char *op, size_t bytes, int ranks) {
+    const int64_t stamp = dev_trace__exchange_open(g->d, op, (int64_t)bytes, ranks, g->peers != NULL);
+    if (g->peers && stamp >= 0) g->d->ops->peers->stamp(g->peers, stamp);
+}
+
+/* Of the bucket, and of all ranks' rows. */
+static size_t bucket_bytes(const struct dev_group *g, const struct dev_bucket *b) {
+    size_t sum = b->x ? (size_t)b->cut[g->size] * sizeof(float) : 0;
+    for (int r = 0; b->ids && r < b->n; r++) sum += (size_t)b->n_rows[r] * (sizeof *b->ids + (size_t)b->width * sizeof(float));
+    return sum;
+}
+
 int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket) {
     const void *x[COMM_MOST_RANKS], *ids[COMM_MOST_RANKS], *dx[COMM_MOST_RANKS];
     TRY(check_bucket(g, b));
@@ -181,8 +195,10 @@ int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *tic
     if (b->ids) TRY(find_shared(g, "the ids", b->ids, rows * sizeof *b->ids, ids));
     if (b->ids) TRY(find_shared(g, "the rows", b->dx, rows * (size_t)b->width * sizeof(float), dx));
     *ticket = ++g->ticket;
-    if (g->peers) return g->d->ops->peers->fold(g->peers, b, b->x ? x : NULL, b->ids ? ids : NULL, b->ids ? dx : NULL);
-    return group_host_fold(g, b);
+    trace(g, "fold", bucket_bytes(g, b), b->n);
+    const int rc = g->peers ? g->d->ops->peers->fold(g->peers, b, b->x ? x : NULL, b->ids ? ids : NULL, b->ids ? dx : NULL)
+                            : group_host_fold(g, b);
+    return dev_trace__exchange_close(g->d, rc);
 }
 
 int dev_group_reuse(struct dev_group *g, int64_t ticket) {
@@ -194,14 +210,17 @@ int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->jo
 
 int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
     const void *of[COMM_MOST_RANKS];
-    size_t end = 0;
+    size_t end = 0, bytes = 0;
     for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
         if (i % (g->size + 1) && at[i] < at[i - 1])
             FAIL(ERR_INVAL, "dev group: a part of an all-gather whose ranges do not ascend");
         if (at[i] > end) end = at[i];
+        if (i % (g->size + 1)) bytes += at[i] - at[i - 1];
     }
     TRY(find_shared(g, "what is gathered", whole, end, of));
     g->ticket++;
-    if (g->peers) return g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts);
-    return group_host_all_gather(g, whole, at, n_parts);
+    trace(g, "all_gather", bytes, g->size);
+    const int rc = g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts)
+                            : group_host_all_gather(g, whole, at, n_parts);
+    return dev_trace__exchange_close(g->d, rc);
 }

@@ -30,6 +30,8 @@ struct dev_peer_ops {
     int (*reuse)(void *peers, int64_t ticket);
     int (*join)(void *peers);
     int (*all_gather)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
+    /* The next operation takes stamps i and i + 1 (dev_ops.stamp): once this rank's bytes are there, and at its end. */
+    void (*stamp)(void *peers, int64_t i);
 };
 
 #ifdef __cplusplus

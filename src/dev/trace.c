@@ -1,8 +1,9 @@
 /* trace.c - a trace of the checked calls: when the host made each, when the device
  * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table; the log
  * says how long the device idled, waiting for the host, by phase and for each launch of a CUDA graph.
- * Calls captured in a CUDA graph are one span, that of graph_run.  A profiler that listens
- * (struct dev's range) gets NVTX ranges of the same calls and phases.
+ * Calls captured in a CUDA graph are one span, that of graph_run.  Operations between ranks have tracks of their own, for they
+ * run beside the calls or contain them.  A profiler that listens (struct dev's range) gets NVTX ranges of the same calls,
+ * operations and phases.
  *
  * Invariant: with no trace on and no profiler, a call costs two comparisons more. */
 #include "dev/dev_int.h"
@@ -21,6 +22,14 @@ struct span {
     int64_t dim[3];
     double host0, host1; /* seconds since the trace began */
     double dev0, dev1;   /* microseconds; equal to the host's where every op waits */
+    int64_t stamp;       /* of dev0; dev1's is the next one */
+};
+struct exchange { /* as a span */
+    const char *op;
+    int64_t bytes;
+    int ranks;
+    double host0, host1, dev0, dev1;
+    int64_t stamp; /* -1: the host's times */
 };
 struct phase {
     char name[48];
@@ -32,20 +41,28 @@ struct dev_trace {
     struct phase *phases;
     int64_t n_phases, cap_phases;
     bool in_phase; /* the last one has not ended */
-    double start;
+    struct exchange *exchanges;
+    int64_t n_exchanges, cap_exchanges;
+    int64_t n_stamps;   /* of the device; the first is where its clock is set by the host's */
+    double start, zero; /* zero: the host's time of that stamp, since the trace began */
+    int rank;           /* -1: there is one process */
     bool paused;
 };
 
-void dev_trace_start(struct dev *d) {
+void dev_trace_start(struct dev *d) { dev_trace_start_rank(d, -1, clock_now()); }
+
+void dev_trace_start_rank(struct dev *d, int rank, double zero) {
     dev_trace__drop(d);
     d->trace = xcalloc(1, sizeof *d->trace);
-    d->trace->start = clock_now();
+    d->trace->start = zero;
+    d->trace->rank = rank;
 }
 
 void dev_trace__drop(struct dev *d) {
     if (!d->trace) return;
     free(d->trace->spans);
     free(d->trace->phases);
+    free(d->trace->exchanges);
     free(d->trace);
     d->trace = NULL;
 }
@@ -54,13 +71,26 @@ void dev_trace__pause(struct dev *d, bool paused) {
     if (d->trace) d->trace->paused = paused;
 }
 
+/* Two more stamps: the first one's number. */
+static int64_t two_stamps(struct dev *d) {
+    struct dev_trace *t = d->trace;
+    if (t->n_stamps == 0) {
+        t->zero = clock_now() - t->start;
+        if (d->ops->stamp) (void)d->ops->stamp(d, t->n_stamps);
+        t->n_stamps++;
+    }
+    t->n_stamps += 2;
+    return t->n_stamps - 2;
+}
+
 void dev_trace__open(struct dev *d, const char *op, int64_t a, int64_t b, int64_t c) {
     struct dev_trace *t = d->trace;
     if (d->range) d->range(op);
     if (!t || t->paused) return;
     xgrow((void **)&t->spans, &t->cap, t->n + 1, sizeof *t->spans);
-    if (d->ops->stamp) (void)d->ops->stamp(d, 2 * t->n);
-    t->spans[t->n] = (struct span){.op = op, .dim = {a, b, c}, .host0 = clock_now() - t->start};
+    const int64_t stamp = two_stamps(d);
+    if (d->ops->stamp) (void)d->ops->stamp(d, stamp);
+    t->spans[t->n] = (struct span){.op = op, .dim = {a, b, c}, .host0 = clock_now() - t->start, .stamp = stamp};
 }
 
 int dev_trace__close(struct dev *d, int rc) {
@@ -68,8 +98,26 @@ int dev_trace__close(struct dev *d, int rc) {
     if (d->range) d->range(NULL);
     if (!t || t->paused) return rc;
     t->spans[t->n].host1 = clock_now() - t->start;
-    if (d->ops->stamp) (void)d->ops->stamp(d, 2 * t->n + 1);
+    if (d->ops->stamp) (void)d->ops->stamp(d, t->spans[t->n].stamp + 1);
     t->n++;
+    return rc;
+}
+
+int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, int ranks, bool beside) {
+    struct dev_trace *t = d->trace;
+    if (d->range) d->range(op);
+    if (!t) return -1;
+    xgrow((void **)&t->exchanges, &t->cap_exchanges, t->n_exchanges + 1, sizeof *t->exchanges);
+    struct exchange *x = &t->exchanges[t->n_exchanges];
+    *x = (struct exchange){.op = op, .bytes = bytes, .ranks = ranks, .stamp = beside && d->ops->stamp ? two_stamps(d) : -1};
+    x->host0 = clock_now() - t->start;
+    return x->stamp;
+}
+
+int dev_trace__exchange_close(struct dev *d, int rc) {
+    struct dev_trace *t = d->trace;
+    if (d->range) d->range(NULL);
+    if (t) t->exchanges[t->n_exchanges++].host1 = clock_now() - t->start;
     return rc;
 }
 
@@ -95,21 +143,30 @@ void dev_trace_phase(struct dev *d, const char *name) {
 
 /* ---- reading it ---- */
 
-/* Stamp 0 is taken with the first call: the device's clock is set by the host's there. */
+/* From a stamp to the next. */
+static int between_stamps(struct dev *d, int64_t stamp, double *from, double *to) {
+    TRY(d->ops->stamp_us(d, stamp, from));
+    TRY(d->ops->stamp_us(d, stamp + 1, to));
+    *from += d->trace->zero * 1e6;
+    *to += d->trace->zero * 1e6;
+    return 0;
+}
+
 static int device_times(struct dev *d) {
     struct dev_trace *t = d->trace;
-    const double zero = t->n ? t->spans[0].host0 * 1e6 : 0;
     TRY(dev_sync(d));
     if (t->in_phase) t->phases[t->n_phases - 1].to = clock_now() - t->start;
     for (int64_t i = 0; i < t->n; i++) {
         struct span *s = &t->spans[i];
         s->dev0 = s->host0 * 1e6;
         s->dev1 = s->host1 * 1e6;
-        if (!d->ops->stamp) continue;
-        TRY(d->ops->stamp_us(d, 2 * i, &s->dev0));
-        TRY(d->ops->stamp_us(d, 2 * i + 1, &s->dev1));
-        s->dev0 += zero;
-        s->dev1 += zero;
+        if (d->ops->stamp) TRY(between_stamps(d, s->stamp, &s->dev0, &s->dev1));
+    }
+    for (int64_t i = 0; i < t->n_exchanges; i++) {
+        struct exchange *x = &t->exchanges[i];
+        x->dev0 = x->host0 * 1e6;
+        x->dev1 = x->host1 * 1e6;
+        if (x->stamp >= 0) TRY(between_stamps(d, x->stamp, &x->dev0, &x->dev1));
     }
     return 0;
 }
@@ -243,26 +300,56 @@ static void log_graphs(const struct dev_trace *t, double least) {
              (long long)n, all * 1e-3, device / (double)n, host / (double)n, idle / (double)n, 100 * idle / all);
 }
 
-static json_t *event(const char *name, int track, double us, double for_us) {
-    return json_pack("{s:s,s:s,s:i,s:i,s:f,s:f}", "name", name, "ph", "X", "pid", 1, "tid", track, "ts", us, "dur", for_us);
+static int process(const struct dev_trace *t) { return t->rank < 0 ? 1 : t->rank + 1; }
+
+static json_t *event(const struct dev_trace *t, const char *name, int track, double us, double for_us) {
+    return json_pack("{s:s,s:s,s:i,s:i,s:f,s:f}", "name", name, "ph", "X", "pid", process(t), "tid", track, "ts", us, "dur",
+                     for_us);
+}
+
+/* track < 0: the process'. */
+static void add_name(const struct dev_trace *t, json_t *events, int track, const char *name) {
+    json_t *e = json_pack("{s:s,s:s,s:i,s:{s:s}}", "name", track < 0 ? "process_name" : "thread_name", "ph", "M", "pid", process(t),
+                          "args", "name", name);
+    if (track >= 0) json_object_set_new(e, "tid", json_integer(track));
+    json_array_append_new(events, e);
+}
+
+/* Those that run beside each other go to different tracks, the first of which is number `first`. */
+static void add_exchanges(const struct dev_trace *t, json_t *events, int first) {
+    enum { TRACKS = 4 };
+    double end[TRACKS] = {0};
+    int named = 0;
+    for (int64_t i = 0; i < t->n_exchanges; i++) {
+        const struct exchange *x = &t->exchanges[i];
+        int k = 0;
+        while (k < TRACKS - 1 && x->dev0 < end[k]) k++;
+        for (; named <= k; named++) add_name(t, events, first + named, "exchange");
+        end[k] = x->dev1;
+        json_t *e = event(t, x->op, first + k, x->dev0, x->dev1 - x->dev0);
+        json_object_set_new(e, "args", json_pack("{s:I,s:i}", "bytes", (json_int_t)x->bytes, "ranks", x->ranks));
+        json_array_append_new(events, e);
+    }
 }
 
 static int write_trace(const struct dev_trace *t, const char *path) {
     json_t *events = json_array(), *doc = json_pack("{s:o}", "traceEvents", events);
     static const char *const tracks[] = {"host", "device", "phases"};
-    for (int i = 0; i < 3; i++)
-        json_array_append_new(events, json_pack("{s:s,s:s,s:i,s:i,s:{s:s}}", "name", "thread_name", "ph", "M", "pid", 1, "tid", i,
-                                                "args", "name", tracks[i]));
+    char rank[32];
+    snprintf(rank, sizeof rank, "rank %d", t->rank);
+    if (t->rank >= 0) add_name(t, events, -1, rank);
+    for (int i = 0; i < 3; i++) add_name(t, events, i, tracks[i]);
+    add_exchanges(t, events, 3);
     for (int64_t i = 0; i < t->n; i++) {
         const struct span *s = &t->spans[i];
         char name[96];
         label(s, name, sizeof name);
-        json_array_append_new(events, event(name, 0, s->host0 * 1e6, (s->host1 - s->host0) * 1e6));
-        json_array_append_new(events, event(name, 1, s->dev0, s->dev1 - s->dev0));
+        json_array_append_new(events, event(t, name, 0, s->host0 * 1e6, (s->host1 - s->host0) * 1e6));
+        json_array_append_new(events, event(t, name, 1, s->dev0, s->dev1 - s->dev0));
     }
     for (int64_t i = 0; i < t->n_phases; i++) {
         const double from = t->phases[i].from * 1e6, to = t->phases[i].to * 1e6;
-        json_array_append_new(events, event(t->phases[i].name, 2, from, to - from));
+        json_array_append_new(events, event(t, t->phases[i].name, 2, from, to - from));
     }
     const int rc = json_dump_file(doc, path, JSON_COMPACT | JSON_REAL_PRECISION(12));
     json_decref(doc);

@@ -11,6 +11,9 @@ extern "C" {
 struct dev;
 
 void dev_trace_start(struct dev *d);
+/* The trace of one of several ranks: a process of its own in it. zero: the clock_now at which it begins; ranks of one host that
+ * take the same have one time. */
+void dev_trace_start_rank(struct dev *d, int rank, double zero);
 /* What the run does from here on, until the next call: a track of its own in the trace, and an NVTX range where a profiler
  * listens. NULL: nothing. Without a trace only the range. */
 void dev_trace_phase(struct dev *d, const char *name);

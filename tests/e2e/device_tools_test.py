@@ -12,12 +12,41 @@ from verlc_test import Scratch, Tests, run  # noqa: E402
 def tracks(path):
     """{track: [(name, begin, end)]} of a trace, times in microseconds."""
     events = json.loads(path.read_text())["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     out = {name: [] for name in names.values()}
     for e in events:
         if e["ph"] == "X":
             out[names[e["tid"]]].append((e["name"], e["ts"], e["ts"] + e["dur"]))
     return out
+
+
+def check_ranks(s, test, keys):
+    """What two ranks exchange: each layer's bucket, the norm's, the head's with the rows of the embedding, and the weights."""
+    run(*s.ppo("ranks", trainer__profile_steps="[2]", trainer__device="cpu", trainer__ranks=2,
+               actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=1, **keys))
+    files = [s.dir / "ranks" / name for name in ("trace_step_2.json", "trace_step_2_rank_1.json")]
+    test("each rank writes its trace", sorted(s.dir.glob("ranks/trace_step_*")) == files, list(s.dir.glob("ranks/*")))
+    config, kinds = json.loads((s.dir / "model/config.json").read_text()), []
+    n_params = json.loads(run("model", "info", "--model", s.dir / "model").stdout)["parameters"]
+    for rank, path in enumerate(files):
+        t, events = tracks(path), json.loads(path.read_text())["traceEvents"]
+        test(f"rank {rank} is a process of its own", {e["pid"] for e in events} == {rank + 1} and
+             [e["args"]["name"] for e in events if e["name"] == "process_name"] == [f"rank {rank}"], events[:2])
+        got = [(e["name"], e["args"]["bytes"], e["args"]["ranks"]) for e in events if e.get("args", {}).get("bytes")]
+        kinds.append(got)
+        update = next(x for x in t["phases"] if x[0] == "update_actor")
+        test(f"rank {rank}: the exchange lies in the update", len(t["exchange"]) == len(got) and
+             all(update[1] - 1 <= x[1] <= x[2] <= update[2] + 1 for x in t["exchange"]), (update, t["exchange"]))
+        inside = [x for x in t["host"] if x[0].startswith("fold") and any(y[1] <= x[1] and x[2] <= y[2] for y in t["exchange"])]
+        test(f"rank {rank}: its own sums are calls in it", inside, t["exchange"])
+    test("both saw the same operations", kinds[0] == kinds[1], kinds)
+    folds, gathers = ([x for x in kinds[0] if x[0] == name] for name in ("fold", "all_gather"))
+    gathered = {x[1] for x in gathers}
+    test("every optimizer step gathers all weights", gathered <= {2 * n_params, 4 * n_params} and len(gathered) == 1, gathers)
+    buckets = config["num_hidden_layers"] + 2 + (not config["tie_word_embeddings"])
+    sizes = sorted(x[1] for x in folds)
+    test("every wave folds all buckets", folds and len(folds) % buckets == 0 and len(folds) // buckets >= 2 * len(gathers) and
+         sizes[0] == 4 * config["hidden_size"] and {x[2] for x in folds} <= {1, 2}, (buckets, folds))
 
 
 def check_bench_update(s, test):
@@ -66,6 +95,7 @@ def main():
         run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))
         files = sorted(f.name for f in (s.dir / "verl").glob("trace_step_*"))
         test("verl's key does the same", files == ["trace_step_1.json", "trace_step_3.json"], files)
+        check_ranks(s, test, keys)
         p = run("bench", "step", "--model", s.dir / "model", "--device", "cpu", "--batch", 4, "--n", 2, "--prompt", 8, "--len", 8,
                 "--micro", 2, "--steps", 1)
         r = json.loads(p.stdout.splitlines()[-1])

@@ -230,6 +230,7 @@ int cuda_graph_end(struct dev *d, void **graph);
 int cuda_graph_run(struct dev *d, void *graph);
 void cuda_graph_free(struct dev *d, void *graph);
 int cuda_stamp(struct dev *d, int64_t i);
+int cuda_stamp_on(struct cuda *c, cudaStream_t s, int64_t i);
 int cuda_stamp_us(struct dev *d, int64_t i, double *us);
 /* dev/cuda/attention/attention_fwd.cu, dev/cuda/attention/attention_bwd.cu */
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a);

@@ -160,8 +160,7 @@ void cuda_graph_free(struct dev *d, void *graph) {
 
 /* ---- timestamps ---- */
 
-int cuda_stamp(struct dev *d, int64_t i) {
-    struct cuda *c = cuda_of(d);
+int cuda_stamp_on(struct cuda *c, cudaStream_t s, int64_t i) {
     if (i >= c->n_stamps) {
         const int64_t n = i + 1 > 2 * c->n_stamps ? i + 1 + 1024 : 2 * c->n_stamps;
         cudaEvent_t *grown = (cudaEvent_t *)realloc(c->stamps, (size_t)n * sizeof *grown);
@@ -169,9 +168,11 @@ int cuda_stamp(struct dev *d, int64_t i) {
         c->stamps = grown;
         for (; c->n_stamps < n; c->n_stamps++) CU_TRY(cudaEventCreate(&c->stamps[c->n_stamps]));
     }
-    CU_TRY(cudaEventRecord(c->stamps[i], c->stream));
+    CU_TRY(cudaEventRecord(c->stamps[i], s));
     return 0;
 }
+
+int cuda_stamp(struct dev *d, int64_t i) { return cuda_stamp_on(cuda_of(d), cuda_of(d)->stream, i); }
 
 int cuda_stamp_us(struct dev *d, int64_t i, double *us) {
     float ms = 0;

@@ -29,6 +29,7 @@ struct peers {
     int rank, size;
     bool counted;    /* in n_peers */
     uint32_t ticket; /* of the last operation */
+    int64_t stamp;   /* of a trace, for the next operation; -1: none */
     flag_fn write, wait;
     range_fn range;
     cudaStream_t tell, pull, fold;
@@ -68,6 +69,7 @@ static int begin(struct peers *p, int n) {
     CU_TRY(cudaEventRecord(p->queued, p->c->stream));
     CU_TRY(cudaStreamWaitEvent(p->tell, p->queued, 0));
     CU_TRY(cudaStreamWaitEvent(p->pull, p->queued, 0));
+    if (p->stamp >= 0) TRY(cuda_stamp_on(p->c, p->pull, p->stamp));
     for (int r = 0; r < p->size; r++)
         if (r != p->rank) TRY(say(p, p->tell, r, READY));
     for (int r = 0; r < n; r++)
@@ -77,9 +79,13 @@ static int begin(struct peers *p, int n) {
 
 /* It ends with what `fold` has now. */
 static int end(struct peers *p) {
+    if (p->stamp >= 0) TRY(cuda_stamp_on(p->c, p->fold, p->stamp + 1)); /* before what the compute stream waits for */
+    p->stamp = -1;
     for (int r = 0; r < p->size; r++) TRY(say(p, p->fold, r, READ));
     return 0;
 }
+
+static void peers_stamp(void *peers, int64_t i) { ((struct peers *)peers)->stamp = i; }
 
 static int peers_reuse(void *peers, int64_t ticket) {
     struct peers *p = (struct peers *)peers;
@@ -142,6 +148,7 @@ static int peers_open(struct dev *d, int rank, int size, void **peers, struct de
     if (p) p->x = (struct tensor *)calloc((size_t)size, sizeof *p->x);
     if (!p || !p->flags || !p->x) FAIL(ERR_NOMEM, "cuda: out of host memory");
     p->c = cuda_of(d);
+    p->stamp = -1;
     p->rank = rank;
     p->size = size;
     const int rc = open_all(p, flags);
@@ -383,6 +390,7 @@ static const struct dev_peer_ops make_peers(void) {
     o.reuse = peers_reuse;
     o.join = peers_join;
     o.all_gather = peers_all_gather;
+    o.stamp = peers_stamp;
     return o;
 }
 const struct dev_peer_ops cuda_peers = make_peers();

@@ -417,7 +417,9 @@ static void write_trace(struct controller *c) {
     int rc = file_mkdirs(c->k.run.default_local_dir);
     if (rc == 0) rc = worker_trace(&c->worker, path);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
-    else log_info("the trace of step %lld is in %s", (long long)c->run.step, path);
+    else
+        log_info("the trace of step %lld is in %s%s", (long long)c->run.step, path,
+                 worker_ranks(&c->worker) > 1 ? ", those of other ranks beside it" : "");
     free(path);
 }
 

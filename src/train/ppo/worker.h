@@ -48,7 +48,8 @@ int worker_listen(struct worker *w);
 /* Opens all models as planned. tok: the policy's. */
 int worker_open(struct worker *w, const struct tokenizer *tok);
 void worker_close(struct worker *w); /* a zeroed one is fine */
-/* Begins a trace of the device, or with a path ends it and writes it there; of several ranks rank 0's. */
+/* Begins a trace of the device, or with a path ends it and writes it there; of several ranks each its own, with _rank_N in the
+ * names of those after the first. */
 int worker_trace(struct worker *w, const char *path);
 /* Its models' state in checkpoints; closed before the worker. */
 void worker_checkpoints(struct worker *w, struct checkpoints *out);

@@ -68,7 +68,7 @@ int worker_group_update(struct worker_group *g, enum verlc_role role, const stru
 int worker_group_join(struct worker_group *g); /* worker_join */
 /* The ranks' state in checkpoints, which rank 0 writes. */
 void worker_group_checkpoints(struct worker_group *g, struct checkpoints *out);
-int worker_group_trace(struct worker_group *g, const char *path); /* worker_trace, of rank 0's device */
+int worker_group_trace(struct worker_group *g, const char *path); /* worker_trace */
 int worker_group_memory_metrics(struct worker_group *g, struct metrics *m, const char *prefix);
 
 #endif

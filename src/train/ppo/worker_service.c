@@ -172,16 +172,13 @@ static int score_drop(struct comm *comm, const struct comm_call *call, struct ct
     return 0;
 }
 
-/* ---- traces (global_profiler.steps), of rank 0's device ---- */
+/* ---- traces (global_profiler.steps), of each rank's device ---- */
 
 static int trace(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     const char *path = NULL;
     (void)out;
     TRY(json_str_opt(call->args, "path", &path, call->name));
-    if (comm_rank(comm) != 0) return 0;
-    if (path) return dev_trace_stop(&self.w.dev, path, NULL);
-    dev_trace_start(&self.w.dev);
-    return 0;
+    return path ? rank_trace_stop(comm, &self.w.dev, path) : rank_trace_start(comm, &self.w.dev);
 }
 
 const struct ctl_service ppo_worker_services[] = {

@@ -72,12 +72,19 @@ static void tell(void *comm, const char *name, int64_t done, int64_t total) {
     if (self.passing && comm_stop_asked(comm)) stage_ask_stop(comm_stop_asked(comm));
 }
 
+/* Of the device's trace. */
+static void phase(void *program, const char *name) {
+    const struct rank_program *p = program;
+    if (p->dev) dev_trace_phase(p->dev, name);
+}
+
 int rank_open_run(const struct run_config *k) {
     self.run = (struct run){.k = *k, .bad = &self.bad, .from = {.step = -1}};
     TRY(stages_create(&self.run.stages, k->deadline_s));
     const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* the controller decides */
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
     stages_tell(self.run.stages, tell, self.comm);
+    stages_follow(self.run.stages, phase, &self.program);
     return 0;
 }
 
@@ -113,6 +120,24 @@ void rank_describe(json_t *result, const struct dev *dev) {
     json_object_set_new(result, "isa", json_string(dev->isa));
     json_object_set_new(result, "device", json_string(dev->describe));
     json_object_set_new(result, "own_memory", json_boolean(dev_has_own_memory(dev)));
+}
+
+/* ---- traces ---- */
+
+int rank_trace_start(struct comm *comm, struct dev *dev) {
+    const double own = clock_now();
+    double zero = own;
+    TRY(comm_broadcast(comm, 0, &zero, sizeof zero));
+    dev_trace_start_rank(dev, comm_rank(comm), comm_rank(comm) == 0 || comm_same_host(comm, 0) ? zero : own);
+    return 0;
+}
+
+int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path) {
+    const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".json") == 0 ? n - 5 : n;
+    char *own = comm_rank(comm) == 0 ? xstrdup(path) : xasprintf("%.*s_rank_%d.json", (int)end, path, comm_rank(comm));
+    const int rc = dev_trace_stop(dev, own, NULL);
+    free(own);
+    return rc;
 }
 
 /* ---- generation ---- */

@@ -55,6 +55,12 @@ int rank_open_device(const struct comm_call *call, struct dev *dev, const char *
 /* What rank_group_open reads, into the result. */
 void rank_describe(json_t *result, const struct dev *dev);
 
+/* ---- traces of a rank's device (dev/trace.h) ---- */
+/* Collective. The ranks of rank 0's host have its time. */
+int rank_trace_start(struct comm *comm, struct dev *dev);
+/* Rank 0's is written to path, that of rank N beside it: x_rank_N.json of x.json. */
+int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path);
+
 /* ---- calls ---- */
 struct message_reader rank_reader(const struct comm_call *call);
 void rank_answer(struct ctl_result *out, struct message *m); /* m's memory goes to out */
