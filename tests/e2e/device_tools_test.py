@@ -58,7 +58,10 @@ def check_bench_update(s, test):
         timed = all(len(c["all"]) == 2 and 0 < c["least_seconds"] == min(c["all"]) <= c["seconds"] in c["all"] for c in r["chunks"])
         test(f"bench update, {ranks} ranks {more}", got == chunks and timed and r["tokens"] == 40 and r["micro_batches"] == 5 and
              r["ranks"] == ranks and abs(r["cost"] - (a / b - 1)) < 1e-6, r)
-    out = run(*args, "--rounds", 1).stdout
+    out = run(*args, "--rounds", 1, "--trace", s.dir / "update.json").stdout
+    traces = [tracks(s.dir / name) for name in ("update.json", "update_rank_1.json")]
+    folds = [len([x for x in t["exchange"] if x[0] == "fold"]) for t in traces]
+    test("bench update: a step's trace of each rank", folds[0] == folds[1] > 0 and folds[0] % 3 == 0, folds)
     rows = re.search(r"^ +1 +3 .*\n +3 +1 .*\n\ngrad_chunk=1 costs -?[\d.]+ % beside grad_chunk=3", out, re.M)
     test("bench update: a table", rows, out)
     p = run("bench", "update", "--model", s.dir / "nothing", "--device", "cpu", check=False)

@@ -26,8 +26,8 @@
 BENCH_MAP(X)
 #undef X
 
-/* The call of a rank: the options of `verlc bench update` but those of ranks, with "chunks": [..], the values of grad_chunk; gives
- * {"device", "isa", "parameters", "peak_bytes", "seconds": a list of each value's steps}. */
+/* The call of a rank: the options of `verlc bench update` but those of ranks, with "chunks": [..], the values of grad_chunk. A step
+ * with the first is traced. Gives {"device", "isa", "parameters", "peak_bytes", "seconds": a list of each value's steps}. */
 #define BENCH_SERVICES \
     { "bench_update", bench_update_rank }
 int bench_update_rank(struct comm *c, const struct comm_call *call, struct ctl_result *out);

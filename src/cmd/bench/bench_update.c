@@ -16,7 +16,7 @@ enum { N_CHUNKS = 2 }; /* compared: 1, and another */
 extern char **environ;
 
 struct update_bench {
-    const char *model, *dtype, *device, *recompute;
+    const char *model, *dtype, *device, *recompute, *trace;
     int64_t batch, len, micro, chunk, steps, rounds, threads;
     double deadline_s;
     bool json;
@@ -64,10 +64,10 @@ static int measure(struct update_bench *b) {
     struct hub_reply *replies = xcalloc((size_t)b->ranks, sizeof *replies);
     char isa[32] = "";
     json_t *args =
-        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:[I, I]}", "model", b->model, "dtype", b->dtype, "device",
-                  b->device, "recompute", b->recompute, "batch", (json_int_t)b->batch, "len", (json_int_t)b->len, "micro",
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:[I, I]}", "model", b->model, "dtype", b->dtype,
+                  "device", b->device, "recompute", b->recompute, "batch", (json_int_t)b->batch, "len", (json_int_t)b->len, "micro",
                   (json_int_t)b->micro, "steps", (json_int_t)b->steps, "rounds", (json_int_t)b->rounds, "threads",
-                  (json_int_t)b->threads, "chunks", (json_int_t)b->chunks[0], (json_int_t)b->chunks[1]);
+                  (json_int_t)b->threads, "trace", b->trace, "chunks", (json_int_t)b->chunks[0], (json_int_t)b->chunks[1]);
     int rc = ctl_call_all(b->ctl, "bench_update", args, NULL, 0, replies, b->deadline_s);
     for (int r = 0; rc >= 0 && r < b->ranks; r++) rc = take_rank(b, hub_who(ctl_hub(b->ctl), r), replies[r].result, isa);
     for (int r = 0; r < b->ranks; r++) hub_reply_free(&replies[r]);
@@ -172,6 +172,8 @@ int bench_update(int argc, char **argv) {
         {"--device", CMD_STR, &b.device, "NAME",
          "auto, cpu, cuda (a GPU for each rank of a host) or ref (auto: GPUs if there are some)"},
         {"--threads", CMD_I64(CMD_THREADS), &b.threads, "N", "threads of a rank (its share of the cores)"},
+        {"--trace", CMD_STR, &b.trace, "FILE",
+         "traces one more step with grad_chunk=1: Chrome's format to FILE, that of rank N to FILE_rank_N.json"},
         {"--dir", CMD_STR, &a.dir, "DIR", "under a launcher: a directory that all hosts share, for .rendezvous (.)"},
         {"--deadline", CMD_F64("float[1,1e6]"), &b.deadline_s, "S", "for the whole measurement (3600)"},
         {"--json", CMD_FLAG, &b.json, NULL, "one line of JSON, with the seconds of every step"},

@@ -24,6 +24,7 @@
 struct update_bench {
     struct comm *comm;
     const char *model, *dtype, *device, *recompute;
+    const char *trace; /* a file, or NULL */
     int64_t batch, len, micro, steps, rounds, threads;
     const json_t *chunks; /* the values of grad_chunk */
     struct dev dev;
@@ -49,6 +50,7 @@ static int read_args(struct update_bench *b, const struct comm_call *call) {
     TRY(json_i64(a, "steps", &b->steps, at));
     TRY(json_i64(a, "rounds", &b->rounds, at));
     TRY(json_i64(a, "threads", &b->threads, at));
+    TRY(json_str_opt(a, "trace", &b->trace, at));
     b->chunks = json_object_get(a, "chunks");
     return json_array_size(b->chunks) > 0 ? 0 : err_set(ERR_INVAL, __FILE__, __LINE__, "%s: no \"chunks\"", at);
 }
@@ -110,16 +112,24 @@ static int one_step(struct update_bench *b, struct trained_model *t, double *sec
     return 0;
 }
 
-static int steps(struct update_bench *b, struct trained_model *t, json_t *seconds) {
+static int traced_step(struct update_bench *b, struct trained_model *t) {
+    double s;
+    TRY(rank_trace_start(b->comm, &b->dev));
+    TRY(one_step(b, t, &s));
+    return rank_trace_stop(b->comm, &b->dev, b->trace);
+}
+
+static int steps(struct update_bench *b, struct trained_model *t, json_t *seconds, bool trace) {
     for (int64_t i = 0; i <= b->steps; i++) { /* the first one warms up */
         double s;
         TRY(one_step(b, t, &s));
         if (i > 0) json_array_append_new(seconds, json_real(s));
     }
+    if (trace) TRY(traced_step(b, t));
     return comm_barrier(b->comm); /* peers may read this rank's memory until here */
 }
 
-static int turn(struct update_bench *b, int64_t chunk, json_t *seconds) {
+static int turn(struct update_bench *b, int64_t chunk, json_t *seconds, bool trace) {
     struct trained_model_args a = {.dev = &b->dev,
                                    .model = b->m,
                                    .train = true,
@@ -135,7 +145,7 @@ static int turn(struct update_bench *b, int64_t chunk, json_t *seconds) {
     TRY(dev_group_open(&g, &b->dev, b->comm));
     a.group = g;
     TRYG(trained_model_create(&t, &a), out);
-    TRYG(steps(b, t, seconds), out);
+    TRYG(steps(b, t, seconds, trace), out);
 out:
     dev_group_close(g);
     if (rc == 0) rc = comm_barrier(b->comm); /* none has this rank's memory mapped any more */
@@ -148,7 +158,8 @@ static int rounds(struct update_bench *b) {
     const int64_t n = (int64_t)json_array_size(b->chunks);
     for (int64_t i = 0; i < b->rounds * n; i++) {
         const size_t k = (size_t)(i / n % 2 ? n - 1 - i % n : i % n);
-        TRY(turn(b, json_integer_value(json_array_get(b->chunks, k)), json_array_get(b->seconds, k)));
+        TRY(turn(b, json_integer_value(json_array_get(b->chunks, k)), json_array_get(b->seconds, k),
+                 b->trace && k == 0 && i / n == b->rounds - 1));
     }
     return 0;
 }
