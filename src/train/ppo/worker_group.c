@@ -153,9 +153,9 @@ int worker_group_models(struct worker_group *g, int64_t total_steps, int64_t val
 
 int worker_group_send_weights(struct worker_group *g) {
     struct hub_reply *replies;
-    struct message m = message_new(true);
     struct rank_group pair;
     if (!g->stale) return 0;
+    struct message m = message_new(true);
     rank_group_part(&pair, &g->ranks, 0, g->part[PPO_TRAIN].n + g->part[PPO_ROLLOUT].n);
     int rc = rank_group_call(&pair, "send_weights", NULL, &m, &replies);
     if (rc == 0) rc = rank_group_same(&pair, replies, "sum", "checksum of the weights");
