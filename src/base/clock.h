@@ -8,6 +8,10 @@
 
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 double clock_now(void);  /* CLOCK_MONOTONIC, seconds */
 double clock_wall(void); /* CLOCK_REALTIME, seconds since 1970 */
 /* Seconds in which this process could run, since an arbitrary start. Of a stop at most CLOCK_GAP_S are counted. Any
@@ -17,5 +21,9 @@ double clock_awake(void);
 /* Milliseconds left until `deadline`, of clock_awake, for poll(2): 0 when past, at most INT_MAX. Wait in slices: a stop
  * moves the deadline. */
 int clock_poll_ms(double deadline);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -76,8 +76,9 @@ int comm_rank(const struct comm *c);
 int comm_size(const struct comm *c);
 const char *comm_who(const struct comm *c, int rank); /* "rank 2 (host b, pid 71)" */
 bool comm_same_host(const struct comm *c, int rank);
-int comm_local_rank(const struct comm *c); /* among the ranks of its host, in their order */
-int comm_local_size(const struct comm *c); /* how many those are */
+int comm_local_rank(const struct comm *c);    /* among the ranks of its host, in their order */
+int comm_local_size(const struct comm *c);    /* how many those are */
+double comm_deadline_s(const struct comm *c); /* of an operation */
 /* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. A new stage has done 0 of 0. */
 void comm_stage(struct comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void comm_progress(struct comm *c, int64_t done, int64_t total);

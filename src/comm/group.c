@@ -386,6 +386,8 @@ int comm_local_rank(const struct comm *c) {
     return n;
 }
 
+double comm_deadline_s(const struct comm *c) { return c->whole->a.deadline_s; }
+
 int comm_local_size(const struct comm *c) {
     int n = 0;
     for (int r = 0; r < c->size; r++) n += comm_same_host(c, r);

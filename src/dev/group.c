@@ -1,7 +1,7 @@
 /* group.c - a group of ranks: opening, shared memory, checks; which way the bytes go.
  *
  * The way is decided once, when the group is opened, and is the same on all ranks: peers' memory where every rank of it can be
- * read by every other one, else host memory (group_host.c). */
+ * read by every other one, else NCCL where every rank has it, else host memory. VERLC_GROUP of rank 0 asks for one. */
 #include "dev/group_int.h"
 
 #include "base/buf.h"
@@ -9,6 +9,7 @@
 #include "base/utf8.h"
 #include "dev/dev_int.h"
 #include "dev/peers.h"
+#include "dev/transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,10 +21,15 @@ struct comm *dev_group_comm(struct dev_group *g) {
     return g->comm;
 }
 
-size_t dev_group_bytes(const struct dev *d, int size) {
+const char *dev_group_way(const struct dev_group *g) { return g->way; }
+
+size_t dev_group_bytes(const struct dev *d, int size, int local) {
     if (size < 2) return 0;
-    const size_t peers = d->ops->peers ? d->ops->peers->bytes() : 0, host = group_host_bytes(d, size);
-    return peers > host ? peers : host;
+    const size_t host = group_host_bytes(d, size);
+    size_t most = 0;
+    if (local < size && d->ops->nccl) most = d->ops->nccl->bytes(size);
+    if (local >= size && d->ops->peers) most = d->ops->peers->bytes();
+    return most > host ? most : host;
 }
 
 /* all: `each` bytes of every rank; this one's are there. */
@@ -37,13 +43,14 @@ static int gather(struct dev_group *g, void *all, size_t each) {
 
 /* What a rank tells the others at a step of the opening: whether it has failed there, and why. */
 struct step {
-    int32_t failed;
-    char why[200];
+    int32_t failed, nccl; /* nccl: the library's version */
+    char why[400];
     struct dev_peer_memory flags;
+    unsigned char id[DEV_NCCL_ID]; /* rank 0's */
 };
 
-/* *whole: no rank has failed at this step. Rank 0 logs the first that has. */
-static int agree(struct dev_group *g, struct step *all, int rc, bool *whole) {
+/* *whole: no rank has failed at this step. why: the first that has, beside what is there. */
+static int agree(struct dev_group *g, struct step *all, int rc, bool *whole, struct buf *why) {
     struct step *const mine = &all[g->rank];
     mine->failed = rc < 0;
     if (rc < 0) snprintf(mine->why, sizeof mine->why, "%.*s", (int)utf8_cut(err_msg(), sizeof mine->why - 1), err_msg());
@@ -51,14 +58,15 @@ static int agree(struct dev_group *g, struct step *all, int rc, bool *whole) {
     *whole = true;
     for (int r = 0; r < g->size && *whole; r++) {
         *whole = !all[r].failed;
-        if (!*whole && g->rank == 0)
-            log_info("devices of this group exchange memory through the host: %s: %.*s", comm_who(g->comm, r),
-                     (int)strnlen(all[r].why, sizeof all[r].why), all[r].why);
+        if (!*whole)
+            buf_addf(why, "%s%s: %.*s", why->n ? "; " : "", comm_who(g->comm, r), (int)strnlen(all[r].why, sizeof all[r].why),
+                     all[r].why);
     }
     return 0;
 }
 
 static int open_peers(struct dev_group *g, struct dev_peer_memory *flags) {
+    if (!g->d->ops->peers) FAIL(ERR_UNSUPPORTED, "memory of the %s backend is read by no other process", g->d->ops->name);
     for (int r = 0; r < g->size; r++)
         if (r != g->rank && !comm_same_host(g->comm, r)) FAIL(ERR_UNSUPPORTED, "%s is on another host", comm_who(g->comm, r));
     return g->d->ops->peers->open(g->d, g->rank, g->size, &g->peers, flags);
@@ -75,24 +83,106 @@ static void close_peers(struct dev_group *g) {
     g->peers = NULL;
 }
 
+static void close_transport(struct dev_group *g) {
+    if (g->t) g->move->close(g->t);
+    g->t = NULL;
+}
+
 /* Leaves g->peers NULL on all ranks where one of them cannot. */
-static int try_peers(struct dev_group *g) {
-    struct step *all = xcalloc((size_t)g->size, sizeof *all);
+static int try_peers(struct dev_group *g, struct step *all, struct buf *why) {
     bool whole = false;
-    int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole);
-    if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole);
+    int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
+    if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
     if (rc < 0 || !whole) close_peers(g);
+    snprintf(g->way, sizeof g->way, "peers' memory");
+    return rc;
+}
+
+static int find_nccl(struct dev_group *g, int32_t *version) {
+    int found = 0;
+    if (!g->d->ops->nccl) FAIL(ERR_UNSUPPORTED, "the %s backend has no NCCL", g->d->ops->name);
+    TRY(g->d->ops->nccl->version(g->d, &found));
+    *version = found;
+    return 0;
+}
+
+/* One version on all ranks: what two of them do with each other nobody has tried. */
+static int open_nccl(struct dev_group *g, const struct step *all) {
+    const struct dev_nccl_args a = {.rank = g->rank, .size = g->size, .id = all[0].id, .deadline_s = comm_deadline_s(g->comm)};
+    for (int r = 0; r < g->size; r++)
+        if (all[r].nccl != all[g->rank].nccl)
+            FAIL(ERR_UNSUPPORTED, "its NCCL is version %d, that of %s %d", (int)all[g->rank].nccl, comm_who(g->comm, r),
+                 (int)all[r].nccl);
+    g->move = &g->d->ops->nccl->transport;
+    return g->d->ops->nccl->open(g->d, &a, &g->t);
+}
+
+/* Leaves g->t NULL on all ranks where one of them cannot. */
+static int try_nccl(struct dev_group *g, struct step *all, struct buf *why) {
+    struct step *const mine = &all[g->rank];
+    bool whole = false;
+    int rc = agree(g, all, find_nccl(g, &mine->nccl), &whole, why);
+    if (rc >= 0 && whole) rc = agree(g, all, g->rank == 0 ? g->d->ops->nccl->id(g->d, mine->id) : 0, &whole, why);
+    if (rc >= 0 && whole) rc = agree(g, all, open_nccl(g, all), &whole, why);
+    if (rc < 0 || !whole) close_transport(g);
+    snprintf(g->way, sizeof g->way, "NCCL %d.%d.%d", mine->nccl / 10000, mine->nccl / 100 % 100, mine->nccl % 100);
+    return rc;
+}
+
+enum way { ANY, PEERS, NCCL, HOST };
+
+/* Rank 0's VERLC_GROUP, on all ranks. */
+static int way_asked(struct dev_group *g, enum way *way) {
+    static const char *const names[] = {"", "peers", "nccl", "host"};
+    const char *env = g->rank == 0 ? getenv("VERLC_GROUP") : NULL;
+    char name[16] = "";
+    snprintf(name, sizeof name, "%s", env ? env : "");
+    TRY(comm_broadcast(g->comm, 0, name, sizeof name));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *way = (enum way)i;
+            return 0;
+        }
+    FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl or host", name);
+}
+
+static int open_way(struct dev_group *g, enum way asked, struct step *all, struct buf *why) {
+    const bool peers = asked == PEERS || (asked == ANY && g->d->ops->peers);
+    const bool nccl = asked == NCCL || (asked == ANY && g->d->ops->nccl);
+    if (peers) TRY(try_peers(g, all, why));
+    if (nccl && !g->peers) TRY(try_nccl(g, all, why));
+    if (g->peers || g->t) return 0;
+    if (asked == PEERS || asked == NCCL)
+        FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s", asked == PEERS ? "peers" : "nccl", why->p);
+    snprintf(g->way, sizeof g->way, "the host");
+    g->move = &group_host;
+    return group_host_open(g->d, g->comm, &g->t);
+}
+
+static int choose_way(struct dev_group *g) {
+    struct step *all = xcalloc((size_t)g->size, sizeof *all);
+    struct buf why = {0};
+    enum way asked = HOST;
+    int rc = 0;
+    if (g->size > 1) TRYG(way_asked(g, &asked), out);
+    TRYG(open_way(g, asked, all, &why), out);
+    if (g->rank == 0 && g->size > 1 && (g->d->ops->peers || g->d->ops->nccl))
+        log_info("devices of this group exchange memory through %s%s%s", g->way,
+                 asked != ANY ? ", as VERLC_GROUP says"
+                 : why.n      ? ": "
+                              : "",
+                 why.n ? why.p : "");
+out:
+    buf_free(&why);
     free(all);
     return rc;
 }
 
 int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c) {
     struct dev_group *g = xcalloc(1, sizeof *g);
-    int rc = 0;
     *g = (struct dev_group){.d = d, .comm = c, .rank = comm_rank(c), .size = comm_size(c)};
     *out = NULL;
-    if (g->size > 1 && d->ops->peers) rc = try_peers(g);
-    if (rc >= 0 && !g->peers) rc = group_host_open(g);
+    const int rc = choose_way(g);
     if (rc < 0) {
         dev_group_close(g);
         return rc;
@@ -104,7 +194,7 @@ int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c) {
 void dev_group_close(struct dev_group *g) {
     if (!g) return;
     close_peers(g);
-    group_host_close(g);
+    close_transport(g);
     for (int i = 0; i < g->n_shared; i++) free(g->shared[i].at);
     free(g->shared);
     free(g);
@@ -197,16 +287,22 @@ int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *tic
     *ticket = ++g->ticket;
     trace(g, "fold", bucket_bytes(g, b), b->n);
     const int rc = g->peers ? g->d->ops->peers->fold(g->peers, b, b->x ? x : NULL, b->ids ? ids : NULL, b->ids ? dx : NULL)
-                            : group_host_fold(g, b);
+                            : group_staged_fold(g, b);
     return dev_trace__exchange_close(g->d, rc);
 }
 
 int dev_group_reuse(struct dev_group *g, int64_t ticket) {
     if (ticket < 0 || ticket > g->ticket) FAIL(ERR_INVAL, "dev group: there is no fold %lld", (long long)ticket);
-    return g->peers && ticket ? g->d->ops->peers->reuse(g->peers, ticket) : 0;
+    if (ticket == 0) return 0;
+    return g->peers ? g->d->ops->peers->reuse(g->peers, ticket) : g->move->reuse(g->t, ticket);
 }
 
-int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->join(g->peers) : 0; }
+int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
+
+static int gather_staged(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
+    TRY(g->move->gather(g->t, whole, at, n_parts));
+    return g->move->gathered(g->t);
+}
 
 int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
     const void *of[COMM_MOST_RANKS];
@@ -220,7 +316,6 @@ int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int
     TRY(find_shared(g, "what is gathered", whole, end, of));
     g->ticket++;
     trace(g, "all_gather", bytes, g->size);
-    const int rc = g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts)
-                            : group_host_all_gather(g, whole, at, n_parts);
+    const int rc = g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts) : gather_staged(g, whole, at, n_parts);
     return dev_trace__exchange_close(g->d, rc);
 }

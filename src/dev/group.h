@@ -2,8 +2,9 @@
  *
  * Bytes move between ranks; nothing is added on the way. The owner of an element adds its summands in rank order, each sum
  * rounded once, so any number of ranks gives the bits of dev_fold and dev_embed_bwd on one.
- * GPUs of one host that reach each other read each other's memory by copy engines, on streams of the group's own, beside what
- * the compute stream does. All other devices go through host memory and comm, and a call returns when its bytes have arrived.
+ * GPUs of one host that reach each other read each other's memory by copy engines, other GPUs send by NCCL; both on streams of
+ * the group's own, beside what the compute stream does. All other devices go through host memory and comm, and a call returns when
+ * its bytes have arrived.
  *
  * Collective calls are made by every rank, in the same order. Invariant: a rank's own range is written by that rank alone. */
 #ifndef VERLC_DEV_GROUP_H
@@ -18,15 +19,19 @@ extern "C" {
 struct comm;
 struct dev_group;
 
-/* Collective. d and c are borrowed. Without peer access between all ranks one log line says why. ERR_RANK, ERR_TIMEOUT: comm's. */
+/* Collective. d and c are borrowed. Of GPUs one log line says which way their bytes go, and why no faster one; VERLC_GROUP of
+ * rank 0 (peers, nccl or host) asks for one: ERR_UNSUPPORTED where it is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
 int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c);
-/* NULL ok. Not collective; leave shared memory as it is until all ranks have reached this point. */
+/* NULL ok. Not collective: what is queued comes to its end, whatever the others do. Where they shall get what it sends, all ranks
+ * reach this point (a barrier) with nothing queued; until then leave shared memory as it is. */
 void dev_group_close(struct dev_group *g);
 int dev_group_rank(const struct dev_group *g);
 int dev_group_size(const struct dev_group *g);
 struct comm *dev_group_comm(struct dev_group *g);
-/* Device memory, at most, that a group of `size` ranks takes beside what they share. */
-size_t dev_group_bytes(const struct dev *d, int size);
+const char *dev_group_way(const struct dev_group *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
+/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by the fastest
+ * way there, or through the host. */
+size_t dev_group_bytes(const struct dev *d, int size, int local);
 
 /* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
 int dev_group_share(struct dev_group *g, void *p, size_t bytes);

@@ -1,18 +1,12 @@
-/* group_int.h - a group of ranks, for its two files: group.c, and group_host.c, the way through host memory. */
+/* group_int.h - a group of ranks, for its files: group.c, group_staged.c (folds of pieces that a transport brings), and
+ * group_host.c (the transport through host memory). */
 #ifndef VERLC_DEV_GROUP_INT_H
 #define VERLC_DEV_GROUP_INT_H
 
 #include "base/err.h"
 #include "comm/comm.h"
 #include "dev/group.h"
-
-/* The way through host memory: pieces of a bounded size. */
-struct group_host {
-    char *in, *out;   /* host: a piece from each rank, and to each (own memory only) */
-    void *staging;    /* device: the pieces from each rank (own memory only) */
-    void *rows;       /* device: rows from other ranks (own memory only) */
-    size_t row_bytes; /* of rows */
-};
+#include "dev/transport.h"
 
 struct dev_group {
     struct dev *d;
@@ -25,14 +19,16 @@ struct dev_group {
         void **at; /* (size) where each rank's is in this process; peers only */
     } * shared;
     int n_shared;
-    void *peers; /* the backend's; NULL: through host memory */
-    struct group_host host;
+    void *peers; /* the backend's; NULL: a transport */
+    const struct dev_transport_ops *move;
+    void *t;      /* of move; NULL: one rank */
+    char way[64]; /* for people */
 };
 
+int group_staged_fold(struct dev_group *g, const struct dev_bucket *b);
+
+extern const struct dev_transport_ops group_host; /* of a group of any device */
 size_t group_host_bytes(const struct dev *d, int size);
-int group_host_open(struct dev_group *g);
-void group_host_close(struct dev_group *g);
-int group_host_fold(struct dev_group *g, const struct dev_bucket *b);
-int group_host_all_gather(struct dev_group *g, char *whole, const size_t *at, int64_t n_parts);
+int group_host_open(struct dev *d, struct comm *c, void **t);
 
 #endif

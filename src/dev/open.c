@@ -13,6 +13,7 @@
 #include "dev/cuda/abi.h"
 #include "dev/cuda/scratch_sizes.h"
 #include "dev/peers.h"
+#include "dev/transport.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -121,8 +122,13 @@ static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
 
 void dev_open_cuda_planned(struct dev *d, size_t mem) {
     static const struct dev_peer_ops peers = {.bytes = cuda_peer_bytes};
-    static const struct dev_ops ops = {
-        .name = "cuda", .caps = CUDA_CAPS, .weight_bytes = planned_weight, .working_bytes = planned_working, .peers = &peers};
+    static const struct dev_nccl_ops nccl = {.bytes = cuda_nccl_bytes};
+    static const struct dev_ops ops = {.name = "cuda",
+                                       .caps = CUDA_CAPS,
+                                       .weight_bytes = planned_weight,
+                                       .working_bytes = planned_working,
+                                       .peers = &peers,
+                                       .nccl = &nccl};
     *d = (struct dev){.ops = &ops, .mem_total = mem};
     snprintf(d->describe, sizeof d->describe, "cuda: a GPU of %.0f GiB, not there", (double)mem / 0x1p30);
 }

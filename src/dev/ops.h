@@ -294,7 +294,8 @@ struct dev_ops {
     int (*add_block)(struct dev *d, const struct add_block_args *a);
     int (*dequant)(struct dev *d, const struct dequant_args *a);
 
-    const struct dev_peer_ops *peers; /* memory of other processes of this host (dev/peers.h); NULL: only through the host */
+    const struct dev_peer_ops *peers; /* memory of other processes of this host (dev/peers.h); NULL: it reads none */
+    const struct dev_nccl_ops *nccl;  /* other processes' devices by NCCL (dev/transport.h); NULL: not of this backend */
 };
 
 #ifdef __cplusplus

@@ -144,10 +144,11 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
                                           .optim = a->optim,
                                           .max_rows = a->max_rows,
                                           .chunks = a->grad_chunk > 1,
-                                          .ranks = size};
+                                          .ranks = size,
+                                          .local = size};
     TRY(rank_memory(&x, &args));
     const size_t taken = a->dev->allocated - before, block = trained_model_block_bytes(&r->m->cfg, r->m->act, a),
-                 exchange = x.chunk + x.exchange - dev_group_bytes(a->dev, size),
+                 exchange = x.chunk + x.exchange - dev_group_bytes(a->dev, size, size),
                  state = o->block_bytes + (dev_has_own_memory(a->dev) ? 0 : o->host_bytes);
     if (taken != block + (share ? share : 4) + state + exchange || share > x.master || share > x.sums ||
         o->block_bytes > x.moments || o->host_bytes > x.host)

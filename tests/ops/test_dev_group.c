@@ -2,9 +2,11 @@
  * dev_embed_bwd on one process, whatever the ranks own, and although every buffer is used again at once. The ranks are this
  * program again.
  *
- *   test_dev_group                                cpu, ref, and a device with memory of its own through the host
+ *   test_dev_group                                cpu, ref, and a device with memory of its own through the host; the choice
+ *                                                 of the way, with a backend that says that it has NCCL
+ *   test_dev_group cuda N                         all that GPUs 0..N-1 can show, by the way that VERLC_GROUP says
  *   test_dev_group run DEVICE RANKS ROUNDS MB     one device: cpu, ref, far, or cuda:N (GPUs 0..N-1 in turn) with buckets of up
- *                                                 to MB; cuda/host:N: through host memory
+ *                                                 to MB
  *   test_dev_group abandoned cuda:N RANKS         rank 0, alone with a fold, closes its group
  *   test_dev_group bench cuda:N RANKS MB          what a fold and an all-gather take, alone and beside GEMMs */
 #include "base/buf.h"
@@ -12,7 +14,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "comm/comm.h"
-#include "dev/group.h"
+#include "dev/group_int.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -32,13 +34,14 @@
 extern char **environ;
 static char own_path[4096];
 
-enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000 };
+enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000, SHIFT = 67 };
 
 /* ---- a rank ---- */
 
 /* One fold, which all ranks draw alike. */
 struct round {
     int64_t count, width, cut[MOST + 1], n_rows[MOST], vocab;
+    int64_t shift[2]; /* where x and own begin in their memory */
     int n;
     bool x, rows, add;
     uint64_t seed;
@@ -52,8 +55,8 @@ struct rank {
     int64_t most;        /* elements of a bucket */
     int64_t rows;        /* of the embedding a rank, at most */
     float *base;         /* (2 most) device: what all summands are made of */
-    float *slot[SLOTS];  /* shared: x (most), dx (rows, MAX_WIDTH), ids (rows) */
-    float *own[FLIGHT];  /* (most) */
+    float *slot[SLOTS];  /* shared: x (most + SHIFT), dx (rows, MAX_WIDTH), ids (rows) */
+    float *own[FLIGHT];  /* (most + SHIFT) */
     float *want, *term;  /* (most), (most and the rows) */
     int32_t *ids;        /* device */
     char *whole;         /* (4 most bytes), shared */
@@ -71,26 +74,81 @@ static struct dev_ops far_ops;
 static int far_host_alloc(struct dev *d, size_t bytes, void **out) { return far_ops.alloc(d, bytes, out); }
 static void far_host_free(struct dev *d, void *p, size_t bytes) { far_ops.free(d, p, bytes); }
 
-/* DEVICE of rank r; "far" is the cpu with memory that counts as its own. */
+/* ---- a backend that says that it has NCCL, and moves bytes as the host does ---- */
+
+static struct rank *self;
+static int fake_version_number = 29901; /* 0: the library is not there */
+
+static size_t fake_bytes(int size) { return (size_t)size; }
+static int fake_version(struct dev *d, int *version) {
+    (void)d;
+    if (fake_version_number == 0) FAIL(ERR_UNSUPPORTED, "the library is not there");
+    *version = fake_version_number;
+    return 0;
+}
+static int fake_id(struct dev *d, unsigned char *id) {
+    (void)d;
+    for (int i = 0; i < DEV_NCCL_ID; i++) id[i] = (unsigned char)(7 * i + 1);
+    return 0;
+}
+static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t);
+/* What was received before is gone; and what is added up may be so later, so the next piece has slots of its own. */
+static struct dev_slots slots;
+static bool in_use;
+static int fake_turn(void *t, struct dev_slots *s) {
+    TRY(group_host.turn(t, s));
+    memset(s->in, 0xff, (size_t)(self->size - 1) * s->bytes);
+    memset(s->out, 0xff, (size_t)(self->size - 1) * s->bytes / 2);
+    slots = *s;
+    in_use = false;
+    return 0;
+}
+/* Whether it is within one of the slots from `base` on, or starts in none of them. */
+static bool in_one(struct dev_part part, const char *base, size_t slot) {
+    const size_t at = (uintptr_t)part.p - (uintptr_t)base, all = (size_t)(self->size - 1) * slot;
+    return part.n == 0 || at >= all || at / slot == (at + part.n - 1) / slot;
+}
+static int fake_exchange(void *t, const struct dev_part *out, const struct dev_part *in) {
+    if (in_use) FAIL(ERR_INTERNAL, "an exchange into slots that are read");
+    for (int r = 0; r < self->size; r++)
+        if (!in_one(in[r], slots.in, slots.bytes) || !in_one(out[r], slots.out, slots.bytes / 2))
+            FAIL(ERR_INTERNAL, "%zu bytes from rank %d, or %zu for it, leave their slot", in[r].n, r, out[r].n);
+    return group_host.exchange(t, out, in);
+}
+static int fake_fold(void *t, struct tensor y, const struct tensor *x, int n, bool add) {
+    in_use = true;
+    return group_host.fold(t, y, x, n, add);
+}
+static int fake_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
+    in_use = true;
+    return group_host.add_rows(t, y, lo, vocab, ids, dx);
+}
+static struct dev_nccl_ops fake_nccl = {.bytes = fake_bytes, .version = fake_version, .id = fake_id, .open = fake_open};
+
+/* DEVICE of rank r; "far" is the cpu with memory that counts as its own; "nccl" has the fake one, "nccl-without" all but rank 1,
+ * "nccl-other" another version there. */
 static int open_device(struct rank *k, const char *device) {
     const char *gpus = strchr(device, ':');
+    const bool nccl = strncmp(device, "nccl", 4) == 0, far = nccl || strcmp(device, "far") == 0;
     char name[64];
     if (gpus) snprintf(name, sizeof name, "cuda:%d", k->rank % atoi(gpus + 1));
-    else snprintf(name, sizeof name, "%s", strcmp(device, "far") == 0 ? "cpu" : device);
+    else snprintf(name, sizeof name, "%s", far ? "cpu" : device);
     TRY(dev_open_named(&k->d, name, 1, NULL));
     far_ops = *k->d.ops;
-    if (strcmp(device, "far") == 0) {
+    if (far) {
         far_ops.caps.own_memory = true;
         far_ops.host_alloc = far_host_alloc;
         far_ops.host_free = far_host_free;
     }
-    if (strstr(device, "/host")) far_ops.peers = NULL;
+    if (nccl) far_ops.nccl = &fake_nccl;
+    if (k->rank == 1 && strcmp(device, "nccl-without") == 0) fake_version_number = 0;
+    if (k->rank == 1 && strcmp(device, "nccl-other") == 0) fake_version_number = 29902;
     k->d.ops = &far_ops;
     return 0;
 }
 
-static size_t slot_bytes(const struct rank *k) { return (size_t)(k->most + k->rows * (MAX_WIDTH + 1)) * 4; }
-static float *slot_dx(const struct rank *k, int s) { return k->slot[s] + k->most; }
+static size_t slot_bytes(const struct rank *k) { return (size_t)(k->most + SHIFT + k->rows * (MAX_WIDTH + 1)) * 4; }
+static float *slot_dx(const struct rank *k, int s) { return k->slot[s] + k->most + SHIFT; }
 static int32_t *slot_ids(const struct rank *k, int s) { return (int32_t *)(void *)(slot_dx(k, s) + k->rows * MAX_WIDTH); }
 
 static int alloc(struct rank *k, int64_t words, void *out) {
@@ -132,10 +190,18 @@ static int open_rank(struct rank *k, const char *device, int64_t most, int64_t r
         TRY(alloc(k, (int64_t)(slot_bytes(k) / 4), &k->slot[s]));
         TRY(dev_group_share(k->g, k->slot[s], slot_bytes(k)));
     }
-    for (int f = 0; f < FLIGHT; f++) TRY(alloc(k, most, &k->own[f]));
+    for (int f = 0; f < FLIGHT; f++) TRY(alloc(k, most + SHIFT, &k->own[f]));
     k->got = xmalloc((size_t)most * 4);
     k->expect = xmalloc((size_t)most * 4);
     return fill_base(k);
+}
+
+static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
+    unsigned char id[DEV_NCCL_ID];
+    TRY(fake_id(d, id));
+    if (a->rank != self->rank || a->size != self->size || memcmp(a->id, id, sizeof id) != 0 || a->deadline_s <= 0)
+        FAIL(ERR_INTERNAL, "NCCL is opened as something else");
+    return group_host_open(d, self->comm, t);
 }
 
 static void close_rank(struct rank *k) {
@@ -175,14 +241,17 @@ static struct round draw(const struct rank *k, struct rng *rng) {
     const int kind = (int)rng_below(rng, 3); /* a bucket, tied with rows, rows alone */
     w.x = kind < 2;
     w.rows = kind > 0;
-    w.count = any_size(rng, k->most);
+    const bool large = w.rows && rng_below(rng, 8) == 0; /* more rows than fit a slot, if the device has slots of 4 MiB */
+    w.count = !w.rows && rng_below(rng, 8) == 0 ? 0 : large ? k->most : any_size(rng, k->most);
+    for (int i = 0; i < 2; i++) w.shift[i] = rng_below(rng, 2) ? up_to(rng, SHIFT) : 0;
     if (w.rows) {
-        w.width = any_size(rng, MAX_WIDTH < w.count ? MAX_WIDTH : w.count);
+        w.width = MAX_WIDTH < w.count ? MAX_WIDTH : w.count;
+        if (!large) w.width = any_size(rng, w.width);
         w.vocab = w.count / w.width;
         w.count = w.vocab * w.width;
     }
     draw_cuts(rng, w.cut, k->size, w.count);
-    for (int r = 0; r < k->size; r++) w.n_rows[r] = rng_below(rng, 4) ? any_size(rng, k->rows) : 0;
+    for (int r = 0; r < k->size; r++) w.n_rows[r] = large ? k->rows : rng_below(rng, 4) ? any_size(rng, k->rows) : 0;
     return w;
 }
 
@@ -209,7 +278,8 @@ static int make_ids(struct rank *k, const struct round *w, int r, int32_t *to) {
 }
 
 static int start_fold(struct rank *k, const struct round *w, int slot, float *own, int64_t *ticket) {
-    const struct dev_bucket b = {.x = w->x ? k->slot[slot] : NULL,
+    float *const x = k->slot[slot] + w->shift[0];
+    const struct dev_bucket b = {.x = w->x ? x : NULL,
                                  .cut = w->cut,
                                  .n = w->n,
                                  .own = own,
@@ -219,7 +289,7 @@ static int start_fold(struct rank *k, const struct round *w, int slot, float *ow
                                  .n_rows = w->n_rows,
                                  .width = w->width};
     const int64_t n = w->cut[k->rank + 1] - w->cut[k->rank];
-    if (w->x && k->rank < w->n) TRY(make(k, w, k->rank, 0, w->count, k->slot[slot]));
+    if (w->x && k->rank < w->n) TRY(make(k, w, k->rank, 0, w->count, x));
     if (w->rows && k->rank < w->n) {
         TRY(make(k, w, k->rank, 1, w->n_rows[k->rank] * w->width, slot_dx(k, slot)));
         TRY(make_ids(k, w, k->rank, slot_ids(k, slot)));
@@ -300,14 +370,15 @@ static int run_rounds(struct rank *k, int64_t rounds) {
             w[f] = draw(k, &rng);
             if (rng_below(&alone, 4) == 0) usleep((useconds_t)rng_below(&alone, 3000)); /* ranks are late in turn */
             TRY(dev_group_reuse(k->g, ticket[slot]));
-            TRY(start_fold(k, &w[f], slot, k->own[f], &ticket[slot]));
+            TRY(start_fold(k, &w[f], slot, k->own[f] + w[f].shift[1], &ticket[slot]));
             if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
         }
         TRY(dev_group_join(k->g));
-        for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f], done++));
+        for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f] + w[f].shift[1], done++));
     }
     if (k->rank == 0)
-        printf("%s, %d ranks: %lld folds and their all-gathers: equal bits\n", k->d.describe, k->size, (long long)rounds);
+        printf("%s, %d ranks through %s: %lld folds and their all-gathers: equal bits\n", k->d.describe, k->size,
+               dev_group_way(k->g), (long long)rounds);
     return 0;
 }
 
@@ -406,6 +477,21 @@ static int bench(struct rank *k) {
     return 0;
 }
 
+/* The environment says how a group is to open: the way that it goes, or what it is refused with. */
+#define WANT_WAY "TEST_DEV_GROUP_WAY"
+#define WANT_REFUSED "TEST_DEV_GROUP_REFUSED"
+
+/* rc: of opening. *done: it was refused, as it should. */
+static int check_way(struct rank *k, int rc, bool *done) {
+    const char *way = getenv(WANT_WAY), *refused = getenv(WANT_REFUSED);
+    *done = refused && rc < 0 && strstr(err_msg(), refused);
+    if (*done) return 0;
+    TRY(rc);
+    if (refused) FAIL(ERR_INTERNAL, "the group goes through %s, and is not refused", dev_group_way(k->g));
+    if (way && strcmp(dev_group_way(k->g), way) != 0) FAIL(ERR_INTERNAL, "the way is %s, not %s", dev_group_way(k->g), way);
+    return 0;
+}
+
 /* rank RANK SIZE ADDRESS KEY DEVICE ROUNDS MB; ROUNDS 0: bench, -1: abandoned. */
 static int be_rank(char **argv) {
     struct rank k = {.rank = atoi(argv[2]), .size = atoi(argv[3])};
@@ -414,10 +500,17 @@ static int be_rank(char **argv) {
     const int64_t rounds = atoll(argv[7]), most = (int64_t)(atof(argv[8]) * 0x1p18);
     snprintf(a.where.address, sizeof a.where.address, "%s", argv[4]);
     snprintf(a.where.key, sizeof a.where.key, "%s", argv[5]);
+    self = &k;
+    fake_nccl.transport = group_host;
+    fake_nccl.transport.turn = fake_turn;
+    fake_nccl.transport.exchange = fake_exchange;
+    fake_nccl.transport.fold = fake_fold;
+    fake_nccl.transport.add_rows = fake_add_rows;
     int rc = comm_open(&k.comm, &a);
-    if (rc >= 0) rc = open_rank(&k, argv[6], most, most < MAX_ROWS ? most : MAX_ROWS);
-    if (rc >= 0 && rounds > 0) rc = check_refused(&k);
-    if (rc >= 0) rc = rounds > 0 ? run_rounds(&k, rounds) : rounds ? check_abandoned(&k) : bench(&k);
+    bool done = false;
+    if (rc >= 0) rc = check_way(&k, open_rank(&k, argv[6], most, most < MAX_ROWS ? most : MAX_ROWS), &done);
+    if (rc >= 0 && rounds > 0 && !done) rc = check_refused(&k);
+    if (rc >= 0 && !done) rc = rounds > 0 ? run_rounds(&k, rounds) : rounds ? check_abandoned(&k) : bench(&k);
     if (rc >= 0) rc = comm_barrier(k.comm);
     if (rc < 0) fprintf(stderr, "rank %d: %s\n", k.rank, err_msg());
     close_rank(&k);
@@ -488,6 +581,49 @@ static void the_reference(void **state) {
     assert_true(run_group("ref", 3, ROUNDS / 2, "0.02"));
 }
 
+static void the_way(void **state) {
+    static const struct {
+        const char *device, *asked, *way, *refused;
+    } cases[] = {
+        {"nccl", "", "NCCL 2.99.1", NULL},
+        {"nccl", "nccl", "NCCL 2.99.1", NULL},
+        {"nccl", "host", "the host", NULL},
+        {"nccl-without", "", "the host", NULL},
+        {"nccl-other", "", "the host", NULL},
+        {"cpu", "", "the host", NULL},
+        {"nccl-without", "nccl", NULL, "VERLC_GROUP=nccl is not possible here: rank 1 ("},
+        {"nccl-other", "nccl", NULL, "its NCCL is version 29901, that of rank 1"},
+        {"nccl", "peers", NULL, "VERLC_GROUP=peers is not possible here: rank 0"},
+        {"cpu", "nccl", NULL, "the cpu backend has no NCCL"},
+        {"cpu", "fast", NULL, "VERLC_GROUP=fast: expected peers, nccl or host"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("VERLC_GROUP", cases[i].asked, 1);
+        if (cases[i].way) setenv(WANT_WAY, cases[i].way, 1);
+        if (cases[i].refused) setenv(WANT_REFUSED, cases[i].refused, 1);
+        const bool good = run_group(cases[i].device, 3, i == 0 ? ROUNDS / 2 : 6, i == 0 ? "9" : "1");
+        unsetenv("VERLC_GROUP");
+        unsetenv(WANT_WAY);
+        unsetenv(WANT_REFUSED);
+        if (!good) fail_msg("%s, VERLC_GROUP=%s", cases[i].device, cases[i].asked);
+    }
+}
+
+/* Small buckets, some of several pieces, and large ones; then a rank that is left alone. */
+static bool run_gpus(int n) {
+    static const struct {
+        int64_t rounds;
+        const char *mb;
+    } runs[] = {{300, "1"}, {120, "48"}, {24, "300"}, {-1, "64"}};
+    char device[32];
+    bool good = n >= 2 && n <= MOST;
+    snprintf(device, sizeof device, "cuda:%d", n);
+    for (size_t i = 0; good && i < sizeof runs / sizeof *runs; i++) good = run_group(device, n, runs[i].rounds, runs[i].mb);
+    printf("%s: %s\n", device, good ? "all is well" : "FAILED");
+    return good;
+}
+
 int main(int argc, char **argv) {
     const ssize_t n = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
     if (n <= 0) return 1;
@@ -495,17 +631,20 @@ int main(int argc, char **argv) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         return be_rank(argv);
     }
+    if (argc == 3 && strcmp(argv[1], "cuda") == 0) return !run_gpus(atoi(argv[2]));
     if (argc == 6 && strcmp(argv[1], "run") == 0) return !run_group(argv[2], atoi(argv[3]), atoll(argv[4]), argv[5]);
     if (argc == 4 && strcmp(argv[1], "abandoned") == 0) return !run_group(argv[2], atoi(argv[3]), -1, "64");
     if (argc == 5 && strcmp(argv[1], "bench") == 0) return !run_group(argv[2], atoi(argv[3]), 0, argv[4]);
     if (argc > 1) {
-        fprintf(stderr, "usage: test_dev_group [run DEVICE RANKS ROUNDS MB | abandoned DEVICE RANKS | bench DEVICE RANKS MB]\n");
+        fprintf(stderr,
+                "usage: test_dev_group [cuda N | run DEVICE RANKS ROUNDS MB | abandoned DEVICE RANKS | bench DEVICE RANKS MB]\n");
         return 2;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_number_of_ranks),
         cmocka_unit_test(through_host_memory),
         cmocka_unit_test(the_reference),
+        cmocka_unit_test(the_way),
     };
     return cmocka_run_group_tests_name("dev group", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include "dev/dev.h"
 #include "dev/peers.h"
+#include "dev/transport.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,15 +15,16 @@ extern "C" {
 enum { CUDA_ABI_VERSION = 2 };
 
 struct cuda_abi {
-    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw, peers, bucket; /* sizes */
+    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw, peers, nccl, bucket; /* sizes */
 };
-#define CUDA_ABI_HERE                                                                                                             \
-    {                                                                                                                             \
-        CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops), (unsigned)sizeof(struct tensor),        \
-            (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), (unsigned)sizeof(struct lmhead_args),          \
-            (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param),                                         \
-            (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args),      \
-            (unsigned)sizeof(struct dev_peer_ops) + (unsigned)sizeof(struct dev_peer_memory), (unsigned)sizeof(struct dev_bucket) \
+#define CUDA_ABI_HERE                                                                                                           \
+    {                                                                                                                           \
+        CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops), (unsigned)sizeof(struct tensor),      \
+            (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), (unsigned)sizeof(struct lmhead_args),        \
+            (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param),                                       \
+            (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args),    \
+            (unsigned)sizeof(struct dev_peer_ops) + (unsigned)sizeof(struct dev_peer_memory),                                   \
+            (unsigned)sizeof(struct dev_nccl_ops) + (unsigned)sizeof(struct dev_nccl_args), (unsigned)sizeof(struct dev_bucket) \
     }
 
 /* The three symbols that the program looks up in the library. */

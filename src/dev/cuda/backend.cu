@@ -329,6 +329,7 @@ static struct dev_ops make_ops(void) {
     o.add_block = cuda_add_block;
     o.dequant = cuda_dequant;
     o.peers = &cuda_peers;
+    o.nccl = &cuda_nccl_ops;
     return o;
 }
 

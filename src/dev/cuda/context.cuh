@@ -45,7 +45,7 @@ struct cuda {
     int64_t n_holds;              /* calls of it */
     size_t used_at_open;          /* bytes of the device in use when this context was ready, by anyone, without held */
     struct cuda_offload *offload; /* NULL: none was asked for */
-    int n_peers;                  /* groups that have streams here (peers.cu): one at most */
+    int n_peers, n_nccl;          /* groups that have streams here: of peers.cu one and no other; of nccl.cu any number */
     struct {
         int64_t k, vocab;
         bool same;
@@ -132,7 +132,8 @@ bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points 
 int cuda_offload_settle(struct cuda *c);                    /* waits for the compute stream and for all copies */
 void cuda_offload_close(struct cuda *c);
 
-extern const struct dev_peer_ops cuda_peers; /* peers.cu */
+extern const struct dev_peer_ops cuda_peers;    /* peers.cu */
+extern const struct dev_nccl_ops cuda_nccl_ops; /* nccl.cu */
 
 /* What tells a profiler of ranges (nvtx.cu): struct dev's range. NULL: none listens. */
 void (*cuda_range_of(void))(const char *name);

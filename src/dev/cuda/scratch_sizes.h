@@ -113,6 +113,27 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
 enum { CUDA_PEER_HALF = 32 << 20, CUDA_PEER_FLAGS = 2 << 20, CUDA_PEER_ROWS = 4 << 20 };
 static inline size_t cuda_peer_bytes(void) { return 2 * (size_t)CUDA_PEER_HALF + CUDA_PEER_FLAGS + CUDA_PEER_ROWS; }
 
+/* A group's ranks that send by NCCL: slots of two pieces to receive into and halves of slots to send from, as many as there are
+ * other ranks; ids of rows and tables of them, usually. NCCL's own buffers by its source (2.28): 64 MiB for each direction of the
+ * network, and to each GPU of the host 2 to 4 channels of 9.4 MiB; what it took is counted once it has it. */
+enum {
+    CUDA_NCCL_STAGING = 32 << 20,
+    CUDA_NCCL_LEAST_SLOT = 512 << 10,
+    CUDA_NCCL_IDS = 1 << 20,
+    CUDA_NCCL_TABLE = 1 << 20,
+    CUDA_NCCL_OWN = 448 << 20
+};
+static inline size_t cuda_nccl_slot(int size) {
+    const size_t share = (size_t)CUDA_NCCL_STAGING / (size_t)(size > 1 ? size - 1 : 1) / 512 * 512;
+    return share > (size_t)CUDA_NCCL_LEAST_SLOT ? share : (size_t)CUDA_NCCL_LEAST_SLOT;
+}
+static inline size_t cuda_nccl_staging(int size) {
+    return (size_t)(size - 1) * (2 * cuda_nccl_slot(size) + cuda_nccl_slot(size) / 2);
+}
+static inline size_t cuda_nccl_bytes(int size) {
+    return cuda_nccl_staging(size) + 2 * (size_t)CUDA_NCCL_IDS + 2 * (size_t)CUDA_NCCL_TABLE + CUDA_NCCL_OWN;
+}
+
 /* What the backend can do: of the backend itself and of a GPU that is only planned for. driver_bytes: at most this was
  * measured on an H200 with a model of 24 layers and some CUDA graphs. */
 #define CUDA_CAPS \

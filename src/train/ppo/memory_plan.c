@@ -206,7 +206,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const 
     if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
     else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
-    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair)); /* to send weights */
+    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair, (int)k->n_local)); /* to send weights */
     return 0;
 }
 

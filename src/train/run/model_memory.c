@@ -23,7 +23,8 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a) {
                                           .optim = optim,
                                           .max_rows = a->max_rows,
                                           .chunks = chunks,
-                                          .ranks = (int)a->ranks};
+                                          .ranks = (int)a->ranks,
+                                          .local = (int)a->local};
     if (several) TRY(rank_memory(&r, &args));
     const size_t master = train_pages(r.master), copy = train_pages(l.master) + train_pages(l.moments) + l.host;
     *o = (struct model_memory){.weights = train_pages(model_open_bytes(a->config, a->dev, a->open)),

@@ -102,7 +102,8 @@ int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
     m->flags = a->open->flags;
     const int64_t n = model_buckets(m, &bucket);
     const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
-    *out = (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks)};
+    *out =
+        (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks, a->local)};
     if (a->lora || !model_is_flat(m)) out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
     out->moments = optim_part_bytes(m, a->optim, s, &out->host);

@@ -40,7 +40,7 @@ struct rank_memory_args {
     const struct optim_config *optim;
     int64_t max_rows;
     bool chunks;
-    int ranks;
+    int ranks, local; /* all, and those of this host */
 };
 int rank_memory(struct rank_memory *out, const struct rank_memory_args *a);
 
