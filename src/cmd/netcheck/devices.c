@@ -111,7 +111,9 @@ int netcheck_devices(struct comm *c, const struct comm_call *call, struct ctl_re
     if (rc == 0) rc = time_move(c, &m, fold_once, seconds, &fold);
     if (rc == 0) rc = time_move(c, &m, gather_once, seconds, &gather);
     if (rc == 0) rc = comm_barrier(c); /* peers may read this rank's memory until here */
-    if (rc == 0) out->value = json_pack("{s:s, s:f, s:f}", "device", m.dev.describe, "fold", fold, "all_gather", gather);
+    if (rc == 0)
+        out->value = json_pack("{s:s, s:s, s:f, s:f}", "device", m.dev.describe, "way", dev_group_way(m.group), "fold", fold,
+                               "all_gather", gather);
     close_moves(&m);
     return rc;
 }

@@ -41,9 +41,9 @@ struct check {
     double seconds; /* for one measurement */
     struct link *links;
     int n_links;
-    double operation[N_OPERATIONS][N_SIZES]; /* seconds; a barrier's in [0] */
-    const char *device;                      /* of the ranks: "cuda", "cpu"; NULL: not measured */
-    char described[128];
+    double operation[N_OPERATIONS][N_SIZES];             /* seconds; a barrier's in [0] */
+    const char *device;                                  /* of the ranks: "cuda", "cpu"; NULL: not measured */
+    char described[128], way[64];                        /* rank 0's device; what the bytes go through */
     double fold[N_DEVICE_SIZES], gather[N_DEVICE_SIZES]; /* seconds */
 };
 
@@ -173,7 +173,9 @@ static int measure_devices_of(struct check *c, int i) {
         const double fold = json_number_value(json_object_get(x, "fold")),
                      gather = json_number_value(json_object_get(x, "all_gather"));
         const char *described = json_string_value(json_object_get(x, "device"));
+        const char *way = json_string_value(json_object_get(x, "way"));
         if (r == 0) snprintf(c->described, sizeof c->described, "%s", described ? described : "");
+        if (r == 0) snprintf(c->way, sizeof c->way, "%s", way ? way : "");
         c->fold[i] = fmax(c->fold[i], fold); /* of the slowest */
         c->gather[i] = fmax(c->gather[i], gather);
         hub_reply_free(&replies[r]);
@@ -262,8 +264,8 @@ static void print_table(const struct check *c) {
         printf("\n");
     }
     if (c->device) {
-        printf("\n%-14s %s: GB/s that each takes from the others, of %s, %s, %s a rank\n", "devices", c->described, device_names[0],
-               device_names[1], device_names[2]);
+        printf("\n%-14s %s, through %s: GB/s that each takes from the others, of %s, %s, %s a rank\n", "devices", c->described,
+               c->way, device_names[0], device_names[1], device_names[2]);
         const struct {
             const char *name;
             const double *seconds;
@@ -311,8 +313,8 @@ static int print_json(const struct check *c) {
     for (int i = 0; i < N_SIZES; i++) json_array_append_new(bytes, json_integer(sizes[i]));
     json_t *devices = json_array();
     for (int i = 0; c->device && i < N_DEVICE_SIZES; i++)
-        json_array_append_new(devices, json_pack("{s:s,s:I,s:f,s:f}", "device", c->described, "bytes", (json_int_t)device_sizes[i],
-                                                 "fold_s", c->fold[i], "all_gather_s", c->gather[i]));
+        json_array_append_new(devices, json_pack("{s:s,s:s,s:I,s:f,s:f}", "device", c->described, "way", c->way, "bytes",
+                                                 (json_int_t)device_sizes[i], "fold_s", c->fold[i], "all_gather_s", c->gather[i]));
     json_t *all = json_pack("{s:o,s:o,s:o,s:o,s:o}", "ranks", ranks, "bytes", bytes, "links", links, "operations", operations,
                             "devices", devices);
     int rc = json_dump_line(&b, all);

@@ -10,8 +10,8 @@
  * And netcheck_call: reads the call's arrays, and answers with an array of "bytes".
  *
  * netcheck_has_gpu: {"has", "why"} of this rank. netcheck_devices: "device" ("cuda": the GPU of each rank on its host), "bytes"
- * that a rank holds, "seconds" for each measurement: {"device": its description, "fold", "all_gather": seconds of one
- * (dev/group.h)}. */
+ * that a rank holds, "seconds" for each measurement: {"device": its description, "way": dev_group_way's, "fold", "all_gather":
+ * seconds of one (dev/group.h)}. */
 #define NETCHECK_SERVICES                                                                                           \
     {"netcheck_pair", netcheck_pair}, {"netcheck_operation", netcheck_operation}, {"netcheck_call", netcheck_call}, \
         {"netcheck_has_gpu", netcheck_has_gpu}, {                                                                   \
