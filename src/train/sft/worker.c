@@ -38,9 +38,9 @@ int sft_worker_open(struct sft_worker *w, int64_t longest) {
 }
 
 void sft_worker_close(struct sft_worker *w) {
+    dev_group_close(w->devices); /* first: see worker_close of ppo */
     trained_model_destroy(w->policy);
     model_close(w->model);
-    dev_group_close(w->devices);
     tokenizer_files_free(w->tokenizer);
     sft_planned_free(&w->planned);
     dev_close(&w->dev);
