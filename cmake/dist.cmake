@@ -28,7 +28,7 @@ install(FILES README.md CHANGES.md DESIGN.md DESTINATION .)
 install(DIRECTORY docs DESTINATION .)
 install(FILES share/verlc.bash DESTINATION share/bash-completion/completions RENAME verlc)
 
-# The wheel's metadata: the helpers' packages, and cuBLASLt, half a gigabyte, as the extra verlc[cuda].
+# The wheel's metadata: the helpers' packages; cuBLASLt, half a gigabyte, as the extra verlc[cuda], NCCL as verlc[nccl].
 file(STRINGS python/requirements.txt requirements REGEX "^[^#]")
 list(TRANSFORM requirements REPLACE "(.+)" "\"\\1\"")
 list(JOIN requirements ", " WHEEL_DEPENDENCIES)
@@ -40,6 +40,6 @@ if(VERLC_CUDA)
   if(major LESS 13)
     set(package nvidia-cublas-cu${major})
   endif()
-  set(WHEEL_CUDA_EXTRA "cuda = [\"${package}>=${nvcc_version},<${next}\"]\n")
+  set(WHEEL_CUDA_EXTRA "cuda = [\"${package}>=${nvcc_version},<${next}\"]\nnccl = [\"nvidia-nccl-cu${major}>=2.18,<3\"]\n")
 endif()
 configure_file(packaging/pyproject.toml.in pyproject.toml @ONLY)
