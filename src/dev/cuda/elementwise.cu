@@ -377,13 +377,11 @@ static __global__ void __launch_bounds__(THREADS)
 int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
     const int64_t n = bytes.dim[0] / 8, blocks = (n + THREADS - 1) / THREADS;
     const uint8_t *const p = (const uint8_t *)bytes.data;
+    const unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < CHECKSUM_BLOCKS ? blocks : (int64_t)CHECKSUM_BLOCKS);
     if ((uintptr_t)p % 8) FAIL(ERR_UNSUPPORTED, "checksum: memory that does not begin at a multiple of 8 bytes");
-    CU(cudaMemsetAsync(sum.data, 0, 8, cuda_of(d)->stream));
-    checksum_kernel<<<(unsigned)(blocks < 1                 ? 1
-                                 : blocks < CHECKSUM_BLOCKS ? blocks
-                                                            : CHECKSUM_BLOCKS),
-                      THREADS, 0, cuda_of(d)->stream>>>((unsigned long long *)sum.data, (const uint64_t *)bytes.data, n, p + 8 * n,
-                                                        (int)(bytes.dim[0] % 8));
+    CU_TRY(cudaMemsetAsync(sum.data, 0, 8, cuda_of(d)->stream));
+    checksum_kernel<<<grid, THREADS, 0, cuda_of(d)->stream>>>((unsigned long long *)sum.data, (const uint64_t *)bytes.data, n,
+                                                              p + 8 * n, (int)(bytes.dim[0] % 8));
     CU_LAUNCHED();
     return 0;
 }
