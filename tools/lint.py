@@ -1,6 +1,6 @@
 """Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
 private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
-longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS);
+longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS); that NCCL adds nothing;
 that files which the pages name are there; that every fuzz target is in the table of readers; and that the tables
 of docs/performance.md are those of docs/figures.
 C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
@@ -77,6 +77,15 @@ def private_words():
                 yield f"{path.relative_to(TOP)}:{number}: '{' '.join(m[0].split())}'; the field says: {field}"
 
 
+def reductions():
+    """NCCL calls that add: on its way between ranks nothing is summed, so that every sum has one order."""
+    call = re.compile(r"\bnccl\w*(Reduce|Sum|Prod|Avg|PreMulSum)\w*|X\((AllReduce|Reduce\w*)\b")
+    for path in sources("src"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for m in call.finditer(line):
+                yield f"{path.relative_to(TOP)}:{number}: {m[0]}: NCCL sends and receives here, and adds nothing"
+
+
 def unformatted():
     tool = TOP / ".venv/bin/clang-format"  # scripts/setup.sh installs version 14.0.6: versions differ in what they do
     if not tool.exists():
@@ -140,7 +149,7 @@ def main():
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *private_words(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
+    bad += [*long_lines(), *private_words(), *reductions(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)
