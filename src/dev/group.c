@@ -316,6 +316,7 @@ int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int
     TRY(find_shared(g, "what is gathered", whole, end, of));
     g->ticket++;
     trace(g, "all_gather", bytes, g->size);
-    const int rc = g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts) : gather_staged(g, whole, at, n_parts);
+    const int rc =
+        g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts) : gather_staged(g, whole, at, n_parts);
     return dev_trace__exchange_close(g->d, rc);
 }
