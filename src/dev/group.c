@@ -292,19 +292,14 @@ int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *tic
 }
 
 int dev_group_reuse(struct dev_group *g, int64_t ticket) {
-    if (ticket < 0 || ticket > g->ticket) FAIL(ERR_INVAL, "dev group: there is no fold %lld", (long long)ticket);
+    if (ticket < 0 || ticket > g->ticket) FAIL(ERR_INVAL, "dev group: there is no fold or gather %lld", (long long)ticket);
     if (ticket == 0) return 0;
     return g->peers ? g->d->ops->peers->reuse(g->peers, ticket) : g->move->reuse(g->t, ticket);
 }
 
 int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
 
-static int gather_staged(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
-    TRY(g->move->gather(g->t, whole, at, n_parts));
-    return g->move->gathered(g->t);
-}
-
-int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
+int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
     const void *of[COMM_MOST_RANKS];
     size_t end = 0, bytes = 0;
     for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
@@ -314,9 +309,18 @@ int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int
         if (i % (g->size + 1)) bytes += at[i] - at[i - 1];
     }
     TRY(find_shared(g, "what is gathered", whole, end, of));
-    g->ticket++;
+    *ticket = ++g->ticket;
     trace(g, "all_gather", bytes, g->size);
     const int rc =
-        g->peers ? g->d->ops->peers->all_gather(g->peers, (void *const *)of, at, n_parts) : gather_staged(g, whole, at, n_parts);
+        g->peers ? g->d->ops->peers->gather(g->peers, (void *const *)of, at, n_parts) : g->move->gather(g->t, whole, at, n_parts);
     return dev_trace__exchange_close(g->d, rc);
+}
+
+int dev_group_gather_end(struct dev_group *g) { return g->peers ? g->d->ops->peers->gathered(g->peers) : g->move->gathered(g->t); }
+
+int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
+    int64_t ticket;
+    TRY(dev_group_gather_begin(g, whole, at, n_parts, &ticket));
+    TRY(dev_group_gather_end(g));
+    return dev_group_reuse(g, ticket);
 }

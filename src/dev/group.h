@@ -54,12 +54,16 @@ struct dev_bucket {
 
 /* Collective. Queued behind what the compute stream has now; runs beside what comes later on it. *b may go. */
 int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket);
-/* The compute stream waits until all ranks have read what this fold reads. 0: no fold. */
+/* The compute stream waits until all ranks have read what this fold or gather reads. 0: none. */
 int dev_group_reuse(struct dev_group *g, int64_t ticket);
 /* The compute stream waits for all folds of this rank. */
 int dev_group_join(struct dev_group *g);
 /* Collective. whole: shared memory; part i has rank r's bytes at [at[i * (size + 1) + r], at[i * (size + 1) + r + 1]), host;
- * afterwards every rank has all. Queued behind what the compute stream has now, and the compute stream waits for it. */
+ * afterwards every rank has all. Queued behind what the compute stream has now; runs beside what comes later on it. */
+int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket);
+/* The compute stream waits until this rank has all of the last one that was begun, and of those before it. */
+int dev_group_gather_end(struct dev_group *g);
+/* Collective. Both, and the compute stream may change this rank's bytes. */
 int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts);
 
 #ifdef __cplusplus

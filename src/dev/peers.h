@@ -29,7 +29,8 @@ struct dev_peer_ops {
     int (*fold)(void *peers, const struct dev_bucket *b, const void *const *x, const void *const *ids, const void *const *dx);
     int (*reuse)(void *peers, int64_t ticket);
     int (*join)(void *peers);
-    int (*all_gather)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
+    int (*gather)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
+    int (*gathered)(void *peers); /* the compute stream waits for the last one */
     /* The next operation takes stamps i and i + 1 (dev_ops.stamp): once this rank's bytes are there, and at its end. */
     void (*stamp)(void *peers, int64_t i);
 };

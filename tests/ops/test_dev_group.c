@@ -325,7 +325,7 @@ static int check_fold(struct rank *k, const struct round *w, const float *own, i
     return 0;
 }
 
-/* Parts one after the other, with gaps; what is gathered is taken and written over at once. */
+/* Parts one after the other, with gaps; what is gathered is taken and written over at once. Half of them beside other work. */
 static int gather_once(struct rank *k, struct rng *rng) {
     enum { PARTS = 5 };
     const struct round w = {.seed = rng_u32(rng)};
@@ -343,8 +343,17 @@ static int gather_once(struct rank *k, struct rng *rng) {
         const size_t *const own = at + i * (k->size + 1) + k->rank;
         TRY(dev_copy(&k->d, k->whole + own[0], (const char *)k->want + own[0], own[1] - own[0]));
     }
-    TRY(dev_group_all_gather(k->g, k->whole, at, parts));
+    const bool beside = rng_below(rng, 2);
+    int64_t ticket = 0;
+    if (beside) {
+        TRY(dev_group_gather_begin(k->g, k->whole, at, parts, &ticket));
+        TRY(dev_zero(&k->d, k->copy, (size_t)bytes));
+        TRY(dev_group_gather_end(k->g));
+    } else {
+        TRY(dev_group_all_gather(k->g, k->whole, at, parts));
+    }
     TRY(dev_copy(&k->d, k->copy, k->whole, (size_t)bytes));
+    TRY(dev_group_reuse(k->g, ticket));
     for (int64_t i = 0; i < parts; i++) {
         const size_t *const own = at + i * (k->size + 1) + k->rank;
         TRY(dev_zero(&k->d, k->whole + own[0], own[1] - own[0]));

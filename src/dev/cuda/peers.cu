@@ -35,7 +35,8 @@ struct peers {
     cudaStream_t tell, pull, fold;
     cudaEvent_t queued;               /* the end of the compute stream when an operation was asked for */
     cudaEvent_t pulled[2], folded[2]; /* of a half of the staging buffer */
-    cudaEvent_t done;                 /* the end of `fold` or `pull` that the compute stream waits for */
+    cudaEvent_t done;                 /* the end of `fold` that the compute stream waits for */
+    cudaEvent_t gathered;             /* the end of the last gather on `pull` */
     int half;                         /* the next one */
     char *staging;                    /* 2 x HALF */
     void *rows;
@@ -113,7 +114,7 @@ static int check_queues(const struct cuda *c) {
 
 static int open_streams(struct peers *p) {
     cudaStream_t *const streams[] = {&p->tell, &p->pull, &p->fold};
-    cudaEvent_t *const events[] = {&p->queued, &p->pulled[0], &p->pulled[1], &p->folded[0], &p->folded[1], &p->done};
+    cudaEvent_t *const events[] = {&p->queued, &p->pulled[0], &p->pulled[1], &p->folded[0], &p->folded[1], &p->done, &p->gathered};
     int least = 0, greatest = 0;
     CU_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest)); /* folds are short and others wait for them */
     for (cudaStream_t *s : streams) CU_TRY(cudaStreamCreateWithPriority(s, cudaStreamNonBlocking, greatest));
@@ -193,7 +194,7 @@ static int release(struct peers *p) {
 static void peers_close(void *peers) {
     struct peers *p = (struct peers *)peers;
     cudaStream_t const streams[] = {p->tell, p->pull, p->fold};
-    cudaEvent_t const events[] = {p->queued, p->pulled[0], p->pulled[1], p->folded[0], p->folded[1], p->done};
+    cudaEvent_t const events[] = {p->queued, p->pulled[0], p->pulled[1], p->folded[0], p->folded[1], p->done, p->gathered};
     struct err_saved e;
     err_save(&e);
     if (p->fold && p->flags[p->rank] && release(p) < 0) log_warn("%s", err_msg());
@@ -360,7 +361,7 @@ static int peers_fold(void *peers, const struct dev_bucket *b, const void *const
 
 /* ---- all-gather ---- */
 
-static int peers_all_gather(void *peers, void *const *whole, const size_t *at, int64_t n_parts) {
+static int peers_gather(void *peers, void *const *whole, const size_t *at, int64_t n_parts) {
     struct peers *p = (struct peers *)peers;
     char *const own = (char *)whole[p->rank];
     TRY(begin(p, p->size));
@@ -371,11 +372,15 @@ static int peers_all_gather(void *peers, void *const *whole, const size_t *at, i
             if (lo < hi) CU_TRY(cudaMemcpyAsync(own + lo, (const char *)whole[r] + lo, hi - lo, cudaMemcpyDefault, p->pull));
         }
     }
-    CU_TRY(cudaEventRecord(p->done, p->pull));
-    CU_TRY(cudaStreamWaitEvent(p->fold, p->done, 0));
-    CU_TRY(cudaStreamWaitEvent(p->c->stream, p->done, 0));
-    TRY(end(p));
-    return peers_reuse(p, p->ticket); /* what comes next may change this rank's bytes */
+    CU_TRY(cudaEventRecord(p->gathered, p->pull));
+    CU_TRY(cudaStreamWaitEvent(p->fold, p->gathered, 0));
+    return end(p);
+}
+
+static int peers_gathered(void *peers) {
+    struct peers *p = (struct peers *)peers;
+    CU_TRY(cudaStreamWaitEvent(p->c->stream, p->gathered, 0));
+    return 0;
 }
 
 static const struct dev_peer_ops make_peers(void) {
@@ -389,7 +394,8 @@ static const struct dev_peer_ops make_peers(void) {
     o.fold = peers_fold;
     o.reuse = peers_reuse;
     o.join = peers_join;
-    o.all_gather = peers_all_gather;
+    o.gather = peers_gather;
+    o.gathered = peers_gathered;
     o.stamp = peers_stamp;
     return o;
 }
