@@ -17,7 +17,7 @@ PROGRAMS = [["ppo"], ["ppo", "model_engine=megatron"], ["ppo", "model_engine=veo
             ["sft", "engine=veomni"], ["sft", "engine=automodel"], ["generate", "model.path=M"]]
 # Of a path: what is asked for of ranks; how state is sharded; how a model or a sequence is split; what a micro-batch is; pools.
 ABOUT = [
-    r"trainer\.(nnodes|n_gpus_per_node|ranks|device|max_restarts|controller)", r"(critic|actor_rollout_ref)\.nccl_timeout",
+    r"trainer\.(nnodes|n_gpus_per_node|ranks|device|layout|max_restarts|controller)", r"(critic|actor_rollout_ref)\.nccl_timeout",
     r"ray_kwargs\..*", r"trainer\.ray_wait_register_center_timeout",
     r".*\.(param_offload|optimizer_offload|offload_policy|enable_fsdp_offload|grad_offload|cpu_offload|offload_params)",
     r".*\.(fsdp_size|reshard_after_forward|forward_prefetch|enable_full_shard|use_distributed_optimizer|use_megatron_fsdp)",

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/model_int.h"
+#include "model/weight_streaming.h"
 
 #include <stdlib.h>
 
@@ -254,14 +255,13 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
         const struct model_layer *y = &m->layers[l];
         const struct model_stage *s = &a->stages[l];
         const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
-        TRY(model__stream_layer(m, l));
+        TRY(model_stream_layer(m, l, l + 1));
         TRY(model__attention_stage(m, b, a, l));
         TRY(model__mlp_stage(m, b, a, l));
         TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
                                                    b->no_adapter, x_mid}));
-        TRY(model__stream_done(m, l));
     }
-    return 0;
+    return model__stream_head(m);
 }
 
 /* ---- the head ---- */

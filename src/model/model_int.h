@@ -93,11 +93,19 @@ struct tensor model__vec_grad(const struct model *m, const struct model_grads *g
 /* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g);
 
-/* ---- weights from host memory (weight_streaming.c); nothing where they are on the device ---- */
-int model__stream_start(struct model *m);            /* a forward begins */
-int model__stream_layer(struct model *m, int64_t l); /* layer l is read from here on */
-int model__stream_done(struct model *m, int64_t l);  /* and no more; after the last one the head is */
+/* ---- weights that the device does not have as a whole (weight_streaming.c); nothing where it has ---- */
+void model__stream_create(struct model *m); /* after a layout, of the flags and shard that m has */
 void model__stream_free(struct model *m);
+/* Claims a rank's shares of a sharded model: measure, then bind. */
+void model__shares_layout(struct model *m, int rank, struct arena *a);
+size_t model__shares_most(struct model *m, struct model_shard shard); /* their bytes on the rank with the most; m: a shape */
+/* Loading of a sharded model: the groups of its span i are read at `at` (model__span_most bytes) until another one is opened;
+ * false: there is none. Then what is this rank's is kept. */
+size_t model__span_most(const struct model *m);
+bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *groups);
+int model__span_keep(struct model *m, int64_t i, const void *at);
+int model__stream_start(struct model *m); /* a forward begins; the embedding is read from here on */
+int model__stream_head(struct model *m);  /* norm and head are read from here on */
 
 /* ---- activations ---- */
 /* What one layer computes over T <= max_rows rows. */

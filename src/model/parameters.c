@@ -131,7 +131,7 @@ void model__weights_layout(struct model *m, struct arena *a) {
 }
 
 bool model_is_flat(const struct model *m) {
-    if (m->quant || m->flags & MODEL_SHARED_BASE || !m->dev->ops->caps.plain_weights) return false;
+    if (m->quant || m->flags & (MODEL_SHARED_BASE | MODEL_SHARDED_WEIGHTS) || !m->dev->ops->caps.plain_weights) return false;
     for (int64_t i = 0; i < m->n_groups; i++)
         if ((size_t)m->groups[i].offset * dtype_size(m->act) % ARENA_ALIGN) return false; /* padding before it */
     return true;
@@ -145,6 +145,7 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__params_build(&m);
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
+    if (a->flags & MODEL_SHARDED_WEIGHTS) weights.used = model__shares_most(&m, a->shard);
     size_t n = (size_t)(a->max_len * c->head_dim) * sizeof(float);
     if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
     if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_own_most(&m, a->shard) * sizeof(float);

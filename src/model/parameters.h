@@ -39,7 +39,7 @@ struct model_group {
 struct model_range {
     int64_t lo, hi;
 };
-/* Which part of master, gradients and optimizer state a rank keeps (segments.h: model_own). */
+/* Which part of master, gradients and optimizer state a rank keeps (segments.h: model_own), and of sharded weights. */
 struct model_shard {
     int rank, size;      /* size <= 1: all */
     bool whole_matrices; /* a matrix of the layers is not cut (Muon) */
@@ -66,13 +66,13 @@ struct model {
     struct weight embed, head; /* head.data == embed.data when tied */
     struct tensor final_norm;
     struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
-    void *weights;               /* the one block behind all groups */
+    void *weights;               /* the one block behind all groups, or a rank's shares of it */
     struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one,
                                     as model_is_flat says */
     int flags;                   /* model_load_flags it was opened with */
     const struct model *base;    /* whose weights it reads below its head; NULL: its own */
-    struct model_stream *stream; /* how weights come from host memory; NULL: they are on the device; private to model */
-    size_t weights_bytes;
+    struct model_stream *stream; /* how weights come that are not here as a whole; NULL: they are; private to model */
+    size_t weights_bytes;        /* of weights: all of them, or a rank's shares */
     /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
     float *master;
     /* what is trained: the parameters above, or with an adapter its matrices and nothing else */

@@ -1,15 +1,27 @@
-/* weight_streaming.h - forward passes with weights in host memory. */
+/* weight_streaming.h - passes with weights that the device does not have as a whole: in host memory, or sharded over ranks.
+ *
+ * Such a model is opened with MODEL_HOST_WEIGHTS or MODEL_SHARDED_WEIGHTS (files/load.h). Of a sharded one every pass is
+ * collective: all ranks walk through the layers equally often, one that has nothing to compute by model_stream_idle. */
 #ifndef VERLC_MODEL_WEIGHT_STREAMING_H
 #define VERLC_MODEL_WEIGHT_STREAMING_H
 
+#include "dev/group.h"
 #include "model/parameters.h"
 
 #include <stddef.h>
 
-/* Weights in host memory (MODEL_HOST_WEIGHTS) are copied to the device layer by layer in each forward, through
- * a block of this size: two layers, the final norm and the head. */
-size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
-void model_stream_bind(struct model *m, void *block); /* once; forwards alone from then on. block may be shared between passes */
-void model_stream_begin(struct model *m); /* of a pass: others may have used the block. Weights on the device: nothing */
+enum model_stream_from { MODEL_STREAM_NONE, MODEL_STREAM_HOST, MODEL_STREAM_RANKS };
+int model_stream_flags(enum model_stream_from from); /* of model_load_flags: what such a model is opened with */
+/* Device bytes through which a pass brings them: two layers, the final norm, the head and, from ranks, the embedding. */
+size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from);
+/* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
+ * place of what they share; else NULL. Borrowed. */
+void model_stream_bind(struct model *m, void *block, struct dev_group *g);
+/* Of a phase of passes: others may have used the block, or the weights have changed. Weights on the device: nothing. */
+void model_stream_begin(struct model *m);
+/* Instead of a model_forward of this rank. */
+int model_stream_idle(struct model *m);
+/* Layer l is read from here on, and layer `next` (-1: none) soon; for whoever goes through the layers by itself. */
+int model_stream_layer(struct model *m, int64_t l, int64_t next);
 
 #endif

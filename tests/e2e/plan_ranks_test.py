@@ -47,7 +47,7 @@ def plan(s, name, n, *options, check=True, **keys):
 def check_sizes(s, test):
     """Each part of a rank's memory, and SCALE's table of what is fixed: 95, 65 and 123 GB without activations and KV cache."""
     for name, n, scale in (("7b", 2, 95), ("7b", 4, 65), ("14b", 4, 123), ("32b", 8, None)):
-        j = json.loads(plan(s, name, n, "--json", check=False).stdout)
+        j = json.loads(plan(s, name, n, "--json", check=False, trainer__layout="whole").stdout)
         part, ranks, total = {p["name"]: p["bytes"] for p in j["parts"]}, j["ranks"], n_params(name)
         hidden, ffn, _, q, kv = SHAPES[name]
         head = VOCAB * hidden * 4
@@ -64,8 +64,8 @@ def check_sizes(s, test):
         fixed = (sum(part[k] for k in want) + part["kernels and CUDA graphs"]) / 1e9
         near = scale is None or abs(fixed / scale - 1) < 0.03
         test(f"{name} on {n}: {fixed:.1f} GB fixed, {scale} as the design has it", near, fixed)
-        test(f"{name} on {n}: least of whole > reference sharded > all sharded",
-             ranks["least"]["one_rank"] > ranks["least"]["whole"] > ranks["least"]["ref"] > ranks["least"]["sharded"], ranks)
+        test(f"{name} on {n}: least of whole > reference sharded", ranks["least"]["one_rank"] > ranks["least"]["whole"] >
+             ranks["least"]["ref"], ranks)
 
 
 def check_waves(s, test):
@@ -103,7 +103,7 @@ def check_chunks(s, test):
 
 def check_choices(s, test):
     p = plan(s, "7b", 2)
-    least = re.search(r"at least: ([\d.]+) GiB \(fits\); one rank alone ([\d.]+) GiB; not built: reference sharded", p.stdout)
+    least = re.search(r"at least: whole ([\d.]+) GiB \(fits\); .*one rank alone ([\d.]+) GiB\n", p.stdout)
     fits = p.returncode == 0 and least and float(least[1]) * GIB < 141e9 < float(least[2]) * GIB
     test("7b on 2 fits, on 1 it does not", fits, p.stdout)
     p = plan(s, "32b", 4, check=False)
@@ -197,7 +197,7 @@ def check_run(s, test, model, name="run", *config, **more):
     test(f"two ranks, {name}: each one's peak within 5 % of the plan", near, (planned, peaks))
     lines = (s.dir / name / "metrics.jsonl").read_text().splitlines()
     shares = [json.loads(line)["data"].get("perf/memory_of_plan") for line in lines]
-    test("perf/memory_of_plan of every step", len(shares) == 2 and all(x and 0.9 < x <= 1.03 for x in shares), shares)
+    test(f"{name}: perf/memory_of_plan of every step", len(shares) == 2 and all(x and 0.9 < x <= 1.03 for x in shares), shares)
 
 
 def main():
@@ -212,7 +212,8 @@ def main():
         check_options(s, test)
         check_pools(s, test)
         big = big_model(s)
-        check_run(s, test, big)
+        for layout in ("whole", "ref"):
+            check_run(s, test, big, layout, trainer__layout=layout)
         check_run(s, test, big, "pools", "--config-name=one_step_off_ppo_trainer", trainer__ranks=1, rollout__ranks=1)
     test.end()
 

@@ -58,10 +58,10 @@ static void streamed(const char *dir, const char *backend, enum dtype act) {
     a.flags = MODEL_HOST_WEIGHTS;
     OK(model_open(&far, &dev, &a));
     logps(kept, want);
-    const size_t bytes = model_stream_bytes(&kept->cfg, &dev, act);
+    const size_t bytes = model_stream_bytes(&kept->cfg, &dev, act, MODEL_STREAM_HOST);
     void *block = case_alloc(&dev, bytes);
     assert_true(kept->cfg.n_layers < 3 || bytes < kept->weights_bytes);
-    model_stream_bind(far, block);
+    model_stream_bind(far, block, NULL);
     for (int pass = 0; pass < PASSES; pass++) {
         OK(dev_zero(&dev, block, bytes)); /* another phase's */
         model_stream_begin(far);

@@ -88,8 +88,11 @@ static int open_all(struct step_bench *b) {
                                    .optim = &b->optim,
                                    .max_rows = b->micro * total,
                                    .max_seqs = b->micro};
-    struct trained_model_args f = {
-        .dev = &b->dev, .model = b->reference, .stream = far, .max_rows = 2 * b->micro * total, .max_seqs = 2 * b->micro};
+    struct trained_model_args f = {.dev = &b->dev,
+                                   .model = b->reference,
+                                   .stream = far ? MODEL_STREAM_HOST : MODEL_STREAM_NONE,
+                                   .max_rows = 2 * b->micro * total,
+                                   .max_seqs = 2 * b->micro};
     const struct model_config *c = &b->policy->cfg;
     const size_t sizes[] = {rollout_decoder_bytes(c, o.act, &r), trained_model_block_bytes(c, o.act, &t),
                             trained_model_block_bytes(c, o.act, &f)};

@@ -354,6 +354,23 @@ static int load_own(struct model *m, const struct source *src, void *chunk) {
     return 0;
 }
 
+/* Each span of a sharded model is made beside, and a share of it kept. */
+static int load_shares(struct model *m, const struct source *src, void *stage, void *chunk) {
+    const size_t bytes = model__span_most(m);
+    struct model_range groups;
+    void *whole = NULL;
+    int rc = 0;
+    TRY(dev_alloc(m->dev, bytes, &whole));
+    for (int64_t k = 0; model__span_open(m, k, whole, &groups); k++) {
+        for (int64_t i = groups.lo; i < groups.hi; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+        TRYG(model__span_keep(m, k, whole), out);
+    }
+    TRYG(dev_sync(m->dev), out);
+out:
+    dev_free(m->dev, whole, bytes);
+    return rc;
+}
+
 static int load_weights(struct model *m, const struct source *src) {
     int rc = 0;
     size_t stage_bytes = 0;
@@ -370,7 +387,9 @@ static int load_weights(struct model *m, const struct source *src) {
         if (!(m->quant && m->groups[i].linear) && bytes > stage_bytes) stage_bytes = bytes;
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
-    for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+    if (m->flags & MODEL_SHARDED_WEIGHTS) TRYG(load_shares(m, src, stage, chunk), out);
+    else
+        for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
     if (m->master) TRYG(load_own(m, src, chunk), out);
     TRYG(dev_sync(m->dev), out);
 out:
@@ -421,14 +440,30 @@ static int alloc_rope(struct model *m, int64_t max_len) {
     return rc;
 }
 
+static int alloc_shares(struct model *m) {
+    struct arena ar = {0};
+    model__stream_create(m);
+    model__shares_layout(m, m->shard.rank, &ar);
+    m->weights_bytes = ar.used;
+    TRY(dev_alloc(m->dev, m->weights_bytes, &m->weights));
+    ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
+    model__shares_layout(m, m->shard.rank, &ar);
+    return 0;
+}
+
 static int alloc_model(struct model *m, const struct model_open_args *a) {
     struct arena ar = {0};
     model__weights_layout(m, &ar);
-    m->weights_bytes = ar.used;
-    TRY(model__alloc(m, MODEL_HOST_WEIGHTS, m->weights_bytes, &m->weights));
-    ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
-    model__weights_layout(m, &ar);
-    model__find_flat(m);
+    if (a->flags & MODEL_SHARDED_WEIGHTS) {
+        TRY(alloc_shares(m));
+    } else {
+        m->weights_bytes = ar.used;
+        TRY(model__alloc(m, MODEL_HOST_WEIGHTS, m->weights_bytes, &m->weights));
+        ar = (struct arena){.base = m->weights, .cap = m->weights_bytes};
+        model__weights_layout(m, &ar);
+        model__find_flat(m);
+        if (a->flags & MODEL_HOST_WEIGHTS) model__stream_create(m);
+    }
     if (a->flags & MODEL_TRAIN) TRY(model__alloc_master(m));
     return alloc_rope(m, a->max_len);
 }

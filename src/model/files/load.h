@@ -8,11 +8,12 @@
 #include <stdint.h>
 
 enum model_load_flags {
-    MODEL_INFER = 0,        /* compute copy only */
-    MODEL_TRAIN = 1,        /* and the fp32 master */
-    MODEL_HOST_MASTER = 2,  /* the master of what is trained (an adapter's too) is in host memory */
-    MODEL_HOST_WEIGHTS = 4, /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
-    MODEL_SHARED_BASE = 8,  /* a value model's compute copy below its head is that of model_open_args.base */
+    MODEL_INFER = 0,            /* compute copy only */
+    MODEL_TRAIN = 1,            /* and the fp32 master */
+    MODEL_HOST_MASTER = 2,      /* the master of what is trained (an adapter's too) is in host memory */
+    MODEL_HOST_WEIGHTS = 4,     /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
+    MODEL_SHARED_BASE = 8,      /* a value model's compute copy below its head is that of model_open_args.base */
+    MODEL_SHARDED_WEIGHTS = 16, /* of the compute copy this rank keeps its share; likewise */
 };
 struct model_open_args {
     const char *dir; /* Hugging Face directory */
@@ -23,7 +24,7 @@ struct model_open_args {
                               A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */
     const struct model *base; /* with MODEL_SHARED_BASE: a frozen model of the same directory, act and quant, on the same
                                  device; borrowed, and closed after this one */
-    struct model_shard shard; /* what the master holds of what is trained, an adapter's too */
+    struct model_shard shard; /* what the master holds of what is trained, an adapter's too; what sharded weights are shares of */
 };
 /* Validates every tensor (name, shape, dtype, finiteness of values) before use.
  * ERR_INPUT, ERR_FORMAT (file and tensor named), ERR_UNSUPPORTED, ERR_NOMEM. */

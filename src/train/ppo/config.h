@@ -18,6 +18,7 @@
 #include "train/run/lora_keys.h"
 #include "train/run/micro_batch.h"
 #include "train/run/optimizer_keys.h"
+#include "train/run/rank_plan.h"
 #include "train/run/run.h"
 #include "train/score/generative_judge.h"
 
@@ -211,6 +212,7 @@ struct ppo_config {
     int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
     struct ppo_pools pools;            /* of these ranks */
     enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
+    enum weight_layout layout;         /* of several ranks, as it is asked for */
     int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
     int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
     int64_t total_epochs, total_training_steps;

@@ -3,7 +3,6 @@
 #include "train/ppo/memory_plan.h"
 
 #include "algo/micro_batch_balance.h"
-#include "model/weight_streaming.h"
 #include "rollout/rollout.h"
 #include "train/run/memory_limit.h"
 #include "train/run/micro_batch.h"
@@ -87,12 +86,28 @@ static int cut_limits(const char *key, struct micro_batch_limits cut, int64_t ba
     return micro_batch_rows_check(key, *seqs, max_len, *rows);
 }
 
+static bool has_reference(const struct ppo_config *k) { return k->use_kl_loss || k->use_kl_in_reward; }
+
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k) {
+    if (k->lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
+    return k->ref_offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
+/* The reference's weights; its rope table is on the device in any case. */
+static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const enum model_stream_from from = memory_plan_ref_from(p, k);
+    const struct model_open_args frozen = {
+        .act = k->act, .flags = model_stream_flags(from), .max_len = p->max_len, .shard = {.size = (int)k->pools.n[PPO_TRAIN]}};
+    p->ref = train_pages(model_open_bytes(m, dev, &frozen));
+    if (from == MODEL_STREAM_HOST) p->offload += p->policy.weights - p->ref;
+}
+
 /* Device bytes of the reference's pass. */
 static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref_cut, batch_of(k), p->max_len, &p->max_rows_ref,
                    &p->max_seqs_ref));
     const struct trained_model_args a = {
-        .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = k->ref_offload};
+        .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
     p->ref_pass = trained_model_block_bytes(m, k->act, &a);
     return 0;
 }
@@ -369,22 +384,18 @@ void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
 /* The trainer's part: the policy's updates, and passes over the reference. */
 static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    const bool reference = k->use_kl_loss || k->use_kl_in_reward;
-    if (reference && !k->lora.on) {
-        const struct model_open_args frozen = {
-            .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = p->max_len};
-        p->ref = train_pages(model_open_bytes(m, dev, &frozen)); /* the rope table stays in any case */
-        if (k->ref_offload) p->offload += p->policy.weights - p->ref;
-    }
+    if (has_reference(k) && !k->lora.on) plan_ref(p, k, m, dev);
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
     p->update = update_bytes(p, k, m, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    return reference ? ref_bytes(p, k, m, dev) : 0;
+    return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
 }
 
-int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+/* The plan with this layout. */
+static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                       enum weight_layout layout) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length};
+    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .layout = layout};
     p->batch = batch_bytes(k, p);
     p->validation = validation_bytes(k, validation_rows(k));
     if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
@@ -413,6 +424,38 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = fixed_bytes(p) + train_pages(p->block);
     plan_async_save(p, k, dev);
+    return 0;
+}
+
+static bool has_ref(const struct ppo_config *k) { return !k->lora.on && has_reference(k); }
+static bool fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
+
+/* Why a run cannot have a layout; NULL: it can. */
+static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
+    if (l <= LAYOUT_WHOLE) return NULL;
+    if (!ppo_does(k, PPO_TRAIN)) return "these ranks do not train";
+    if (k->pools.n[PPO_TRAIN] < 2) return "there is one rank";
+    if (k->lora.on) return "the adapter's base is the reference";
+    if (!has_ref(k)) return "there is no reference";
+    return k->ref_offload ? "the reference is in host memory" : NULL;
+}
+
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const char *const missing = no_layout(k, k->layout);
+    char why[sizeof p->why] = "";
+    if (k->layout != LAYOUT_AUTO) {
+        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
+        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", weight_layout_name(k->layout), missing ? ": " : "",
+                 missing ? missing : "");
+        return 0;
+    }
+    for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++) {
+        if (no_layout(k, l)) continue;
+        TRY(plan_layout(p, k, s, dev, l));
+        snprintf(p->why, sizeof p->why, "%s", why);
+        if (fits_limits(p)) break;
+        snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", weight_layout_name(l), (double)p->total / 0x1p30);
+    }
     return 0;
 }
 
@@ -457,16 +500,6 @@ static int64_t micro_batches(const struct memory_plan *p, const struct ppo_confi
     return algo_update_micro_batch_count(rows, each > 0 ? each : 1);
 }
 
-/* What a rank would need at least with the reference's weights sharded too, or with all: a pass streams them from the other ranks
- * through room for two layers and the head, and generation has the policy's whole in the block. */
-static size_t sharded_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
-                            bool all) {
-    const size_t n = (size_t)k->pools.n[PPO_TRAIN], stream = model_stream_bytes(&s->policy, dev, k->act);
-    const size_t weights = all ? p->policy.weights / n * (n - 1) : 0, ref = p->ref / n * (n - 1);
-    const size_t passes = max_size(p->least_passes + (all ? stream : 0), p->ref > 0 ? p->ref_pass + stream : 0);
-    return fixed_bytes(p) - weights - ref + train_pages(max_size(passes, p->least_rollout + weights));
-}
-
 static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
                                   struct dev *dev) {
     struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
@@ -475,11 +508,12 @@ static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_
                           .chunk = k->grad_chunk,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
-                          .least = p->least,
-                          .ref = p->ref > 0 ? sharded_bytes(p, k, s, dev, false) : 0,
-                          .sharded = sharded_bytes(p, k, s, dev, true)};
+                          .layout = p->layout,
+                          .why = *p->why ? p->why : NULL};
     struct ppo_config one = *k;
     struct memory_plan q;
+    for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
+        if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
     one.n_ranks = one.n_local = 1;
     one.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
@@ -506,7 +540,11 @@ static void training_rows(const struct plan_table *b, const struct memory_plan *
     if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
     if (p->ref)
         row(b, "reference weights", p->ref,
-            k->ref_offload ? "in host memory; a pass holds two layers and the LM head, in the block" : "");
+            memory_plan_ref_from(p, k) == MODEL_STREAM_HOST
+                ? "in host memory; a pass holds two layers and the LM head, in the block"
+            : memory_plan_ref_from(p, k) == MODEL_STREAM_RANKS
+                ? "a share; a pass gathers two layers at a time, embedding and LM head, in the block"
+                : "");
 }
 
 static void model_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
@@ -586,7 +624,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
 /* Whether a run with this configuration instead would fit. */
 static bool fits(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     struct memory_plan p;
-    return memory_plan_make(&p, k, s, dev) == 0 && p.total <= p.limit && p.offload <= p.host_limit;
+    return memory_plan_make(&p, k, s, dev) == 0 && fits_limits(&p);
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
@@ -625,8 +663,6 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 
 #define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
-
-static bool has_ref(const struct ppo_config *k) { return !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward); }
 
 /* Puts all that can be into host memory, as the text of its keys; false: it is there already, or cannot be. */
 static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {

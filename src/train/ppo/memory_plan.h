@@ -6,6 +6,7 @@
 #include "model/forward.h"
 #include "train/ppo/config.h"
 #include "train/run/model_memory.h"
+#include "train/run/trained_model.h"
 #include "train/score/reward_model.h"
 #include "train/score/judge_server.h"
 
@@ -33,10 +34,15 @@ struct memory_plan {
     int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
         max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */
+    enum weight_layout layout;        /* of several ranks; one has all weights whole */
+    char why[160];                    /* that one; "": there is no choice */
 };
+/* Where the reference's weights are. */
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k);
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
-/* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has. */
+/* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has.
+ * The layout is k's, or the first that fits; where none does, the last. One that the run cannot have is the one before it. */
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);

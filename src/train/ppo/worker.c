@@ -5,13 +5,36 @@
 #include "train/run/perf_metrics.h"
 #include "train/run/rank_weights.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- opening ---- */
+
+/* All ranks have the layout of the one with the least memory. */
+static int agree_layout(struct worker *w, const struct model_shapes *shapes) {
+    const int size = w->comm ? comm_size(w->comm) : 1;
+    if (size == 1) return 0;
+    int32_t *all = xcalloc((size_t)size, sizeof *all), most = 0;
+    size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
+    for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
+    all[comm_rank(w->comm)] = (int32_t)w->plan.layout;
+    const int rc = comm_all_gather(w->comm, all, at);
+    for (int r = 0; r < size; r++) most = all[r] > most ? all[r] : most;
+    free(all);
+    free(at);
+    TRY(rc);
+    if (most == (int32_t)w->plan.layout) return 0;
+    struct ppo_config k = *w->k;
+    k.layout = (enum weight_layout)most;
+    TRY(memory_plan_make(&w->plan, &k, shapes, &w->dev));
+    snprintf(w->plan.why, sizeof w->plan.why, "another rank has room for no other");
+    return 0;
+}
 
 int worker_plan(struct worker *w, struct ppo_config *k) {
     struct model_shapes shapes = {0};
@@ -21,6 +44,7 @@ int worker_plan(struct worker *w, struct ppo_config *k) {
     memory_plan_offload(k, &w->dev);
     TRYG(model_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->dev), out);
+    TRYG(agree_layout(w, &shapes), out);
     w->plan_json = memory_plan_print(&w->plan, k, &shapes, &w->dev, &text);
     w->plan_text = buf_take(&text);
     w->dev.planned = w->plan.total - w->plan.host;
@@ -36,7 +60,7 @@ static int open_role(struct worker *w, enum verlc_role role, struct trained_mode
     a.dev = &w->dev;
     a.model = w->model[role] ? w->model[role] : w->model[VERLC_ACTOR];
     a.block = w->block;
-    if (a.train) a.group = w->devices;
+    if (a.train || a.stream == MODEL_STREAM_RANKS) a.group = w->devices;
     return trained_model_create(&w->role[role], &a);
 }
 
@@ -59,11 +83,22 @@ static int open_policy(struct worker *w) {
     return train_open_model(&w->model[VERLC_ACTOR], &w->dev, &m, &k->lora, k->seed);
 }
 
+static int open_reference_model(struct worker *w) {
+    const struct ppo_config *k = w->k;
+    const struct memory_plan *l = &w->plan;
+    const struct model_open_args frozen = {.dir = k->model_dir,
+                                           .act = k->act,
+                                           .flags = model_stream_flags(memory_plan_ref_from(l, k)),
+                                           .max_len = l->max_len,
+                                           .shard = rank_shard(w->devices, NULL)};
+    return model_open(&w->model[VERLC_REF], &w->dev, &frozen);
+}
+
 /* With an adapter the reference is the policy without it: no second copy of the weights. */
 static int open_reference(struct worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args a = {
-        .no_adapter = true, .stream = w->k->ref_offload, .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
+        .no_adapter = true, .stream = memory_plan_ref_from(l, w->k), .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
     return open_role(w, VERLC_REF, a);
 }
 
@@ -166,8 +201,6 @@ static int open_training(struct worker *w) {
 int worker_open(struct worker *w, const struct tokenizer *tok) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
-    const struct model_open_args frozen = {
-        .dir = k->model_dir, .act = k->act, .flags = k->ref_offload ? MODEL_HOST_WEIGHTS : MODEL_INFER, .max_len = l->max_len};
     const bool trains = ppo_does(k, PPO_TRAIN), generates = ppo_does(k, PPO_ROLLOUT);
     w->tok = tok;
     TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
@@ -175,7 +208,7 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
     if (w->comm && (trains || l->critic > 0)) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
     if (trains) TRY(open_policy(w));
     else if (generates) TRY(open_copy(w));
-    if (l->ref > 0) TRY(model_open(&w->model[VERLC_REF], &w->dev, &frozen));
+    if (l->ref > 0) TRY(open_reference_model(w));
     if (l->block > 0) TRY(dev_alloc(&w->dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
     if (generates) TRY(open_decoder(w));
@@ -210,6 +243,10 @@ int worker_ranks(const struct worker *w) {
 
 bool worker_has(const struct worker *w, enum verlc_role role) {
     return w->group ? worker_group_has(w->group, role) : w->role[role] != NULL;
+}
+
+bool worker_together(const struct worker *w, enum verlc_role role) {
+    return w->group ? worker_group_together(w->group, role) : w->role[role] && trained_model_together(w->role[role]);
 }
 
 const char *worker_device(const struct worker *w, bool *own_memory) {
@@ -373,9 +410,9 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
                                   out_at(&out, &list, targets, distill_list(w->k))));
         for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&seqs[i]);
         progress_report(at, phases[role], hi, n, 0);
-        TRY(stage_check_stop());
+        if (!worker_together(w, role)) TRY(stage_check_stop());
     }
-    return 0;
+    return trained_model_end(w->role[role]);
 }
 
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r) {

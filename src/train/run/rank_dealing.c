@@ -197,21 +197,39 @@ struct pass {
     int64_t n, next, done, k; /* sequences: all, the first not dealt, done; tokens of a list */
     int64_t *target;          /* (n + 1): the first target of each */
     int64_t share;            /* tokens of a piece */
+    int open;                 /* calls under way */
     struct forward_out out;
 };
 
-static int deal(struct rank_dealing *d, struct pass *p, int rank) {
+/* The sequences from the first not dealt up to `end`. */
+static int deal(struct rank_dealing *d, struct pass *p, int rank, int64_t end) {
     struct rank_share *r = &d->share[rank];
     struct message m = message_new(false);
-    int64_t tokens = 0;
     r->lo = p->next;
-    while (p->next < p->n && (p->next == r->lo || tokens + p->seqs[p->next].n <= p->share)) tokens += p->seqs[p->next++].n;
-    r->hi = p->next;
+    r->hi = p->next = end;
     json_object_update(m.head, (json_t *)(uintptr_t)p->args);
     message_seqs(&m, p->seqs + r->lo, r->hi - r->lo);
     const int rc = rank_group_start(d->g, rank, "forward", &m);
     message_free(&m);
+    p->open += rc == 0;
     return rc;
+}
+
+static int deal_piece(struct rank_dealing *d, struct pass *p, int rank) {
+    int64_t end = p->next, tokens = 0;
+    while (end < p->n && (end == p->next || tokens + p->seqs[end].n <= p->share)) tokens += p->seqs[end++].n;
+    return deal(d, p, rank, end);
+}
+
+/* To each rank its share of the tokens, which may be nothing. */
+static int deal_all(struct rank_dealing *d, struct pass *p, int64_t tokens) {
+    int64_t end = 0, sum = 0;
+    for (int r = 0; r < d->g->n; r++) {
+        const int64_t most = (int64_t)((__int128)tokens * (r + 1) / d->g->n);
+        while (end < p->n && sum + p->seqs[end].n <= most) sum += p->seqs[end++].n;
+        TRY(deal(d, p, r, end));
+    }
+    return 0;
 }
 
 static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, const struct hub_reply *reply) {
@@ -235,8 +253,8 @@ static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, con
     return 0;
 }
 
-int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const struct progress *at, const struct packed_seq *seqs,
-                 int64_t n, int64_t k, struct forward_out out) {
+int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char *phase, const struct progress *at,
+                 const struct packed_seq *seqs, int64_t n, int64_t k, struct forward_out out) {
     struct rank_group *g = d->g;
     struct pass p = {.args = args, .seqs = seqs, .n = n, .k = k, .out = out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
     int64_t tokens = 0;
@@ -252,8 +270,9 @@ int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const 
     }
     const int64_t own = tokens / g->n + 1, pieces = own / PIECE_TOKENS;
     p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
-    for (int r = 0; r < g->n && p.next < n; r++) TRYG(deal(d, &p, r), out);
-    while (p.done < n) {
+    if (together) TRYG(deal_all(d, &p, tokens), out);
+    for (int r = 0; r < g->n && p.next < n; r++) TRYG(deal_piece(d, &p, r), out);
+    while (p.open > 0) {
         struct hub_reply reply;
         int rank;
         const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
@@ -263,8 +282,9 @@ int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const 
         if (rc < 0) break;
         rank_group_look_around(g, NULL);
         if (got == 0) continue;
+        p.open--;
         p.done += d->share[rank].hi - d->share[rank].lo;
-        if (p.next < n) TRYG(deal(d, &p, rank), out);
+        if (p.next < n) TRYG(deal_piece(d, &p, rank), out);
         progress_report(at, phase, p.done, n, 0);
     }
 out:

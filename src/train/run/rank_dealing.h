@@ -1,7 +1,8 @@
 /* rank_dealing.h - generation and forward passes dealt to the ranks of a group, from its controller.
  *
  * A prompt's samples, or a piece of the sequences, go to the rank with the least to do, since no bit of theirs depends on what is
- * computed with them. The ranks' side are rank_forward_answer and rank_generate_answer of rank_service.h.  Private to train.
+ * computed with them. A pass over sharded weights is all ranks' common work: each gets its share of the sequences at once. The
+ * ranks' side is rank_service.h.  Private to train.
  * Invariant: results do not depend on which rank did what. */
 #ifndef VERLC_TRAIN_RUN_RANK_DEALING_H
 #define VERLC_TRAIN_RUN_RANK_DEALING_H
@@ -38,8 +39,8 @@ struct rollout_stats rank_generate_stats(const struct rank_dealing *d);
 void rank_generate_end(struct rank_dealing *d);
 
 /* ---- forward passes, by the call forward with these arguments (an object that takes more) ---- */
-/* Over seqs[n]; k: tokens of out's list. ERR_SIGNAL. phase: what is told to `at`. */
-int rank_forward(struct rank_dealing *d, json_t *args, const char *phase, const struct progress *at, const struct packed_seq *seqs,
-                 int64_t n, int64_t k, struct forward_out out);
+/* Over seqs[n]; k: tokens of out's list; together: the weights are sharded. ERR_SIGNAL. phase: what is told to `at`. */
+int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char *phase, const struct progress *at,
+                 const struct packed_seq *seqs, int64_t n, int64_t k, struct forward_out out);
 
 #endif

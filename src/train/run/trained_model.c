@@ -3,7 +3,6 @@
 #include "train/run/trained_model.h"
 
 #include "comm/comm.h"
-#include "model/weight_streaming.h"
 #include "train/run/phase_watchdog.h"
 
 #include "base/arena.h"
@@ -27,6 +26,7 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
+    bool together; /* the weights are sharded */
     void *owned_block;
     size_t block_bytes;
     /* host, (max_rows); out: log-probs or values */
@@ -42,10 +42,10 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};
     struct arena m = {0};
     struct model_list list;
+    arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
     pack_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
     arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
-    if (a->stream) arena_take(&m, model_stream_bytes(c, a->dev, act));
     return m.used;
 }
 
@@ -68,6 +68,15 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
 }
 
+/* Weights on their way go through this room. */
+static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
+    struct dev_group *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
+    if (a->stream == MODEL_STREAM_NONE) return 0;
+    if (g) TRY(dev_group_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
+    model_stream_bind(t->model, room, g);
+    return 0;
+}
+
 int trained_model_create(struct trained_model **out, const struct trained_model_args *a) {
     int rc = 0;
     struct model *m = a->model;
@@ -76,6 +85,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->model = m;
     t->no_adapter = a->no_adapter;
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
+    t->together = a->stream == MODEL_STREAM_RANKS;
     t->group = a->group && dev_group_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
@@ -85,10 +95,10 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
         block = t->owned_block;
     }
     struct arena arena = {.base = block, .cap = t->block_bytes};
+    TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
     pack_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
     void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
-    if (a->stream) model_stream_bind(m, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act)));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
     if (a->train) TRYG(open_training(t, a), fail);
     pack_alloc_host(&t->pack);
@@ -129,7 +139,43 @@ struct optim *trained_model_optim(struct trained_model *t) {
 }
 float *trained_model_grads(struct trained_model *t) { return t->grads; }
 
+/* ---- passes ---- */
+
+/* The ranks agree on whether one of them has a pass to do, before each. */
+static int agree(struct trained_model *t, bool more, bool *any) {
+    struct word {
+        int32_t more, stop;
+    } * all;
+    struct comm *const c = dev_group_comm(t->group);
+    const int size = dev_group_size(t->group);
+    size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
+    all = xcalloc((size_t)size, sizeof *all);
+    for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
+    all[dev_group_rank(t->group)] = (struct word){more, comm_stop_asked(c)};
+    int rc = comm_all_gather(c, all, at), stop = 0;
+    *any = false;
+    for (int r = 0; r < size && rc == 0; r++) {
+        *any |= all[r].more != 0;
+        if (all[r].stop) stop = all[r].stop;
+    }
+    free(all);
+    free(at);
+    TRY(rc);
+    if (!stop) return 0;
+    stage_ask_stop(stop);
+    return stage_check_stop();
+}
+
+bool trained_model_together(const struct trained_model *t) { return t->together; }
 void trained_model_begin(struct trained_model *t) { model_stream_begin(t->model); }
+
+int trained_model_end(struct trained_model *t) {
+    for (bool any = t->together; any;) {
+        TRY(agree(t, false, &any));
+        if (any) TRY(model_stream_idle(t->model));
+    }
+    return 0;
+}
 
 /* The lists of the targets from `at` on; NULL where there are none. */
 static struct model_list *list_at(struct trained_model *t, const struct token_lists *s, int64_t at) {
@@ -170,7 +216,9 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
         struct model_logp_args l = {.entropy = out.entropy ? t->entropy : NULL,
                                     .sum_pi_sq = out.sum_pi_sq ? t->sum_pi_sq : NULL,
                                     .list = list_at(t, out.list, at)};
+        bool any;
         TRY(pack_next(&t->pack, seqs, n, lo, cut, &m));
+        if (m.n_targets > 0 && t->together) TRY(agree(t, true, &any));
         if (m.n_targets > 0) TRY(forward(t, seqs, &m, temperature, &b, &l));
         const size_t bytes = (size_t)m.n_targets * 4;
         if (to) memcpy(to + at, t->out, bytes);

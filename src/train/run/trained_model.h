@@ -9,6 +9,7 @@
 #define VERLC_TRAIN_TRAINED_MODEL_H
 
 #include "model/optim/optimizer.h"
+#include "model/weight_streaming.h"
 #include "train/run/micro_batch.h"
 #include "train/run/rank_gradients.h"
 
@@ -26,17 +27,19 @@ struct trained_model_args {
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
-    bool stream;                      /* the model's weights are in host memory (MODEL_HOST_WEIGHTS); not with train */
+    enum model_stream_from stream;    /* where the model's weights come from, as it was opened; not with train */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
-    struct dev_group *group;          /* train on several ranks: model has this one's share (rank_shard); NULL: one. Borrowed */
+    struct dev_group *group;          /* train on several ranks, or sharded weights: model has this one's share (rank_shard);
+                                         NULL: one rank. Borrowed */
 };
-/* Device bytes of activations, batch arrays and weights on their way (not of gradients and moments). a->dev: with stream. */
+/* Device bytes of weights on their way, batch arrays and activations (not of gradients and moments). a->dev: with stream. */
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
 
 struct trained_model;
-/* With a group: collective, as trained_model_step and trained_model_backward. */
+/* With a group: collective, as trained_model_step and trained_model_backward. Weights from ranks come first in the block, which
+ * is at the same place of what it is a part of on all ranks. */
 int trained_model_create(struct trained_model **out, const struct trained_model_args *a);
 void trained_model_destroy(struct trained_model *t); /* NULL ok */
 struct model *trained_model_model(struct trained_model *t);
@@ -45,6 +48,11 @@ float *trained_model_grads(struct trained_model *t); /* (model's n_master) f32, 
 
 /* Before the first pass after another phase has used the block. */
 void trained_model_begin(struct trained_model *t);
+/* After the last one. Where weights are sharded, passes are the ranks' common work: each begins and ends a phase, and between a
+ * rank has as many passes as it likes, and takes part in the others' here. They stop together: ERR_SIGNAL of a pass or of the
+ * end is all ranks'. */
+int trained_model_end(struct trained_model *t);
+bool trained_model_together(const struct trained_model *t); /* it is so */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {

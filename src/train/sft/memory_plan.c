@@ -191,15 +191,14 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
 static json_t *ranks_table(const struct sft_plan *p, const struct sft_config *k, struct dev *dev, const struct model_config *c,
                            const struct trained_model_args *a, struct buf *b) {
     const int64_t each = k->cut.max_seqs > 0 ? k->cut.max_seqs : a->max_rows / k->max_length;
-    const size_t n = (size_t)k->n_ranks, away = p->model.weights / n * (n - 1);
     struct rank_plan r = {.n = k->n_ranks,
                           .local = k->n_local,
                           .micro = algo_update_micro_batch_count(k->train_batch_size, each > 0 ? each : 1),
                           .chunk = k->grad_chunk,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
-                          .least = p->least,
-                          .sharded = p->least - away + model_stream_bytes(c, dev, k->act)};
+                          .layout = LAYOUT_WHOLE,
+                          .least = {[LAYOUT_WHOLE] = p->least}};
     struct sft_config one = *k;
     struct trained_model_args own;
     struct sft_plan q;

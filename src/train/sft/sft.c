@@ -97,7 +97,7 @@ static int forward(struct sft *s, const struct packed_seq *seqs, int64_t n, floa
     const struct progress at = run_progress(&s->run);
     if (s->ranks.n == 0) return sft_worker_forward(&s->worker, &at, seqs, n, logp);
     json_t *args = json_object();
-    const int rc = rank_forward(&s->dealing, args, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
+    const int rc = rank_forward(&s->dealing, args, false, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
     json_decref(args);
     return rc;
 }
