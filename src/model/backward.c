@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "model/forward.h"
+#include "model/weight_streaming.h"
 
 /* ---- buckets ---- */
 
@@ -137,6 +138,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
         const struct model_group *const end = there ? m->g_norm : m->layers[i + 1].attn_norm;
+        TRY(model_stream_layer(m, i, i - 1));
         if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
         if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
         TRY(model__bucket_begin(m, g, m->layers[i].attn_norm, end - 1));

@@ -51,6 +51,8 @@ int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
  * until the next call. */
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
 
+/* A group's compute copy from its elements in f32 on the device. */
+int model__group_from(struct model *m, const struct model_group *g, float *flat);
 /* Memory for the master of what is trained: all of it, or what m->shard owns. */
 int model__alloc_master(struct model *m);
 /* Memory of the device, or of the host where m's flags have this one. */
@@ -99,8 +101,8 @@ void model__stream_free(struct model *m);
 /* Claims a rank's shares of a sharded model: measure, then bind. */
 void model__shares_layout(struct model *m, int rank, struct arena *a);
 size_t model__shares_most(struct model *m, struct model_shard shard); /* their bytes on the rank with the most; m: a shape */
-/* Loading of a sharded model: the groups of its span i are read at `at` (model__span_most bytes) until another one is opened;
- * false: there is none. Then what is this rank's is kept. */
+/* Loading of a sharded model: the groups of its span i are at `at` (model__span_most bytes; NULL: where a pass has them); false:
+ * there is none. Then what is this rank's is kept. */
 size_t model__span_most(const struct model *m);
 bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *groups);
 int model__span_keep(struct model *m, int64_t i, const void *at);

@@ -17,11 +17,24 @@ size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dt
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
 void model_stream_bind(struct model *m, void *block, struct dev_group *g);
-/* Of a phase of passes: others may have used the block, or the weights have changed. Weights on the device: nothing. */
+/* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
+ * the device: nothing. */
 void model_stream_begin(struct model *m);
 /* Instead of a model_forward of this rank. */
 int model_stream_idle(struct model *m);
+int model_stream_idle_back(struct model *m); /* of the model_backward after it */
 /* Layer l is read from here on, and layer `next` (-1: none) soon; for whoever goes through the layers by itself. */
 int model_stream_layer(struct model *m, int64_t l, int64_t next);
+
+/* ---- sharded weights as a whole, and new ones ---- */
+size_t model_gathered_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+/* Collective. Passes read all weights from block, which the ranks share as in model_stream_bind, until model_stream_begin; such
+ * passes are each rank's own. */
+int model_gather(struct model *m, void *block);
+/* Whether a rank's share of a bucket (segments.h) is what it owns of the master; and where it is. */
+bool model_share_is_owned(const struct model *m);
+void *model_share(struct model *m, struct model_range own);
+/* Else: this rank's share, from the master of the whole bucket on the device. Uses the room that passes use: begin anew. */
+int model_share_from(struct model *m, struct model_range bucket, float *flat);
 
 #endif

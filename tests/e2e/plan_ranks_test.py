@@ -64,8 +64,41 @@ def check_sizes(s, test):
         fixed = (sum(part[k] for k in want) + part["kernels and CUDA graphs"]) / 1e9
         near = scale is None or abs(fixed / scale - 1) < 0.03
         test(f"{name} on {n}: {fixed:.1f} GB fixed, {scale} as the design has it", near, fixed)
-        test(f"{name} on {n}: least of whole > reference sharded", ranks["least"]["one_rank"] > ranks["least"]["whole"] >
-             ranks["least"]["ref"], ranks)
+        least = [ranks["least"][k] for k in ("one_rank", "whole", "ref", "sharded")]
+        test(f"{name} on {n}: least of whole > reference sharded > all sharded", least == sorted(least, reverse=True), ranks)
+
+
+FIXED = ("policy weights", "reference weights", "fp32 master", "gradients", "optimizer state", "exchange",
+         "kernels and CUDA graphs")
+
+
+def check_layouts(s, test):
+    """What is fixed in each layout, GB as the design has it, shares of weights, and the choice: the first that fits."""
+    for name, n, layout, scale in (("7b", 2, "ref", 88), ("7b", 2, "sharded", 81), ("14b", 4, "ref", 100),
+                                   ("14b", 4, "sharded", 79), ("32b", 8, "ref", 147), ("32b", 8, "sharded", 92)):
+        j = json.loads(plan(s, name, n, "--json", check=False, trainer__layout=layout).stdout)
+        part, whole = {p["name"]: p["bytes"] for p in j["parts"]}, 2 * n_params(name)
+        fixed = sum(part[k] for k in FIXED) / 1e9
+        test(f"{name} on {n}, {layout}: {fixed:.1f} GB fixed, {scale} as the design has it", abs(fixed / scale - 1) < 0.05, part)
+        shares = [part["reference weights"] / whole * n, part["policy weights"] / whole * (n if layout == "sharded" else 1)]
+        test(f"{name} on {n}, {layout}: shares of the weights", j["ranks"]["layout"] == layout and
+             all(abs(x - 1) < 0.01 for x in shares), shares)
+        if layout == "sharded":
+            test(f"{name} on {n}: generation has the policy in the block", part["rollout: KV cache, logits"] > whole, part)
+    for gpu, layout, before in (("160GB", "whole", None), ("141GB", "ref", "whole"), ("126GB", "sharded", "ref")):
+        p = plan(s, "14b", 4, "--gpu", gpu)
+        why = re.search(r"\n  layout (\w+): .*\n(?:    (\w+) does not fit: it needs ([\d.]+) GiB\n)?", p.stdout)
+        limit = re.search(r"  limit +([\d.]+) GiB", p.stdout)
+        test(f"14b on 4 GPUs of {gpu}: {layout}", why and limit and why[1] == layout and why[2] == before and
+             (before is None or float(why[3]) > float(limit[1])), p.stdout)
+    p = plan(s, "14b", 4, trainer__layout="sharded")
+    test("trainer.layout forces", "\n  layout sharded: " in p.stdout and "\n    trainer.layout=sharded\n" in p.stdout, p.stdout)
+    for keys, why in (({A + "use_kl_loss": False, "trainer.layout": "ref"}, "there is no reference"),
+                      ({"actor_rollout_ref.model.lora_rank": 8, "trainer.layout": "sharded"}, "there is an adapter"),
+                      ({"actor_rollout_ref.ref.fsdp_config.param_offload": True, "trainer.layout": "ref"},
+                       "the reference is in host memory")):
+        p = plan(s, "7b", 2, **{k.replace(".", "__"): v for k, v in keys.items()})
+        test(f"no layout {keys['trainer.layout']}: {why}", "\n  layout whole: " in p.stdout and why in p.stdout, p.stdout)
 
 
 def check_waves(s, test):
@@ -106,12 +139,16 @@ def check_choices(s, test):
     least = re.search(r"at least: whole ([\d.]+) GiB \(fits\); .*one rank alone ([\d.]+) GiB\n", p.stdout)
     fits = p.returncode == 0 and least and float(least[1]) * GIB < 141e9 < float(least[2]) * GIB
     test("7b on 2 fits, on 1 it does not", fits, p.stdout)
-    p = plan(s, "32b", 4, check=False)
+    whole = {"trainer.layout": "whole"}
+    p = plan(s, "14b", 4, check=False, trainer__layout="whole")
+    test("a layout that does not fit: another",
+         p.returncode == 4 and "; trainer.layout=auto fits (the result is the same)" in p.stdout, p.stdout[-400:])
+    p = plan(s, "32b", 4, check=False, trainer__layout="whole")
     change = f"optimizer_offload=True with actor_rollout_ref.ref.fsdp_config.param_offload=True with {A}ppo_max_token_len"
     test("32b on 4: all in host memory and smaller micro-batches", p.returncode == 4 and change in p.stdout, p.stdout[-400:])
     tokens = re.search(r"ppo_max_token_len_per_gpu=(\d+) fits", p.stdout)
     offloaded = {A + "fsdp_config.optimizer_offload": True, "actor_rollout_ref.ref.fsdp_config.param_offload": True,
-                 A + "ppo_max_token_len_per_gpu": tokens and tokens[1]}
+                 A + "ppo_max_token_len_per_gpu": tokens and tokens[1], **whole}
     p = plan(s, "32b", 4, check=False, **offloaded)
     host = re.search(r"offloaded: pinned host memory +([\d.]+) GiB", p.stdout)
     want = (12 * n_params("32b") / 4 + 2 * n_params("32b")) / GIB
@@ -206,13 +243,14 @@ def main():
         for name in SHAPES:
             write_shape(s, name)
         check_sizes(s, test)
+        check_layouts(s, test)
         check_waves(s, test)
         check_chunks(s, test)
         check_choices(s, test)
         check_options(s, test)
         check_pools(s, test)
         big = big_model(s)
-        for layout in ("whole", "ref"):
+        for layout in ("whole", "ref", "sharded"):
             check_run(s, test, big, layout, trainer__layout=layout)
         check_run(s, test, big, "pools", "--config-name=one_step_off_ppo_trainer", trainer__ranks=1, rollout__ranks=1)
     test.end()

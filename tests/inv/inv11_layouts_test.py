@@ -1,47 +1,79 @@
-"""Invariant 11, with sharded weights: a run whose reference is sharded over its ranks gives the tokens, weights and files of one
-rank, and goes on from a checkpoint of another layout. Small runs on CPU ranks."""
+"""Invariant 11, with sharded weights: a run whose reference, or policy too, is sharded over its ranks gives the tokens, weights and
+files of one rank; so it does when it is stopped at any moment, and goes on from the checkpoint of another layout. Small runs on CPU
+ranks. The moments of the stops are random; the seed is printed."""
 
+import os
 import pathlib
-import re
+import random
+import signal
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import first_difference
-from verlc_test import Scratch, Tests, run
+from verlc_test import Scratch, Tests, run, start, state
 
 STEPS = 3
-ACTOR = "actor_rollout_ref."
+A = "actor_rollout_ref."
 
 
 def main():
     test = Tests()
+    seed = int(os.environ.get("SEED", time.time()))
+    rng = random.Random(seed)
+    print(f"SEED={seed}")
     with Scratch() as s:
+        def line(d, n, layout, **keys):
+            keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu",
+                    A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.layout": layout, "trainer.ranks": n, **keys}
+            return s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()})
+
+        def go(name, *args, **keys):
+            p = run(*line(*args, **keys), check=False)
+            test(name, p.returncode == 0, p.stderr[-1500:])
+            return p.stdout + p.stderr
+
+        def stopped(d, n, layout, **keys):
+            """It is asked to stop after 0.3 to 2 s; whether it ended well."""
+            p = start(line(d, n, layout, **keys))
+            time.sleep(rng.uniform(0.3, 2))
+            p.send_signal(signal.SIGTERM)
+            err = p.communicate(timeout=60)[1]
+            return p.returncode in (0, 143), err
+
         critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
                   "algorithm.use_kl_in_reward": True}
-        # five prompts and micro-batches of two sequences: ranks have different numbers of passes
-        odd = {"data.train_batch_size": 5, ACTOR + "actor.ppo_mini_batch_size": 5,
-               ACTOR + "ref.log_prob_micro_batch_size_per_gpu": 2, "trainer.force_old_log_prob": True}
-        cases = {"a reference": {}, "a critic": critic, "passes that differ": odd}
-
-        def start(name, n, layout, keys, steps=STEPS, d=None):
-            d = d or s.dir / re.sub(r"\W+", "_", name)
-            keys = {"trainer.total_training_steps": steps, "trainer.save_freq": steps, "trainer.device": "cpu",
-                    ACTOR + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.layout": layout, "trainer.ranks": n, **keys}
-            p = run(*s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
-            test(f"{name}", p.returncode == 0, p.stderr[-1500:])
-            return d, p
-
-        for name, keys in cases.items():
-            one, _ = start(f"{name}, one rank", 1, "auto", keys)
-            for n, layout in ((2, "ref"), (3, "ref")):
-                d, p = start(f"{name}, {layout} on {n}", n, layout, keys)
-                why = first_difference(one, d, STEPS) or ("" if f"layout {layout}: " in p.stdout + p.stderr else p.stdout[-1500:])
-                test(f"{name}, {layout} on {n} ranks: as one rank", not why, why)
-            d = None
-            for step, (n, layout) in enumerate(((2, "whole"), (3, "ref"), (2, "ref")), 1):
-                d, _ = start(f"{name}, on with {layout} on {n}", n, layout, {**keys, "trainer.save_freq": 1}, step, d)
-            why = first_difference(one, d, STEPS)
-            test(f"{name}, another layout after each step: as one rank", not why, why)
+        # five prompts, and micro-batches of two sequences in passes: ranks have different numbers of them
+        odd = {"data.train_batch_size": 5, A + "actor.ppo_mini_batch_size": 5, A + "ref.log_prob_micro_batch_size_per_gpu": 2,
+               A + "rollout.log_prob_micro_batch_size_per_gpu": 2, "trainer.force_old_log_prob": True}
+        bf16 = {A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon", A + "actor.use_kl_loss": False,
+                "trainer.test_freq": 2, "trainer.val_before_train": True}
+        cases = {"a reference": ({}, ((2, "ref"), (3, "ref"), (2, "sharded"), (3, "sharded"))),
+                 "a critic": (critic, ((2, "ref"), (3, "sharded"))),
+                 "a critic elsewhere": ({**critic, "critic.ranks": 1}, ((2, "sharded"),)),
+                 "passes that differ": (odd, ((3, "ref"), (3, "sharded"))),
+                 "bf16, Muon, validation": (bf16, ((2, "sharded"),))}
+        for name, (keys, layouts) in cases.items():
+            one = s.dir / f"{name} 1".replace(" ", "_").replace(",", "")
+            go(f"{name}: one rank", one, 1, "auto", **{k: v for k, v in keys.items() if k != "critic.ranks"})
+            for n, layout in layouts:
+                d = pathlib.Path(f"{one}_{layout}_{n}")
+                said = go(f"{name}: {layout} on {n} ranks", d, n, layout, **keys)
+                why = first_difference(one, d, STEPS) or ("" if f"\n  layout {layout}: " in said else said[-1500:])
+                test(f"{name}: {layout} on {n} ranks as one", not why, why)
+        d = s.dir / "turns"
+        for step, (n, layout) in enumerate(((2, "whole"), (3, "sharded"), (2, "ref")), 1):
+            keys = {**critic, "trainer.total_training_steps": step, "trainer.save_freq": 1}
+            go(f"step {step}: {layout} on {n}", d, n, layout, **keys)
+        why = first_difference(s.dir / "a_critic_1", d, STEPS)
+        test("another layout in each step: as one rank", not why, why)
+        long = {**odd, "trainer.total_training_steps": 8, "trainer.save_freq": 1}
+        go("eight steps on one rank", s.dir / "long", 1, "auto", **long)
+        d = s.dir / "stops"
+        for n, layout in ((3, "sharded"), (2, "ref"), (2, "sharded")):
+            test(f"{layout} on {n}: it stops", *stopped(d, n, layout, **long))
+        said = go("and goes on to the end", d, 3, "sharded", **long)
+        test("with the bits of one rank", state(s.dir / "long", 8) == state(d, 8), said[-600:])
     test.end()
 
 

@@ -1,6 +1,6 @@
-/* test_train_rank_updates.c - inv11: steps of a trained model on 1 to 4 processes end in the bits of one: master, optimizer
- * state, compute copy, what the losses told and in which order, norms, and what is named when a gradient is not finite. The ranks
- * are this program again.
+/* test_train_rank_updates.c - inv11: steps of a trained model on 1 to 4 processes, with weights whole and sharded, end in the
+ * bits of one: master, optimizer state, compute copy, what the losses told and in which order, norms, and what is named when a
+ * gradient is not finite. The ranks are this program again.
  *
  *   test_train_rank_updates                     cpu and ref
  *   test_train_rank_updates run DEVICE RANKS    one device, for one process and so many: cpu, ref, or cuda (GPU r of rank r) */
@@ -94,6 +94,8 @@ struct rig {
     float list_logp[N * MAX_LEN * LIST], list_dlogp[N * MAX_LEN * LIST];
     int step;
     int64_t n_micro;
+    bool sharded;
+    void *whole; /* sharded: all weights, of which the ranks have a share each */
     struct result *out;
 };
 
@@ -165,17 +167,21 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
     if (c) TRY(dev_group_open(g, &r->dev, c));
     const struct model_open_args a = {.dir = dir,
                                       .act = act,
-                                      .flags =
-                                          (s->lora ? MODEL_INFER : MODEL_TRAIN) | (s->optim.host_master ? MODEL_HOST_MASTER : 0),
+                                      .flags = (s->lora ? MODEL_INFER : MODEL_TRAIN) |
+                                               (s->optim.host_master ? MODEL_HOST_MASTER : 0) |
+                                               (r->sharded ? MODEL_SHARDED_WEIGHTS : 0),
                                       .max_len = MAX_LEN,
                                       .quant = s->quant,
                                       .shard = rank_shard(*g, &s->optim)};
     TRY(s->value ? model_open_value(&r->m, &r->dev, &a, 5) : model_open(&r->m, &r->dev, &a));
+    if (r->sharded && !s->optim.host_master && r->dev.allocated > model_open_bytes(&r->m->cfg, &r->dev, &a))
+        FAIL(ERR_INTERNAL, "%zu bytes of weights", r->dev.allocated);
     struct lora_config l = {.rank = 4, .alpha = 8, .targets = json_string("all-linear")};
     const struct trained_model_args t = {.dev = &r->dev,
                                          .model = r->m,
                                          .train = true,
                                          .keep = MODEL_KEEP_LAYER,
+                                         .stream = r->sharded ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE,
                                          .max_rows = 4 * MAX_LEN,
                                          .max_seqs = 4,
                                          .grad_chunk = s->chunk,
@@ -232,12 +238,22 @@ static int steps(struct rig *r) {
 }
 
 /* The compute copy, and what it says. */
-static int take_weights(struct rig *r) {
-    const struct model *m = r->m;
+static int take_weights(struct rig *r, struct dev_group *group) {
+    struct model *const m = r->m;
     float out[N * MAX_LEN] = {0};
     const struct forward_out f = r->s->value ? (struct forward_out){.value = out} : (struct forward_out){.logp = out};
+    trained_model_begin(r->t);
     TRY(trained_model_forward(r->t, r->seqs, N, (struct micro_batch_limits){.max_seqs = 2}, 1, f));
+    for (int i = 0; r->sharded && i < dev_group_rank(group); i++) /* the others take part in what they have not asked for */
+        TRY(trained_model_forward(r->t, r->seqs, N, (struct micro_batch_limits){.max_seqs = 2}, 1, f));
+    TRY(trained_model_end(r->t));
     TRY(buf_add(&r->out->log, out, sizeof out));
+    if (r->sharded) {
+        const size_t all = model_gathered_bytes(&m->cfg, &r->dev, m->act);
+        TRY(dev_alloc(&r->dev, all, &r->whole));
+        TRY(dev_group_share(group, r->whole, all));
+        TRY(model_gather(m, r->whole));
+    }
     for (int64_t i = 0; i < m->n_groups && !m->quant; i++) {
         const struct model_group *g = &m->groups[i];
         const size_t bytes = (size_t)(g->n * (g->k ? g->k : 1)) * dtype_size(m->act);
@@ -270,20 +286,22 @@ static int take_state(struct rig *r) {
 }
 
 /* comm NULL: one process. */
-static int run_setup(const struct setup *s, const char *dir, size_t device, struct comm *c, struct result *out) {
+static int run_setup(const struct setup *s, const char *dir, size_t device, bool sharded, struct comm *c, struct result *out) {
     struct rig *r = xcalloc(1, sizeof *r);
     struct dev_group *g = NULL;
     int rc = 0;
     r->s = s;
+    r->sharded = sharded;
     r->out = out;
     TRYG(open_model(r, dir, DEVICES[device].name, DEVICES[device].act, &g, c), out);
     make_sequences(r);
     TRYG(steps(r), out);
-    TRYG(take_weights(r), out);
+    TRYG(take_weights(r, g), out);
     TRYG(take_state(r), out);
     if (c) TRYG(comm_barrier(c), out);
 out:
     dev_group_close(g);
+    if (r->whole) dev_free(&r->dev, r->whole, model_gathered_bytes(&r->m->cfg, &r->dev, r->m->act));
     trained_model_destroy(r->t);
     model_close(r->m);
     if (rc == 0 && r->dev.allocated + r->dev.host_allocated > 0) rc = ERR_INTERNAL;
@@ -307,7 +325,8 @@ static int train(struct comm *c, const struct comm_call *call, struct ctl_result
     log_set_level(LOG_WARN);
     const struct setup *s = &SETUPS[json_integer_value(json_object_get(call->args, "setup"))];
     int rc = run_setup(s, json_string_value(json_object_get(call->args, "dir")),
-                       (size_t)json_integer_value(json_object_get(call->args, "device")), c, &r);
+                       (size_t)json_integer_value(json_object_get(call->args, "device")),
+                       json_is_true(json_object_get(call->args, "sharded")), c, &r);
     if (rc == ERR_SIGNAL) to->value = json_pack("{s:i}", "signal", stage_stop_signal());
     if (rc == ERR_SIGNAL) rc = 0;
     if (rc == 0) {
@@ -329,7 +348,7 @@ static char *make_model(const char *name, const char *top) {
     char *path = case_path(tied ? "qwen2" : "qwen3", "config.json"), *dir = file_join(top, name);
     json_t *config = json_load_file(path, 0, NULL);
     assert_non_null(config);
-    json_object_set_new(config, "num_hidden_layers", json_integer(2));
+    json_object_set_new(config, "num_hidden_layers", json_integer(3));
     json_object_set_new(config, "hidden_size", json_integer(64));
     json_object_set_new(config, "num_attention_heads", json_integer(4));
     json_object_set_new(config, "num_key_value_heads", json_integer(2));
@@ -344,13 +363,15 @@ static char *make_model(const char *name, const char *top) {
     return dir;
 }
 
-static void same(const struct setup *s, size_t device, int ranks, const struct result *want, const struct hub_reply *replies) {
+static void same(const struct setup *s, size_t device, bool sharded, int ranks, const struct result *want,
+                 const struct hub_reply *replies) {
+    const char *const layout = sharded ? ", sharded" : "";
     for (int r = 0; r < ranks; r++) {
         const struct comm_bytes *a = replies[r].arrays;
         assert_int_equal(replies[r].n_arrays, 2 + want->n_arrays);
         if (a[0].n != want->log.n || memcmp(a[0].p, want->log.p, a[0].n) != 0)
-            fail_msg("%s on %s: rank %d of %d ends with other weights, or was told otherwise", s->name, DEVICES[device].name, r,
-                     ranks);
+            fail_msg("%s on %s%s: rank %d of %d ends with other weights, or was told otherwise", s->name, DEVICES[device].name,
+                     layout, r, ranks);
     }
     for (int i = 0; i < want->n_arrays; i++) {
         const size_t unit = dtype_size(want->whole[i].dt);
@@ -362,7 +383,7 @@ static void same(const struct setup *s, size_t device, int ranks, const struct r
                 covered += p[k].n;
                 const char *got = (const char *)replies[r].arrays[2 + i].p + (size_t)p[k].own * unit;
                 if (memcmp(got, (const char *)want->own[i] + (size_t)p[k].at * unit, (size_t)p[k].n * unit) != 0)
-                    fail_msg("%s on %s: %s of rank %d of %d differs from one process'", s->name, DEVICES[device].name,
+                    fail_msg("%s on %s%s: %s of rank %d of %d differs from one process'", s->name, DEVICES[device].name, layout,
                              want->whole[i].name, r, ranks);
             }
         }
@@ -394,9 +415,10 @@ static struct ctl *open_ranks(int ranks) {
 }
 
 /* The setup on all of a group's ranks; replies (MOST_RANKS). */
-static void call(struct ctl *c, const struct models *m, size_t setup, size_t device, struct hub_reply *replies) {
+static void call(struct ctl *c, const struct models *m, size_t setup, size_t device, bool sharded, struct hub_reply *replies) {
     const char *dir = m->dirs[strcmp(SETUPS[setup].model, "tied") != 0];
-    json_t *args = json_pack("{s:I, s:s, s:I}", "setup", (json_int_t)setup, "dir", dir, "device", (json_int_t)device);
+    json_t *args =
+        json_pack("{s:I, s:s, s:I, s:b}", "setup", (json_int_t)setup, "dir", dir, "device", (json_int_t)device, "sharded", sharded);
     if (ctl_call_all(c, "train", args, NULL, 0, replies, 60) < 0)
         fail_msg("%s, %d ranks: %s", SETUPS[setup].name, ctl_size(c), err_msg());
     json_decref(args);
@@ -406,13 +428,17 @@ static void call(struct ctl *c, const struct models *m, size_t setup, size_t dev
 static void compare(const struct models *m, size_t setup, size_t device, struct ctl **groups, int n_groups) {
     const struct setup *s = &SETUPS[setup];
     struct result want = {0};
-    OK(run_setup(s, m->dirs[strcmp(s->model, "tied") != 0], device, NULL, &want));
+    OK(run_setup(s, m->dirs[strcmp(s->model, "tied") != 0], device, false, NULL, &want));
     assert_true(want.changed == (s->fault == FINE));
-    for (int i = 0; i < n_groups; i++) {
+    for (int i = 0; i < 2 * n_groups; i++) {
+        struct ctl *const c = groups[i / 2];
         struct hub_reply replies[MOST_RANKS];
-        call(groups[i], m, setup, device, replies);
-        same(s, device, ctl_size(groups[i]), &want, replies);
-        for (int r = 0; r < ctl_size(groups[i]); r++) hub_reply_free(&replies[r]);
+        const bool sharded = i % 2;
+        if (sharded && (s->value || s->lora || ctl_size(c) < 2)) continue;
+        if (sharded && n_groups > 1 && setup > 0 && ctl_size(c) != 3) continue; /* of other numbers once */
+        call(c, m, setup, device, sharded, replies);
+        same(s, device, sharded, ctl_size(c), &want, replies);
+        for (int r = 0; r < ctl_size(c); r++) hub_reply_free(&replies[r]);
     }
     result_free(&want);
 }
@@ -442,7 +468,7 @@ static void chunks_decide_bits(void **state) {
         for (int i = 0; i < 4; i++) {
             struct setup s = SETUPS[0];
             s.chunk = chunks[i];
-            OK(run_setup(&s, m.dirs[0], d, NULL, &r[i]));
+            OK(run_setup(&s, m.dirs[0], d, false, NULL, &r[i]));
             assert_int_equal(r[i].own_bytes[0], r[0].own_bytes[0]);
         }
         assert_memory_equal(r[3].own[0], r[0].own[0], r[0].own_bytes[0]);
@@ -459,10 +485,10 @@ static void chunks_decide_bits(void **state) {
 static void stop(const struct models *m, size_t setup) {
     struct result want = {0};
     struct hub_reply replies[MOST_RANKS];
-    OK(run_setup(&SETUPS[setup], m->dirs[0], 0, NULL, &want));
+    OK(run_setup(&SETUPS[setup], m->dirs[0], 0, false, NULL, &want));
     struct ctl *c = open_ranks(3);
     hub_ask_stop(ctl_hub(c), SIGTERM);
-    call(c, m, setup, 0, replies);
+    call(c, m, setup, 0, true, replies);
     for (int r = 0; r < 3; r++) {
         const struct comm_bytes *a = replies[r].arrays;
         assert_int_equal(json_integer_value(json_object_get(replies[r].result, "signal")), SIGTERM);

@@ -19,6 +19,7 @@
 #include "model/files/fsdp.h"
 #include "model/lora/lora_int.h"
 #include "model/quantize.h"
+#include "model/weight_streaming.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -489,6 +490,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     struct source *src = NULL;
     CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
     CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
+    CHECK(!(a->flags & MODEL_SHARDED_WEIGHTS) || (a->shard.size > 1 && head == HEAD_TOKENS && a->quant == QUANT_NONE));
     CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = dev;
@@ -571,22 +573,32 @@ int model_refresh(struct model *m) {
     return model_refresh_from(m, m->master);
 }
 
+int model__group_from(struct model *m, const struct model_group *g, float *flat) {
+    if (g->k) return dev_weight_pack(m->dev, g->mat, tensor_2d(flat, DT_F32, g->n, g->k));
+    return dev_cast(m->dev, g->vec, tensor_1d(flat, DT_F32, g->n));
+}
+
 int model_refresh_from(struct model *m, float *flat) {
     CHECK(flat != NULL && !m->stream);
     if (m->lora) return model__lora_refresh(m, flat);
     if (m->flat.data) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
-    for (int64_t i = 0; i < m->n_groups; i++) {
-        struct model_group *g = &m->groups[i];
-        const struct tensor src = model__flat(flat, g);
-        if (g->k) TRY(dev_weight_pack(m->dev, g->mat, src));
-        else TRY(dev_cast(m->dev, g->vec, src));
+    for (int64_t i = 0; i < m->n_groups; i++) TRY(model__group_from(m, &m->groups[i], flat + m->groups[i].offset));
+    return 0;
+}
+
+/* Group by group, through `stage`. */
+static int groups_from_host(struct model *m, struct model_range groups, const float *flat, void *stage) {
+    for (int64_t i = groups.lo; i < groups.hi; i++) {
+        const struct model_group *g = &m->groups[i];
+        TRY(dev_copy_in(m->dev, stage, flat + g->offset, (size_t)model__group_count(g) * sizeof *flat));
+        TRY(model__group_from(m, g, stage));
     }
     return 0;
 }
 
 /* The compute copy from a master in host memory, group by group or in chunks: the device need not have room for all of it. */
 static int refresh_from_host(struct model *m, const float *flat) {
-    const bool chunks = m->flat.data != NULL;
+    const bool chunks = m->flat.data != NULL, shares = m->flags & MODEL_SHARDED_WEIGHTS;
     size_t most = chunks ? (size_t)STAGE : 1;
     void *stage = NULL;
     int rc = 0;
@@ -602,12 +614,13 @@ static int refresh_from_host(struct model *m, const float *flat) {
                       tensor_1d(stage, DT_F32, n)),
              out);
     }
-    for (int64_t i = 0; !chunks && i < m->n_groups; i++) {
-        const struct model_group *g = &m->groups[i];
-        TRYG(dev_copy_in(m->dev, stage, flat + g->offset, (size_t)model__group_count(g) * sizeof *flat), out);
-        if (g->k) TRYG(dev_weight_pack(m->dev, g->mat, tensor_2d(stage, DT_F32, g->n, g->k)), out);
-        else TRYG(dev_cast(m->dev, g->vec, tensor_1d(stage, DT_F32, g->n)), out);
+    struct model_range groups = {0, m->n_groups};
+    for (int64_t k = 0; shares && model__span_open(m, k, NULL, &groups); k++) {
+        TRYG(groups_from_host(m, groups, flat, stage), out);
+        TRYG(model__span_keep(m, k, NULL), out);
     }
+    if (shares) model_stream_begin(m);
+    if (!chunks && !shares) TRYG(groups_from_host(m, groups, flat, stage), out);
     TRYG(dev_sync(m->dev), out);
 out:
     dev_free(m->dev, stage, most * sizeof *flat);

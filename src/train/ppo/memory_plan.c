@@ -86,6 +86,10 @@ static int cut_limits(const char *key, struct micro_batch_limits cut, int64_t ba
     return micro_batch_rows_check(key, *seqs, max_len, *rows);
 }
 
+enum model_stream_from memory_plan_policy_from(const struct memory_plan *p) {
+    return p->layout == LAYOUT_SHARDED ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
 static bool has_reference(const struct ppo_config *k) { return k->use_kl_loss || k->use_kl_in_reward; }
 
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k) {
@@ -96,10 +100,11 @@ enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const s
 /* The reference's weights; its rope table is on the device in any case. */
 static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const enum model_stream_from from = memory_plan_ref_from(p, k);
-    const struct model_open_args frozen = {
+    struct model_open_args frozen = {
         .act = k->act, .flags = model_stream_flags(from), .max_len = p->max_len, .shard = {.size = (int)k->pools.n[PPO_TRAIN]}};
     p->ref = train_pages(model_open_bytes(m, dev, &frozen));
-    if (from == MODEL_STREAM_HOST) p->offload += p->policy.weights - p->ref;
+    frozen.flags = MODEL_INFER;
+    if (from == MODEL_STREAM_HOST) p->offload += train_pages(model_open_bytes(m, dev, &frozen)) - p->ref;
 }
 
 /* Device bytes of the reference's pass. */
@@ -113,10 +118,15 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const st
 }
 
 /* The same of an update that keeps so much. */
-static size_t update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m,
+static size_t update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                            struct model_keep keep) {
-    const struct trained_model_args a = {
-        .train = true, .keep = keep, .max_rows = p->max_rows_update, .max_seqs = p->max_seqs_update, .list = distill_list(k)};
+    const struct trained_model_args a = {.dev = dev,
+                                         .train = true,
+                                         .keep = keep,
+                                         .max_rows = p->max_rows_update,
+                                         .max_seqs = p->max_seqs_update,
+                                         .list = distill_list(k),
+                                         .stream = memory_plan_policy_from(p)};
     return trained_model_block_bytes(m, k->act, &a);
 }
 static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
@@ -209,7 +219,12 @@ static int plan_copy(struct model_memory *out, const struct ppo_config *k, const
 }
 
 static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len, .quant = k->lora.quant};
+    const struct model_open_args open = {
+        .act = k->act,
+        .flags = model_stream_flags(memory_plan_policy_from(p)),
+        .max_len = p->max_len,
+        .quant = k->lora.quant,
+        .shard = {.size = (int)k->pools.n[PPO_TRAIN], .whole_matrices = k->optim.kind == OPTIM_MUON}};
     const int64_t pair = k->pools.n[PPO_ROLLOUT] > 0 ? k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT] : 0;
     const struct model_memory_args trained = {.config = m,
                                               .dev = dev,
@@ -332,17 +347,18 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
     if (!ppo_does(k, PPO_ROLLOUT)) return;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
+    p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->act)) : 0;
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, p->max_seqs, p->max_rows_roll, p->max_len, SIZE_MAX);
-    p->rollout = rollout_decoder_bytes(m, k->act, &r);
+    p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
     struct rollout_decoder_args one = r; /* the least: one sample at a time */
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
-    p->least_rollout = rollout_decoder_bytes(m, k->act, &one);
+    p->least_rollout = p->gathered + rollout_decoder_bytes(m, k->act, &one);
     if (p->rollout > budget) {
         const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
         const int64_t fewer = (int64_t)((over + block - 1) / block);
         r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
-        p->rollout = rollout_decoder_bytes(m, k->act, &r);
+        p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
     }
     p->n_kv_blocks = r.n_kv_blocks;
 }
@@ -355,7 +371,7 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     if (p->update > 0 && k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
-        p->update = update_bytes(p, k, m, p->keep);
+        p->update = update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
         p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
@@ -386,7 +402,7 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
     const struct model_config *m = &s->policy;
     if (has_reference(k) && !k->lora.on) plan_ref(p, k, m, dev);
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
-    p->update = update_bytes(p, k, m, p->keep);
+    p->update = update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
 }
@@ -435,7 +451,8 @@ static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
     if (l <= LAYOUT_WHOLE) return NULL;
     if (!ppo_does(k, PPO_TRAIN)) return "these ranks do not train";
     if (k->pools.n[PPO_TRAIN] < 2) return "there is one rank";
-    if (k->lora.on) return "the adapter's base is the reference";
+    if (k->lora.on) return "there is an adapter";
+    if (l == LAYOUT_SHARDED) return k->pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
     if (!has_ref(k)) return "there is no reference";
     return k->ref_offload ? "the reference is in host memory" : NULL;
 }
@@ -479,8 +496,9 @@ static void row(const struct plan_table *b, const char *what, size_t bytes, cons
 }
 
 /* Why the update recomputes what it does. */
-static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct buf *b) {
-    const size_t all = update_bytes(p, k, m, MODEL_KEEP_ALL);
+static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                           struct buf *b) {
+    const size_t all = update_bytes(p, k, m, dev, MODEL_KEEP_ALL);
     const bool partly = p->update<all, on_host = p->host> 0;
     if (k->recompute != RECOMPUTE_AUTO)
         buf_addf(b, "  recompute: as %s says\n",
@@ -552,9 +570,10 @@ static void model_rows(const struct plan_table *b, const struct memory_plan *p, 
     char note[160];
     if (p->policy.weights)
         row(b, "policy weights", p->policy.weights,
-            !trains      ? "a copy of the trainer's"
-            : k->lora.on ? "frozen; without the adapter they are the reference"
-                         : "one buffer for rollout and training");
+            !trains                      ? "a copy of the trainer's"
+            : k->lora.on                 ? "frozen; without the adapter they are the reference"
+            : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
+                                         : "one buffer for rollout and training");
     if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     if (trains) training_rows(b, p, k, several);
     else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights on their way between ranks");
@@ -572,8 +591,8 @@ static void model_rows(const struct plan_table *b, const struct memory_plan *p, 
 static void block_rows(const struct plan_table *b, const struct memory_plan *p, const struct model_shapes *s) {
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
-    snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
-             (long long)p->max_seqs);
+    snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
+             (long long)p->max_seqs, p->gathered ? "; the policy's weights" : "");
     if (p->rollout) row(b, "  rollout: KV cache, logits", p->rollout, note);
     if (p->update) row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
@@ -608,7 +627,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
     if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
     text_row(text, "total", p->total, "");
     buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
-    if (trains) recompute_line(p, k, m, text);
+    if (trains) recompute_line(p, k, m, dev, text);
     const size_t copy = p->host ? 0 : p->copy;
     if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
     if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");
@@ -756,6 +775,10 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
     if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
     snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
              (double)p->limit / 0x1p30, others_text(dev, others));
+    c.layout = LAYOUT_AUTO;
+    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev))
+        FAIL(ERR_NOMEM, "%s; trainer.layout=auto fits (the result is the same)", need);
+    c.layout = k->layout;
     if (smaller_cut(k, s, dev, &cut))
         FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
              tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",

@@ -22,6 +22,7 @@ struct memory_plan {
     size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master, gradients and moments */
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
+    size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
     size_t copy;                        /* host memory for checkpoints that are written beside the next steps; 0: they are not */
     size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
@@ -37,8 +38,10 @@ struct memory_plan {
     enum weight_layout layout;        /* of several ranks; one has all weights whole */
     char why[160];                    /* that one; "": there is no choice */
 };
-/* Where the reference's weights are. */
+/* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first
+ * memory_plan.gathered bytes where they are sharded. */
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k);
+enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
 /* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has.

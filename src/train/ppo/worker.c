@@ -77,7 +77,8 @@ static int open_policy(struct worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct model_open_args m = {.dir = k->model_dir,
                                       .act = k->act,
-                                      .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
+                                      .flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) |
+                                               model_stream_flags(memory_plan_policy_from(l)),
                                       .max_len = l->max_len,
                                       .shard = rank_shard(w->devices, &k->optim)};
     return train_open_model(&w->model[VERLC_ACTOR], &w->dev, &m, &k->lora, k->seed);
@@ -179,7 +180,7 @@ static int open_decoder(struct worker *w) {
         rollout_decoder_size(&w->dev, &w->model[VERLC_ACTOR]->cfg, w->k->act, l->max_seqs, l->max_rows_roll, l->max_len, SIZE_MAX);
     a.model = w->model[VERLC_ACTOR];
     a.n_kv_blocks = l->n_kv_blocks;
-    a.block = w->block;
+    a.block = (char *)w->block + l->gathered;
     return rollout_decoder_open(&w->decoder, &a);
 }
 
@@ -188,6 +189,7 @@ static int open_training(struct worker *w) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args policy = {.train = true,
+                                              .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->optim,
                                               .list = distill_list(k),
@@ -211,6 +213,7 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
     if (l->ref > 0) TRY(open_reference_model(w));
     if (l->block > 0) TRY(dev_alloc(&w->dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
+    if (l->gathered > 0) TRY(dev_group_share(w->devices, w->block, l->gathered));
     if (generates) TRY(open_decoder(w));
     if (trains) TRY(open_training(w));
     if (l->critic > 0) TRY(open_critic(w));
@@ -298,6 +301,7 @@ bool worker_generates_apart(const struct worker *w) { return w->group && w->k->p
 
 int worker_generate_begin(struct worker *w, const struct rollout_config *c) {
     if (w->group) return worker_group_generate_begin(w->group, c);
+    if (w->plan.gathered) TRY(model_gather(w->model[VERLC_ACTOR], w->block));
     return rollout_decoder_engine(&w->engine, w->decoder, c); /* its cache is empty: the weights may have changed */
 }
 
@@ -329,6 +333,7 @@ void worker_generate_end(struct worker *w) {
     }
     rollout_destroy(w->engine);
     w->engine = NULL;
+    model_stream_begin(w->model[VERLC_ACTOR]);
 }
 
 int worker_spare_open(struct worker *w, const enum verlc_role *roles, int n,

@@ -280,7 +280,7 @@ int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char
         if (got > 0 && rc == 0) rc = take_pass(d, &p, rank, &reply);
         if (got > 0) hub_reply_free(&reply);
         if (rc < 0) break;
-        rank_group_look_around(g, NULL);
+        rank_group_look_around(g, together ? phase : NULL);
         if (got == 0) continue;
         p.open--;
         p.done += d->share[rank].hi - d->share[rank].lo;

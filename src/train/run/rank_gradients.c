@@ -8,6 +8,7 @@
 #include "train/run/rank_gradients.h"
 
 #include "comm/comm.h"
+#include "model/weight_streaming.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -52,7 +53,8 @@ struct rank_gradients {
     struct place open;
     float *open_at;
     /* the step */
-    float *whole;      /* (m->n_train) f32, shared: the new master of all ranks; NULL: m->flat is gathered */
+    bool shares;       /* the weights are sharded: each rank writes its own */
+    float *whole;      /* (m->n_train) f32, shared: the new master of all ranks; NULL: m->flat is gathered, or nothing */
     size_t *gather_at; /* (n_buckets, size + 1) bytes */
     int *owner;        /* (n_segments) of the model */
     int64_t n_segments;
@@ -104,7 +106,8 @@ int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
     const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
     *out =
         (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks, a->local)};
-    if (a->lora || !model_is_flat(m)) out->exchange += (size_t)m->n_train * sizeof(float);
+    if (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && (a->lora || !model_is_flat(m)))
+        out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
     out->moments = optim_part_bytes(m, a->optim, s, &out->host);
     free(bucket);
@@ -174,7 +177,8 @@ int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, stru
                                  .size = dev_group_size(g),
                                  .sums = sums,
                                  .tied = !m->lora && m->g_head == m->g_embed,
-                                 .rows = !m->lora};
+                                 .rows = !m->lora,
+                                 .shares = m->flags & MODEL_SHARDED_WEIGHTS};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
     const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
@@ -184,7 +188,8 @@ int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, stru
     TRY(share(g, r->dev, room.ring, &r->ring));
     TRY(share(g, r->dev, room.table, &r->table));
     TRY(share(g, r->dev, room.chunk, &r->chunk));
-    if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
+    if (r->shares) CHECK(!m->lora);
+    else if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
     else TRY(dev_group_share(g, m->weights, m->weights_bytes));
     make_cuts(r);
     find_owners(r);
@@ -229,6 +234,11 @@ static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) 
     return 0;
 }
 
+static void keep_place(struct rank_gradients *r) {
+    xgrow((void **)&r->places, &r->cap_places, r->n_places + 1, sizeof *r->places);
+    r->places[r->n_places++] = r->open;
+}
+
 /* Folds bucket i; with ids also rows. */
 static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
     const struct dev_bucket b = {.x = x,
@@ -246,23 +256,21 @@ static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32
 /* The same of what lies in the open place of the ring. */
 static int fold_place(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
     TRY(fold(r, i, x, ids, dx, &r->open.ticket));
-    xgrow((void **)&r->places, &r->cap_places, r->n_places + 1, sizeof *r->places);
-    r->places[r->n_places++] = r->open;
+    keep_place(r);
     return 0;
 }
 
 static bool waits_for_rows(const struct rank_gradients *r, int64_t i) { return r->tied && i == 0; }
 
-static int begin(void *ctx, struct model_range bucket, float **at) {
-    struct rank_gradients *r = ctx;
-    const struct model_range want = r->bucket[r->next];
+/* Memory for bucket i. */
+static int place_of(struct rank_gradients *r, int64_t i, float **at) {
+    const struct model_range bucket = r->bucket[i];
     char *p;
-    CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
     if (r->chunk) {
         *at = r->chunk + bucket.lo;
         return 0;
     }
-    if (waits_for_rows(r, r->next)) {
+    if (waits_for_rows(r, i)) {
         TRY(dev_group_reuse(r->g, r->last_ticket));
         *at = r->table;
         return 0;
@@ -270,6 +278,19 @@ static int begin(void *ctx, struct model_range bucket, float **at) {
     TRY(take(r, length(bucket), (size_t)bucket.lo * sizeof(float), &p));
     *at = r->open_at = (float *)(void *)p;
     return 0;
+}
+
+/* It is read by what has r->open.ticket. */
+static void leave(struct rank_gradients *r, int64_t i) {
+    if (r->chunk || waits_for_rows(r, i)) r->last_ticket = r->open.ticket;
+    else keep_place(r);
+}
+
+static int begin(void *ctx, struct model_range bucket, float **at) {
+    struct rank_gradients *r = ctx;
+    const struct model_range want = r->bucket[r->next];
+    CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
+    return place_of(r, r->next, at);
 }
 
 static int end(void *ctx, struct model_range bucket) {
@@ -324,9 +345,11 @@ int rank_gradients_sink(struct rank_gradients *r, bool add, bool fold, struct mo
 }
 
 int rank_gradients_idle(struct rank_gradients *r) {
-    const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets;
+    const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets, layers = r->m->cfg.n_layers;
     float *at;
     for (int64_t i = 0; i < n; i++) {
+        const int64_t layer = layers - 1 - (i - 2); /* behind the head and the final norm */
+        if (layer < layers) TRY(model_stream_layer(r->m, layer, layer - 1));
         TRY(begin(r, r->bucket[i], &at));
         TRY(end(r, r->bucket[i]));
     }
@@ -355,9 +378,8 @@ static int gather_squares(struct rank_gradients *r, const struct optim *o) {
 }
 
 /* The new weights of what is this rank's, to where all ranks' are gathered. */
-static int put_own(struct rank_gradients *r, const struct optim *o) {
+static int put_own(struct rank_gradients *r, const float *from) {
     const struct model *m = r->m;
-    const float *from = o->host_master ? r->sums : m->master; /* a master in host memory was left in the gradients */
     for (int64_t i = 0; i < m->n_own; i++) {
         const int64_t lo = m->own[i].lo, n = m->own[i].hi - lo;
         const struct tensor x = tensor_1d((void *)(uintptr_t)from, DT_F32, n);
@@ -368,6 +390,48 @@ static int put_own(struct rank_gradients *r, const struct optim *o) {
     return 0;
 }
 
+/* What this rank owns of a sharded model is its share of the weights. */
+static int put_shares(struct rank_gradients *r, const float *from) {
+    struct model *const m = r->m;
+    for (int64_t i = 0; i < m->n_own; i++) {
+        const int64_t n = m->own[i].hi - m->own[i].lo;
+        TRY(dev_cast(r->dev, tensor_1d(model_share(m, m->own[i]), m->act, n), tensor_1d((void *)(uintptr_t)from, DT_F32, n)));
+        from += n;
+    }
+    return 0;
+}
+
+/* It is not: the master of each bucket is gathered in the place of its gradient, and the rank keeps its share of what is made of
+ * it. */
+static int gather_shares(struct rank_gradients *r, const float *from) {
+    size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
+    int rc = 0;
+    for (int64_t i = 0; i < r->n_buckets; i++) {
+        const int64_t *const cut = r->cut + i * (r->size + 1), own = cut[r->rank + 1] - cut[r->rank];
+        float *to;
+        for (int k = 0; k <= r->size; k++) at[k] = (size_t)cut[k] * sizeof *to;
+        if (r->chunk) TRYG(dev_group_reuse(r->g, r->last_ticket), out);
+        TRYG(place_of(r, i, &to), out);
+        TRYG(dev_copy(r->dev, to + cut[r->rank], from + r->own_at[i], (size_t)own * sizeof *to), out);
+        TRYG(dev_group_gather_begin(r->g, to, at, 1, &r->open.ticket), out);
+        TRYG(dev_group_gather_end(r->g), out);
+        TRYG(model_share_from(r->m, r->bucket[i], to), out);
+        leave(r, i);
+    }
+out:
+    free(at);
+    return rc;
+}
+
+/* The new weights of all ranks: where they are whole, gathered. */
+static int spread(struct rank_gradients *r, const struct optim *o) {
+    const float *from = o->host_master ? r->sums : r->m->master; /* a master in host memory was left in the gradients */
+    if (r->shares) return model_share_is_owned(r->m) ? put_shares(r, from) : gather_shares(r, from);
+    TRY(put_own(r, from));
+    TRY(dev_group_all_gather(r->g, r->whole ? (void *)r->whole : r->m->flat.data, r->gather_at, r->n_buckets));
+    return r->whole ? model_refresh_from(r->m, r->whole) : 0;
+}
+
 int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct optim_config *c, double lr,
                         struct optim_result *result) {
     struct model *const m = r->m;
@@ -376,7 +440,5 @@ int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct 
     optim_norm(m, r->squares, result);
     if (!isfinite(result->grad_norm)) return 0;
     TRY(optim_update(o, m, r->sums, c, lr, result->grad_norm));
-    TRY(put_own(r, o));
-    TRY(dev_group_all_gather(r->g, r->whole ? (void *)r->whole : m->flat.data, r->gather_at, r->n_buckets));
-    return r->whole ? model_refresh_from(m, r->whole) : 0;
+    return spread(r, o);
 }

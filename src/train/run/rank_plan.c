@@ -7,6 +7,8 @@ static const struct {
     [LAYOUT_AUTO] = {"auto", "", ""},
     [LAYOUT_WHOLE] = {"whole", "weights whole on each of %lld ranks", "whole "},
     [LAYOUT_REF] = {"ref", "the reference's weights sharded over %lld ranks, the others whole on each", "reference sharded "},
+    [LAYOUT_SHARDED] = {"sharded", "the weights of policy and reference sharded over %lld ranks, the policy's gathered to generate",
+                        "all sharded "},
 };
 
 const char *weight_layout_name(enum weight_layout l) { return TEXTS[l].name; }

@@ -11,8 +11,9 @@
 /* trainer.layout: which of the weights that it computes with each of several ranks has whole. In the order of choice. */
 enum weight_layout {
     LAYOUT_AUTO,
-    LAYOUT_WHOLE, /* all */
-    LAYOUT_REF,   /* all but the reference's, which are sharded */
+    LAYOUT_WHOLE,   /* all */
+    LAYOUT_REF,     /* all but the reference's, which are sharded */
+    LAYOUT_SHARDED, /* the policy's while it generates */
     LAYOUTS
 };
 const char *weight_layout_name(enum weight_layout l);

@@ -404,6 +404,10 @@ static int run_chunk(struct trained_model *t, const struct mini_batch *s, const 
         TRY(rank_gradients_sink(t->ranks, i > 0, i == longest - 1, &sink));
         TRY(backward(t, s, m, &c, &sink));
     }
+    for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* what others compute: the same walks through sharded weights */
+        TRY(model_stream_idle(t->model));
+        if (i + 1 < longest) TRY(model_stream_idle_back(t->model));
+    }
     return own == longest ? 0 : rank_gradients_idle(t->ranks);
 }
 
@@ -440,6 +444,7 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
     CHECK(t->grads != NULL);
     *r = (struct step_result){0};
     TRY(pack_list(&t->pack, s->seqs, s->n, s->cut, &list, &r->n_micro));
+    model_stream_begin(t->model); /* the weights have changed, or others have used the block */
     for (int64_t i = 0; i < r->n_micro; i++) {
         if (list[i].n_targets > 0) list[n++] = list[i];
         else r->n_rows += list[i].n_rows;

@@ -27,7 +27,7 @@ struct trained_model_args {
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
-    enum model_stream_from stream;    /* where the model's weights come from, as it was opened; not with train */
+    enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
