@@ -1,12 +1,11 @@
 /* memory_plan.c - the memory of a run before it starts: every block it will take,
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
-#include "train/ppo/memory_plan.h"
+#include "train/ppo/memory_plan_int.h"
 
 #include "algo/micro_batch_balance.h"
 #include "rollout/rollout.h"
 #include "train/run/memory_limit.h"
 #include "train/run/micro_batch.h"
-#include "train/run/rank_plan.h"
 #include "train/run/trained_model.h"
 
 #include "base/buf.h"
@@ -118,8 +117,8 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const st
 }
 
 /* The same of an update that keeps so much. */
-static size_t update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                           struct model_keep keep) {
+size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                         struct model_keep keep) {
     const struct trained_model_args a = {.dev = dev,
                                          .train = true,
                                          .keep = keep,
@@ -159,7 +158,7 @@ static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *
 }
 
 /* The samples of a validation, which are kept until it ends. */
-static size_t validation_bytes(const struct ppo_config *k, int64_t rows) {
+size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows) {
     enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 32 };
     return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
 }
@@ -195,7 +194,7 @@ static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p
 }
 
 /* A rank's share of what a host has. */
-static size_t rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
+size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
     return (all > p->controller ? all - p->controller : 0) / (size_t)k->n_local;
 }
 
@@ -308,13 +307,13 @@ static size_t passes_bytes(const struct memory_plan *p) {
     return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
 }
 
-static size_t fixed_bytes(const struct memory_plan *p) {
+size_t plan_fixed_bytes(const struct memory_plan *p) {
     return model_memory_bytes(&p->policy) + p->ref + p->teacher + p->critic + p->rm + p->working + p->system + p->host;
 }
 
 /* The largest block that the limit leaves room for. */
 static size_t block_room(const struct memory_plan *p) {
-    const size_t fixed = fixed_bytes(p), page = train_pages(1);
+    const size_t fixed = plan_fixed_bytes(p), page = train_pages(1);
     return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
 }
 
@@ -371,7 +370,7 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     if (p->update > 0 && k->recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
-        p->update = update_bytes(p, k, m, dev, p->keep);
+        p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
         p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
@@ -402,7 +401,7 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
     const struct model_config *m = &s->policy;
     if (has_reference(k) && !k->lora.on) plan_ref(p, k, m, dev);
     p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
-    p->update = update_bytes(p, k, m, dev, p->keep);
+    p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
 }
@@ -413,11 +412,11 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
     const struct model_config *m = &s->policy;
     *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .layout = layout};
     p->batch = batch_bytes(k, p);
-    p->validation = validation_bytes(k, validation_rows(k));
+    p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
-    p->host_limit = rank_share(k, p, train_host_limit(k->host_memory));
+    p->host_limit = plan_rank_share(k, p, train_host_limit(k->host_memory));
     p->limit = train_memory_limit(dev, k->memory_limit);
-    if (!dev_has_own_memory(dev)) p->limit = rank_share(k, p, p->limit);
+    if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
     const bool trains = ppo_does(k, PPO_TRAIN);
     if (trains)
         TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
@@ -436,15 +435,15 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
     p->least_passes = passes_bytes(p);
     plan_keep(p, k, s, dev);
     plan_rollout(p, k, m, dev);
-    p->least = fixed_bytes(p) + train_pages(max_size(p->least_rollout, p->least_passes));
+    p->least = plan_fixed_bytes(p) + train_pages(max_size(p->least_rollout, p->least_passes));
     p->block = max_size(p->rollout, passes_bytes(p));
-    p->total = fixed_bytes(p) + train_pages(p->block);
+    p->total = plan_fixed_bytes(p) + train_pages(p->block);
     plan_async_save(p, k, dev);
     return 0;
 }
 
-static bool has_ref(const struct ppo_config *k) { return !k->lora.on && has_reference(k); }
-static bool fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
+bool plan_has_ref(const struct ppo_config *k) { return !k->lora.on && has_reference(k); }
+bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
 
 /* Why a run cannot have a layout; NULL: it can. */
 static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
@@ -453,7 +452,7 @@ static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
     if (k->pools.n[PPO_TRAIN] < 2) return "there is one rank";
     if (k->lora.on) return "there is an adapter";
     if (l == LAYOUT_SHARDED) return k->pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
-    if (!has_ref(k)) return "there is no reference";
+    if (!plan_has_ref(k)) return "there is no reference";
     return k->ref_offload ? "the reference is in host memory" : NULL;
 }
 
@@ -470,43 +469,10 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
         if (no_layout(k, l)) continue;
         TRY(plan_layout(p, k, s, dev, l));
         snprintf(p->why, sizeof p->why, "%s", why);
-        if (fits_limits(p)) break;
+        if (plan_fits_limits(p)) break;
         snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", weight_layout_name(l), (double)p->total / 0x1p30);
     }
     return 0;
-}
-
-static void text_row(struct buf *b, const char *what, size_t bytes, const char *note) {
-    const bool small = bytes < (size_t)1 << 30;
-    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB",
-             note);
-}
-
-struct plan_table {
-    struct buf *text;
-    json_t *parts; /* the same rows for run.db */
-};
-
-/* A part of the total; a name that is indented is of the block that phases use in turn. */
-static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
-    const bool block = *what == ' ';
-    text_row(b->text, what, bytes, note);
-    json_array_append_new(b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what + strspn(what, " "), "bytes", (json_int_t)bytes,
-                                              "note", note, "block", block));
-}
-
-/* Why the update recomputes what it does. */
-static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                           struct buf *b) {
-    const size_t all = update_bytes(p, k, m, dev, MODEL_KEEP_ALL);
-    const bool partly = p->update<all, on_host = p->host> 0;
-    if (k->recompute != RECOMPUTE_AUTO)
-        buf_addf(b, "  recompute: as %s says\n",
-                 conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" : "trainer.recompute");
-    else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
-    else
-        buf_addf(b, "  recompute: all activations of an update: %.2f GiB; kept: what fits %s\n", (double)all / 0x1p30,
-                 on_host ? "the block that other phases need" : "the limit");
 }
 
 /* ---- several ranks ---- */
@@ -518,8 +484,8 @@ static int64_t micro_batches(const struct memory_plan *p, const struct ppo_confi
     return algo_update_micro_batch_count(rows, each > 0 ? each : 1);
 }
 
-static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
-                                  struct dev *dev) {
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
+                            struct dev *dev) {
     struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
                           .local = k->n_local,
                           .micro = micro_batches(p, k),
@@ -536,303 +502,4 @@ static struct rank_plan rank_plan(const struct memory_plan *p, const struct ppo_
     one.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
     return r;
-}
-
-/* What a trained policy has beside its weights, and the reference. */
-static void training_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
-    char note[160];
-    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
-    row(b, "fp32 master", p->policy.master,
-        k->optim.host_master ? "in host memory"
-        : p->policy.adapter  ? note
-        : several            ? "a shard"
-                             : "");
-    row(b, "gradients", p->policy.grads, several ? "fp32, a shard" : "fp32");
-    snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
-    if (p->policy.chunk) row(b, "gradients of a chunk", p->policy.chunk, note);
-    snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
-             k->optim.host_state    ? "; in host memory, here are buffers"
-             : k->optim.host_master ? "; with buffers of the master"
-                                    : "");
-    row(b, "optimizer state", p->policy.moments, note);
-    if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
-    if (p->ref)
-        row(b, "reference weights", p->ref,
-            memory_plan_ref_from(p, k) == MODEL_STREAM_HOST
-                ? "in host memory; a pass holds two layers and the LM head, in the block"
-            : memory_plan_ref_from(p, k) == MODEL_STREAM_RANKS
-                ? "a share; a pass gathers two layers at a time, embedding and LM head, in the block"
-                : "");
-}
-
-static void model_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
-    const bool trains = ppo_does(k, PPO_TRAIN);
-    char note[160];
-    if (p->policy.weights)
-        row(b, "policy weights", p->policy.weights,
-            !trains                      ? "a copy of the trainer's"
-            : k->lora.on                 ? "frozen; without the adapter they are the reference"
-            : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
-                                         : "one buffer for rollout and training");
-    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
-    if (trains) training_rows(b, p, k, several);
-    else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights on their way between ranks");
-    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
-    snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
-             ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
-    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
-    if (!p->rm) return;
-    if (judge_is_wanted(&p->rm_args.judge))
-        snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
-    else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
-    row(b, "reward model", p->rm, note);
-}
-
-static void block_rows(const struct plan_table *b, const struct memory_plan *p, const struct model_shapes *s) {
-    char note[160], kept[96];
-    buf_addf(b->text, "  one block, used in turn by\n");
-    snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
-             (long long)p->max_seqs, p->gathered ? "; the policy's weights" : "");
-    if (p->rollout) row(b, "  rollout: KV cache, logits", p->rollout, note);
-    if (p->update) row(b, "  reference log-probs", p->ref_pass, "");
-    snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
-    if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
-    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
-             train_keep_text(p->keep, &s->policy, kept, sizeof kept));
-    if (p->update) row(b, "  update: activations", p->update, note);
-    if (!p->critic) return;
-    snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
-             train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
-    row(b, "  critic: values and update", p->critic_pass, note);
-}
-
-json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
-                          struct buf *text) {
-    json_t *const out = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "parts");
-    const struct model_config *m = &s->policy;
-    const struct plan_table table = {text, json_object_get(out, "parts")}, *const b = &table;
-    const int64_t n = k->pools.n[k->pool];
-    const bool trains = ppo_does(k, PPO_TRAIN), several = trains && n > 1;
-    char ranks[64] = "";
-    if (k->n_ranks > n) snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->pool));
-    else if (n > 1) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)n);
-    buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
-             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
-             (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
-    model_rows(b, p, k, several);
-    if (p->block) block_rows(b, p, s);
-    row(b, "scratch", p->working, "of GEMM, LM head and threads");
-    if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
-    if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
-    if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
-    text_row(text, "total", p->total, "");
-    buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
-    if (trains) recompute_line(p, k, m, dev, text);
-    const size_t copy = p->host ? 0 : p->copy;
-    if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
-    if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");
-    if (several) {
-        const struct rank_plan r = rank_plan(p, k, s, dev);
-        json_object_set_new(out, "ranks", rank_plan_print(&r, text));
-    }
-    return out;
-}
-
-/* ---- refusals ---- */
-
-/* Whether a run with this configuration instead would fit. */
-static bool fits(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    struct memory_plan p;
-    return memory_plan_make(&p, k, s, dev) == 0 && fits_limits(&p);
-}
-
-/* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
-    struct ppo_config c = *k;
-    const int64_t max_len = k->max_prompt_length + k->max_response_length;
-    while (micro_batch_limits_lower(cut, max_len)) {
-        c.update_cut = *cut;
-        if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
-        if (fits(&c, s, dev)) return true;
-    }
-    return false;
-}
-
-/* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
-                               struct micro_batch_limits *cut) {
-    struct ppo_config c = *k;
-    struct micro_batch_limits *values = &c.critic.values_cut;
-    while (s->critic.json && micro_batch_limits_lower(cut, k->max_prompt_length + k->max_response_length)) {
-        c.critic.update_cut = *cut;
-        if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
-        if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
-        if (fits(&c, s, dev)) return true;
-    }
-    return false;
-}
-
-/* " (other programs hold 30.1 GiB of this GPU)", or nothing. */
-static const char *others_text(const struct dev *dev, char text[96]) {
-    text[0] = '\0';
-    if (dev->mem_others)
-        snprintf(text, 96, " (other programs hold %.2f GiB of this GPU: nvidia-smi lists them)", (double)dev->mem_others / 0x1p30);
-    return text;
-}
-
-#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
-#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
-
-/* Puts all that can be into host memory, as the text of its keys; false: it is there already, or cannot be. */
-static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
-    const bool ref = has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
-    if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
-    *text = !state ? REF_KEY : ref ? STATE_KEY " with " REF_KEY : STATE_KEY;
-    c->ref_offload = has_ref(k);
-    c->optim.host_state = c->optim.host_master = true;
-    return true;
-}
-
-/* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
-static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
-                        const char **text) {
-    const bool ref = has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
-    *text = NULL;
-    if (!dev_has_own_memory(dev)) return;
-    for (int i = 1; i < 4; i++) { /* the cheapest first */
-        const bool r = i & 1, o = i & 2;
-        if ((r && !ref) || (o && !state)) continue;
-        c->ref_offload = k->ref_offload || r;
-        c->optim.host_state = k->optim.host_state || o;
-        c->optim.host_master = k->optim.host_master || o;
-        if (fits(c, s, dev)) {
-            *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
-            return;
-        }
-    }
-    c->ref_offload = k->ref_offload;
-    c->optim = k->optim;
-}
-
-static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
-
-/* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
-static const char *let_recompute(struct ppo_config *c) {
-    const bool actor = keeps_more(c->recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
-    if (!actor && !critic) return NULL;
-    c->recompute = c->critic.recompute = RECOMPUTE_AUTO;
-    if (!conf_is_null(c->conf, "trainer.recompute")) return "trainer.recompute=auto";
-#define ACTOR_KEY "actor_rollout_ref.model.enable_gradient_checkpointing=True"
-#define CRITIC_KEY "critic.model.enable_gradient_checkpointing=True"
-    return !critic ? ACTOR_KEY : actor ? ACTOR_KEY " with " CRITIC_KEY : CRITIC_KEY;
-#undef ACTOR_KEY
-#undef CRITIC_KEY
-}
-
-/* Whether the run fits without the memory of chunks. */
-static bool fits_without_chunks(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    struct ppo_config c = *k;
-    c.grad_chunk = c.critic.grad_chunk = 1;
-    return (k->grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
-}
-
-/* The host memory of samples alone is more than there is. */
-static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
-    const bool validation = p->validation > p->batch;
-    char need[96];
-    snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are there", (double)p->host_all / 0x1p30,
-             (double)there / 0x1p30);
-    if (validation)
-        FAIL(ERR_NOMEM,
-             "the samples of a validation, actor_rollout_ref.rollout.val_kwargs.n=%lld of each prompt, need %s; lower it, or set "
-             "data.val_max_samples",
-             (long long)k->val.n, need);
-    FAIL(ERR_NOMEM,
-         "the samples of a step, data.train_batch_size=%lld x actor_rollout_ref.rollout.n=%lld, of up to %lld tokens "
-         "(data.max_prompt_length, data.max_response_length) need %s; lower one of them",
-         (long long)k->train_batch_size, (long long)k->train.n, (long long)p->max_len, need);
-}
-
-int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows) {
-    const bool own = dev_has_own_memory(dev);
-    struct memory_plan q = *p;
-    q.validation = validation_bytes(k, rows);
-    const size_t more = max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
-    if (k->n_ranks > 1) q.controller += more;
-    else q.host_all += more;
-    const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
-                 there = rank_share(k, &q, own ? train_host_limit(k->host_memory) : train_memory_limit(dev, k->memory_limit));
-    return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
-}
-
-/* The nearest change that fits: first those that leave the result as it is. */
-static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    char others[96], need[160];
-    struct ppo_config c = *k;
-    struct micro_batch_limits cut = k->update_cut;
-    const char *offload;
-    const bool tokens = cut.max_seqs == 0;
-    if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
-    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
-             (double)p->limit / 0x1p30, others_text(dev, others));
-    c.layout = LAYOUT_AUTO;
-    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev))
-        FAIL(ERR_NOMEM, "%s; trainer.layout=auto fits (the result is the same)", need);
-    c.layout = k->layout;
-    if (smaller_cut(k, s, dev, &cut))
-        FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
-             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-             (long long)(tokens ? cut.max_rows : cut.max_seqs));
-    cut = k->critic.update_cut;
-    if (smaller_critic_cut(k, s, dev, &cut)) {
-        const bool rows = cut.max_seqs == 0;
-        FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
-             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
-             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
-    }
-    if (fits_without_chunks(k, s, dev))
-        FAIL(ERR_NOMEM, "%s; without actor_rollout_ref.actor.grad_chunk and critic.grad_chunk it fits (the result is the same)",
-             need);
-    if (judge_is_wanted(&p->rm_args.judge)) {
-        for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
-            if (fits(&c, s, dev))
-                FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
-                     (long long)c.rm.judge.max_seqs);
-        c = *k;
-    }
-    const char *recompute = let_recompute(&c); /* stays so in all that follows */
-    if (recompute && fits(&c, s, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
-    const char *with = recompute ? " with " : "";
-    if (!recompute) recompute = "";
-    try_offload(k, s, dev, &c, &offload);
-    if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
-    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
-        if (fits(&c, s, dev))
-            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
-                 (long long)c.max_num_seqs, with, recompute);
-    c.max_num_seqs = k->max_num_seqs;
-    cut = k->update_cut;
-    if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
-        FAIL(ERR_NOMEM, "%s; %s with %s=%lld%s%s fits (the result is the same)", need, offload,
-             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-             (long long)(tokens ? cut.max_rows : cut.max_seqs), with, recompute);
-    if (fixed_bytes(p) >= p->limit)
-        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
-             (double)fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
-             p->ref ? ", or use_kl_loss=False (no reference model)" : "");
-    FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
-}
-
-int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    if (p->copy && (p->offload > p->host_limit || p->total > p->limit) && p->offload - (p->host ? 0 : p->copy) <= p->host_limit &&
-        p->total - (p->host ? p->copy : 0) <= p->limit)
-        FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB of host memory more than there is; without it the run fits",
-             (double)(p->host ? p->total - p->limit : p->offload - p->host_limit) / 0x1p30);
-    if (p->offload > p->host_limit)
-        FAIL(ERR_NOMEM,
-             "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
-             "optimizer_offload off",
-             (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
-    if (p->host == 0 && p->offload + p->host_all > p->host_limit) return refuse_samples(p, k, p->host_limit);
-    return p->total > p->limit ? refuse(p, k, s, dev) : 0;
 }
