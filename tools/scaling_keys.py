@@ -69,6 +69,9 @@ def table(verlc):
     for program in PROGRAMS:
         for key, (_, _, status, text) in rows(verlc, program).items():
             group, _, leaf = key.removeprefix("actor_rollout_ref.").rpartition(".")
+            if key.startswith("rollout."):
+                leaf = key  # the pool's, not actor_rollout_ref.rollout
+                group = ""
             groups = meaning.setdefault((status, text), {}).setdefault(leaf, [])
             if group not in groups:
                 groups.append(group)
