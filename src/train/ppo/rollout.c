@@ -81,7 +81,7 @@ static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
 static int open_spare(struct gen *g) {
     struct worker *w = g->s->worker;
     if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return 0;
-    if (worker_has(w, VERLC_REF) && !worker_together(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
+    if (worker_has(w, VERLC_REF) && !worker_collective(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
     if (worker_has(w, VERLC_CRITIC) && g->s->k->pools.n[PPO_CRITIC] == 0) g->passes[g->n_passes++] = VERLC_CRITIC;
     return worker_spare_open(w, g->passes, g->n_passes, on_pass, g);
 }

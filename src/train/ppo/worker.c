@@ -248,8 +248,8 @@ bool worker_has(const struct worker *w, enum verlc_role role) {
     return w->group ? worker_group_has(w->group, role) : w->role[role] != NULL;
 }
 
-bool worker_together(const struct worker *w, enum verlc_role role) {
-    return w->group ? worker_group_together(w->group, role) : w->role[role] && trained_model_together(w->role[role]);
+bool worker_collective(const struct worker *w, enum verlc_role role) {
+    return w->group ? worker_group_collective(w->group, role) : w->role[role] && trained_model_collective(w->role[role]);
 }
 
 const char *worker_device(const struct worker *w, bool *own_memory) {
@@ -415,7 +415,7 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
                                   out_at(&out, &list, targets, distill_list(w->k))));
         for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&seqs[i]);
         progress_report(at, phases[role], hi, n, 0);
-        if (!worker_together(w, role)) TRY(stage_check_stop());
+        if (!worker_collective(w, role)) TRY(stage_check_stop());
     }
     return trained_model_end(w->role[role]);
 }

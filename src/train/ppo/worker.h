@@ -56,7 +56,7 @@ void worker_checkpoints(struct worker *w, struct checkpoints *out);
 int worker_ranks(const struct worker *w); /* of the run */
 bool worker_has(const struct worker *w, enum verlc_role role);
 /* Its weights are sharded: a pass is all ranks' common work (trained_model_end). */
-bool worker_together(const struct worker *w, enum verlc_role role);
+bool worker_collective(const struct worker *w, enum verlc_role role);
 /* What the models are on, and whether it has memory of its own. */
 const char *worker_device(const struct worker *w, bool *own_memory);
 /* train_memory_metrics of the device; of several ranks the largest. */

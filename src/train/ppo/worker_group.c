@@ -16,11 +16,11 @@ struct worker_group {
     struct rank_dealing dealing[PPO_POOLS]; /* of each part that has ranks */
     struct ppo_pools pools;
     struct worker_scores *scores;
-    struct rank_spare *spare;               /* of the generation under way; NULL: none */
-    char *judge;                            /* where the judge is that a rank serves; NULL: there is none */
-    bool roles[N_ROLES], together[N_ROLES]; /* together: its weights are sharded */
-    bool stale;                             /* those that generate have not the trainer's weights */
-    bool updating;                          /* the critic's own ranks */
+    struct rank_spare *spare;                 /* of the generation under way; NULL: none */
+    char *judge;                              /* where the judge is that a rank serves; NULL: there is none */
+    bool roles[N_ROLES], collective[N_ROLES]; /* collective: its passes are, since its weights are sharded */
+    bool stale;                               /* those that generate have not the trainer's weights */
+    bool updating;                            /* the critic's own ranks */
 };
 
 /* The ranks that do this part of the work. */
@@ -40,7 +40,7 @@ struct worker_scores *worker_group_scores(const struct worker_group *g) {
     return g->scores;
 }
 bool worker_group_has(const struct worker_group *g, enum verlc_role role) { return g->roles[role]; }
-bool worker_group_together(const struct worker_group *g, enum verlc_role role) { return g->together[role]; }
+bool worker_group_collective(const struct worker_group *g, enum verlc_role role) { return g->collective[role]; }
 
 /* ---- opening ---- */
 
@@ -145,7 +145,7 @@ int worker_group_models(struct worker_group *g, int64_t total_steps, int64_t val
     for (int r = 0; r < g->ranks.n && rc == 0; r++)
         for (size_t role = 0; role < N_ROLES; role++) {
             g->roles[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "roles"), role));
-            g->together[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "together"), role));
+            g->collective[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "collective"), role));
         }
     message_free(&m);
     rank_group_free(&g->ranks, replies);
@@ -220,7 +220,7 @@ int worker_group_forward(struct worker_group *g, enum verlc_role role, const str
     json_t *args = json_pack("{s:i}", "role", (int)role);
     static const enum ppo_pool parts[N_ROLES] = {PPO_TRAIN, PPO_TRAIN, PPO_CRITIC, PPO_TEACHER};
     int rc = parts[role] == PPO_CRITIC ? worker_group_join(g) : 0;
-    if (rc == 0) rc = rank_forward(dealing_of(g, parts[role]), args, g->together[role], phases[role], at, seqs, n, k, out);
+    if (rc == 0) rc = rank_forward(dealing_of(g, parts[role]), args, g->collective[role], phases[role], at, seqs, n, k, out);
     json_decref(args);
     return rc;
 }

@@ -25,7 +25,7 @@ const char *worker_group_device(const struct worker_group *g, bool *own_memory);
 /* Opens the models. validation_rows 0: there are none. */
 int worker_group_models(struct worker_group *g, int64_t total_steps, int64_t validation_rows);
 bool worker_group_has(const struct worker_group *g, enum verlc_role role);
-bool worker_group_together(const struct worker_group *g, enum verlc_role role); /* worker_together */
+bool worker_group_collective(const struct worker_group *g, enum verlc_role role); /* worker_collective */
 
 int worker_group_send_weights(struct worker_group *g); /* worker_send_weights */
 /* What goes on while the trainer's ranks are waited for; NULL: nothing any more. */

@@ -119,13 +119,13 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRY(tokenizer_open(&self.tok, self.k.tokenizer_dir));
     TRY(worker_open(&self.w, self.tok));
     TRY(dev_memory(&self.w.dev, &rank_self()->run.memory));
-    json_t *roles = json_array(), *together = json_array();
+    json_t *roles = json_array(), *collective = json_array();
     worker_checkpoints(&self.w, &rank_self()->run.checkpoints); /* none without a model that is trained */
     for (int i = 0; i < N_ROLES; i++) {
         json_array_append_new(roles, json_boolean(worker_has(&self.w, (enum verlc_role)i)));
-        json_array_append_new(together, json_boolean(worker_together(&self.w, (enum verlc_role)i)));
+        json_array_append_new(collective, json_boolean(worker_collective(&self.w, (enum verlc_role)i)));
     }
-    out->value = json_pack("{s:o, s:o}", "roles", roles, "together", together);
+    out->value = json_pack("{s:o, s:o}", "roles", roles, "collective", collective);
     return 0;
 }
 

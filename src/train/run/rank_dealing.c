@@ -253,7 +253,7 @@ static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, con
     return 0;
 }
 
-int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char *phase, const struct progress *at,
+int rank_forward(struct rank_dealing *d, json_t *args, bool collective, const char *phase, const struct progress *at,
                  const struct packed_seq *seqs, int64_t n, int64_t k, struct forward_out out) {
     struct rank_group *g = d->g;
     struct pass p = {.args = args, .seqs = seqs, .n = n, .k = k, .out = out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
@@ -270,7 +270,7 @@ int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char
     }
     const int64_t own = tokens / g->n + 1, pieces = own / PIECE_TOKENS;
     p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
-    if (together) TRYG(deal_all(d, &p, tokens), out);
+    if (collective) TRYG(deal_all(d, &p, tokens), out);
     for (int r = 0; r < g->n && p.next < n; r++) TRYG(deal_piece(d, &p, r), out);
     while (p.open > 0) {
         struct hub_reply reply;
@@ -280,7 +280,7 @@ int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char
         if (got > 0 && rc == 0) rc = take_pass(d, &p, rank, &reply);
         if (got > 0) hub_reply_free(&reply);
         if (rc < 0) break;
-        rank_group_look_around(g, together ? phase : NULL);
+        rank_group_look_around(g, collective ? phase : NULL);
         if (got == 0) continue;
         p.open--;
         p.done += d->share[rank].hi - d->share[rank].lo;

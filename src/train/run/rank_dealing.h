@@ -39,8 +39,8 @@ struct rollout_stats rank_generate_stats(const struct rank_dealing *d);
 void rank_generate_end(struct rank_dealing *d);
 
 /* ---- forward passes, by the call forward with these arguments (an object that takes more) ---- */
-/* Over seqs[n]; k: tokens of out's list; together: the weights are sharded. ERR_SIGNAL. phase: what is told to `at`. */
-int rank_forward(struct rank_dealing *d, json_t *args, bool together, const char *phase, const struct progress *at,
+/* Over seqs[n]; k: tokens of out's list; collective: the weights are sharded. ERR_SIGNAL. phase: what is told to `at`. */
+int rank_forward(struct rank_dealing *d, json_t *args, bool collective, const char *phase, const struct progress *at,
                  const struct packed_seq *seqs, int64_t n, int64_t k, struct forward_out out);
 
 #endif

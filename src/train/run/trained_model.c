@@ -26,7 +26,7 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
-    bool together; /* the weights are sharded */
+    bool collective; /* the weights are sharded */
     void *owned_block;
     size_t block_bytes;
     /* host, (max_rows); out: log-probs or values */
@@ -85,7 +85,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->model = m;
     t->no_adapter = a->no_adapter;
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
-    t->together = a->stream == MODEL_STREAM_RANKS;
+    t->collective = a->stream == MODEL_STREAM_RANKS;
     t->group = a->group && dev_group_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
@@ -166,11 +166,11 @@ static int agree(struct trained_model *t, bool more, bool *any) {
     return stage_check_stop();
 }
 
-bool trained_model_together(const struct trained_model *t) { return t->together; }
+bool trained_model_collective(const struct trained_model *t) { return t->collective; }
 void trained_model_begin(struct trained_model *t) { model_stream_begin(t->model); }
 
 int trained_model_end(struct trained_model *t) {
-    for (bool any = t->together; any;) {
+    for (bool any = t->collective; any;) {
         TRY(agree(t, false, &any));
         if (any) TRY(model_stream_idle(t->model));
     }
@@ -218,7 +218,7 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
                                     .list = list_at(t, out.list, at)};
         bool any;
         TRY(pack_next(&t->pack, seqs, n, lo, cut, &m));
-        if (m.n_targets > 0 && t->together) TRY(agree(t, true, &any));
+        if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
         if (m.n_targets > 0) TRY(forward(t, seqs, &m, temperature, &b, &l));
         const size_t bytes = (size_t)m.n_targets * 4;
         if (to) memcpy(to + at, t->out, bytes);

@@ -52,7 +52,7 @@ void trained_model_begin(struct trained_model *t);
  * rank has as many passes as it likes, and takes part in the others' here. They stop together: ERR_SIGNAL of a pass or of the
  * end is all ranks'. */
 int trained_model_end(struct trained_model *t);
-bool trained_model_together(const struct trained_model *t); /* it is so */
+bool trained_model_collective(const struct trained_model *t); /* it is so */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {
