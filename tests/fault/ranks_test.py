@@ -214,6 +214,20 @@ class Run:
                 pass
         return None
 
+    def kill_rank(self, r, but=None):
+        """Kills a rank's process, another one than `but`: its pid."""
+        end = time.time() + 60
+        while self.p.poll() is None and time.time() < end:
+            pid = self.rank(r)
+            if pid not in (None, but):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    return pid
+                except ProcessLookupError:  # it has ended meanwhile
+                    pass
+            time.sleep(0.01)
+        return None
+
     def end(self, seconds=40):
         try:
             self.p.wait(seconds)
@@ -262,10 +276,9 @@ def restarts(s):
     for at in (1, 4):
         again.wait_steps(at)
         wait_until(lambda: at == 1 or (again.dir / "global_step_3").exists())  # noqa: B023
-        os.kill(again.rank(2), signal.SIGKILL)
-        before = again.rank(0)
-        wait_until(lambda: again.rank(0) != before and again.rank(2))  # noqa: B023
-    os.kill(again.rank(2), signal.SIGKILL)
+        before, last = again.rank(0), again.kill_rank(2)
+        wait_until(lambda: again.rank(0) not in (None, before) and again.rank(2))  # noqa: B023
+    again.kill_rank(2, last)
     err = again.end(120)
     said = re.findall(r"warning: (rank 2 .*) restart (\d) of 3 .*?, from (.*?) on (\d) ranks", err)
     t("trainer.max_restarts: one line each", [x[1] for x in said] == ["1", "2", "3"] and said[0][2] == "the beginning" and
@@ -273,12 +286,10 @@ def restarts(s):
     t("trainer.max_restarts: the bits of an unbroken run", again.p.returncode == 0 and again.steps() == 8 and
       state(again.dir, 8) == state(s.dir / "whole", 8), f"{again.p.returncode} {err[-800:]}")
     once = Run(s, "once", trainer__max_restarts=1)
+    last = None
     for _ in range(2):
         once.wait_steps(1)
-        wait_until(lambda: once.rank(1))
-        pid = once.rank(1)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: once.rank(1) != pid)  # noqa: B023
+        last = once.kill_rank(1, last)
     err = once.end()
     t("trainer.max_restarts: no more than that", once.p.returncode == 1 and "restart 1 of 1" in err and
       re.search(r"error: rank 1 ", err), f"{once.p.returncode} {err[-800:]}")
