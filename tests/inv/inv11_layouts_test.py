@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import first_difference
 from verlc_test import Scratch, Tests, run, start, state
 
-STEPS = 3
+STEPS, LONG = 3, 40  # LONG: so that a signal comes before the end
 A = "actor_rollout_ref."
 
 
@@ -67,13 +67,13 @@ def main():
             go(f"step {step}: {layout} on {n}", d, n, layout, **keys)
         why = first_difference(s.dir / "a_critic_1", d, STEPS)
         test("another layout in each step: as one rank", not why, why)
-        long = {**odd, "trainer.total_training_steps": 8, "trainer.save_freq": 1}
-        go("eight steps on one rank", s.dir / "long", 1, "auto", **long)
+        long = {**odd, "trainer.total_training_steps": LONG, "trainer.save_freq": 1}
+        go(f"{LONG} steps on one rank", s.dir / "long", 1, "auto", **long)
         d = s.dir / "stops"
         for n, layout in ((3, "sharded"), (2, "ref"), (2, "sharded")):
             test(f"{layout} on {n}: it stops", *stopped(d, n, layout, **long))
         said = go("and goes on to the end", d, 3, "sharded", **long)
-        test("with the bits of one rank", state(s.dir / "long", 8) == state(d, 8), said[-600:])
+        test("with the bits of one rank", state(s.dir / "long", LONG) == state(d, LONG), said[-600:])
     test.end()
 
 
