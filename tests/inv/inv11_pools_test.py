@@ -80,6 +80,35 @@ def killed(s, test):
     test("resumed without pools: the same bits", state(s.dir / "fewer", 4) == state(s.dir / "one", 4))
 
 
+def stopped(s, test):
+    """SIGTERM at three moments, while one pool updates and the other generates; then to the end."""
+    keys = {"trainer.total_training_steps": 40, "trainer.save_freq": 20, "trainer.test_freq": -1}
+    run(*one_off(s, "long", **keys))
+    args, codes = one_off(s, "stopped", **keys, **{"rollout.ranks": 1}), []
+    for steps in (3, 11, 24):
+        p = start(args)
+        log = s.dir / "stopped/metrics.jsonl"
+        while p.poll() is None and not (log.exists() and log.read_text().count("\n") >= steps):
+            time.sleep(0.005)
+        p.send_signal(signal.SIGTERM)
+        p.communicate(timeout=60)
+        codes.append(p.returncode)
+    run(*args)
+    test("SIGTERM while a generation goes on beside: the last whole step is saved, and the end has the same bits",
+         codes == [143] * 3 and state(s.dir / "stopped", 40) == state(s.dir / "long", 40), codes)
+
+
+def filtered(s, test):
+    """Dynamic sampling begins further prompts while the policy is updated."""
+    keys = {"trainer.total_training_steps": 3, "trainer.save_freq": 3, "trainer.test_freq": -1,
+            "algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "score",
+            "algorithm.filter_groups.max_num_gen_batches": 0}
+    run(*one_off(s, "filter", **keys))
+    run(*one_off(s, "filter_pools", **keys, **{"rollout.ranks": 1}))
+    why = first_difference(s.dir / "filter", s.dir / "filter_pools", 3)
+    test("dynamic sampling on a pool: the bits of one rank", why == "", why)
+
+
 def rank_pid(controller, rank):
     return next(pid for pid, command in below(controller.pid).items() if command.endswith(" worker") and
                 f"VERLC_RANK={rank}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
@@ -198,6 +227,8 @@ def main():
         by_hand(s, test)
         adapter(s, test)
         killed(s, test)
+        stopped(s, test)
+        filtered(s, test)
         lost(s, test)
         rewards(s, test)
         critics(s, test)
