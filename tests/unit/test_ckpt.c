@@ -88,15 +88,23 @@ static uint64_t sum(struct fix *f, const float *p) { /* order-dependent, over th
     return h;
 }
 
-static int save(struct fix *f, int64_t step, int64_t keep) {
-    const struct ckpt_part part = {"actor", f->model, f->optim, NULL};
+static int save_part(struct fix *f, int64_t step, int64_t keep, const char *name, bool apart, bool joins) {
+    const struct ckpt_part part = {name, f->model, f->optim, NULL};
     json_t *trainer = json_pack("{s:I}", "global_step", (json_int_t)step);
-    const struct ckpt_save_args a = {
-        .root = f->root, .step = step, .parts = &part, .n_parts = 1, .trainer = trainer, .config_yaml = "a: 1\n", .keep = keep};
+    const struct ckpt_save_args a = {.root = f->root,
+                                     .step = step,
+                                     .parts = &part,
+                                     .n_parts = 1,
+                                     .trainer = trainer,
+                                     .config_yaml = "a: 1\n",
+                                     .keep = keep,
+                                     .apart = apart,
+                                     .joins = joins};
     const int rc = ckpt_save(&a);
     json_decref(trainer);
     return rc;
 }
+static int save(struct fix *f, int64_t step, int64_t keep) { return save_part(f, step, keep, "actor", false, false); }
 
 static char *path_of(struct fix *f, int64_t step, const char *name) {
     return xasprintf("%s/global_step_%lld%s%s", f->root, (long long)step, name ? "/" : "", name ? name : "");
@@ -278,6 +286,36 @@ static void test_retention(void **state) {
     OK(save(f, 6, 1));
     assert_false(there(f, 4) || there(f, 5));
     assert_true(there(f, 6));
+}
+
+/* A part that another process has written comes into the checkpoint; without it there is none, and what waits is no checkpoint. */
+static void test_joined_parts(void **state) {
+    struct fix *f = *state;
+    char *dir = path_of(f, 2, NULL), *waits = xasprintf("%s.parts.tmp", dir), *manifest = file_join(waits, "manifest.json"),
+         *critic = path_of(f, 2, "critic/model.safetensors");
+    fill(f, 1);
+    assert_true(save_part(f, 2, 1, "actor", false, true) < 0); /* nobody has written one */
+    assert_false(there(f, 2) || count_files(f->root, ".tmp"));
+    OK(save_part(f, 2, 1, "critic", true, false));
+    assert_true(file_exists(manifest) && !there(f, 2));
+    OK(ckpt_recover(f->root)); /* its run was killed before the other part came */
+    assert_false(file_exists(waits));
+    fill(f, 2);
+    for (int i = 0; i < 2; i++) OK(save_part(f, 2, 1, "critic", true, false)); /* the newer one counts */
+    OK(save_part(f, 2, 1, "actor", false, true));
+    OK(ckpt_verify(dir));
+    assert_true(file_exists(critic) && !file_exists(waits));
+    assert_int_equal(newest(f), 2);
+    OK(file_remove_tree(dir));
+    OK(file_mkdirs(waits));
+    static const char text[] = "{\"files\": {\"../outside\": {\"bytes\": 1, \"xxh3_128\": \"0\"}}, \"parts\": [\"critic\"]}";
+    OK(file_write_atomic(manifest, text, strlen(text)));
+    assert_int_equal(save_part(f, 2, 1, "actor", false, true), ERR_FORMAT);
+    assert_false(there(f, 2));
+    free(dir);
+    free(waits);
+    free(manifest);
+    free(critic);
 }
 
 /* What a killed save left is removed by the next run alone, and a checkpoint that was moved away is brought back. */
@@ -514,11 +552,11 @@ static void test_root_in_the_way(void **state) {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_round_trip), T(test_other_shape),     cmocka_unit_test(test_step_of),
-        T(test_damage),     T(test_newest),          T(test_retention),
-        T(test_recover),    T(test_required),        T(test_other_number),
-        T(test_format_1),   T(test_foreign),         T(test_not_finite),
-        T(test_full_disk),  T(test_root_in_the_way),
+        T(test_round_trip),   T(test_other_shape), cmocka_unit_test(test_step_of),
+        T(test_damage),       T(test_newest),      T(test_retention),
+        T(test_joined_parts), T(test_recover),     T(test_required),
+        T(test_other_number), T(test_format_1),    T(test_foreign),
+        T(test_not_finite),   T(test_full_disk),   T(test_root_in_the_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
