@@ -75,7 +75,7 @@ struct comm__pulse {
     struct hub_progress progress;
     double age;    /* seconds since the last progress */
     int waits_for; /* a rank; COMM__CONTROLLER; COMM__NOBODY */
-    int64_t call;  /* the number of the call that it serves, or is ready for */
+    int64_t call;  /* the number of the last call that arrived */
 };
 int comm__pulse_read(struct comm__pulse *p, const json_t *m, const char *where);
 /* The arrays of a call or a reply as they are received. */

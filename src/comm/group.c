@@ -29,7 +29,8 @@ struct comm {
     void *ctx;
     struct comm__link door, calls, *mesh; /* mesh[rank] is not used */
     char (*machine)[COMM__MACHINE];       /* of each rank */
-    uint64_t seq, call;                   /* operations and calls so far */
+    uint64_t seq, call;                   /* operations and calls so far, with the call that is waited for */
+    uint64_t taken;                       /* the last call that arrived; under the lock, like told */
     int lent;                             /* shared memory of the last reply, or of the probe; -1: none */
     bool shares;                          /* large arrays of replies go there */
     bool broken;
@@ -82,7 +83,7 @@ static json_t *pulse(struct comm *c) {
     pthread_mutex_lock(&c->lock);
     json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "pulse", "stage", c->told.stage, "done",
                           (json_int_t)c->told.done, "total", (json_int_t)c->told.total, "age", clock_awake() - c->progress,
-                          "waits_for", c->waits_for, "call", (json_int_t)c->call);
+                          "waits_for", c->waits_for, "call", (json_int_t)c->taken);
     pthread_mutex_unlock(&c->lock);
     return m;
 }
@@ -502,14 +503,20 @@ void comm_call_free(struct comm_call *call) {
     *call = (struct comm_call){0};
 }
 
+/* From now on the heartbeats tell of this call. */
+static void take_call(struct comm *c, const char *name) {
+    comm_stage(c, "%s", name);
+    pthread_mutex_lock(&c->lock);
+    c->taken = c->call;
+    pthread_mutex_unlock(&c->lock);
+}
+
 int comm_next_call(struct comm *c, struct comm_call *call) {
     CHECK(c->whole == c);
     struct buf text = {.max = HEAD_BYTES};
     struct comm__arrays arrays = {0};
     *call = (struct comm_call){0};
-    pthread_mutex_lock(&c->lock); /* the heartbeats tell it */
     c->call++;
-    pthread_mutex_unlock(&c->lock);
     struct comm__wait w = call_wait(c, COMM__CALL);
     int rc = comm__recv_message(&w, &c->calls, &text, &call->head, &arrays);
     buf_free(&text);
@@ -529,6 +536,7 @@ int comm_next_call(struct comm *c, struct comm_call *call) {
         rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "the controller sent a call without arguments");
     if (rc < 0) comm_call_free(call);
     TRY(rc);
+    take_call(c, call->name);
     return 1;
 }
 

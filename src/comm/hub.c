@@ -116,9 +116,11 @@ static void take_pulse(struct hub *h, int rank, const json_t *m) {
         return;
     }
     pthread_mutex_lock(&h->lock);
-    if (p.call < (int64_t)h->m[rank].told) p.waits_for = COMM__NOBODY; /* it said so before the call that is under way */
-    h->m[rank].pulse = p;
-    h->m[rank].heard = clock_awake();
+    struct member *const to = &h->m[rank];
+    const double now = clock_awake();
+    if (p.call >= (int64_t)to->told) to->pulse = p;
+    else to->pulse.age += now - to->heard; /* it was sent before the call that is under way arrived: a sign of life alone */
+    to->heard = now;
     pthread_mutex_unlock(&h->lock);
 }
 

@@ -71,7 +71,6 @@ static void lost(void *arg, const char *why) {
 static int serve_one(struct comm *comm, const struct comm_call *call, const struct ctl_service *services) {
     struct ctl_result out = {0};
     while (services->name && strcmp(services->name, call->name) != 0) services++;
-    comm_stage(comm, "%s", call->name);
     int rc = services->name ? services->run(comm, call, &out)
                             : err_set(ERR_INTERNAL, __FILE__, __LINE__, "no service has the name '%s'", call->name);
     rc = rc < 0 ? comm_reply_error(comm, rc) : comm_reply(comm, out.value, out.arrays, out.n_arrays);

@@ -126,7 +126,6 @@ static int serve_call(struct comm *c, const struct comm_call *call) {
     const int me = comm_rank(c), op = (int)arg(call, "op");
     const bool victim = me == arg(call, "victim");
     int rc = 0;
-    comm_stage(c, "%s", call->name);
     if (strcmp(call->name, "random") == 0) {
         for (int k = 0; rc >= 0 && k < 40; k++)
             rc = operate_once(c, (int)rng_below(&rng, N_OPS), (uint64_t)k, 2 * COMM_FRAME + 100, &rng);
@@ -156,6 +155,11 @@ static int serve_call(struct comm *c, const struct comm_call *call) {
     } else if (strcmp(call->name, "late") == 0) {
         if (victim) sleep((unsigned)arg(call, "seconds"));
         rc = comm_barrier(c);
+    } else if (strcmp(call->name, "nap") == 0) { /* its next call waits */
+        rc = comm_reply(c, NULL, NULL, 0);
+        comm_stage(c, "idle");
+        sleep((unsigned)arg(call, "seconds"));
+        return rc;
     } else if (strcmp(call->name, "until_stop") == 0) { /* as a long stage: its share, then it looks whether to stop */
         for (int64_t k = 0; rc >= 0 && !comm_stop_asked(c); k++) {
             comm_progress(c, k, 1000);
@@ -471,6 +475,25 @@ static void the_deadline_names_who_is_behind(void **state) {
 }
 
 /* Each rank is called again as soon as it has answered; one takes long and holds no other up. */
+/* Heartbeats from before it do not tell of another stage. */
+static void a_call_that_has_not_arrived(void **state) {
+    (void)state;
+    struct group g;
+    struct hub_progress p;
+    open_group(&g, 1);
+    call_all(&g, "nap", json_pack("{s:i}", "seconds", 3));
+    expect_ok(&g);
+    call_all(&g, "echo", json_object());
+    const double until = clock_now() + 2;
+    while (clock_now() < until) {
+        usleep(10000);
+        hub_progress(g.hub, 0, &p);
+        assert_string_equal(p.stage, "echo");
+    }
+    expect_ok(&g);
+    close_group(&g);
+}
+
 static void ranks_answer_at_their_own_time(void **state) {
     (void)state;
     int answers[3] = {0}, slices = 0, rank, rc;
@@ -710,6 +733,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(other_calls_are_refused),
         cmocka_unit_test(the_deadline_names_who_is_behind),
+        cmocka_unit_test(a_call_that_has_not_arrived),
         cmocka_unit_test(ranks_answer_at_their_own_time),
         cmocka_unit_test(each_call_has_its_deadline),
         cmocka_unit_test(the_controller_goes),
