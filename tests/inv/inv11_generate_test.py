@@ -81,6 +81,12 @@ def check_launcher(s, test):
     codes, out = launched(args["srun-sft"], 2)
     test("srun verlc sft: two ranks, the files of one", codes == [0, 0] and files(s.dir / "one", 2) == files(s.dir / "srun-sft", 2),
          f"{codes} {out}")
+    ppo = s.ppo("refused", trainer__device="cpu", actor_rollout_ref__actor__ppo_mini_batch_size=3)
+    for name, bad in (("ppo", ppo), ("sft", [*args["one"], "data.train_batch_size=0"]), ("generate", generation(s, "e.txt", 1))):
+        begin = time.time()
+        codes, out = launched(bad, 2)
+        test(f"srun verlc {name}: what its configuration refuses ends every rank by itself",
+             codes[0] == codes[1] not in (0, None) and time.time() - begin < 30, f"{codes} {time.time() - begin:.0f} s {out}")
 
 
 def main():

@@ -122,9 +122,12 @@ int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct 
 
 int worker_group_serve(const struct conf *c, const struct launch *l) {
     struct ppo_config k;
-    TRY(ppo_config_fill(&k, c));
+    log_set_level(LOG_WARN); /* the controller tells what is to be told once */
+    int rc = ppo_config_read(&k, c, PPO_WORKER);
     const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-    return train_worker(l, &a, NULL);
+    if (rc == 0) rc = train_worker(l, &a, NULL);
+    ppo_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
 
 void worker_group_close(struct worker_group *g, bool ok) {

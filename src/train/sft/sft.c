@@ -270,12 +270,16 @@ static int steps(struct sft *s) {
     return 0;
 }
 
-/* A process that a launcher has started beside the controller's. */
+/* A process that a launcher has started beside the controller's. Bad configuration ends it by itself: the controller, which
+ * refuses the same, never opens the group. */
 static int serve(const struct conf *c, const struct launch *l) {
     struct sft_config k = {0};
-    TRY(sft_config_fill(&k, c));
+    log_set_level(LOG_WARN); /* the controller tells what is to be told once */
+    int rc = sft_config_read(&k, c);
     const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-    return train_worker(l, &a, NULL);
+    if (rc == 0) rc = train_worker(l, &a, NULL);
+    sft_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
 
 int train_sft(const struct conf *c) {
