@@ -1,6 +1,6 @@
 """What the tests that drive the program share: a scratch directory with a tiny
 model and data, the ppo command line, and a closing line. Run a test by hand with
-VERLC=build/release/verlc python3 tests/fault/NAME_test.py."""
+VERLC=build/release/verlc python3 tests/fault/NAME_test.py. VERLC_TEST_DEVICE=cuda runs the tests of ranks (inv/inv11_*) on GPUs."""
 
 import json
 import os
@@ -15,6 +15,8 @@ import tempfile
 
 VERLC = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))
 ENV = {**os.environ, "VERLC_THREADS": os.environ.get("VERLC_THREADS", "1")}
+ON_GPUS = os.environ.get("VERLC_TEST_DEVICE") == "cuda"
+POOLS = ("rollout", "critic", "distillation", "reward.reward_model")
 
 
 class Scratch:
@@ -67,7 +69,7 @@ class Scratch:
             "actor_rollout_ref.model.path": self.dir / "model",
             "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
             "actor_rollout_ref.actor.optim.lr": 1e-4, "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1 if ON_GPUS else 4,
             "actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 4,
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 4,
             "actor_rollout_ref.rollout.name": "verlc", "actor_rollout_ref.rollout.n": 2,
@@ -79,23 +81,59 @@ class Scratch:
         return ["ppo"] + [f"{k}={v}" for k, v in args.items()]
 
 
+def gpus():
+    """How many there are."""
+    return len([line for line in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines() if line])
+
+
+def on_gpus(args, launched):
+    """A command of CPU ranks as one of GPUs, and how many ranks it has. launched: the launcher says how many."""
+    out, ranks = [], 1
+    for a in map(str, args):
+        key, _, value = a.partition("=")
+        pool = key.removesuffix(".ranks")
+        if key == "trainer.ranks":
+            ranks += int(value) - 1
+            out += [] if launched else [f"trainer.n_gpus_per_node={value}"]
+        elif key.endswith(".ranks") and pool in POOLS:
+            ranks += int(value)
+            out += [f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node={value}"]
+        elif key != "trainer.device":
+            out.append(a)
+    return [*out, "trainer.device=cuda"], ranks
+
+
+def run_launched(args, ranks, timeout, env):
+    """As torchrun starts it, ranks that share the GPUs where there are more of them; the first one's result."""
+    there, ps = gpus(), []
+    job = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    for r in range(ranks):
+        own = {**job, "RANK": r, "LOCAL_RANK": r, **({"CUDA_VISIBLE_DEVICES": r % there} if ranks > there else {})}
+        ps.append(subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**env, **{k: str(v) for k, v in own.items()}}))
+    said = [p.communicate(timeout=timeout) for p in ps]
+    return subprocess.CompletedProcess(ps[0].args, ps[0].returncode, *said[0])
+
+
 def run(*args, check=True, timeout=300, env=None, **kw):
     """Runs the program to its end."""
-    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, timeout=timeout, env={**ENV, **(env or {})}, **kw)
+    env, ranks = {**ENV, **(env or {})}, 1
+    if ON_GPUS and args[0] in ("ppo", "sft", "generate") and any("=" in str(a) for a in args[1:]):
+        args, ranks = on_gpus(args, launched=True)
+    if ranks > 1:
+        p = run_launched(args, ranks, timeout, env)
+    else:
+        p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, timeout=timeout, env=env, **kw)
     if check and p.returncode != 0:
         raise AssertionError(f"verlc {' '.join(map(str, args))}: exit {p.returncode}\n{p.stderr}")
     return p
 
 
 def start(args, env=None, **kw):
+    """Under way. On GPUs a command that asks for more of them than there are runs on fewer."""
+    args = on_gpus(args, launched=False)[0] if ON_GPUS else args
     return subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                             env={**ENV, **(env or {})}, **kw)
-
-
-def has_gpu(model):
-    """Whether `--device cuda` opens; trainer.device=cuda would go on without one."""
-    p = run("generate", "--model", model, "--device", "cuda", check=False, input='{"ids": [5, 9], "max_tokens": 1}\n')
-    return p.returncode == 0
 
 
 class Tests:
