@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu performance bench-learn learn-gpu \
+.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu bench-ranks performance bench-learn learn-gpu \
         oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
@@ -27,6 +27,8 @@ bench: build oracle-venv ## figures of this machine beside torch's and transform
 	@scripts/bench.sh
 bench-gpu: ## figures of one GPU beside their bars, and torch's and vLLM's where python3 has them; after make CUDA=1
 	@scripts/bench_gpu.sh
+bench-ranks: ## what several GPUs bring, beside their bars, and whether results differ; after make CUDA=1
+	@python3 tools/bench_ranks.py
 performance: ## the tables of docs/performance.md from docs/figures; FIGURES=build/bench/gpu.json takes new figures in
 	@python3 tools/performance_tables.py $(FIGURES)
 bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
