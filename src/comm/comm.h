@@ -146,7 +146,7 @@ void hub_fail(struct hub *h, int rank, const char *fmt, ...) __attribute__((form
 int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own error ended the calls; -1: none */
 
 /* Starts a call on a rank that has none under way; the arrays are sent when it returns. answer_s: for its result, from now on.
- * ERR_RANK, ERR_TIMEOUT. */
+ * ERR_RANK, ERR_TIMEOUT; an error ends all calls, as hub_take's. */
 int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
              double answer_s);
 /* The same call on ranks first..first + ranks - 1: its arrays are copied once for all ranks of the controller's host. */

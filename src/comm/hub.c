@@ -422,10 +422,20 @@ void hub_close(struct hub *h, bool end) {
 
 /* ---- calls ---- */
 
+/* After an error the ranks are told why, and no reply is waited for: one that comes is dropped. */
+static void give_up(struct hub *h) {
+    struct err_saved e;
+    err_save(&e);
+    comm__alarm_ring(&h->cancel, e.msg);
+    for (int r = 0; r < h->size; r++) h->m[r].asked = false;
+    err_restore(&e);
+}
+
 /* shared: the arrays, for ranks that can open them; -1: they were not copied. */
 static int call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, int shared,
                 double answer_s) {
     struct member *m = &h->m[rank];
+    if (comm__alarm_rung(&h->gone)) return comm__alarm_error(&h->gone);
     CHECK(!m->asked);
     struct comm__wait w = {.rank = COMM__CONTROLLER,
                            .kind = COMM__CALL,
@@ -461,6 +471,7 @@ int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const 
     if (share && comm__worth_sharing(arrays, n)) TRY(comm__share(arrays, n, &shared));
     for (int r = first; rc >= 0 && r < first + ranks; r++) rc = call(h, r, name, args, arrays, n, shared, answer_s);
     if (shared >= 0) close(shared);
+    if (rc < 0) give_up(h);
     TRY(rc);
     return 0;
 }
@@ -580,12 +591,8 @@ int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply) {
         if (taken < 0) rc = taken;
     }
     if (rc < 0) {
-        struct err_saved e;
-        err_save(&e);
-        comm__alarm_ring(&h->cancel, e.msg);
         hub_reply_free(reply);
-        for (int r = 0; r < h->size; r++) h->m[r].asked = false; /* its reply is dropped when it comes */
-        err_restore(&e);
+        give_up(h);
     }
     TRY(rc);
     return rc;

@@ -494,6 +494,23 @@ static void a_call_that_has_not_arrived(void **state) {
     close_group(&g);
 }
 
+/* A rank is lost between the calls of two others: further ones fail, and what is under way is given up. */
+static void a_call_that_fails_ends_those_under_way(void **state) {
+    (void)state;
+    struct group g;
+    struct hub_reply reply;
+    int rank;
+    open_group(&g, 2);
+    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
+    hub_fail(g.hub, 1, "rank 1 was lost");
+    for (int r = 1; r >= 0; r--) {
+        assert_int_equal(hub_call(g.hub, r, "echo", NULL, NULL, 0, 60), ERR_RANK);
+        assert_string_equal(err_msg(), "rank 1 was lost");
+    }
+    assert_int_equal(hub_take(g.hub, 1, &rank, &reply), 0);
+    close_group(&g);
+}
+
 static void ranks_answer_at_their_own_time(void **state) {
     (void)state;
     int answers[3] = {0}, slices = 0, rank, rc;
@@ -734,6 +751,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(other_calls_are_refused),
         cmocka_unit_test(the_deadline_names_who_is_behind),
         cmocka_unit_test(a_call_that_has_not_arrived),
+        cmocka_unit_test(a_call_that_fails_ends_those_under_way),
         cmocka_unit_test(ranks_answer_at_their_own_time),
         cmocka_unit_test(each_call_has_its_deadline),
         cmocka_unit_test(the_controller_goes),

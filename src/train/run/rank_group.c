@@ -27,8 +27,14 @@ void rank_group_look_around(struct rank_group *g, const char *phase) {
     if (phase && p.total > 0 && strcmp(p.stage, phase) == 0) track_progress(g->run->track, g->run->step, phase, p.done, p.total, 0);
 }
 
+/* After an error no call of any part is under way. */
+static int given_up(struct rank_group *whole, int rc) {
+    for (int r = 0; rc < 0 && r < whole->n; r++) whole->busy[r] = false;
+    return rc;
+}
+
 int rank_group_start(struct rank_group *g, int rank, const char *name, const struct message *m) {
-    TRY(hub_call(g->hub, g->first + rank, name, m->head, m->arrays, m->n, g->deadline_s));
+    TRY(given_up(g->whole, hub_call(g->hub, g->first + rank, name, m->head, m->arrays, m->n, g->deadline_s)));
     g->busy[rank] = true;
     return 0;
 }
@@ -52,8 +58,7 @@ static int receive(struct rank_group *whole, double wait_s) {
     int rank;
     const int got = hub_take(whole->hub, wait_s, &rank, &reply);
     if (got > 0) whole->replies[rank] = reply;
-    for (int r = 0; got < 0 && r < whole->n; r++) whole->busy[r] = false;
-    return got;
+    return given_up(whole, got);
 }
 
 int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply) {
@@ -99,7 +104,7 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
 int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m) {
     for (int r = 0; r < g->n; r++)
         if (g->busy[r]) FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", hub_who(g->hub, g->first + r), name);
-    TRY(hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s));
+    TRY(given_up(g->whole, hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s)));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
     return 0;
 }
