@@ -250,8 +250,9 @@ def strike(s, name, what, r=1, line=None, **keys):
 
 def ppo_faults(s):
     left, tries = dict(STAGES), 0
-    while left and tries < 24:
-        seconds, code, err, files = strike(s, f"kill{tries}", lambda pid: os.kill(pid, signal.SIGKILL))
+    keys = {"trainer__force_old_log_prob": True, "actor_rollout_ref__actor__ppo_mini_batch_size": 4}  # passes take longer
+    while left and tries < 60:
+        seconds, code, err, files = strike(s, f"kill{tries}", lambda pid: os.kill(pid, signal.SIGKILL), **keys)
         named = re.search(r"error: rank 1 \(host .*?\), in (\w+) for", err)
         t(f"ppo: a rank killed: it is named, all are gone ({seconds:.1f} s), no file is left",
                 seconds < WITHIN and code == 1 and named and not files, f"{code}: {err[-600:]} {files} {alive()}")

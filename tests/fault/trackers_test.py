@@ -25,6 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 def call(what, **kw):
     fault = (HERE / "fault").read_text().split() if (HERE / "fault").exists() else []
     if fault and what in fault[1:]:
+        (HERE / "faulted").touch()
         if fault[0] == "raise":
             raise ConnectionError("no server at http://me:hunter2@tracker.example and key " + os.environ.get("WANDB_API_KEY", ""))
         if fault[0] == "hang":
@@ -252,11 +253,15 @@ def check_mlflow(s, test):
 def check_down(s, test):
     """Down from the start, up again in mid-run."""
     a = Stand(s, "down")
-    keys = {"trainer.logger": '["console","wandb"]', "trainer.total_training_steps": 60, "trainer.save_freq": 30}
+    slow = s.dir / "slow.py"  # so that the run goes on for long enough after the fault
+    slow.write_text("import time\ndef compute_score(*args, **kw):\n    time.sleep(0.03)\n    return 0.5\n")
+    keys = {"trainer.logger": '["console","wandb"]', "trainer.total_training_steps": 60, "trainer.save_freq": 30,
+            "reward.custom_reward_function.path": slow, "reward.num_workers": 1}
     a.fault("raise init")
     p = start(s.ppo("down", **keys), a.env)
     metrics = s.dir / "down/trackers/wandb.jsonl"
-    test("down: records are kept", waited(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 5))
+    test("down: records are kept", waited(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 5 and
+                                          (a.dir / "faulted").exists()))
     a.fault("")
     err = p.communicate(timeout=120)[1]
     test("down: one warning, one line when it works again", p.returncode == 0 and err.count("tracker wandb fails") == 1 and
