@@ -94,8 +94,9 @@ static int pin_pages(struct rank_copy *r) {
         if (last && lo <= last->p + last->n) last->n = (size_t)(hi - last->p);
         else r->pinned[r->n_pinned++] = (struct span){lo, (size_t)(hi - lo)};
     }
-    for (int64_t i = 0; i < r->n_pinned; i++) {
-        const struct span s = r->pinned[i];
+    const int64_t spans = r->n_pinned;
+    for (r->n_pinned = 0; r->n_pinned < spans; r->n_pinned++) { /* those that are pinned, where one cannot be */
+        const struct span s = r->pinned[r->n_pinned];
         if (madvise(s.p, s.n, MADV_POPULATE_WRITE) < 0 && errno != EINVAL) /* a kernel before 5.14 */
             FAIL(ERR_NOMEM, "the host has no %.3f GiB for checkpoints beside the next steps: %s", (double)s.n / 0x1p30,
                  strerror(errno));

@@ -86,7 +86,7 @@ int cuda_host_register(struct dev *d, void *p, size_t bytes) {
 
 void cuda_host_unregister(struct dev *d, void *p) {
     cuda_offload_settle(cuda_of(d));
-    cudaHostUnregister(p);
+    if (cudaHostUnregister(p) != cudaSuccess) cudaGetLastError(); /* else the next launch reports it */
 }
 
 bool cuda_offload_has(const struct cuda *c, const void *p) {
