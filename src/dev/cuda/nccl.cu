@@ -103,7 +103,15 @@ static int group_start(const struct nccl *n) {
     NCCL_TRY(n, GroupStart, ());
     return 0;
 }
-static int group_end(const struct nccl *n) {
+/* rc: of what was told. A group ends after an error too: within one nothing is done, not even an abort. */
+static int group_end(const struct nccl *n, int rc) {
+    struct err_saved e;
+    if (rc < 0) {
+        err_save(&e);
+        (void)n->lib->GroupEnd();
+        err_restore(&e);
+        return rc;
+    }
     NCCL_TRY(n, GroupEnd, ());
     return settle(n, "GroupEnd", n->deadline_s);
 }
@@ -219,14 +227,17 @@ static int nccl_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, st
 
 /* ---- pieces ---- */
 
-static int move_parts(struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
-    TRY(group_start(n));
+static int tell_parts(const struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
     for (int i = 1; i < n->size; i++) { /* the ranks begin with different ones */
         const int to = peer_of(n, i), from = peer_of(n, -i);
         TRY(send(n, out[to].p, out[to].n, to));
         TRY(receive(n, in[from].p, in[from].n, from));
     }
-    return group_end(n);
+    return 0;
+}
+static int move_parts(const struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
+    TRY(group_start(n));
+    return group_end(n, tell_parts(n, out, in));
 }
 
 static int nccl_exchange(void *t, const struct dev_part *out, const struct dev_part *in) {
@@ -246,8 +257,7 @@ static int nccl_fold(void *t, struct tensor y, const struct tensor *x, int count
 }
 
 /* From where they are to where they go; of a pair of ranks part by part, in the same order on both. */
-static int gather_parts(struct nccl *n, char *whole, const size_t *at, int64_t n_parts) {
-    TRY(group_start(n));
+static int tell_gather(const struct nccl *n, char *whole, const size_t *at, int64_t n_parts) {
     for (int i = 1; i < n->size; i++) {
         const int to = peer_of(n, i), from = peer_of(n, -i);
         for (int64_t k = 0; k < n_parts; k++) {
@@ -256,7 +266,11 @@ static int gather_parts(struct nccl *n, char *whole, const size_t *at, int64_t n
             TRY(receive(n, whole + part[from], part[from + 1] - part[from], from));
         }
     }
-    return group_end(n);
+    return 0;
+}
+static int gather_parts(const struct nccl *n, char *whole, const size_t *at, int64_t n_parts) {
+    TRY(group_start(n));
+    return group_end(n, tell_gather(n, whole, at, n_parts));
 }
 
 static int nccl_gather(void *t, void *whole, const size_t *at, int64_t n_parts) {
