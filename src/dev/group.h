@@ -6,7 +6,8 @@
  * the group's own, beside what the compute stream does. All other devices go through host memory and comm, and a call returns when
  * its bytes have arrived.
  *
- * Collective calls are made by every rank, in the same order. Invariant: a rank's own range is written by that rank alone. */
+ * Collective calls are made by every rank, in the same order; ranks that are in two groups make those of both in one order.
+ * Invariant: a rank's own range is written by that rank alone. */
 #ifndef VERLC_DEV_GROUP_H
 #define VERLC_DEV_GROUP_H
 
@@ -22,8 +23,9 @@ struct dev_group;
 /* Collective. d and c are borrowed. Of GPUs one log line says which way their bytes go, and why no faster one; VERLC_GROUP of
  * rank 0 (peers, nccl or host) asks for one: ERR_UNSUPPORTED where it is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
 int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c);
-/* NULL ok. Not collective: what is queued comes to its end, whatever the others do. Where they shall get what it sends, all ranks
- * reach this point (a barrier) with nothing queued; until then leave shared memory as it is. */
+/* NULL ok. Not collective: what is queued comes to its end, whatever the others do, in other groups of this device as well. Where
+ * they shall get what it sends, all ranks reach this point (a barrier) with nothing queued; until then leave shared memory as it
+ * is. */
 void dev_group_close(struct dev_group *g);
 int dev_group_rank(const struct dev_group *g);
 int dev_group_size(const struct dev_group *g);

@@ -34,7 +34,7 @@
 extern char **environ;
 static char own_path[4096];
 
-enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000, SHIFT = 67 };
+enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000, SHIFT = 67, FEW = 30011 };
 
 /* ---- a rank ---- */
 
@@ -51,6 +51,10 @@ struct rank {
     struct dev d;
     struct comm *comm;
     struct dev_group *g;
+    struct comm *part; /* all ranks but the last, where they are more than two, have a second group */
+    struct dev_group *few;
+    uint32_t *few_whole;  /* (FEW), shared there */
+    struct comm *opening; /* the group that is opened */
     int rank, size;
     int64_t most;        /* elements of a bucket */
     int64_t rows;        /* of the embedding a rank, at most */
@@ -174,6 +178,23 @@ static int fill_base(struct rank *k) {
     return rc;
 }
 
+static int open_group(struct rank *k, struct comm *c, struct dev_group **g) {
+    k->opening = c;
+    return dev_group_open(g, &k->d, c);
+}
+
+/* It goes the way of the first. */
+static int open_few(struct rank *k) {
+    const int n = k->size > 2 ? k->size - 1 : k->size;
+    if (k->rank >= n) return 0;
+    TRY(comm_part(&k->part, k->comm, 0, n));
+    TRY(open_group(k, k->part, &k->few));
+    if (strcmp(dev_group_way(k->few), dev_group_way(k->g)) != 0)
+        FAIL(ERR_INTERNAL, "one group goes through %s, another through %s", dev_group_way(k->g), dev_group_way(k->few));
+    TRY(alloc(k, FEW, &k->few_whole));
+    return dev_group_share(k->few, k->few_whole, FEW * sizeof *k->few_whole);
+}
+
 static int open_rank(struct rank *k, const char *device, int64_t most, int64_t rows) {
     k->most = most;
     k->rows = rows;
@@ -184,7 +205,8 @@ static int open_rank(struct rank *k, const char *device, int64_t most, int64_t r
     TRY(alloc(k, rows, &k->ids));
     TRY(alloc(k, most, &k->whole));
     TRY(alloc(k, most, &k->copy));
-    TRY(dev_group_open(&k->g, &k->d, k->comm));
+    TRY(open_group(k, k->comm, &k->g));
+    TRY(open_few(k));
     TRY(dev_group_share(k->g, k->whole, (size_t)most * 4));
     for (int s = 0; s < SLOTS; s++) {
         TRY(alloc(k, (int64_t)(slot_bytes(k) / 4), &k->slot[s]));
@@ -199,13 +221,16 @@ static int open_rank(struct rank *k, const char *device, int64_t most, int64_t r
 static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
     unsigned char id[DEV_NCCL_ID];
     TRY(fake_id(d, id));
-    if (a->rank != self->rank || a->size != self->size || memcmp(a->id, id, sizeof id) != 0 || a->deadline_s <= 0)
+    if (a->rank != comm_rank(self->opening) || a->size != comm_size(self->opening) || memcmp(a->id, id, sizeof id) != 0 ||
+        a->deadline_s <= 0)
         FAIL(ERR_INTERNAL, "NCCL is opened as something else");
-    return group_host_open(d, self->comm, t);
+    return group_host_open(d, self->opening, t);
 }
 
 static void close_rank(struct rank *k) {
+    dev_group_close(k->few);
     dev_group_close(k->g);
+    comm_close(k->part);
     free(k->got);
     free(k->expect);
     for (int i = 0; i < k->n_blocks; i++) dev_free(&k->d, k->block[i].p, k->block[i].bytes);
@@ -368,6 +393,26 @@ static int gather_once(struct rank *k, struct rng *rng) {
     return 0;
 }
 
+/* An all-gather of the second group, between folds of the first. */
+static int gather_few(struct rank *k, uint32_t seed) {
+    uint32_t *const v = xmalloc(FEW * sizeof *v), *const got = xmalloc(FEW * sizeof *got);
+    size_t at[MOST + 1];
+    int rc = 0;
+    if (!k->few) goto out;
+    for (uint32_t i = 0; i < FEW; i++) v[i] = (seed + i) * 2654435761u;
+    for (int r = 0, n = dev_group_size(k->few); r <= n; r++) at[r] = (size_t)(FEW * r / n) * sizeof *v;
+    const size_t lo = at[dev_group_rank(k->few)], n = at[dev_group_rank(k->few) + 1] - lo;
+    TRYG(dev_zero(&k->d, k->few_whole, FEW * sizeof *v), out);
+    TRYG(dev_copy_in(&k->d, (char *)k->few_whole + lo, (char *)v + lo, n), out);
+    TRYG(dev_group_all_gather(k->few, k->few_whole, at, 1), out);
+    TRYG(dev_copy_out(&k->d, got, k->few_whole, FEW * sizeof *got), out);
+    if (memcmp(got, v, FEW * sizeof *v) != 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "other bytes in the second group");
+out:
+    free(v);
+    free(got);
+    return rc;
+}
+
 static int run_rounds(struct rank *k, int64_t rounds) {
     struct rng rng = {.seed = 7, .stream = RNG_TEST}, alone = {.seed = (uint64_t)k->rank, .stream = RNG_TRACE};
     int64_t ticket[SLOTS] = {0};
@@ -381,6 +426,8 @@ static int run_rounds(struct rank *k, int64_t rounds) {
             TRY(dev_group_reuse(k->g, ticket[slot]));
             TRY(start_fold(k, &w[f], slot, k->own[f] + w[f].shift[1], &ticket[slot]));
             if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
+            const uint32_t seed = rng_u32(&rng);
+            if (seed % 4 == 0) TRY(gather_few(k, seed));
         }
         TRY(dev_group_join(k->g));
         for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f] + w[f].shift[1], done++));
@@ -406,17 +453,25 @@ static int check_refused(struct rank *k) {
     return 0;
 }
 
-/* A rank that is left alone with a fold does not wait in close. */
+/* A rank that is left alone does not wait in close: with a fold, what waits for it, another fold behind that, and an all-gather of
+ * the second group. */
 static int check_abandoned(struct rank *k) {
     int64_t cut[MOST + 1], ticket;
     for (int r = 0; r <= k->size; r++) cut[r] = k->most * r / k->size;
     const struct dev_bucket b = {.x = k->slot[0], .cut = cut, .n = k->size, .own = k->own[0]};
     if (k->rank == 0) {
-        TRY(dev_group_fold(k->g, &b, &ticket));
-        TRY(dev_group_reuse(k->g, ticket));
+        size_t at[MOST + 1];
+        for (int r = 0; r <= k->size; r++) at[r] = (size_t)r * 4;
+        for (int i = 0; i < 2; i++) {
+            TRY(dev_group_fold(k->g, &b, &ticket));
+            TRY(dev_group_reuse(k->g, ticket));
+        }
+        TRY(dev_group_gather_begin(k->few, k->few_whole, at, 1, &ticket));
+        TRY(dev_group_gather_end(k->few));
         const double start = clock_now();
         dev_group_close(k->g);
-        k->g = NULL;
+        dev_group_close(k->few);
+        k->g = k->few = NULL;
         TRY(dev_sync(&k->d));
         if (clock_now() - start > 5) FAIL(ERR_INTERNAL, "close took %.1f s", clock_now() - start);
     }

@@ -23,8 +23,9 @@
 
 enum { CUDA_MAX_HEADS = 64 };
 
-struct cuda_offload; /* pinned host memory and copy streams: host_offload.cu */
-struct cuda_gemm;    /* GEMM plans and cuBLASLt's handle: dev/cuda/gemm/gemm.cu */
+struct cuda_offload;      /* pinned host memory and copy streams: host_offload.cu */
+struct cuda_gemm;         /* GEMM plans and cuBLASLt's handle: dev/cuda/gemm/gemm.cu */
+struct cuda_peer_streams; /* of groups: peers.cu */
 
 struct cuda {
     int index;           /* device number */
@@ -45,7 +46,9 @@ struct cuda {
     int64_t n_holds;              /* calls of it */
     size_t used_at_open;          /* bytes of the device in use when this context was ready, by anyone, without held */
     struct cuda_offload *offload; /* NULL: none was asked for */
-    int n_peers, n_nccl;          /* groups that have streams here: of peers.cu one and no other; of nccl.cu any number */
+    /* groups that have streams here, any number of one kind */
+    struct cuda_peer_streams *peer_streams; /* of peers.cu; NULL: none */
+    int n_nccl;                             /* of nccl.cu */
     struct {
         int64_t k, vocab;
         bool same;

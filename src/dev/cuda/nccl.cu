@@ -324,7 +324,8 @@ static void nccl_close(void *t) {
 
 static int nccl_version(struct dev *d, int *version) {
     const struct cuda_nccl *lib;
-    (void)d;
+    if (cuda_of(d)->peer_streams) /* said here, where all ranks hear it before one waits for another */
+        FAIL(ERR_UNSUPPORTED, "this GPU has a group by peers' memory already, whose streams take up the hardware queues");
     TRY(cuda_nccl_open(&lib));
     *version = lib->version;
     return 0;
@@ -403,8 +404,6 @@ static int greet(struct nccl *n, double within) {
 static int open_all(struct nccl *n, const unsigned char *id) {
     const double within = n->deadline_s / 2 < open_s ? n->deadline_s / 2 : open_s; /* then the ranks can still agree */
     size_t before = 0, after = 0, total = 0;
-    if (n->c->n_peers)
-        FAIL(ERR_UNSUPPORTED, "this GPU has a group of peers' memory already, whose streams take up the hardware queues");
     n->c->n_nccl++;
     n->counted = true;
     TRY(cuda_nccl_open(&n->lib));

@@ -1,14 +1,16 @@
 /* peers.cu - a group's ranks on the GPUs of one host: each maps the others' memory (CUDA IPC) and pulls what it owns.
  *
- * Three streams beside the compute stream. `tell` says that this rank's bytes are there, `pull` copies peers' bytes by copy
- * engines, `fold` adds them up and says that they are read. Flags are 32-bit counters in device memory, which hold the ticket of
- * the last operation: a rank writes its own in the memory of every peer and waits for the peers' in its own memory, both by
- * stream memory operations, so the host waits for nothing. A write is behind what it vouches for in its stream, with a fence of
- * the system's scope. Bytes are always read from where they were written, never pushed, so no copy can pass its flag.
+ * Three streams beside the compute stream, of all groups of a GPU. `tell` says that this rank's bytes are there, `pull` copies
+ * peers' bytes by copy engines, `fold` adds them up and says that they are read. Flags are 32-bit counters in device memory, which
+ * hold the ticket of the last operation: a rank writes its own in the memory of every peer and waits for the peers' in its own
+ * memory, both by stream memory operations, so the host waits for nothing. A write is behind what it vouches for in its stream,
+ * with a fence of the system's scope. Bytes are always read from where they were written, never pushed, so no copy can pass its
+ * flag.
  *
  * Rows of the token embedding are read where they lie, by the kernel that adds them: only those of ids that this rank owns.
  * Invariant: a stream that waits for a flag waits for work that every rank has queued without waiting for this operation or a
- * later one. So whoever is behind can always go on; and no two of the streams may share a hardware queue (check_queues). */
+ * later one, of any of its groups. So whoever is behind can always go on; and no two of the streams may share a hardware queue
+ * (check_queues). */
 #include "dev/cuda/context.cuh"
 
 #include "base/log.h"
@@ -16,6 +18,7 @@
 
 #include <cuda.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum { HALF = CUDA_PEER_HALF, FLAG_BYTES = CUDA_PEER_FLAGS, ROW_BYTES = CUDA_PEER_ROWS };
 enum { QUEUES = 8 };                /* hardware queues of a process, and the streams that it has at most */
@@ -24,15 +27,23 @@ enum flag { READY, READ, N_FLAGS }; /* of a rank: its bytes are there; it has re
 typedef CUresult (*flag_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 typedef CUresult (*range_fn)(CUdeviceptr *, size_t *, CUdeviceptr);
 
+/* What the groups of a GPU have in common, while there is one. */
+struct cuda_peer_streams {
+    cudaStream_t tell, pull, fold;
+    cudaStream_t rescue;  /* has nothing that waits: what release() queues is done at once */
+    struct peers *groups; /* all */
+};
+
 struct peers {
     struct cuda *c;
+    struct cuda_peer_streams *streams; /* with this one in its list; NULL: not yet */
+    struct peers *next;                /* of that list */
     int rank, size;
-    bool counted;    /* in n_peers */
     uint32_t ticket; /* of the last operation */
     int64_t stamp;   /* of a trace, for the next operation; -1: none */
     flag_fn write, wait;
     range_fn range;
-    cudaStream_t tell, pull, fold;
+    cudaStream_t tell, pull, fold;    /* those of streams */
     cudaEvent_t queued;               /* the end of the compute stream when an operation was asked for */
     cudaEvent_t pulled[2], folded[2]; /* of a half of the staging buffer */
     cudaEvent_t done;                 /* the end of `fold` that the compute stream waits for */
@@ -54,10 +65,12 @@ static int driver_failed(CUresult r, const char *what) {
 
 /* ---- flags ---- */
 
+static int write_flag(const struct peers *p, cudaStream_t s, uint32_t *at) {
+    return driver_failed(p->write(s, (CUdeviceptr)at, p->ticket, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
+}
 /* Rank `rank` learns on `s` that this one has come so far. */
 static int say(const struct peers *p, cudaStream_t s, int rank, enum flag flag) {
-    uint32_t *const at = &p->flags[rank][p->rank * N_FLAGS + flag];
-    return driver_failed(p->write(s, (CUdeviceptr)at, p->ticket, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
+    return write_flag(p, s, &p->flags[rank][p->rank * N_FLAGS + flag]);
 }
 static int wait_for(const struct peers *p, cudaStream_t s, int rank, enum flag flag, uint32_t ticket) {
     uint32_t *const at = &p->flags[p->rank][rank * N_FLAGS + flag];
@@ -105,19 +118,46 @@ static int peers_join(void *peers) {
 
 /* Streams that share a hardware queue wait for each other, and would do so for ever. */
 static int check_queues(const struct cuda *c) {
-    if (c->n_peers || c->n_nccl) FAIL(ERR_UNSUPPORTED, "this GPU has a group already, whose streams take up the hardware queues");
+    if (c->n_nccl) FAIL(ERR_UNSUPPORTED, "this GPU has a group by NCCL already, whose streams take up the hardware queues");
     const char *const queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     if (queues && atoi(queues) < QUEUES)
         FAIL(ERR_UNSUPPORTED, "CUDA_DEVICE_MAX_CONNECTIONS=%s is less than %d: unset it", queues, QUEUES);
     return 0;
 }
 
-static int open_streams(struct peers *p) {
-    cudaStream_t *const streams[] = {&p->tell, &p->pull, &p->fold};
-    cudaEvent_t *const events[] = {&p->queued, &p->pulled[0], &p->pulled[1], &p->folded[0], &p->folded[1], &p->done, &p->gathered};
+/* Enters the list of the GPU's groups; the first one makes the streams. */
+static int join_streams(struct peers *p) {
+    struct cuda_peer_streams *s = p->c->peer_streams;
     int least = 0, greatest = 0;
+    if (!s) s = p->c->peer_streams = (struct cuda_peer_streams *)calloc(1, sizeof *s);
+    if (!s) FAIL(ERR_NOMEM, "cuda: out of host memory");
+    p->streams = s;
+    p->next = s->groups;
+    s->groups = p;
     CU_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest)); /* folds are short and others wait for them */
-    for (cudaStream_t *s : streams) CU_TRY(cudaStreamCreateWithPriority(s, cudaStreamNonBlocking, greatest));
+    for (cudaStream_t *one : {&s->tell, &s->pull, &s->fold, &s->rescue})
+        if (!*one) CU_TRY(cudaStreamCreateWithPriority(one, cudaStreamNonBlocking, greatest));
+    p->tell = s->tell;
+    p->pull = s->pull;
+    p->fold = s->fold;
+    return 0;
+}
+
+static void leave_streams(struct peers *p) {
+    struct cuda_peer_streams *const s = p->streams;
+    if (!s) return;
+    struct peers **at = &s->groups;
+    while (*at != p) at = &(*at)->next;
+    *at = p->next;
+    if (s->groups) return;
+    for (cudaStream_t one : {s->tell, s->pull, s->fold, s->rescue})
+        if (one) cudaStreamDestroy(one);
+    p->c->peer_streams = NULL;
+    free(s);
+}
+
+static int open_events(struct peers *p) {
+    cudaEvent_t *const events[] = {&p->queued, &p->pulled[0], &p->pulled[1], &p->folded[0], &p->folded[1], &p->done, &p->gathered};
     for (cudaEvent_t *e : events) CU_TRY(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
     return 0;
 }
@@ -127,12 +167,11 @@ static int peers_share(void *peers, void *p, size_t bytes, struct dev_peer_memor
 static int open_all(struct peers *p, struct dev_peer_memory *flags) {
     void *at;
     TRY(check_queues(p->c));
-    p->c->n_peers++;
-    p->counted = true;
     TRY(cuda_driver_entry("cuStreamWriteValue32", (void **)&p->write));
     TRY(cuda_driver_entry("cuStreamWaitValue32", (void **)&p->wait));
     TRY(cuda_driver_entry("cuMemGetAddressRange", (void **)&p->range));
-    TRY(open_streams(p));
+    TRY(join_streams(p));
+    TRY(open_events(p));
     TRY(cuda_hold(p->c, 2 * (size_t)HALF, (void **)&p->staging));
     TRY(cuda_hold(p->c, FLAG_BYTES, &at));
     p->flags[p->rank] = (uint32_t *)at;
@@ -163,37 +202,40 @@ static int peers_open(struct dev *d, int rank, int size, void **peers, struct de
 
 /* ---- closing ---- */
 
-/* All flags of this rank become `last` (pageable: pinning memory may wait for the device). On `tell`, which waits for no peer and
- * shares its hardware queue with no stream that does: a new one might. */
-static int set_flags(struct peers *p, const uint32_t *last, size_t n) {
-    CU_TRY(cudaMemcpyAsync(p->flags[p->rank], last, n * sizeof *last, cudaMemcpyHostToDevice, p->tell));
-    CU_TRY(cudaStreamSynchronize(p->tell));
+static int is_idle(const struct peers *p, bool *idle) {
+    *idle = true;
+    for (cudaStream_t s : {p->tell, p->pull, p->fold, p->c->stream}) {
+        const cudaError_t e = cudaStreamQuery(s);
+        if (e != cudaErrorNotReady) CU_TRY(e);
+        *idle = *idle && e == cudaSuccess;
+    }
+    cudaGetLastError(); /* cudaErrorNotReady */
     return 0;
 }
 
-/* What is queued may wait for a peer that is gone: all flags are set, so that it comes to its end. */
-static int release(struct peers *p) {
-    const size_t n = (size_t)p->size * N_FLAGS;
-    if (cudaStreamQuery(p->tell) == cudaSuccess && cudaStreamQuery(p->pull) == cudaSuccess &&
-        cudaStreamQuery(p->fold) == cudaSuccess && cudaStreamQuery(p->c->stream) == cudaSuccess)
-        return 0;
-    cudaGetLastError(); /* cudaErrorNotReady */
-    uint32_t *const last = (uint32_t *)malloc(n * sizeof *last);
-    if (!last) FAIL(ERR_NOMEM, "cuda: out of host memory");
-    for (size_t i = 0; i < n; i++) last[i] = p->ticket;
-    const int rc = set_flags(p, last, n);
-    free(last);
-    TRY(rc);
-    CU_TRY(cudaStreamSynchronize(p->c->stream));
-    CU_TRY(cudaStreamSynchronize(p->tell));
-    CU_TRY(cudaStreamSynchronize(p->pull));
-    CU_TRY(cudaStreamSynchronize(p->fold));
+/* Every wait of every group of this GPU is over. By stream memory operations, since a copy may be queued behind one that waits,
+ * and on `rescue`, since each other stream may be behind the compute stream, and that wait for a peer. */
+static int set_flags(const struct cuda_peer_streams *s) {
+    for (const struct peers *g = s->groups; g; g = g->next)
+        for (int i = 0; g->flags[g->rank] && i < g->size * N_FLAGS; i++) TRY(write_flag(g, s->rescue, &g->flags[g->rank][i]));
+    CU_TRY(cudaStreamSynchronize(s->rescue));
     return 0;
+}
+
+/* What is queued may wait for a peer that is gone: it comes to its end. A peer that is late may write over a flag, so until all is
+ * done they are set again. */
+static int release(struct peers *p) {
+    const struct timespec nap = {0, 1000000};
+    for (bool idle;;) {
+        TRY(is_idle(p, &idle));
+        if (idle) return 0;
+        TRY(set_flags(p->streams));
+        nanosleep(&nap, NULL);
+    }
 }
 
 static void peers_close(void *peers) {
     struct peers *p = (struct peers *)peers;
-    cudaStream_t const streams[] = {p->tell, p->pull, p->fold};
     cudaEvent_t const events[] = {p->queued, p->pulled[0], p->pulled[1], p->folded[0], p->folded[1], p->done, p->gathered};
     struct err_saved e;
     err_save(&e);
@@ -201,13 +243,11 @@ static void peers_close(void *peers) {
     for (int i = 0; i < p->n_mapped; i++) (void)cudaIpcCloseMemHandle(p->mapped[i]);
     for (cudaEvent_t event : events)
         if (event) cudaEventDestroy(event);
-    for (cudaStream_t s : streams)
-        if (s) cudaStreamDestroy(s);
+    leave_streams(p);
     (void)cuda_drop(p->c, p->staging, 2 * (size_t)HALF);
     (void)cuda_drop(p->c, p->flags[p->rank], FLAG_BYTES);
     (void)cuda_drop(p->c, p->rows, p->row_bytes);
     cudaGetLastError();
-    p->c->n_peers -= p->counted;
     free(p->flags);
     free(p->x);
     free(p->mapped);
