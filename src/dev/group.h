@@ -31,8 +31,8 @@ int dev_group_rank(const struct dev_group *g);
 int dev_group_size(const struct dev_group *g);
 struct comm *dev_group_comm(struct dev_group *g);
 const char *dev_group_way(const struct dev_group *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
-/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by the fastest
- * way there, or through the host. */
+/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by NCCL where
+ * VERLC_GROUP says so, else by the fastest way there, or through the host. */
 size_t dev_group_bytes(const struct dev *d, int size, int local);
 
 /* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */

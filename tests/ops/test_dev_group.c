@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "comm/comm.h"
 #include "dev/group_int.h"
+#include "dev/peers.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -129,11 +130,40 @@ static int fake_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, st
 }
 static struct dev_nccl_ops fake_nccl = {.bytes = fake_bytes, .version = fake_version, .id = fake_id, .open = fake_open};
 
+/* ---- a backend that says that it reads peers' memory; a group by it is opened, and closed where another rank cannot ---- */
+
+static int fake_opened; /* and not closed */
+static const char *fake_fails = "";
+
+static size_t fake_peer_bytes(void) { return 1; }
+static int fake_peers_open(struct dev *d, int rank, int size, void **peers, struct dev_peer_memory *flags) {
+    (void)d, (void)size;
+    if (strcmp(fake_fails, "peers-open") == 0) FAIL(ERR_UNSUPPORTED, "its memory cannot be shared");
+    fake_opened++;
+    *peers = &fake_opened;
+    memset(flags->handle, rank + 1, sizeof flags->handle);
+    return 0;
+}
+static int fake_peers_flags(void *peers, int rank, const struct dev_peer_memory *flags) {
+    (void)peers;
+    for (size_t i = 0; i < sizeof flags->handle; i++)
+        if (flags->handle[i] != rank + 1) FAIL(ERR_INTERNAL, "the flags of rank %d are another's", rank);
+    if (strcmp(fake_fails, "peers-map") == 0) FAIL(ERR_UNSUPPORTED, "it cannot read the others");
+    return 0;
+}
+static void fake_peers_close(void *peers) {
+    CHECK(peers == &fake_opened);
+    fake_opened--;
+}
+static const struct dev_peer_ops fake_peers = {
+    .bytes = fake_peer_bytes, .open = fake_peers_open, .flags = fake_peers_flags, .close = fake_peers_close};
+
 /* DEVICE of rank r; "far" is the cpu with memory that counts as its own; "nccl" has the fake one, "nccl-without" all but rank 1,
- * "nccl-other" another version there. */
+ * "nccl-other" another version there; "peers-open" and "peers-map" have the peers' memory of above, where rank 1 cannot. */
 static int open_device(struct rank *k, const char *device) {
     const char *gpus = strchr(device, ':');
-    const bool nccl = strncmp(device, "nccl", 4) == 0, far = nccl || strcmp(device, "far") == 0;
+    const bool peers = strncmp(device, "peers", 5) == 0, nccl = strncmp(device, "nccl", 4) == 0;
+    const bool far = peers || nccl || strcmp(device, "far") == 0;
     char name[64];
     if (gpus) snprintf(name, sizeof name, "cuda:%d", k->rank % atoi(gpus + 1));
     else snprintf(name, sizeof name, "%s", far ? "cpu" : device);
@@ -145,6 +175,8 @@ static int open_device(struct rank *k, const char *device) {
         far_ops.host_free = far_host_free;
     }
     if (nccl) far_ops.nccl = &fake_nccl;
+    if (peers) far_ops.peers = &fake_peers;
+    if (peers && k->rank == 1) fake_fails = device;
     if (k->rank == 1 && strcmp(device, "nccl-without") == 0) fake_version_number = 0;
     if (k->rank == 1 && strcmp(device, "nccl-other") == 0) fake_version_number = 29902;
     k->d.ops = &far_ops;
@@ -180,7 +212,9 @@ static int fill_base(struct rank *k) {
 
 static int open_group(struct rank *k, struct comm *c, struct dev_group **g) {
     k->opening = c;
-    return dev_group_open(g, &k->d, c);
+    const int rc = dev_group_open(g, &k->d, c);
+    CHECK(fake_opened == 0);
+    return rc;
 }
 
 /* It goes the way of the first. */
@@ -655,6 +689,10 @@ static void the_way(void **state) {
         {"nccl-without", "", "the host", NULL},
         {"nccl-other", "", "the host", NULL},
         {"cpu", "", "the host", NULL},
+        {"peers-open", "", "the host", NULL},
+        {"peers-map", "", "the host", NULL},
+        {"peers-open", "peers", NULL, "rank 1"},
+        {"peers-map", "peers", NULL, "it cannot read the others"},
         {"nccl-without", "nccl", NULL, "VERLC_GROUP=nccl is not possible here: rank 1 ("},
         {"nccl-other", "nccl", NULL, "its NCCL is version 29901, that of rank 1"},
         {"nccl", "peers", NULL, "VERLC_GROUP=peers is not possible here: rank 0"},
@@ -672,6 +710,25 @@ static void the_way(void **state) {
         unsetenv(WANT_REFUSED);
         if (!good) fail_msg("%s, VERLC_GROUP=%s", cases[i].device, cases[i].asked);
     }
+}
+
+/* A plan counts the way that is asked for. */
+static void bytes_of_the_way(void **state) {
+    struct dev d;
+    struct dev_ops ops;
+    (void)state;
+    if (dev_open_named(&d, "cpu", 1, NULL) < 0) fail_msg("%s", err_msg());
+    ops = *d.ops;
+    ops.peers = &fake_peers;
+    ops.nccl = &fake_nccl;
+    d.ops = &ops;
+    assert_int_equal(dev_group_bytes(&d, 4, 4), 1);
+    assert_int_equal(dev_group_bytes(&d, 4, 2), 4);
+    assert_int_equal(dev_group_bytes(&d, 1, 1), 0);
+    setenv("VERLC_GROUP", "nccl", 1);
+    assert_int_equal(dev_group_bytes(&d, 4, 4), 4);
+    unsetenv("VERLC_GROUP");
+    dev_close(&d);
 }
 
 /* Small buckets, some of several pieces, and large ones; then a rank that is left alone. */
@@ -705,10 +762,9 @@ int main(int argc, char **argv) {
         return 2;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_number_of_ranks),
-        cmocka_unit_test(through_host_memory),
-        cmocka_unit_test(the_reference),
-        cmocka_unit_test(the_way),
+        cmocka_unit_test(any_number_of_ranks), cmocka_unit_test(through_host_memory),
+        cmocka_unit_test(the_reference),       cmocka_unit_test(the_way),
+        cmocka_unit_test(bytes_of_the_way),
     };
     return cmocka_run_group_tests_name("dev group", tests, NULL, NULL);
 }
