@@ -283,6 +283,14 @@ void model_stream_begin(struct model *m) {
     read_at(m, s->here);
 }
 
+int model_stream_end(struct model *m) {
+    const struct model_stream *const s = m->stream;
+    if (!s || !s->group) return 0;
+    int64_t last = s->tail_ticket;
+    for (int b = 0; b < 2; b++) last = s->ticket[b] > last ? s->ticket[b] : last;
+    return dev_group_reuse(s->group, last);
+}
+
 /* ---- transfers ---- */
 
 /* n spans from the first on are on their way to their places behind base. *ticket: of the last gather there, then of this. */

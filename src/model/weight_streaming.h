@@ -20,6 +20,8 @@ void model_stream_bind(struct model *m, void *block, struct dev_group *g);
 /* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
  * the device: nothing. */
 void model_stream_begin(struct model *m);
+/* After its last pass: all ranks have read what this one gave before the compute stream goes on, so others may use the block. */
+int model_stream_end(struct model *m);
 /* Instead of a model_forward of this rank. */
 int model_stream_idle(struct model *m);
 int model_stream_idle_back(struct model *m); /* of the model_backward after it */

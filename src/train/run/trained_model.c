@@ -174,7 +174,7 @@ int trained_model_end(struct trained_model *t) {
         TRY(agree(t, false, &any));
         if (any) TRY(model_stream_idle(t->model));
     }
-    return 0;
+    return model_stream_end(t->model);
 }
 
 /* The lists of the targets from `at` on; NULL where there are none. */
@@ -434,6 +434,7 @@ static int all_waves(struct trained_model *t, const struct mini_batch *s, const 
     for (int64_t i = 0; i < n && !bad && rc == 0; i += each) rc = wave(t, s, list + i, least(n - i, each), i == 0, &bad, r);
     if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
     TRY(rank_gradients_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
+    TRY(model_stream_end(t->model));
     if (bad) loss_not_finite(t, &r->optim);
     return rc;
 }
