@@ -26,6 +26,7 @@ enum { CUDA_MAX_HEADS = 64 };
 struct cuda_offload;      /* pinned host memory and copy streams: host_offload.cu */
 struct cuda_gemm;         /* GEMM plans and cuBLASLt's handle: dev/cuda/gemm/gemm.cu */
 struct cuda_peer_streams; /* of groups: peers.cu */
+struct nccl;              /* a group: nccl.cu */
 
 struct cuda {
     int index;           /* device number */
@@ -48,7 +49,7 @@ struct cuda {
     struct cuda_offload *offload; /* NULL: none was asked for */
     /* groups that have streams here, any number of one kind */
     struct cuda_peer_streams *peer_streams; /* of peers.cu; NULL: none */
-    int n_nccl;                             /* of nccl.cu */
+    struct nccl *nccl;                      /* of nccl.cu, a list; NULL: none */
     struct {
         int64_t k, vocab;
         bool same;

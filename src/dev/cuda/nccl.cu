@@ -42,9 +42,9 @@ struct nccl {
     int rank, size;
     double deadline_s;
     nccl_comm comm;
-    bool counted;   /* in n_nccl */
-    size_t own;     /* bytes that NCCL itself took, in c->held */
-    int64_t ticket; /* of the last operation */
+    struct nccl *next; /* of the GPU's list */
+    size_t own;        /* bytes that NCCL itself took, in c->held */
+    int64_t ticket;    /* of the last operation */
     cudaStream_t wire, fold;
     cudaEvent_t queued;         /* the end of the compute stream when an operation was asked for */
     cudaEvent_t arrived;        /* what the last exchange received */
@@ -291,13 +291,39 @@ static int nccl_gathered(void *t) {
 
 /* ---- closing ---- */
 
+static bool is_idle(const struct cuda *c) {
+    bool idle = cudaStreamQuery(c->stream) == cudaSuccess;
+    for (const struct nccl *n = c->nccl; n; n = n->next)
+        for (cudaStream_t s : {n->wire, n->fold}) idle = idle && (!s || cudaStreamQuery(s) == cudaSuccess);
+    cudaGetLastError(); /* cudaErrorNotReady */
+    return idle;
+}
+
+/* What waits for another rank comes to its end: in this group, and where there still is something, in all of this GPU, since
+ * memory is freed when all streams have come to theirs. */
+static void abort_waits(struct nccl *n) {
+    if (n->comm) (void)n->lib->CommAbort(n->comm);
+    n->comm = NULL;
+    for (struct nccl *other = n->c->nccl; other; other = other->next) {
+        if (!other->comm || is_idle(n->c)) continue;
+        (void)n->lib->CommAbort(other->comm);
+        other->comm = NULL;
+    }
+}
+
+static void leave_list(struct nccl *n) {
+    struct nccl **at = &n->c->nccl;
+    while (*at != n) at = &(*at)->next;
+    *at = n->next;
+}
+
 static void nccl_close(void *t) {
     struct nccl *n = (struct nccl *)t;
     cudaEvent_t const events[] = {n->queued,   n->arrived, n->used[0],     n->used[1],
                                   n->gathered, n->done,    n->ids[0].used, n->ids[1].used};
     struct err_saved e;
     err_save(&e);
-    if (n->comm) (void)n->lib->CommAbort(n->comm); /* what waits for another rank comes to its end */
+    abort_waits(n);
     for (cudaStream_t s : {n->wire, n->fold})
         if (s) (void)cudaStreamSynchronize(s);
     for (cudaEvent_t event : events)
@@ -306,6 +332,7 @@ static void nccl_close(void *t) {
         if (event) cudaEventDestroy(event);
     for (cudaStream_t s : {n->wire, n->fold})
         if (s) cudaStreamDestroy(s);
+    leave_list(n);
     (void)cuda_drop(n->c, n->staging, cuda_nccl_staging(n->size));
     for (int i = 0; i < 2; i++) {
         (void)cuda_drop(n->c, n->table[i].p, n->table[i].bytes);
@@ -314,7 +341,6 @@ static void nccl_close(void *t) {
     }
     cudaGetLastError();
     n->c->held -= n->own;
-    n->c->n_nccl -= n->counted;
     free(n->greeting);
     free(n);
     err_restore(&e);
@@ -404,8 +430,6 @@ static int greet(struct nccl *n, double within) {
 static int open_all(struct nccl *n, const unsigned char *id) {
     const double within = n->deadline_s / 2 < open_s ? n->deadline_s / 2 : open_s; /* then the ranks can still agree */
     size_t before = 0, after = 0, total = 0;
-    n->c->n_nccl++;
-    n->counted = true;
     TRY(cuda_nccl_open(&n->lib));
     TRY(open_streams(n));
     TRY(cuda_hold(n->c, cuda_nccl_staging(n->size), (void **)&n->staging));
@@ -426,6 +450,8 @@ static int nccl_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
     n->rank = a->rank;
     n->size = a->size;
     n->deadline_s = a->deadline_s;
+    n->next = n->c->nccl;
+    n->c->nccl = n;
     const int rc = open_all(n, a->id);
     if (rc < 0) {
         nccl_close(n);

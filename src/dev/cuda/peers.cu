@@ -118,7 +118,7 @@ static int peers_join(void *peers) {
 
 /* Streams that share a hardware queue wait for each other, and would do so for ever. */
 static int check_queues(const struct cuda *c) {
-    if (c->n_nccl) FAIL(ERR_UNSUPPORTED, "this GPU has a group by NCCL already, whose streams take up the hardware queues");
+    if (c->nccl) FAIL(ERR_UNSUPPORTED, "this GPU has a group by NCCL already, whose streams take up the hardware queues");
     const char *const queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     if (queues && atoi(queues) < QUEUES)
         FAIL(ERR_UNSUPPORTED, "CUDA_DEVICE_MAX_CONNECTIONS=%s is less than %d: unset it", queues, QUEUES);
