@@ -1,0 +1,49 @@
+/* cuda_runtime.h - what src/dev/cuda/peers.cu and nccl.cu use of CUDA's runtime, for runtime.cu: streams without a GPU. */
+#ifndef VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
+#define VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
+
+#include <functional>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct stream *cudaStream_t;
+typedef struct event *cudaEvent_t;
+enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600 };
+enum { cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault, cudaIpcMemLazyEnablePeerAccess };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+struct cudaIpcMemHandle_t {
+    char bytes[64];
+};
+
+cudaError_t cudaGetLastError();
+const char *cudaGetErrorString(cudaError_t e);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
+cudaError_t cudaStreamDestroy(cudaStream_t s);
+cudaError_t cudaStreamQuery(cudaStream_t s);
+cudaError_t cudaStreamSynchronize(cudaStream_t s);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t e);
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
+cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind kind, cudaStream_t s);
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t s);
+cudaError_t cudaMalloc(void **p, size_t n);
+cudaError_t cudaFree(void *p); /* waits for all streams of this device, as CUDA's */
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags);
+cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaMemGetInfo(size_t *now, size_t *total);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p);
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *p);
+
+/* This thread's device: its streams are spread over so many hardware queues, each in the order of submission. */
+void streams_device(int queues);
+void streams_idle(); /* waits for all its streams */
+void streams_end();
+/* What s does next, again and again until it says true. */
+void streams_push(cudaStream_t s, std::function<bool()> what);
+
+#endif
