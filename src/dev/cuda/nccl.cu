@@ -299,16 +299,18 @@ static bool is_idle(const struct cuda *c) {
     return idle;
 }
 
-/* What waits for another rank comes to its end: in this group, and where there still is something, in all of this GPU, since
- * memory is freed when all streams have come to theirs. */
-static void abort_waits(struct nccl *n) {
+static void abort_comm(struct nccl *n) {
     if (n->comm) (void)n->lib->CommAbort(n->comm);
     n->comm = NULL;
-    for (struct nccl *other = n->c->nccl; other; other = other->next) {
-        if (!other->comm || is_idle(n->c)) continue;
-        (void)n->lib->CommAbort(other->comm);
-        other->comm = NULL;
-    }
+}
+
+/* What waits for another rank comes to its end: in this group, and where something is queued, in all of this GPU, since memory is
+ * freed when all streams have come to theirs. Within NCCL's group all are told before one of them frees its own. */
+static void abort_waits(struct nccl *n) {
+    const bool all = n->comm && n->c->nccl->next && !is_idle(n->c) && n->lib->GroupStart() == NCCL_OK;
+    abort_comm(n);
+    for (struct nccl *other = n->c->nccl; all && other; other = other->next) abort_comm(other);
+    if (all) (void)n->lib->GroupEnd();
 }
 
 static void leave_list(struct nccl *n) {
