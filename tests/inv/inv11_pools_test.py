@@ -156,6 +156,11 @@ def rewards(s, test):
     run(*one_off(s, "rm_off_pools", **own, **pool, **{"rollout.ranks": 1}))
     why = first_difference(s.dir / "rm_off", s.dir / "rm_off_pools", 4)
     test("one step off with three pools: the bits of one rank", why == "", why)
+    run(*one_off(s, "judge_off", **cases["judge"]))
+    for name, ranks in (("judge_off_turns", {"trainer.ranks": 2}), ("judge_off_pools", {**pool, "rollout.ranks": 1})):
+        p = run(*one_off(s, name, **cases["judge"], **ranks), check=False)
+        why = p.stderr[-500:] if p.returncode else first_difference(s.dir / "judge_off", s.dir / name, 4)
+        test(f"one step off with a judge, {ranks}: the bits of one rank", why == "", why)
 
 
 def critics(s, test):

@@ -469,6 +469,7 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
     rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
     if (rc == 0 && a->g.beside) worker_beside(s->worker, step_beside, a);
     else if (rc == 0) rc = gen_run(&a->g);
+    if (rc == 0 && !a->g.beside) worker_generate_end(s->worker); /* ranks are asked for other things now, a judge for nothing */
     if (rc < 0) ppo_rollout_drop(a);
     else *out = a;
     return rc;
