@@ -325,6 +325,13 @@ static int join_parts(const char *tmp, const struct ckpt_save_args *a, json_t **
     return rc;
 }
 
+/* Of a checkpoint that there will not be. */
+static void drop_parts(const struct ckpt_save_args *a) {
+    char *dir = parts_dir(a);
+    file_remove_tree(dir);
+    free(dir);
+}
+
 static int write_parts(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     TRY(file_mkdirs(tmp));
     for (int i = 0; i < a->n_parts; i++) TRY(save_part(w, tmp, &a->parts[i]));
@@ -411,6 +418,7 @@ int ckpt_save(const struct ckpt_save_args *a) {
         struct err_saved why;
         err_save(&why);
         file_remove_tree(tmp);
+        if (a->joins) drop_parts(a);
         err_restore(&why);
         err_wrap(rc, "checkpoint of step %lld was not saved", (long long)a->step);
         rc = err_append(rc == ERR_INPUT ? ERR_IO : rc, "; older checkpoints are untouched");

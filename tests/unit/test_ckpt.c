@@ -534,6 +534,12 @@ static void test_full_disk(void **state) {
         assert_non_null(strstr(err_msg(), "checkpoint of step 2 was not saved"));
         assert_false(count_files(f->root, ".tmp") || there(f, 2));
         assert_int_equal(newest(f), 1);
+        OK(save_part(f, 2, 1, "critic", true, false)); /* it had come before the disk was full */
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        const int joins = save_part(f, 2, 1, "actor", false, true);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+        assert_int_equal(joins, ERR_IO);
+        assert_false(count_files(f->root, ".tmp") || there(f, 2));
     }
     OK(save(f, 2, 1));
     assert_int_equal(newest(f), 2);
