@@ -128,6 +128,23 @@ def lost(s, test):
         test(f"{sig.name} of rank {rank}: the run ends within 10 s by its name",
              p.returncode not in (0, None) and f"error: rank {rank} " in err and time.monotonic() - begun < 10 and
              not any(pathlib.Path(f"/proc/{pid}").exists() for pid in ranks), (time.monotonic() - begun, err[-300:]))
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
+              "critic.ranks": 1, "actor_rollout_ref.actor.ppo_epochs": 20, "trainer.total_training_steps": 500}
+    for rank in (0, 1):  # most of a step is the policy's update, beside the critic's
+        name = f"lost_critic_{rank}"
+        p = start(s.ppo(name, **critic))
+        while not (s.dir / name / "global_step_1").exists() and p.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(rank_pid(p, rank), signal.SIGKILL)
+        begun = time.monotonic()
+        try:
+            err = p.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            p.kill()
+            err = p.communicate()[1]
+        test(f"a rank {rank} that is lost beside the critic's update: the run ends within 10 s by its name",
+             p.returncode == 1 and f"error: rank {rank} " in err and time.monotonic() - begun < 10, (p.returncode, err[-300:]))
     p = start(one_off(s, "restarted", **{"rollout.ranks": 1, "trainer.max_restarts": 1}))
     while not (s.dir / "restarted/global_step_2").exists() and p.poll() is None:
         os.sched_yield()

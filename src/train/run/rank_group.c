@@ -86,7 +86,13 @@ void rank_group_drain(struct rank_group *g) {
     err_restore(&why);
 }
 
-/* Waits for the calls under way, of all ranks. */
+static bool under_way(const struct rank_group *g) {
+    bool any = false;
+    for (int r = 0; r < g->n; r++) any |= g->busy[r];
+    return any;
+}
+
+/* Waits for the calls under way, of all ranks. Where another part has met an error there are none any more. */
 static int take_all(struct rank_group *g, const char *phase, struct hub_reply *replies) {
     for (int left = g->n; left > 0;) {
         struct hub_reply reply;
@@ -94,6 +100,7 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
         const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
         TRY(got);
         rank_group_look_around(g, phase);
+        if (got == 0 && !under_way(g)) FAIL(ERR_RANK, "%s: its call was given up", hub_who(g->hub, g->first));
         if (got == 0) continue;
         replies[rank] = reply;
         left--;
