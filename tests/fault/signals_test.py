@@ -151,6 +151,21 @@ def check_update(s, test):
         test(f"SIGTERM {what}: resumed to the same bits", state(s.dir / broken, 3) == state(s.dir / whole, 3))
 
 
+def check_second_update(s, test):
+    """The policy's update, when the critic has changed in this step: on ranks too it goes on to its end."""
+    keys = {"trainer.save_freq": -1, "trainer.total_training_steps": 60, "data.train_batch_size": 8, "trainer.device": "cpu",
+            "actor_rollout_ref.rollout.n": 32, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "actor_rollout_ref.model.path": s.dir / "slow",
+            "actor_rollout_ref.actor.use_kl_loss": False, "algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model",
+            "critic.ppo_mini_batch_size": 2, "critic.ppo_micro_batch_size_per_gpu": 64}
+    for name, ranks in (("turns", {"trainer.ranks": 2}), ("pool", {"trainer.ranks": 2, "critic.ranks": 1})):
+        d, early = f"second-{name}", "step ([0-9]+)/60 update_actor 1?[0-9]?[0-9]/256"  # a bar is shown now and then
+        _, code, err = stopped_at(s.ppo(d, **keys, **ranks), early.encode())
+        met = re.search(early, err)
+        test(f"SIGTERM in the policy's update, after the critic's, {ranks}: the step is saved",
+             met and code == 143 and saved(s.dir / d) == [int(met[1])], f"exit {code} {saved(s.dir / d)} {met}: {err[-500:]}")
+
+
 def check_retention(s, test):
     d = s.dir / "kept"
     keep = {"trainer.max_actor_ckpt_to_keep": 2}
@@ -216,6 +231,7 @@ def main():
         check_moments(s, test)
         check_phases(s, test)
         check_update(s, test)
+        check_second_update(s, test)
         check_resume(s, test, check_retention(s, test))
         check_sft(s, test)
     test.end()

@@ -148,13 +148,15 @@ static int update(struct comm *comm, const struct comm_call *call, struct ctl_re
     struct batch b = {0};
     enum verlc_role role;
     int64_t step;
+    bool may_stop;
     int rc = 0;
     (void)comm;
     TRY(get_role(call->args, &role));
     TRY(json_i64(call->args, "step", &step, call->name));
+    TRY(json_bool(call->args, "may_stop", &may_stop, call->name));
     TRYG(message_read_columns(&in, &b), out);
     const bool critic = role == VERLC_CRITIC;
-    rank_update_begin(step, critic ? "update_critic" : "update_actor");
+    rank_update_begin(step, critic ? "update_critic" : "update_actor", may_stop);
     rc = critic ? ppo_update_critic(&s, &b) : ppo_update_actor(&s, &b);
     rc = rank_update_end(out, rc, &b, critic ? none : added);
 out:

@@ -225,12 +225,12 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     return rc;
 }
 
-void rank_update_begin(int64_t step, const char *stage) {
+void rank_update_begin(int64_t step, const char *stage, bool may_stop) {
     struct run *const r = &self.run;
     metrics_reset(&r->metrics);
     r->step = step;
     r->step_bad = false;
-    r->optim_done = r->checkpoints.steps(r->checkpoints.ctx);
+    r->optim_done = may_stop ? r->checkpoints.steps(r->checkpoints.ctx) : -1;
     self.bad.met = false;
     buf_reset(&self.bad.dump);
     stage_begin(r->stages, stage);

@@ -64,8 +64,8 @@ int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path);
 /* ---- calls ---- */
 struct message_reader rank_reader(const struct comm_call *call);
 void rank_answer(struct ctl_result *out, struct message *m); /* m's memory goes to out */
-/* Before an update of this step, by the stage's name. */
-void rank_update_begin(int64_t step, const char *stage);
+/* Before an update of this step, by the stage's name. may_stop: a signal may end it, since no model has changed in this step. */
+void rank_update_begin(int64_t step, const char *stage, bool may_stop);
 /* After it: what rank_group_updated reads. rc: the update's, and the result where it is an error. b: the batch with what was
  * added; columns: of those, which rank 0 sends (ends with NULL). */
 int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns);

@@ -72,7 +72,7 @@ static int update(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRYG(message_next(&in, (size_t)rows.n * sizeof *rows.row, &row), out);
     rows.seqs = seqs;
     rows.row = row.p;
-    rank_update_begin(step, "train");
+    rank_update_begin(step, "train", true);
     rc = rank_update_end(out, sft_worker_update(&self.w, &rank_self()->run, &rows), &b, none);
 out:
     free(seqs);
