@@ -80,22 +80,33 @@ def killed(s, test):
     test("resumed without pools: the same bits", state(s.dir / "fewer", 4) == state(s.dir / "one", 4))
 
 
+def end_at(run_dir, args, steps, wait=0.0):
+    """SIGTERM that long after so many steps: whether the last whole step was saved."""
+    p, log = start(args), run_dir / "metrics.jsonl"
+    while p.poll() is None and not (log.exists() and log.read_text().count("\n") >= steps):
+        time.sleep(0.005)
+    time.sleep(wait)
+    p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=60)
+    return p.returncode == 143 and (run_dir / f"global_step_{json.loads(log.read_text().splitlines()[-1])['step']}").exists()
+
+
 def stopped(s, test):
     """SIGTERM at three moments, while one pool updates and the other generates; then to the end."""
     keys = {"trainer.total_training_steps": 40, "trainer.save_freq": 20, "trainer.test_freq": -1}
     run(*one_off(s, "long", **keys))
-    args, codes = one_off(s, "stopped", **keys, **{"rollout.ranks": 1}), []
-    for steps in (3, 11, 24):
-        p = start(args)
-        log = s.dir / "stopped/metrics.jsonl"
-        while p.poll() is None and not (log.exists() and log.read_text().count("\n") >= steps):
-            time.sleep(0.005)
-        p.send_signal(signal.SIGTERM)
-        p.communicate(timeout=60)
-        codes.append(p.returncode)
+    args, ends = one_off(s, "stopped", **keys, **{"rollout.ranks": 1}), []
+    for steps, wait in ((3, 0), (11, 0.03), (24, 0.06)):
+        ends.append(end_at(s.dir / "stopped", args, steps, wait))
     run(*args)
     test("SIGTERM while a generation goes on beside: the last whole step is saved, and the end has the same bits",
-         codes == [143] * 3 and state(s.dir / "stopped", 40) == state(s.dir / "long", 40), codes)
+         all(ends) and state(s.dir / "stopped", 40) == state(s.dir / "long", 40), ends)
+    for name, ranks in (("turns", {}), ("pool", {"rollout.ranks": 1, "trainer.ranks": 2})):
+        keys = {"trainer.save_freq": 100000, "rollout.total_rollout_steps": 100000, "trainer.total_epochs": 100000,
+                "async_training.trigger_parameter_sync_step": 4, "actor_rollout_ref.actor.use_kl_loss": True}
+        ends = [end_at(s.dir / f"async_end_{name}_{i}", fully(s, f"async_end_{name}_{i}", **keys, **ranks), 2, 0.03 * i)
+                for i in range(6)]
+        test(f"SIGTERM between the updates of a fully asynchronous step, {name}: the last whole step is saved", all(ends), ends)
 
 
 def filtered(s, test):

@@ -292,7 +292,7 @@ static int wait_for_samples(struct fully_async *a) {
 /* While others train. */
 static int generate_beside(void *arg) {
     struct fully_async *a = arg;
-    if (a->over || stage_stop_signal()) return 0;
+    if (a->over || stage_stop_due()) return 0;
     const int more = gen_step(&a->g, false);
     a->over = more <= 0;
     return more < 0 ? more : 0;

@@ -226,7 +226,7 @@ int gen_step(struct gen *g, bool wait) {
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
     show_progress(g, st.sampled);
     if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
-    if (!g->beside && stage_stop_signal()) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
+    if (!g->beside) TRY(stage_check_stop());
     return 1;
 }
 
@@ -447,7 +447,7 @@ struct rollout_ahead {
 
 static int step_beside(void *arg) {
     struct rollout_ahead *a = arg;
-    if (a->over || stage_stop_signal()) return 0;
+    if (a->over || stage_stop_due()) return 0;
     const int more = gen_step(&a->g, false);
     a->over = more <= 0;
     return more < 0 ? more : 0;

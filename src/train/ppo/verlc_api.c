@@ -400,7 +400,9 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_update"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, update(&s, role, b));
+    const int rc = update(&s, role, b);
+    run_updated(&v->c.run);
+    return ended(v, rc);
 }
 
 /* ---- a step's begin and end ---- */

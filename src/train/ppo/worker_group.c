@@ -256,8 +256,7 @@ int worker_group_update(struct worker_group *g, enum verlc_role role, const stru
     struct rank_group *const part = part_of(g, role == VERLC_CRITIC ? PPO_CRITIC : PPO_TRAIN);
     const bool beside = role == VERLC_CRITIC && g->pools.n[PPO_CRITIC] > 0; /* it goes on while the policy is updated */
     int rc = beside ? worker_group_join(g) : 0;
-    const struct checkpoints *const models = &s->run->checkpoints; /* a step is given up while no model has changed in it */
-    json_object_set_new(m.head, "may_stop", json_boolean(!beside && models->steps(models->ctx) == s->run->optim_done));
+    json_object_set_new(m.head, "may_stop", json_boolean(!beside && !stage_stop_held()));
     part->steps = -1;
     if (role != VERLC_CRITIC) g->stale = g->pools.n[PPO_ROLLOUT] > 0;
     if (rc == 0 && beside) {

@@ -37,6 +37,7 @@ struct stages {
 };
 
 static volatile sig_atomic_t stop_signal, asked; /* asked: by SIGINT or SIGTERM */
+static bool hold;
 
 /* A SIGHUP never ends at once: one that closes a terminal comes twice, and systemd sends one after SIGTERM. */
 static void on_signal(int sig) {
@@ -53,13 +54,17 @@ static void on_signal(int sig) {
 }
 
 int stage_stop_signal(void) { return stop_signal; }
+int stage_stop_due(void) { return hold ? 0 : stop_signal; }
+void stage_hold_stop(bool held) { hold = held; }
+bool stage_stop_held(void) { return hold; }
 
 void stage_ask_stop(int sig) {
     if (!stop_signal) stop_signal = sig;
 }
 
 int stage_check_stop(void) {
-    if (stop_signal) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop_signal));
+    const int sig = stage_stop_due();
+    if (sig) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(sig));
     return 0;
 }
 

@@ -37,9 +37,12 @@ struct progress {
 };
 /* So many of total samples are done: a beat, and what the bar shows. */
 void progress_report(const struct progress *p, const char *phase, int64_t done, int64_t total, double tok_s);
-/* ERR_SIGNAL where a signal has asked for a stop. */
+/* ERR_SIGNAL where a signal has asked for a stop, which is not held. */
 int stage_check_stop(void);
-int stage_stop_signal(void);            /* 0, or the signal that asked for a stop */
+int stage_stop_signal(void);     /* 0, or the signal that asked for a stop */
+int stage_stop_due(void);        /* the same; 0 while it is held */
+void stage_hold_stop(bool held); /* what is under way goes on to its end */
+bool stage_stop_held(void);
 void stage_ask_stop(int sig);           /* as that signal would: another process has received it */
 const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM", "SIGHUP" */
 

@@ -259,6 +259,7 @@ int rank_forward(struct rank_dealing *d, json_t *args, bool collective, const ch
     struct pass p = {.args = args, .seqs = seqs, .n = n, .k = k, .out = out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
     int64_t tokens = 0;
     int rc = 0;
+    json_object_set_new(args, "may_stop", json_boolean(!stage_stop_held()));
     json_object_set_new(args, "logp", json_boolean(out.logp != NULL));
     json_object_set_new(args, "sum_pi_sq", json_boolean(out.sum_pi_sq != NULL));
     json_object_set_new(args, "value", json_boolean(out.value != NULL));

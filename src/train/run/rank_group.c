@@ -22,7 +22,7 @@ void rank_group_look_around(struct rank_group *g, const char *phase) {
     struct hub_progress p;
     if (!g->run) return;
     hub_progress(g->hub, g->first, &p);
-    if (stage_stop_signal()) hub_ask_stop(g->hub, stage_stop_signal());
+    if (stage_stop_due()) hub_ask_stop(g->hub, stage_stop_due());
     stage_beat(g->run->stages); /* the group's own deadlines hold for the ranks */
     if (phase && p.total > 0 && strcmp(p.stage, phase) == 0) track_progress(g->run->track, g->run->step, phase, p.done, p.total, 0);
 }

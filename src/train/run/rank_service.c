@@ -185,8 +185,9 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     struct message_reader in = rank_reader(call);
     struct packed_seq *seqs = NULL;
     int64_t n, targets = 0, k;
-    bool logp, squares, value;
+    bool logp, squares, value, may_stop;
     (void)comm;
+    TRY(json_bool(call->args, "may_stop", &may_stop, call->name));
     TRY(json_bool(call->args, "logp", &logp, call->name));
     TRY(json_bool(call->args, "sum_pi_sq", &squares, call->name));
     TRY(json_bool(call->args, "value", &value, call->name));
@@ -206,6 +207,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
         if (arrays[i].wanted) to[i] = xmalloc(arrays[i].n + 1);
     const struct token_lists lists = {.top_id = to[3], .top_logp = to[4]};
     stage_begin(self.run.stages, call->name);
+    stage_hold_stop(!may_stop);
     self.passing = true;
     int rc = self.program.forward(
         call->args, seqs, n,
@@ -230,7 +232,8 @@ void rank_update_begin(int64_t step, const char *stage, bool may_stop) {
     metrics_reset(&r->metrics);
     r->step = step;
     r->step_bad = false;
-    r->optim_done = may_stop ? r->checkpoints.steps(r->checkpoints.ctx) : -1;
+    r->optim_done = r->checkpoints.steps(r->checkpoints.ctx);
+    stage_hold_stop(!may_stop);
     self.bad.met = false;
     buf_reset(&self.bad.dump);
     stage_begin(r->stages, stage);

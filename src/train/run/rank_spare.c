@@ -66,8 +66,8 @@ int rank_spare_start(struct rank_spare *s, int rank) {
     *u = (struct under_way){.pass = p, .lo = s->next[p], .hi = s->next[p]};
     while (u->hi < s->n && (u->hi == u->lo || tokens + s->seqs[u->hi].n <= PIECE)) tokens += s->seqs[u->hi++].n;
     s->next[p] = u->hi;
-    json_t *args = json_pack("{s:i, s:b, s:b, s:b, s:i}", "role", s->pass[p].role, "logp", !s->pass[p].value, "sum_pi_sq", 0,
-                             "value", s->pass[p].value, "list", 0);
+    json_t *args = json_pack("{s:i, s:b, s:b, s:b, s:b, s:i}", "role", s->pass[p].role, "may_stop", 1, "logp", !s->pass[p].value,
+                             "sum_pi_sq", 0, "value", s->pass[p].value, "list", 0);
     json_object_update(m.head, args);
     json_decref(args);
     message_seqs(&m, s->seqs + u->lo, u->hi - u->lo);

@@ -81,6 +81,7 @@ static void keep_state(struct run *r) {
                          data_sampler_state(&r->sampler), "bad_steps", (json_int_t)r->bad_steps);
     r->program.state(r->program.ctx, r->state);
     r->optim_done = optim_steps(r);
+    stage_hold_stop(false);
 }
 
 static int restore(struct run *r) {
@@ -261,6 +262,8 @@ static int finish(struct run *r) {
     return 0;
 }
 
+void run_updated(struct run *r) { stage_hold_stop(optim_steps(r) != r->optim_done); }
+
 int run_check_stop(struct run *r, int64_t done, int64_t total) {
     if (!stage_stop_signal() || done == total) return 0;
     if (optim_steps(r) == r->optim_done) return stage_check_stop();
@@ -284,6 +287,7 @@ int run_end_step(struct run *r) {
 int run_fail(struct run *r, int rc) {
     struct err_saved why;
     if (r->probing) return err_pass(rc, __FILE__, __LINE__);
+    stage_hold_stop(false);
     err_save(&why);
     if (r->in_step) {
         stage_end(r->stages);

@@ -113,6 +113,8 @@ int run_validate_first(struct run *r);
 /* In an update, after a micro-batch: done of total samples. ERR_SIGNAL where a stop is asked for and the weights are
  * those of the last whole step. Where an optimizer step has been taken, the update goes on to its end, and says so. */
 int run_check_stop(struct run *r, int64_t done, int64_t total);
+/* After an update: in a step that has changed a model no stage is given up for a signal, until the step has ended. */
+void run_updated(struct run *r);
 /* The step's metrics are complete: cursor, validation, checkpoint, record. A failure has gone through run_fail. */
 int run_end_step(struct run *r);
 /* After any failure in or after a step: a step half made is not counted; the last whole one is saved where it is not
