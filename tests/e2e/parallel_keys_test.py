@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 import scaling_keys  # noqa: E402
-from verlc_test import VERLC, Scratch, Tests, run  # noqa: E402
+from verlc_test import VERLC, Scratch, Tests, reward_dir, run  # noqa: E402
 
 
 def another(default, kind):
@@ -66,6 +66,20 @@ def check_rules(s, test):
     test("a size of all GPUs is one of each rank", p.returncode == 0 and p.stderr.count(said) == 1, p.stderr[-600:])
 
 
+def check_pools(s, test):
+    """A pool that does not come about is said."""
+    rm = "reward.reward_model."
+    model = {rm + "enable": True, rm + "model_path": reward_dir(s, "rm")}
+    for keys, said in (({"distillation.ranks": 1}, "distillation.ranks=1: no effect without distillation.enabled=True"),
+                       ({rm + "ranks": 1}, f"{rm}ranks: no effect without {rm}enable=True"),
+                       ({**model, rm + "ranks": 1}, f"{rm}ranks=1: no effect without {rm}enable_resource_pool=True"),
+                       ({**model, rm + "enable_resource_pool": True}, f"{rm}enable_resource_pool=True: no effect, as"),
+                       ({**model, rm + "enable_resource_pool": True, rm + "ranks": 1}, "")):
+        p = run("plan", *s.ppo("plan", **{"trainer.device": "cpu", **keys})[1:])
+        notes = [line for line in p.stderr.splitlines() if "no effect" in line]
+        test(f"said: {said or 'nothing'}", len(notes) == (said != "") and said in p.stderr, p.stderr[-500:])
+
+
 def check_megatron_offload(s, test):
     """Megatron's options for an optimizer in host memory, in whose place optimizer_offload stands."""
     options = "actor_rollout_ref.actor.optim.override_optimizer_config"
@@ -87,6 +101,7 @@ def main():
         check_notes(test, program)
     with Scratch() as s:
         check_rules(s, test)
+        check_pools(s, test)
         check_megatron_offload(s, test)
     test.end()
 

@@ -99,6 +99,8 @@ def check_layouts(s, test):
                        "the reference is in host memory")):
         p = plan(s, "7b", 2, **{k.replace(".", "__"): v for k, v in keys.items()})
         test(f"no layout {keys['trainer.layout']}: {why}", "\n  layout whole: " in p.stdout and why in p.stdout, p.stdout)
+    p = plan(s, "7b", 1, trainer__layout="ref", check=False)
+    test("no layout ref on one GPU is said", "trainer.layout=ref: there is one rank" in p.stdout, p.stdout)
 
 
 def check_waves(s, test):

@@ -621,6 +621,23 @@ void ppo_config_pools(struct ppo_config *k, bool launched) {
     k->pools.n[PPO_TRAIN] = k->n_ranks - pools;
 }
 
+/* Pools that are asked for and do not come about; a critic's keys: note_no_critic. */
+static void note_no_pools(const struct ppo_config *k) {
+    const struct ppo_pool_keys *const rm = &k->raw.rm_pool;
+    if (k->raw.teacher_pool.ranks > 0 && !k->distill.enable)
+        log_note("distillation.ranks=%lld: no effect without distillation.enabled=True", (long long)k->raw.teacher_pool.ranks);
+    if ((rm->ranks > 0 || rm->enable) && !k->rm.enable)
+        log_note("reward.reward_model.%s: no effect without reward.reward_model.enable=True",
+                 rm->ranks > 0 ? "ranks" : "enable_resource_pool");
+    else if (rm->ranks > 0 && !rm->enable)
+        log_note("reward.reward_model.ranks=%lld: no effect without reward.reward_model.enable_resource_pool=True",
+                 (long long)rm->ranks);
+    else if (rm->enable && rm->ranks == 0 && !conf_is_set(k->conf, "reward.reward_model.n_gpus_per_node"))
+        log_note(
+            "reward.reward_model.enable_resource_pool=True: no effect, as reward.reward_model.n_gpus_per_node (on a CPU ranks) "
+            "does not say how many");
+}
+
 /* ---- what is not set ---- */
 
 /* Micro-batches by tokens where nothing says how they are cut. own: the key that asks for them. */
@@ -668,6 +685,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     default_cuts(k);
     if (use == PPO_RUN) TRY(check_given(k));
     TRY(ppo_validate_config(k));
+    if (use != PPO_WORKER) note_no_pools(k);
     k->n_ranks = k->n_local = k->pools.n[PPO_TRAIN] = 1;
     const struct train_devices_beside beside = ppo_config_beside(k);
     if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, &beside, k->run.device, &k->n_ranks, &k->n_ray_nodes));

@@ -134,6 +134,8 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
     if (several) {
         const struct rank_plan r = plan_ranks(p, k, s, dev);
         json_object_set_new(out, "ranks", rank_plan_print(&r, text));
+    } else if (trains && *p->why) {
+        buf_addf(text, "  %s\n", p->why);
     }
     return out;
 }
