@@ -181,6 +181,59 @@ static void inv03_micro_batches(void **state) {
     free(r);
 }
 
+/* In a block that other phases use between updates, whatever they leave there: the bits of memory of its own. */
+static void gradients_in_a_shared_block(void **state) {
+    (void)state;
+    static const char *const backends[] = {"ref", "cpu", "cuda"};
+    const struct micro_batch_limits cut = {.max_seqs = 3};
+    struct rig *r = xcalloc(1, sizeof *r);
+    EACH(b, backends) {
+        if (!case_has(backends[b])) continue;
+        rig_open(r, backends[b]);
+        r->agg = (struct algo_agg){
+            .mode = algo_agg_find(AGG_MODES[0]), .batch_num_tokens = valid(r), .global_batch_size = N, .width = MAX_LEN};
+        struct trained_model *const own = r->actor;
+        const size_t bytes = (size_t)r->c.m->n_elems * sizeof(float);
+        for (int64_t chunk = 1; chunk <= 2; chunk++) {
+            struct trained_model_args a = {.dev = &r->c.dev,
+                                           .model = r->c.m,
+                                           .train = true,
+                                           .keep = MODEL_KEEP_LAYER,
+                                           .max_rows = N * MAX_LEN,
+                                           .max_seqs = N,
+                                           .grad_chunk = chunk};
+            struct trained_model *apart;
+            int64_t n_micro;
+            OK(trained_model_create(&apart, &a));
+            r->actor = apart;
+            float *const want = gradient(r, cut, &n_micro);
+            assert_int_equal(n_micro, 4);
+            trained_model_destroy(apart);
+            a.grads = bytes + 100;
+            a.chunk = chunk > 1 ? bytes : 0;
+            const size_t n_block = trained_model_block_bytes(&r->c.m->cfg, DT_F32, &a);
+            assert_true(n_block >= (size_t)chunk * bytes);
+            void *junk = xmalloc(n_block);
+            memset(junk, 0xff, n_block); /* NaN */
+            OK(dev_alloc(&r->c.dev, n_block, &a.block));
+            OK(trained_model_create(&r->actor, &a));
+            for (int update = 0; update < 2; update++) {
+                OK(dev_copy_in(&r->c.dev, a.block, junk, n_block));
+                float *const g = gradient(r, cut, &n_micro);
+                assert_memory_equal(g, want, bytes);
+                free(g);
+            }
+            trained_model_destroy(r->actor);
+            dev_free(&r->c.dev, a.block, n_block);
+            free(junk);
+            free(want);
+        }
+        r->actor = own;
+        rig_close(r);
+    }
+    free(r);
+}
+
 /* The micro-batches that pack_balance names are those that pack_next takes, in whatever order the rows came. */
 static void balanced_micro_batches(void **state) {
     (void)state;
@@ -253,7 +306,7 @@ static void update_micro_batches(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(balanced_micro_batches),
-                                       cmocka_unit_test(update_micro_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(gradients_in_a_shared_block),
+                                       cmocka_unit_test(balanced_micro_batches), cmocka_unit_test(update_micro_batches)};
     return cmocka_run_group_tests_name("micro-batches", tests, NULL, NULL);
 }

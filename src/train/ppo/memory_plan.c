@@ -125,13 +125,19 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
                                          .list = distill_list(k),
-                                         .stream = memory_plan_policy_from(p)};
+                                         .stream = memory_plan_policy_from(p),
+                                         .grads = p->policy.grads,
+                                         .chunk = p->policy.chunk};
     return trained_model_block_bytes(m, k->act, &a);
 }
 static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
                            struct model_keep keep) {
-    const struct trained_model_args a = {
-        .train = true, .keep = keep, .max_rows = p->max_rows_critic, .max_seqs = p->max_seqs_critic};
+    const struct trained_model_args a = {.train = true,
+                                         .keep = keep,
+                                         .max_rows = p->max_rows_critic,
+                                         .max_seqs = p->max_seqs_critic,
+                                         .grads = p->critic_grads,
+                                         .chunk = p->critic_chunk};
     return trained_model_block_bytes(v, k->act, &a);
 }
 
@@ -260,7 +266,9 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
                                               .optim = &c->optim,
                                               .max_rows = p->max_rows_critic,
                                               .grad_chunk = c->grad_chunk}));
-    p->critic = model_memory_bytes(&own);
+    p->critic = model_memory_kept_bytes(&own);
+    p->critic_grads = own.grads;
+    p->critic_chunk = own.chunk;
     p->n_train_critic = own.n_train;
     p->offload += own.host;
     p->copy += own.copy;
@@ -308,7 +316,7 @@ static size_t passes_bytes(const struct memory_plan *p) {
 }
 
 size_t plan_fixed_bytes(const struct memory_plan *p) {
-    return model_memory_bytes(&p->policy) + p->ref + p->teacher + p->critic + p->rm + p->working + p->system + p->host;
+    return model_memory_kept_bytes(&p->policy) + p->ref + p->teacher + p->critic + p->rm + p->working + p->system + p->host;
 }
 
 /* The largest block that the limit leaves room for. */

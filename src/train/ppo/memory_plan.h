@@ -19,7 +19,8 @@ void model_shapes_free(struct model_shapes *s);
 
 struct memory_plan {
     struct model_memory policy;
-    size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master, gradients and moments */
+    size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master and moments */
+    size_t critic_grads, critic_chunk;                           /* of critic_pass, as policy.grads and policy.chunk of update */
     size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */

@@ -24,6 +24,16 @@ static void row(const struct plan_table *b, const char *what, size_t bytes, cons
                                               "note", note, "block", block));
 }
 
+/* The same of an update in the block: activations, and gradients of so many bytes. */
+static void update_row(const struct plan_table *b, const char *what, size_t bytes, size_t grads, const char *note) {
+    char text[256], size[32];
+    snprintf(size, sizeof size, grads < (size_t)1 << 30 ? "%.1f MiB" : "%.2f GiB",
+             (double)grads / (grads < (size_t)1 << 30 ? 0x1p20 : 0x1p30));
+    snprintf(text, sizeof text, "gradients (fp32): %s; %s", size, note);
+    row(b, what, bytes, text);
+    json_object_set_new(json_array_get(b->parts, json_array_size(b->parts) - 1), "gradients", json_integer((json_int_t)grads));
+}
+
 /* Why the update recomputes what it does. */
 static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                            struct buf *b) {
@@ -34,7 +44,8 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                  conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" : "trainer.recompute");
     else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
     else
-        buf_addf(b, "  recompute: all activations of an update: %.2f GiB; kept: what fits %s\n", (double)all / 0x1p30,
+        buf_addf(b, "  recompute: all activations of an update: %.2f GiB; kept: what fits %s\n",
+                 (double)(all - p->policy.grads - p->policy.chunk) / 0x1p30,
                  on_host ? "the block that other phases need" : "the limit");
 }
 
@@ -47,9 +58,8 @@ static void training_rows(const struct plan_table *b, const struct memory_plan *
         : p->policy.adapter  ? note
         : several            ? "a shard"
                              : "");
-    row(b, "gradients", p->policy.grads, several ? "fp32, a shard" : "fp32");
     snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
-    if (p->policy.chunk) row(b, "gradients of a chunk", p->policy.chunk, note);
+    if (p->policy.shared_chunk) row(b, "gradients of a chunk", p->policy.shared_chunk, note);
     snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
              k->optim.host_state    ? "; in host memory, here are buffers"
              : k->optim.host_master ? "; with buffers of the master"
@@ -80,7 +90,7 @@ static void model_rows(const struct plan_table *b, const struct memory_plan *p, 
     if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
-    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, gradients, optimizer state");
+    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, optimizer state");
     if (!p->rm) return;
     if (judge_is_wanted(&p->rm_args.judge))
         snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
@@ -99,11 +109,11 @@ static void block_rows(const struct plan_table *b, const struct memory_plan *p, 
     if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              train_keep_text(p->keep, &s->policy, kept, sizeof kept));
-    if (p->update) row(b, "  update: activations", p->update, note);
+    if (p->update) update_row(b, "  update", p->update, p->policy.grads + p->policy.chunk, note);
     if (!p->critic) return;
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
              train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
-    row(b, "  critic: values and update", p->critic_pass, note);
+    update_row(b, "  critic: values and update", p->critic_pass, p->critic_grads + p->critic_chunk, note);
 }
 
 json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,

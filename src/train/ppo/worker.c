@@ -121,7 +121,9 @@ static int open_critic(struct worker *w) {
                                          .optim = &k->optim,
                                          .max_rows = l->max_rows_critic,
                                          .max_seqs = l->max_seqs_critic,
-                                         .grad_chunk = k->grad_chunk};
+                                         .grad_chunk = k->grad_chunk,
+                                         .grads = l->critic_grads,
+                                         .chunk = l->critic_chunk};
     return open_role(w, VERLC_CRITIC, a);
 }
 
@@ -195,7 +197,9 @@ static int open_training(struct worker *w) {
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
-                                              .grad_chunk = k->grad_chunk};
+                                              .grad_chunk = k->grad_chunk,
+                                              .grads = l->policy.grads,
+                                              .chunk = l->policy.chunk};
     TRY(open_role(w, VERLC_ACTOR, policy));
     return l->max_rows_ref > 0 ? open_reference(w) : 0;
 }

@@ -9,11 +9,12 @@
 /* Bytes in 2 MiB pages, of one rank; where ranks differ, of the one that takes the most. */
 struct model_memory {
     size_t weights, adapter, master, grads, moments, host; /* master 0: in host memory; host: what is there instead */
-    size_t chunk;                                          /* the gradient of a chunk of micro-batches; 0: there are none */
-    size_t exchange;                                       /* what several ranks share of gradients and weights beside */
-    size_t copy;     /* a rank's share of the copy of what a checkpoint holds, in its host's memory (ckpt/async_save.h) */
-    int64_t n_train; /* elements of an adapter; 0: the whole model is trained */
-    double uneven;   /* by how much the largest shard is over the mean of all, as a share of it */
+    size_t chunk,
+        shared_chunk; /* the gradient of a chunk of micro-batches: of one rank, and that several share; 0: there is none */
+    size_t exchange;  /* what several ranks share of gradients and weights beside */
+    size_t copy;      /* a rank's share of the copy of what a checkpoint holds, in its host's memory (ckpt/async_save.h) */
+    int64_t n_train;  /* elements of an adapter; 0: the whole model is trained */
+    double uneven;    /* by how much the largest shard is over the mean of all, as a share of it */
 };
 struct model_memory_args {
     const struct model_config *config;
@@ -27,8 +28,10 @@ struct model_memory_args {
 };
 int model_memory(struct model_memory *o, const struct model_memory_args *a);
 static inline size_t model_memory_bytes(const struct model_memory *o) {
-    return o->weights + o->adapter + o->master + o->grads + o->chunk + o->moments + o->exchange;
+    return o->weights + o->adapter + o->master + o->grads + o->chunk + o->shared_chunk + o->moments + o->exchange;
 }
+/* Without gradients that hold nothing between updates, and may lie where other phases have something else. */
+static inline size_t model_memory_kept_bytes(const struct model_memory *o) { return model_memory_bytes(o) - o->grads - o->chunk; }
 /* What the ops need to know of it. rows: of the largest pass; train_rows: of the largest update; decode: of the largest decoding
  * step. */
 struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t train_rows, int64_t decode);

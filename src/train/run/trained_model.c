@@ -19,10 +19,11 @@ struct trained_model {
     struct model_acts *acts;
     struct optim *optim;
     float *grads;
-    int64_t grad_chunk;           /* micro-batches of a chunk */
-    float *chunk;                 /* one rank, as grads: the chunk at hand, after the first; NULL: a chunk has one micro-batch */
-    struct dev_group *group;      /* NULL: one rank */
-    struct rank_gradients *ranks; /* with a group, in training */
+    void *owned_grads, *owned_chunk; /* those that are not in the block */
+    int64_t grad_chunk;              /* micro-batches of a chunk */
+    float *chunk;                    /* one rank, as grads: the chunk at hand, after the first; NULL: a chunk has one micro-batch */
+    struct dev_group *group;         /* NULL: one rank */
+    struct rank_gradients *ranks;    /* with a group, in training */
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
@@ -45,6 +46,8 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
     pack_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
+    arena_take(&m, a->grads);
+    arena_take(&m, a->chunk);
     arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
     return m.used;
 }
@@ -54,16 +57,22 @@ static size_t grads_bytes(const struct trained_model *t) {
     return (size_t)(t->model->n_master > 0 ? t->model->n_master : 1) * sizeof *t->grads;
 }
 
-static int open_training(struct trained_model *t, const struct trained_model_args *a) {
+/* As many floats as the master's: `room`, of so many bytes, or memory of their own. */
+static int take_grads(struct trained_model *t, void *room, size_t bytes, void **owned, float **at) {
+    CHECK(bytes == 0 || bytes >= grads_bytes(t));
+    if (bytes == 0) TRY(dev_alloc(t->dev, grads_bytes(t), owned));
+    *at = bytes ? room : *owned;
+    return 0;
+}
+
+/* grads, chunk: their places in the block. */
+static int open_training(struct trained_model *t, const struct trained_model_args *a, void *grads, void *chunk) {
     const struct optim_config adamw = {.kind = OPTIM_ADAMW};
     struct model *const m = t->model;
     const bool chunks = t->grad_chunk > 1;
-    void *g = NULL;
     CHECK(m->master != NULL);
-    TRY(dev_alloc(t->dev, grads_bytes(t), &g));
-    t->grads = g;
-    if (chunks && !t->group) TRY(dev_alloc(t->dev, grads_bytes(t), &g));
-    if (chunks && !t->group) t->chunk = g;
+    TRY(take_grads(t, grads, a->grads, &t->owned_grads, &t->grads));
+    if (chunks && !t->group) TRY(take_grads(t, chunk, a->chunk, &t->owned_chunk, &t->chunk));
     if (t->group) TRY(rank_gradients_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
 }
@@ -98,9 +107,10 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
     pack_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
+    void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
     void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
-    if (a->train) TRYG(open_training(t, a), fail);
+    if (a->train) TRYG(open_training(t, a, grads, chunk), fail);
     pack_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
@@ -116,8 +126,8 @@ void trained_model_destroy(struct trained_model *t) {
     model_acts_destroy(t->acts);
     optim_destroy(t->optim, t->model);
     rank_gradients_destroy(t->ranks);
-    if (t->chunk) dev_free(t->dev, t->chunk, grads_bytes(t));
-    if (t->grads) dev_free(t->dev, t->grads, grads_bytes(t));
+    if (t->owned_chunk) dev_free(t->dev, t->owned_chunk, grads_bytes(t));
+    if (t->owned_grads) dev_free(t->dev, t->owned_grads, grads_bytes(t));
     if (t->owned_block) dev_free(t->dev, t->owned_block, t->block_bytes);
     pack_free_host(&t->pack);
     free(t->inv_temp);

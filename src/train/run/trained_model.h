@@ -31,10 +31,12 @@ struct trained_model_args {
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
+    size_t grads, chunk;              /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
+                                         they hold nothing; 0: memory of their own */
     struct dev_group *group;          /* train on several ranks, or sharded weights: model has this one's share (rank_shard);
                                          NULL: one rank. Borrowed */
 };
-/* Device bytes of weights on their way, batch arrays and activations (not of gradients and moments). a->dev: with stream. */
+/* Device bytes of weights on their way, batch arrays, activations, and gradients of a->grads and a->chunk. a->dev: with stream. */
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
 
 struct trained_model;

@@ -128,7 +128,7 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     if (p->copy && !dev_has_own_memory(dev) && least <= p->limit && p->fixed + p->pass > p->limit)
         FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB more than there is; without it the run fits",
              (double)(p->fixed + p->pass - p->limit) / 0x1p30);
-    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->model.chunk, p->limit) : 0;
+    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->model.chunk + p->model.shared_chunk, p->limit) : 0;
 }
 
 struct plan_table {
@@ -156,7 +156,7 @@ static void parts_table(const struct sft_plan *p, const struct sft_config *k, co
     row(b, "fp32 master", p->model.master, k->optim.host_master ? "in host memory" : several ? "a shard" : "");
     row(b, "gradients", p->model.grads, several ? "fp32, a shard" : "fp32");
     snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
-    if (p->model.chunk) row(b, "gradients of a chunk", p->model.chunk, note);
+    if (p->model.chunk + p->model.shared_chunk) row(b, "gradients of a chunk", p->model.chunk + p->model.shared_chunk, note);
     row(b, "optimizer state", p->model.moments, optim_kind_name(k->optim.kind));
     if (several) row(b, "exchange", p->model.exchange, "gradients and weights on their way between ranks");
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a->max_rows,
