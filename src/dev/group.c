@@ -95,6 +95,7 @@ static int try_peers(struct dev_group *g, struct step *all, struct buf *why) {
     bool whole = false;
     int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
+    if (rc >= 0 && whole) rc = agree(g, all, g->d->ops->peers->greeted(g->peers), &whole, why);
     if (rc < 0 || !whole) close_peers(g);
     snprintf(g->way, sizeof g->way, "peers' memory");
     return rc;

@@ -21,8 +21,11 @@ struct dev_peer_ops {
     size_t (*bytes)(void); /* device memory that it takes, of any number of ranks */
     /* *flags: memory of its own that every peer writes to */
     int (*open)(struct dev *d, int rank, int size, void **peers, struct dev_peer_memory *flags);
-    int (*flags)(void *peers, int rank, const struct dev_peer_memory *flags); /* that of each other rank, once */
-    void (*close)(void *peers);                                               /* also after an error, with work queued */
+    int (*flags)(void *peers, int rank, const struct dev_peer_memory *flags); /* that of each other rank, once; and greets it */
+    /* After flags of all ranks on all of them: whether every greeting came. ERR_UNSUPPORTED: what one rank writes the other does
+     * not read, as with an IOMMU between them. */
+    int (*greeted)(void *peers);
+    void (*close)(void *peers); /* also after an error, with work queued */
     int (*share)(void *peers, void *p, size_t bytes, struct dev_peer_memory *m);
     int (*map)(void *peers, const struct dev_peer_memory *m, void **p); /* a peer's; until it is closed */
     /* x, ids, dx: of every rank (size), b's where it is this one */

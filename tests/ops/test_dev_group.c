@@ -151,15 +151,24 @@ static int fake_peers_flags(void *peers, int rank, const struct dev_peer_memory 
     if (strcmp(fake_fails, "peers-map") == 0) FAIL(ERR_UNSUPPORTED, "it cannot read the others");
     return 0;
 }
+static int fake_peers_greeted(void *peers) {
+    (void)peers;
+    if (strcmp(fake_fails, "peers-greet") == 0) FAIL(ERR_UNSUPPORTED, "what it read was something else");
+    return 0;
+}
 static void fake_peers_close(void *peers) {
     CHECK(peers == &fake_opened);
     fake_opened--;
 }
-static const struct dev_peer_ops fake_peers = {
-    .bytes = fake_peer_bytes, .open = fake_peers_open, .flags = fake_peers_flags, .close = fake_peers_close};
+static const struct dev_peer_ops fake_peers = {.bytes = fake_peer_bytes,
+                                               .open = fake_peers_open,
+                                               .flags = fake_peers_flags,
+                                               .greeted = fake_peers_greeted,
+                                               .close = fake_peers_close};
 
 /* DEVICE of rank r; "far" is the cpu with memory that counts as its own; "nccl" has the fake one, "nccl-without" all but rank 1,
- * "nccl-other" another version there; "peers-open" and "peers-map" have the peers' memory of above, where rank 1 cannot. */
+ * "nccl-other" another version there; "peers-open", "peers-map" and "peers-greet" have the peers' memory of above, where rank 1
+ * cannot. */
 static int open_device(struct rank *k, const char *device) {
     const char *gpus = strchr(device, ':');
     const bool peers = strncmp(device, "peers", 5) == 0, nccl = strncmp(device, "nccl", 4) == 0;
@@ -691,8 +700,10 @@ static void the_way(void **state) {
         {"cpu", "", "the host", NULL},
         {"peers-open", "", "the host", NULL},
         {"peers-map", "", "the host", NULL},
+        {"peers-greet", "", "the host", NULL},
         {"peers-open", "peers", NULL, "rank 1"},
         {"peers-map", "peers", NULL, "it cannot read the others"},
+        {"peers-greet", "peers", NULL, "what it read was something else"},
         {"nccl-without", "nccl", NULL, "VERLC_GROUP=nccl is not possible here: rank 1 ("},
         {"nccl-other", "nccl", NULL, "its NCCL is version 29901, that of rank 1"},
         {"nccl", "peers", NULL, "VERLC_GROUP=peers is not possible here: rank 0"},

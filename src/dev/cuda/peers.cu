@@ -77,6 +77,18 @@ static int wait_for(const struct peers *p, cudaStream_t s, int rank, enum flag f
     return driver_failed(p->wait(s, (CUdeviceptr)at, ticket, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
 }
 
+/* A rank's greetings lie behind its flags, one of each rank. */
+static uint32_t *greetings(const struct peers *p, int rank) { return p->flags[rank] + p->size * N_FLAGS; }
+static uint32_t greeting(int rank) { return 0x9e3779b9u * (uint32_t)(rank + 1); }
+
+/* Writes this rank's into the memory of rank `rank`. */
+static int greet(const struct peers *p, int rank) {
+    const CUdeviceptr at = (CUdeviceptr)(greetings(p, rank) + p->rank);
+    TRY(driver_failed(p->write(p->tell, at, greeting(p->rank), CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32"));
+    CU_TRY(cudaStreamSynchronize(p->tell));
+    return 0;
+}
+
 /* The next operation begins: behind the compute stream, and on `pull` when the bytes of ranks 0..n-1 are there. */
 static int begin(struct peers *p, int n) {
     p->ticket++;
@@ -177,6 +189,7 @@ static int open_all(struct peers *p, struct dev_peer_memory *flags) {
     p->flags[p->rank] = (uint32_t *)at;
     CU_TRY(cudaMemsetAsync(at, 0, FLAG_BYTES, p->pull));
     CU_TRY(cudaStreamSynchronize(p->pull)); /* before a peer hears of it */
+    TRY(greet(p, p->rank));
     return peers_share(p, at, FLAG_BYTES, flags);
 }
 
@@ -292,10 +305,35 @@ static int peers_map(void *peers, const struct dev_peer_memory *m, void **out) {
 }
 
 static int peers_flags(void *peers, int rank, const struct dev_peer_memory *flags) {
+    struct peers *const p = (struct peers *)peers;
     void *at;
     TRY(peers_map(peers, flags, &at));
-    ((struct peers *)peers)->flags[rank] = (uint32_t *)at;
+    p->flags[rank] = (uint32_t *)at;
+    return greet(p, rank);
+}
+
+/* What lies in the memory of rank `rank`, read as folds read it: what every rank has written there. */
+static int check_greetings(const struct peers *p, int rank, uint32_t *got) {
+    const size_t bytes = (size_t)p->size * sizeof *got;
+    CU_TRY(cudaMemcpyAsync(p->staging, greetings(p, rank), bytes, cudaMemcpyDefault, p->pull));
+    CU_TRY(cudaStreamSynchronize(p->pull));
+    CU_TRY(cudaMemcpy(got, p->staging, bytes, cudaMemcpyDeviceToHost));
+    for (int r = 0; r < p->size; r++)
+        if (got[r] != greeting(r))
+            FAIL(ERR_UNSUPPORTED,
+                 "cuda: what rank %d wrote into the memory of rank %d did not come: these GPUs cannot write to or read from each "
+                 "other (an IOMMU, or ACS of a PCIe switch)",
+                 r, rank);
     return 0;
+}
+
+static int peers_greeted(void *peers) {
+    struct peers *const p = (struct peers *)peers;
+    uint32_t *const got = (uint32_t *)malloc((size_t)p->size * sizeof *got);
+    int rc = got ? 0 : err_set(ERR_NOMEM, __FILE__, __LINE__, "cuda: out of host memory");
+    for (int r = 0; r < p->size && rc == 0; r++) rc = check_greetings(p, r, got);
+    free(got);
+    return rc;
 }
 
 /* ---- folds ---- */
@@ -428,6 +466,7 @@ static const struct dev_peer_ops make_peers(void) {
     o.bytes = cuda_peer_bytes;
     o.open = peers_open;
     o.flags = peers_flags;
+    o.greeted = peers_greeted;
     o.close = peers_close;
     o.share = peers_share;
     o.map = peers_map;

@@ -43,6 +43,7 @@ cudaError_t cudaIpcCloseMemHandle(void *p);
 void streams_device(int queues);
 void streams_idle(); /* waits for all its streams */
 void streams_end();
+void streams_lose_writes(bool lose); /* of stream memory operations, from now on */
 /* What s does next, again and again until it says true. */
 void streams_push(cudaStream_t s, std::function<bool()> what);
 

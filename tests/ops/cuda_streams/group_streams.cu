@@ -67,7 +67,7 @@ struct run {
     bool peers;
     int size, queues, rounds;
     unsigned seed;
-    bool alone; /* at the end rank 0 goes on by itself */
+    bool alone, lost; /* at the end rank 0 goes on by itself; flags that are written do not come */
     world all, few;
     std::vector<const void *> x[SLOTS], dx[SLOTS], ids[SLOTS];
     std::atomic<int> bad;
@@ -103,6 +103,9 @@ static void open_group(const struct run *k, struct dev_group *g, world *w, struc
         w->b.wait();
         for (int r = 0; r < g->size; r++)
             if (r != rank) OK(cuda_peers.flags(g->peers, r, &w->flags[(size_t)r]));
+        w->b.wait();
+        if (!k->lost) OK(cuda_peers.greeted(g->peers));
+        else if (cuda_peers.greeted(g->peers) != ERR_UNSUPPORTED) exit(1);
     } else {
         g->move = &cuda_nccl_ops.transport;
         if (rank == 0) OK(cuda_nccl_ops.id(d, w->id));
@@ -421,10 +424,38 @@ static bool try_run(bool peers, int size, int queues, int rounds, unsigned seed,
     return !k.bad;
 }
 
+/* What a rank writes does not come: the group is not used. */
+static void be_lost(struct run *run, int number) {
+    struct rank k = {};
+    k.d.ctx = &k.c;
+    streams_device(8);
+    OK(cudaStreamCreateWithPriority(&k.c.stream, cudaStreamNonBlocking, 0));
+    open_group(run, &k.all, &run->all, &k.d, number, NULL);
+    run->all.b.wait();
+    close_group(&k.all);
+    run->all.b.wait();
+    streams_end();
+}
+
+static void try_lost() {
+    struct run k = {};
+    std::vector<std::thread> ranks;
+    k.peers = k.lost = true;
+    k.all.b.size = 2;
+    k.all.flags.resize(2);
+    k.all.whole.resize(2);
+    streams_lose_writes(true);
+    for (int r = 0; r < 2; r++) ranks.emplace_back(be_lost, &k, r);
+    for (std::thread &t : ranks) t.join();
+    streams_lose_writes(false);
+    printf("peers, writes that are lost: not used\n");
+}
+
 int main(int argc, char **argv) {
     const unsigned seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1;
     bool good = true;
     signal(SIGALRM, too_long);
+    try_lost();
     for (const bool peers : {true, false}) {
         for (int size = 2; size <= 4; size++)
             for (const int queues : {8, 1}) good &= try_run(peers, size, queues, ROUNDS, seed + (unsigned)size, false);
