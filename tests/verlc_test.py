@@ -136,6 +136,12 @@ def start(args, env=None, **kw):
                             env={**ENV, **(env or {})}, **kw)
 
 
+def has_gpu(model):
+    """Whether `--device cuda` opens; trainer.device=cuda would go on without one."""
+    p = run("generate", "--model", model, "--device", "cuda", check=False, input='{"ids": [5, 9], "max_tokens": 1}\n')
+    return p.returncode == 0
+
+
 class Tests:
     """Named checks in order; the first failure does not hide the others."""
 
