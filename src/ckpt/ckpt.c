@@ -437,8 +437,9 @@ static bool ends_with(const char *s, const char *end) {
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* global_step_N with something behind it that only verlc makes; 0.1.0 had global_step_N.tmp. */
+/* The tracker, or global_step_N, with something behind it that only verlc makes; 0.1.0 had global_step_N.tmp. */
 static bool is_temporary(const char *name) {
+    if (strncmp(name, TRACKER ".", strlen(TRACKER ".")) == 0) return file_is_temp_name(name);
     const size_t n = strlen(PREFIX), digits = strncmp(name, PREFIX, n) == 0 ? strspn(name + n, "0123456789") : 0;
     return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, APART) == 0 ||
                           strcmp(name + n + digits, OLD) == 0 || file_is_temp_name(name));

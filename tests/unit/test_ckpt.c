@@ -323,25 +323,27 @@ static void test_recover(void **state) {
     struct fix *f = *state;
     char *step9 = path_of(f, 9, NULL), *step8 = path_of(f, 8, NULL),
          *half[] = {xasprintf("%s.tmp/actor", step9), xasprintf("%s.41-0123456789abcdef.tmp/actor", step9),
-                    xasprintf("%s.old.tmp", step8)};
-    char *kept[] = {xasprintf("%s.tmp2", step9), xasprintf("%s/mine.tmp", f->root), xasprintf("%s/global_step_x.tmp", f->root)};
+                    xasprintf("%s.old.tmp", step8),
+                    xasprintf("%s/latest_checkpointed_iteration.txt.41-0123456789abcdef.tmp", f->root)};
+    char *kept[] = {xasprintf("%s.tmp2", step9), xasprintf("%s/mine.tmp", f->root), xasprintf("%s/global_step_x.tmp", f->root),
+                    xasprintf("%s/latest_checkpointed_iteration.txt.mine", f->root)};
     OK(ckpt_recover(f->root)); /* there is no directory */
     fill(f, 1);
     OK(save(f, 8, 0));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         OK(file_mkdirs(half[i]));
         OK(file_mkdirs(kept[i]));
     }
     OK(save(f, 9, 0));
-    for (int i = 0; i < 3; i++) assert_true(file_exists(half[i])); /* whose they are a save does not know */
+    for (int i = 0; i < 4; i++) assert_true(file_exists(half[i])); /* whose they are a save does not know */
     OK(ckpt_recover(f->root));
-    for (int i = 0; i < 3; i++) assert_true(!file_exists(half[i]) && file_exists(kept[i]));
+    for (int i = 0; i < 4; i++) assert_true(!file_exists(half[i]) && file_exists(kept[i]));
     assert_int_equal(newest(f), 9);
     assert_int_equal(rename(step8, half[2]), 0);
     assert_false(there(f, 8));
     OK(ckpt_recover(f->root));
     OK(ckpt_verify(step8));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         free(half[i]);
         free(kept[i]);
     }
