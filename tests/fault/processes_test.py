@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -84,6 +85,15 @@ def begin(s, name, body, **keys):
     return p
 
 
+def is_pending(p, sig):
+    """Two that come together are one."""
+    try:
+        masks = re.findall(r"^S(?:ig|hd)Pnd:\t(\w+)$", pathlib.Path(f"/proc/{p.pid}/status").read_text(), re.M)
+    except OSError:
+        return False
+    return any(int(m, 16) >> (sig - 1) & 1 for m in masks)
+
+
 def check_nothing_left(s, test):
     ends = {
         "SIGKILL": ([signal.SIGKILL], -signal.SIGKILL, "time.sleep(60)", {}),
@@ -101,7 +111,8 @@ def check_nothing_left(s, test):
             test(f"{name}: a reward function has four children", len(there) == 4, str(there))
         for sig in signals:
             p.send_signal(sig)
-            time.sleep(0.1)  # two that come together are one
+            while p.poll() is None and is_pending(p, sig):
+                time.sleep(0.001)
         _, err = p.communicate(timeout=60)
         left = left_after(2)
         test(f"{name}: exit {status}, nothing is left behind", p.returncode == status and not left,
