@@ -24,7 +24,7 @@
  *   events(id, step, wall, kind, message)  what happened, in order: "warning", "checkpoint", "reward_error", "resume"
  *
  *   plan: {"total": bytes, "limit": bytes, "parts": [{"name", "bytes", "note", "block"}]}; parts with block true take turns
- *   in one block, of the size of the largest */
+ *   in one block, of the size of the largest; an update's have "gradients", bytes of its own */
 #include "track/track_int.h"
 
 #include "base/buf.h"
