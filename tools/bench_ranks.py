@@ -3,7 +3,8 @@
 Rows: links, hashes, start, recipe1, recipe2, 7b, update, checkpoint, kills.  `recipe1` and `recipe2` are the recipes of
 docs/performance.md on one GPU, on all, and on all with as many times the prompts.  `7b` is Qwen2.5-7B with a reference.  `hashes`
 takes three steps of GRPO and PPO at full length on one GPU and on all, in every layout and with pools, and compares
-checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL in each phase and compares what the resumed run saves.
+checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL at random moments until each stage was hit, and compares
+what the resumed runs save.
 
   python tools/bench_ranks.py [ROW...] [--ranks N] [--device cpu]
 
