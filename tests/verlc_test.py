@@ -83,7 +83,11 @@ class Scratch:
 
 def gpus():
     """How many there are."""
-    return len([line for line in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines() if line])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0
+    return len([line for line in listed.splitlines() if line])
 
 
 def on_gpus(args, launched):
@@ -103,14 +107,19 @@ def on_gpus(args, launched):
     return [*out, "trainer.device=cuda"], ranks
 
 
-def run_launched(args, ranks, timeout, env):
-    """As torchrun starts it, ranks that share the GPUs where there are more of them; the first one's result."""
+def launched(args, ranks, env, **kw):
+    """Its processes as torchrun starts them; where there are more than GPUs they share them."""
     there, ps = gpus(), []
     job = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
     for r in range(ranks):
-        own = {**job, "RANK": r, "LOCAL_RANK": r, **({"CUDA_VISIBLE_DEVICES": r % there} if ranks > there else {})}
-        ps.append(subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env={**env, **{k: str(v) for k, v in own.items()}}))
+        own = {**job, "RANK": r, "LOCAL_RANK": r, **({"CUDA_VISIBLE_DEVICES": r % there} if ranks > there > 0 else {})}
+        ps.append(subprocess.Popen([VERLC, *map(str, args)], env={**env, **{k: str(v) for k, v in own.items()}}, **kw))
+    return ps
+
+
+def run_launched(args, ranks, timeout, env):
+    """The first one's result."""
+    ps = launched(args, ranks, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said = [p.communicate(timeout=timeout) for p in ps]
     return subprocess.CompletedProcess(ps[0].args, ps[0].returncode, *said[0])
 

@@ -6,9 +6,11 @@ takes three steps of GRPO and PPO at full length on one GPU and on all, in every
 checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL at random moments until each stage was hit, and compares
 what the resumed runs save.
 
-  python tools/bench_ranks.py [ROW...] [--ranks N] [--device cpu]
+  python tools/bench_ranks.py [ROW...] [--ranks N] [--model ARCH] [--device cpu]
 
---ranks: all GPUs.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills do.
+--ranks: all GPUs; more than there are share them, as torchrun may start them: then `hashes` alone says something.  --model: of
+`hashes`, this one only.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills
+do.
 SHARED_DATA=DIR holds GSM8K and the real tokenizers.  Writes build/bench/ranks.json (tools/figures.py), which `make performance
 FIGURES=build/bench/ranks.json` takes into docs/performance.md.  Exit status 1: a bar was missed, or results differ."""
 
@@ -28,7 +30,7 @@ import time
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parent.parent / "tests")]
 import bench_gpu_peers as one  # noqa: E402
 from ranks import below, metrics, samples  # noqa: E402
-from verlc_test import DIGITS_REWARD  # noqa: E402
+from verlc_test import DIGITS_REWARD, gpus, launched  # noqa: E402
 
 VERLC, OUT, DATA, FIGURES, say = one.VERLC, one.OUT, one.DATA, one.FIGURES, one.say
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -55,7 +57,10 @@ def same(what, differs):
 class Bench:
     def __init__(self, args):
         self.n, self.device = args.ranks, args.device
-        self.gpus = "GPUs" if args.device == "cuda" else "CPU ranks"
+        self.gpus, self.shared = "GPUs" if args.device == "cuda" else "CPU ranks", 1
+        if args.device == "cuda" and args.ranks > gpus() > 0:
+            self.gpus, self.shared = f"ranks that share {gpus()} GPU", -(-args.ranks // gpus())
+        self.archs = [args.model] if args.model else ["qwen2.5-0.5b", "qwen3-1.7b"][:2 if args.device == "cuda" else 1]
         self.data, self.scorer = OUT / "gsm8k", OUT / "digits.py"
         self.scorer.write_text(DIGITS_REWARD)  # random weights earn no other reward, and without one all gradients are 0
         if not (self.data / "train.parquet").exists():
@@ -72,6 +77,8 @@ class Bench:
     def ranks(self, n, pool="trainer"):
         if self.device == "cpu":
             return [f"{pool}.ranks={n}"]
+        if self.shared > 1 and pool == "trainer":  # the launcher says it
+            return []
         return [f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node={n}"]
 
     def command(self, arch, run, shape, n, steps, *more):
@@ -82,16 +89,24 @@ class Bench:
                  f"reward.custom_reward_function.path={self.scorer}", "reward.num_workers=4", *self.ranks(n)]
         if self.device == "cpu":
             keys += ["data.max_response_length=64", f"{R}gpu_memory_utilization=0.1"]
+        if self.shared > 1:
+            keys += [f"{R}gpu_memory_utilization={0.7 / self.shared:.3f}"]
         return ["ppo", *keys, *more]
 
-    def run(self, name, command, fresh=True):
-        """To its end: the metrics of its steps, the seconds to the end of the first, what it said."""
+    def start(self, command, n, log):
+        if self.shared > 1 and n > 1:
+            return launched(command, n, dict(os.environ), stdout=subprocess.DEVNULL, stderr=log)[0]
+        return subprocess.Popen([VERLC, *map(str, command)], stdout=subprocess.DEVNULL, stderr=log)
+
+    def run(self, name, command, fresh=True, n=1):
+        """To its end: the metrics of its steps, the seconds to the end of the first, what it said. n: ranks, with those of
+        pools."""
         run = pathlib.Path(next(k for k in command if k.startswith("trainer.default_local_dir=")).split("=", 1)[1])
         if fresh:
             shutil.rmtree(run, ignore_errors=True)
         first, begun, out = None, time.time(), OUT / f"{run.name}.log"
         with open(out, "w") as log:
-            p = subprocess.Popen([VERLC, *map(str, command)], stdout=subprocess.DEVNULL, stderr=log)
+            p = self.start(command, n, log)
             while p.poll() is None:
                 if first is None and lines(run):
                     first = time.time() - begun
@@ -222,7 +237,7 @@ def hashes(b):
     wrong = 0
     model_only = [f"{A}optim.lr=1e-4", f"{A}checkpoint.save_contents=[model]", "critic.checkpoint.save_contents=[model]",
                   "trainer.save_freq=3"]
-    for arch in ("qwen2.5-0.5b", "qwen3-1.7b")[:2 if b.device == "cuda" else 1]:
+    for arch in b.archs:
         critic = ["algorithm.adv_estimator=gae", f"critic.model.path={b.model(arch)}", "critic.ppo_micro_batch_size_per_gpu=4",
                   f"{A}use_kl_loss=False"]
         one_off = ["--config-name=one_step_off_ppo_trainer"]
@@ -239,7 +254,7 @@ def hashes(b):
                 if n == 0:  # no pool beside one rank
                     continue
                 run = OUT / f"hashes_{arch}_{name}_{way}".replace(" ", "_")
-                done = b.run(f"{arch}, {name}, {way}", b.command(arch, run, shape, n, 3, *model_only, *keys, *more))[0]
+                done = b.run(f"{arch}, {name}, {way}", b.command(arch, run, shape, n, 3, *model_only, *keys, *more), n=b.n)[0]
                 wrong += same(f"{arch}, {name}, {way}: beside one", differs(alone, run, 3) if done else "it failed")
                 shutil.rmtree(run, ignore_errors=True)
             shutil.rmtree(alone, ignore_errors=True)
@@ -304,14 +319,16 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW")
     p.add_argument("--ranks", type=int)
+    p.add_argument("--model", metavar="ARCH")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = p.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     one.machine()
     if args.ranks is None:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if args.device == "cuda" else ""
-        args.ranks = len(listed.splitlines()) or 2
+        args.ranks = args.device == "cuda" and gpus() or 2
     b = Bench(args)
+    if b.shared > 1 and args.rows != ["hashes"]:
+        p.error(f"{args.ranks} ranks share {gpus()} GPU: name hashes, the other rows are rates")
     for name in args.rows or ROWS:
         ROWS[name](b)
         (OUT / "ranks.json").write_text(FIGURES.text())  # a run that is cut short has said something
