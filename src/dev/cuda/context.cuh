@@ -187,6 +187,8 @@ int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
 int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+/* Those of cuda_fold_on and cuda_embed_bwd_on, before a stream waits for a peer. */
+int cuda_load_group_kernels(void);
 int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
 int cuda_adamw(struct dev *d, const struct adamw_args *a);

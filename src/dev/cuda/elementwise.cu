@@ -434,6 +434,16 @@ int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n,
     return 0;
 }
 
+/* The driver may load a kernel at its first launch, and waits there until every stream of the GPU has come to its end. */
+int cuda_load_group_kernels(void) {
+    cudaFuncAttributes a;
+    CU_TRY(cudaFuncGetAttributes(&a, fold_kernel<true>));
+    CU_TRY(cudaFuncGetAttributes(&a, fold_kernel<false>));
+    CU_TRY(cudaFuncGetAttributes(&a, note_kernel));
+    CU_TRY(cudaFuncGetAttributes(&a, embed_bwd_kernel));
+    return 0;
+}
+
 /* ---- AdamW: Loshchilov & Hutter (2019), in torch.optim.AdamW's order of f32 operations ---- */
 
 static __device__ __forceinline__ void store4(float *to, const float (&v)[4]) {

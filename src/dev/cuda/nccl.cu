@@ -373,6 +373,7 @@ static int open_streams(struct nccl *n) {
     cudaEvent_t *const events[] = {&n->queued,   &n->arrived, &n->used[0],     &n->used[1],
                                    &n->gathered, &n->done,    &n->ids[0].used, &n->ids[1].used};
     int least = 0, greatest = 0;
+    TRY(cuda_load_group_kernels());
     CU_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest)); /* others wait for what is sent */
     CU_TRY(cudaStreamCreateWithPriority(&n->wire, cudaStreamNonBlocking, greatest));
     CU_TRY(cudaStreamCreateWithPriority(&n->fold, cudaStreamNonBlocking, greatest));

@@ -179,6 +179,7 @@ static int peers_share(void *peers, void *p, size_t bytes, struct dev_peer_memor
 static int open_all(struct peers *p, struct dev_peer_memory *flags) {
     void *at;
     TRY(check_queues(p->c));
+    TRY(cuda_load_group_kernels());
     TRY(cuda_driver_entry("cuStreamWriteValue32", (void **)&p->write));
     TRY(cuda_driver_entry("cuStreamWaitValue32", (void **)&p->wait));
     TRY(cuda_driver_entry("cuMemGetAddressRange", (void **)&p->range));
