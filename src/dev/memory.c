@@ -40,6 +40,7 @@ int dev_reserve(struct dev *d, const struct dev_sizes *s) { return d->ops->reser
 int dev_memory(struct dev *d, struct dev_memory *out) {
     *out = (struct dev_memory){0};
     if (d->ops->memory) TRY(d->ops->memory(d, out));
+    if (d->shared) out->system = 0; /* it may be another's */
     out->n_allocs += d->n_allocs;
     return 0;
 }

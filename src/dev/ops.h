@@ -191,7 +191,8 @@ struct dev_sizes {
 /* Device memory beside that of dev_alloc, in bytes. */
 struct dev_memory {
     size_t working;   /* held by the backend: scratch, memory for autotuning */
-    size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known */
+    size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known, as on a
+                         device that ranks share */
     int64_t n_allocs; /* requests for device memory so far, dev_alloc's included */
 };
 

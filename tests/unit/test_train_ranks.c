@@ -86,7 +86,12 @@ static void test_ranks(void **state) {
         {{GPUS(4)}, "cuda:1", NULL, 1, 4, 1, "trainer.device=cuda:1 names one GPU: one rank of the 4"},
         {{GPUS(4), "trainer.nnodes=2"}, NULL, NULL, 1, 4, 4, "those of this host: srun, mpirun or torchrun start the command"},
         {{GPUS(4), "trainer.nnodes=2"}, NULL, NULL, 1, 3, 3, "3 of the 8 GPUs asked for"},
-        {{"trainer.ranks=3"}, NULL, NULL, 1, 4, 1, "trainer.ranks=3 has no effect"},
+        /* with trainer.ranks, which may share them */
+        {{"trainer.ranks=3"}, NULL, NULL, 1, 4, 3, NULL},
+        {{"trainer.ranks=3"}, "cuda", NULL, 1, 1, 3, "3 ranks share 1 GPU (trainer.ranks)"},
+        {{"trainer.ranks=3", GPUS(1)}, NULL, NULL, 1, 2, 3, "3 ranks share 2 GPUs"},
+        {{"trainer.ranks=2"}, "cuda:1", NULL, 1, 4, 2, "2 ranks share 1 GPU"},
+        {{"trainer.ranks=1", GPUS(4)}, NULL, NULL, 1, 4, 1, NULL},
         {{GPUS(2), "trainer.ranks=2"}, NULL, NULL, 1, 4, 2, NULL},
         /* on a CPU */
         {{NULL}, "cpu", NULL, 1, 8, 1, NULL},
@@ -130,6 +135,7 @@ static void test_pools(void **state) {
         {{GPUS(4)}, NULL, 6, 6, NULL},
         {{GPUS(4)}, NULL, 2, 2, "this host has 2 of the 6 GPUs asked for by trainer.nnodes x trainer.n_gpus_per_node and by pools"},
         {{NULL}, NULL, 8, 3, NULL},
+        {{"trainer.ranks=2"}, NULL, 8, 2, NULL}, /* and no pool's ranks */
         {{NULL}, "cpu", 0, 4, NULL},
         {{"trainer.ranks=2"}, "cpu", 0, 5, NULL},
     };
@@ -143,6 +149,12 @@ static void test_pools(void **state) {
         if (cases[i].said ? !strstr(said, cases[i].said) : *said != '\0') fail_msg("case %zu said: %s", i, said);
         free(said);
     }
+    there = 1;
+    beside = (struct train_devices_beside){.ranks = 2};
+    char *shared;
+    assert_int_equal(ranks((const char *const[]){NULL}, NULL, NULL, 1, &shared), 3);
+    assert_non_null(strstr(shared, "3 ranks share 1 GPU"));
+    free(shared);
     ray = true; /* hosts of the trainer's and of a pool, with as many GPUs each */
     there = 0;
     beside = (struct train_devices_beside){.gpus = 4, .nodes = 1};

@@ -406,6 +406,7 @@ static int open_device(struct dev *d, struct cuda_dev *cd, int index) {
     CU_TRY(cudaMemGetInfo(&after, &total));
     const size_t context = (size_t)1 << 30; /* a context and its modules take about half of this */
     TRY(memory_room(d, &cd->c, context + (before > after ? before - after : 0)));
+    for (size_t i = 0; i < sizeof p.uuid.bytes; i++) snprintf(d->id + 2 * i, 3, "%02x", (unsigned char)p.uuid.bytes[i]);
     snprintf(d->isa, sizeof d->isa, "cuda-sm_%d", cd->c.cc);
     snprintf(d->describe, sizeof d->describe, "cuda: %.80s, sm_%d, %.0f GiB", p.name, cd->c.cc,
              (double)p.totalGlobalMem / (1024.0 * 1024.0 * 1024.0));

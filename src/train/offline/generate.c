@@ -246,6 +246,7 @@ int train_generate(const struct conf *c) {
     rc = write_rows(&g);
 out:
     restart.ranks = g.k.n_ranks;
+    restart.by_ranks = g.k.devices.ranks > 0;
     restart.ray = g.k.n_ray_nodes > 0;
     generate_close(&g, rc == 0);
     return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;

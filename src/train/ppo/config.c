@@ -585,12 +585,12 @@ static struct pool_asked pool_asked(const struct ppo_config *k, int pool) {
     }
 }
 
-static struct ppo_pools asked(const struct ppo_config *k, bool cpu) {
+static struct ppo_pools asked(const struct ppo_config *k, bool by_ranks) {
     struct ppo_pools p = {{0}};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) {
         const struct pool_asked a = pool_asked(k, i);
-        if (a.wanted && cpu) p.n[i] = a.keys->ranks;
-        if (a.wanted && !cpu && conf_is_set(k->conf, a.gpus)) p.n[i] = a.keys->nnodes * a.keys->n_gpus_per_node;
+        if (a.wanted && by_ranks) p.n[i] = a.keys->ranks;
+        if (a.wanted && !by_ranks && conf_is_set(k->conf, a.gpus)) p.n[i] = a.keys->nnodes * a.keys->n_gpus_per_node;
     }
     return p;
 }
@@ -607,9 +607,9 @@ struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
 
 void ppo_config_pools(struct ppo_config *k, bool launched) {
     const struct train_devices_beside beside = ppo_config_beside(k);
-    const bool cpu = train_on_cpu(k->run.device) || beside.gpus == 0;
-    const int64_t pools = cpu ? beside.ranks : beside.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
-    const int64_t all = pools + (cpu ? own : train_devices_asked(k->conf, &k->devices));
+    const bool by_ranks = train_on_cpu(k->run.device) || k->devices.ranks > 0 || beside.gpus == 0;
+    const int64_t pools = by_ranks ? beside.ranks : beside.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
+    const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->devices));
     k->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->n_ranks}};
     if (pools == 0) return;
     if (k->n_ranks < (launched ? pools + 1 : all)) {
@@ -617,7 +617,7 @@ void ppo_config_pools(struct ppo_config *k, bool launched) {
                  (long long)all, (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s");
         return;
     }
-    k->pools = asked(k, cpu);
+    k->pools = asked(k, by_ranks);
     k->pools.n[PPO_TRAIN] = k->n_ranks - pools;
 }
 

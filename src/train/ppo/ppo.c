@@ -63,6 +63,7 @@ int train_ppo(const struct conf *c) {
     schedules[verlc_controller(v)->k.schedule](v);
     restart.ranks = verlc_controller(v)->k.n_ranks;
     restart.beside = restart.ranks - verlc_controller(v)->k.pools.n[PPO_TRAIN];
+    restart.by_ranks = verlc_controller(v)->k.devices.ranks > 0;
     restart.ray = verlc_controller(v)->k.n_ray_nodes > 0;
     const int rc = verlc_end(v);
     return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;

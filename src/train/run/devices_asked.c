@@ -50,7 +50,7 @@ int64_t train_data_parallel(const struct conf *c, const struct train_devices_key
     return n > 1 ? n : 1;
 }
 
-/* On a CPU; 0: nothing is said. */
+/* By trainer.ranks and those of pools; 0: nothing is said. */
 static int64_t ranks_asked(const struct train_ranks_args *a) {
     const int64_t own = a->keys->ranks;
     return a->beside.ranks > 0 ? a->beside.ranks + (own > 0 ? own : 1) : own;
@@ -72,9 +72,6 @@ static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
 static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
     const bool one = a->device && strncmp(a->device, "cuda:", 5) == 0;
     const int64_t here = least(one ? 1 : a->keys->nnodes > 1 ? asked / a->keys->nnodes : asked, there);
-    if (a->keys->ranks > 0 && a->keys->ranks != here)
-        log_note("trainer.ranks=%lld has no effect: it is for ranks on a CPU, and on GPUs " ASKED_BY " says how many",
-                 (long long)a->keys->ranks);
     if (here == asked) return here;
     if (one)
         log_note("trainer.device=%s names one GPU: one rank of the %lld asked for by %s; the result is the same", a->device,
@@ -88,6 +85,17 @@ static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t 
                  (long long)asked, a->beside.gpus > 0 ? asked_by(a) : "trainer.n_gpus_per_node", (long long)here,
                  here == 1 ? "" : "s");
     return here;
+}
+
+/* trainer.ranks, or a pool's where no number of GPUs is said, says how many, whatever GPUs there are. */
+static bool says_ranks(const struct train_ranks_args *a, int64_t asked) {
+    return a->keys->ranks > 0 || (a->beside.ranks > 0 && asked == 1);
+}
+static int64_t on_shared_gpus(const struct train_ranks_args *a, int64_t there) {
+    const int64_t n = ranks_asked(a);
+    if (a->device && strncmp(a->device, "cuda:", 5) == 0) there = 1;
+    if (n > there) log_info("%lld ranks share %lld GPU%s (trainer.ranks)", (long long)n, (long long)there, there == 1 ? "" : "s");
+    return n;
 }
 
 static int64_t on_cpu(const struct train_ranks_args *a, int64_t asked) {
@@ -120,7 +128,8 @@ int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
         *ray_nodes = (int)nodes;
         return asked;
     }
-    return there > 0 ? on_gpus(a, asked, there) : on_cpu(a, asked);
+    if (there == 0) return on_cpu(a, asked);
+    return says_ranks(a, asked) ? on_shared_gpus(a, there) : on_gpus(a, asked, there);
 }
 
 /* RAY_ADDRESS is set by `ray job submit` too; the file, by `ray start` on this machine. */
@@ -161,6 +170,8 @@ int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, c
     if (a->gpu == 0 && a->gpus == 0) TRY(train_ranks(c, k, beside, device, ranks, NULL));
     if (a->gpu > 0) dev_open_cuda_planned(dev, (size_t)a->gpu);
     else TRY(resume_open_device(dev, &none, device, threads));
+    const int64_t there = a->gpu > 0 || a->gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();
+    if (*ranks > there) dev->mem_total /= (size_t)((*ranks + there - 1) / there); /* as ranks that share a GPU plan */
     if (a->gpus > 0 && !dev_has_own_memory(dev))
         FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
              (long long)a->gpus);

@@ -24,7 +24,8 @@ int64_t train_devices_asked(const struct conf *c, const struct train_devices_key
  * group ("actor_rollout_ref.actor", "critic", "engine"), count as one. >= 1. Of verl's rules about batch sizes alone. */
 int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
 
-/* What keys ask for beside trainer's: GPUs, and the hosts that they are on; ranks on a CPU. */
+/* What keys ask for beside trainer's: GPUs, and the hosts that they are on; ranks, which count on a CPU and
+ * with trainer.ranks. */
 struct train_devices_beside {
     int64_t gpus, nodes, ranks;
 };
@@ -39,8 +40,8 @@ struct train_ranks_args {
 };
 /* trainer.device is cpu or ref. */
 bool train_on_cpu(const char *device);
-/* How many ranks the run has: the launcher's processes where there are several; else on GPUs those asked for that this host has,
- * and on a CPU trainer.ranks. Where that is another number than asked for, one line of the log says why. >= 1.
+/* How many ranks the run has: the launcher's processes where there are several; else trainer.ranks; else on GPUs those asked for
+ * that this host has. Where that is another number than asked for, one line of the log says why. >= 1.
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
 /* The same of this process: its environment, its GPUs; beside NULL: nothing; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "comm/launch.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -18,6 +19,8 @@
 /* A slice of generation: what ends in it is told together; it goes on for longer where nothing ends. */
 #define GENERATE_S 0.05
 #define LONGEST_S 0.5
+
+extern char **environ;
 
 static struct rank self;
 
@@ -88,14 +91,38 @@ int rank_open_run(const struct run_config *k) {
     return 0;
 }
 
-/* A launcher may show each rank its own GPU alone; else they are dealt by the ranks of a host. */
+/* A launcher may show each rank its own GPU alone; else they are dealt by the ranks of a host, and by trainer.ranks in turn. */
 int rank_gpu(const struct comm *comm, int *gpu) {
     const int there = dev_cuda_count(), local = comm_local_rank(comm);
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (l.by && strcmp(l.by, "verlc") == 0) {
+        *gpu = there > 0 ? local % there : 0;
+        return 0;
+    }
     if (there > 1 && local >= there)
         FAIL(ERR_INPUT, "%s: it is one of %d ranks on this host, which sees %d GPUs; start as many ranks a host as it has GPUs",
              comm_who(comm, comm_rank(comm)), comm_local_size(comm), there);
     *gpu = there > 1 ? local : 0;
     return 0;
+}
+
+/* Ranks that have one device plan with equal parts of its memory. */
+static int share_device(struct dev *dev) {
+    const int size = comm_size(self.comm);
+    char(*ids)[sizeof dev->id] = xcalloc((size_t)size, sizeof *ids);
+    size_t *at = xcalloc((size_t)size + 1, sizeof *at), n = 0;
+    for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *ids;
+    memcpy(ids[comm_rank(self.comm)], dev->id, sizeof dev->id);
+    const int rc = comm_all_gather(self.comm, ids, at);
+    for (int r = 0; rc >= 0 && r < size; r++) n += comm_same_host(self.comm, r) && memcmp(ids[r], dev->id, sizeof dev->id) == 0;
+    if (rc >= 0 && dev->id[0] && n > 1) {
+        dev->mem_total /= n;
+        dev->shared = true;
+    }
+    free(at);
+    free(ids);
+    return rc;
 }
 
 int rank_open_device(const struct comm_call *call, struct dev *dev, const char *device, int threads) {
@@ -110,7 +137,8 @@ int rank_open_device(const struct comm_call *call, struct dev *dev, const char *
     if (cuda) TRYG(rank_gpu(self.comm, &gpu), out);
     snprintf(name, sizeof name, "cuda:%d", gpu);
     if (cuda) device = name;
-    rc = resume_open_device(dev, &from, device, threads);
+    TRYG(resume_open_device(dev, &from, device, threads), out);
+    rc = share_device(dev);
 out:
     json_decref(from.trainer);
     return rc;

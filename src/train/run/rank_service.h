@@ -48,9 +48,11 @@ void rank_close(void); /* all of rank_self; the group has ended */
 int rank_open_config(struct comm *comm, const struct comm_call *call);
 int rank_open_pool(int first, int n); /* where this rank shares its work with these alone */
 int rank_open_run(const struct run_config *k);
-/* The GPU that is this rank's: one each of its host, or the one that it sees. ERR_INPUT: its host has more ranks than GPUs. */
+/* The GPU that is this rank's: one each of its host, or the one that it sees; with trainer.ranks in turn. ERR_INPUT: a launcher
+ * has started more ranks on its host than that has GPUs. */
 int rank_gpu(const struct comm *comm, int *gpu);
-/* rank_gpu's, or what else `device` names; with the controller's instruction set. */
+/* Collective. rank_gpu's, or what else `device` names; with the controller's instruction set, and with its part of the memory
+ * where ranks share a device. */
 int rank_open_device(const struct comm_call *call, struct dev *dev, const char *device, int threads);
 /* What rank_group_open reads, into the result. */
 void rank_describe(json_t *result, const struct dev *dev);

@@ -91,14 +91,16 @@ static int become(const struct restart *r, int suspect, bool leave_out, const ch
     char **argv = NULL, *env = xasprintf("%lld %.6f %d %lld", (long long)r->done + 1, r->began, leave_out ? -1 : suspect,
                                          (long long)(from ? step : -1));
     size_t n = 0;
-    const bool cpu = train_on_cpu(r->device) || dev_cuda_count() == 0;
+    const int gpus = train_on_cpu(r->device) ? 0 : dev_cuda_count();
+    const bool by_ranks = gpus == 0 || r->by_ranks,
+               own_gpu = r->ranks <= gpus && !(r->device && strncmp(r->device, "cuda:", 5) == 0);
     char where[64] = "the beginning";
-    TRY(own_arguments(&argv, &n, from != NULL, leave_out && cpu));
+    TRY(own_arguments(&argv, &n, from != NULL, leave_out && by_ranks));
     if (from) add(&argv, &n, xstrdup("trainer.resume_mode=resume_path"));
     if (from) add(&argv, &n, xasprintf("trainer.resume_from_path=%s", from));
     if (from) snprintf(where, sizeof where, "step %lld", (long long)step);
-    if (leave_out && cpu) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->beside - 1)));
-    if (leave_out && !cpu) hide_gpu(suspect, dev_cuda_count());
+    if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->beside - 1)));
+    if (leave_out && own_gpu) hide_gpu(suspect, gpus);
     log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", err_msg(), (long long)r->done + 1,
              (long long)r->most, where, (long long)r->ranks - leave_out);
     setenv(RESTART_ENV, env, 1);

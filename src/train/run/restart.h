@@ -15,15 +15,17 @@ struct restart {
     const char *device;
     int64_t ranks, beside; /* of the run; of pools beside the trainer's */
     bool ray;
+    bool by_ranks;        /* trainer.ranks says how many */
     double began;         /* clock_wall when the first of these runs began */
     int64_t done;         /* restarts so far */
     int suspect;          /* whose loss the last one was for; -1: not known */
     int64_t suspect_step; /* where it went on */
 };
-/* Before the run; ranks, beside and ray are set when they are known. */
+/* Before the run; ranks, beside, ray and by_ranks are set when they are known. */
 void restart_begin(struct restart *r, const char *dir, const char *device, int64_t most);
 /* After a failure, with its message: returns rc where there is no restart. A rank of this host that is lost twice without a
- * checkpoint in between is left out, and its GPU with it; of a run with pools on a CPU the trainer's has one rank less. */
+ * checkpoint in between is left out, and its GPU with it where no other has that; with trainer.ranks, or on a CPU, the trainer's
+ * pool has one rank less. */
 int restart_run(const struct restart *r, int rc);
 
 #endif

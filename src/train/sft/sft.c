@@ -294,6 +294,7 @@ int train_sft(const struct conf *c) {
     int rc = open_all(&s, c);
     if (rc == 0) rc = steps(&s);
     restart.ranks = s.k.n_ranks;
+    restart.by_ranks = s.k.devices.ranks > 0;
     restart.ray = s.k.n_ray_nodes > 0;
     close_all(&s, rc);
     return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
