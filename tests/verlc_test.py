@@ -16,7 +16,6 @@ import tempfile
 VERLC = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))
 ENV = {**os.environ, "VERLC_THREADS": os.environ.get("VERLC_THREADS", "1")}
 ON_GPUS = os.environ.get("VERLC_TEST_DEVICE") == "cuda"
-POOLS = ("rollout", "critic", "distillation", "reward.reward_model")
 
 
 class Scratch:
@@ -81,67 +80,23 @@ class Scratch:
         return ["ppo"] + [f"{k}={v}" for k, v in args.items()]
 
 
-def gpus():
-    """How many there are."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    except OSError:
-        return 0
-    return len([line for line in listed.splitlines() if line])
-
-
-def on_gpus(args, launched):
-    """A command of CPU ranks as one of GPUs, and how many ranks it has. launched: the launcher says how many."""
-    out, ranks = [], 1
-    for a in map(str, args):
-        key, _, value = a.partition("=")
-        pool = key.removesuffix(".ranks")
-        if key == "trainer.ranks":
-            ranks += int(value) - 1
-            out += [] if launched else [f"trainer.n_gpus_per_node={value}"]
-        elif key.endswith(".ranks") and pool in POOLS:
-            ranks += int(value)
-            out += [f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node={value}"]
-        elif key != "trainer.device":
-            out.append(a)
-    return [*out, "trainer.device=cuda"], ranks
-
-
-def launched(args, ranks, env, **kw):
-    """Its processes as torchrun starts them; where there are more than GPUs they share them."""
-    there, ps = gpus(), []
-    job = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
-    for r in range(ranks):
-        own = {**job, "RANK": r, "LOCAL_RANK": r, **({"CUDA_VISIBLE_DEVICES": r % there} if ranks > there > 0 else {})}
-        ps.append(subprocess.Popen([VERLC, *map(str, args)], env={**env, **{k: str(v) for k, v in own.items()}}, **kw))
-    return ps
-
-
-def run_launched(args, ranks, timeout, env):
-    """The first one's result."""
-    ps = launched(args, ranks, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said = [p.communicate(timeout=timeout) for p in ps]
-    return subprocess.CompletedProcess(ps[0].args, ps[0].returncode, *said[0])
+def on_gpus(args):
+    """With VERLC_TEST_DEVICE=cuda a command of CPU ranks takes GPUs, which ranks share where there are more of them."""
+    return ["trainer.device=cuda" if ON_GPUS and str(a) == "trainer.device=cpu" else a for a in args]
 
 
 def run(*args, check=True, timeout=300, env=None, **kw):
     """Runs the program to its end."""
-    env, ranks = {**ENV, **(env or {})}, 1
-    if ON_GPUS and args[0] in ("ppo", "sft", "generate") and any("=" in str(a) for a in args[1:]):
-        args, ranks = on_gpus(args, launched=True)
-    if ranks > 1:
-        p = run_launched(args, ranks, timeout, env)
-    else:
-        p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, timeout=timeout, env=env, **kw)
+    args = on_gpus(args)
+    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, timeout=timeout, env={**ENV, **(env or {})}, **kw)
     if check and p.returncode != 0:
         raise AssertionError(f"verlc {' '.join(map(str, args))}: exit {p.returncode}\n{p.stderr}")
     return p
 
 
 def start(args, env=None, **kw):
-    """Under way. On GPUs a command that asks for more of them than there are runs on fewer."""
-    args = on_gpus(args, launched=False)[0] if ON_GPUS else args
-    return subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    """Under way."""
+    return subprocess.Popen([VERLC, *map(str, on_gpus(args))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                             env={**ENV, **(env or {})}, **kw)
 
 

@@ -8,7 +8,7 @@ what the resumed runs save.
 
   python tools/bench_ranks.py [ROW...] [--ranks N] [--model ARCH] [--device cpu]
 
---ranks: all GPUs; more than there are share them, as torchrun may start them: then `hashes` alone says something.  --model: of
+--ranks: all GPUs; more than there are share them (trainer.ranks), and then only hashes and kills say something.  --model: of
 `hashes`, this one only.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills
 do.
 SHARED_DATA=DIR holds GSM8K and the real tokenizers.  Writes build/bench/ranks.json (tools/figures.py), which `make performance
@@ -30,7 +30,7 @@ import time
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parent.parent / "tests")]
 import bench_gpu_peers as one  # noqa: E402
 from ranks import below, metrics, samples  # noqa: E402
-from verlc_test import DIGITS_REWARD, gpus, launched  # noqa: E402
+from verlc_test import DIGITS_REWARD  # noqa: E402
 
 VERLC, OUT, DATA, FIGURES, say = one.VERLC, one.OUT, one.DATA, one.FIGURES, one.say
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -38,6 +38,15 @@ WEAK = {"recipe 1": {2: 95, 4: 92}, "recipe 2": {2: 96, 4: 94}}
 STRONG = {2: 20.0, 4: 11.5}
 EXACT = {"qwen2.5-0.5b": 5, "qwen3-1.7b": 3, "qwen2.5-7b": 3}
 PHASES = ("gen", "old_log_prob", "ref", "update_actor")
+
+
+def gpus():
+    """How many there are."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0
+    return len([line for line in listed.splitlines() if line])
 
 
 def row(name, what, ours, **more):
@@ -57,9 +66,7 @@ def same(what, differs):
 class Bench:
     def __init__(self, args):
         self.n, self.device = args.ranks, args.device
-        self.gpus, self.shared = "GPUs" if args.device == "cuda" else "CPU ranks", 1
-        if args.device == "cuda" and args.ranks > gpus() > 0:
-            self.gpus, self.shared = f"ranks that share {gpus()} GPU", -(-args.ranks // gpus())
+        self.gpus = "CPU ranks" if args.device == "cpu" else f"ranks that share {gpus()} GPU" if args.ranks > gpus() else "GPUs"
         self.archs = [args.model] if args.model else ["qwen2.5-0.5b", "qwen3-1.7b"][:2 if args.device == "cuda" else 1]
         self.data, self.scorer = OUT / "gsm8k", OUT / "digits.py"
         self.scorer.write_text(DIGITS_REWARD)  # random weights earn no other reward, and without one all gradients are 0
@@ -75,10 +82,8 @@ class Bench:
         return path
 
     def ranks(self, n, pool="trainer"):
-        if self.device == "cpu":
+        if self.gpus != "GPUs":
             return [f"{pool}.ranks={n}"]
-        if self.shared > 1 and pool == "trainer":  # the launcher says it
-            return []
         return [f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node={n}"]
 
     def command(self, arch, run, shape, n, steps, *more):
@@ -89,24 +94,16 @@ class Bench:
                  f"reward.custom_reward_function.path={self.scorer}", "reward.num_workers=4", *self.ranks(n)]
         if self.device == "cpu":
             keys += ["data.max_response_length=64", f"{R}gpu_memory_utilization=0.1"]
-        if self.shared > 1:
-            keys += [f"{R}gpu_memory_utilization={0.7 / self.shared:.3f}"]
         return ["ppo", *keys, *more]
 
-    def start(self, command, n, log):
-        if self.shared > 1 and n > 1:
-            return launched(command, n, dict(os.environ), stdout=subprocess.DEVNULL, stderr=log)[0]
-        return subprocess.Popen([VERLC, *map(str, command)], stdout=subprocess.DEVNULL, stderr=log)
-
-    def run(self, name, command, fresh=True, n=1):
-        """To its end: the metrics of its steps, the seconds to the end of the first, what it said. n: ranks, with those of
-        pools."""
+    def run(self, name, command, fresh=True):
+        """To its end: the metrics of its steps, the seconds to the end of the first, what it said."""
         run = pathlib.Path(next(k for k in command if k.startswith("trainer.default_local_dir=")).split("=", 1)[1])
         if fresh:
             shutil.rmtree(run, ignore_errors=True)
         first, begun, out = None, time.time(), OUT / f"{run.name}.log"
         with open(out, "w") as log:
-            p = self.start(command, n, log)
+            p = subprocess.Popen([VERLC, *map(str, command)], stdout=subprocess.DEVNULL, stderr=log)
             while p.poll() is None:
                 if first is None and lines(run):
                     first = time.time() - begun
@@ -254,7 +251,7 @@ def hashes(b):
                 if n == 0:  # no pool beside one rank
                     continue
                 run = OUT / f"hashes_{arch}_{name}_{way}".replace(" ", "_")
-                done = b.run(f"{arch}, {name}, {way}", b.command(arch, run, shape, n, 3, *model_only, *keys, *more), n=b.n)[0]
+                done = b.run(f"{arch}, {name}, {way}", b.command(arch, run, shape, n, 3, *model_only, *keys, *more))[0]
                 wrong += same(f"{arch}, {name}, {way}: beside one", differs(alone, run, 3) if done else "it failed")
                 shutil.rmtree(run, ignore_errors=True)
             shutil.rmtree(alone, ignore_errors=True)
@@ -327,8 +324,8 @@ def main():
     if args.ranks is None:
         args.ranks = args.device == "cuda" and gpus() or 2
     b = Bench(args)
-    if b.shared > 1 and args.rows != ["hashes"]:
-        p.error(f"{args.ranks} ranks share {gpus()} GPU: name hashes, the other rows are rates")
+    if "share" in b.gpus and not set(args.rows) <= {"hashes", "kills"}:
+        p.error(f"{args.ranks} {b.gpus}: name hashes or kills, the other rows are rates")
     for name in args.rows or ROWS:
         ROWS[name](b)
         (OUT / "ranks.json").write_text(FIGURES.text())  # a run that is cut short has said something

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import below, files
-from verlc_test import ENV, VERLC, Scratch, Tests, run, start
+from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, run, start
 
 
 def generation(s, out, ranks, **keys):
@@ -61,7 +61,8 @@ def launched(args, n):
     """The same command once a rank, as srun starts it: exit codes."""
     ranks = [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(r), "SLURM_NTASKS": str(n), "SLURM_LOCALID": str(r),
               "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(n)} for r in range(n)]
-    ps = [subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENV, **r})
+    ps = [subprocess.Popen([VERLC, *map(str, on_gpus(args))], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                           env={**ENV, **r})
           for r in reversed(ranks)]
     out = [p.communicate(timeout=120)[0] for p in ps]
     return [p.returncode for p in ps], "".join(out)[-1500:]
@@ -81,7 +82,7 @@ def check_launcher(s, test):
     codes, out = launched(args["srun-sft"], 2)
     test("srun verlc sft: two ranks, the files of one", codes == [0, 0] and files(s.dir / "one", 2) == files(s.dir / "srun-sft", 2),
          f"{codes} {out}")
-    ppo = s.ppo("refused", trainer__device="cpu", actor_rollout_ref__actor__ppo_mini_batch_size=3)
+    ppo = s.ppo("refused", trainer__device="cpu", data__train_batch_size=0)
     for name, bad in (("ppo", ppo), ("sft", [*args["one"], "data.train_batch_size=0"]), ("generate", generation(s, "e.txt", 1))):
         begin = time.time()
         codes, out = launched(bad, 2)

@@ -12,7 +12,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import ASK, below, first_difference  # noqa: E402
-from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, reward_dir, run, series, start, state  # noqa: E402
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, on_gpus, reward_dir, run, series, start, state  # noqa: E402
 
 ONE_OFF, FULLY = "--config-name=one_step_off_ppo_trainer", "--config-name=fully_async_ppo_trainer"
 
@@ -54,7 +54,7 @@ def by_hand(s, test):
     keys = {"actor_rollout_ref.actor.use_kl_loss": False}
     run(*one_off(s, "plain", **keys))
     args = [a for a in one_off(s, "hand", **{**keys, "rollout.ranks": 1})[2:] if not a.startswith("algorithm.adv_estimator")]
-    p = subprocess.run([exe, *map(str, args)], capture_output=True, text=True, timeout=300, env=ENV)
+    p = subprocess.run([exe, *map(str, on_gpus(args))], capture_output=True, text=True, timeout=300, env=ENV)
     test("the schedule by hand, in calls of verlc.h, on pools: the same bits",
          p.returncode == 0 and state(s.dir / "plain", 4) == state(s.dir / "hand", 4), p.stderr[-500:])
 

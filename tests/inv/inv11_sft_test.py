@@ -4,6 +4,7 @@ a run that was killed goes on with another number."""
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -64,9 +65,10 @@ def check_bad_gradient(s, test):
          f"{why} {[name for name, _ in found[1]]} {[name for name, _ in found[2]]}")
     p = [run(*sft(s, f"ended_{n}", n, {**keys, "trainer.max_bad_steps": 1}), check=False) for n in (1, 2)]
     last = [[line for line in x.stderr.splitlines() if line.startswith("error: ")] for x in p]
+    said = re.search(r"the state of step (\d+) is in ", "".join(last[0]))
     test("trainer.max_bad_steps ends both alike, the step before is saved",
          p[0].returncode == p[1].returncode == 5 and last[0] == [line.replace("ended_2", "ended_1") for line in last[1]] and
-         files(s.dir / "ended_1", 1) == files(s.dir / "ended_2", 1) != {}, f"{last}")
+         said and files(s.dir / "ended_1", said[1]) == files(s.dir / "ended_2", said[1]) != {}, f"{last}")
 
 
 def kill_a_rank(s, args, d):
@@ -104,18 +106,18 @@ def check_resume(s, test):
 def check_plan(s, test):
     p = run("plan", "--probe", "--json", *sft(s, "probed", 2, {}), check=False)
     device = json.loads(p.stdout)["device"] if p.returncode == 0 else ""
-    test("verlc plan --probe on 2 ranks", device.startswith("2 ranks, each on cpu"), f"{p.returncode} {device} {p.stderr[-500:]}")
+    test("verlc plan --probe on 2 ranks", device.startswith("2 ranks, each on "), f"{p.returncode} {device} {p.stderr[-500:]}")
 
 
 def check_stop(s, test):
     keys = {"trainer.save_freq": -1, "trainer.total_training_steps": 400, "trainer.test_freq": -1, "optim.lr": 1e-4}
-    many = {"data.val_files": s.write("many.jsonl", chats() * 100), "trainer.test_freq": 1}
+    many = {"data.val_files": s.write("many.jsonl", chats() * 100), "trainer.test_freq": 2}
     for name, more in {"an update": {}, "a validation": many}.items():
         d = s.dir / f"stopped_{len(more)}"
         p = start(sft(s, d, 2, {**keys, **more}))
         log = d / "metrics.jsonl"
         until = time.time() + 60
-        while not (log.is_file() and (more or log.stat().st_size)) and p.poll() is None and time.time() < until:
+        while not (log.is_file() and log.stat().st_size) and p.poll() is None and time.time() < until:
             time.sleep(0.01)
         time.sleep(0.5)
         p.send_signal(signal.SIGTERM)

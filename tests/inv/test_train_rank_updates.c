@@ -163,7 +163,7 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
 static int open_model(struct rig *r, const char *dir, const char *device, enum dtype act, struct dev_group **g, struct comm *c) {
     const struct setup *s = r->s;
     if (strcmp(device, "ref") == 0) TRY(dev_open_ref(&r->dev));
-    else if (strcmp(device, "cuda") == 0) TRY(dev_open_cuda(&r->dev, c ? comm_rank(c) : 0));
+    else if (strcmp(device, "cuda") == 0) TRY(dev_open_cuda(&r->dev, c ? comm_rank(c) % dev_cuda_count() : 0));
     else TRY(dev_open_cpu(&r->dev, 1, NULL));
     if (c) TRY(dev_group_open(g, &r->dev, c));
     const struct model_open_args a = {.dir = dir,
