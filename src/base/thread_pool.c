@@ -99,7 +99,7 @@ static void *worker_main(void *v) {
     }
 }
 
-static int default_threads(void) {
+int pool_default_threads(void) {
     const char *s = getenv("VERLC_THREADS");
     if (s && atoi(s) > 0) return atoi(s);
     cpu_set_t set;
@@ -107,7 +107,7 @@ static int default_threads(void) {
 }
 
 int pool_create(struct pool **out, int n_threads) {
-    if (n_threads <= 0) n_threads = default_threads();
+    if (n_threads <= 0) n_threads = pool_default_threads();
     if (n_threads > MAX_THREADS) n_threads = MAX_THREADS;
     struct pool *p = aligned_alloc(64, (sizeof *p + 63) & ~(size_t)63);
     if (!p) FAIL(ERR_NOMEM, "thread pool: out of memory");

@@ -12,7 +12,8 @@
 
 struct pool;
 
-/* n_threads <= 0: the CPUs this process may use, or VERLC_THREADS. ERR_NOMEM. */
+int pool_default_threads(void); /* VERLC_THREADS, or the CPUs that this process may use */
+/* n_threads <= 0: pool_default_threads. ERR_NOMEM. */
 int pool_create(struct pool **out, int n_threads);
 void pool_destroy(struct pool *p); /* NULL ok */
 int pool_threads(const struct pool *p);

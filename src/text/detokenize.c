@@ -130,17 +130,22 @@ static int push_bytes(const struct ctx *c, int64_t k, size_t n) { /* hold[0, n) 
 static int byte_level(const struct ctx *c, int64_t k, const char *p, size_t n) {
     struct stage_state *st = &c->run->state[k];
     const size_t had = st->hold.n;
+    if (n == 0) return 0;
+    TRY(buf_add(&st->hold, p, n)); /* no more bytes than characters, so they are written over it */
+    char *to = st->hold.p + had;
     for (size_t i = 0; i < n;) {
         int len;
         const int b = text__char_byte(text__char(p + i, &len));
         if (b < 0) {
-            st->hold.n = had;
-            TRY(buf_add(&st->hold, p, n));
+            memcpy(st->hold.p + had, p, n);
+            to = st->hold.p + had + n;
             break;
         }
-        TRY(buf_addc(&st->hold, (char)b));
+        *to++ = (char)b;
         i += (size_t)len;
     }
+    st->hold.n = (size_t)(to - st->hold.p);
+    *to = '\0';
     return push_bytes(c, k, st->hold.n - text__unfinished(st->hold.p ? st->hold.p : "", st->hold.n));
 }
 

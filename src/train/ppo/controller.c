@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "base/thread_pool.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ struct stage controller_stage(struct controller *c) {
 }
 
 struct generation controller_generation(const struct controller *c) {
-    return (struct generation){c->tok, c->reward, c->train_data};
+    return (struct generation){c->tok, c->reward, c->train_data, c->threads};
 }
 
 /* ---- what the run asks for ---- */
@@ -67,7 +68,11 @@ int controller_validate(void *ctx) {
 
 /* ---- opening ---- */
 
+enum { TEXT_THREADS = 8 };
+
 static int open_text(struct controller *c) {
+    const int threads = c->k.run.threads > 0 ? (int)c->k.run.threads : pool_default_threads();
+    TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
     TRY(tokenizer_open(&c->tok, c->k.tokenizer_dir));
     return chat_template_create(&c->chat, c->tok);
 }
@@ -134,6 +139,7 @@ static void close_data(struct controller *c) {
     rl_dataset_close(c->val_data);
     rl_dataset_close(c->train_data);
     chat_template_destroy(c->chat);
+    pool_destroy(c->threads);
     tokenizer_close(c->tok);
 }
 

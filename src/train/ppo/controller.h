@@ -12,6 +12,7 @@ struct controller {
     struct ppo_config k;
     struct run run;
     struct tokenizer *tok;
+    struct pool *threads; /* for text */
     struct chat_template *chat;
     struct rl_dataset *train_data, *val_data; /* val_data: NULL without */
     struct reward *reward;

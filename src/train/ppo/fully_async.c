@@ -310,7 +310,7 @@ static int choose(struct fully_async *a, struct batch *out) {
 
 /* The exchange of weights is due: what is not chosen is held. */
 static int close_generation(struct fully_async *a) {
-    if (!a->over && a->k->async.partial) TRY(worker_generate_interrupt(a->s.worker));
+    if (!a->over && a->k->async.partial) TRY(gen_interrupt(&a->g));
     TRY(gen_run(&a->g));
     const int64_t now = ended_now(&a->g);
     a->generated += now;

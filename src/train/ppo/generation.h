@@ -39,8 +39,9 @@ struct gen {
     const struct ppo_sampling *sp;
     struct gen_group *groups;
     int64_t n_groups, cap_groups;
-    struct gen_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
-    int64_t cap_samples, n, per; /* samples of a prompt without and with the baseline */
+    struct gen_sample *samples;         /* (n_groups * per), group by group; the greedy baseline last */
+    int64_t cap_samples, n, per;        /* samples of a prompt without and with the baseline */
+    int64_t *ended, n_ended, cap_ended; /* samples that have ended and are not decoded yet */
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: when progress was, last */
@@ -62,6 +63,7 @@ struct gen {
 int gen_begin(struct gen *g); /* the weights of now are sent to those that generate */
 int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples);
 int gen_step(struct gen *g, bool wait); /* 1: there is more to do. wait: a little, where nothing is done now */
+int gen_interrupt(struct gen *g);       /* with gen.partial: what has not ended is held */
 int gen_run(struct gen *g);             /* all of it */
 int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out);
 void gen_end(struct gen *g, int rc);

@@ -1,7 +1,7 @@
 /* rollout.c - the generation stage: prompts in, scored samples out.
  *
- * A sample is decoded and handed to the scorers (reward.c) the moment it ends, while the rest
- * is still being generated.
+ * A sample is decoded and handed to the scorers (reward.c) when it ends, while the rest is still being generated; those that end
+ * together are decoded by all threads.
  * Invariant: what comes out depends on the weights, the data's order and the seeds
  * alone, not on the order in which samples end or scorers answer. */
 #include "train/ppo/generation.h"
@@ -10,13 +10,16 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/thread_pool.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 int gen_decode(const struct generation *in, struct gen_sample *s) {
+    buf_reset(&s->text);
     TRY(buf_adds(&s->text, "")); /* an empty text is one, too */
+    free(s->token_bytes);
     s->token_bytes = xmalloc((size_t)s->n * sizeof *s->token_bytes);
     return tokenizer_decode_bytes(in->tok, s->ids, s->n, true, &s->text, s->token_bytes);
 }
@@ -59,12 +62,46 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->ended = clock_wall();
     o->n_preempted += s->n_preempted;
     if (s->finish == ROLLOUT_INTERRUPTED) return 0;
-    TRY(gen_decode(g->in, o));
-    if (g->partial) count_over(g, i);
-    g->n_done++;
-    g->tokens += s->n;
-    add_spare(g, i);
-    return score_submit(g, i);
+    xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
+    g->ended[g->n_ended++] = i;
+    return 0;
+}
+
+struct decoding {
+    const struct gen *g;
+    int *rc; /* of each */
+};
+static void decode_one(void *arg, int64_t part, int thread) {
+    const struct decoding *d = arg;
+    (void)thread;
+    d->rc[part] = gen_decode(d->g->in, &d->g->samples[d->g->ended[part]]);
+}
+
+/* Those of g->ended, by all threads: samples of one length end together, and the device waits. */
+static int decode_ended(struct gen *g) {
+    struct decoding d = {g, xcalloc((size_t)g->n_ended + 1, sizeof *d.rc)};
+    int rc = 0;
+    pool_run(g->in->threads, g->n_ended, decode_one, &d);
+    for (int64_t e = 0; e < g->n_ended && rc == 0; e++)
+        if (d.rc[e] < 0) rc = gen_decode(g->in, &g->samples[g->ended[e]]); /* its message on this thread */
+    free(d.rc);
+    return rc;
+}
+
+/* Samples that have ended go to the scorers. */
+static int take_ended(struct gen *g) {
+    if (g->n_ended == 0) return 0;
+    TRY(decode_ended(g));
+    for (int64_t e = 0; e < g->n_ended; e++) {
+        const int64_t i = g->ended[e];
+        if (g->partial) count_over(g, i);
+        g->n_done++;
+        g->tokens += g->samples[i].n;
+        add_spare(g, i);
+        TRY(score_submit(g, i));
+    }
+    g->n_ended = 0;
+    return 0;
 }
 
 /* A number of pass `pass` for each token of sample i. */
@@ -217,10 +254,16 @@ static void show_progress(struct gen *g, int64_t sampled) {
     g->shown = now;
 }
 
+int gen_interrupt(struct gen *g) {
+    TRY(worker_generate_interrupt(g->s->worker));
+    return take_ended(g);
+}
+
 int gen_step(struct gen *g, bool wait) {
     const int more = worker_generate_step(g->s->worker, wait);
     TRY(more);
-    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(worker_generate_interrupt(g->s->worker));
+    TRY(take_ended(g));
+    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(gen_interrupt(g));
     TRY(score_take(g, more, wait));          /* may add further prompts */
     if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
@@ -387,6 +430,7 @@ static void gen_free(struct gen *g) {
     free(g->samples);
     free(g->groups);
     free(g->over);
+    free(g->ended);
 }
 
 int gen_begin(struct gen *g) {

@@ -21,6 +21,7 @@ struct generation {
     const struct tokenizer *tok;
     struct reward *reward;
     const struct rl_dataset *data; /* of training; its order is the run's sampler */
+    struct pool *threads;          /* decode samples that end together */
 };
 /* The next prompts of the training data and their samples, as ppo_generate's. With algorithm.filter_groups prompts
  * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
