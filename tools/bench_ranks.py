@@ -91,9 +91,9 @@ class Bench:
         own = ("trainer.n_gpus_per_node", "trainer.device", "trainer.profile", "actor_rollout_ref.model.path")
         keys = [k for k in one.recipe(self.model(arch).name, self.data, run, *shape, steps) if not k.startswith(own)]
         keys += [f"actor_rollout_ref.model.path={self.model(arch)}", f"trainer.device={self.device}",
-                 f"reward.custom_reward_function.path={self.scorer}", "reward.num_workers=4", *self.ranks(n)]
+                 f"reward.custom_reward_function.path={self.scorer}", *self.ranks(n)]
         if self.device == "cpu":
-            keys += ["data.max_response_length=64", f"{R}gpu_memory_utilization=0.1"]
+            keys += ["data.max_response_length=64", f"{R}gpu_memory_utilization=0.1", "reward.num_workers=2"]
         return ["ppo", *keys, *more]
 
     def run(self, name, command, fresh=True):
