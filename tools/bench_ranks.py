@@ -12,7 +12,7 @@ what the resumed runs save.
 `hashes`, this one only.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills
 do.
 SHARED_DATA=DIR holds GSM8K and the real tokenizers.  Writes build/bench/ranks.json (tools/figures.py), which `make performance
-FIGURES=build/bench/ranks.json` takes into docs/performance.md.  Exit status 1: a bar was missed, or results differ."""
+FIGURES=build/bench/ranks.json` takes into docs/performance.md.  Exit status 1: a bar was missed, a run failed, or results differ."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def same(what, differs):
 
 class Bench:
     def __init__(self, args):
-        self.n, self.device = args.ranks, args.device
+        self.n, self.device, self.failed = args.ranks, args.device, 0
         self.gpus = "CPU ranks" if args.device == "cpu" else f"ranks that share {gpus()} GPU" if args.ranks > gpus() else "GPUs"
         self.archs = [args.model] if args.model else ["qwen2.5-0.5b", "qwen3-1.7b"][:2 if args.device == "cuda" else 1]
         self.data, self.scorer = OUT / "gsm8k", OUT / "digits.py"
@@ -110,6 +110,7 @@ class Bench:
                 time.sleep(0.02)
         if p.returncode:
             say(f"{name}: exit {p.returncode}\n{out.read_text()[-2000:]}")
+            self.failed += 1
             return [], 0, ""
         done = [json.loads(x)["data"] for x in lines(run)]
         steps, memory = " ".join(f"{x['timing_s/step']:.2f}" for x in done), max(x["perf/memory_of_plan"] for x in done)
@@ -267,18 +268,24 @@ def seconds_left(pids, limit):
     return time.time() - begun
 
 
-def kill_one(b, command, run, rng):
-    """A rank, at a random moment of the third step, in which a checkpoint may be written: seconds until all processes were
-    gone, and the stage that the run names."""
+def spans(done):
+    """When a step is in each stage, in seconds from its start; a checkpoint is written beside the start of the next."""
+    gen, ref, update = (done.get(f"timing_s/{k}", 0) for k in ("gen", "ref", "update_actor"))
+    return {"save": (0, gen / 2), "generate": (0, gen), "forward": (gen, gen + ref), "update": (gen + ref, gen + ref + update)}
+
+
+def kill_one(command, run, moment):
+    """A rank, so many seconds after the start of the third step: seconds until all processes were gone, and the stage that the
+    run names."""
     shutil.rmtree(run, ignore_errors=True)
     with open(run.with_suffix(".log"), "w") as log:
         p = subprocess.Popen([VERLC, *map(str, command)], stdout=subprocess.DEVNULL, stderr=log)
     while p.poll() is None and len(lines(run)) < 2:
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, json.loads(lines(run)[1])["data"]["timing_s/step"]))
+    time.sleep(moment)
     saving = any(run.glob("global_step_*.tmp"))
     there = below(p.pid)
-    os.kill(rng.choice([pid for pid, args in there.items() if args.endswith(" worker")]), signal.SIGKILL)
+    os.kill(random.choice([pid for pid, args in there.items() if args.endswith(" worker")]), signal.SIGKILL)
     begun = time.time()
     p.wait(timeout=60)
     took = time.time() - begun + seconds_left(there, 60)
@@ -290,17 +297,19 @@ def kill_one(b, command, run, rng):
 
 def kills(b):
     """A rank is killed until it was hit in each stage; the slowest end, and what the resumed run saves."""
-    rng = random.Random(seed := int(os.environ.get("SEED", time.time())))
+    random.seed(seed := int(os.environ.get("SEED", time.time())))
     say(f"kills: SEED={seed}")
-    slowest, wrong, n, left, run = 0, 0, 0, {"generate", "forward", "update", "save"}, OUT / "kills"
+    slowest, wrong, n, left, run = 0, 0, 0, ["save", "forward", "update", "generate"], OUT / "kills"
     whole = b.command("qwen2.5-0.5b", OUT / "kills_whole", (16, 5, 16, 4), b.n, 4, "trainer.save_freq=1",
                       "trainer.max_actor_ckpt_to_keep=2", f"{A}optim.lr=1e-4")
-    b.run("kills, unbroken", whole)
+    done, _, _ = b.run("kills, unbroken", whole)
+    if not done:
+        return
     own = [k for k in whole if not k.startswith(("trainer.default_local_dir", "trainer.resume_mode"))]
     own += [f"trainer.default_local_dir={run}"]
     while left and n < 12:
-        took, stages = kill_one(b, own, run, rng)
-        slowest, left, n = max(slowest, took), left - stages, n + 1
+        took, stages = kill_one(own, run, random.uniform(*spans(done[2])[left[0]]))
+        slowest, left, n = max(slowest, took), [s for s in left if s not in stages], n + 1
         b.run(f"resumed after a kill in {' and '.join(sorted(stages))}", own, fresh=False)
         wrong += same("beside the unbroken run", "" if saved(OUT / "kills_whole", 4) == saved(run, 4) else "other files")
     row("kill", f"kill -9 of a rank, {n} times: all processes gone after, the slowest", slowest, unit="s", lower=True, bar=10)
@@ -329,7 +338,7 @@ def main():
     for name in args.rows or ROWS:
         ROWS[name](b)
         (OUT / "ranks.json").write_text(FIGURES.text())  # a run that is cut short has said something
-    sys.exit(1 if FIGURES.show() else 0)
+    sys.exit(1 if FIGURES.show() or b.failed else 0)
 
 
 if __name__ == "__main__":
