@@ -12,7 +12,7 @@ what the resumed runs save.
 `hashes`, this one only.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills
 do.
 SHARED_DATA=DIR holds GSM8K and the real tokenizers.  Writes build/bench/ranks.json (tools/figures.py), which `make performance
-FIGURES=build/bench/ranks.json` takes into docs/performance.md.  Exit status 1: a bar was missed, a run failed, or results differ."""
+FIGURES=build/bench/ranks.json` takes into docs/performance.md.  Exit status 1: a bar was missed, a run failed or results differ."""
 
 import argparse
 import json

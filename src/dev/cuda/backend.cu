@@ -371,8 +371,8 @@ static int memory_room(struct dev *d, struct cuda *c, size_t own) {
     const size_t others = total > now + own ? total - now - own : 0;
     if ((double)others > 0.02 * (double)total) {
         d->mem_others = others;
-        log_warn("cuda:%d: other programs hold %.1f of its %.1f GiB; this run plans with the %.1f GiB that are free", c->index,
-                 (double)others / gib, (double)total / gib, (double)now / gib);
+        log_warn("cuda:%d: other processes hold %.1f of its %.1f GiB; %.1f GiB are free", c->index, (double)others / gib,
+                 (double)total / gib, (double)now / gib);
     }
     return 0;
 }

@@ -44,10 +44,11 @@ static bool smaller_critic_cut(const struct ppo_config *k, const struct model_sh
     return false;
 }
 
-/* " (other programs hold 30.1 GiB of this GPU)", or nothing. */
+/* " (other programs hold 30.1 GiB of this GPU)", " (its part of a GPU that ranks share)", or nothing. */
 static const char *others_text(const struct dev *dev, char text[96]) {
     text[0] = '\0';
-    if (dev->mem_others)
+    if (dev->shared) snprintf(text, 96, " (its part of a GPU that ranks share)");
+    else if (dev->mem_others)
         snprintf(text, 96, " (other programs hold %.2f GiB of this GPU: nvidia-smi lists them)", (double)dev->mem_others / 0x1p30);
     return text;
 }
