@@ -91,7 +91,7 @@ static void test_ranks(void **state) {
         {{"trainer.ranks=3"}, "cuda", NULL, 1, 1, 3, "3 ranks share 1 GPU (trainer.ranks)"},
         {{"trainer.ranks=3", GPUS(1)}, NULL, NULL, 1, 2, 3, "3 ranks share 2 GPUs"},
         {{"trainer.ranks=2"}, "cuda:1", NULL, 1, 4, 2, "2 ranks share 1 GPU"},
-        {{"trainer.ranks=1", GPUS(4)}, NULL, NULL, 1, 4, 1, NULL},
+        {{"trainer.ranks=1", GPUS(4)}, NULL, NULL, 1, 4, 1, "trainer.ranks: 1 rank, not the 4 GPUs asked for by trainer.nnodes"},
         {{GPUS(2), "trainer.ranks=2"}, NULL, NULL, 1, 4, 2, NULL},
         /* on a CPU */
         {{NULL}, "cpu", NULL, 1, 8, 1, NULL},
@@ -135,7 +135,11 @@ static void test_pools(void **state) {
         {{GPUS(4)}, NULL, 6, 6, NULL},
         {{GPUS(4)}, NULL, 2, 2, "this host has 2 of the 6 GPUs asked for by trainer.nnodes x trainer.n_gpus_per_node and by pools"},
         {{NULL}, NULL, 8, 3, NULL},
-        {{"trainer.ranks=2"}, NULL, 8, 2, NULL}, /* and no pool's ranks */
+        {{"trainer.ranks=2"},
+         NULL,
+         8,
+         2,
+         "2 ranks, not the 3 GPUs asked for by trainer.nnodes x trainer.n_gpus_per_node and by pools"},
         {{NULL}, "cpu", 0, 4, NULL},
         {{"trainer.ranks=2"}, "cpu", 0, 5, NULL},
     };

@@ -91,8 +91,11 @@ static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t 
 static bool says_ranks(const struct train_ranks_args *a, int64_t asked) {
     return a->keys->ranks > 0 || (a->beside.ranks > 0 && asked == 1);
 }
-static int64_t on_shared_gpus(const struct train_ranks_args *a, int64_t there) {
+static int64_t ranks_on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
     const int64_t n = ranks_asked(a);
+    if (asked > 1 && asked != n)
+        log_note("trainer.ranks: %lld rank%s, not the %lld GPUs asked for by %s; the result is the same", (long long)n,
+                 n == 1 ? "" : "s", (long long)asked, asked_by(a));
     if (a->device && strncmp(a->device, "cuda:", 5) == 0) there = 1;
     if (n > there) log_info("%lld ranks share %lld GPU%s (trainer.ranks)", (long long)n, (long long)there, there == 1 ? "" : "s");
     return n;
@@ -129,7 +132,7 @@ int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
         return asked;
     }
     if (there == 0) return on_cpu(a, asked);
-    return says_ranks(a, asked) ? on_shared_gpus(a, there) : on_gpus(a, asked, there);
+    return says_ranks(a, asked) ? ranks_on_gpus(a, asked, there) : on_gpus(a, asked, there);
 }
 
 /* RAY_ADDRESS is set by `ray job submit` too; the file, by `ray start` on this machine. */
