@@ -34,7 +34,7 @@ string(STRIP "${arch_names}" arch_names)
 message(STATUS "CUDA backend: nvcc ${nvcc_version}, ${arch_names}")
 
 set(nvcc_flags -std=c++17 -O3 ${gencode} -Xcompiler=-fPIC,-Wall,-Wextra -I${CMAKE_SOURCE_DIR}/src
-  "-DVERLC_CUDA_ARCHS=\"${arch_names}\"")
+  "-DVERLC_CUDA_ARCHS=\"${arch_names}\"" "-DVERLC_CUDA_ABI=\"${cuda_abi}\"")
 if(VERLC_DIST)
   list(APPEND nvcc_flags -Xcompiler=-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
 else()

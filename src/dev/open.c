@@ -2,7 +2,7 @@
  *
  * The program itself links nothing of CUDA: the same file runs on a machine without a
  * GPU.  The library calls err_set and related functions back in the program, which exports them.
- * Invariant: nothing of the library is used before its cuda_abi equals ours. */
+ * Invariant: nothing of the library is used before its verlc_cuda_abi equals ours. */
 #include "dev/dev.h"
 
 #include "base/buf.h"
@@ -61,12 +61,11 @@ static int find_driver(void) {
 }
 
 static int check_abi(void *handle, const char *path) {
-    static const struct cuda_abi here = CUDA_ABI_HERE;
-    const struct cuda_abi *there = dlsym(handle, "verlc_cuda_abi");
+    static const char here[] = VERLC_CUDA_ABI;
+    const char *there = dlsym(handle, "verlc_cuda_abi");
     if (!there) FAIL(ERR_DEVICE, "cuda: %s is not verlc's CUDA backend", path);
-    if (memcmp(there, &here, sizeof here) != 0)
-        FAIL(ERR_DEVICE, "cuda: %s belongs to another build of verlc (interface %u, here %u); build both together", path,
-             there->version, here.version);
+    if (memcmp(there, here, sizeof here) != 0)
+        FAIL(ERR_DEVICE, "cuda: %s belongs to another build of verlc (its headers differ); build both together", path);
     return 0;
 }
 

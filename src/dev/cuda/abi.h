@@ -1,6 +1,5 @@
-/* abi.h - what the program and libverlc_cuda.so agree on, and how they notice
- * that they do not: both are built from the same dev.h, and each compares what its
- * compiler made of it.  Raise CUDA_ABI_VERSION when a meaning changes and no size does. */
+/* abi.h - the symbols that the program looks up in libverlc_cuda.so, and how the two notice that they come from different
+ * builds: each carries VERLC_CUDA_ABI, a hash of every header of src/dev (CMakeLists.txt). No size or version stands here. */
 #ifndef VERLC_DEV_CUDA_ABI_H
 #define VERLC_DEV_CUDA_ABI_H
 
@@ -12,23 +11,7 @@
 extern "C" {
 #endif
 
-enum { CUDA_ABI_VERSION = 2 };
-
-struct cuda_abi {
-    unsigned version, dev, dev_ops, tensor, qkv, attn, lmhead, sample, decode, adamw, peers, nccl, bucket; /* sizes */
-};
-#define CUDA_ABI_HERE                                                                                                           \
-    {                                                                                                                           \
-        CUDA_ABI_VERSION, (unsigned)sizeof(struct dev), (unsigned)sizeof(struct dev_ops), (unsigned)sizeof(struct tensor),      \
-            (unsigned)sizeof(struct qkv_args), (unsigned)sizeof(struct attn_args), (unsigned)sizeof(struct lmhead_args),        \
-            (unsigned)sizeof(struct sample_args) + (unsigned)sizeof(struct sample_param),                                       \
-            (unsigned)sizeof(struct decode_args) + (unsigned)sizeof(struct decode_row), (unsigned)sizeof(struct adamw_args),    \
-            (unsigned)sizeof(struct dev_peer_ops) + (unsigned)sizeof(struct dev_peer_memory),                                   \
-            (unsigned)sizeof(struct dev_nccl_ops) + (unsigned)sizeof(struct dev_nccl_args), (unsigned)sizeof(struct dev_bucket) \
-    }
-
-/* The three symbols that the program looks up in the library. */
-extern const struct cuda_abi verlc_cuda_abi;
+extern const char verlc_cuda_abi[]; /* VERLC_CUDA_ABI of the library's build */
 /* How many GPUs the driver shows, at least 1; ERR_DEVICE: none, or the driver is too old. */
 int verlc_cuda_count(int *count);
 /* pre: index in [0, count). */

@@ -431,4 +431,4 @@ extern "C" int verlc_cuda_open(struct dev *d, int index) {
     return rc;
 }
 
-extern "C" const struct cuda_abi verlc_cuda_abi = CUDA_ABI_HERE;
+extern "C" const char verlc_cuda_abi[] = VERLC_CUDA_ABI;
