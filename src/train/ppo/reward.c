@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/utf8.h"
 
@@ -77,12 +78,6 @@ static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_re
     return extra;
 }
 
-static json_t *ids_json(const int32_t *ids, int64_t n) {
-    json_t *a = json_array();
-    for (int64_t i = 0; i < n; i++) json_array_append_new(a, json_integer(ids[i]));
-    return a;
-}
-
 /* For a manager of the user's: the tokens, and the columns that verl's batch has; extra: extra_info. */
 static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
     const struct gen_sample *s = &g->samples[i];
@@ -100,8 +95,8 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
     json_object_set(columns, "raw_prompt", messages_of(group));
     json_object_set(columns, "extra_info", extra);
     return json_pack("{s:o, s:o, s:o}", "prompts",
-                     ids_json(prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row)), "responses",
-                     ids_json(s->ids, s->n), "columns", columns);
+                     json_i32_array(prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row)), "responses",
+                     json_i32_array(s->ids, s->n), "columns", columns);
 }
 
 int score_open(struct reward **out, const struct ppo_config *k) {
@@ -278,6 +273,15 @@ static bool no_score(const struct batch_col *score, const struct batch_col *base
     return isnan(score->f64[i]) || (baseline && isnan(baseline->f64[i]));
 }
 
+/* Whether row i is lost with a row of its prompt that has no score: REWARD_DROP_GROUP. Samples of a prompt are neighbours. */
+static void mark_groups(const struct batch_col *group, int64_t n, bool *lost) {
+    for (int64_t first = 0, end; first < n; first = end) {
+        bool any = false;
+        for (end = first; end < n && group->i64[end] == group->i64[first]; end++) any |= lost[end];
+        for (int64_t i = first; i < end; i++) lost[i] = any;
+    }
+}
+
 static int drop_errors(const struct stage *s, struct batch *b, struct batch *dropped) {
     struct batch_col *score, *group;
     TRY(batch_get(b, "score", BATCH_F64, &score));
@@ -285,14 +289,13 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
     const struct batch_col *baseline = batch_find(b, "reward_baselines"); /* without it a sample has no advantage */
     int64_t n_bad = 0, n_keep = 0, n_drop = 0;
     int64_t *keep = xmalloc((size_t)b->n_rows * 2 * sizeof *keep), *drops = keep + b->n_rows;
-    for (int64_t i = 0; i < b->n_rows; i++) n_bad += no_score(score, baseline, i);
+    bool *lost = xcalloc((size_t)b->n_rows, sizeof *lost);
+    for (int64_t i = 0; i < b->n_rows; i++) n_bad += lost[i] = no_score(score, baseline, i);
+    if (s->k->on_error == REWARD_DROP_GROUP) mark_groups(group, b->n_rows, lost);
     metrics_set_i64(&s->run->metrics, n_bad, "reward/num_errors");
     ppo_reward_counts(&s->run->metrics, b, "reward/num_");
     for (int64_t i = 0; i < b->n_rows; i++) {
-        bool drop = no_score(score, baseline, i);
-        if (s->k->on_error == REWARD_DROP_GROUP) /* samples of a prompt are neighbours */
-            for (int64_t j = 0; j < b->n_rows && !drop; j++) drop = group->i64[j] == group->i64[i] && no_score(score, baseline, j);
-        if (drop) drops[n_drop++] = i;
+        if (lost[i]) drops[n_drop++] = i;
         else keep[n_keep++] = i;
     }
     int rc = 0;
@@ -311,6 +314,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
             *b = kept;
         }
     }
+    free(lost);
     free(keep);
     return rc;
 }
