@@ -32,9 +32,8 @@ struct verlc;
 struct verlc *verlc_open(const char *const *own, int argc, char **argv);
 /* The exit status of the program (README), after printing the error if there was one. */
 int verlc_close(struct verlc *v);
-/* The first failure's code, or 0; its message in one line, or "". */
+/* The first failure's code, or 0. */
 int verlc_failed(const struct verlc *v);
-const char *verlc_error(const struct verlc *v);
 
 /* The worker groups, verl's roles. */
 enum verlc_role {

@@ -31,6 +31,12 @@ int json_dump_line(struct buf *b, const json_t *v) {
     return 0;
 }
 
+json_t *json_i32_array(const int32_t *v, int64_t n) {
+    json_t *a = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(a, json_integer(v[i]));
+    return a;
+}
+
 int json_save_atomic(const char *path, const json_t *v) {
     struct buf b = {0};
     int rc = 0;

@@ -21,7 +21,7 @@ int rank_copy_open(struct rank_copy **out, struct dev *d, struct comm *c, size_t
                    int64_t n);
 void rank_copy_close(struct rank_copy *r);         /* not collective; NULL ok */
 void *rank_copy_memory(const struct rank_copy *r); /* on rank 0 (bytes); NULL elsewhere */
-int rank_copy_run(
-    struct rank_copy *r); /* collective: what the pieces have now is in the memory when it returns, until the next one */
+/* Collective: what the pieces have now is in the memory when it returns, until the next one. */
+int rank_copy_run(struct rank_copy *r);
 
 #endif

@@ -29,19 +29,13 @@ static int print_line(struct job *j, const json_t *answer) {
     return cmd_flush(); /* who asks line by line waits for it */
 }
 
-static json_t *ids_json(const struct text_ids *ids) {
-    json_t *a = json_array();
-    for (int64_t i = 0; i < ids->n; i++) json_array_append_new(a, json_integer(ids->p[i]));
-    return a;
-}
-
 static int answer_text(struct job *j, const json_t *in, json_t *out, const char *where) {
     const char *text;
     bool special = true;
     TRY(json_str(in, "text", &text, where));
     TRY(json_bool_opt(in, "add_special_tokens", &special, where));
     TRY(tokenizer_encode(j->tok, text, json_string_length(json_object_get(in, "text")), special, &j->ids));
-    json_object_set_new(out, "ids", ids_json(&j->ids));
+    json_object_set_new(out, "ids", json_i32_array(j->ids.p, j->ids.n));
     return 0;
 }
 
@@ -52,7 +46,7 @@ static int answer_chat(struct job *j, const json_t *in, json_t *out, const char 
     const int rc = chat_template_encode(j->chat, in, &j->text, &j->ids);
     if (rc < 0) return err_wrap(rc, "%s", where);
     json_object_set_new(out, "text", json_stringn(j->text.p ? j->text.p : "", j->text.n));
-    json_object_set_new(out, "ids", ids_json(&j->ids));
+    json_object_set_new(out, "ids", json_i32_array(j->ids.p, j->ids.n));
     return 0;
 }
 

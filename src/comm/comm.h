@@ -140,8 +140,7 @@ void hub_progress(struct hub *h, int rank, struct hub_progress *p); /* as of its
 /* All ranks hear that a stop is asked for, now or when they have joined (comm_stop_asked). sig > 0; the first one stays. Any
  * thread, a signal handler too. */
 void hub_ask_stop(struct hub *h, int sig);
-/* Any thread: the group is at an end, and every wait of every rank with it. */
-/* rank: whose failure it is; -1: none's. */
+/* Any thread: the group is at an end, and every wait of every rank with it. rank: whose failure it is; -1: none's. */
 void hub_fail(struct hub *h, int rank, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own error ended the calls; -1: none */
 

@@ -283,8 +283,6 @@ const struct fsdp_tensor *fsdp_find(const struct fsdp *f, const char *name) {
     return map_gets(&f->by_name, name, &i) ? &f->tensors[i] : NULL;
 }
 
-int64_t fsdp_world_size(const struct fsdp *f) { return f->world_size; }
-
 int64_t fsdp_shards(const struct fsdp *f) { return f->n_files; }
 
 bool fsdp_has_adapter(const struct fsdp *f) { return f->has_adapter; }

@@ -28,9 +28,8 @@ void fsdp_close(struct fsdp *f); /* NULL ok */
 int64_t fsdp_count(const struct fsdp *f);
 const struct fsdp_tensor *fsdp_at(const struct fsdp *f, int64_t i);
 const struct fsdp_tensor *fsdp_find(const struct fsdp *f, const char *name); /* of the model, not of its adapter; NULL if absent */
-int64_t fsdp_world_size(const struct fsdp *f);
-int64_t fsdp_shards(const struct fsdp *f);   /* files that were read */
-bool fsdp_has_adapter(const struct fsdp *f); /* a LoRA run's */
+int64_t fsdp_shards(const struct fsdp *f);                                   /* files that were read */
+bool fsdp_has_adapter(const struct fsdp *f);                                 /* a LoRA run's */
 /* n elements from element `first` on, row-major. */
 void fsdp_read(const struct fsdp_tensor *t, int64_t first, int64_t n, void *dst);
 

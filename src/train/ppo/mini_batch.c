@@ -153,11 +153,7 @@ static json_t *numbers(const double *x, int64_t n) { /* NaN and Inf as null */
     for (int64_t i = 0; i < n; i++) json_array_append_new(a, isfinite(x[i]) ? json_real(x[i]) : json_null());
     return a;
 }
-static json_t *ids_json(const struct batch_col *c, int64_t row) {
-    json_t *a = json_array();
-    for (int64_t t = c->off[row]; t < c->off[row + 1]; t++) json_array_append_new(a, json_integer(c->i32[t]));
-    return a;
-}
+static json_t *row_ids(const struct batch_col *c, int64_t row) { return json_i32_array(c->i32 + c->off[row], batch_len(c, row)); }
 
 struct bad_mini {
     const struct stage *s;
@@ -173,7 +169,7 @@ static int dump_mini(void *arg, struct buf *out) {
                            *score = batch_find(b, "score"), *uid = batch_find(b, "uid");
     for (int64_t i = 0; i < b->n_rows; i++) {
         json_t *o = json_pack("{s:I, s:I, s:o, s:o, s:o}", "step", (json_int_t)u->s->run->step, "uid", (json_int_t)uid->i64[i],
-                              "prompt_ids", ids_json(prompts, i), "response_ids", ids_json(responses, i), "score",
+                              "prompt_ids", row_ids(prompts, i), "response_ids", row_ids(responses, i), "score",
                               isfinite(score->f64[i]) ? json_real(score->f64[i]) : json_null());
         for (int k = 0; k < 5; k++) {
             const struct batch_col *c = batch_find(b, per_token[k]);

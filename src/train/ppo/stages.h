@@ -63,12 +63,13 @@ int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped);
 int ppo_old_log_probs(const struct stage *s, struct batch *b);
 /* What rollout correction takes as the rollout's: sampling_log_probs where they are, else rollout_log_probs. */
 const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
-/* Adds ref_log_prob (f64 ragged). */
-/* A frozen role's numbers of all responses, or the critic's: a number a token. ahead: a column of those that ranks have computed
- * while others still generated (rank_spare.h), which is taken off the batch; the other rows take a pass. */
+/* Columns of numbers that ranks have computed while others still generated (rank_spare.h). */
 #define PPO_REF_AHEAD "ref_log_prob_ahead"
 #define PPO_VALUES_AHEAD "values_ahead"
+/* A frozen role's numbers of all responses, or the critic's: a number a token. ahead: one of the columns above, which is taken off
+ * the batch; the other rows take a pass. */
 int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *ahead, float *out);
+/* Adds ref_log_prob (f64 ragged). */
 int ppo_reference(const struct stage *s, struct batch *b);
 /* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
  * first, with their teacher_ids (i32). */

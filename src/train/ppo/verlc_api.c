@@ -149,7 +149,6 @@ int verlc_close(struct verlc *v) {
 }
 
 int verlc_failed(const struct verlc *v) { return v->rc; }
-const char *verlc_error(const struct verlc *v) { return v->rc < 0 ? v->error.msg : ""; }
 int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
 int64_t verlc_last_step(const struct verlc *v) { return v->c.run.total_steps; }
 bool verlc_resamples(const struct verlc *v) { return v->c.k.use_pf_ppo; }

@@ -159,17 +159,16 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
     float dk[D / 64][8][4], dv[D / 64][8][4];
 #pragma unroll
     for (int n = 0; n < D / 64; n++) fill_zero(dk[n]), fill_zero(dv[n]);
-    const auto queue = [&](int pos, int h,
-                           int stage) { /* q, dout, stat */
-                                        const int64_t row = (int64_t)(s.first + pos) * a.n_q_heads + h;
-                                        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.q, a.dout, row,
-                                                     a.n_q_heads, s.n - pos);
-                                        if (threadIdx.x < TILE) {
-                                            const bool take = pos + (int)threadIdx.x < s.n;
-                                            cp_async8(smem + sh::STAT + (uint32_t)(stage * TILE + (int)threadIdx.x) * 8,
-                                                      a.stat + (take ? row + (int64_t)threadIdx.x * a.n_q_heads : 0), take);
-                                        }
-                                        cp_commit();
+    /* q, dout, stat */
+    const auto queue = [&](int pos, int h, int stage) {
+        const int64_t row = (int64_t)(s.first + pos) * a.n_q_heads + h;
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.q, a.dout, row, a.n_q_heads, s.n - pos);
+        if (threadIdx.x < TILE) {
+            const bool take = pos + (int)threadIdx.x < s.n;
+            cp_async8(smem + sh::STAT + (uint32_t)(stage * TILE + (int)threadIdx.x) * 8,
+                      a.stat + (take ? row + (int64_t)threadIdx.x * a.n_q_heads : 0), take);
+        }
+        cp_commit();
     };
     load_pair<D>(smem, a.k, a.v, key_first, 1, s.n - key);
     int pos = key + first % tiles * TILE, h = head * a.group + first / tiles, stage = 0;
@@ -232,10 +231,10 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
     const int from = first_key(a, pos) / TILE * TILE, end = min(s.n, pos + TILE);
     const uint32_t smem = smem_addr(sm90_smem);
     const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + head : -1; };
-    const auto queue = [&](int key, int stage) { /* k, v */
-                                                 load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v,
-                                                              key_first + key, 1, s.n - key);
-                                                 cp_commit();
+    /* k, v */
+    const auto queue = [&](int key, int stage) {
+        load_pair<D>(smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), a.k, a.v, key_first + key, 1, s.n - key);
+        cp_commit();
     };
     float2 stat[2];
 #pragma unroll

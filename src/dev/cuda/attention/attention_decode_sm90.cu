@@ -150,14 +150,14 @@ static __device__ __forceinline__ void plan(const struct cuda_attn &a, struct un
     const int hi = rows > 0 ? a.pos0[seq + lane] + 1 : 0, lo = rows > 0 ? first_key(a, hi - 1) : 0;
     const int group = (1 << a.group) - 1;
     int n_runs = 0, jobs = 0;
-    const auto add = [&](int first, int count, int from, int to, int lo_key,
-                         int hi_key) { /* tiles [from, to) */
-                                       if (to <= from) return;
-                                       int mask = 0;
-                                       for (int i = 0; i < count; i++) mask |= group << (first + i) * a.group;
-                                       if (lane == 0) r->run[n_runs] = {jobs, from, mask, seq + first, lo_key, hi_key};
-                                       n_runs++;
-                                       jobs += to - from;
+    /* tiles [from, to) */
+    const auto add = [&](int first, int count, int from, int to, int lo_key, int hi_key) {
+        if (to <= from) return;
+        int mask = 0;
+        for (int i = 0; i < count; i++) mask |= group << (first + i) * a.group;
+        if (lane == 0) r->run[n_runs] = {jobs, from, mask, seq + first, lo_key, hi_key};
+        n_runs++;
+        jobs += to - from;
     };
     for (int s = 0; s < n;) {
         int end = s + 1, common = INT_MAX;

@@ -15,10 +15,11 @@
 
 enum {
     GEMM_MAX_ALGOS = 16, /* of the library's heuristic, at a time */
+    /* Our small-M kernels: the largest M, and how many variants each kind has. */
     GEMM_SMALL_M_MAX = 96,
     GEMM_N_SMALL_M = 8,
     GEMM_N_SMALL_M_TMA = 8,
-    GEMM_N_SMALL_M_SWIGLU = 3 /* our small-M kernels: largest M, variants of each kind */
+    GEMM_N_SMALL_M_SWIGLU = 3
 };
 
 enum gemm_method {

@@ -61,13 +61,13 @@ static __global__ void __launch_bounds__(32 * WN * WM) small_m_mma_kernel(struct
     const __nv_bfloat16 *w_src = p.w + (n0 + row0) * p.k + chunk * 8, *x_src = p.x + (m0 + row0) * p.k + chunk * 8;
     p.m -= (int)m0; /* rows from here on */
 
-    const auto fill_w = [&](int stage) { /* the next step's rows */
-                                         const uint32_t at = stages0 + (uint32_t)(stage * ROWS * ROW_BYTES);
+    /* the next step's rows */
+    const auto fill_w = [&](int stage) {
+        const uint32_t at = stages0 + (uint32_t)(stage * ROWS * ROW_BYTES);
 #pragma unroll
-                                         for (int i = 0; i < W_PASSES; i++)
-                                             if (row0 + i * PASS < BN)
-                                                 cp_async16(at + chunk_at(row0 + i * PASS, chunk), w_src + i * pass);
-                                         w_src += KC;
+        for (int i = 0; i < W_PASSES; i++)
+            if (row0 + i * PASS < BN) cp_async16(at + chunk_at(row0 + i * PASS, chunk), w_src + i * pass);
+        w_src += KC;
     };
     const auto fill_x = [&](int stage) {
         const uint32_t at = stages0 + (uint32_t)(stage * ROWS * ROW_BYTES);
