@@ -49,6 +49,23 @@ def check_ranks(s, test, keys):
          sizes[0] == 4 * config["hidden_size"] and {x[2] for x in folds} <= {1, 2}, (buckets, folds))
 
 
+def check_metrics(s, test):
+    """verl's metrics of time and MFU, of the run whose second step was traced and whose old log-probs are a pass."""
+    steps = [json.loads(line)["data"] for line in (s.dir / "run/metrics.jsonl").read_text().splitlines()]
+    train = [m for m in steps if "timing_s/step" in m]
+    loop = "timing_s/agent_loop/"
+    traced = [[name in m for name in ("timing_s/start_profile", "timing_s/stop_profile")] for m in train]
+    test("seconds of the profiler, in its step", traced == [[False] * 2, [True] * 2, [False] * 2], traced)
+    test("the old log-probs' pass has its MFU", all(0 < m["perf/mfu/actor_infer"] < 1 for m in train), train[0])
+    test("the rollout reads the weights that are trained", all(0 <= m["timing_s/update_weights"] < 0.1 for m in train), train[0])
+    for m in train:
+        low, mean, high = (m[f"{loop}generate_sequences/{x}"] for x in ("min", "mean", "max"))
+        test("seconds of a sample", 0 < low <= mean <= high <= m["timing_s/gen"] + 0.01 and
+             m[loop + "slowest/generate_sequences"] == high and m[loop + "num_preempted/max"] == m[loop + "tool_calls/max"] == 0 and
+             m["prompt_length/min"] <= m[loop + "slowest/prompt_length"] <= m["prompt_length/max"] and
+             m["response_length/min"] <= m[loop + "slowest/response_length"] <= m["response_length/max"], m)
+
+
 def check_bench_update(s, test):
     args = ("bench", "update", "--model", s.dir / "model", "--device", "cpu", "--batch", 5, "--len", 8, "--steps", 1, "--micro", 1)
     for ranks, more, chunks in ((2, (), [[1, 3], [3, 1]]), (1, (), [[1, 0], [5, 0]]), (2, ("--grad-chunk", 2), [[1, 3], [2, 2]])):
@@ -72,7 +89,7 @@ def main():
     test = Tests()
     with Scratch(n_train=16) as s:
         keys = {"trainer__total_training_steps": 3, "trainer__save_freq": -1}
-        log = run(*s.ppo("run", trainer__profile_steps="[2]", **keys)).stderr
+        log = run(*s.ppo("run", trainer__profile_steps="[2]", trainer__force_old_log_prob=True, **keys)).stderr
         files = sorted(f.name for f in (s.dir / "run").glob("trace_step_*"))
         test("one step is traced, the one that was named", files == ["trace_step_2.json"], files)
         t = tracks(s.dir / "run/trace_step_2.json")
@@ -95,6 +112,7 @@ def main():
         waits = [float(x) for x in re.findall(r"trace:   \S+ [0-9.]+ ms, idle ([0-9.]+) ms", log)]
         test("and in each phase", len(waits) == len(set(phases)) and sum(waits) <= float(said[2]) + 0.1, log[-1500:])
         test("each call of the host is one of the device", len(t["host"]) == len(t["device"]) > 100, len(t["host"]))
+        check_metrics(s, test)
         run(*s.ppo("verl", global_profiler__steps="[1,3]", **keys))
         files = sorted(f.name for f in (s.dir / "verl").glob("trace_step_*"))
         test("verl's key does the same", files == ["trace_step_1.json", "trace_step_3.json"], files)

@@ -2,6 +2,7 @@
 #include "train/ppo/stages.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 
 #include <stdlib.h>
@@ -41,9 +42,11 @@ static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi)
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
+    const double start = clock_now();
     int rc = 0;
     TRYG(worker_forward(s->worker, VERLC_ACTOR, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}),
          out);
+    metrics_set(&s->run->metrics, worker_forward_mfu(s->worker, seqs, b->n_rows, clock_now() - start), "perf/mfu/actor_infer");
     TRYG(ppo_add_numbers(b, "old_log_probs", logp), out);
     if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
 out:
@@ -67,7 +70,8 @@ bool ppo_on_policy(const struct stage *s, const struct batch *b) {
 int ppo_old_log_probs(const struct stage *s, struct batch *b) {
     double *old;
     const bool sum_pi = s->k->adv->needs & ALGO_NEEDS_SUM_PI;
-    const bool bypass = s->k->policy.corr != NULL; /* the loss corrects from the distribution that was drawn from */
+    metrics_set(&s->run->metrics, 0, "perf/mfu/actor_infer"); /* without a pass */
+    const bool bypass = s->k->policy.corr != NULL;            /* the loss corrects from the distribution that was drawn from */
     /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
      * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
     if (s->k->force_old_log_prob || sum_pi || (!bypass && !ppo_on_policy(s, b))) {

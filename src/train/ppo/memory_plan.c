@@ -418,7 +418,8 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
 static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
                        enum weight_layout layout) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->max_prompt_length + k->max_response_length, .layout = layout};
+    *p = (struct memory_plan){
+        .max_len = k->max_prompt_length + k->max_response_length, .layout = layout, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);

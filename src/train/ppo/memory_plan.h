@@ -6,6 +6,7 @@
 #include "model/forward.h"
 #include "train/ppo/config.h"
 #include "train/run/model_memory.h"
+#include "train/run/perf_metrics.h"
 #include "train/run/trained_model.h"
 #include "train/score/reward_model.h"
 #include "train/score/judge_server.h"
@@ -37,6 +38,7 @@ struct memory_plan {
         max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */
     enum weight_layout layout;        /* of several ranks; one has all weights whole */
+    struct model_flops flops;         /* the policy's, for MFU */
     char why[160];                    /* that one; "": there is no choice */
 };
 /* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first

@@ -441,6 +441,7 @@ int gen_begin(struct gen *g) {
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
     TRY(worker_send_weights(g->s->worker));
+    if (!g->validation) metrics_set(&g->s->run->metrics, clock_now() - g->start, "timing_s/update_weights");
     TRY(worker_generate_begin(g->s->worker, &g->engine));
     return open_spare(g);
 }

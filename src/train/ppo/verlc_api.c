@@ -412,7 +412,7 @@ static bool profiled(const struct controller *c) {
     return false;
 }
 
-/* Writes the step's trace; the step is done by then, so a failure is a warning. */
+/* Writes the step's trace. Its updates are done by then, so a failure is a warning. */
 static void write_trace(struct controller *c) {
     char *path = xasprintf("%s/trace_step_%lld.json", c->k.run.default_local_dir, (long long)c->run.step);
     int rc = file_mkdirs(c->k.run.default_local_dir);
@@ -436,8 +436,11 @@ bool verlc_begin_step(struct verlc *v) {
     if (first && c->val_data && (c->k.val_before_train || c->k.run.val_only) && ended(v, run_validate_first(&c->run)) < 0)
         return false;
     if (c->k.run.val_only || !run_begin_step(&c->run)) return false;
-    if (profiled(c) && ended(v, worker_trace(&c->worker, NULL)) < 0) return false;
-    return true;
+    if (!profiled(c)) return true;
+    stage_begin(c->run.stages, "start_profile");
+    const int rc = worker_trace(&c->worker, NULL);
+    stage_end(c->run.stages);
+    return ended(v, rc) == 0;
 }
 
 /* Metrics and samples of a step whose updates are done. */
@@ -451,6 +454,11 @@ static int record(struct controller *c, struct verlc_batch *b) {
     ppo_dump(&s, c->tok, &b->b, &c->k.rollout_data_dir);
     ppo_record(&s, c->tok, &b->b, false);
     stage_end(r->stages);
+    if (profiled(c)) {
+        stage_begin(r->stages, "stop_profile");
+        write_trace(c);
+        stage_end(r->stages);
+    }
     stages_metrics(r->stages, &r->metrics);
     TRY(ppo_data_metrics(&s, &b->b));
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
@@ -461,7 +469,6 @@ static int record(struct controller *c, struct verlc_batch *b) {
 int verlc_end_step(struct verlc *v, struct verlc_batch *b) {
     TRY(none_ahead(v, "verlc_end_step"));
     TRY(ended(v, record(&v->c, b)));
-    if (profiled(&v->c)) write_trace(&v->c);
     return ended(v, run_end_step(&v->c.run));
 }
 

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/log.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -422,6 +423,14 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
         if (!worker_collective(w, role)) TRY(stage_check_stop());
     }
     return trained_model_end(w->role[role]);
+}
+
+double worker_forward_mfu(const struct worker *w, const struct packed_seq *seqs, int64_t n, double seconds) {
+    const struct model_flops *f = &w->plan.flops;
+    double flops = 0;
+    for (int64_t i = 0; i < n; i++) flops += (f->token + f->square * (double)seqs[i].n) * (double)seqs[i].n;
+    return isfinite(f->peak) && f->peak > 0 && seconds > 0 ? flops / 3 / seconds / f->peak / worker_ranks(w)
+                                                           : 0; /* forward: a third */
 }
 
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r) {

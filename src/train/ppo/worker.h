@@ -100,6 +100,8 @@ void worker_score_drop(struct worker *w);
 /* Forward passes of a role over seqs[n]: log-probs, or the critic's values. ERR_SIGNAL between two pieces. */
 int worker_forward(struct worker *w, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs, int64_t n,
                    struct forward_out out);
+/* MFU of a forward pass of the policy over seqs[n] that took so long; 0: the device's peak is not known. */
+double worker_forward_mfu(const struct worker *w, const struct packed_seq *seqs, int64_t n, double seconds);
 /* u->model is the role's. r->flops as a share of the device's peak: MFU. */
 int worker_update(struct worker *w, enum verlc_role role, struct update *u, struct update_result *r);
 /* Waits for an update of the critic on ranks of its own, and takes its metrics. */

@@ -77,6 +77,9 @@ static int take_plan(struct worker *w, const json_t *results) {
     TRY(json_i64(result_of(g, results, PPO_TRAIN), "copy", &copy, "plan"));
     TRY(json_i64(result_of(g, results, PPO_ROLLOUT), "max_seqs", &w->plan.max_seqs, "plan"));
     TRY(json_str_opt(result_of(g, results, PPO_REWARD), "judge", &judge, "plan"));
+    const json_t *f = json_object_get(result_of(g, results, PPO_TRAIN), "flops");
+    double *const flops[] = {&w->plan.flops.token, &w->plan.flops.square, &w->plan.flops.peak};
+    for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] = json_number_value(json_array_get(f, i));
     if (judge) w->k->reward.router_address = g->judge = xstrdup(judge);
     w->plan.copy = (size_t)copy;
     return 0;

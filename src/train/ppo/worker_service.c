@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -101,9 +102,10 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     TRY(join_pool(comm, call));
     TRY(worker_plan(&self.w, &self.k));
     if (ppo_does(&self.k, PPO_REWARD) && comm_rank(self.w.comm) == 0) TRY(worker_listen(&self.w));
-    out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
+    const struct model_flops *f = &self.w.plan.flops;
+    out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
                            (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge",
-                           self.k.reward.router_address);
+                           self.k.reward.router_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
     rank_describe(out->value, &self.w.dev);
     return 0;
 }

@@ -7,15 +7,26 @@
 #include <stdio.h>
 #include <string.h>
 
-double train_flops(const struct model_config *c, const int64_t *len, int64_t n) {
+static struct model_flops flops_of(const struct model_config *c) {
     const double q = (double)(c->n_q_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim), h = (double)c->hidden;
     const double matrices = (double)c->n_layers * (3 * h * (double)c->ffn + h * (2 * q + 2 * kv)) + 2 * (double)c->vocab * h;
+    return (struct model_flops){.token = 6 * matrices, .square = 6 * q * (double)c->n_layers};
+}
+
+struct model_flops train_model_flops(const struct model_config *c, const struct dev *d) {
+    struct model_flops f = flops_of(c);
+    f.peak = train_peak_flops(d);
+    return f;
+}
+
+double train_flops(const struct model_config *c, const int64_t *len, int64_t n) {
+    const struct model_flops f = flops_of(c);
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < n; i++) {
         sum += (double)len[i];
         squares += (double)len[i] * (double)len[i];
     }
-    return 6 * matrices * sum + 6 * q * (double)c->n_layers * squares;
+    return f.token * sum + f.square * squares;
 }
 
 double train_peak_flops(const struct dev *d) {

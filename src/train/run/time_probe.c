@@ -47,15 +47,21 @@ static struct probe_phase *phase_of(struct time_probe *p, const char *name) {
     return &p->phase[i];
 }
 
-/* The stages of a step from its metrics: timing_s/NAME but the sum, and but the start, which the first step reports.
- * step: which one; PROBE_STEPS: the one at full length. */
+/* Whether timing_s/NAME is a stage of a step: neither the sum, nor the start, which the first step reports, nor a part of a stage. */
+static bool is_stage(const char *name) {
+    static const char *const others[] = {"step", "start", "update_weights"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(name, others[i]) == 0) return false;
+    return strchr(name, '/') == NULL;
+}
+
+/* The stages of a step from its metrics. step: which one; PROBE_STEPS: the one at full length. */
 static void take_phases(struct time_probe *p, const struct metrics *m, int step, double seconds) {
     static const char prefix[] = "timing_s/";
     double rest = seconds;
     for (int64_t i = 0; i < m->n; i++) {
         const char *name = m->items[i].name + sizeof prefix - 1;
-        if (strncmp(m->items[i].name, prefix, sizeof prefix - 1) != 0 || strcmp(name, "step") == 0 || strcmp(name, "start") == 0)
-            continue;
+        if (strncmp(m->items[i].name, prefix, sizeof prefix - 1) != 0 || !is_stage(name)) continue;
         struct probe_phase *f = phase_of(p, name);
         *(step == PROBE_STEPS ? &f->full : &f->step[step]) += m->items[i].value;
         rest -= m->items[i].value;
