@@ -47,7 +47,7 @@ static struct probe_phase *phase_of(struct time_probe *p, const char *name) {
     return &p->phase[i];
 }
 
-/* Whether timing_s/NAME is a stage of a step: neither the sum, nor the start, which the first step reports, nor a part of a stage. */
+/* Whether timing_s/NAME is a stage of a step: not the sum, not the start, which the first step reports, not a part of a stage. */
 static bool is_stage(const char *name) {
     static const char *const others[] = {"step", "start", "update_weights"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
