@@ -7,18 +7,25 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: examples fixtures oracle-venv all setup build test demo bench bench-gpu bench-ranks performance bench-learn learn-gpu \
+.PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks performance bench-learn learn-gpu \
         oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
-setup: ## system packages and .venv
+setup: ## system packages and .venv, as far as users need them
 	@scripts/setup.sh
+setup-test: ## those of tests and lint too
+	@scripts/setup.sh test
 build: setup ## build/release/verlc; with CUDA=1 libverlc_cuda.so beside it (needs nvcc 12.4 or newer)
-	@cmake --preset release $(CUDA_OPTIONS) >/dev/null
+	@scripts/configure.sh release $(CUDA_OPTIONS)
 	@cmake --build --preset release --target verlc $(if $(filter ON,$(VERLC_CUDA)),verlc_cuda)
 examples: build ## libverlc.a, verlc.pc and the programs of examples/, in build/release (docs/extending.md)
 	@cmake --build --preset release --target examples
-test: build ## every test that this machine can run
+check: setup-test ## what a change is tried with: lint, and the quick tests of every part; a minute on 2 cores
+	@scripts/configure.sh release $(CUDA_OPTIONS)
+	@cmake --build --preset release --target check_programs
+	@scripts/test.sh -L check
+test: setup-test ## every test that this machine can run
+	@scripts/configure.sh release $(CUDA_OPTIONS)
 	@cmake --build --preset release
 	@scripts/test.sh
 demo: build ## a tiny model learns arithmetic: SFT, then GRPO; minutes, no download
@@ -45,18 +52,21 @@ oracle-venv: setup
 	@scripts/oracle_venv.sh .venv-ray tools/ray_requirements.txt
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
-asan tsan: setup ## the first three rungs under a sanitizer
-	@cmake --preset $@ >/dev/null && cmake --build --preset $@
+asan tsan: setup-test ## the first three rungs under a sanitizer; tsan those of them that have threads
+	@scripts/configure.sh $@
+	@cmake --build --preset $@
 	@scripts/sanitize.sh $@
-fuzz: setup ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
+fuzz: setup-test ## every fuzz target for FUZZ_SECONDS (30) under sanitizers; libFuzzer where a clang has it
 	@scripts/fuzz.sh
 dist: setup ## tarball and wheel for machines without a compiler, in build/dist; CUDA backend inside where nvcc is
 	@scripts/dist.sh
 dist-test: ## try both in bare Debian 12, Ubuntu 22.04 and 24.04 (root, debootstrap, network)
 	@scripts/dist_test.sh
 lint: ## include order, formatting, function lengths, line lengths
+	@scripts/setup.sh lint
 	@python3 tools/lint.py
 format: ## clang-format 14 over C and CUDA files
+	@scripts/setup.sh lint
 	@.venv/bin/clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' \
 	    ':!src/text/unicode_tables.h' ':!tests/fixtures')
 clean:

@@ -24,7 +24,7 @@ if(VERLC_CUDA)
   install(PROGRAMS ${cuda_library} DESTINATION .)
 endif()
 install(DIRECTORY python DESTINATION . USE_SOURCE_PERMISSIONS PATTERN __pycache__ EXCLUDE) # verlc_standin has programs
-install(FILES README.md CHANGES.md DESIGN.md DESTINATION .)
+install(FILES LICENSE README.md CHANGES.md DESIGN.md DESTINATION .)
 install(DIRECTORY docs DESTINATION .)
 install(FILES share/verlc.bash DESTINATION share/bash-completion/completions RENAME verlc)
 

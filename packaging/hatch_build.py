@@ -8,7 +8,7 @@ import pathlib
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-METADATA = {"pyproject.toml", "hatch_build.py", "LICENSES"}
+METADATA = {"pyproject.toml", "hatch_build.py", "LICENSE", "LICENSES"}
 
 
 def place(path):

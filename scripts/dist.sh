@@ -38,7 +38,7 @@ if [ "$(printf '%s\n' "$newest" $floor | sort -V | tail -1)" != $floor ]; then
     exit 1
 fi
 
-# the licences of what is linked statically, and of the page's charts
+# the licences of others' work inside: what is linked statically, and the page's charts (our own is LICENSE)
 mkdir "$tree/LICENSES"
 while read -r archive; do
     package=$(dpkg-query -S "$(realpath "$archive")" | cut -d: -f1)

@@ -1,13 +1,25 @@
 #!/usr/bin/env bash
-# Makes a fresh Debian 12 or Ubuntu 24.04 ready: system packages with apt (as root
-# or with sudo; otherwise prints the line to run and stops), and .venv with the
-# Python packages of the helpers and the formatter that lint asks.  Does nothing where everything is there.
+# Makes a fresh Debian 12 or Ubuntu 24.04 ready: system packages with apt (as root or with sudo; otherwise prints the
+# line to run and stops), and .venv with the Python packages of the helpers: what `make` and `make demo` need.
+# `scripts/setup.sh lint` adds the formatter that lint asks, `scripts/setup.sh test` the test library too.
+# Does nothing where everything is there, and asks once: .venv/ready-X is newer than what it was made from.
 set -eu
 cd "$(dirname "$0")/.."
+what=${1:-user}
+case $what in user | lint | test) ;; *) echo "usage: scripts/setup.sh [lint|test]" >&2; exit 2 ;; esac
+ready=.venv/ready-$what
+if [ -x .venv/bin/python ] && [ "$ready" -nt scripts/setup.sh ] && [ "$ready" -nt python/requirements.txt ]; then exit 0; fi
 
 packages="build-essential cmake ninja-build pkg-config python3 python3-venv xz-utils sqlite3 ca-certificates
 libjansson-dev libpcre2-dev libutf8proc-dev libyaml-dev libsqlite3-dev libxxhash-dev libseccomp-dev libevent-dev libzmq3-dev
-libjs-dygraphs bubblewrap libcmocka-dev"
+libjs-dygraphs bubblewrap"
+modules="jinja2, pyarrow, numpy, huggingface_hub"
+wanted="-r python/requirements.txt"
+if [ "$what" != user ]; then
+    modules="$modules, clang_format"
+    wanted="$wanted clang-format==14.0.6"
+fi
+if [ "$what" = test ]; then packages="$packages libcmocka-dev"; fi
 
 missing=""
 for p in $packages; do
@@ -30,8 +42,9 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive $run "$line" >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
 fi
 
-if ! .venv/bin/python -c 'import jinja2, pyarrow, numpy, huggingface_hub, clang_format' 2>/dev/null; then
-    echo "making .venv (jinja2, pyarrow, numpy, huggingface_hub, clang-format)"
+if ! .venv/bin/python -c "import $modules" 2>/dev/null; then
+    echo "making .venv ($modules)"
     python3 -m venv .venv
-    .venv/bin/pip install -q --disable-pip-version-check -r python/requirements.txt clang-format==14.0.6
+    .venv/bin/python -m pip install -q --disable-pip-version-check $wanted
 fi
+touch "$ready"
