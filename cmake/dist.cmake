@@ -26,9 +26,20 @@ endif()
 install(DIRECTORY python DESTINATION . USE_SOURCE_PERMISSIONS PATTERN __pycache__ EXCLUDE) # verlc_standin has programs
 install(FILES LICENSE README.md CHANGES.md DESIGN.md DESTINATION .)
 install(DIRECTORY docs DESTINATION .)
+install(PROGRAMS tools/run_plot.py DESTINATION share/verlc)
+
+# For programs of include/verlc.h (docs/extending.md). scripts/dist.sh makes lib/libverlc.a of this one and the small libraries.
+set(PC_INCLUDE "\${pcfiledir}/../../include")
+set(PC_LIB "\${pcfiledir}/..")
+set(PC_REQUIRES "")
+configure_file(cmake/verlc.pc.in verlc.pc @ONLY)
+install(DIRECTORY include DESTINATION .)
+install(DIRECTORY examples DESTINATION .)
+install(FILES ${CMAKE_BINARY_DIR}/verlc.pc DESTINATION lib/pkgconfig)
 install(FILES share/verlc.bash DESTINATION share/bash-completion/completions RENAME verlc)
 
-# The wheel's metadata: the helpers' packages; cuBLASLt, half a gigabyte, as the extra verlc[cuda], NCCL as verlc[nccl].
+# The wheel's metadata: the helpers' packages; cuBLASLt, half a gigabyte, as the extra verlc[cuda], NCCL as verlc[nccl], what
+# examples/http_reward.py takes as verlc[http].
 file(STRINGS python/requirements.txt requirements REGEX "^[^#]")
 list(TRANSFORM requirements REPLACE "(.+)" "\"\\1\"")
 list(JOIN requirements ", " WHEEL_DEPENDENCIES)

@@ -1,7 +1,8 @@
 """Where the files of the tarball's tree go in the wheel, and the wheel's tag. hatchling calls it.
 
 The program is a script of the wheel, as it is: pip puts it into the environment's bin/. Everything else is found from
-there: share/verlc/python by src/helper/helper_proc.c, lib/verlc by src/dev/open.c."""
+there: share/verlc/python by src/helper/helper_proc.c, lib/verlc by src/dev/open.c. Headers and the library of users'
+programs lie where a compiler of the environment looks: include, lib, lib/pkgconfig."""
 
 import os
 import pathlib
@@ -17,7 +18,7 @@ def place(path):
         return pathlib.Path("lib/verlc") / path
     if path.parts[0] == "python":
         return pathlib.Path("share/verlc") / path
-    return path if path.parts[0] == "share" else pathlib.Path("share/doc/verlc") / path
+    return path if path.parts[0] in {"share", "include", "lib"} else pathlib.Path("share/doc/verlc") / path
 
 
 class Hook(BuildHookInterface):

@@ -20,13 +20,16 @@ else
     cmake --preset dist -DVERLC_CUDA=OFF >/dev/null
     echo "no nvcc, or CUDA=0: the result has no CUDA backend and runs on the CPU alone"
 fi
-cmake --build --preset dist --target verlc ${nvcc:+verlc_cuda}
+cmake --build --preset dist --target verlc libverlc ${nvcc:+verlc_cuda}
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:.*=//p' $build/CMakeCache.txt)
 name=verlc-$version-linux-$arch
 tree=$build/$name
 rm -rf "$tree" $build/wheel $build/*.whl $build/*.tar.gz
 cmake --install $build --strip --prefix "$tree" >/dev/null
 [ -z "$nvcc" ] || strip "$tree/libverlc_cuda.so" # it names nvcc's temporary files
+# one library for users' programs, which need none of the small ones then
+{ echo "CREATE $tree/lib/libverlc.a"; sed 's/^/ADDLIB /' <(echo $build/libverlc.a; cat $build/archives.txt); echo SAVE; } | ar -M
+strip --strip-unneeded "$tree/lib/libverlc.a"
 python3 tools/man_pages.py "$tree/verlc" "$tree/share/man/man1"
 
 # glibc: what the files ask for

@@ -19,7 +19,11 @@ if [ "$what" != user ]; then
     modules="$modules, clang_format"
     wanted="$wanted clang-format==14.0.6"
 fi
-if [ "$what" = test ]; then packages="$packages libcmocka-dev"; fi
+if [ "$what" = test ]; then
+    packages="$packages libcmocka-dev"
+    modules="$modules, aiohttp"
+    wanted="$wanted aiohttp>=3.9" # examples/http_reward.py
+fi
 
 missing=""
 for p in $packages; do

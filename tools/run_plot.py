@@ -29,6 +29,8 @@ def running_mean(points):
 
 
 def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     db = sqlite3.connect(f"{pathlib.Path(sys.argv[1]).absolute().as_uri()}?mode=ro", uri=True)
     panels = [(title, found) for pattern, title in PANELS if (found := curves(db, pattern))]
     if not panels:

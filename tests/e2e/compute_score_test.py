@@ -2,10 +2,13 @@
 with its own deadline; what extra_info holds beside the data's; reward.reward_kwargs; and texts with
 a NUL, which arrive, are graded and are stored whole."""
 
+import collections
+import http.server
 import json
 import pathlib
 import sqlite3
 import sys
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -50,6 +53,38 @@ def check_async(s, test):
     p, got, seconds = evaluate(s, rows, *keys)
     test("a call that passes its deadline and one that raises cost nobody else", got.get("errors") == 2 and
          got["test_score/a/b"] == 1, f"{got} {p.stderr[-500:]}")
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    """Scores an answer by its length; busy at each first request, without a score for "odd"."""
+    asked = collections.Counter()
+
+    def do_POST(self):
+        answer = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["answer"]
+        self.asked[answer] += 1
+        reply = json.dumps({} if answer == "odd" else {"score": len(answer)}).encode()
+        self.send_response(429 if self.asked[answer] == 1 else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *args):
+        pass
+
+
+def check_http(s, test):
+    """examples/http_reward.py beside a service of its own."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    rows = [{"data_source": "a/b", "reward_model": {"ground_truth": ""}, "responses": [x]} for x in ("four", "sixsix", "odd")]
+    example = pathlib.Path(__file__).resolve().parent.parent.parent / "examples/http_reward.py"
+    p, got, _ = evaluate(s, rows, f"custom_reward_function.path={example}", "+reward.num_workers=1",
+                         f"+custom_reward_function.reward_kwargs.url=http://127.0.0.1:{server.server_port}/score")
+    test("a score over HTTP: asked again where the service is busy, no score where it gives none",
+         got.get("test_score/a/b") == 5 and got.get("errors") == 1 and set(Service.asked.values()) == {2}, p.stderr[-500:])
+    server.shutdown()
+    server.server_close()
 
 
 def check_shutdown(s, test):
@@ -193,6 +228,7 @@ def main():
     test = Tests()
     with Scratch() as s:
         check_async(s, test)
+        check_http(s, test)
         check_shutdown(s, test)
         check_extra_info(s, test)
         check_reward_kwargs(s, test)
