@@ -74,7 +74,7 @@ check "wheel: nothing of it is left" test -z "$(find env -path '*verlc*' -type f
 
 tar xzf "$tarball"
 dir=$PWD/${tarball%.tar.gz}
-check "tarball: the library of users' programs" test -s "$dir/lib/libverlc.a" -a -s "$dir/include/verlc.h" -a -s "$dir/examples/grpo.c"
+check "tarball: the library of users' programs" ls "$dir/lib/libverlc.a" "$dir/include/verlc.h" "$dir/examples/grpo.c"
 check "tarball: --version" says "verlc $version" "$dir/verlc" --version
 first_step "$dir/verlc" tarball >missing.log 2>&1
 line=$(sed -n "s/.*run 'apt-get install python3-venv && \(.*\)' (or set.*/\1/p" missing.log | head -1)

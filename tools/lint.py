@@ -1,5 +1,5 @@
-"""Checks what DESIGN.md promises of the tree: a module includes only modules above it, private headers stay
-private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
+"""Checks what DESIGN.md promises of the tree: a module includes and calls only those that src/modules.list gives it,
+no more files than CIRCLE call each other, DESIGN has the modules in that order, private headers stay private, every source file opens with a comment, no line is longer than .clang-format's limit, no function
 longer than 300 lines; that clang-format leaves the tree as it is; that texts use the field's words (WORDS); that NCCL adds nothing;
 that files which the pages name are there; that every fuzz target is in the table of readers; and that the tables
 of docs/performance.md are those of docs/figures.
@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 
-ORDER = ["base", "conf", "helper", "sandbox", "comm", "dev", "model", "text", "data", "rollout",
-         "algo", "reward", "ckpt", "track", "ctl", "train", "view", "cmd"]
+import modules
+
 TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"
+CALLS = modules.calls()
+CIRCLE = 10  # files, by the symbols of the built objects
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])
 GENERATED = {ROOT / "text/unicode_tables.h"}
 SOURCES = ("*.c", "*.h", "*.cu", "*.cuh")
@@ -119,6 +121,25 @@ def unlisted_readers():
     return [f"docs/reliability.md: the readers' table lacks {name}" for name in sorted(targets) if f"`{name}`" not in page]
 
 
+def calls_between_files():
+    """Calls of the built objects: none up, and small circles."""
+    graph = modules.edges(modules.symbols(TOP / "build/release"))
+    for name, others in sorted(graph.items()):
+        module = name.split("/")[0]
+        for other in sorted(others):
+            if other.split("/")[0] not in {module} | CALLS.get(module, set()):
+                yield f"src/{name}: calls src/{other}, which src/modules.list does not give to {module}"
+    for circle in modules.circles(graph):
+        if len(circle) > CIRCLE:
+            yield f"{len(circle)} files call each other; at most {CIRCLE}: {' '.join(circle)}"
+
+
+def design_order():
+    """The table of modules in DESIGN.md."""
+    rows = re.findall(r"^\| `(\w+)` \|", (TOP / "DESIGN.md").read_text(), re.M)
+    return [] if rows == list(CALLS) else [f"DESIGN.md: the modules are {', '.join(rows)}; src/modules.list has {', '.join(CALLS)}"]
+
+
 def functions(path):
     start = name = None
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -135,21 +156,22 @@ def main():
         if path.parent == ROOT:
             continue
         module = path.relative_to(ROOT).parts[0]
-        if module not in ORDER:
-            bad.append(f"{path}: module {module} is not in DESIGN section 3")
+        if module not in CALLS:
+            bad.append(f"{path}: module {module} is not in src/modules.list")
             continue
         if not path.read_text().startswith("/*"):
             bad.append(f"{path}: does not open with a comment")
         for number, other, header in includes(path):
-            if other not in ORDER or ORDER.index(other) > ORDER.index(module):
-                bad.append(f"{path}:{number}: {module} must not include {other}/{header}")
+            if other not in {module} | CALLS[module]:
+                bad.append(f"{path}:{number}: {module} must not include {other}/{header} (src/modules.list)")
             if other != module and header.endswith("_int.h"):
                 bad.append(f"{path}:{number}: {other}/{header} is private")
         lengths += functions(path)
     lengths.sort(reverse=True)
     for n, name, place in lengths[:20]:
         print(f"{n:5d} {name:40s} {place}")
-    bad += [*long_lines(), *private_words(), *reductions(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
+    bad += [*calls_between_files(), *design_order(), *long_lines(),
+            *private_words(), *reductions(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)
