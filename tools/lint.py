@@ -1,9 +1,9 @@
-"""Checks what DESIGN.md promises of the tree: a module includes and calls only those that src/modules.list gives it, no more
-files than CIRCLE call each other, DESIGN has the modules in that order, private headers stay private, every source file opens with a
-comment, no line is longer than .clang-format's limit, no function longer than 300 lines; that clang-format leaves the tree as it is;
-that texts use the field's words (WORDS); that NCCL adds nothing; that files which the pages name are there; that every fuzz target is
-in the table of readers; and that the tables of docs/performance.md are those of docs/figures.
-C and CUDA files alike.  Exits 1 on a violation; prints the 20 longest functions."""
+"""Checks what DESIGN.md promises of the tree: a module includes and calls only those that src/modules.list gives it, no
+more files than CIRCLE call each other, DESIGN has the modules in that order, private headers stay private, every source
+file opens with a comment, no line is longer than .clang-format's limit, no function longer than 300 lines; that clang-
+format leaves the tree as it is; that texts use the field's words (WORDS); that NCCL adds nothing; that files which the
+pages name are there; that every fuzz target is in the table of readers; and that the tables of docs/performance.md are
+those of docs/figures. C and CUDA files alike. Exits 1 on a violation; prints the 20 longest functions."""
 
 import pathlib
 import re
