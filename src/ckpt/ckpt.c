@@ -12,6 +12,7 @@
 #include "model/files/convert.h"
 #include "model/files/export.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 #include "model/files/safetensors.h"
 #include "model/lora/lora.h"
 

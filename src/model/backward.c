@@ -29,14 +29,6 @@ int model__bucket_begin(struct model *m, struct model_grads *g, const struct mod
 static int bucket_close(const struct model_grads *g) { return g->sink->end ? g->sink->end(g->sink->ctx, g->bucket) : 0; }
 int model__bucket_end(const struct model *m, struct model_grads *g) { return m->lora ? 0 : bucket_close(g); }
 
-struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
-    if (!group) return TENSOR_NONE;
-    if (m->lora) return model__head_flat(m, g->at, group);
-    CHECK(group->offset >= g->bucket.lo && group->offset + model__group_count(group) <= g->bucket.hi);
-    float *const at = g->at + (group->offset - g->bucket.lo);
-    return group->k ? tensor_2d(at, DT_F32, group->n, group->k) : tensor_1d(at, DT_F32, group->n);
-}
-
 /* Zeroes what the ops of a layer only add to, unless the bucket adds. */
 static int zero_norms(struct model *m, const struct model_grads *g, const struct model_layer *y) {
     const struct model_group *const norms[] = {y->attn_norm, y->mlp_norm, y->q_norm, y->k_norm};

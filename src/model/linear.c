@@ -105,14 +105,22 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     return add_adapter_grads(m, g, a->grads);
 }
 
-struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
-    if (!group || !m->lora) return model__grad(m, g, group);
-    return tensor_1d(m->lora->vec, DT_F32, group->n);
-}
-
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {
     const struct model_lora *l = m->lora;
     if (!g || !l) return model__flat(flat, g);
     const struct model_param *p = &l->params[l->n_sides + (g == m->g_head_bias)];
     return g->k ? tensor_2d(flat + p->offset, DT_F32, g->n, g->k) : tensor_1d(flat + p->offset, DT_F32, g->n);
+}
+
+struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
+    if (!group) return TENSOR_NONE;
+    if (m->lora) return model__head_flat(m, g->at, group);
+    CHECK(group->offset >= g->bucket.lo && group->offset + model__group_count(group) <= g->bucket.hi);
+    float *const at = g->at + (group->offset - g->bucket.lo);
+    return group->k ? tensor_2d(at, DT_F32, group->n, group->k) : tensor_1d(at, DT_F32, group->n);
+}
+
+struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
+    if (!group || !m->lora) return model__grad(m, g, group);
+    return tensor_1d(m->lora->vec, DT_F32, group->n);
 }

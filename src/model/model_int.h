@@ -55,6 +55,7 @@ int model__weight(const struct model *m, const struct model_group *g, struct wei
 int model__group_from(struct model *m, const struct model_group *g, float *flat);
 /* Memory for the master of what is trained: all of it, or what m->shard owns. */
 int model__alloc_master(struct model *m);
+void model__free_master(struct model *m); /* one without is fine */
 /* Memory of the device, or of the host where m's flags have this one. */
 int model__alloc(struct model *m, int on_host, size_t bytes, void **out);
 void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NULL ok */

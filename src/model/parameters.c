@@ -139,18 +139,9 @@ bool model_is_flat(const struct model *m) {
 
 void model__find_flat(struct model *m) { m->flat = model_is_flat(m) ? tensor_1d(m->weights, m->act, m->n_elems) : TENSOR_NONE; }
 
-size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a) {
-    struct model m = {.cfg = *c, .dev = dev, .act = a->act, .flags = a->flags};
-    struct arena weights = {0};
-    model__params_build(&m);
-    model__quant_create(&m, a->quant);
-    model__weights_layout(&m, &weights);
-    if (a->flags & MODEL_SHARDED_WEIGHTS) weights.used = model__shares_most(&m, a->shard);
-    size_t n = (size_t)(a->max_len * c->head_dim) * sizeof(float);
-    if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
-    if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_own_most(&m, a->shard) * sizeof(float);
-    model__params_free(&m);
-    return n;
+int model__group_from(struct model *m, const struct model_group *g, float *flat) {
+    if (g->k) return dev_weight_pack(m->dev, g->mat, tensor_2d(flat, DT_F32, g->n, g->k));
+    return dev_cast(m->dev, g->vec, tensor_1d(flat, DT_F32, g->n));
 }
 
 const char *model__torch_dtype(enum dtype dt) { return dt == DT_BF16 ? "bfloat16" : dt == DT_F16 ? "float16" : "float32"; }

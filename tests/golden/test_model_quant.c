@@ -4,6 +4,7 @@
 #include "model_case.h"
 
 #include "base/json.h"
+#include "model/master_weights.h"
 #include "base/rng.h"
 
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};

@@ -4,6 +4,7 @@
 #include "model_case.h"
 
 #include "base/rng.h"
+#include "model/master_weights.h"
 #include "model/lora/lora_int.h"
 #include "model/weight_streaming.h"
 

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "rollout/rollout.h"
+#include "model/master_weights.h"
 #include "train/run/trained_model.h"
 
 enum { N_PROMPTS = 5, N = 3, N_SAMPLES = N_PROMPTS * N, MAX_TOKENS = 40, MAX_LEN = 97 + MAX_TOKENS, VOCAB = 4200, EOS = 2 };

@@ -6,6 +6,7 @@
 #include "ckpt/ckpt.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 
 #include <dirent.h>
 #include <setjmp.h>

@@ -7,6 +7,7 @@
 #include "ckpt/async_save.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 #include "model/lora/lora.h"
 
 #include <pthread.h>

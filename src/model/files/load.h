@@ -38,11 +38,5 @@ void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
  * For a critic c has gone through model_config_make_value. The master of a shard: of the largest. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
-/* master -> compute copy, after a load of a whole master. */
-int model_refresh(struct model *m);
-/* The same from another flat array (n_train) f32 on the device: a copy of a master in host memory. */
-int model_refresh_from(struct model *m, float *flat);
-/* What is trained, from host memory (n_train): to the master what m's shard has of it, to the compute copy all. */
-int model_set_master(struct model *m, const float *flat);
 
 #endif

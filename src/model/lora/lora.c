@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "model/files/files_int.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 #include "model/lora/lora_int.h"
 #include "model/optim/optimizer.h"
 #include "model/optim/optimizer_int.h"

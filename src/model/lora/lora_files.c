@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "model/files/files_int.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 #include "model/files/safetensors.h"
 #include "model/lora/lora_int.h"
 

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/files/load.h"
+#include "model/master_weights.h"
 #include "model/optim/optimizer_int.h"
 
 #include <math.h>

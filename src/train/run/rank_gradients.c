@@ -8,6 +8,7 @@
 #include "train/run/rank_gradients.h"
 
 #include "comm/comm.h"
+#include "model/master_weights.h"
 #include "model/weight_streaming.h"
 
 #include "base/buf.h"
