@@ -13,7 +13,7 @@
 #define COMM__ZMQ(X) \
     X(ctx_new) X(ctx_term) X(socket) X(close) X(setsockopt) X(getsockopt) X(bind) X(connect) X(socket_monitor) X(poll) \
     X(strerror) X(has) X(curve_keypair) X(curve_public) X(send) X(recv) X(msg_init) X(msg_init_size) X(msg_data) \
-    X(msg_size) X(msg_more) X(msg_send) X(msg_recv) X(msg_close)
+    X(msg_size) X(msg_more) X(msg_gets) X(msg_send) X(msg_recv) X(msg_close)
 /* clang-format on */
 struct comm__zmq {
 #define X(f) __typeof__(zmq_##f) *f;
@@ -98,14 +98,20 @@ struct comm__link {
     int rank;       /* the peer's; -1: the controller */
     int pid;        /* the peer's, as it is seen there */
     double lost_at; /* clock_awake; 0: it is not lost */
-    bool refused;   /* its handshake failed */
+    bool refused;   /* the handshake of a connection that this side made failed */
     int ignore;     /* disconnections that follow such a failure */
+    /* Where this side listens anybody may connect, and one peer alone has the key. Its connection is among maybe[]: those open when
+     * a handshake succeeded, until its first message says which one it is. */
+    bool listens, joined, known;
+    int *maybe, n_maybe, cap_maybe; /* descriptors */
 };
 /* ctx: a ZeroMQ context; address: "127.0.0.1" or "*"; *port: the one it got. key: the group's secret one. */
 int comm__link_listen(struct comm__link *l, void *ctx, const char *key, const char *address, int *port);
 int comm__link_connect(struct comm__link *l, void *ctx, const char *key, const char *endpoint);
 void comm__link_close(struct comm__link *l, bool linger);
 void comm__link_events(struct comm__link *l); /* takes what the monitor says */
+/* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: it does not say). */
+void comm__link_known(struct comm__link *l, const char *fd);
 /* Options of every socket: CURVE, keepalive, queue. server: it listens. */
 int comm__set_options(void *sock, const char *key, bool server);
 int comm__zmq_fail(const char *what); /* ERR_IO with ZeroMQ's reason */

@@ -3,6 +3,7 @@
  * Invariant: comm__run returns when all is moved, when a peer it still needs is lost, at the alarm or at the deadline. */
 #include "comm/comm_int.h"
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
@@ -98,11 +99,15 @@ static int open_link(struct comm__link *l, void *ctx, const char *key, bool serv
     if (!l->sock) return comm__zmq_fail("a ZeroMQ socket (does the limit of open files allow more?)");
     TRY(comm__set_options(l->sock, key, server));
     snprintf(name, sizeof name, "inproc://events-%d", atomic_fetch_add(&count, 1));
-    const int events = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
-                       ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+    l->listens = server;
+    const int events = server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED
+                              : ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                                    ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
     if (zmq.socket_monitor(l->sock, name, events) != 0) return comm__zmq_fail("a ZeroMQ monitor");
     l->events = zmq.socket(ctx, ZMQ_PAIR);
-    if (!l->events || zmq.connect(l->events, name) != 0) return comm__zmq_fail("a ZeroMQ monitor");
+    if (!l->events) return comm__zmq_fail("a ZeroMQ monitor");
+    TRY(set_int(l->events, ZMQ_RCVHWM, 0)); /* the I/O thread, which has the heartbeats too, waits where this queue is full */
+    if (zmq.connect(l->events, name) != 0) return comm__zmq_fail("a ZeroMQ monitor");
     return 0;
 }
 
@@ -131,24 +136,70 @@ void comm__link_close(struct comm__link *l, bool linger) {
         zmq.close(l->sock);
     }
     if (l->events) zmq.close(l->events);
+    free(l->maybe);
     l->sock = l->events = NULL;
+    l->maybe = NULL;
+    l->n_maybe = l->cap_maybe = 0;
+    l->joined = l->known = false;
+}
+
+static void lost(struct comm__link *l) {
+    if (l->lost_at == 0) l->lost_at = clock_awake();
+}
+
+/* On a port of ours: what becomes of strangers' connections is nobody's concern. */
+static void listener_event(struct comm__link *l, int what, int fd) {
+    int at = 0;
+    while (at < l->n_maybe && l->maybe[at] != fd) at++;
+    if (what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
+        l->joined = true;
+    } else if (what == ZMQ_EVENT_ACCEPTED && !l->joined && at == l->n_maybe) {
+        if (l->n_maybe == l->cap_maybe) {
+            l->cap_maybe = 2 * l->cap_maybe + 8;
+            l->maybe = xrealloc(l->maybe, (size_t)l->cap_maybe * sizeof *l->maybe);
+        }
+        l->maybe[l->n_maybe++] = fd;
+    } else if (what == ZMQ_EVENT_DISCONNECTED && at < l->n_maybe) {
+        l->maybe[at] = l->maybe[--l->n_maybe];
+        if (l->joined && l->n_maybe == 0) lost(l);
+    }
+}
+
+static void dialer_event(struct comm__link *l, int what) {
+    if (what != ZMQ_EVENT_DISCONNECTED) {
+        l->refused = true;
+        l->ignore++;
+    } else if (l->ignore > 0) {
+        l->ignore--;
+    } else {
+        lost(l);
+    }
 }
 
 void comm__link_events(struct comm__link *l) {
     uint8_t event[6], endpoint[256];
     while (zmq.recv(l->events, event, sizeof event, ZMQ_DONTWAIT) >= 2) {
         uint16_t what;
+        int32_t fd;
         memcpy(&what, event, sizeof what);
+        memcpy(&fd, event + sizeof what, sizeof fd);
         (void)zmq.recv(l->events, endpoint, sizeof endpoint, 0);
-        if (what != ZMQ_EVENT_DISCONNECTED) {
-            l->refused = true; /* on a port of ours: a stranger */
-            l->ignore++;
-        } else if (l->ignore > 0) {
-            l->ignore--;
-        } else if (l->lost_at == 0) {
-            l->lost_at = clock_awake();
-        }
+        if (l->listens) listener_event(l, what, fd);
+        else dialer_event(l, what);
     }
+}
+
+void comm__link_known(struct comm__link *l, const char *fd) {
+    if (!l->listens || l->known || !fd) return;
+    comm__link_events(l); /* the numbers of descriptors come again: those of connections before this one are taken first */
+    l->known = true;
+    const int peer = atoi(fd);
+    for (int i = 0; i < l->n_maybe; i++)
+        if (l->maybe[i] == peer) {
+            l->maybe[0] = peer;
+            l->n_maybe = 1;
+            return;
+        }
 }
 
 /* ---- the loop ---- */
@@ -205,6 +256,7 @@ static int recv_frame(const struct comm__wait *w, struct comm__move *m) {
     zmq_msg_t msg;
     zmq.msg_init(&msg);
     if (zmq.msg_recv(&msg, m->link->sock, ZMQ_DONTWAIT) < 0) return errno == EAGAIN ? 0 : comm__zmq_fail(m->link->who);
+    comm__link_known(m->link, zmq.msg_gets(&msg, "__fd"));
     const int rc = take_frame(w, m, zmq.msg_data(&msg), zmq.msg_size(&msg));
     zmq.msg_close(&msg);
     TRY(rc);

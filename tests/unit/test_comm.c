@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "comm/comm_int.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -20,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -616,6 +618,81 @@ static void strangers_are_refused(void **state) {
     }
 }
 
+/* ---- what a stranger sends to a port ---- */
+
+/* A TLS hello's first bytes, and a greeting of ZMTP 3.1 that asks for CURVE as a server does not. */
+static const char tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", zmtp[] = "\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01"
+                                                                                   "CURVE";
+
+static int stranger(int port, struct rng *r, int kind) {
+    char bytes[200];
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)rng_below(r, 256);
+    const struct {
+        const char *p;
+        size_t n;
+    } sent[] = {
+        {"GET / HTTP/1.0\r\n\r\n", 18}, {tls, sizeof tls}, {bytes, sizeof bytes}, {"\n", 1}, {zmtp, sizeof zmtp}, {bytes, 0}};
+    (void)!send(fd, sent[kind % 6].p, sent[kind % 6].n, MSG_NOSIGNAL);
+    return fd;
+}
+
+static bool lost_within(struct comm__link *l, double seconds) {
+    for (const double end = clock_now() + seconds; clock_now() < end; usleep(1000)) {
+        comm__link_events(l);
+        if (l->lost_at > 0) return true;
+    }
+    return false;
+}
+
+/* What a link's port hears before its peer is there, while it is, and after it has gone. message: it has said something. */
+static void strangers_beside(bool message) {
+    enum { EACH = 60 };
+    char key[COMM_KEY], endpoint[64];
+    struct comm__link here = {.rank = 1, .who = "rank 1"}, peer = {.rank = 0, .who = "rank 0"};
+    struct rng r = {7, RNG_TEST, 0};
+    int port, held[6];
+    uint8_t in[5];
+    assert_int_equal(comm_key_new(key), 0);
+    void *ctx = zmq.ctx_new();
+    assert_int_equal(comm__link_listen(&here, ctx, key, "127.0.0.1", &port), 0);
+    for (int i = 0; i < EACH; i++) close(stranger(port, &r, i));
+    for (int i = 0; i < 6; i++) held[i] = stranger(port, &r, i); /* those that are heard out end by themselves */
+    snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", port);
+    assert_int_equal(comm__link_connect(&peer, ctx, key, endpoint), 0);
+    struct comm__wait w = {.rank = 0, .kind = COMM__GATHER, .seq = 1, .deadline = clock_awake() + 10}, v = w;
+    struct comm__move out = {.link = &here, .sends = true, .out = (const uint8_t *)"hello", .n_out = 5},
+                      got = {.link = &peer, .receives = true, .in = in, .n_in = 5};
+    assert_int_equal(comm__run(&w, &out, 1), 0); /* waits for the peer's handshake */
+    v.rank = 1;
+    assert_int_equal(comm__run(&v, &got, 1), 0);
+    assert_memory_equal(in, "hello", 5);
+    if (message) {
+        struct comm__move back = {.link = &peer, .sends = true, .out = (const uint8_t *)"there", .n_out = 5},
+                          take = {.link = &here, .receives = true, .in = in, .n_in = 5};
+        assert_int_equal(comm__run(&v, &back, 1), 0);
+        assert_int_equal(comm__run(&w, &take, 1), 0);
+        assert_memory_equal(in, "there", 5);
+    }
+    for (int i = 0; i < EACH; i++) close(stranger(port, &r, i));
+    assert_false(lost_within(&here, 0.2));
+    for (int i = 0; i < 6; i++) close(held[i]);
+    for (int i = 0; i < EACH; i++) close(stranger(port, &r, i));
+    assert_false(lost_within(&here, 0.2));
+    comm__link_close(&peer, false);
+    assert_true(lost_within(&here, 2));
+    comm__link_close(&here, false);
+    zmq.ctx_term(ctx);
+}
+
+static void strangers_cost_nothing(void **state) {
+    (void)state;
+    strangers_beside(false);
+    strangers_beside(true);
+}
+
 static void addresses_are_ipv4(void **state) {
     (void)state;
     static const char *const bad[] = {"[::1]:29500", "::1:29500", "fe80::1%eth0:5", "host", "host:", ":29500"};
@@ -756,6 +833,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(each_call_has_its_deadline),
         cmocka_unit_test(the_controller_goes),
         cmocka_unit_test(strangers_are_refused),
+        cmocka_unit_test(strangers_cost_nothing),
         cmocka_unit_test(addresses_are_ipv4),
         cmocka_unit_test(another_build_is_refused),
         cmocka_unit_test(another_protocol_is_refused),
