@@ -60,7 +60,7 @@ static void the_end_is_told(void **state) {
     expect(own_path, "seven", "exit code 7");
     expect(own_path, "term", "signal 15 (Terminated)");
     expect("/no/such/program", "", "exit code 127");
-    struct process p = begin("/bin/sleep", "60");
+    struct process p = begin(own_path, "wait");
     char how[64];
     assert_false(process_exited(&p));
     process_stop(&p, 0, how, sizeof how);
@@ -99,6 +99,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "comet") == 0) comet();
     if (argc > 1 && strcmp(argv[1], "seven") == 0) return 7;
     if (argc > 1 && strcmp(argv[1], "term") == 0) return raise(SIGTERM);
+    if (argc > 1 && strcmp(argv[1], "wait") == 0) return (int)sleep(60);
     const ssize_t n = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
     own_path[n > 0 ? n : 0] = '\0';
     snprintf(mark, sizeof mark, "mark-%d", (int)getpid());

@@ -148,6 +148,7 @@ static void test_dirs(void **state) {
 }
 
 int main(void) {
+    (void)signal(SIGINT, SIG_DFL); /* a shell ignores it in what it starts in the background */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_watchdog), /* children with threads: forked while this process has none (thread sanitizer) */
         cmocka_unit_test(test_signals),
