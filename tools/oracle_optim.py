@@ -1,5 +1,5 @@
-"""Makes tests/fixtures/train/optim.json: what torch.optim.SGD and torch.optim.Muon (its
-bfloat16 replaced by fp32, so that the algorithm and not the rounding is compared), AdamW
+"""Makes tests/fixtures/train/optim.json: what torch.optim's SGD, Adam, RAdam, RMSprop, AdamW (with
+amsgrad and maximize too) and Muon (its bfloat16 replaced by fp32, so that the algorithm and not the rounding is compared), AdamW
 with block-wise 8-bit moments (code books of bitsandbytes, the arithmetic in numpy) and
 verl's learning rate schedules give.  Weights and gradients are formulas, which
 tests/golden/test_model_optim.c has too.  Needs torch >= 2.9, numpy, bitsandbytes and
@@ -119,6 +119,20 @@ def adamw8(books):
     return samples(params), sorted(big)
 
 
+def by_class(name, **options):
+    """The keys of a case, and torch's values: the options under torch's names."""
+    betas = {} if name == "RMSprop" else {"betas": BETAS}
+    make = getattr(torch.optim, name)
+    return {"optimizer": name, **options}, with_torch(
+        lambda p: [make(p.values(), lr=LR, eps=EPS, weight_decay=WD, **betas, **options)])
+
+
+RELATIVES = [("AdamW", dict(amsgrad=True)), ("AdamW", dict(maximize=True)), ("AdamW", dict(amsgrad=True, maximize=True)),
+             ("Adam", {}), ("Adam", dict(amsgrad=True, maximize=True)), ("Adam", dict(decoupled_weight_decay=True)), ("RAdam", {}),
+             ("RAdam", dict(decoupled_weight_decay=True, maximize=True)), ("RMSprop", dict(alpha=0.99)),
+             ("RMSprop", dict(alpha=0.9, momentum=0.8)), ("RMSprop", dict(alpha=0.9, centered=True)),
+             ("RMSprop", dict(alpha=0.95, momentum=0.5, centered=True, maximize=True))]
+
 SCHEDULES = [("constant", 0, 12, 0, 0.5), ("constant", 4, 12, 0, 0.5), ("cosine", 3, 20, 0.1, 0.5), ("cosine", 0, 20, 0.0, 0.5),
              ("cosine", 5, 40, 0.2, 2.0), ("wsd", 4, 40, 0.1, 0.5), ("wsd", 0, 25, 0.0, 0.5)]
 
@@ -188,6 +202,11 @@ def main():
     torch.bfloat16 = plain
     values, big = adamw8(books)
     case("AdamW8bit", {"optimizer": "AdamW8bit"}, values, quantized=big)
+    keys = {"optimizer": "SGD", "momentum": 0.9, "dampening": 0, "nesterov": False, "maximize": True}
+    case("SGD 0.9 maximize", keys, with_torch(lambda p: [torch.optim.SGD(
+        p.values(), lr=LR, momentum=0.9, weight_decay=WD, maximize=True)]))
+    for name, options in RELATIVES:
+        case(" ".join([name, *map(str, options)]), *by_class(name, **options))
     path = args.out / "optim.json"
     path.write_text(json.dumps(out, separators=(",", ":")) + "\n")
     print(f"{path}: {len(out['cases'])} optimizers, {len(out['schedules'])} schedules, quantized: {big}, "

@@ -550,6 +550,19 @@ int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rou
     return dev_cast(d, rounded, a->p);
 }
 
+int dev_adaptive(struct dev *d, const struct adaptive_args *a) {
+    const bool rmsprop = a->rule == ADAPTIVE_RMSPROP;
+    TRY(want1("adaptive", "p", a->p, F32, ANY));
+    TRY(want_like("adaptive", "v", a->v, F32, a->p));
+    TRY(want_like("adaptive", "g", a->g, F32, a->p));
+    if (a->m.data || !rmsprop) TRY(want_like("adaptive", "m", a->m, F32, a->p));
+    if (a->x.data) TRY(want_like("adaptive", "x", a->x, F32, a->p));
+    if (a->x.data && a->rule == ADAPTIVE_RADAM) FAIL(ERR_INVAL, "dev op adaptive: RAdam has no third mean");
+    if (a->step < 1) FAIL(ERR_INVAL, "dev op adaptive: step %lld, the first is 1", (long long)a->step);
+    HAVE(adaptive);
+    return a->p.dim[0] ? TRACED(adaptive, (d, a), a->p.dim[0], 0, 0) : 0;
+}
+
 int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
     TRY(want_like("axpby", "y", y, F32, y)); /* any shape */
     TRY(want_like("axpby", "x", x, F32, y));

@@ -168,6 +168,8 @@ int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool
 int dev_adamw(struct dev *d, const struct adamw_args *a);
 /* The same, and rounded (n) act = the new p. */
 int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
+/* Adam, AMSGrad, RAdam, RMSprop: p and the means after one step. */
+int dev_adaptive(struct dev *d, const struct adaptive_args *a);
 /* y (any shape) f32 = a * x + b * y, two products and their sum rounded one by one. b == 0: y is not read. */
 int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 /* x -> code, scale. Each x / scale takes the code of the nearest entry of the book, the lower one

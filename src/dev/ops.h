@@ -161,6 +161,22 @@ struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay 
     int64_t step;                               /* 1-based */
 };
 
+/* The other optimizers that divide by a mean of squares, over flat f32 arrays of equal length. m, v and x are means over steps;
+ * one that is absent (data NULL) is not kept. */
+enum adaptive_rule {
+    ADAPTIVE_ADAM,    /* Adam, AdamW; x: the largest v so far (amsgrad) */
+    ADAPTIVE_RADAM,   /* Adam without its division while the variance of v is not known */
+    ADAPTIVE_RMSPROP, /* m: momentum beta1 of the update; x: mean gradient, whose square v is taken less (centered) */
+};
+struct adaptive_args {
+    enum adaptive_rule rule;
+    struct tensor p, m, v, x, g;
+    double lr, beta1, beta2, eps, weight_decay;
+    bool coupled;     /* weight decay is added to the gradient (L2), else to the update */
+    float grad_scale; /* multiplies g; below 0: the objective is maximized */
+    int64_t step;     /* 1-based */
+};
+
 /* An f32 array x (n) as 8-bit codes, block by block: x[i] is about
  * scale[i / DEV_QUANT_BLOCK] * book[code[i]], scale being the largest |x| of the block. */
 struct quant8_args {
@@ -289,6 +305,7 @@ struct dev_ops {
     int (*adamw)(struct dev *d, const struct adamw_args *a);
     /* NULL: the wrapper calls adamw, then cast */
     int (*adamw_round)(struct dev *d, const struct adamw_args *a, struct tensor rounded);
+    int (*adaptive)(struct dev *d, const struct adaptive_args *a);
     int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
     int (*quant8)(struct dev *d, const struct quant8_args *a);
     int (*dequant8)(struct dev *d, const struct quant8_args *a);

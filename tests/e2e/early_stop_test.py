@@ -96,7 +96,8 @@ def check_ppo(s, test):
 
 
 def check_optimizers(s, test):
-    for name, more in [("SGD", "{momentum: 0.9}"), ("Muon", "null"), ("AdamW8bit", "{eps: 1e-7}")]:
+    for name, more in [("SGD", "{momentum: 0.9}"), ("Muon", "null"), ("AdamW8bit", "{eps: 1e-7}"), ("Adam", "{amsgrad: true}"),
+                       ("RMSprop", "{momentum: 0.5, centered: true, foreach: true}")]:
         keys = {"optim__optimizer": name, "optim__override_optimizer_config": more, "optim__lr_scheduler_type": "wsd",
                 "optim__lr_warmup_steps": 2, "trainer__test_freq": -1}
         p = sft(s, f"{name}", trainer__total_training_steps=4, **keys)
@@ -113,6 +114,9 @@ def check_optimizers(s, test):
     test.refused("another optimizer's checkpoint is refused", p, 3, "exp_avg is missing", "optimizer that saved it")
     p = sft(s, "AdamW8bit", trainer__total_training_steps=6, trainer__test_freq=-1, optim__optimizer="SGD")
     test.refused("a checkpoint with state that this optimizer lacks is refused", p, 3, "is of another optimizer", "that saved it")
+    p = sft(s, "SGD2", trainer__total_training_steps=6, trainer__test_freq=-1, optim__optimizer="AdamW",
+            optim__override_optimizer_config="{amsgrad: true}")
+    test.refused("amsgrad needs its own state", p, 3, "exp_avg is missing", "optimizer that saved it")
     p = sft(s, "x", optim__override_optimizer_config="{momentum: 0.9}")
     test.refused("an option of another optimizer", p, 2, "momentum", "AdamW has no such option")
 

@@ -11,6 +11,8 @@ static json_t *want;
 
 static double num(const json_t *o, const char *key) { return json_number_value(json_object_get(o, key)); }
 
+static bool flag(const json_t *o, const char *key) { return json_is_true(json_object_get(o, key)); }
+
 static int setup(void **state) {
     (void)state;
     const char *dir = getenv("VERLC_TRAIN_FIXTURES"); /* the oracle's, with schedules by the thousand */
@@ -34,8 +36,13 @@ static struct optim_config config_of(const json_t *k) {
                              .momentum = num(k, "momentum"),
                              .dampening = num(k, "dampening"),
                              .ns_steps = 5,
-                             .nesterov = json_is_true(json_object_get(k, "nesterov")),
-                             .muon_original_lr = json_is_true(json_object_get(k, "original")),
+                             .alpha = num(k, "alpha"),
+                             .nesterov = flag(k, "nesterov"),
+                             .muon_original_lr = flag(k, "original"),
+                             .amsgrad = flag(k, "amsgrad"),
+                             .maximize = flag(k, "maximize"),
+                             .centered = flag(k, "centered"),
+                             .decoupled = flag(k, "decoupled_weight_decay"),
                              .schedule = "constant"};
     const struct conf_word *w = CONF_WORDS(OPTIMIZERS);
     while (strcmp(w->word, json_string_value(json_object_get(k, "optimizer"))) != 0) w++;
@@ -119,7 +126,7 @@ static void optimizers_match(void **state) {
     const json_t *cases = json_object_get(want, "cases"), *k;
     static const char *const backends[] = {"ref", "cpu", "cuda"};
     size_t i;
-    assert_int_equal(json_array_size(cases), 8);
+    assert_int_equal(json_array_size(cases), 21);
     json_array_foreach((json_t *)(uintptr_t)cases, i, k) for (int b = 0; b < 3; b++) {
         if (!case_has(backends[b])) continue;
         const struct optim_config c = config_of(k);
@@ -285,6 +292,7 @@ static void schedules_match(void **state) {
 static void state_is_as_small_as_said(void **state) {
     (void)state;
     const struct optim_config adamw = {.kind = OPTIM_ADAMW}, adamw8 = {.kind = OPTIM_ADAMW8}, sgd = {.kind = OPTIM_SGD},
+                              amsgrad = {.kind = OPTIM_ADAM, .amsgrad = true}, rmsprop = {.kind = OPTIM_RMSPROP},
                               momentum = {.kind = OPTIM_SGD, .momentum = 0.9};
     json_t *j = model_arch_config("qwen2.5-0.5b");
     struct model_config m;
@@ -295,6 +303,8 @@ static void state_is_as_small_as_said(void **state) {
     const double n = (double)model_config_params(&m);
     assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &adamw, NULL) / n - 8) < 1e-3);
     assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &momentum, NULL) / n - 4) < 1e-3);
+    assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &amsgrad, NULL) / n - 12) < 1e-3);
+    assert_true(fabs((double)optim_bytes(&m, &dev, DT_BF16, &rmsprop, NULL) / n - 4) < 1e-3);
     assert_true((double)optim_bytes(&m, &dev, DT_BF16, &sgd, NULL) / n < 1e-3); /* the segments' table and sums */
     /* codes, scales, one piece */
     assert_true((double)optim_bytes(&m, &dev, DT_BF16, &adamw8, NULL) / n < 2.04 + 2 * 4 * (1 << 22) / n);

@@ -182,6 +182,9 @@ static void compare(const char *dir, const char *backend, enum dtype act, struct
 static const struct optim_config OPTIMS[] = {
     {.kind = OPTIM_ADAMW, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1},
     {.kind = OPTIM_ADAMW8, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1},
+    {.kind = OPTIM_ADAM, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .amsgrad = true},
+    {.kind = OPTIM_RADAM, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.9, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .maximize = true},
+    {.kind = OPTIM_RMSPROP, .lr = 1e-3, .alpha = 0.9, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .centered = true},
     {.kind = OPTIM_SGD, .lr = 1e-2, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1, .clip = 1},
     {.kind = OPTIM_MUON,
      .lr = 1e-2,

@@ -1,5 +1,5 @@
-/* test_dev_optimizer.c - sum of squares, AdamW, linear combinations and 8-bit codes on every backend this machine has,
- * against ref, at lengths around vectors and blocks and from an odd place in a buffer. */
+/* test_dev_optimizer.c - sum of squares, AdamW, the adaptive ones, linear combinations and 8-bit codes on every backend this
+ * machine has, against ref, at lengths around vectors and blocks and from an odd place in a buffer. */
 #include "ops/ops_test.h"
 
 static struct backends backends;
@@ -144,6 +144,127 @@ static void test_adamw(void **state) {
     }
 }
 
+/* ---- Adam, AMSGrad, RAdam, RMSprop ---- */
+
+static const struct adaptive_kind {
+    const char *name;
+    enum adaptive_rule rule;
+    bool m, x, coupled;
+    float scale;
+} ADAPTIVE[] = {
+    {"AdamW", ADAPTIVE_ADAM, true, false, false, 0.7f},      {"Adam", ADAPTIVE_ADAM, true, false, true, -0.7f},
+    {"AMSGrad", ADAPTIVE_ADAM, true, true, false, 0.7f},     {"RAdam", ADAPTIVE_RADAM, true, false, true, 0.7f},
+    {"RMSprop", ADAPTIVE_RMSPROP, false, false, true, 0.7f}, {"with momentum", ADAPTIVE_RMSPROP, true, false, true, -0.7f},
+    {"centered", ADAPTIVE_RMSPROP, false, true, true, 0.7f}, {"both", ADAPTIVE_RMSPROP, true, true, true, 0.7f},
+};
+
+/* Steps 1, 2 and 9, on both sides of RAdam's limit; p, m, v, x after them in out (4, n), what is not kept as it was. */
+static void adaptive_on(struct dev *d, const struct adaptive_kind *k, float *const in[5], int64_t n, int64_t off, float *out) {
+    struct run r = {.d = d};
+    struct tensor t[5];
+    for (int i = 0; i < 5; i++) t[i] = place(&r, in[i], n, off);
+    struct adaptive_args a = {.rule = k->rule,
+                              .p = t[0],
+                              .m = k->m ? t[1] : TENSOR_NONE,
+                              .v = t[2],
+                              .x = k->x ? t[3] : TENSOR_NONE,
+                              .g = t[4],
+                              .lr = 1e-2,
+                              .beta1 = 0.9,
+                              .beta2 = 0.99,
+                              .eps = 1e-8,
+                              .weight_decay = 0.1,
+                              .coupled = k->coupled,
+                              .grad_scale = k->scale};
+    static const int64_t steps[] = {1, 2, 9};
+    for (int64_t i = 0; i < COUNT(steps); i++) {
+        a.step = steps[i];
+        if (dev_adaptive(d, &a) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    }
+    for (int i = 0; i < 4; i++)
+        if (dev_copy_out(d, out + i * n, t[i].data, (size_t)n * 4) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    run_free_blocks(&r);
+}
+
+/* AdamW by this op: the bits of the op of its own. */
+static void adaptive_is_adamw(struct dev *d, float *const in[5], int64_t n, const float *got) {
+    struct run r = {.d = d};
+    float *want = xmalloc((size_t)n * 4);
+    struct adamw_args a = {.p = place(&r, in[0], n, 0),
+                           .m = place(&r, in[1], n, 0),
+                           .v = place(&r, in[2], n, 0),
+                           .g = place(&r, in[4], n, 0),
+                           .lr = 1e-2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.99,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .grad_scale = 0.7f};
+    static const int64_t steps[] = {1, 2, 9};
+    for (int64_t i = 0; i < COUNT(steps); i++) {
+        a.step = steps[i];
+        if (dev_adamw(d, &a) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    }
+    if (dev_copy_out(d, want, a.p.data, (size_t)n * 4) < 0) fail_msg("%s: %s", d->describe, err_msg());
+    assert_memory_equal(got, want, (size_t)n * 4);
+    run_free_blocks(&r);
+    free(want);
+}
+
+static void check_adaptive(const struct adaptive_kind *k, float *const in[5], int64_t n) {
+    float *want = xmalloc((size_t)n * 16), *got = xmalloc((size_t)n * 16);
+    adaptive_on(&backends.dev[0], k, in, n, 0, want);
+    if (k == &ADAPTIVE[0]) adaptive_is_adamw(&backends.dev[0], in, n, want);
+    for (int b = 1; b < backends.n; b++)
+        for (int64_t off = 0; off < 2; off++) {
+            adaptive_on(&backends.dev[b], k, in, n, off, got);
+            for (int i = 0; i < 4; i++) { /* a fused product may round once less */
+                const double e = nmse(got + i * n, want + i * n, n, 0);
+                if (!(e <= 1e-12))
+                    fail_msg("%s, %s, %lld values: result %d has NMSE %.3g", k->name, backends.name[b], (long long)n, i, e);
+            }
+            if (strcmp(backends.name[b], "cuda") == 0) assert_memory_equal(got, want, (size_t)n * 16); /* it spells its roundings */
+        }
+    free(want);
+    free(got);
+}
+
+static void test_adaptive(void **state) {
+    (void)state;
+    for (int64_t i = 0; i < COUNT(LENGTHS); i++) {
+        const int64_t n = LENGTHS[i];
+        float *in[5] = {scaled_normals(n, 4, 1, false), scaled_normals(n, 5, 0.1f, false), scaled_normals(n, 6, 0.1f, true),
+                        scaled_normals(n, 8, 0.1f, true), scaled_normals(n, 7, 1, false)};
+        for (int64_t e = 0; e < n; e++) in[2][e] += in[3][e] * in[3][e]; /* a variance is not below 0 */
+        for (int64_t k = 0; k < COUNT(ADAPTIVE); k++) check_adaptive(&ADAPTIVE[k], in, n);
+        for (int k = 0; k < 5; k++) free(in[k]);
+    }
+}
+
+/* A mean of squares that rounding has left below the squared mean divides by eps alone: no NaN. */
+static void test_centered_without_spread(void **state) {
+    (void)state;
+    for (int b = 0; b < backends.n; b++) {
+        struct run r = {.d = &backends.dev[b]};
+        float one[5] = {1, 1, 1, 1, 1}, below[5], got[5];
+        for (int i = 0; i < 5; i++) below[i] = 0.999f;
+        const struct tensor p = place(&r, one, 5, 0);
+        const struct adaptive_args a = {.rule = ADAPTIVE_RMSPROP,
+                                        .p = p,
+                                        .v = place(&r, below, 5, 0),
+                                        .x = place(&r, one, 5, 0),
+                                        .g = place(&r, one, 5, 0),
+                                        .lr = 1e-3,
+                                        .beta2 = 0.99,
+                                        .eps = 1e-2,
+                                        .grad_scale = 1,
+                                        .step = 1};
+        if (dev_adaptive(r.d, &a) < 0 || dev_copy_out(r.d, got, p.data, sizeof got) < 0) fail_msg("%s", err_msg());
+        for (int i = 0; i < 5; i++) assert_true(fabsf(got[i] - 0.9f) < 1e-6f);
+        run_free_blocks(&r);
+    }
+}
+
 /* Definitions that leave nothing open: the bits are ref's, wherever the arrays begin. */
 static void flat_on(struct dev *d, const float *x, const float *y, const float *book, int64_t n, int64_t off, float *out,
                     uint8_t *codes) {
@@ -196,7 +317,8 @@ static void test_combinations_and_codes(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sumsq), cmocka_unit_test(test_adamw),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sumsq), cmocka_unit_test(test_adamw), cmocka_unit_test(test_adaptive),
+                                       cmocka_unit_test(test_centered_without_spread),
                                        cmocka_unit_test(test_combinations_and_codes)};
     backends_open(&backends, 2);
     const int failed = cmocka_run_group_tests_name("ops: optimizer", tests, NULL, NULL);

@@ -59,7 +59,7 @@ static void open_fix(struct fix *f, enum optim_kind kind, bool adapter) {
         OK(model_lora_create(f->model, &l, 5));
         json_decref(l.targets);
     }
-    OK(optim_create(&f->optim, f->model, &(struct optim_config){.kind = kind, .momentum = 0.9}));
+    OK(optim_create(&f->optim, f->model, &(struct optim_config){.kind = kind, .momentum = 0.9, .centered = true}));
     f->part = (struct ckpt_part){"actor", f->model, f->optim, NULL};
     f->trainer = json_pack("{s:i}", "global_step", 1);
     OK(ckpt_async_open(&f->async, &f->part, 1, NULL));
@@ -171,6 +171,10 @@ static void test_sgd(void **state) {
     (void)state;
     check_moment(OPTIM_SGD, false);
 }
+static void test_rmsprop(void **state) {
+    (void)state;
+    check_moment(OPTIM_RMSPROP, false);
+}
 static void test_muon(void **state) {
     (void)state;
     check_moment(OPTIM_MUON, false);
@@ -262,9 +266,9 @@ static void test_close_waits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw),    cmocka_unit_test(test_adamw8),      cmocka_unit_test(test_sgd),
-        cmocka_unit_test(test_muon),     cmocka_unit_test(test_adapter),     cmocka_unit_test(test_two_parts),
-        cmocka_unit_test(test_failures), cmocka_unit_test(test_close_waits),
+        cmocka_unit_test(test_adamw),     cmocka_unit_test(test_adamw8),   cmocka_unit_test(test_sgd),
+        cmocka_unit_test(test_rmsprop),   cmocka_unit_test(test_muon),     cmocka_unit_test(test_adapter),
+        cmocka_unit_test(test_two_parts), cmocka_unit_test(test_failures), cmocka_unit_test(test_close_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

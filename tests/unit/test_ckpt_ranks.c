@@ -50,6 +50,8 @@ static const struct setup {
     {.name = "AdamW", .every = true, .optim = {.kind = OPTIM_ADAMW}, .act = DT_BF16},
     {.name = "AdamW, flat", .optim = {.kind = OPTIM_ADAMW}, .ref = true, .act = DT_BF16},
     {.name = "AdamW8bit", .optim = {.kind = OPTIM_ADAMW8}, .act = DT_BF16},
+    {.name = "AMSGrad", .every = true, .optim = {.kind = OPTIM_ADAM, .amsgrad = true}, .act = DT_BF16},
+    {.name = "RMSprop", .optim = {.kind = OPTIM_RMSPROP, .alpha = 0.9, .momentum = 0.5, .centered = true}, .act = DT_F32},
     {.name = "SGD without momentum", .optim = {.kind = OPTIM_SGD}, .act = DT_F32},
     {.name = "Muon", .every = true, .optim = {.kind = OPTIM_MUON, .momentum = 0.95, .ns_steps = 2}, .act = DT_BF16},
     {.name = "LoRA", .optim = {.kind = OPTIM_ADAMW}, .lora = true, .act = DT_F32},

@@ -361,6 +361,39 @@ static int optim_case(struct run *r) {
     return r->rc;
 }
 
+static int adaptive_case(struct run *r) {
+    static const struct {
+        enum adaptive_rule rule;
+        bool m, x;
+    } rules[] = {
+        {ADAPTIVE_ADAM, true, false}, {ADAPTIVE_ADAM, true, true}, {ADAPTIVE_RADAM, true, false}, {ADAPTIVE_RMSPROP, true, true}};
+    const int64_t n = r->s.n;
+    const struct tensor p = values(r, DT_F32, n, 0, 1, 0), m = values(r, DT_F32, n, 0, 0.1f, 0), g = values(r, DT_F32, n, 0, 1, 0),
+                        v = values(r, DT_F32, n, 0, 0.01f, 0.5f), x = values(r, DT_F32, n, 0, 0.1f, 0);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const struct adaptive_args a = {.rule = rules[i].rule,
+                                        .p = p,
+                                        .m = m,
+                                        .v = v,
+                                        .x = rules[i].x ? x : TENSOR_NONE,
+                                        .g = g,
+                                        .lr = 1e-2,
+                                        .beta1 = 0.9,
+                                        .beta2 = 0.99,
+                                        .eps = 1e-8,
+                                        .weight_decay = 0.01,
+                                        .coupled = i % 2 == 0,
+                                        .grad_scale = -0.5f,
+                                        .step = 9};
+        OP(dev_adaptive(r->d, &a));
+    }
+    keep(r, "adaptive p", p, SUM);
+    keep(r, "adaptive m", m, SUM);
+    keep(r, "adaptive v", v, SUM);
+    keep(r, "adaptive x", x, SUM);
+    return r->rc;
+}
+
 static int axpby_case(struct run *r) {
     const struct tensor x = values(r, DT_F32, r->s.n, 0, 1, 0), y = values(r, DT_F32, r->s.n, 0, 1, 0);
     OP(dev_axpby(r->d, y, 0.3f, x, 0.7f));
@@ -405,6 +438,7 @@ static const struct self_case cases[] = {
     {"decode attention", step_case, {{1, 0, 0, 14, 2, 64}, {300, 0, 0, 14, 2, 64}, {150, 0, 0, 16, 8, 128}}},
     {"LM head, sampler", head_case, {{1, 4097, 64, 0, 0, 0}, {17, 9000, 128, 0, 0, 0}}},
     {"adamw, sums of squares", optim_case, {{1, 1, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
+    {"adaptive optimizers", adaptive_case, {{1, 1000, 0, 0, 0, 0}, {1, 100003, 0, 0, 0, 0}}},
     {"axpby", axpby_case, {{1, 1000, 0, 0, 0, 0}}},
     {"8-bit state", quant_case, {{1, 1000, 0, 0, 0, 0}}},
     {"LoRA, add_block", adapter_case, {{1, 1, 0, 0, 0, 0}}},

@@ -121,6 +121,7 @@ static const struct dev_ops cpu_ops = {
     .checksum = cpu_checksum,
     .fold = cpu_fold,
     .adamw = cpu_adamw,
+    .adaptive = cpu_adaptive,
     .axpby = cpu_axpby,
     .quant8 = cpu_quant8,
     .dequant8 = cpu_dequant8,

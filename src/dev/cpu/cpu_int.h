@@ -108,6 +108,7 @@ int cpu_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool
 int cpu_adamw(struct dev *d, const struct adamw_args *a);
 
 /* ---- ops in optimizer.c ---- */
+int cpu_adaptive(struct dev *d, const struct adaptive_args *a);
 int cpu_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 int cpu_quant8(struct dev *d, const struct quant8_args *a);
 int cpu_dequant8(struct dev *d, const struct quant8_args *a);

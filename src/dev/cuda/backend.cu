@@ -323,6 +323,7 @@ static struct dev_ops make_ops(void) {
     o.fold = cuda_fold;
     o.adamw = cuda_adamw;
     o.adamw_round = cuda_adamw_round;
+    o.adaptive = cuda_adaptive;
     o.axpby = cuda_axpby;
     o.quant8 = cuda_quant8;
     o.dequant8 = cuda_dequant8;

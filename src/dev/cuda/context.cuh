@@ -194,6 +194,7 @@ int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n,
 int cuda_adamw(struct dev *d, const struct adamw_args *a);
 int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
 /* optimizer.cu */
+int cuda_adaptive(struct dev *d, const struct adaptive_args *a);
 int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
 int cuda_quant8(struct dev *d, const struct quant8_args *a);
 int cuda_dequant8(struct dev *d, const struct quant8_args *a);

@@ -1,10 +1,11 @@
-/* optimizer.cu - the CUDA backend's ops of the optimizers other than AdamW: a linear
+/* optimizer.cu - the CUDA backend's ops of the optimizers other than AdamW: the adaptive ones, a linear
  * combination, and 8-bit codes with a scale for each block.
  *
  * Bound by memory.  A lane takes 8 neighbouring elements; of the codes a warp takes one block
  * of DEV_QUANT_BLOCK = 32 x 8, so its scale is a maximum over the warp.
  * Invariant: each element (each block of the codes) is computed alone, in the order of
  * roundings of dev/ref/ref.c, so the bits are ref's. */
+#include "dev/adaptive.h"
 #include "dev/cuda/vec.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, CODES = 256 };
@@ -46,6 +47,91 @@ int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b
     const float *from = (const float *)x.data;
     if (aligned16(to) && aligned16(from)) axpby_any<true>(c, to, a, from, b, tensor_count(y));
     else axpby_any<false>(c, to, a, from, b, tensor_count(y));
+    CU_LAUNCHED();
+    return 0;
+}
+
+/* ---- Adam, AMSGrad, RAdam, RMSprop ---- */
+
+struct adaptive_arrays {
+    float *p, *m, *v, *x;
+    const float *g;
+};
+
+/* p, m, v, x of one element; every rounding is spelled out, so that the bits are ref's. */
+template <int RULE, bool M, bool X>
+static __device__ __forceinline__ void adaptive_one(float &p, float &m, float &v, float &x, float grad, const adaptive_scalars &s) {
+    float g = __fadd_rn(__fmul_rn(grad, s.scale), __fmul_rn(s.couple, p)), by;
+    p = __fmul_rn(p, s.keep);
+    v = __fadd_rn(__fmul_rn(v, s.b2), __fmul_rn(__fmul_rn(s.one_b2, g), g));
+    if (RULE == ADAPTIVE_RMSPROP) {
+        float spread = v;
+        if (X) {
+            x = __fadd_rn(x, __fmul_rn(s.one_b1, __fsub_rn(g, x)));
+            spread = fmaxf(__fsub_rn(v, __fmul_rn(x, x)), 0.0f);
+        }
+        g = __fdiv_rn(g, __fadd_rn(__fsqrt_rn(spread), s.eps));
+        if (M) g = m = __fadd_rn(__fmul_rn(m, s.b1), g);
+        p = __fsub_rn(p, __fmul_rn(s.step_size, g));
+        return;
+    }
+    m = __fadd_rn(m, __fmul_rn(s.one_b1, __fsub_rn(g, m)));
+    if (RULE == ADAPTIVE_RADAM) {
+        by = s.rectify > 0 ? __fdiv_rn(s.rectify, __fadd_rn(__fsqrt_rn(v), s.eps)) : 1.0f;
+        p = __fsub_rn(p, __fmul_rn(__fmul_rn(s.step_size, m), by));
+        return;
+    }
+    if (X) x = fmaxf(x, v);
+    by = __fadd_rn(__fdiv_rn(__fsqrt_rn(X ? x : v), s.root_bias2), s.eps);
+    p = __fsub_rn(p, __fdiv_rn(__fmul_rn(s.step_size, m), by));
+}
+
+/* Four neighbours a thread. */
+template <bool VEC, int RULE, bool M, bool X>
+static __global__ void __launch_bounds__(THREADS) adaptive_kernel(adaptive_arrays a, int64_t n, adaptive_scalars s) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
+    float none = 0;
+    if (i >= n) return;
+    if (VEC && i + 4 <= n) {
+        alignas(16) float p[4], m[4], v[4], x[4], g[4];
+        *(float4 *)p = *(const float4 *)(a.p + i);
+        *(float4 *)v = *(const float4 *)(a.v + i);
+        *(float4 *)g = *(const float4 *)(a.g + i);
+        if (M) *(float4 *)m = *(const float4 *)(a.m + i);
+        if (X) *(float4 *)x = *(const float4 *)(a.x + i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) adaptive_one<RULE, M, X>(p[k], M ? m[k] : none, v[k], X ? x[k] : none, g[k], s);
+        *(float4 *)(a.p + i) = *(const float4 *)p;
+        *(float4 *)(a.v + i) = *(const float4 *)v;
+        if (M) *(float4 *)(a.m + i) = *(const float4 *)m;
+        if (X) *(float4 *)(a.x + i) = *(const float4 *)x;
+    } else {
+        for (int64_t k = i; k < i + 4 && k < n; k++)
+            adaptive_one<RULE, M, X>(a.p[k], M ? a.m[k] : none, a.v[k], X ? a.x[k] : none, a.g[k], s);
+    }
+}
+
+template <int RULE, bool M, bool X>
+static void adaptive_any(struct cuda *c, const adaptive_arrays &a, int64_t n, const adaptive_scalars &s) {
+    const unsigned blocks = (unsigned)ceil_div(n, THREADS * 4);
+    const bool vec = aligned16(a.p) && aligned16(a.m) && aligned16(a.v) && aligned16(a.x) && aligned16(a.g); /* NULL is */
+    if (vec) adaptive_kernel<true, RULE, M, X><<<blocks, THREADS, 0, c->stream>>>(a, n, s);
+    else adaptive_kernel<false, RULE, M, X><<<blocks, THREADS, 0, c->stream>>>(a, n, s);
+}
+
+int cuda_adaptive(struct dev *d, const struct adaptive_args *a) {
+    struct cuda *c = cuda_of(d);
+    const adaptive_arrays t = {(float *)a->p.data, (float *)a->m.data, (float *)a->v.data, (float *)a->x.data,
+                               (const float *)a->g.data};
+    const adaptive_scalars s = adaptive_scalars_of(a);
+    const int64_t n = tensor_count(a->p);
+    if (a->rule == ADAPTIVE_RADAM) adaptive_any<ADAPTIVE_RADAM, true, false>(c, t, n, s);
+    else if (a->rule == ADAPTIVE_ADAM && t.x) adaptive_any<ADAPTIVE_ADAM, true, true>(c, t, n, s);
+    else if (a->rule == ADAPTIVE_ADAM) adaptive_any<ADAPTIVE_ADAM, true, false>(c, t, n, s);
+    else if (t.m && t.x) adaptive_any<ADAPTIVE_RMSPROP, true, true>(c, t, n, s);
+    else if (t.m) adaptive_any<ADAPTIVE_RMSPROP, true, false>(c, t, n, s);
+    else if (t.x) adaptive_any<ADAPTIVE_RMSPROP, false, true>(c, t, n, s);
+    else adaptive_any<ADAPTIVE_RMSPROP, false, false>(c, t, n, s);
     CU_LAUNCHED();
     return 0;
 }

@@ -7,6 +7,7 @@
  * element is one loop in ascending order, and nothing depends on how many rows
  * a call has. */
 #include "dev/ref/ref_int.h"
+#include "dev/adaptive.h"
 #include "dev/host_decode.h"
 
 #include "base/thread_pool.h"
@@ -174,6 +175,39 @@ static int ref_adamw(struct dev *d, const struct adamw_args *a) {
     return 0;
 }
 
+/* One element of the adaptive op; m, x NULL: not kept. */
+static void adaptive_one(enum adaptive_rule rule, const struct adaptive_scalars *s, float *p, float *m, float *v, float *x,
+                         float grad) {
+    float g = grad * s->scale + s->couple * *p;
+    *p *= s->keep;
+    *v = *v * s->b2 + s->one_b2 * g * g;
+    if (rule == ADAPTIVE_RMSPROP) {
+        if (x) *x += s->one_b1 * (g - *x);
+        const float spread = x ? fmaxf(*v - *x * *x, 0) : *v; /* rounding may leave less than nothing */
+        g /= sqrtf(spread) + s->eps;
+        if (m) g = *m = *m * s->b1 + g;
+        *p -= s->step_size * g;
+        return;
+    }
+    *m += s->one_b1 * (g - *m);
+    if (rule == ADAPTIVE_RADAM) {
+        const float by = s->rectify > 0 ? s->rectify / (sqrtf(*v) + s->eps) : 1;
+        *p -= s->step_size * *m * by;
+        return;
+    }
+    const float top = x ? (*x = fmaxf(*x, *v)) : *v;
+    *p -= s->step_size * *m / (sqrtf(top) / s->root_bias2 + s->eps);
+}
+
+static int ref_adaptive(struct dev *d, const struct adaptive_args *a) {
+    const struct adaptive_scalars s = adaptive_scalars_of(a);
+    float *p = a->p.data, *m = a->m.data, *v = a->v.data, *x = a->x.data;
+    const float *g = a->g.data;
+    (void)d;
+    for (int64_t i = 0; i < a->p.dim[0]; i++) adaptive_one(a->rule, &s, p + i, m ? m + i : NULL, v + i, x ? x + i : NULL, g[i]);
+    return 0;
+}
+
 static int ref_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
     (void)d;
     float *to = y.data;
@@ -278,6 +312,7 @@ static const struct dev_ops ref_ops = {
     .checksum = ref_checksum,
     .fold = ref_fold,
     .adamw = ref_adamw,
+    .adaptive = ref_adaptive,
     .axpby = ref_axpby,
     .quant8 = ref_quant8,
     .dequant8 = ref_dequant8,

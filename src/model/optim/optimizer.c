@@ -1,7 +1,7 @@
 /* optimizer.c - optimizers on the fp32 master, clipping by global norm, schedules.
  *
- * AdamW and SGD are here, muon.c and adamw_8bit.c have the others,
- * optimizer_offload.c has AdamW on what is in host memory.
+ * AdamW, its relatives and SGD are here, muon.c and adamw_8bit.c have the others,
+ * optimizer_offload.c has the former on what is in host memory.
  * One learning rate and one weight decay for all parameters, as verl's FSDP workers
  * have it.  The flat master is cut into runs, each with its rule and its place in
  * the state arrays.
@@ -49,7 +49,7 @@ double optim_lr(const struct optim_config *c, int64_t step) {
 }
 
 const char *optim_kind_name(enum optim_kind k) {
-    static const char *const text[] = {"AdamW", "AdamW8bit", "SGD", "Muon"};
+    static const char *const text[] = {"AdamW", "AdamW8bit", "SGD", "Muon", "Adam", "RAdam", "RMSprop"};
     return text[k];
 }
 
@@ -76,6 +76,7 @@ static struct optim_run place(struct optim *o, const struct model_param *p, int6
                           .seg = o->n_segments,
                           .m_at = -1,
                           .v_at = -1,
+                          .x_at = -1,
                           .q_at = -1,
                           .b_at = -1};
     CHECK(rule != OPTIM_MUON || n == p->rows * p->cols);
@@ -87,14 +88,16 @@ static struct optim_run place(struct optim *o, const struct model_param *p, int6
         o->n_b += (r.n + DEV_QUANT_BLOCK - 1) / DEV_QUANT_BLOCK;
         return r;
     }
-    if (rule != OPTIM_SGD || o->momentum) {
+    if ((rule != OPTIM_SGD && rule != OPTIM_RMSPROP) || o->momentum) {
         r.m_at = o->n_m;
         o->n_m += r.n;
     }
-    if (rule == OPTIM_ADAMW) {
-        r.v_at = o->n_v;
-        o->n_v += r.n;
-    }
+    if (!optim__adaptive(rule)) return r;
+    r.v_at = o->n_v;
+    o->n_v += r.n;
+    if (!o->third) return r;
+    r.x_at = o->n_x;
+    o->n_x += r.n;
     return r;
 }
 
@@ -102,7 +105,7 @@ static struct optim_run place(struct optim *o, const struct model_param *p, int6
 static void add_run(struct optim *o, struct optim_run r) {
     struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
     const bool joins =
-        last && last->rule == r.rule && (r.rule == OPTIM_ADAMW || r.rule == OPTIM_SGD) && last->offset + last->n == r.offset;
+        last && last->rule == r.rule && (optim__adaptive(r.rule) || r.rule == OPTIM_SGD) && last->offset + last->n == r.offset;
     if (joins) {
         last->n += r.n;
         last->n_seg += r.n_seg;
@@ -144,6 +147,7 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
     struct arena *const arrays = o->host_state ? h : a;
     if (o->n_m) o->m = arena_take(arrays, (size_t)o->n_m * 4);
     if (o->n_v) o->v = arena_take(arrays, (size_t)o->n_v * 4);
+    if (o->n_x) o->x = arena_take(arrays, (size_t)o->n_x * 4);
     optim__adamw8_layout(o, a, arrays);
     optim__muon_layout(o, dev, act, a);
     optim__pieces_layout(o, a);
@@ -153,9 +157,18 @@ static void layout(struct optim *o, struct dev *dev, enum dtype act, struct aren
     o->host_bytes = h->used;
 }
 
+static bool keeps_third(const struct optim_config *c) {
+    const bool adam = c->kind == OPTIM_ADAMW || c->kind == OPTIM_ADAM;
+    return adam ? c->amsgrad : c->kind == OPTIM_RMSPROP && c->centered;
+}
+
 static size_t part_bytes(const struct model *m, const struct optim_config *c, const struct model_range *own, int64_t n,
                          size_t *host) {
-    struct optim o = {.kind = c->kind, .momentum = c->momentum != 0, .host_state = c->host_state, .host_master = c->host_master};
+    struct optim o = {.kind = c->kind,
+                      .momentum = c->momentum != 0,
+                      .third = keeps_third(c),
+                      .host_state = c->host_state,
+                      .host_master = c->host_master};
     struct arena a = {0}, h = {0};
     make_runs(&o, m, own, n);
     layout(&o, m->dev, m->act, &a, &h);
@@ -208,7 +221,8 @@ int optim_create_part(struct optim **out, struct model *m, const struct optim_co
     CHECK(m->master != NULL && c->host_master == ((m->flags & MODEL_HOST_MASTER) != 0));
     const struct dev_ops *ops = m->dev->ops;
     const bool wants_8bit = c->kind == OPTIM_ADAMW8, wants_axpby = c->kind == OPTIM_SGD || c->kind == OPTIM_MUON;
-    if ((wants_8bit && (!ops->quant8 || !ops->dequant8)) || (wants_axpby && !ops->axpby))
+    const bool wants_adaptive = (optim__adaptive(c->kind) && c->kind != OPTIM_ADAMW) || keeps_third(c);
+    if ((wants_8bit && (!ops->quant8 || !ops->dequant8)) || (wants_axpby && !ops->axpby) || (wants_adaptive && !ops->adaptive))
         FAILG(fail, ERR_UNSUPPORTED, "the optimizer %s is unsupported on the %s device; use AdamW, or trainer.device=cpu",
               optim_kind_name(c->kind), ops->name);
     o->kind = c->kind;
@@ -216,6 +230,7 @@ int optim_create_part(struct optim **out, struct model *m, const struct optim_co
     o->host_master = c->host_master;
     o->segments = xmalloc((size_t)model_n_segments(m) * 2 * sizeof *o->segments);
     o->momentum = c->momentum != 0;
+    o->third = keeps_third(c);
     make_runs(o, m, own, n);
     o->sums = xmalloc((size_t)o->n_segments * sizeof *o->sums);
     layout(o, m->dev, m->act, &a, &h);
@@ -246,14 +261,15 @@ void optim_destroy(struct optim *o, struct model *m) {
 }
 
 static void all_arrays(const struct optim *o, struct optim_array out[OPTIM_MAX_ARRAYS]) {
-    const bool adam = o->kind == OPTIM_ADAMW || o->kind == OPTIM_ADAMW8;
+    const bool momentum = o->kind == OPTIM_SGD || o->kind == OPTIM_MUON || o->kind == OPTIM_RMSPROP, rms = o->kind == OPTIM_RMSPROP;
     const struct optim_array all[OPTIM_MAX_ARRAYS] = {
-        {adam ? "exp_avg" : "momentum_buffer", DT_F32, o->n_m, o->m},
-        {"exp_avg_sq", DT_F32, o->n_v, o->v},
+        {momentum ? "momentum_buffer" : "exp_avg", DT_F32, o->n_m, o->m},
+        {rms ? "square_avg" : "exp_avg_sq", DT_F32, o->n_v, o->v},
         {"exp_avg_code", DT_U8, o->n_q, o->m_code},
         {"exp_avg_scale", DT_F32, o->n_b, o->m_scale},
         {"exp_avg_sq_code", DT_U8, o->n_q, o->v_code},
         {"exp_avg_sq_scale", DT_F32, o->n_b, o->v_scale},
+        {rms ? "grad_avg" : "max_exp_avg_sq", DT_F32, o->n_x, o->x},
     };
     memcpy(out, all, sizeof all);
 }
@@ -275,6 +291,9 @@ void optim_set_array(struct optim *o, const struct optim_array *a, void *data) {
     } members[] = {{"exp_avg", (void **)&o->m, &o->n_m},
                    {"momentum_buffer", (void **)&o->m, &o->n_m},
                    {"exp_avg_sq", (void **)&o->v, &o->n_v},
+                   {"square_avg", (void **)&o->v, &o->n_v},
+                   {"max_exp_avg_sq", (void **)&o->x, &o->n_x},
+                   {"grad_avg", (void **)&o->x, &o->n_x},
                    {"exp_avg_code", (void **)&o->m_code, &o->n_q},
                    {"exp_avg_scale", (void **)&o->m_scale, &o->n_b},
                    {"exp_avg_sq_code", (void **)&o->v_code, &o->n_q},
@@ -288,7 +307,7 @@ void optim_set_array(struct optim *o, const struct optim_array *a, void *data) {
 
 /* The places of a run in master and the arrays of all_arrays; -1: none. */
 static void places_of(const struct optim_run *r, int64_t at, int64_t out[OPTIM_MAX_ARRAYS + 1]) {
-    const int64_t places[] = {at, r->m_at, r->v_at, r->q_at, r->b_at, r->q_at, r->b_at};
+    const int64_t places[] = {at, r->m_at, r->v_at, r->q_at, r->b_at, r->q_at, r->b_at, r->x_at};
     memcpy(out, places, sizeof places);
 }
 
@@ -310,7 +329,7 @@ static void add_piece(struct optim_piece *p, int64_t *n, int array, int k, const
 int optim_pieces(const struct optim *o, const struct model *m, struct optim_array whole[OPTIM_MAX_ARRAYS + 1],
                  struct optim_piece **pieces, int64_t *n_pieces) {
     struct optim_array own[OPTIM_MAX_ARRAYS], all[OPTIM_MAX_ARRAYS];
-    struct optim w = {.kind = o->kind, .momentum = o->momentum};
+    struct optim w = {.kind = o->kind, .momentum = o->momentum, .third = o->third};
     int n = 0;
     make_runs(&w, m, NULL, 0);
     all_arrays(o, own);
@@ -363,12 +382,54 @@ void optim_norm(const struct model *m, const double *sums, struct optim_result *
     r->grad_norm = sqrt(sum);
 }
 
-/* rounded: the run's compute copy, or absent. */
-static int adamw_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
+/* rounded: the run's compute copy. */
+static int adamw_round_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a, struct tensor rounded) {
     const struct adamw_args x =
         optim__adamw(a, tensor_1d(a->m->master + r->at, DT_F32, r->n), tensor_1d(o->m + r->m_at, DT_F32, r->n),
                      tensor_1d(o->v + r->v_at, DT_F32, r->n), tensor_1d(a->grads + r->at, DT_F32, r->n));
-    return rounded.data ? dev_adamw_round(a->m->dev, &x, rounded) : dev_adamw(a->m->dev, &x);
+    return dev_adamw_round(a->m->dev, &x, rounded);
+}
+
+/* torch.optim.Adam, RAdam and RMSprop, and AdamW with amsgrad. */
+static int adaptive_step(const struct optim_run_args *a, enum optim_kind rule, float *const at[4], float *grads, int64_t n) {
+    static const enum adaptive_rule rules[] = {[OPTIM_ADAMW] = ADAPTIVE_ADAM,
+                                               [OPTIM_ADAM] = ADAPTIVE_ADAM,
+                                               [OPTIM_RADAM] = ADAPTIVE_RADAM,
+                                               [OPTIM_RMSPROP] = ADAPTIVE_RMSPROP};
+    const struct optim_config *const c = a->c;
+    const bool rms = rule == OPTIM_RMSPROP;
+    struct tensor t[4] = {TENSOR_NONE, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE};
+    for (int k = 0; k < 4; k++)
+        if (at[k]) t[k] = tensor_1d(at[k], DT_F32, n);
+    const struct adaptive_args x = {.rule = rules[rule],
+                                    .p = t[0],
+                                    .m = t[1],
+                                    .v = t[2],
+                                    .x = t[3],
+                                    .g = tensor_1d(grads, DT_F32, n),
+                                    .lr = a->lr,
+                                    .beta1 = rms ? c->momentum : c->beta1,
+                                    .beta2 = rms ? c->alpha : c->beta2,
+                                    .eps = c->eps,
+                                    .weight_decay = c->weight_decay,
+                                    .coupled = rule != OPTIM_ADAMW && !c->decoupled,
+                                    .grad_scale = a->scale,
+                                    .step = a->step};
+    return dev_adaptive(a->m->dev, &x);
+}
+
+int optim__adaptive_step(const struct optim_run_args *a, enum optim_kind rule, float *const at[4], float *grads, int64_t n) {
+    if (rule != OPTIM_ADAMW || at[3]) return adaptive_step(a, rule, at, grads, n);
+    const struct adamw_args x = optim__adamw(a, tensor_1d(at[0], DT_F32, n), tensor_1d(at[1], DT_F32, n),
+                                             tensor_1d(at[2], DT_F32, n), tensor_1d(grads, DT_F32, n));
+    return dev_adamw(a->m->dev, &x);
+}
+
+/* A run whose arrays are all on the device. */
+static int adaptive_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    float *const at[4] = {a->m->master + r->at, r->m_at < 0 ? NULL : o->m + r->m_at, o->v + r->v_at,
+                          r->x_at < 0 ? NULL : o->x + r->x_at};
+    return optim__adaptive_step(a, r->rule, at, a->grads + r->at, r->n);
 }
 
 /* torch.optim.SGD: g += wd p; b = mu b + (1 - dampening) g, in the first step b = g; p -= lr b,
@@ -387,11 +448,14 @@ static int sgd_run(struct optim *o, const struct optim_run *r, const struct opti
     return dev_axpby(d, p, -lr, g, 1);
 }
 
-/* What is in host memory is taken from there: by AdamW in pieces, by the others as they go. A master that is
+/* What is in host memory is taken from there: by AdamW and its relatives in pieces, by the others as they go. A master that is
  * there is left in the gradients as well, from which the compute copy is made at the device's speed. */
 static int step_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
     switch (r->rule) {
-    case OPTIM_ADAMW: return o->host_state || o->host_master ? optim__adamw_pieces(o, r, a) : adamw_run(o, r, a, TENSOR_NONE);
+    case OPTIM_ADAMW:
+    case OPTIM_ADAM:
+    case OPTIM_RADAM:
+    case OPTIM_RMSPROP: return o->host_state || o->host_master ? optim__pieces(o, r, a) : adaptive_run(o, r, a);
     case OPTIM_ADAMW8: TRY(optim__adamw8_run(o, r, a)); break;
     case OPTIM_SGD: TRY(sgd_run(o, r, a)); break;
     case OPTIM_MUON: TRY(optim__muon_run(o, r, a)); break;
@@ -403,6 +467,7 @@ static struct optim_run_args run_args(const struct optim *o, struct model *m, fl
                                       double norm) {
     double scale = 1; /* torch.nn.utils.clip_grad_norm_ */
     if (c->clip > 0) scale = fmin(1, c->clip / (norm + 1e-6));
+    if (c->maximize) scale = -scale;
     return (struct optim_run_args){.m = m, .grads = grads, .c = c, .lr = lr, .scale = (float)scale, .step = o->step + 1};
 }
 
@@ -418,10 +483,10 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
     TRY(optim_sums(o, m, grads));
     optim_norm(m, o->sums, r);
     if (!isfinite(r->grad_norm)) return 0;
-    const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->host_state && !o->host_master;
+    const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->third && !o->host_state && !o->host_master;
     if (whole && !m->lora && m->flat.data) { /* weights are written where they are made */
         const struct optim_run_args a = run_args(o, m, grads, c, lr, r->grad_norm);
-        TRY(adamw_run(o, &o->runs[0], &a, m->flat));
+        TRY(adamw_round_run(o, &o->runs[0], &a, m->flat));
         o->step++;
         return 0;
     }

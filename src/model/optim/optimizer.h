@@ -1,4 +1,4 @@
-/* optimizer.h - AdamW, 8-bit AdamW, SGD and Muon over the flat fp32 master; learning-rate schedules. */
+/* optimizer.h - AdamW, 8-bit AdamW, Adam, RAdam, RMSprop, SGD and Muon over the flat fp32 master; learning-rate schedules. */
 #ifndef VERLC_MODEL_OPTIMIZER_H
 #define VERLC_MODEL_OPTIMIZER_H
 
@@ -14,13 +14,21 @@ enum optim_kind {
     OPTIM_ADAMW8, /* the same with 8-bit moments of matrices (Dettmers et al., 2022) */
     OPTIM_SGD,    /* torch.optim.SGD: momentum, dampening, nesterov; weight decay in the gradient */
     OPTIM_MUON,   /* torch.optim.Muon on the matrices of the layers, AdamW on embedding, head and vectors */
+    OPTIM_ADAM,   /* torch.optim.Adam: weight decay in the gradient */
+    OPTIM_RADAM,  /* torch.optim.RAdam: the same */
+    OPTIM_RMSPROP /* torch.optim.RMSprop: the same */
 };
 const char *optim_kind_name(enum optim_kind k);
 
 struct optim_config {
     enum optim_kind kind;
     double lr, beta1, beta2, eps, weight_decay, clip;
-    double momentum, dampening;   /* SGD; Muon: momentum */
+    double momentum, dampening;   /* SGD; Muon, RMSprop: momentum */
+    double alpha;                 /* RMSprop */
+    bool amsgrad;                 /* AdamW, Adam: divides by the largest mean of squares so far */
+    bool centered;                /* RMSprop: by the spread about the mean gradient */
+    bool maximize;                /* AdamW, Adam, RAdam, RMSprop, SGD: up the gradient */
+    bool decoupled;               /* Adam, RAdam: weight decay as AdamW's */
     bool nesterov;                /* SGD, Muon */
     int64_t ns_steps;             /* Muon: Newton-Schulz iterations */
     bool host_state, host_master; /* state arrays, and what model_open put there: the master, are in host memory */
@@ -34,12 +42,12 @@ double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0
 /* A range of what the model trains under one rule. State indices count elements of their arrays. */
 struct optim_run {
     enum optim_kind rule;
-    int64_t offset, n;  /* elements of the model's flat arrays */
-    int64_t at;         /* where they are in the optimizer's master and gradients */
-    int64_t rows, cols; /* of its parameter */
-    int64_t seg, n_seg; /* its segments */
-    int64_t m_at, v_at; /* f32 state; -1: none */
-    int64_t q_at, b_at; /* 8-bit state: codes and blocks; -1: none */
+    int64_t offset, n;        /* elements of the model's flat arrays */
+    int64_t at;               /* where they are in the optimizer's master and gradients */
+    int64_t rows, cols;       /* of its parameter */
+    int64_t seg, n_seg;       /* its segments */
+    int64_t m_at, v_at, x_at; /* f32 state; -1: none */
+    int64_t q_at, b_at;       /* 8-bit state: codes and blocks; -1: none */
 };
 /* Optimizer state, on the device, in arrays that are as long as this optimizer needs. */
 struct optim {
@@ -50,8 +58,9 @@ struct optim {
     int64_t n_segments;
     int64_t *segments, *d_segments; /* (n_segments, 2), host and device: first element, length */
     double *sums, *d_sums;          /* (n_segments): of squares */
-    int64_t n_m, n_v, n_q, n_b;
+    int64_t n_m, n_v, n_x, n_q, n_b;
     float *m, *v;             /* (n_m) momentum, (n_v) second moment */
+    float *x;                 /* (n_x) the largest second moment (amsgrad), the mean gradient (centered) */
     uint8_t *m_code, *v_code; /* (n_q) */
     float *m_scale, *v_scale; /* (n_b) */
     float *book;              /* (2, 256): code books of m and of v */
@@ -61,9 +70,10 @@ struct optim {
         void *gram_act;
         float *gram, *gram2; /* (r, r), r the shorter side */
         size_t pack_bytes;
-        float *piece[2][3]; /* AdamW, of what is in host memory: master, m, v on the device, two pieces in turn */
+        float *piece[2][4]; /* of what is in host memory: master, m, v, x on the device, two pieces in turn */
     } s;
-    bool momentum; /* SGD: it keeps one */
+    bool momentum; /* SGD, RMSprop: it keeps one */
+    bool third;    /* amsgrad, centered: it keeps x */
     bool host_state, host_master;
     void *host_block; /* the state arrays where they are in host memory; owned */
     size_t host_bytes;
@@ -75,14 +85,14 @@ struct optim {
 size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
 /* The same of a rank's part, the largest of the ranks; m: a shape is enough. */
 size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host);
-/* c: which optimizer, and its momentum; the rest may change from step to step. All state is zero. */
+/* c: which optimizer, its momentum, amsgrad and centered; the rest may change from step to step. All state is zero. */
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c);
 /* Of the ranges own (n) alone, in order, each a run of segments; Muon's hold whole matrices. Then master, gradients and state
  * are arrays of these ranges, one after the other, and each element is updated as by the optimizer of the whole. */
 int optim_create_part(struct optim **out, struct model *m, const struct optim_config *c, const struct model_range *own, int64_t n);
 void optim_destroy(struct optim *o, struct model *m);
 /* The arrays that a checkpoint must hold, under their names there ("exp_avg", ...). */
-enum { OPTIM_MAX_ARRAYS = 6 };
+enum { OPTIM_MAX_ARRAYS = 7 };
 struct optim_array {
     const char *name;
     enum dtype dt;

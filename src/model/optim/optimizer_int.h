@@ -19,14 +19,20 @@ static inline struct adamw_args optim__adamw(const struct optim_run_args *a, str
                                              struct tensor g) {
     return (struct adamw_args){p, m, v, g, a->lr, a->c->beta1, a->c->beta2, a->c->eps, a->c->weight_decay, a->scale, a->step};
 }
+/* One that is updated element by element from f32 means of squares, whole or piece by piece. */
+static inline bool optim__adaptive(enum optim_kind rule) {
+    return rule == OPTIM_ADAMW || rule == OPTIM_ADAM || rule == OPTIM_RADAM || rule == OPTIM_RMSPROP;
+}
+/* A step of such a run on one piece: of master, m, v and x (NULL: not kept) in `at`, and the gradients. */
+int optim__adaptive_step(const struct optim_run_args *a, enum optim_kind rule, float *const at[4], float *grads, int64_t n);
 /* Device bytes of the state for what m trains; m needs no memory of its own. */
 size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
 /* o->sums of the run's segments, of x (r->n) in place of its gradients. */
 int optim__sumsq(struct optim *o, struct model *m, const struct optim_run *r, struct tensor x);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 int optim__muon_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
-/* AdamW of arrays in host memory, piece by piece; the new master is left in the gradients. */
-int optim__adamw_pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
+/* An adaptive run's arrays in host memory, piece by piece; the new master is left in the gradients. */
+int optim__pieces(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);
 void optim__pieces_layout(struct optim *o, struct arena *m);
 /* Claims the scratch of the largest runs; fields that no run needs stay NULL. arrays: of the state. */
 void optim__adamw8_layout(struct optim *o, struct arena *m, struct arena *arrays);

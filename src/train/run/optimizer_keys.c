@@ -11,13 +11,16 @@
 
 /* Which keyword arguments of a class mean something here. */
 static bool takes(enum optim_kind kind, const char *key) {
-    static const char *const keys[][5] = {
-        [OPTIM_ADAMW] = {"eps", NULL},
-        [OPTIM_ADAMW8] = {"eps", NULL},
-        [OPTIM_SGD] = {"momentum", "dampening", "nesterov", NULL},
+    static const char *const keys[][6] = {
+        [OPTIM_ADAMW] = {"eps", "amsgrad", "maximize"},
+        [OPTIM_ADAMW8] = {"eps"},
+        [OPTIM_SGD] = {"momentum", "dampening", "nesterov", "maximize"},
         [OPTIM_MUON] = {"eps", "momentum", "nesterov", "ns_steps", "adjust_lr_fn"},
+        [OPTIM_ADAM] = {"eps", "amsgrad", "maximize", "decoupled_weight_decay"},
+        [OPTIM_RADAM] = {"eps", "maximize", "decoupled_weight_decay"},
+        [OPTIM_RMSPROP] = {"eps", "alpha", "momentum", "centered", "maximize"},
     };
-    for (int i = 0; i < 5 && keys[kind][i]; i++)
+    for (int i = 0; i < 6 && keys[kind][i]; i++)
         if (strcmp(keys[kind][i], key) == 0) return true;
     return false;
 }
@@ -26,6 +29,14 @@ static bool takes(enum optim_kind kind, const char *key) {
 static bool megatron_offload(const char *key) {
     static const char *const keys[] = {"optimizer_cpu_offload", "optimizer_offload_fraction", "offload_fraction",
                                        "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(keys[i], key) == 0) return true;
+    return false;
+}
+
+/* Which of its own kernels torch takes: nothing here. */
+static bool torch_kernels(const char *key) {
+    static const char *const keys[] = {"foreach", "fused", "capturable", "differentiable"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strcmp(keys[i], key) == 0) return true;
     return false;
@@ -46,8 +57,9 @@ static int read_options(struct optim_config *o, const json_t *more, const char *
     json_t *v;
     bool offload = false, noted = false;
     json_object_foreach((json_t *)(uintptr_t)more, name, v) {
-        if (!takes(o->kind, name) && !megatron_offload(name))
+        if (!takes(o->kind, name) && !megatron_offload(name) && !torch_kernels(name))
             FAIL(ERR_INVAL, "%s.%s: %s has no such option here", key, name, optim_kind_name(o->kind));
+        if (torch_kernels(name)) log_note("%s.%s: no effect, it chooses among torch's kernels", key, name);
         noted |= megatron_offload(name);
     }
     int rc = json_bool_opt(more, "optimizer_cpu_offload", &offload, key);
@@ -62,11 +74,17 @@ static int read_options(struct optim_config *o, const json_t *more, const char *
     if (rc == 0) rc = json_f64_opt(more, "dampening", &o->dampening, key);
     if (rc == 0) rc = json_bool_opt(more, "nesterov", &o->nesterov, key);
     if (rc == 0) rc = json_i64_opt(more, "ns_steps", &o->ns_steps, key);
+    if (rc == 0) rc = json_f64_opt(more, "alpha", &o->alpha, key);
+    if (rc == 0) rc = json_bool_opt(more, "amsgrad", &o->amsgrad, key);
+    if (rc == 0) rc = json_bool_opt(more, "centered", &o->centered, key);
+    if (rc == 0) rc = json_bool_opt(more, "maximize", &o->maximize, key);
+    if (rc == 0) rc = json_bool_opt(more, "decoupled_weight_decay", &o->decoupled, key);
     if (rc == 0) rc = read_lr_rule(o, more, key);
     if (rc < 0) return err_set(ERR_INVAL, __FILE__, __LINE__, "%s", err_msg());
     if (o->momentum < 0 || o->momentum >= 1)
         FAIL(ERR_INVAL, "%s.momentum=%g: expected 0 or more and less than 1", key, o->momentum);
     if (o->ns_steps < 1 || o->ns_steps > 99) FAIL(ERR_INVAL, "%s.ns_steps=%lld: expected 1 to 99", key, (long long)o->ns_steps);
+    if (!(o->alpha >= 0 && o->alpha < 1)) FAIL(ERR_INVAL, "%s.alpha=%g: expected 0 or more and less than 1", key, o->alpha);
     if (!(o->eps > 0)) FAIL(ERR_INVAL, "%s.eps=%g: expected a number above 0", key, o->eps);
     if (o->kind == OPTIM_SGD && o->nesterov && (o->momentum == 0 || o->dampening != 0))
         FAIL(ERR_INVAL, "%s: nesterov needs a momentum and no dampening", key);
@@ -87,6 +105,7 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .momentum = muon ? 0.95 : 0,
                                .nesterov = muon,
                                .ns_steps = 5,
+                               .alpha = 0.99,
                                .schedule = k->schedule,
                                .warmup_steps = k->warmup_steps,
                                .min_lr_ratio = k->min_lr_ratio,
