@@ -108,7 +108,8 @@ int verlc_reward(struct verlc *v, struct verlc_batch *b);
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b);
 /* The critic's: values. */
 int verlc_values(struct verlc *v, struct verlc_batch *b);
-/* algorithm.adv_estimator: token_level_rewards, response_mask, advantages, returns. */
+/* algorithm.adv_estimator: token_level_rewards, response_mask, advantages, returns. Where rollout correction rejects tokens also
+ * loss_mask: response_mask before; the denominators of losses count it (those of asynchronous configurations response_mask). */
 int verlc_advantage(struct verlc *v, struct verlc_batch *b);
 /* algorithm.pf_ppo: rows of b drawn again by their scores. */
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out);

@@ -44,7 +44,12 @@ FLOOR = {"*rollout_corr/*": 1e-4, "actor/pg_loss": 5e-5, "*": 5e-6}
 DIFFERENT = {  # the name is demanded, its value is not verl's
     "*perf/*": "seconds, memory and FLOPS of a machine",
     "timing_*": "as perf/*",
-    "*_length*/clip_ratio": "V1 counts those as long as the longest; its predecessor and verlc, as the limit",
+    "*_length*/clip_ratio": "clip-ratio-by-limit: V1 counts those as long as the longest",
+}
+MEANS = {  # update-micro-batches: means over micro-batches, which are other ones here
+    n: "of other micro-batches"
+    for n in ("actor/pg_clipfrac*", "actor/ppo_kl", "actor/rollout_corr/*", "actor/distillation/abs_loss",
+              "critic/vf_clipfrac", "critic/vpred_mean")
 }
 ABSENT = {  # verl's, not demanded
     "critic/perf/*": "perf/*, one device",
@@ -53,7 +58,7 @@ ABSENT = {  # verl's, not demanded
     "actor/loss": "pg_loss, entropy_loss and kl_loss",
     "critic/loss": "vf_loss again",
     "train/mfu": "SFT has the losses, norms, rates and tokens of verl, not its figures of the machine",
-    "actor/entropy": "entropy-from-update: compared with verl's entropy_loss in Mix.replay",
+    "actor/entropy": "entropy-from-update: demanded in Mix.replay where nothing has moved the policy before",
 }
 OURS = [
     "actor/skipped_steps", "critic/skipped_steps", "*/no_valid_tokens", "reward/*", "rollout/*", "data/*",
@@ -109,6 +114,11 @@ LOSSES = [
     "vanilla", "bypass", "gspo", "sapo", "geo_mean", "cispo", "clip_cov", "kl_cov", "gpg", "dppo_tv",
     "dppo_kl", "dro", "vanilla"
 ]
+CUT_THRESHOLDS = {  # log-ratios are the logarithm of the mass that top-p and top-k leave
+    "token_k1": ["'0.9_1.1'", "'0.95_1.5'"], "seq_sum_k1": ["'0.3_1.1'", "'0.6_2'"], "seq_mean_k3": [0.003, 0.01],
+    "seq_max_k2": [0.01, 0.02]
+}
+WHITEN = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo")
 KL_TYPES = ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "low_var_kl+", "k3+", "k1+", "kl+", "abs+"]
 AGG = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 
@@ -118,6 +128,7 @@ class Run:
     def __init__(self, name, seed, scratch):
         self.name, self.dir, self.r = name, scratch / name, random.Random(f"{seed} {name}")
         self.arch = self.r.choice(list(ARCHS))
+        self.different = {}  # more of DIFFERENT, of a step
         self.keys, self.fixed = {}, {
             "trainer.default_local_dir": self.dir, "trainer.logger": "[file]", "trainer.save_freq": 1,
             "trainer.test_freq": 1
@@ -150,7 +161,8 @@ class Run:
 
     def metrics(self, step):
         lines = map(json.loads, (self.dir / "metrics.jsonl").read_text().splitlines())
-        return {k: v for d in lines if d["step"] == step for k, v in d["data"].items()}
+        of_step = {k: v for d in lines if d["step"] == step for k, v in d["data"].items()}
+        return {k: np.nan if v is None else v for k, v in of_step.items()}
 
     def weights(self, step):
         """{part: {name: tensor in float64}} after a step, 0: before the first."""
@@ -171,7 +183,7 @@ class Run:
             if not distances[-1] < UPDATE_TOL:
                 bad.append(f"step {step} {part}: the update is {distances[-1]:.2e} of verl's away from it")
         return distances, bad + [
-            f"step {step} {line}" for line in compare_metrics(self.metrics(step), theirs)
+            f"step {step} {line}" for line in compare_metrics(self.metrics(step), theirs, DIFFERENT | self.different)
         ]
 
     def __str__(self):
@@ -195,6 +207,7 @@ class Mix(Run):
         self.distill = number % 7 == 5
         prompts, n = r.choice([4, 6]), r.choice([2, 3, 4])
         mini = prompts // r.choice([c for c in (1, 2, 3) if prompts % c == 0])
+        self.one_mini_batch, self.micro_batches = mini == prompts, False
         k["algorithm.adv_estimator"], k[MODEL + "path"] = self.estimator, scratch / self.arch
         k["data.train_batch_size"], k[ROLLOUT + "n"], k[ACTOR + "ppo_mini_batch_size"] = prompts, n, mini
         k[ACTOR + "ppo_epochs"] = r.choice([1, 1, 2])
@@ -208,7 +221,12 @@ class Mix(Run):
         if self.distill:
             self.distillation()
         weighs, rejects = k.get(CORRECTION + "rollout_is", "null") != "null", CORRECTION + "rollout_rs" in k
-        self.truncated = weighs and not rejects and r.random() < 0.5  # these thresholds would reject every token
+        self.truncated = (weighs or rejects) and r.random() < (0.8 if rejects else 0.5)
+        if self.truncated and rejects and self.estimator in WHITEN:  # both end where no token is left
+            k[CORRECTION + "rollout_rs"], k[CORRECTION + "rollout_rs_threshold"] = "token_k1", r.choice(
+                ["'0.5_1.5'", "'0.7_1.5'"])
+        elif self.truncated and rejects:  # of a sampler's cut: those of correction() would reject every token
+            k[CORRECTION + "rollout_rs_threshold"] = r.choice(CUT_THRESHOLDS[k[CORRECTION + "rollout_rs"]])
         if self.truncated:
             k[ROLLOUT + "top_p"], k[ROLLOUT + "top_k"] = r.choice([0.8, 0.95, 1.0]), r.choice([20, 100])
         rows = scratch / f"rows{prompts}.jsonl"
@@ -234,6 +252,7 @@ class Mix(Run):
             cut = False, 4096, sequences
         elif k.get(ACTOR + "kl_loss_type") == "abs":
             cut = False, *cut[1:]
+        self.micro_batches |= cut[0] or cut[2] < sequences
         names = [(prefix, "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")]
         if prefix == ACTOR:
             names += [(p + "log_prob_", "use_dynamic_bsz", "max_token_len_per_gpu",
@@ -415,16 +434,19 @@ class Mix(Run):
             if self.truncated:  # probs-diff-full
                 for name in [n for n in theirs if n.startswith("training/rollout_")]:
                     theirs.pop(name)
-            of_update = theirs.get("actor/entropy_loss")
-            if "actor/grad_norm" not in theirs:  # critic_warmup: what comes from the update's own pass
+            entropy, warmup = theirs.get("actor/entropy"), "actor/grad_norm" not in theirs
+            self.different = MEANS if self.micro_batches else {}
+            if np.isnan(theirs.get("actor/grad_norm", 0)):
+                self.different |= {"actor/grad_norm": "no-valid-token"}
+            if warmup:  # critic_warmup: what comes from the update's own pass
                 theirs = {n: v for n, v in theirs.items() if not n.startswith("training/rollout_")}
             if not self.keys[ACTOR + "calculate_entropy"] and not self.keys[ACTOR + "entropy_coeff"]:
-                theirs.pop("actor/entropy_loss", None)  # it was asked for to have of_update
+                theirs.pop("actor/entropy_loss", None)  # for_verl asks for it
             more = self.compare(step, theirs, dw)
             distances, bad = distances + more[0], bad + more[1]
-            entropy = self.metrics(step).get("actor/entropy", np.nan)
-            if of_update is not None and differ("actor/entropy", entropy, of_update):
-                bad.append(f"step {step} actor/entropy: {entropy:.9g}, verl's of the update {of_update:.9g}")
+            ours = self.metrics(step).get("actor/entropy", np.nan)
+            if entropy is not None and not warmup and self.one_mini_batch and differ("actor/entropy", ours, entropy):
+                bad.append(f"step {step} actor/entropy: {ours:.9g}, verl {entropy:.9g}")
         return distances, bad
 
     def title(self):
@@ -483,14 +505,14 @@ def differ(name, ours, theirs):
     return abs(ours - theirs) > METRIC_TOL * abs(theirs) + FLOOR[matches(name, FLOOR)]
 
 
-def compare_metrics(ours, theirs):
+def compare_metrics(ours, theirs, different):
     """Lines, one for each metric that does not agree."""
     bad = []
     for name, v in sorted(theirs.items()):
         if name not in ours:
             if not matches(name, ABSENT):
                 bad.append(f"{name}: absent, verl {float(v):.9g}")
-        elif name not in ABSENT and not matches(name, DIFFERENT) and differ(name, float(ours[name]),
+        elif name not in ABSENT and not matches(name, different) and differ(name, float(ours[name]),
                                                                             float(v)):
             bad.append(f"{name}: {ours[name]:.9g}, verl {float(v):.9g}")
     return bad + [

@@ -42,8 +42,9 @@ def learns(s, test):
     test("PPO raises the mean reward", last > 0.8, f"{first} -> {last}")
     test("the critic comes to explain returns", explained[0] < 0 and max(explained) > 0.2, f"{explained}")
     test("the value loss falls", loss[-1] < loss[0] / 4, f"{loss[0]} -> {loss[-1]}")
-    warm = series(s.dir / "learn", "actor/lr")
-    test("the policy waits for trainer.critic_warmup", len(warm) == steps - 3 and len(loss) == steps, f"{len(warm)} updates")
+    warm, entropy = series(s.dir / "learn", "actor/lr"), series(s.dir / "learn", "actor/entropy")
+    test("the policy waits for trainer.critic_warmup", len(warm) == len(entropy) == steps - 3 and len(loss) == steps,
+         f"{len(warm)} updates")
     for name in ("critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm", "critic/lr", "critic/values/mean",
                  "timing_s/values", "timing_s/update_critic", "timing_per_token_ms/update_critic"):
         test(f"one {name} a step", len(series(s.dir / "learn", name)) == steps)

@@ -101,6 +101,17 @@ def check_epochs(s, test):
          (s.dir / "over/global_step_8").is_dir())
 
 
+def check_no_target(s, test):
+    """no-valid-token (docs/differences.md): a batch in which truncation has left nothing to learn costs a step, not the run."""
+    long = {"messages": [{"role": "user", "content": "Say yes. " * 40}, {"role": "assistant", "content": "Yes."}]}
+    s.write("cut.jsonl", [long] * 3 + chats()[:3])
+    sft(s, "cut", data__train_files=s.dir / "cut.jsonl", data__val_files=s.dir / "cut.jsonl", data__max_length=96,
+        data__truncation="right", data__train_batch_size=1)
+    loss, norm = series(s.dir / "cut", "train/loss"), series(s.dir / "cut", "train/grad_norm")
+    test("batches without a token to learn: no loss, gradient 0, and on", len(loss) == norm.count(0) == 3 and
+         len(norm) == STEPS and min(loss) > 0, (loss, norm))
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -111,6 +122,7 @@ def main():
         check_batches(s, test)
         check_schedules(s, test)
         check_epochs(s, test)
+        check_no_target(s, test)
     test.end()
 
 

@@ -207,13 +207,15 @@ static void check_advantages(const struct rig *r, const struct batch *b, int64_t
                 fail_msg("advantage of sample %lld: %.17g, torch %.17g", (long long)i, c->f64[t], want[i]);
 }
 
-/* The mean over the optimizer steps of this training step, as verl reports every metric of an update. */
-static double wanted(const struct rig *r, const char *name, int64_t step) {
+/* The mean over the first n optimizer steps of this training step. */
+static double wanted_of(const struct rig *r, const char *name, int64_t step, int64_t n) {
     const double *v = (const double *)case_data(r->want, name, DT_F64, NULL) + step * updates(r);
     double sum = 0;
-    for (int64_t u = 0; u < updates(r); u++) sum += v[u];
-    return sum / (double)updates(r);
+    for (int64_t u = 0; u < n; u++) sum += v[u];
+    return sum / (double)n;
 }
+/* Over all, as verl reports every metric of an update. */
+static double wanted(const struct rig *r, const char *name, int64_t step) { return wanted_of(r, name, step, updates(r)); }
 
 static double metric(const struct rig *r, const char *name) {
     double v = NAN;
@@ -223,15 +225,20 @@ static double metric(const struct rig *r, const char *name) {
 
 static void check_metrics(struct rig *r, int64_t step, bool whole) {
     /* Advantages of a group sum to 0, so the loss is a small difference of terms of size 1: its error is absolute. */
-    static const char *const losses[][2] = {
-        {"actor/pg_loss", "pg_loss"}, {"actor/kl_loss", "kl_loss"}, {"actor/entropy", "entropy"}};
-    for (int i = 0; i < 3; i++) {
-        const double got = metric(r, losses[i][0]), want = wanted(r, losses[i][1], step), e = off(got, want);
+    static const char *const losses[][2] = {{"actor/pg_loss", "pg_loss"},
+                                            {"actor/kl_loss", "kl_loss"},
+                                            {"actor/entropy", "entropy"},
+                                            {"actor/entropy_loss", "entropy"}};
+    for (int i = 0; i < (r->v->entropy_coeff != 0 ? 4 : 3); i++) {
+        /* actor/entropy is of the batch: of each token when it is first met, in the first epoch */
+        const int64_t n = i == 2 ? updates(r) / r->v->epochs : updates(r);
+        const double got = metric(r, losses[i][0]), want = wanted_of(r, losses[i][1], step, n), e = off(got, want);
         r->worst_loss = worse_of(r->worst_loss, e);
         if (!(e <= 1e-6)) fail_msg("step %lld: %s %.9g, torch %.9g", (long long)step, losses[i][0], got, want);
     }
-    assert_true(off(metric(r, "actor/loss"), metric(r, "actor/pg_loss") - r->v->entropy_coeff * metric(r, "actor/entropy") +
-                                                 r->v->kl_coef * metric(r, "actor/kl_loss")) <= 1e-12);
+    const double entropy = r->v->entropy_coeff != 0 ? r->v->entropy_coeff * metric(r, "actor/entropy_loss") : 0;
+    assert_true(off(metric(r, "actor/loss"), metric(r, "actor/pg_loss") - entropy + r->v->kl_coef * metric(r, "actor/kl_loss")) <=
+                1e-12);
     const double norm = wanted(r, "grad_norm", step), e = fabs(metric(r, "actor/grad_norm") - norm) / norm;
     r->worst_norm = worse_of(r->worst_norm, e);
     if (!(e <= 1e-5)) fail_msg("step %lld: grad norm %.9g, torch %.9g", (long long)step, metric(r, "actor/grad_norm"), norm);

@@ -28,6 +28,10 @@ def main():
             "dynamic batches, two epochs": ((3,), {ACTOR + "actor.use_dynamic_bsz": True,
                                                    ACTOR + "actor.ppo_max_token_len_per_gpu": 160,
                                                    ACTOR + "actor.ppo_epochs": 2}),
+            "rejection, rmsprop": ((2,), {**critic, ACTOR + "rollout.top_p": 0.7, ACTOR + "rollout.calculate_log_probs": True,
+                                          "algorithm.rollout_correction.rollout_rs": "token_k1",
+                                          "algorithm.rollout_correction.rollout_rs_threshold": "'0.7_1.4275'",
+                                          ACTOR + "actor.optim.optimizer": "RMSprop", "critic.optim.optimizer": "Adam"}),
             "greedy baselines": ((2,), {"algorithm.adv_estimator": "remax"}),
             "validation": ((2,), {"trainer.test_freq": 2, "trainer.val_before_train": True}),
             "reward model": ((3,), {RM + "enable": True, RM + "model_path": reward_dir(s, "rm"), "reward.num_workers": 1}),
@@ -52,6 +56,8 @@ def main():
         with_chunks, without = (files(s.dir / d, STEPS) for d in ("chunks_of_micro-batches_1", "ppo_with_a_critic_1"))
         same = [k for k in ("optim/actor.safetensors", "optim/critic.safetensors") if with_chunks[k] == without[k]]
         test("chunks decide bits", not same, same)
+        rejected = series(s.dir / "rejection_rmsprop_2", "rollout_corr/rollout_rs_masked_fraction")  # 1 / top_p = 1.4286 at most
+        test("rejection rejects some", len(rejected) == STEPS and all(0 < x < 1 for x in rejected), rejected)
         tail(s, test)
     test.end()
 

@@ -194,6 +194,34 @@ static void test_data_metrics(void **state) {
     json_decref(cases);
 }
 
+/* Where rejection has left no token: verl's NaN for what is over tokens, as ever for what is over samples. */
+static void test_no_valid_token(void **state) {
+    (void)state;
+    static const char *const nothing[] = {"critic/advantages/mean", "critic/advantages/max", "critic/returns/min",
+                                          "critic/values/mean", "critic/vf_explained_var"};
+    json_t *rows = json_pack("[{s:i, s:[f, f], s:[f, f], s:[f, f], s:[f, f], s:[f, f], s:[i, i]}]", "prompt", 3,
+                             "token_level_scores", 0.0, 1.0, "token_level_rewards", 0.0, 1.0, "advantages", 1.0, 1.0, "returns",
+                             1.0, 1.0, "values", 0.5, 0.5, "response_mask", 0, 0);
+    struct ppo_config k = {.max_prompt_length = 8, .max_response_length = 8};
+    struct worker w = {0};
+    struct run run = {0};
+    const struct stage st = {&k, &w, &run};
+    struct batch b;
+    double x;
+    assert_non_null(rows);
+    assert_int_equal(dev_open_ref(&w.dev), 0);
+    data_batch(&b, rows);
+    if (ppo_data_metrics(&st, &b) < 0) fail_msg("%s", err_msg());
+    for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
+        if (!metrics_get(&run.metrics, nothing[i], &x) || !isnan(x)) fail_msg("%s is not NaN", nothing[i]);
+    assert_true(metrics_get(&run.metrics, "critic/score/mean", &x) && x == 1);
+    assert_true(metrics_get(&run.metrics, "response_length/clip_ratio", &x) && x == 0); /* of the limit, not of the longest */
+    metrics_free(&run.metrics);
+    batch_free(&b);
+    dev_close(&w.dev);
+    json_decref(rows);
+}
+
 /* A NaN among the errors is not forgotten. */
 static void test_worse_of(void **state) {
     (void)state;
@@ -204,7 +232,7 @@ static void test_worse_of(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_worse_of), cmocka_unit_test(test_val_metrics),  cmocka_unit_test(test_long_names),
-        cmocka_unit_test(test_no_rows),  cmocka_unit_test(test_data_metrics),
+        cmocka_unit_test(test_no_rows),  cmocka_unit_test(test_data_metrics), cmocka_unit_test(test_no_valid_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,9 +50,9 @@ static int correct(const struct stage *s, struct batch *b, const struct algo_rag
     return rc;
 }
 
-static int add_mask(struct batch *b, const uint8_t *mask) {
-    TRY(ppo_add_like(b, "response_mask", BATCH_I32, "responses", 1, NULL));
-    const struct batch_col *c = batch_find(b, "response_mask");
+static int add_mask(struct batch *b, const char *name, const uint8_t *mask) {
+    TRY(ppo_add_like(b, name, BATCH_I32, "responses", 1, NULL));
+    const struct batch_col *c = batch_find(b, name);
     for (int64_t t = 0; t < c->off[b->n_rows]; t++) c->i32[t] = mask[t];
     return 0;
 }
@@ -115,11 +115,12 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
     const size_t bytes = (size_t)(b->n_rows + 1) * sizeof *responses->off;
     int64_t *off = xmalloc(bytes);
     memcpy(off, responses->off, bytes);
-    uint8_t *mask = ppo_mask(b);
+    uint8_t *mask = ppo_mask(b, "response_mask");
     const struct algo_ragged r = {.n = b->n_rows, .off = off, .mask = mask};
     int rc = add_rewards(s, kl, b, &r);
+    if (rc == 0 && s->k->correct && s->k->corr.n_rs > 0) rc = add_mask(b, "loss_mask", mask);
     if (rc == 0 && s->k->correct) rc = correct(s, b, &r, mask);
-    if (rc == 0) rc = add_mask(b, mask);
+    if (rc == 0) rc = add_mask(b, "response_mask", mask);
     if (rc == 0) rc = estimate(s, b, &r);
     free(mask);
     free(off);

@@ -23,28 +23,28 @@ static void spread_add(struct spread *s, double v) {
     s->sum += v;
     s->n++;
 }
-static double spread_mean(const struct spread *s) { return s->n ? s->sum / (double)s->n : 0; }
+/* Of nothing: NaN. */
 static void spread_set(struct metrics *m, const struct spread *s, const char *name) {
-    metrics_set(m, spread_mean(s), "%s/mean", name);
-    metrics_set(m, s->max, "%s/max", name);
-    metrics_set(m, s->min, "%s/min", name);
+    metrics_set(m, s->n > 0 ? s->sum / (double)s->n : NAN, "%s/mean", name);
+    metrics_set(m, s->n > 0 ? s->max : NAN, "%s/max", name);
+    metrics_set(m, s->n > 0 ? s->min : NAN, "%s/min", name);
 }
 
 static struct spread token_spread(const struct batch *b, const char *name) {
     struct spread s = {0};
     const struct batch_col *c = batch_find(b, name);
-    uint8_t *mask = ppo_mask(b);
+    uint8_t *mask = ppo_mask(b, "response_mask");
     for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
         if (mask[t]) spread_add(&s, c->f64[t]);
     free(mask);
     return s;
 }
 
-/* 1 - var(returns - values) / var(returns), n - 1, over valid tokens (verl adds 1e-5 below). */
+/* 1 - var(returns - values) / var(returns), n - 1, over valid tokens (verl adds 1e-5 below); NaN of fewer than two. */
 static double explained_variance(const struct batch *b) {
     const double *ret = batch_find(b, "returns")->f64, *val = batch_find(b, "values")->f64;
     const int64_t n_tokens = batch_find(b, "returns")->off[b->n_rows];
-    uint8_t *mask = ppo_mask(b);
+    uint8_t *mask = ppo_mask(b, "response_mask");
     double n = 0, mean_r = 0, mean_d = 0, var_r = 0, var_d = 0;
     for (int64_t t = 0; t < n_tokens; t++) {
         if (!mask[t]) continue;
@@ -60,7 +60,7 @@ static double explained_variance(const struct batch *b) {
         var_d += (ret[t] - val[t] - mean_d) * (ret[t] - val[t] - mean_d);
     }
     free(mask);
-    return n > 1 ? 1 - var_d / (n - 1) / (var_r / (n - 1) + 1e-5) : 0;
+    return n > 1 ? 1 - var_d / (n - 1) / (var_r / (n - 1) + 1e-5) : NAN;
 }
 
 /* How much of the gradient is noise, where the old pass gave sums of squared probabilities (verl
@@ -71,7 +71,7 @@ static void variance_proxy(struct metrics *m, const struct batch *b) {
     const double rows = (double)b->n_rows;
     double norm = 0, power = 0, a2 = 0, w_is = 0;
     if (!pi2 || !adv || !metrics_get(m, "actor/grad_norm", &norm)) return;
-    uint8_t *mask = ppo_mask(b);
+    uint8_t *mask = ppo_mask(b, "response_mask");
     for (int64_t i = 0; i < b->n_rows; i++) {
         double a = 0, w = 0, rho = 0, n = 1e-8;
         for (int64_t t = adv->off[i]; t < adv->off[i + 1]; t++) {

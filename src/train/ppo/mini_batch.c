@@ -43,8 +43,8 @@ double *ppo_column(const struct batch *b, const char *name) {
     return c ? c->f64 : NULL;
 }
 
-uint8_t *ppo_mask(const struct batch *b) {
-    const struct batch_col *c = batch_find(b, "response_mask");
+uint8_t *ppo_mask(const struct batch *b, const char *name) {
+    const struct batch_col *c = batch_find(b, name);
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     uint8_t *mask = xmalloc((size_t)n + 1);
     for (int64_t t = 0; t < n; t++) mask[t] = !c || c->i32[t] != 0;
@@ -73,18 +73,25 @@ int ppo_sequences(const struct batch *b, struct packed_seq **out) {
 
 /* ---- the mini-batch of an update ---- */
 
+/* token-mean's denominator: verl's default trainer counts rejected tokens too, its asynchronous ones do not. */
+static int64_t loss_tokens(const struct ppo_mini *u) {
+    const struct batch_col *before = u->s->k->schedule == PPO_SYNC ? batch_find(&u->b, "loss_mask") : NULL;
+    int64_t n = 0;
+    for (int64_t t = 0; t < u->n_tokens; t++) n += before ? before->i32[t] != 0 : u->mask[t] != 0;
+    return n;
+}
+
 static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
     struct ppo_mini *u = ctx;
     const struct ppo_config *k = u->s->k;
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
-    u->mask = ppo_mask(&u->b);
+    u->mask = ppo_mask(&u->b, "response_mask");
     u->rows = rows;
     u->off = batch_find(&u->b, "responses")->off;
     u->n_tokens = u->off[n];
     u->work = xcalloc((size_t)(u->n_work * u->n_tokens), sizeof *u->work);
-    const struct algo_ragged all = {.n = n, .off = u->off, .mask = u->mask};
-    u->agg.batch_num_tokens = algo_n_valid(&all);
+    u->agg.batch_num_tokens = loss_tokens(u);
     u->agg.global_batch_size = u->agg.batch_rows = n;
     u->agg.width = k->max_response_length;
     *m = (struct mini_batch){
@@ -112,8 +119,8 @@ static void drop(void *ctx) {
 /* verl's rules (workers/utils/losses.py, workers/engine_workers.py): losses are shares of the mini-batch's, plain numbers
  * lie in one list, an extreme is known by its name, the rest are Metric(MEAN). */
 static enum reduce reduce_of(const char *name) {
-    static const char *const sums[] = {"actor/loss",    "actor/pg_loss", "actor/kl_loss",  "actor/entropy_loss",
-                                       "actor/entropy", "critic/loss",   "critic/vf_loss", "actor/distillation/loss"};
+    static const char *const sums[] = {"actor/loss",  "actor/pg_loss",  "actor/kl_loss",          "actor/entropy_loss",
+                                       "critic/loss", "critic/vf_loss", "actor/distillation/loss"};
     static const char *const means[] = {"actor/distillation/abs_loss"};
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         if (strcmp(name, sums[i]) == 0) return REDUCE_SUM;

@@ -78,8 +78,8 @@ int ppo_teacher(const struct stage *s, struct batch *b);
 int ppo_values(const struct stage *s, struct batch *b);
 
 /* ---- advantage.c ---- */
-/* Adds token_level_rewards, response_mask (i32), advantages, returns,
- * and with rollout correction rollout_is_weights (ragged, f64 unless said). */
+/* Adds token_level_rewards, response_mask (i32), advantages, returns, and with rollout correction rollout_is_weights and, where
+ * it rejects tokens, loss_mask (i32): response_mask before (ragged, f64 unless said). */
 int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *b);
 /* PF-PPO: b's rows drawn again, with replacement, by their scores. */
 int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
@@ -108,8 +108,8 @@ int ppo_add_f64(struct batch *b, const char *name, const char *like, double **ou
 int ppo_add_like(struct batch *b, const char *name, enum batch_type type, const char *like, int64_t k, const void *data);
 /* A column from one number for each response token; ERR_NUMERIC where one is not finite. */
 int ppo_add_numbers(struct batch *b, const char *name, const float *v);
-/* response_mask as bytes, all 1 where the batch has no such column; caller frees. */
-uint8_t *ppo_mask(const struct batch *b);
+/* response_mask or loss_mask as bytes, all 1 where the batch has no such column; caller frees. */
+uint8_t *ppo_mask(const struct batch *b, const char *name);
 /* The f64 array of a column, or NULL. */
 double *ppo_column(const struct batch *b, const char *name);
 /* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */

@@ -125,7 +125,7 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     const struct algo_ragged r = {.n = x->hi - x->lo, .off = mini->off + x->lo, .mask = mini->mask};
     struct algo_metrics m = {0};
     double *const logp = mini->work, *const entropy = logp + mini->n_tokens, *const dlogp = entropy + mini->n_tokens,
-                  *const dentropy = dlogp + mini->n_tokens, loss = 0, mean_entropy;
+                  *const dentropy = dlogp + mini->n_tokens, loss = 0;
     for (int64_t t = x->t0; t < x->t1; t++) {
         logp[t] = (double)x->out[t - x->t0];
         entropy[t] = (double)x->entropy[t - x->t0];
@@ -153,8 +153,6 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
         for (int64_t t = x->t0; !d->use_task_rewards && t < x->t1; t++) dlogp[t] = dentropy[t] = 0;
         TRY(distill_loss(&mini->distill, d, &a.policy, &loss, dlogp, &m));
     }
-    TRY(algo_agg_loss(&r, &mini->agg, entropy, &mean_entropy, NULL));
-    algo_metrics_set(&m, "actor/entropy", mean_entropy);
     algo_metrics_set(&m, "actor/loss", loss);
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];
     for (int64_t t = x->t0; x->dentropy && t < x->t1; t++) x->dentropy[t - x->t0] = (float)dentropy[t];
@@ -163,6 +161,26 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     TRY(buf_add(x->record, &diff, sizeof diff));
     TRY(buf_add(x->record, x->entropy, (size_t)(x->t1 - x->t0) * sizeof *x->entropy));
     return ppo_mini_record(x, &m);
+}
+
+/* actor/entropy, as verl has it: of the whole batch before rejection, aggregated without a mini-batch's counts. Tokens that were
+ * not met (a mini-batch with a bad gradient ended the stage) are left out. */
+static int entropy_metric(const struct stage *s, const struct batch *b, const float *entropy) {
+    const struct batch_col *c = batch_find(b, "responses");
+    const struct algo_agg agg = {
+        .mode = s->k->agg_mode, .loss_scale_factor = s->k->loss_scale_factor, .width = s->k->max_response_length};
+    uint8_t *mask = ppo_mask(b, batch_find(b, "loss_mask") ? "loss_mask" : "response_mask");
+    const struct algo_ragged r = {.n = b->n_rows, .off = c->off, .mask = mask};
+    double *v = xmalloc((size_t)c->off[b->n_rows] * sizeof *v + 1), sum;
+    for (int64_t t = 0; t < c->off[b->n_rows]; t++) {
+        v[t] = (double)entropy[t];
+        mask[t] = mask[t] && isfinite(v[t]);
+    }
+    const int rc = algo_agg_loss(&r, &agg, v, &sum, NULL);
+    if (rc == 0 && algo_n_valid(&r) > 0) metrics_set(&s->run->metrics, sum, "actor/entropy");
+    free(mask);
+    free(v);
+    return rc;
 }
 
 int ppo_update_actor(const struct stage *s, struct batch *b) {
@@ -190,6 +208,7 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
     for (int64_t t = 0; t < n_tokens; t++) u.entropy[t] = NAN;
     int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1));
     batch_drop(b, "entropys");
+    if (rc == 0) rc = entropy_metric(s, b, u.entropy);
     if (rc == 0) rc = ppo_add_like(b, "entropys", BATCH_F32, "responses", 1, u.entropy);
     free(u.entropy);
     TRY(rc);

@@ -234,23 +234,10 @@ int worker_group_forward(struct worker_group *g, enum verlc_role role, const str
 /* ---- updates ---- */
 
 int worker_group_update(struct worker_group *g, enum verlc_role role, const struct stage *s, struct batch *b) {
-    static const char *const read[] = {"prompts",
-                                       "responses",
-                                       "response_mask",
-                                       "rollout_log_probs",
-                                       "old_log_probs",
-                                       "advantages",
-                                       "ref_log_prob",
-                                       "values",
-                                       "returns",
-                                       "rollout_is_weights",
-                                       "teacher_ids",
-                                       "teacher_logprobs",
-                                       "uid",
-                                       "sample_index",
-                                       "score",
-                                       "param_versions",
-                                       NULL};
+    static const char *const read[] = {
+        "prompts",          "responses",    "response_mask", "loss_mask", "rollout_log_probs",  "old_log_probs",
+        "advantages",       "ref_log_prob", "values",        "returns",   "rollout_is_weights", "teacher_ids",
+        "teacher_logprobs", "uid",          "sample_index",  "score",     "param_versions",     NULL};
     struct hub_reply *replies;
     struct message m = message_new(true);
     json_object_set_new(m.head, "role", json_integer(role));
