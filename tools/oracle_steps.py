@@ -155,6 +155,8 @@ class Run:
     def judge(self):
         """(distances, lines of what differs) of the whole run."""
         try:
+            if "whitened over the batch" in self.error:  # no token is left: verl's masked_var raises too
+                return [0.0], []
             return ([], [self.error]) if self.error else self.replay()
         except Exception:  # of verl on this mix: one line of it, and where
             return [], traceback.format_exc().splitlines()[-3:]
@@ -222,9 +224,10 @@ class Mix(Run):
             self.distillation()
         weighs, rejects = k.get(CORRECTION + "rollout_is", "null") != "null", CORRECTION + "rollout_rs" in k
         self.truncated = (weighs or rejects) and r.random() < (0.8 if rejects else 0.5)
+        self.truncated &= not (self.distill and rejects)  # verl raises at a micro-batch without a token
         if self.truncated and rejects and self.estimator in WHITEN:  # both end where no token is left
             k[CORRECTION + "rollout_rs"], k[CORRECTION + "rollout_rs_threshold"] = "token_k1", r.choice(
-                ["'0.5_1.5'", "'0.7_1.5'"])
+                ["'0.4_2'", "'0.4_4'"])
         elif self.truncated and rejects:  # of a sampler's cut: those of correction() would reject every token
             k[CORRECTION + "rollout_rs_threshold"] = r.choice(CUT_THRESHOLDS[k[CORRECTION + "rollout_rs"]])
         if self.truncated:
@@ -242,13 +245,14 @@ class Mix(Run):
         """Fixed micro-batches, or as many as a token budget needs; the passes without gradient are cut alike.
 
         geo_mean gets one (geo-mean-once): verl sums the means of micro-batches, so that its update grows with
-        their number. kl_cov gets one: within a sequence of one advantage all covariances are equal (kl-cov-ties).
+        their number. clip_cov gets one: its covariances are about the means of one call. kl_cov gets one: within
+        a sequence of one advantage all covariances are equal (kl-cov-ties).
         Where |log-ratio| is differentiated, which is 0 in the first update, verl's passes must have the same
         micro-batches: else its rounding chooses the sign."""
         r, k = self.r, self.keys
         sizes = [s for s in range(1, sequences + 1) if sequences % s == 0]
         cut = r.random() < 0.5, r.choice([96, 160, 4096]), r.choice(sizes)
-        if self.loss in ("geo_mean", "kl_cov"):
+        if self.loss in ("geo_mean", "kl_cov", "clip_cov"):
             cut = False, 4096, sequences
         elif k.get(ACTOR + "kl_loss_type") == "abs":
             cut = False, *cut[1:]
@@ -438,6 +442,7 @@ class Mix(Run):
             self.different = MEANS if self.micro_batches else {}
             if np.isnan(theirs.get("actor/grad_norm", 0)):
                 self.different |= {"actor/grad_norm": "no-valid-token"}
+                dw.pop("actor")  # verl skips the step
             if warmup:  # critic_warmup: what comes from the update's own pass
                 theirs = {n: v for n, v in theirs.items() if not n.startswith("training/rollout_")}
             if not self.keys[ACTOR + "calculate_entropy"] and not self.keys[ACTOR + "entropy_coeff"]:

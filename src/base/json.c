@@ -3,6 +3,7 @@
 
 #include "base/err.h"
 #include "base/file.h"
+#include "base/number.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,13 +24,50 @@ int json_load(json_t **out, const char *path, size_t max_bytes) {
     return rc;
 }
 
-static int add_bytes(const char *p, size_t n, void *b) { return buf_add(b, p, n) < 0 ? -1 : 0; }
+/* One number of jansson's text, at p; *end: behind it. */
+static int add_number(struct buf *b, const char *p, const char **end) {
+    const char *q = p + 1;
+    bool real = false;
+    char s[NUMBER_TEXT];
+    for (; (*q >= '0' && *q <= '9') || *q == '.' || *q == 'e' || *q == '+' || *q == '-'; q++) real |= *q == '.' || *q == 'e';
+    *end = q;
+    if (!real) return buf_add(b, p, (size_t)(q - p));
+    number_text(strtod(p, NULL), s);
+    return buf_adds(b, s);
+}
 
-int json_dump_line(struct buf *b, const json_t *v) {
-    if (json_dump_callback(v, add_bytes, b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) < 0)
-        FAIL(ERR_INTERNAL, "cannot print JSON (a string that is not UTF-8, or a number that is not finite)");
+/* Jansson's text with each real number as number_text has it. */
+static int add_text(struct buf *b, const char *p) {
+    while (*p) {
+        const size_t plain = strcspn(p, "\"-0123456789");
+        TRY(buf_add(b, p, plain));
+        p += plain;
+        if (*p == '"') { /* to its end, escapes jumped over */
+            const char *q = p + 1;
+            while (*q != '"') q += *q == '\\' ? 2 : 1;
+            TRY(buf_add(b, p, (size_t)(q + 1 - p)));
+            p = q + 1;
+        } else if (*p) {
+            TRY(add_number(b, p, &p));
+        }
+    }
     return 0;
 }
+
+static int add_bytes(const char *p, size_t n, void *b) { return buf_add(b, p, n) < 0 ? -1 : 0; }
+
+static int dump(struct buf *b, const json_t *v, size_t flags) {
+    struct buf text = {0};
+    int rc = 0;
+    if (json_dump_callback(v, add_bytes, &text, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) < 0)
+        FAILG(out, ERR_INTERNAL, "cannot print JSON (a string that is not UTF-8, or a number that is not finite)");
+    rc = add_text(b, text.p ? text.p : "");
+out:
+    buf_free(&text);
+    return rc;
+}
+
+int json_dump_line(struct buf *b, const json_t *v) { return dump(b, v, JSON_COMPACT); }
 
 json_t *json_i32_array(const int32_t *v, int64_t n) {
     json_t *a = json_array();
@@ -39,9 +77,8 @@ json_t *json_i32_array(const int32_t *v, int64_t n) {
 
 int json_save_atomic(const char *path, const json_t *v) {
     struct buf b = {0};
-    int rc = 0;
-    if (json_dump_callback(v, add_bytes, &b, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) < 0)
-        rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "%s: cannot print JSON", path);
+    int rc = dump(&b, v, JSON_INDENT(2));
+    if (rc < 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "%s: cannot print JSON", path);
     if (rc == 0) rc = buf_addc(&b, '\n');
     if (rc == 0) rc = file_write_atomic(path, b.p, b.n);
     buf_free(&b);

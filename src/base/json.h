@@ -15,8 +15,7 @@
  * The caller owns *out (json_decref). ERR_FORMAT names where, line and column. */
 int json_parse(json_t **out, const char *text, size_t n, const char *where);
 int json_load(json_t **out, const char *path, size_t max_bytes); /* ERR_INPUT, ERR_FORMAT */
-/* Doubles print with 17 significant digits so that they parse back to the same
- * value. One line, keys in insertion order. */
+/* Doubles print as number_text does, so that they parse back to the same value. One line, keys in insertion order. */
 int json_dump_line(struct buf *b, const json_t *v);
 json_t *json_i32_array(const int32_t *v, int64_t n);     /* as token ids */
 int json_save_atomic(const char *path, const json_t *v); /* indented; ERR_IO */

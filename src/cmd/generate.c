@@ -7,6 +7,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/number.h"
 #include "base/log.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
@@ -182,7 +183,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     json_t *ids = json_array(), *logp = json_array();
     for (int64_t t = 0; t < s->n; t++) {
         json_array_append_new(ids, json_integer(s->ids[t]));
-        json_array_append_new(logp, json_real((double)s->logp[t]));
+        json_array_append_new(logp, json_real(number_of_f32(s->logp[t])));
     }
     json_t *o =
         json_pack("{s:I, s:I, s:o, s:o, s:o, s:s}", "index", (json_int_t)at, "sample", (json_int_t)s->index, "ids", ids, "text",

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/number.h"
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/lora/lora.h"
@@ -161,8 +162,8 @@ static int print_answer(const float *logp, const float *entropy, int64_t n, int6
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(logp[i]) || !isfinite(entropy[i]))
             FAILG(out, ERR_NUMERIC, "request %lld: log-prob %lld is not finite", (long long)no + 1, (long long)i);
-        json_array_append_new(lp, json_real((double)logp[i]));
-        json_array_append_new(en, json_real((double)entropy[i]));
+        json_array_append_new(lp, json_real(number_of_f32(logp[i])));
+        json_array_append_new(en, json_real(number_of_f32(entropy[i])));
     }
     json_t *o = json_pack("{s:O, s:O}", "logp", lp, "entropy", en);
     rc = json_dump_line(&b, o);

@@ -55,9 +55,7 @@ void conf__node_merge(struct conf_node *into, struct conf_node *from); /* dicts;
 /* str() of Python: True, None, 1e-06. Not for containers. */
 void conf__node_text(const struct conf_node *v, struct buf *b);
 void conf__node_show(const struct conf_node *v, struct buf *b); /* for messages; cut when long */
-/* repr() of Python: the shortest text that reads back as f. */
-void conf__float_text(double f, char out[32]);
-void conf__node_finish(struct conf_node *v); /* fills s and strs */
+void conf__node_finish(struct conf_node *v);                    /* fills s and strs */
 json_t *conf__node_json(const struct conf_node *v);
 
 /* ---- grammar ---- */

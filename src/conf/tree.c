@@ -5,6 +5,7 @@
 #include "conf/conf_int.h"
 
 #include "base/err.h"
+#include "base/number.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -194,30 +195,6 @@ int conf__node_set(struct conf_node *root, const char *path, struct conf_node *v
     return 0;
 }
 
-void conf__float_text(double f, char out[32]) {
-    if (isnan(f)) {
-        memcpy(out, "nan", 4);
-        return;
-    }
-    if (isinf(f)) {
-        memcpy(out, f > 0 ? "inf" : "-inf", f > 0 ? 4 : 5);
-        return;
-    }
-    char e[32] = "";
-    int digits = 1;
-    for (; digits <= 17; digits++) { /* shortest that reads back */
-        snprintf(e, sizeof e, "%.*e", digits - 1, f);
-        if (strtod(e, NULL) == f) break;
-    }
-    const int x = atoi(strchr(e, 'e') + 1);
-    if (x >= -4 && x < 16) { /* Python's rule for fixed notation */
-        const int decimals = digits - 1 - x;
-        snprintf(out, 32, "%.*f", decimals > 1 ? decimals : 1, f);
-        return;
-    }
-    snprintf(out, 32, "%.*se%c%02d", (int)(strchr(e, 'e') - e), e, x < 0 ? '-' : '+', abs(x));
-}
-
 void conf__node_text(const struct conf_node *v, struct buf *b) {
     char f[32];
     switch (v->kind) {
@@ -225,7 +202,7 @@ void conf__node_text(const struct conf_node *v, struct buf *b) {
     case CONF_BOOL: buf_adds(b, v->b ? "True" : "False"); break;
     case CONF_INT: buf_addf(b, "%lld", (long long)v->i); break;
     case CONF_FLOAT:
-        conf__float_text(v->f, f);
+        number_text(v->f, f);
         buf_adds(b, f);
         break;
     case CONF_STR: buf_adds(b, v->s); break;
@@ -295,7 +272,7 @@ json_t *conf__node_json(const struct conf_node *v) {
     case CONF_INT: return json_integer(v->i);
     case CONF_FLOAT:
         if (isfinite(v->f)) return json_real(v->f);
-        conf__float_text(v->f, f);
+        number_text(v->f, f);
         return json_string(f);
     case CONF_STR:
         if (conf__node_missing(v)) return json_null();

@@ -5,6 +5,7 @@
 #include "conf/conf_int.h"
 
 #include "base/err.h"
+#include "base/number.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -391,7 +392,7 @@ static int emit_node(yaml_emitter_t *em, const struct conf_node *v) {
     case CONF_BOOL: return emit_text(em, v->b ? "true" : "false", v->b ? 4 : 5, YAML_PLAIN_SCALAR_STYLE);
     case CONF_INT: snprintf(t, sizeof t, "%lld", (long long)v->i); return emit_text(em, t, strlen(t), YAML_PLAIN_SCALAR_STYLE);
     case CONF_FLOAT: { /* PyYAML: 1.0e-06, .inf */
-        conf__float_text(v->f, f);
+        number_text(v->f, f);
         const char *e = strchr(f, 'e');
         const bool special = strpbrk(f, "in") != NULL && !e;
         if (special) snprintf(t, sizeof t, "%s.%s", *f == '-' ? "-" : "", *f == '-' ? f + 1 : f);

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/number.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -469,7 +470,7 @@ static int client_sample(void *v, const struct track_sample *s) {
     const struct track_trace *t = &s->trace;
     if (!t->wanted) return 0;
     json_t *logp = json_array();
-    for (int64_t i = 0; i < s->n; i++) json_array_append_new(logp, number((double)s->logp[i]));
+    for (int64_t i = 0; i < s->n; i++) json_array_append_new(logp, number(number_of_f32(s->logp[i])));
     json_t *o = json_pack("{s:s, s:I, s:f, s:f, s:I, s:I, s:b, s:s, s:s, s:s}", "kind", "trace", "step", (json_int_t)s->step,
                           "time", t->ended, "seconds", t->seconds, "sample_index", (json_int_t)t->sample_index, "rollout_n",
                           (json_int_t)s->index, "validate", s->validation, "data_source", s->data_source, "reward_status",

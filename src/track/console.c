@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/utf8.h"
 
 #include <fcntl.h>
@@ -93,23 +94,11 @@ static void add_value(struct buf *b, const char *label, double v) {
     else buf_addf(b, "  %s %.4g", label, v);
 }
 
-/* As Python prints a float: the shortest text that reads back as the same double. */
 static void add_number(struct buf *b, const struct metric *m) {
-    char s[40];
-    int digits = 1;
-    if (m->whole || !isfinite(m->value)) {
-        if (m->whole) buf_addf(b, "%lld", (long long)m->value);
-        else buf_adds(b, isnan(m->value) ? "nan" : m->value > 0 ? "inf" : "-inf");
-        return;
-    }
-    for (; digits < 17; digits++) {
-        snprintf(s, sizeof s, "%.*e", digits - 1, m->value);
-        if (strtod(s, NULL) == m->value) break;
-    }
-    snprintf(s, sizeof s, "%.*e", digits - 1, m->value);
-    const int exponent = atoi(strchr(s, 'e') + 1);
-    if (exponent < -4 || exponent >= 16) buf_adds(b, s);
-    else buf_addf(b, "%.*f", digits - 1 - exponent > 1 ? digits - 1 - exponent : 1, m->value);
+    char s[NUMBER_TEXT];
+    number_text(m->value, s);
+    if (m->whole) buf_addf(b, "%lld", (long long)m->value);
+    else buf_adds(b, s);
 }
 
 static bool is_validation(const char *name) { return strncmp(name, "val-core/", 9) == 0 || strcmp(name, "val/loss") == 0; }

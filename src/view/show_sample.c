@@ -3,6 +3,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/number.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -156,7 +157,7 @@ static void as_text(const struct show_args *a, const struct run_sample *s, struc
 
 static json_t *numbers(const float *v, int64_t n) {
     json_t *list = v ? json_array() : json_null();
-    for (int64_t i = 0; v && i < n; i++) json_array_append_new(list, show_number((double)v[i]));
+    for (int64_t i = 0; v && i < n; i++) json_array_append_new(list, show_number(number_of_f32(v[i])));
     return list;
 }
 static json_t *ids(const int32_t *v, int64_t n) {

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/number.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -26,7 +27,7 @@ static json_t *encode(const struct conf_node *v) {
     case CONF_STR: return json_string(v->s);
     case CONF_FLOAT:
         if (isfinite(v->f)) return json_real(v->f);
-        conf__float_text(v->f, f);
+        number_text(v->f, f);
         return json_pack("{s:s}", "float", f);
     case CONF_LIST:
         out = json_array();

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/number.h"
 #include "base/utf8.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -24,6 +25,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <math.h>
@@ -864,6 +866,74 @@ static void test_clock_stopped(void **state) {
 
 /* ---- json ---- */
 
+/* Shortest, as Python prints it, and read back as the same bits: the corners, and doubles and floats of any bits. */
+static void test_number_text(void **state) {
+    (void)state;
+    static const struct {
+        double v;
+        const char *text;
+    } cases[] = {{0.24, "0.24"},
+                 {0.1 + 0.2, "0.30000000000000004"},
+                 {1.1, "1.1"},
+                 {3, "3.0"},
+                 {-0.0, "-0.0"},
+                 {1e-5, "1e-05"},
+                 {9.5367431640625e-07, "9.5367431640625e-07"},
+                 {0.0001, "0.0001"},
+                 {1e22, "1e+22"},
+                 {9007199254740992.0, "9007199254740992.0"},
+                 {5e-324, "5e-324"},
+                 {DBL_MIN, "2.2250738585072014e-308"},
+                 {DBL_MAX, "1.7976931348623157e+308"},
+                 {-INFINITY, "-inf"}};
+    struct rng r = {.seed = 3, .stream = RNG_TEST};
+    char s[NUMBER_TEXT], other[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        number_text(cases[i].v, s);
+        assert_string_equal(s, cases[i].text);
+    }
+    for (int i = 0; i < 200000; i++) {
+        const uint64_t bits = (uint64_t)rng_u32(&r) << 32 | rng_u32(&r);
+        double v, back;
+        float f;
+        memcpy(&v, &bits, sizeof v);
+        memcpy(&f, &bits, sizeof f);
+        if (!isfinite(v) || !isfinite(f)) continue;
+        number_text(v, s);
+        back = strtod(s, NULL);
+        assert_memory_equal(&back, &v, sizeof v);
+        if (fabs(v) > DBL_MIN) { /* one digit less is another number */
+            int digits = 17;
+            while (digits > 1 && (snprintf(other, sizeof other, "%.*e", digits - 2, v), strtod(other, NULL) == v)) digits--;
+            int n = 0;
+            for (const char *c = s; *c && *c != 'e'; c++) n += *c >= '0' && *c <= '9' && (n > 0 || *c != '0');
+            if (strchr(s, 'e')) assert_int_equal(n, digits);
+        }
+        if (!(fabsf(f) >= FLT_MIN)) continue; /* such a float is 0 in this program */
+        number_text(number_of_f32(f), s);
+        const float back32 = strtof(s, NULL);
+        assert_memory_equal(&back32, &f, sizeof f);
+        assert_true(strcspn(s, "e") <= 12 || !strchr(s, 'e')); /* sign, point, 9 digits */
+    }
+    number_text(number_of_f32(0.24f), s);
+    assert_string_equal(s, "0.24");
+}
+
+/* Real numbers of a JSON text are written so; whole ones, strings and keys that look like numbers are as they were. */
+static void test_json_numbers(void **state) {
+    (void)state;
+    static const char text[] =
+        "{\"a0.1000000000000000055\":0.24,\"s\":\"0.1000000000000000055 \\\" 1e5\\\\\",\"n\":[1,-7,1.0,-1e-05,"
+        "1e+30,123456789012345678],\"z\":null}";
+    struct buf b = {0};
+    json_t *v;
+    assert_int_equal(json_parse(&v, text, strlen(text), "text"), 0);
+    assert_int_equal(json_dump_line(&b, v), 0);
+    assert_string_equal(b.p, text);
+    json_decref(v);
+    buf_free(&b);
+}
+
 static void test_json(void **state) {
     (void)state;
     static const char text[] = "{\"i\": -9007199254740993, \"f\": 0.1, \"b\": true, \"s\": \"h\\u00e9\\u0000x\", \"n\": null}";
@@ -944,6 +1014,7 @@ int main(void) {
         cmocka_unit_test(test_rng_token),     cmocka_unit_test(test_rng_stream),
         cmocka_unit_test(test_clock_stopped), cmocka_unit_test(test_pool),
         cmocka_unit_test(test_clock),         cmocka_unit_test(test_json),
+        cmocka_unit_test(test_number_text),   cmocka_unit_test(test_json_numbers),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

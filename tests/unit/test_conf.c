@@ -4,6 +4,7 @@
  * golden/test_conf_hydra.c. */
 #include "conf/conf_int.h"
 #include "base/err.h"
+#include "base/number.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -620,7 +621,7 @@ static void test_floats(void **state) {
                  {100, "100.0"}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         char t[32];
-        conf__float_text(cases[k].f, t);
+        number_text(cases[k].f, t);
         assert_string_equal(t, cases[k].text);
     }
 }
