@@ -1,165 +1,196 @@
-"""Inside the sandbox: gives a program its tests, and reports what it answered (code_reward.py sends this file there).
+"""Inside the sandbox: gives a program its tests, each in a process of its own, and reports what it answered (code_reward.py sends this
+file and its modules there).
 
-Standard input is {"code", "fn_name", "tests", "seconds", "longest"}; without fn_name a test is a text for standard input, with
-it the list of arguments.  Standard output gets one JSON object a test: {"test": i, "output": text} or {"test": i, "value": tagged},
-else {"test": i, "failed": kind, "detail": text}.  No expected answer comes here, and whatever the program writes there
-itself is only another answer.
+Standard input begins with a length of 16 digits and {"code", "seconds", "longest"} of that length.  With "fn_name" and "tests" a test is
+a text for standard input, or with fn_name the list of arguments.  With "parts" a test is a statement: part i is [place, length] of
+[secret, statement] in the rest of standard input.
 
-A program sees what verl's prime_code shows it (testing_util.py): the names of many modules, a text as sys.stdin, and without
-the functions of os and the modules that verl takes away.  Each test runs in a process forked from this one, which ends with
-everything that it has started; with fn_name all tests run in one.
+Standard output gets one line a test: its number, a word of WORDS, JSON in ASCII.  The words say what happened: output and value are
+what the program answered, which is compared elsewhere; held is a statement that has run to its end, with its secret.  There is no word for
+a test that has passed.
 
-Invariant: nothing runs outside the sandbox; the process that forks runs nothing of the program's.
+The program's process has two pipes to this one and nothing else of it.  A statement is read after the program's process was made, by
+a process that is made for it; its secret and what it expects are in no other one.
+
+Invariant: nothing runs outside the sandbox; no process of the harness runs anything of the program's, and none of the program's has the
+channel or standard input.
 """
 
-import ast
-import builtins
-import io
+import errno
 import json
 import os
-import shutil
+import select
 import signal
 import sys
+import time
 
-MODULES = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
+FAILURES = "compile_error runtime_error output_limit time_limit".split()
+WORDS = ["output", "value", "held"] + FAILURES
+FROM_PROGRAM = ["output", "value", "loaded", "result", "call", "compile_error", "runtime_error", "output_limit"]
+LONGEST_HEAD, LENGTH = 64, 16
+TICK_S = 0.05
+NAMES = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
            "builtins typing").split()
-PRELUDE = ("".join(f"from {name} import *\n" for name in MODULES) +
-           "".join(f"import {name}\n" for name in MODULES if name not in ("builtins", "typing")) +
+PRELUDE = ("".join(f"from {name} import *\n" for name in NAMES) +
+           "".join(f"import {name}\n" for name in NAMES if name not in ("builtins", "typing")) +
            "sys.setrecursionlimit(6*10**5)\n")
-TAKEN_FROM_OS = ("kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace "
-                 "unlink fchmod fchown chmod chown chroot lchflags lchmod lchown getcwd chdir").split()
-TAKEN_MODULES = "ipdb joblib resource psutil tkinter subprocess ctypes".split()
-LONGEST_DETAIL = 300
+MODULES = ("code_program", "code_values", "code_objects", "code_statement")  # all but the first for statements alone
 
 
-class Failed(Exception):
-    def __init__(self, kind, error):
-        super().__init__(kind)
-        self.kind = kind
-        self.detail = repr(error)[:LONGEST_DETAIL]
+class Channel:
+    """To the world outside."""
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def tell(self, i, word, what):
+        self.tell_raw(i, word, json.dumps(what).encode())
+
+    def tell_raw(self, i, word, data):
+        code_program.write_all(self.fd, b"%d %s %s\n" % (i, word.encode(), data))
 
 
-def take_away():
-    builtins.exit = builtins.quit = builtins.help = None
-    for name in TAKEN_FROM_OS:
-        setattr(os, name, None)
-    shutil.rmtree = shutil.move = shutil.chown = None
-    for name in TAKEN_MODULES:
-        sys.modules[name] = None
+# ---- the process of a program ----
+
+def fork():
+    """As os.fork; what an earlier program has left may need a moment to go."""
+    end = time.monotonic() + 2
+    while True:
+        try:
+            return os.fork()
+        except OSError as error:
+            if error.errno != errno.EAGAIN or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
-def is_import(line):
-    return line.startswith(("from ", "import "))
+def leave_all_but(*fds):
+    """Descriptors 3, 4 ... are these; 0, 1 and 2 lead nowhere; there are no others."""
+    high = [os.dup(fd) for fd in fds]
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for at, fd in enumerate([nothing] * 3 + high):
+        os.dup2(fd, at)
+    os.closerange(3 + len(fds), os.sysconf("SC_OPEN_MAX"))
 
 
-def without_main_guard(code):
-    """The code with its last statement's body in the place of `if __name__ == '__main__':`."""
-    try:
-        body = ast.parse(code).body
-        if isinstance(body[-1], ast.If) and ast.unparse(body[-1].test).strip() == "__name__ == '__main__'":
-            return ast.unparse(body[:-1]) + "\n" + ast.unparse(body[-1].body)
-    except Exception:  # what does not parse is found by compiling it
-        pass
-    return code
+class Program:
+    """A process that runs run(answers, questions) of code_program, and what it says until the deadline."""
+
+    def __init__(self, run, seconds, longest):
+        self.seconds, self.longest, self.status = seconds, longest, None
+        self.answers, theirs = os.pipe()
+        questions, self.questions = os.pipe()
+        self.pid = fork()
+        if self.pid == 0:
+            self.become(run, theirs, questions)
+        os.close(theirs)
+        os.close(questions)
+        self.deadline, self.rest = time.monotonic() + seconds, b""
+        self.poll = select.poll()
+        self.poll.register(self.answers, select.POLLIN)
+        os.set_blocking(self.questions, False)
+
+    @staticmethod
+    def become(run, theirs, questions):
+        """Never returns."""
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            leave_all_but(theirs, questions)
+            sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
+            run(3, 4)
+        finally:
+            os._exit(0)
+
+    def close(self):
+        os.close(self.answers)
+        os.close(self.questions)
+
+    def ended(self):
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if pid else None
+        return self.status is not None
+
+    def how_ended(self):
+        end = time.monotonic() + 1
+        while not self.ended() and time.monotonic() < end:
+            time.sleep(0.001)
+        if self.status is None:
+            return code_program.Failed("runtime_error", "the program has closed what it answers on")
+        if not os.WIFSIGNALED(self.status):
+            return code_program.Failed("runtime_error", f"the program ended: exit code {os.WEXITSTATUS(self.status)}")
+        number = os.WTERMSIG(self.status)
+        if number == signal.SIGALRM:
+            return self.late()
+        return code_program.Failed("runtime_error", "the program ended: " + signal.Signals(number).name)
+
+    def late(self):
+        return code_program.Failed("time_limit", f"over {self.seconds} s")
+
+    def read(self):
+        while True:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                raise self.late()
+            was_ended = self.ended()
+            if self.poll.poll(1000 * min(left, 0 if was_ended else TICK_S)):
+                piece = os.read(self.answers, 1 << 16)
+                if piece:
+                    return piece
+                was_ended = True
+            if was_ended:
+                raise self.how_ended()
+
+    def receive(self):
+        """(word, JSON as bytes, ASCII without ends of lines)."""
+        parts = [self.rest]
+        while b"\n" not in parts[0]:
+            if len(parts[0]) > LONGEST_HEAD:
+                raise self.garbled()
+            parts[0] += self.read()
+        head, _, parts[0] = parts[0].partition(b"\n")
+        word, n = self.read_head(head)
+        have = len(parts[0])
+        while have < n:
+            parts.append(self.read())
+            have += len(parts[-1])
+        data = b"".join(parts)
+        data, self.rest = data[:n], data[n:]
+        if data.translate(None, PRINTABLE):
+            raise self.garbled()
+        return word, data
+
+    def read_head(self, head):
+        word, _, n = head.decode("ascii", "replace").partition(" ")
+        if word not in FROM_PROGRAM or not (n.isascii() and n.isdigit()) or len(n) > LENGTH:
+            raise self.garbled()
+        if int(n) > self.longest:
+            raise code_program.Failed("output_limit", f"over {self.longest} bytes")
+        return word, int(n)
+
+    @staticmethod
+    def garbled():
+        return code_program.Failed("runtime_error", "the program's process answers no sense")
+
+    def send(self, word, what):
+        data = json.dumps(what).encode()
+        data = b"%s %d\n" % (word.encode(), len(data)) + data
+        ready = select.poll()
+        ready.register(self.questions, select.POLLOUT)
+        while data:
+            if self.deadline <= time.monotonic():
+                raise self.late()
+            if not ready.poll(1000 * TICK_S):
+                continue
+            try:
+                data = data[os.write(self.questions, data[:1 << 16]):]
+            except BlockingIOError:
+                pass
+            except BrokenPipeError as error:
+                raise self.how_ended() from error
 
 
-def as_function(code):
-    """The program as the function code(); imports before its first other line stay outside."""
-    text, started = "", False
-    for line in without_main_guard(code).split("\n"):
-        if not started and not is_import(line):
-            text += "stdin = sys.stdin\nstdout = sys.stdout\ndef code():\n"
-            started = True
-        text += ("\t" if started else "") + line + "\n"
-    return text
-
-
-def load(task):
-    """The function to call."""
-    name = task["fn_name"]
-    names = {}
-    try:
-        exec(PRELUDE + (task["code"] if name else as_function(task["code"])), names)
-        owner = names["Solution"]() if name and "class Solution" in task["code"] else None
-        return getattr(owner, name) if owner is not None else names[name or "code"]
-    except Exception as error:
-        raise Failed("compile_error", error) from error
-
-
-def call_with_stdin(function, text):
-    """What the function prints."""
-    early, lines, out = sys.stdin, iter(text.split("\n")), io.StringIO()
-    early.read = lambda *_: text  # of a program that has taken sys.stdin before
-    early.readline = lambda *_: next(lines)
-    early.readlines = lambda *_: text.split("\n")
-    out.close = lambda _: 1
-    quiet, sys.stdin, sys.stdout = sys.stdout, io.StringIO(text), out
-    try:
-        function()
-    except SystemExit:
-        pass
-    finally:
-        sys.stdout = quiet
-    return {"output": out.getvalue()}
-
-
-def int_keys(args):
-    """JSON's keys are strings; verl makes them numbers where the first argument is an object of such, and drops the others."""
-    try:
-        return [{int(key): value for key, value in args[0].items()}] if isinstance(args[0], dict) else args
-    except Exception:
-        return args
-
-
-def tagged(value):
-    """JSON that tells a tuple from a list and a key 1 from a key '1'."""
-    if isinstance(value, dict):
-        return {"dict": [[tagged(k), tagged(v)] for k, v in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {"tuple" if isinstance(value, tuple) else "list": [tagged(v) for v in value]}
-    return value
-
-
-def call_with_arguments(function, args):
-    value = function(*int_keys(args))
-    json.dumps(value)  # what JSON cannot carry is a failure
-    return {"value": tagged(value)}
-
-
-def run_one(task, function, test):
-    try:
-        return call_with_arguments(function, test) if task["fn_name"] else call_with_stdin(function, test)
-    except Exception as error:
-        raise Failed("runtime_error", error) from error
-
-
-def answer_tests(task, numbers, channel):
-    """In a process of their own; an answer that has failed is the last."""
-    take_away()
-    i = numbers[0]
-    try:
-        signal.alarm(task["seconds"])
-        function = load(task)
-        for i in numbers:
-            signal.alarm(task["seconds"])
-            answer = run_one(task, function, task["tests"][i])
-            signal.alarm(0)
-            line = json.dumps({"test": i} | answer)
-            if len(line) > task["longest"]:
-                raise Failed("output_limit", f"over {task['longest']} bytes")
-            channel.write(line + "\n")
-            channel.flush()
-    except Failed as failure:
-        channel.write(json.dumps({"test": i, "failed": failure.kind, "detail": failure.detail}) + "\n")
-        channel.flush()
-
-
-class TooLong(Exception):
-    pass
-
-
-def too_long(*_):
-    raise TooLong
+PRINTABLE = bytes(range(0x20, 0x7f))
 
 
 def end_others():
@@ -172,35 +203,80 @@ def end_others():
         pass
 
 
-def wait(pid, seconds):
-    """How the process has ended: its wait status, or None after that time."""
-    signal.signal(signal.SIGALRM, too_long)
-    try:
-        signal.alarm(seconds)
-        return os.waitpid(pid, 0)[1]
-    except TooLong:
-        return None
-    finally:
-        signal.alarm(0)
-
+# ---- tests ----
 
 def run_tests(task, numbers, channel):
-    pid = os.fork()
+    i = numbers[0]
+    program = Program(lambda answers, questions: code_program.answer_tests(task, numbers, answers, questions),
+                      task["seconds"] + 1, task["longest"])
+    try:
+        for i in numbers:
+            word, data = program.receive()
+            if word not in WORDS:
+                raise program.garbled()
+            channel.tell_raw(i, word, data)
+            if word in FAILURES:
+                break
+    except code_program.Failed as failure:
+        channel.tell(i, failure.kind, failure.detail)
+    program.close()
+    end_others()
+
+
+def read_input(place, n):
+    parts = []
+    while n > 0:
+        parts.append(os.pread(0, n, place))
+        if not parts[-1]:
+            raise EOFError("standard input ends early")
+        place, n = place + len(parts[-1]), n - len(parts[-1])
+    return b"".join(parts)
+
+
+def answer_statement(task, i, channel):
+    """In a process of its own, which reads the statement when the program's process is apart."""
+    try:
+        program = Program(lambda answers, questions: code_objects.serve_statement(task, answers, questions),
+                          task["seconds"] + 1, task["longest"])
+        word, data = program.receive()
+        if word in FAILURES:
+            return channel.tell_raw(i, word, data)
+        place, n = task["parts"][i]
+        secret, statement = json.loads(read_input(task["rest"] + place, n))
+        code_statement.run(program, statement)
+        channel.tell(i, "held", secret)
+    except code_program.Failed as failure:
+        channel.tell(i, failure.kind, failure.detail)
+
+
+def wait(pid, seconds):
+    """The wait status of a process, or None after that time."""
+    end = time.monotonic() + seconds
+    delay = 0.0005
+    while True:
+        some, status = os.waitpid(pid, os.WNOHANG)
+        if some or time.monotonic() > end:
+            return status if some else None
+        time.sleep(delay)
+        delay = min(2 * delay, 0.01)
+
+
+def run_statement(task, i, channel):
+    pid = fork()
     if pid == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
-            answer_tests(task, numbers, channel)
+            answer_statement(task, i, channel)
         finally:
             os._exit(0)
-    status = wait(pid, task["seconds"] + 1)
+    status = wait(pid, task["seconds"] + 2)
     end_others()
-    if status is None or os.WIFSIGNALED(status):
-        late = status is None or os.WTERMSIG(status) == signal.SIGALRM
-        how = f"over {task['seconds']} s" if late else signal.Signals(os.WTERMSIG(status)).name
-        kind = "time_limit" if late else "runtime_error"
-        channel.write(json.dumps({"test": numbers[0], "failed": kind, "detail": how}) + "\n")
-        channel.flush()
+    if status is None:
+        channel.tell(i, "time_limit", f"over {task['seconds']} s")
+    elif status != 0:
+        channel.tell(i, "runtime_error", "the statement's process has ended")
 
+
+# ---- the start ----
 
 def import_numpy():
     try:
@@ -210,24 +286,41 @@ def import_numpy():
 
 
 def silence():
-    """A channel to the true standard output; 0, 1 and 2 lead nowhere from now on."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """A channel to the true standard output; 1 and 2 lead nowhere from now on."""
+    channel = Channel(os.dup(1))
     nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
+    for fd in (1, 2):
         os.dup2(nothing, fd)
     os.close(nothing)
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
     return channel
+
+
+def import_modules(names):
+    """They lie beside this file, where programs may write later."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    for name in names:
+        globals()[name] = __import__(name)
+    del sys.path[0]
 
 
 def main():
     if os.path.exists("/proc/self"):  # every machine has that, and the sandbox never
         sys.exit("code_harness.py runs programs that are not trusted, in verlc's sandbox alone")
-    task = json.load(sys.stdin)
+    n = int(read_input(0, LENGTH))
+    task = json.loads(read_input(LENGTH, n))
+    task |= {"rest": LENGTH + n, "prelude": PRELUDE}
+    import_modules(MODULES if "parts" in task else MODULES[:1])
+    limit = sys.getrecursionlimit()
     exec(PRELUDE, {"sys": sys})  # loads the modules once
+    sys.setrecursionlimit(limit)
     if "numpy" in task["code"]:  # it does not load without what is taken away; verl has it loaded before
         import_numpy()
     channel = silence()
+    if "parts" in task:
+        for i in range(len(task["parts"])):
+            run_statement(task, i, channel)
+        return
     numbers = list(range(len(task["tests"])))
     for some in [numbers] if task["fn_name"] else [[i] for i in numbers]:
         run_tests(task, some, channel)

@@ -14,18 +14,22 @@ compile_error, runtime_error, time_limit, output_limit, memory_limit, ...
 Invariant: expected answers stay in this process, outside the sandbox, and are compared here.
 """
 
+import ast
 import asyncio
 import concurrent.futures
+import http.client
 import json
 import math
 import os
+import secrets
 import time
 import urllib.error
 import urllib.request
+import warnings
 
 from verlc_helpers import code_harness
 from verlc_helpers.protocol import HelperError, one_line, serve
-from verlc_helpers.sandbox import SandboxError, python_dirs, run_async, sys
+from verlc_helpers.sandbox import SandboxError, python_dirs, python_path, run_async
 
 FIRST_TESTS = 10
 CALL_S, PROGRAM_S = 5, 10  # verl's: of a function with all tests, of a program with one
@@ -34,15 +38,18 @@ OUTPUT_KB = 64 << 10
 LONGEST_TEXT = 200
 
 SETTINGS = {"parallel": 1, "memory_mb": 1024, "url": None}
-HARNESS = ""
+HARNESS = {}
 POOL = None
+JUDGE = concurrent.futures.ThreadPoolExecutor(1)  # one long answer at a time is in memory as Python's objects
 
 
 def init(value):
-    global HARNESS, POOL
+    global POOL
     SETTINGS.update(value or {})
-    with open(code_harness.__file__, encoding="utf-8") as file:
-        HARNESS = file.read()
+    here = os.path.dirname(code_harness.__file__)
+    for name in ("code_harness", *code_harness.MODULES):
+        with open(f"{here}/{name}.py", encoding="utf-8") as file:
+            HARNESS[f"{name}.py"] = file.read()
     POOL = concurrent.futures.ThreadPoolExecutor(SETTINGS["parallel"])
     return handle_async
 
@@ -93,9 +100,25 @@ def read_tests(ground_truth):
     inputs, outputs = texts(tests, "inputs"), texts(tests, "outputs")
     if len(inputs) != len(outputs):
         raise NoTests(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
-    if isinstance(asserts, list) and (len(asserts) != len(inputs) or not all(isinstance(a, str) for a in asserts)):
-        raise NoTests('its "assert_case" is not a list of texts, one a test')
+    if not inputs:
+        raise NoTests("it has no tests")
+    if isinstance(asserts, list):
+        check_statements(asserts, len(inputs))
     return tests
+
+
+def check_statements(asserts, n):
+    if len(asserts) != n or not all(isinstance(a, str) for a in asserts):
+        raise NoTests('its "assert_case" is not a list of texts, one a test')
+    for i, statement in enumerate(asserts):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                empty = not ast.parse(statement).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise NoTests(f'element {i} of "assert_case" is no Python: {error}') from error
+        if empty:
+            raise NoTests(f'element {i} of "assert_case" says nothing')
 
 
 def check_texts(tests):
@@ -174,48 +197,76 @@ def untagged(value):
 
 # ---- in verlc's sandbox ----
 
+ANSWERS = ("output", "value", "held")  # the other words are failures
 ENDS = {"wall_limit": "time_limit", "cpu_limit": "time_limit", "exited": "runtime_error", "signaled": "runtime_error"}
 
 
+def answer_of(line, n):
+    """(test, (word, what it says)) of a line of the harness; None: it is none."""
+    number, word, said = (line.split(" ", 2) + ["", ""])[:3]
+    if not (number.isascii() and number.isdigit() and len(number) < 10 and int(number) < n) or word not in code_harness.WORDS:
+        return None
+    if len(line) > LONGEST_ANSWER + 64:
+        return int(number), ("output_limit", f"over {LONGEST_ANSWER} bytes")
+    try:
+        return int(number), (word, json.loads(said))
+    except (ValueError, RecursionError):
+        return int(number), ("runtime_error", "an answer that is too deep, or has a number of thousands of digits")
+
+
 def answers_of(result, n):
-    """One answer a test; what the program has made of the channel counts as far as it is JSON of this form."""
+    """One (word, what it says) a test: the first of the harness about it."""
     answers = [None] * n
-    for line in result["stdout"].splitlines():
-        try:
-            answer = json.loads(line)
-            i = answer["test"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if type(i) is int and 0 <= i < n and answers[i] is None:
-            answers[i] = answer
-    rest = {"failed": ENDS.get(result["end"], result["end"]), "detail": f"the sandbox ended: {result['end']} {result['status']}"}
-    return [rest if answer is None else answer for answer in answers]
+    for line in result["stdout"].split("\n", 2 * n)[:2 * n]:
+        answer = answer_of(line, n)
+        if answer and answers[answer[0]] is None:
+            answers[answer[0]] = answer[1]
+    rest = ENDS.get(result["end"], result["end"]), f"the sandbox ended: {result['end']} {result['status']}"
+    return [answer or rest for answer in answers]
 
 
-async def run_harness(code, fn_name, tests, seconds):
-    rounds = 1 if fn_name else len(tests)
-    task = {"code": code, "fn_name": fn_name, "tests": tests, "seconds": seconds, "longest": LONGEST_ANSWER}
-    wall = 2 + rounds * (seconds + 1)
-    result = await run_async([sys.executable, "-I", "code_harness.py"], json.dumps(task), {"code_harness.py": HARNESS},
-                             python_dirs(), wall_s=wall, cpu_s=wall, memory_mb=SETTINGS["memory_mb"], output_kb=OUTPUT_KB)
+async def run_harness(task, n, rounds, parts=()):
+    """The harness's answers to n tests; parts: what it reads of each only after the program's process was made."""
+    task |= {"longest": LONGEST_ANSWER}
+    if parts:
+        task["parts"] = [[sum(map(len, parts[:i])), len(part)] for i, part in enumerate(parts)]
+    head = json.dumps(task)
+    stdin = f"{len(head):0{code_harness.LENGTH}}{head}{''.join(parts)}"
+    wall = 2 + rounds * (task["seconds"] + (3 if parts else 1))
+    result = await run_async([python_path(), "-I", "code_harness.py"], stdin, HARNESS, python_dirs(), wall_s=wall, cpu_s=wall,
+                             memory_mb=SETTINGS["memory_mb"], output_kb=OUTPUT_KB)
     if result["end"] == "exited" and result["status"] != 0 and not result["stdout"]:
-        raise SandboxError(f"{sys.executable} does not run in the sandbox: {one_line(result['stderr'])[-300:]}")
-    return answers_of(result, len(tests))
+        raise SandboxError(f"{python_path()} does not run in the sandbox: {one_line(result['stderr'])[-300:]}")
+    return await in_thread(answers_of, result, n)
+
+
+async def in_thread(function, *args):
+    """What may take a while for long answers; the event loop goes on."""
+    return await asyncio.get_running_loop().run_in_executor(JUDGE, function, *args)
 
 
 def judge_output(answer, expected):
-    if not isinstance(answer.get("output"), str):
-        return answer.get("failed", "runtime_error")
-    return "passed" if same_output(answer["output"], expected) else "wrong_answer"
+    word, said = answer
+    if word != "output" or not isinstance(said, str):
+        return "runtime_error" if word in ANSWERS else word
+    return "passed" if same_output(said, expected) else "wrong_answer"
 
 
 def judge_value(answer, expected):
-    if "value" not in answer:
-        return answer.get("failed", "runtime_error")
+    word, said = answer
+    if word != "value":
+        return "runtime_error" if word in ANSWERS else word
     try:
-        return "passed" if same_value(untagged(answer["value"]), expected) else "wrong_answer"
+        return "passed" if same_value(untagged(said), expected) else "wrong_answer"
     except (ValueError, TypeError, RecursionError):
         return "runtime_error"
+
+
+def judge_statement(answer, secret):
+    word, said = answer
+    if word != "held":
+        return "runtime_error" if word in ANSWERS else word
+    return "passed" if said == secret else "runtime_error"
 
 
 def short(text):
@@ -224,8 +275,8 @@ def short(text):
 
 def told(answer, kind, i):
     """One line about a test that failed."""
-    what = answer.get("detail") if kind != "wrong_answer" else f"answered {answer.get('output', answer.get('value'))!r}"
-    return short(f"test {i}: {kind}: {what}")
+    said = answer[1]
+    return short(f"test {i}: {kind}: {said if kind != 'wrong_answer' else f'answered {said!r}'}")
 
 
 def first_failure(answers, kinds):
@@ -236,52 +287,51 @@ def first_failure(answers, kinds):
 
 
 def scored(kinds, outcome):
-    score = sum(kind == "passed" for kind in kinds) / len(kinds) if kinds else 1.0
+    score = sum(kind == "passed" for kind in kinds) / len(kinds)
     return {"score": score, "extra": {"acc": score, "code_outcome": outcome[0], "code_detail": outcome[1]}}
 
 
+def judged(judge, answers, expected):
+    kinds = [judge(a, e) for a, e in zip(answers, expected)]
+    return kinds, first_failure(answers, kinds)
+
+
 async def score_calls(code, tests):
-    """A function: (all tests passed, the first failure)."""
+    """A function: the first failure, ("passed", "") where there is none."""
     args = [[parsed(line, "inputs") for line in text.split("\n")] for text in tests["inputs"]]
     expected = [parsed(text, "outputs") for text in tests["outputs"]]
-    answers = await run_harness(code, tests["fn_name"], args, CALL_S)
-    return first_failure(answers, [judge_value(a, e) for a, e in zip(answers, expected)])
+    answers = await run_harness({"code": code, "fn_name": tests["fn_name"], "tests": args, "seconds": CALL_S}, len(args), 1)
+    return (await in_thread(judged, judge_value, answers, expected))[1]
 
 
 async def score_asserts(code, asserts):
-    async def one(i, statement):
-        result = await run_async([sys.executable, "-I", "main.py"], "", {"main.py": code + "\n\n" + statement}, python_dirs(),
-                                 wall_s=PROGRAM_S, cpu_s=PROGRAM_S, memory_mb=SETTINGS["memory_mb"])
-        good = result["end"] == "exited" and result["status"] == 0
-        kind = "passed" if good else ENDS.get(result["end"], result["end"])
-        return {"detail": (result["stderr"].strip().splitlines() or [result["end"]])[-1]}, kind
-    some = [await one(i, statement) for i, statement in enumerate(asserts[:FIRST_TESTS])]
-    kinds = [kind for _, kind in some]
-    return scored(kinds, first_failure([answer for answer, _ in some], kinds))
+    secrets_ = [secrets.token_hex(16) for _ in asserts]
+    parts = [json.dumps([secret, statement]) for secret, statement in zip(secrets_, asserts)]
+    answers = await run_harness({"code": code, "seconds": PROGRAM_S}, len(asserts), len(asserts), parts)
+    return scored(*judged(judge_statement, answers, secrets_))
 
 
 async def score_here(request):
     tests = read_tests(request.get("ground_truth"))
     code = extract(request.get("solution_str") or "")
     if isinstance(tests.get("assert_case"), list):
-        return await score_asserts(code, tests["assert_case"])
+        return await score_asserts(code, tests["assert_case"][:FIRST_TESTS])
     check_texts(tests)
     called = None
     if tests.get("fn_name") is not None:
         called = await score_calls(code, tests)
         if called[0] == "passed":
-            return scored([], called)
+            return scored(["passed"], called)
     inputs, outputs = tests["inputs"][:FIRST_TESTS], tests["outputs"][:FIRST_TESTS]
-    if not inputs:
-        return scored([], ("passed", ""))
-    answers = await run_harness(code, None, inputs, PROGRAM_S)
-    kinds = [judge_output(a, e) for a, e in zip(answers, outputs)]
-    return scored(kinds, called or first_failure(answers, kinds))
+    answers = await run_harness({"code": code, "fn_name": None, "tests": inputs, "seconds": PROGRAM_S}, len(inputs), len(inputs))
+    kinds, failure = await in_thread(judged, judge_output, answers, outputs)
+    return scored(kinds, called or failure)
 
 
 # ---- with a SandboxFusion service ----
 
 ATTEMPTS, FIRST_DELAY_S, BEYOND_S = 3, 1, 10
+LONGEST_REPLY = 32 << 20
 
 CALLER = """
 def _verlc_call():
@@ -304,29 +354,64 @@ def program_of(code, fn_name):
     return f"import sys\n{code_harness.PRELUDE}{code}\n" + CALLER.replace("NAME", repr(fn_name))
 
 
+def read_reply(reply, deadline):
+    """The body, which may come in drops and without end."""
+    parts, n = [], 0
+    while part := reply.read1(1 << 16):
+        parts.append(part)
+        n += len(part)
+        if n > LONGEST_REPLY:
+            raise ValueError(f"its answer is over {LONGEST_REPLY} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out")
+    return b"".join(parts)
+
+
 def post(payload):
     """The service's answer; SandboxError where it gives none."""
     url = SETTINGS["url"]
     kind = "application/json"
-    message = urllib.request.Request(url, json.dumps(payload).encode(), {"Content-Type": kind, "Accept": kind})
+    wait_s = 2 * PROGRAM_S + BEYOND_S
     for attempt in range(ATTEMPTS):
         try:
-            with urllib.request.urlopen(message, timeout=2 * PROGRAM_S + BEYOND_S) as reply:
-                return json.load(reply)
+            message = urllib.request.Request(url, json.dumps(payload).encode(), {"Content-Type": kind, "Accept": kind})
+            with urllib.request.urlopen(message, timeout=wait_s) as reply:
+                return checked_reply(json.loads(read_reply(reply, time.monotonic() + wait_s)))
         except urllib.error.HTTPError as error:
             if error.code != 504 or attempt + 1 == ATTEMPTS:
                 raise SandboxError(f"{url} answers {error.code} {error.reason}") from error
             time.sleep(FIRST_DELAY_S * (attempt + 1))
-        except (OSError, ValueError) as error:
-            raise SandboxError(f"{url}: {error}; is reward.sandbox_fusion.url right, and the service up?") from error
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            text = one_line(error) or type(error).__name__
+            raise SandboxError(f"{url}: {text[:300]}; is reward.sandbox_fusion.url right, and the service up?") from error
+
+
+# What an answer has where it is SandboxFusion's: of a key, its types.
+RUN_FORM = {"status": (str, type(None)), "return_code": (int, float, type(None)), "stdout": (str, type(None)), "stderr": (str, type(None))}
+
+
+def checked_reply(reply):
+    """The answer; ValueError where it is not of SandboxFusion's form."""
+    if not isinstance(reply, dict):
+        raise ValueError(f"its answer is {type(reply).__name__}, not SandboxFusion's object")
+    if not isinstance(reply.get("status"), str):
+        raise ValueError('its answer has no text as "status", as SandboxFusion\'s has')
+    for key in ("compile_result", "run_result"):
+        part = reply.get(key)
+        if part is not None and not isinstance(part, dict):
+            raise ValueError(f'its answer has {type(part).__name__} as "{key}", not an object')
+        for name, types in RUN_FORM.items():
+            if part and not isinstance(part.get(name), types):
+                raise ValueError(f'its answer has {type(part[name]).__name__} as "{name}" of "{key}"')
+    return reply
 
 
 def failed_run(result):
     return result.get("status") == "Error" or (result.get("status") == "Finished" and result.get("return_code") != 0)
 
 
-def judge_reply(reply, expected):
-    """(kind, detail) of the service's answer."""
+def judge_reply(reply, expected, mark):
+    """(kind, detail) of the service's answer; mark: what is to be printed after all else."""
     compiled, ran = reply.get("compile_result") or {}, reply.get("run_result") or {}
     status = reply.get("status")
     if status == "Failed" and compiled and (failed_run(compiled) or compiled.get("status") == "TimeLimitExceeded"):
@@ -337,10 +422,13 @@ def judge_reply(reply, expected):
         return "runtime_error", ran.get("stderr")
     if status == "Success" and ran.get("status") == "Finished":
         output = ran.get("stdout") or ""
+        if not output.rstrip("\n").endswith(mark):
+            return "runtime_error", "it ended before its statement did"
+        output = output.rstrip("\n")[:-len(mark)] if mark else output
         if expected is None or output.rstrip("\n") == str(expected).rstrip("\n"):
             return "passed", ""
-        return "wrong_answer", f"answered {output!r}"
-    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {reply.get('message')}")
+        return "wrong_answer", output
+    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {one_line(reply.get('message'))[:300]}")
 
 
 async def score_there(request):
@@ -348,23 +436,25 @@ async def score_there(request):
     tests = read_tests(request.get("ground_truth"))
     if code is None:
         return scored(["no_code"], ("no_code", "the response has no code block"))
-    asserts = tests.get("assert_case") or [""] * len(tests["inputs"])
+    asserts = tests.get("assert_case")
 
     def one(i):
         given = tests["inputs"][i]
-        program = program_of(code + "\n\n" + asserts[i], tests.get("fn_name"))
+        mark = secrets.token_hex(16) if asserts else ""
+        program = program_of(code + "\n\n" + asserts[i], tests.get("fn_name")) + f"\nprint('{mark}')\n" if asserts else program_of(
+            code, tests.get("fn_name"))
         payload = {"compile_timeout": PROGRAM_S, "run_timeout": PROGRAM_S, "code": program, "language": "python", "files": {},
                    "stdin": None if given is None else str(given), "memory_limit_MB": SETTINGS["memory_mb"], "fetch_files": []}
-        return judge_reply(post(payload), tests["outputs"][i])
+        return judge_reply(post(payload), tests["outputs"][i], mark)
 
     loop = asyncio.get_running_loop()
     n = min(len(tests["inputs"]), FIRST_TESTS)
-    judged = await asyncio.gather(*(loop.run_in_executor(POOL, one, i) for i in range(n)))
-    kinds = [kind for kind, _ in judged]
+    some = await asyncio.gather(*(loop.run_in_executor(POOL, one, i) for i in range(n)))
+    kinds = [kind for kind, _ in some]
     if "compile_error" in kinds:  # of one test: of all after it
         at = kinds.index("compile_error")
         kinds[at:] = ["compile_error"] * (n - at)
-    return scored(kinds or ["no_tests"], first_failure([{"detail": d} for _, d in judged], kinds) if kinds else ("no_tests", ""))
+    return scored(kinds, first_failure(some, kinds))
 
 
 async def handle_async(request):

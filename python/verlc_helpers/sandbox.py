@@ -19,6 +19,7 @@ import subprocess
 import sys
 
 LATEST_S = 30  # beyond wall_s: for the start, and for the kernel to end processes
+LONG = 1 << 20
 OPTIONS = {"wall_s": "--wall", "cpu_s": "--cpu", "memory_mb": "--memory-mb", "disk_mb": "--disk-mb", "output_kb": "--output-kb",
            "processes": "--processes", "files_open": "--files"}
 
@@ -73,17 +74,27 @@ async def run_async(argv, stdin="", files=None, read=(), **limits):
         if child.returncode is None:  # cancelled, or too late: what it runs ends with it
             child.kill()
             await child.wait()
-    return decoded(child.returncode, out, err)
+    if len(out) < LONG:
+        return decoded(child.returncode, out, err)
+    return await asyncio.get_running_loop().run_in_executor(None, decoded, child.returncode, out, err)  # others go on meanwhile
 
 
-def python_dirs(executable=sys.executable):
+def python_path():
+    """This interpreter, by a path without "..": what that would lead through is not in the sandbox."""
+    where, name = os.path.split(sys.executable)
+    return os.path.join(os.path.realpath(where), name)
+
+
+def python_dirs():
     """What this interpreter needs beside /usr."""
-    dirs = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.realpath(executable)))]
+    dirs = [os.path.dirname(os.path.dirname(python_path())), sys.prefix, sys.base_prefix,
+            os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))]
+    dirs = [os.path.realpath(d) for d in dirs]
     return [d for d in dict.fromkeys(dirs) if not (d + "/").startswith("/usr/") and d != "/"]
 
 
 def python_request(code, stdin, files):
-    return {"argv": [sys.executable, "-I", "main.py"], "stdin": stdin, "files": {**(files or {}), "main.py": code},
+    return {"argv": [python_path(), "-I", "main.py"], "stdin": stdin, "files": {**(files or {}), "main.py": code},
             "read": python_dirs()}
 
 

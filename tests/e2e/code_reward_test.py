@@ -34,8 +34,12 @@ def ask(solution, truth, **more):
 
 
 def check_scores(test):
-    """Those of verl; the limits are 1 s in both."""
+    """Those of verl; the limits are 1 s in both.  Rows without tests are the named difference code-no-tests."""
     cases = [json.loads(line) for line in (ROOT / "tests/fixtures/code/cases.jsonl").read_text(encoding="utf-8").splitlines()]
+    without = [case for case in cases if not case["tests"]["inputs"]]
+    cases = [case for case in cases if case["tests"]["inputs"]]
+    answers = [ask(case["solution"], case["tests"]) for case in without]
+    test("a row without tests has no score", answers and all("no tests" in a.get("missing", "") for a in answers), str(answers))
 
     async def score_all(cases):
         some = asyncio.Semaphore(4)
@@ -90,21 +94,23 @@ def check_outcomes(test):
             "outputs": ["1"]
     }, "not JSON"), ({
             "assert_case": [1]
-    }, "assert_case")):
+    }, "assert_case"), ({
+            "inputs": [],
+            "outputs": []
+    }, "no tests"), ({
+            "fn_name": "f",
+            "inputs": [],
+            "outputs": []
+    }, "no tests"), ({
+            "assert_case": []
+    }, "no tests"), ({
+            "assert_case": ["assert ("]
+    }, "no Python"), ({
+            "assert_case": ["# nothing"]
+    }, "says nothing")):
         r = ask(block(ADD), truth)
         test(f"no tests: {words}", words in r.get("missing", "") and "score" not in r, str(r))
     code_reward.init({"memory_mb": 1024})
-    cheat = ("import json, os, sys\nfor f in range(3, 20):\n"
-             "    try: os.write(f, b'{\"test\": 1, \"output\": \"7\\\\n\"}\\n' * 2 + b'[]\\nx\\n{}\\n')\n"
-             "    except OSError: pass\n")
-    r = ask(block(cheat + "print(json.dumps([len(str(sys.argv)), list(globals())]))\n"), TESTS)
-    test("what a program writes to the channel is an answer, no verdict", r["score"] <= 0.5, str(r))
-    look = ("import os\nfor d, _, names in os.walk('/tmp'):\n    for n in names:\n"
-            "        if '12345' in open(d + '/' + n, errors='replace').read(): print('12345')\n")
-    r = ask(block(look), {"inputs": ["1"], "outputs": ["12345"]})
-    test("expected answers are not in the sandbox", r["score"] == 0, str(r))
-
-
 def check_any_input(test):
     """Whatever the data, a model or a program says, it is read or refused."""
     rng = random.Random(7)
@@ -117,9 +123,12 @@ def check_any_input(test):
         assert isinstance(code_reward.extract(a), str) and isinstance(code_reward.extract_block(a), (str, type(None)))
         same = code_reward.same_output(a, b)
         assert same or a.strip() != b.strip() or "\x0c" in a + b
-        truth = a if rng.random() < 0.3 else '{"inputs": [' + a + '], "outputs": [' + b + "]}"
-        answers = code_reward.answers_of({"stdout": a + '{"test": 0, "value": ' + b + "}", "end": "exited", "status": 0}, 2)
-        assert len(answers) == 2 and code_reward.judge_value(answers[0], [1]) in ("passed", "wrong_answer", "runtime_error")
+        truth = a if rng.random() < 0.3 else '{"inputs": ["1"' + a + '], "outputs": ["1"' + b + "]}"
+        answers = code_reward.answers_of({"stdout": a + "\n0 " + rng.choice(["value ", "held ", "passed "]) + b, "end": "exited",
+                                          "status": 0}, 2)
+        assert len(answers) == 2 and all("passed" not in answer[0] for answer in answers)
+        assert code_reward.judge_value(answers[0], [1]) in ("passed", "wrong_answer", "runtime_error")
+        assert code_reward.judge_statement(answers[0], "secret") == "runtime_error"
         try:
             code_reward.check_texts(code_reward.read_tests(truth))
             seen += 1
