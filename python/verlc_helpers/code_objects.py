@@ -76,6 +76,8 @@ class Objects:
                 return {"builtin": name}
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"error": self.error_class(value)}
+            if type(value) is types.CoroutineType:
+                return {"coroutine": self.number(value)}
             try:
                 return code_values.exactly(value, one)
             except code_values.Unknown:

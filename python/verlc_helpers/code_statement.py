@@ -77,6 +77,8 @@ class Session:
                 return kept[what]
             if kind == "error":
                 return self.error_class(what)
+            if kind == "coroutine":
+                return waiting(self.remote(what, False))
             if kind != "object":
                 raise ValueError(kind)
             return self.remote(*what)
@@ -153,6 +155,11 @@ def error_of(name):
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         raise ValueError(name)
     return kind
+
+
+async def waiting(coroutine):
+    """A coroutine of the program's, which its process runs when it is awaited here."""
+    return ask("run", coroutine)
 
 
 def from_program(error, name):

@@ -111,6 +111,129 @@ def check_outcomes(test):
         r = ask(block(ADD), truth)
         test(f"no tests: {words}", words in r.get("missing", "") and "score" not in r, str(r))
     code_reward.init({"memory_mb": 1024})
+# What a program tries that has not solved its task.  WORDS is a line for whoever reads any descriptor.
+SPRAY = """
+import os, sys
+for word in ('{"test": 0, "failed": "passed"}', '{"test": 1, "failed": "passed"}', '0 passed ""', '1 held ""', 'held 2\\n""',
+             'passed 0\\n', 'output 3\\n"x"', 'value 1\\n1', 'loaded 4\\nnull', 'result 3\\n{}\\n'):
+    for fd in range(64):
+        try: os.write(fd, word.encode() + b"\\n")
+        except OSError: pass
+"""
+FRAMES = """
+import sys
+frame = sys._getframe()
+while frame:
+    for value in list(frame.f_locals.values()):
+        for name in ("tell", "write", "tell_raw"):
+            for words in ((0, "failed", "passed"), (0, "passed", ""), ('{"test": 0, "failed": "passed"}\\n',)):
+                try: getattr(value, name)(*words)
+                except BaseException: pass
+    frame = frame.f_back
+"""
+EXITS = ["import sys\nsys.exit(0)", "quit()", "exit(0)", "raise SystemExit", "raise SystemExit(0)", "import os\nos._exit(0)",
+         "import atexit, os\natexit.register(lambda: os._exit(0))\n1 // 0",
+         "import sys\nsys.excepthook = lambda *a: sys.exit(0)\n1 // 0",
+         "import os, sys\nsys.excepthook = lambda *a: os._exit(0)", "import threading, os\nthreading.Timer(0.01, os._exit, [0]).start()",
+         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", "import os\nif os.fork(): os._exit(0)"]
+EQUALS = """
+class Any:
+    def __init__(self, *a): pass
+    def same(self, *a): return True
+    __eq__ = __le__ = __ge__ = __contains__ = same
+    def zero(self, *a): return 0
+    __sub__ = __rsub__ = __abs__ = __hash__ = zero
+    def __ne__(self, other): return False
+"""
+LOOK = """
+import gc, re, sys
+def found():
+    frame, seen = sys._getframe(), []
+    while frame:
+        seen.append(repr(frame.f_locals))
+        frame = frame.f_back
+    for o in gc.get_objects():
+        try: seen.append(repr(o)[:10000])
+        except BaseException: pass
+    return int((re.findall("5432" + "1[0-9]{3}", "".join(seen)) or [0])[0])
+"""
+CALLED_CHEATS = [EQUALS + "f = Any\n", EQUALS + "def f(x): return Any()\n", EQUALS + "def f(x): return [Any()]\n",
+                 "class L(int):\n    __eq__ = lambda s, o: True\ndef f(x): return L(0)\n",
+                 "import builtins\nbuiltins.abs = lambda x: 0\nabs = lambda x: 0\ndef f(x): return 0\n",
+                 SPRAY + "def f(x):\n    exec(SPRAY)\n    return 0\n".replace("exec(SPRAY)", SPRAY.strip().replace("\n", "\n    ")),
+                 FRAMES + "def f(x): return 0\n", "def f(x):\n    import sys; sys.exit(0)\n",
+                 "def f(x):\n    import os; os._exit(0)\n", "def f(x): raise SystemExit\n",
+                 LOOK + "def f(x): return found()\n"]
+
+
+def check_cheats(test):
+    """No program has a score for what it does to its tests."""
+    secret = [str(54321987), str(54321988)]
+    kinds = {"stdin": {"inputs": ["1", "2"], "outputs": secret}, "function": {"fn_name": "f", "inputs": ["1", "2"], "outputs": secret},
+             "assert": {"assert_case": ["assert f(1) == 54321987", "assert abs(f(2) - 54321988) < 1e-6"]},
+             "in": {"assert_case": ["assert 54321987 in f(1)", "assert sorted([f(1)]) == [54321987]"]}}
+    general = [SPRAY, FRAMES, *EXITS, LOOK + "print(found())\n"]
+    cases = [(kind, tests, code + ("" if kind == "stdin" else "\ndef f(x): return 0\n")) for kind, tests in kinds.items()
+             for code in general]
+    cases += [(kind, kinds[kind], code) for kind in ("function", "assert", "in") for code in CALLED_CHEATS]
+
+    async def score_all():
+        some = asyncio.Semaphore(4)
+
+        async def one(kind, tests, code):
+            async with some:
+                return await code_reward.handle_async({"solution_str": block(code), "ground_truth": tests})
+
+        return await asyncio.gather(*(one(*case) for case in cases))
+
+    bad = [(kind, code, r) for (kind, _, code), r in zip(cases, asyncio.run(score_all())) if r.get("score") != 0]
+    test(f"{len(cases)} programs that cheat have no score", not bad, f"{len(bad)}: {bad[:3]}")
+
+
+HONEST = {
+    "def f(x, y): return x + y": ["assert f(1, 2) == 3", "assert f('a', 'b') == 'ab' and f([1], [2]) == [1, 2]",
+                                  "for i in range(5):\n    assert f(i, i) == 2 * i", "assert f(1, f(2, 3)) == 6, 'nested'",
+                                  "assert abs(f(.1, .2) - .3) < 1e-9", "import math\nassert math.isclose(f(.1, .2), .3)",
+                                  "assert f(2**80, 1) == 2**80 + 1", "assert type(f(1, 2)) is int and isinstance(f(.5, 1), float)",
+                                  "def check(c):\n    assert c(1, 2) == 3\n    assert c(1, 3) != 3\ncheck(f)",
+                                  "try:\n    f(1, 'a')\nexcept TypeError as e:\n    assert 'unsupported' in str(e)\nelse:\n    assert 0"],
+    "def sum(a, b): return a + b": ["assert sum(1, 2) == 3"],
+    "def f(a):\n    a.sort()\n    return a": ["a = [3, 1]\nb = f(a)\nassert a == [1, 3] and a is b", "assert f([[2], [1]]) == [[1], [2]]"],
+    "def f(g, xs): return [g(x) for x in xs]": ["assert f(lambda v: v * v, (1, 2)) == [1, 4]", "assert f(str, [1]) == ['1']",
+                                               "assert f(len, ['ab']) == [2]"],
+    "def f(n):\n    for i in range(n): yield i": ["assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0 and next(g) == 1",
+                                                "assert sum(f(5)) == 10 and 3 in f(5)"],
+    "class E(ValueError): pass\ndef f():\n    raise E('no', 1)": [
+        "try:\n    f()\nexcept E as e:\n    assert e.args == ('no', 1)\nelse:\n    assert 0",
+        "try:\n    f()\nexcept ValueError as e:\n    assert type(e).__name__ == 'E'"],
+    "from collections import *\nfrom fractions import *\nP = namedtuple('P', 'x y')\ndef f(s): return Counter(s)\n"
+    "def p(): return P(1, 2)\ndef q(): return Fraction(1, 3)\ndef d(): return defaultdict(list, {1: [2]})":
+        ["assert f('aab') == {'a': 2, 'b': 1} and f('aab').most_common(1) == [('a', 2)]", "assert p() == (1, 2) and p().y == 2",
+         "assert len(p()) == 2 and list(p()) == [1, 2] and p()[0] == 1", "assert q() + q() == 2 * q() and str(q()) == '1/3'",
+         "assert d() == {1: [2]} and d()[1] == [2]"],
+    "class V:\n    n = 0\n    def __init__(self, x): self.x = x; V.n += 1\n    def __eq__(self, o): return self.x == o.x\n"
+    "    def __add__(self, o): return V(self.x + o.x)\n    def __repr__(self): return f'V({self.x})'\n"
+    "    def __len__(self): return 3\n    def __enter__(self): return self\n    def __exit__(self, *a): self.x = 0":
+        ["assert V(1) == V(1) and V(1) != V(2)", "assert V(1) + V(2) == V(3) and str(V(3)) == 'V(3)'",
+         "v = V(5)\nv.x = 7\nassert v.x == 7 and isinstance(v, V) and len(v) == 3 and not hasattr(v, 'y')",
+         "with V(4) as v:\n    assert v.x == 4\nassert v.x == 0", "V(1)\nassert V.n == 1"],
+    "print('loaded')\ndef f(): print('hi')\nasync def g(): return 4": [
+        "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as out:\n    f()\nassert out.getvalue() == 'hi\\n'",
+        "import asyncio\nassert asyncio.run(g()) == 4"],
+    "def main(): raise SystemExit\ndef f(): return None\nif __name__ != '__main__': main()": ["assert f() is None"],
+}
+
+
+def check_statements(test):
+    """Statements about programs that are right hold."""
+    cases = [(code, statements[i:i + 10]) for code, statements in HONEST.items() for i in range(0, len(statements), 10)]
+    got = [ask(block(code + "\n"), {"assert_case": statements}) for code, statements in cases]
+    bad = [(code, r) for (code, _), r in zip(cases, got) if r.get("score") != 1]
+    test(f"{sum(len(s) for _, s in cases)} statements about right programs hold", not bad, str(bad[:3]))
+    got = ask(block("def f(x): return 4\n"), {"assert_case": ["assert f(2) == 5", "assert f(2) == 4", "f(2).x", "nothing()"]})
+    test("a statement that does not hold", got.get("score") == 0.25 and "AssertionError" in got["extra"]["code_detail"], str(got))
+
+
 def check_any_input(test):
     """Whatever the data, a model or a program says, it is read or refused."""
     rng = random.Random(7)
@@ -332,7 +455,10 @@ def main():
     code_reward.init({})
     check_scores(test)
     check_outcomes(test)
+    check_cheats(test)
+    check_statements(test)
     check_any_input(test)
+    if os.environ.get("SB_QUICK"): test.end()
     with Scratch() as s:
         check_eval(s, test)
         check_run(s, test)
