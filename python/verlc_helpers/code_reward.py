@@ -29,13 +29,14 @@ import warnings
 
 from verlc_helpers import code_harness
 from verlc_helpers.protocol import HelperError, one_line, serve
-from verlc_helpers.sandbox import SandboxError, python_dirs, python_path, run_async
+from verlc_helpers.sandbox import SandboxError, limit_memory, python_dirs, python_path, run_async
 
 FIRST_TESTS = 10
 CALL_S, PROGRAM_S = 5, 10  # verl's: of a function with all tests, of a program with one
 LONGEST_ANSWER = 4 << 20
 OUTPUT_KB = 64 << 10
 LONGEST_TEXT = 200
+HELPER_BYTES = 1 << 30
 
 SETTINGS = {"parallel": 1, "memory_mb": 1024, "url": None}
 HARNESS = {}
@@ -472,5 +473,11 @@ def handle(request):
     return asyncio.run(handle_async(request))
 
 
+def init_helper(value):
+    """As a process of its own, which has a limit of memory: answers under way, as bytes and as one text."""
+    limit_memory(HELPER_BYTES + (value or {}).get("parallel", 1) * 4 * (OUTPUT_KB << 10))
+    return init(value)
+
+
 if __name__ == "__main__":
-    serve(handle, init)
+    serve(handle, init_helper)

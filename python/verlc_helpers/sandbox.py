@@ -14,14 +14,23 @@ Invariant: without a sandbox nothing runs; SandboxError says why and what to do.
 import asyncio
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 
 LATEST_S = 30  # beyond wall_s: for the start, and for the kernel to end processes
 LONG = 1 << 20
+WITHOUT_LIMIT = []  # starts a child without this process's own limit of memory
 OPTIONS = {"wall_s": "--wall", "cpu_s": "--cpu", "memory_mb": "--memory-mb", "disk_mb": "--disk-mb", "output_kb": "--output-kb",
            "processes": "--processes", "files_open": "--files"}
+
+
+def limit_memory(n):
+    """Of this process to n bytes, and not of the programs that it starts."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
+    WITHOUT_LIMIT[:] = ["prlimit", f"--data={'unlimited' if hard == resource.RLIM_INFINITY else hard}"]
 
 
 class SandboxError(RuntimeError):
@@ -40,7 +49,7 @@ def command(limits):
     unknown = set(limits) - set(OPTIONS)
     if unknown:
         raise TypeError(f"no limit {sorted(unknown)[0]!r}; there are {', '.join(OPTIONS)}")
-    return [verlc(), "sandbox", "--request"] + [f"{OPTIONS[name]}={value}" for name, value in limits.items()]
+    return WITHOUT_LIMIT + [verlc(), "sandbox", "--request"] + [f"{OPTIONS[name]}={value}" for name, value in limits.items()]
 
 
 def encoded(argv, stdin, files, read):

@@ -234,6 +234,61 @@ def check_statements(test):
     test("a statement that does not hold", got.get("score") == 0.25 and "AssertionError" in got["extra"]["code_detail"], str(got))
 
 
+FLOOD = """
+import os
+piece = b'{"test": 0, "output": "x"}\\n' * 40000 + b"0 output 1\\n" * 9000 + b"\\n" * 900000
+for fd in range(3, 64):
+    try:
+        os.set_blocking(fd, True)
+        for i in range(30): os.write(fd, piece)
+    except OSError: pass
+"""
+
+
+def check_long_answers(test):
+    """What one program writes costs the helper little, and delays no other."""
+    latest = 0.0
+
+    async def watched(cases):
+        async def look():
+            nonlocal latest
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                latest = max(latest, time.monotonic() - before)
+
+        looking = asyncio.ensure_future(look())
+        got = await asyncio.gather(*(code_reward.handle_async({"solution_str": block(code), "ground_truth": tests})
+                                     for code, tests in cases))
+        looking.cancel()
+        return got
+
+    longest = {"inputs": ["1"] * 10, "outputs": ["1"] * 10}
+    got = asyncio.run(watched([(FLOOD, longest), ("print('x\\n' * 1000000)\n", longest), (ADD, TESTS),
+                               (FLOOD + "def f(x): return [[]] * 1000000\n", {"fn_name": "f", "inputs": ["1"], "outputs": ["1"]})]))
+    test("long answers: the others are scored", [r.get("score") for r in got] == [0, 0, 1, 0], str(got)[:600])
+    test("long answers: the event loop goes on", latest < 3, f"{latest:.1f} s")
+    lines = {"stdout": "\n" * (32 << 20) + "0 value " + "[" * (8 << 20), "end": "exited", "status": 0}
+    start = time.process_time()
+    answers = code_reward.answers_of(lines, 2)
+    long = code_reward.answers_of({"stdout": "1 value " + "[" * (8 << 20) + "\n0 output \"x\"", "end": "exited", "status": 0}, 2)
+    test("long answers: lines beyond those of the tests are not read, long ones not parsed", answers[0][0] == "runtime_error" and
+         [a[0] for a in long] == ["output", "output_limit"] and time.process_time() - start < 1, f"{str(answers)[:200]} {str(long)[:200]}")
+    line = json.dumps({"solution_str": block("print(3)\n"), "ground_truth": {
+        "inputs": [""],
+        "outputs": ["3"]
+    }})
+    p = subprocess.Popen([sys.executable, "-m", "verlc_helpers.code_reward", '{"parallel": 2}'], stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE, text=True, env={**ENV, "PYTHONPATH": str(ROOT / "python")})
+    p.stdin.write(line + "\n")
+    p.stdin.flush()
+    answer = p.stdout.readline()
+    limits = [row.split() for row in pathlib.Path(f"/proc/{p.pid}/limits").read_text().splitlines() if row.startswith("Max data")]
+    p.communicate()
+    test("the helper has a limit of memory", json.loads(answer)["ok"]["score"] == 1 and limits[0][3].isdigit() and
+         int(limits[0][3]) <= 2 << 30, f"{answer} {limits}")
+
+
 def check_any_input(test):
     """Whatever the data, a model or a program says, it is read or refused."""
     rng = random.Random(7)
@@ -350,12 +405,16 @@ class Service(http.server.BaseHTTPRequestHandler):
     """SandboxFusion's /run_code, as far as verl uses it; its programs run in verlc's sandbox."""
     protocol_version = "HTTP/1.1"
     lock, now, most, asked, failures = threading.Lock(), 0, 0, [], []
+    garbage = None  # the bytes of every answer, in the place of one
 
     def log_message(self, *_):
         pass
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.garbage is not None:
+            self.close_connection = True
+            return self.wfile.write(self.garbage)
         with self.lock:
             Service.now += 1
             Service.most = max(self.most, self.now)
@@ -383,6 +442,40 @@ class Service(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def http_reply(body):
+    return b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+RAN = b'{"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": %s}}'
+GARBAGE = {  # what a service that is no SandboxFusion, or a broken one, may send; and what is said about it
+    b"": "sandbox_fusion.url", b"\n": "sandbox_fusion.url", b"SSH-2.0-x\r\n": "SSH", b"\x16\x03\x01" + bytes(range(256)): "sandbox_fusion.url",
+    http_reply(b""): "url", http_reply(b"hello"): "url", http_reply(b"\xff\xfe"): "url", http_reply(b"[" * 100000): "recursion",
+    http_reply(b"null"): "NoneType", http_reply(b"[]"): "list", http_reply(b"3"): "int", http_reply(b'"x"'): "str", http_reply(b"{}"): "status",
+    http_reply(b'{"status": 3}'): "status", http_reply(b'{"status": "Success"}'): "Success",
+    http_reply(b'{"status": "Failed", "message": ["x"]}'): "Failed", http_reply(b'{"status": "x", "run_result": "y"}'): "run_result",
+    http_reply(b'{"status": "x", "run_result": [1]}'): "list", http_reply(b'{"status": "Failed", "compile_result": 5}'): "compile_result",
+    http_reply(b'{"status": "Failed", "compile_result": {"status": []}}'): "compile_result", http_reply(RAN % b"5"): "stdout",
+    http_reply(RAN % b'["3"]'): "stdout", http_reply(RAN % b'{"3": 3}'): "stdout",
+    http_reply(b'{"status": "Failed", "run_result": {"status": "Error", "stderr": 7}}'): "stderr",
+    http_reply(b'{"status": "Failed", "run_result": {"status": {}}}'): "status",
+    b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{": "sandbox_fusion.url", b"HTTP/9 what\r\n\r\n": "HTTP",
+    b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n": "url", b"HTTP/1.0 302 x\r\nLocation: gopher://x\r\n\r\n": "302",
+    b"HTTP/1.0 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n": "headers", b"HTTP/1.0 200 OK\r\n\r\n" + b" " * (33 << 20): "over"}
+
+
+def check_garbage(test):
+    """Whatever a service sends is a score or an error in words."""
+    bad = []
+    for Service.garbage, words in GARBAGE.items():
+        r = ask(block(ADD), {"inputs": ["1 2"], "outputs": ["3"]})
+        if words not in r.get("crash", "") or "score" in r or "\n" in r["crash"] or "Traceback" in r["crash"]:
+            bad.append((Service.garbage[:60], words, str(r)[:300]))
+    Service.garbage = None
+    test(f"service: {len(GARBAGE)} answers that are none are errors in words", not bad, str(bad[:5]))
+    r = ask(block("import sys\nsys.exit(0)\n"), {"assert_case": ["assert f(1) == 2"]})
+    test("service: an exit before the statement", r.get("score") == 0 and r["extra"]["code_outcome"] == "runtime_error", str(r))
 
 
 def check_service(s, test):
@@ -420,6 +513,7 @@ def check_service(s, test):
          (asked["language"], asked["memory_limit_MB"], asked["run_timeout"], asked["stdin"]) == ("python", 777, 10, "1 2\n"),
          str(asked))
     test("service: at most max_concurrent requests at once", 1 < Service.most <= 3, str(Service.most))
+    check_garbage(test)
     Service.failures[:] = [504, 504]
     test("service: a gateway's timeout is tried again", ask(block(ADD), {"inputs": ["1 2"], "outputs": ["3"]}).get("score") == 1)
     Service.failures[:] = [500]
@@ -457,6 +551,7 @@ def main():
     check_outcomes(test)
     check_cheats(test)
     check_statements(test)
+    check_long_answers(test)
     check_any_input(test)
     if os.environ.get("SB_QUICK"): test.end()
     with Scratch() as s:
