@@ -2,6 +2,7 @@
 a reward function that uses the sandbox, a SandboxFusion service (a small one here), and the refusal where there is no sandbox."""
 
 import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -414,7 +415,9 @@ class Service(http.server.BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.garbage is not None:
             self.close_connection = True
-            return self.wfile.write(self.garbage)
+            with contextlib.suppress(OSError):  # the helper closes what is too long
+                self.wfile.write(self.garbage)
+            return
         with self.lock:
             Service.now += 1
             Service.most = max(self.most, self.now)
@@ -553,7 +556,6 @@ def main():
     check_statements(test)
     check_long_answers(test)
     check_any_input(test)
-    if os.environ.get("SB_QUICK"): test.end()
     with Scratch() as s:
         check_eval(s, test)
         check_run(s, test)

@@ -23,10 +23,11 @@ from verlc_test import ENV, VERLC, Tests  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(os.environ.get("SOURCE_DIR", ".")).resolve() / "python"))
 os.environ["VERLC"] = VERLC
-from verlc_helpers.sandbox import SandboxError, python_request, run, run_python  # noqa: E402
+from verlc_helpers.sandbox import SandboxError, python_dirs, python_request, run, run_python  # noqa: E402
 
 MARK = f"87000.{os.getpid()}"  # the argument of every sleep that an attack starts
 SECRET = f"secret-{os.getpid()}"
+GIVEN = sorted({pathlib.Path(d).relative_to("/tmp").parts[0] for d in python_dirs() if d.startswith("/tmp/")})  # of a clone there
 
 START = '''
 import ctypes, os, signal, socket, subprocess, sys, time
@@ -161,7 +162,7 @@ subprocess.Popen(["setsid", "sleep", {MARK!r}])
 time.sleep(0.2)
 print("BLOCKED if they end")''',
         "removes itself": 'import shutil; os.remove("main.py"); shutil.rmtree("/tmp", ignore_errors=True); '
-        'tries(left=lambda: os.listdir("/tmp"))',
+        f'tries(left=lambda: sorted(set(os.listdir("/tmp")) - set({GIVEN})))',
         "fork bomb": ("print('BLOCKED', flush=True)\nwhile True:\n    try: os.fork()\n    except OSError: pass", dict(wall_s=3),
                       {"process_limit", "wall_limit", "cpu_limit"}),
         "fork bomb, sessions": ("print('BLOCKED', flush=True)\nwhile True:\n    try:\n        if os.fork() == 0: os.setsid()\n"
@@ -340,11 +341,11 @@ def inherited(test, scratch):
 def apart(test):
     """Two at a time know nothing of each other; one that kills what it can harms no other."""
     write = "open('/tmp/mine', 'w').write('x')\nimport time; time.sleep(0.6)\nprint('done')"
-    look = "import os, time; time.sleep(0.3)\ntry: os.kill(-1, 9)\nexcept OSError: pass\nprint(os.listdir('/tmp'))"
+    look = "import os, time; time.sleep(0.3)\ntry: os.kill(-1, 9)\nexcept OSError: pass\nprint(sorted(os.listdir('/tmp')))"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         a, b = pool.submit(run_python, write), pool.submit(run_python, look)
-        test("two sandboxes are apart",
-             a.result()["stdout"] == "done\n" and b.result()["stdout"] == "['main.py']\n", f"{a.result()} {b.result()}")
+        test("two sandboxes are apart", a.result()["stdout"] == "done\n" and
+             b.result()["stdout"] == f"{sorted(['main.py', *GIVEN])}\n", f"{a.result()} {b.result()}")
 
 
 def killed(test):

@@ -13,8 +13,14 @@
 
 #include <cmocka.h>
 
+/* What a machine under load, or a sanitizer, may take for twelve starts at once; none comes near it. */
+enum { LONG_S = 600 };
+
 static struct sandbox_args sh(const char *const *argv) {
-    return (struct sandbox_args){.argv = argv, .limits = sandbox_default_limits};
+    struct sandbox_args a = {.argv = argv, .limits = sandbox_default_limits};
+    a.limits.wall_s = LONG_S;
+    a.limits.cpu_s = LONG_S;
+    return a;
 }
 
 static void what_comes_back(void **state) {
@@ -41,8 +47,6 @@ static void what_comes_back(void **state) {
     sandbox_result_free(&r);
 }
 
-/* What a machine under load, or a sanitizer, may take for twelve starts at once; none comes near it. */
-enum { LONG_S = 600 };
 struct one {
     int id;
     char said[256];
@@ -53,9 +57,7 @@ static void *run_one(void *arg) {
     char script[64];
     struct sandbox_result r;
     snprintf(script, sizeof script, "echo %d", o->id);
-    struct sandbox_args a = sh((const char *const[]){"sh", "-c", script, NULL});
-    a.limits.wall_s = LONG_S;
-    a.limits.cpu_s = LONG_S;
+    const struct sandbox_args a = sh((const char *const[]){"sh", "-c", script, NULL});
     if (sandbox_run(&a, &r) < 0) {
         snprintf(o->said, sizeof o->said, "%.200s", err_msg());
         return NULL;
