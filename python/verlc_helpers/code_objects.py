@@ -7,6 +7,7 @@ Invariant: one frame an answer; what is no data is a number of a list here.
 
 import base64
 import builtins
+import copy
 import io
 import json
 import operator
@@ -37,7 +38,7 @@ OPERATIONS = {name: operation(name) for name in code_values.BINARY + code_values
     "getattr": getattr, "setattr": setattr, "delattr": delattr, "isinstance": isinstance, "issubclass": issubclass,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
     "enter": lambda o: type(o).__enter__(o), "exit": lambda o, *what: type(o).__exit__(o, *what),
-    "run": run_coroutine,
+    "run": run_coroutine, "copy": copy.copy, "deepcopy": copy.deepcopy,
 }
 
 

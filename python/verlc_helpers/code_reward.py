@@ -28,7 +28,7 @@ import urllib.request
 import warnings
 
 from verlc_helpers import code_harness
-from verlc_helpers.protocol import HelperError, one_line, serve
+from verlc_helpers.protocol import one_line, serve, text_of
 from verlc_helpers.sandbox import SandboxError, limit_memory, python_dirs, python_path, run_async
 
 FIRST_TESTS = 10
@@ -277,7 +277,8 @@ def short(text):
 def told(answer, kind, i):
     """One line about a test that failed."""
     said = answer[1]
-    return short(f"test {i}: {kind}: {said if kind != 'wrong_answer' else f'answered {said!r}'}")
+    said = said[:10 * LONGEST_TEXT] if isinstance(said, str) else said
+    return short(f"test {i}: {kind}: {text_of(said) if kind != 'wrong_answer' else 'answered ' + text_of(said, repr)}")
 
 
 def first_failure(answers, kinds):

@@ -2,9 +2,9 @@
 not in.  The program's functions and objects are Remotes here: what the statement does with them is asked of the program's process
 (code_objects.py); what they answer is copied, so that the statement compares data, with Python's own ==.
 
-The program learns the arguments that it is called with, and no more.  So the operators of its objects are asked for two of its own
-alone: with data beside them, == is False, + and < are a TypeError, and `in` goes through the object.  Builtins are Python's, whatever the
-program calls its own, but where a statement has no other name that could be the program's (`assert sum(1, 2) == 3`).
+The program learns the arguments that it is called with, and no more.  So the operators of its objects are asked for two of its
+own alone: with data beside them, == is False, + and < are a TypeError, and `in` goes through the object.  Builtins are Python's,
+whatever the program calls its own, but where a statement has no other name that could be the program's (`assert sum(1, 2) == 3`).
 
 Invariant: whatever the other process sends, the statement goes on with values of code_values and Remotes, or fails.
 """
@@ -27,6 +27,8 @@ MODULES = dict.fromkeys("""math cmath re json itertools functools collections op
 bisect sys os io typing fractions decimal time""".split()) | {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"}
 HELPERS = {"isclose": "math", "sqrt": "math", "pi": "math", "inf": "math", "nan": "math", "Counter": "collections",
            "OrderedDict": "collections", "deque": "collections", "defaultdict": "collections", "allclose": "numpy"}
+
+SPECIAL = [f"__{name}__" for name in "name qualname module dict annotations wrapped defaults members mro bases next".split()]
 
 
 class Lost(BaseException):
@@ -247,6 +249,13 @@ def getitem(self, key):
     return ask("getitem", value, key) if own(value) else value[key]
 
 
+def getattribute(self, name):
+    """Not numpy's __array_interface__ and its like, which is an address in this process."""
+    if name.startswith("__") and name not in SPECIAL:
+        raise AttributeError(name)
+    return ask("getattr", self, name)
+
+
 def contains(self, item):
     return any(item is x or item == x for x in iter(self))
 
@@ -259,7 +268,9 @@ def add_methods():
         setattr(Remote, f"__{bare}__", lambda self, other, name=name: binary(name, self, other))
         if name not in ("eq", "ne", "lt", "le", "gt", "ge") and not name.startswith("i"):
             setattr(Remote, f"__r{bare}__", lambda self, other, name=name: binary(name, other, self))
-    methods = {"__getattr__": lambda self, name: ask("getattr", self, name),
+    methods = {"__getattr__": getattribute,
+               "__deepcopy__": lambda self, _: ask("deepcopy", self),
+               "__copy__": lambda self: ask("copy", self),
                "__setattr__": lambda self, name, value: ask("setattr", self, name, value),
                "__delattr__": lambda self, name: ask("delattr", self, name),
                "__call__": lambda self, *args, **kwargs: ask("call", self, *args, **kwargs),

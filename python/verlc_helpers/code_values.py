@@ -54,7 +54,7 @@ MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 # What is asked of a program's objects, by the names of operator and builtins.
 BINARY = ("eq ne lt le gt ge add sub mul matmul truediv floordiv mod divmod pow lshift rshift and_ or_ xor iadd isub imul "
           "iand ior ixor").split()
-UNARY = "len iter next bool str repr hash int float complex index abs neg pos invert round reversed dir".split()
+UNARY = "len iter next bool str repr hash int float complex index abs neg pos invert round reversed dir format".split()
 
 
 class Unknown(Exception):
