@@ -1,19 +1,19 @@
-"""Inside the sandbox: gives a program its tests, each in a process of its own, and reports what it answered (code_reward.py sends this
-file and its modules there).
+"""Inside the sandbox: gives a program its tests, each in a process of its own, and reports what it answered (code_reward.py
+sends this file and its modules there).
 
-Standard input begins with a length of 16 digits and {"code", "seconds", "longest"} of that length.  With "fn_name" and "tests" a test is
-a text for standard input, or with fn_name the list of arguments.  With "parts" a test is a statement: part i is [place, length] of
-[secret, statement] in the rest of standard input.
+Standard input begins with a length of 16 digits and {"code", "seconds", "longest"} of that length.  With "fn_name" and "tests" a
+test is a text for standard input, or with fn_name the list of arguments.  With "parts" a test is a statement: part i is [place,
+length] of [secret, statement] in the rest of standard input.
 
 Standard output gets one line a test: its number, a word of WORDS, JSON in ASCII.  The words say what happened: output and value are
-what the program answered, which is compared elsewhere; held is a statement that has run to its end, with its secret.  There is no word for
-a test that has passed.
+what the program answered, which is compared elsewhere; held is a statement that has run to its end, with its secret.  There is
+no word for a test that has passed.
 
-The program's process has two pipes to this one and nothing else of it.  A statement is read after the program's process was made, by
-a process that is made for it; its secret and what it expects are in no other one.
+The program's process has two pipes to this one and nothing else of it.  A statement is read after the program's process was
+made, by a process that is made for it; its secret and what it expects are in no other one.
 
-Invariant: nothing runs outside the sandbox; no process of the harness runs anything of the program's, and none of the program's has the
-channel or standard input.
+Invariant: nothing runs outside the sandbox; no process of the harness runs anything of the program's, and none of the program's
+has the channel or standard input.
 """
 
 import errno

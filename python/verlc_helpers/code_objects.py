@@ -87,7 +87,8 @@ class Objects:
         return code_values.encode(value, other)
 
     def error_class(self, kind):
-        return [str(kind.__name__), [b.__name__ for b in kind.__mro__ if getattr(builtins, b.__name__, None) is b], self.number(kind)]
+        bases = [b.__name__ for b in kind.__mro__ if getattr(builtins, b.__name__, None) is b]
+        return [str(kind.__name__), bases, self.number(kind)]
 
     def raised(self, error):
         try:

@@ -1,7 +1,7 @@
 """Inside the sandbox, the process of a program that is tested: loads it, and answers each test (a text for standard input, or
-arguments) with a frame: output, value, or what has failed.  All that is here is in the program's hands: it may change any of it, and
-answer in its place.  So an answer is data and no verdict, and nothing is here that a program is not to know: no expected answer,
-no descriptor but the two of this process (code_harness.py).
+arguments) with a frame: output, value, or what has failed.  All that is here is in the program's hands: it may change any of it,
+and answer in its place.  So an answer is data and no verdict, and nothing is here that a program is not to know: no expected
+answer, no descriptor but the two of this process (code_harness.py).
 
 A program sees what verl's prime_code shows it (testing_util.py): the names of many modules, a text as sys.stdin, and
 without the functions of os and the modules that verl takes away.

@@ -389,7 +389,7 @@ def post(payload):
 
 
 # What an answer has where it is SandboxFusion's: of a key, its types.
-RUN_FORM = {"status": (str, type(None)), "return_code": (int, float, type(None)), "stdout": (str, type(None)), "stderr": (str, type(None))}
+RUN_FORM = dict.fromkeys(("status", "stdout", "stderr"), (str, type(None))) | {"return_code": (int, float, type(None))}
 
 
 def checked_reply(reply):
@@ -430,7 +430,8 @@ def judge_reply(reply, expected, mark):
         if expected is None or output.rstrip("\n") == str(expected).rstrip("\n"):
             return "passed", ""
         return "wrong_answer", output
-    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {one_line(reply.get('message'))[:300]}")
+    said = one_line(reply.get("message"))[:300]
+    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {said}")
 
 
 async def score_there(request):

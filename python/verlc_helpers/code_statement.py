@@ -1,6 +1,6 @@
-"""Inside the sandbox, in the harness: runs a statement that tests a program (`assert add(1, 2) == 3`) in a process that the program is
-not in.  The program's functions and objects are Remotes here: what the statement does with them is asked of the program's process
-(code_objects.py); what they answer is copied, so that the statement compares data, with Python's own ==.
+"""Inside the sandbox, in the harness: runs a statement that tests a program (`assert add(1, 2) == 3`) in a process that the
+program is not in.  The program's functions and objects are Remotes here: what the statement does with them is asked of the
+program's process (code_objects.py); what they answer is copied, so that the statement compares data, with Python's own ==.
 
 The program learns the arguments that it is called with, and no more.  So the operators of its objects are asked for two of its
 own alone: with data beside them, == is False, + and < are a TypeError, and `in` goes through the object.  Builtins are Python's,

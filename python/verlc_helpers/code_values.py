@@ -1,9 +1,9 @@
-"""Values as JSON between a program that is tested and what tests it: code_program.py writes and code_statement.py reads them, and the
-other way round.
+"""Values as JSON between a program that is tested and what tests it: code_program.py writes and code_statement.py reads them,
+and the other way round.
 
-None, bool, float, str and int of 64 bits are themselves; all else is an object with one key, its kind: {"int": hex}, {"list": [...]},
-{"dict": [[key, value], ...]}, {"bytes": hex}, {"std": [name, part, ...]} for some types of the standard library and numpy's arrays,
-{"builtin": name}.  What neither side can copy is the end that owns it to say: `other` of encode and decode.
+None, bool, float, str and int of 64 bits are themselves; all else is an object with one key, its kind: {"int": hex}, {"list":
+[...]}, {"dict": [[key, value], ...]}, {"bytes": hex}, {"std": [name, part, ...]} for some types of the standard library and
+numpy's arrays, {"builtin": name}.  What neither side can copy is the end that owns it to say: `other` of encode and decode.
 
 Invariant: what decode makes is of exactly these types, so that == between two of them runs no code of the program's.
 """

@@ -135,7 +135,8 @@ while frame:
 EXITS = ["import sys\nsys.exit(0)", "quit()", "exit(0)", "raise SystemExit", "raise SystemExit(0)", "import os\nos._exit(0)",
          "import atexit, os\natexit.register(lambda: os._exit(0))\n1 // 0",
          "import sys\nsys.excepthook = lambda *a: sys.exit(0)\n1 // 0",
-         "import os, sys\nsys.excepthook = lambda *a: os._exit(0)", "import threading, os\nthreading.Timer(0.01, os._exit, [0]).start()",
+         "import os, sys\nsys.excepthook = lambda *a: os._exit(0)",
+         "import threading, os\nthreading.Timer(0.01, os._exit, [0]).start()",
          "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", "import os\nif os.fork(): os._exit(0)"]
 EQUALS = """
 class Any:
@@ -170,7 +171,8 @@ CALLED_CHEATS = [EQUALS + "f = Any\n", EQUALS + "def f(x): return Any()\n", EQUA
 def check_cheats(test):
     """No program has a score for what it does to its tests."""
     secret = [str(54321987), str(54321988)]
-    kinds = {"stdin": {"inputs": ["1", "2"], "outputs": secret}, "function": {"fn_name": "f", "inputs": ["1", "2"], "outputs": secret},
+    kinds = {"stdin": {"inputs": ["1", "2"], "outputs": secret}, "function": {"fn_name": "f", "inputs": ["1", "2"],
+        "outputs": secret},
              "assert": {"assert_case": ["assert f(1) == 54321987", "assert abs(f(2) - 54321988) < 1e-6"]},
              "in": {"assert_case": ["assert 54321987 in f(1)", "assert sorted([f(1)]) == [54321987]"]}}
     general = [SPRAY, FRAMES, *EXITS, LOOK + "print(found())\n"]
@@ -197,12 +199,15 @@ HONEST = {
                                   "assert abs(f(.1, .2) - .3) < 1e-9", "import math\nassert math.isclose(f(.1, .2), .3)",
                                   "assert f(2**80, 1) == 2**80 + 1", "assert type(f(1, 2)) is int and isinstance(f(.5, 1), float)",
                                   "def check(c):\n    assert c(1, 2) == 3\n    assert c(1, 3) != 3\ncheck(f)",
-                                  "try:\n    f(1, 'a')\nexcept TypeError as e:\n    assert 'unsupported' in str(e)\nelse:\n    assert 0"],
+                                  "try:\n    f(1, 'a')\nexcept TypeError as e:\n    assert 'unsupported' in str(e)\n"
+                                  "else:\n    assert 0"],
     "def sum(a, b): return a + b": ["assert sum(1, 2) == 3"],
-    "def f(a):\n    a.sort()\n    return a": ["a = [3, 1]\nb = f(a)\nassert a == [1, 3] and a is b", "assert f([[2], [1]]) == [[1], [2]]"],
+    "def f(a):\n    a.sort()\n    return a": ["a = [3, 1]\nb = f(a)\nassert a == [1, 3] and a is b",
+    "assert f([[2], [1]]) == [[1], [2]]"],
     "def f(g, xs): return [g(x) for x in xs]": ["assert f(lambda v: v * v, (1, 2)) == [1, 4]", "assert f(str, [1]) == ['1']",
                                                "assert f(len, ['ab']) == [2]"],
-    "def f(n):\n    for i in range(n): yield i": ["assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0 and next(g) == 1",
+    "def f(n):\n    for i in range(n): yield i": ["assert list(f(3)) == [0, 1, 2]",
+    "g = f(2)\nassert next(g) == 0 and next(g) == 1",
                                                 "assert sum(f(5)) == 10 and 3 in f(5)"],
     "class E(ValueError): pass\ndef f():\n    raise E('no', 1)": [
         "try:\n    f()\nexcept E as e:\n    assert e.args == ('no', 1)\nelse:\n    assert 0",
@@ -274,7 +279,8 @@ def check_long_answers(test):
     answers = code_reward.answers_of(lines, 2)
     long = code_reward.answers_of({"stdout": "1 value " + "[" * (8 << 20) + "\n0 output \"x\"", "end": "exited", "status": 0}, 2)
     test("long answers: lines beyond those of the tests are not read, long ones not parsed", answers[0][0] == "runtime_error" and
-         [a[0] for a in long] == ["output", "output_limit"] and time.process_time() - start < 1, f"{str(answers)[:200]} {str(long)[:200]}")
+         [a[0] for a in long] == ["output", "output_limit"] and time.process_time() - start < 1,
+         f"{str(answers)[:200]} {str(long)[:200]}")
     line = json.dumps({"solution_str": block("print(3)\n"), "ground_truth": {
         "inputs": [""],
         "outputs": ["3"]
@@ -453,12 +459,16 @@ def http_reply(body):
 
 RAN = b'{"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": %s}}'
 GARBAGE = {  # what a service that is no SandboxFusion, or a broken one, may send; and what is said about it
-    b"": "sandbox_fusion.url", b"\n": "sandbox_fusion.url", b"SSH-2.0-x\r\n": "SSH", b"\x16\x03\x01" + bytes(range(256)): "sandbox_fusion.url",
+    b"": "sandbox_fusion.url", b"\n": "sandbox_fusion.url", b"SSH-2.0-x\r\n": "SSH",
+        b"\x16\x03\x01" + bytes(range(256)): "sandbox_fusion.url",
     http_reply(b""): "url", http_reply(b"hello"): "url", http_reply(b"\xff\xfe"): "url", http_reply(b"[" * 100000): "recursion",
-    http_reply(b"null"): "NoneType", http_reply(b"[]"): "list", http_reply(b"3"): "int", http_reply(b'"x"'): "str", http_reply(b"{}"): "status",
+    http_reply(b"null"): "NoneType", http_reply(b"[]"): "list", http_reply(b"3"): "int", http_reply(b'"x"'): "str",
+        http_reply(b"{}"): "status",
     http_reply(b'{"status": 3}'): "status", http_reply(b'{"status": "Success"}'): "Success",
-    http_reply(b'{"status": "Failed", "message": ["x"]}'): "Failed", http_reply(b'{"status": "x", "run_result": "y"}'): "run_result",
-    http_reply(b'{"status": "x", "run_result": [1]}'): "list", http_reply(b'{"status": "Failed", "compile_result": 5}'): "compile_result",
+    http_reply(b'{"status": "Failed", "message": ["x"]}'): "Failed",
+        http_reply(b'{"status": "x", "run_result": "y"}'): "run_result",
+    http_reply(b'{"status": "x", "run_result": [1]}'): "list",
+        http_reply(b'{"status": "Failed", "compile_result": 5}'): "compile_result",
     http_reply(b'{"status": "Failed", "compile_result": {"status": []}}'): "compile_result", http_reply(RAN % b"5"): "stdout",
     http_reply(RAN % b'["3"]'): "stdout", http_reply(RAN % b'{"3": 3}'): "stdout",
     http_reply(b'{"status": "Failed", "run_result": {"status": "Error", "stderr": 7}}'): "stderr",
