@@ -241,6 +241,7 @@ def answer_statement(task, i, channel):
         word, data = program.receive()
         if word in FAILURES:
             return channel.tell_raw(i, word, data)
+        sys.setrecursionlimit(code_values.DEEP)
         place, n = task["parts"][i]
         secret, statement = json.loads(read_input(task["rest"] + place, n))
         code_statement.run(program, statement)

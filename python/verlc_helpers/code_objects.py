@@ -126,17 +126,35 @@ class Objects:
 
     def answer(self, question):
         kept = {}
+        args, kwargs, before = deeper(self.arguments, question, kept)
+        try:
+            value, reply = self.operations[question["op"]](*args, **kwargs), {}
+        except BaseException as error:
+            value, reply = None, {"raised": self.raised(error)}
+        deeper(self.reply, value, reply, kept, before)
+
+    def arguments(self, question, kept):
         args = [self.decode(said, kept) for said in question["args"]]
         kwargs = {name: self.decode(said, kept) for name, said in question["kwargs"].items()}
-        before = self.states(kept)
-        try:
-            reply = {"value": self.encode(self.operations[question["op"]](*args, **kwargs), kept)}
-        except BaseException as error:
-            reply = {"raised": self.raised(error)}
+        return args, kwargs, self.states(kept)
+
+    def reply(self, value, reply, kept, before):
+        if not reply:
+            reply["value"] = self.encode(value, kept)
         if kept:
             reply["changed"] = [[k, json.loads(state)] for k, state in self.states(kept).items() if state != before[k]]
         reply["printed"] = printed()
         send(self.answers, "result", reply)
+
+
+def deeper(function, *args):
+    """Values are copied to a depth that the program itself may not have."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, code_values.DEEP))
+    try:
+        return function(*args)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def catch_output():

@@ -15,6 +15,7 @@ import decimal
 import fractions
 
 INT_BITS = 63
+DEEP = 5000  # Python's limit of recursion while values are copied
 FUNCTIONS = "abs all any ascii bin callable chr divmod format hash hex len max min oct ord pow repr round sorted sum".split()
 BUILTINS = {name: v for name, v in vars(builtins).items() if name in FUNCTIONS or isinstance(v, type) and not name.startswith("_")}
 SCALARS = (bool, float, str, type(None))

@@ -177,7 +177,7 @@ def check_cheats(test):
              "in": {"assert_case": ["assert 54321987 in f(1)", "assert sorted([f(1)]) == [54321987]"]}}
     general = [SPRAY, FRAMES, *EXITS, LOOK + "print(found())\n"]
     cases = [(kind, tests, code + ("" if kind == "stdin" else "\ndef f(x): return 0\n")) for kind, tests in kinds.items()
-             for code in general]
+             for code in general if kind != "in"]
     cases += [(kind, kinds[kind], code) for kind in ("function", "assert", "in") for code in CALLED_CHEATS]
 
     async def score_all():
@@ -209,6 +209,8 @@ HONEST = {
     "def f(n):\n    for i in range(n): yield i": ["assert list(f(3)) == [0, 1, 2]",
     "g = f(2)\nassert next(g) == 0 and next(g) == 1",
                                                 "assert sum(f(5)) == 10 and 3 in f(5)"],
+    "def f(n):\n    x = []\n    for i in range(n): x = [x]\n    return x": [
+        "x = f(400)\nfor i in range(400):\n    assert len(x) == 1\n    x = x[0]\nassert x == []"],
     "class E(ValueError): pass\ndef f():\n    raise E('no', 1)": [
         "try:\n    f()\nexcept E as e:\n    assert e.args == ('no', 1)\nelse:\n    assert 0",
         "try:\n    f()\nexcept ValueError as e:\n    assert type(e).__name__ == 'E'"],
