@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -29,6 +30,6 @@ void algo_pf_ppo_weights(const struct algo_pf_ppo *c, const double *score, int64
         w[i] = c->method == ALGO_PF_POW       ? pow(fabs(score[i]), c->weight_pow)
                : c->method == ALGO_PF_MAX_MIN ? (best || worst ? 1 : 0)
                                               : (best ? 0.4 : 0.1);
-        w[i] += 1e-8;
+        w[i] = fmin(w[i] + 1e-8, DBL_MAX / (2 * (double)n)); /* their sum is finite */
     }
 }

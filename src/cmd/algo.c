@@ -67,6 +67,7 @@ static int op_reward(struct reward *reward, const json_t *q, const char *where, 
     TRY(read_overlong(q, where, &overlong, &r.response_len));
     TRY(reward_score(reward, &r, &result));
     reward_penalise_overlong(&overlong, r.response_len, &result);
+    reward_check_score(&result);
     if (result.status == REWARD_SCORE) {
         *answer = json_object();
         json_object_set_new(*answer, "score", json_real(result.score));

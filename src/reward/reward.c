@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,16 @@ void reward_penalise_overlong(const struct reward_args *a, int64_t response_len,
     json_object_set_new(r->extra, "overlong", json_boolean(penalty < 0));
 }
 
+/* ---- scores that are none ---- */
+
+void reward_check_score(struct reward_result *r) {
+    if (r->status != REWARD_SCORE || fabs(r->score) <= (double)FLT_MAX) return; /* false for NaN too */
+    r->status = REWARD_UNPARSED;
+    free(r->message);
+    r->message = xasprintf("the score %g is beyond what float32 holds (%g)", r->score, (double)FLT_MAX);
+    r->score = 0;
+}
+
 /* ---- results that are ready ---- */
 
 static void add_done(struct reward *r, int64_t tag, struct reward_result result) {
@@ -83,9 +94,14 @@ static int take_grade(struct reward *r, double wait_s, struct reward__called *ou
     return rc;
 }
 
+static void finish(const struct reward *r, int64_t response_len, struct reward_result *result) {
+    reward_penalise_overlong(&r->args, response_len, result);
+    reward_check_score(result);
+}
+
 static int take_call(struct reward *r, double wait_s, struct reward__called *out) {
     const int rc = r->calls ? reward__call_take(r->calls, wait_s, out) : take_grade(r, wait_s, out);
-    if (rc == 1) reward_penalise_overlong(&r->args, out->response_len, &out->result);
+    if (rc == 1) finish(r, out->response_len, &out->result);
     return rc;
 }
 
@@ -150,7 +166,7 @@ static int start(struct reward *r, const struct reward_request *q, int64_t tag, 
     struct reward__calls *calls;
     TRY(calls_of(r, q, &calls));
     const int rc = calls ? reward__call_send(calls, q, tag) : reward__graders_start(r->graders, q, tag, now);
-    if (rc == 1) reward_penalise_overlong(&r->args, q->response_len, now);
+    if (rc == 1) finish(r, q->response_len, now);
     return rc;
 }
 

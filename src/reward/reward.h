@@ -20,7 +20,7 @@ enum reward_status {
     REWARD_SCORE,
     REWARD_TIMEOUT,  /* the scorer did not answer in time */
     REWARD_CRASH,    /* it raised, died, or refused its input */
-    REWARD_UNPARSED, /* its answer is not a finite number, nor a dict with such a "score" */
+    REWARD_UNPARSED, /* its answer is not a number that float32 holds, nor a dict with such a "score" */
     REWARD_MISSING,  /* no scorer for this data_source, or no usable ground_truth */
 };
 enum { REWARD_N_STATUS = REWARD_MISSING + 1 };
@@ -112,5 +112,8 @@ void reward_drop(struct reward *r); /* forgets all of them; calls under way are 
 /* The overlong penalty of a (the fields above) on a score; anything else stays. */
 int reward_check_overlong(const struct reward_args *a); /* ERR_INVAL: the lengths do not fit */
 void reward_penalise_overlong(const struct reward_args *a, int64_t response_len, struct reward_result *r);
+/* A score that float32 does not hold (verl's rewards are float32) becomes REWARD_UNPARSED: sums and squares of the others are
+ * finite in double. */
+void reward_check_score(struct reward_result *r);
 
 #endif

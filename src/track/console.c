@@ -89,7 +89,8 @@ void console_destroy(struct console *c) {
 }
 
 static void add_value(struct buf *b, const char *label, double v) {
-    if (fabs(v) >= 10000) buf_addf(b, "  %s %.0f", label, v);
+    if (fabs(v) >= 1e15) buf_addf(b, "  %s %.4g", label, v);
+    else if (fabs(v) >= 10000) buf_addf(b, "  %s %.0f", label, v);
     else if (fabs(v) >= 100) buf_addf(b, "  %s %.1f", label, v);
     else buf_addf(b, "  %s %.4g", label, v);
 }

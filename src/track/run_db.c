@@ -268,6 +268,13 @@ static void see(struct values *s, double v) {
     s->v[s->n++] = v;
 }
 
+/* Which of the bins from lo to hi has v; lo <= v <= hi, all finite. */
+static int bin_of(double v, double lo, double hi) {
+    const double whole = hi - lo, share = isfinite(whole) ? (v - lo) / whole : (v / 2 - lo / 2) / (hi / 2 - lo / 2);
+    if (!(hi > lo) || !(share > 0)) return 0;
+    return share < 1 ? (int)(share * BINS) : BINS - 1;
+}
+
 static int put_histogram(struct db_ctx *c, int64_t step, int validation, const char *name, const struct values *s) {
     int32_t counts[BINS] = {0};
     double lo = s->v[0], hi = s->v[0];
@@ -275,10 +282,7 @@ static int put_histogram(struct db_ctx *c, int64_t step, int validation, const c
         lo = fmin(lo, s->v[i]);
         hi = fmax(hi, s->v[i]);
     }
-    for (int64_t i = 0; i < s->n; i++) {
-        const int bin = hi > lo ? (int)((s->v[i] - lo) / (hi - lo) * BINS) : 0;
-        counts[bin < BINS ? bin : BINS - 1]++;
-    }
+    for (int64_t i = 0; i < s->n; i++) counts[bin_of(s->v[i], lo, hi)]++;
     sqlite3_stmt *st = c->put_histogram;
     sqlite3_bind_int64(st, 1, step);
     sqlite3_bind_int(st, 2, validation);

@@ -2,13 +2,15 @@
 the helper; what JSON cannot hold arrives as text.  And scores that are none, and what it may raise."""
 
 import json
+import math
 import pathlib
 import random
+import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
-from verlc_test import Scratch, Tests, run  # noqa: E402
+from verlc_test import Scratch, Tests, run, tensors  # noqa: E402
 from verlc_helpers import protocol, reward  # noqa: E402
 
 VALUES = r'''
@@ -170,12 +172,39 @@ def check_raises(s, test):
              len(pids) == 16 and len(set(pids)) == 1 and p.returncode in (0, 1), f"{len(pids)} {set(pids)}: {p.stderr[-400:]}")
 
 
+EXTREMES = '''
+VALUES = [1e308, -1e308, 1.7976931348623157e308, -1e39, 3.5e38, 1e38, -3e38, 5e-324, -0.0, 1.0]
+N = 0
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    global N
+    N += 1
+    return {"score": VALUES[N % len(VALUES)], "acc": VALUES[(N + 1) % len(VALUES)]}
+'''
+
+
+def check_extremes(s, test):
+    """Scores at the ends of double: those that float32 does not hold are no scores, the others train; weights stay finite."""
+    (s.dir / "extremes.py").write_text(EXTREMES)
+    for name, keys in {"grpo": {}, "no std": {"algorithm.norm_adv_by_std_in_grpo": False}}.items():
+        keys |= {"reward.custom_reward_function.path": s.dir / "extremes.py", "reward.num_workers": 1, "trainer.save_freq": 2,
+                 "data.train_batch_size": 4, "actor_rollout_ref.rollout.n": 5, "trainer.total_training_steps": 2,
+                 "trainer.val_before_train": True, "trainer.test_freq": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}
+        d = "extremes_" + name.replace(" ", "_")
+        p = run(*s.ppo(d, **keys), check=False)
+        test(f"{name}: no score ends the run", p.returncode == 0 and "beyond what float32 holds" in p.stderr and
+             "10 of 20 samples have no score: 10 unparsed" in p.stderr, f"exit {p.returncode}: {p.stderr[-600:]}")
+        bad = [k for k, (dtype, _, raw) in tensors(s.dir / d / "global_step_2/actor/model.safetensors").items()
+               if dtype != "F32" or not all(map(math.isfinite, struct.unpack(f"<{len(raw) // 4}f", raw)))]
+        test(f"{name}: no weight is NaN or infinite", not bad, bad[:3])
+
+
 def main():
     test = Tests()
     with Scratch() as s:
         check_scores(s, test)
         check_values(s, test)
         check_raises(s, test)
+        check_extremes(s, test)
     test.end()
 
 

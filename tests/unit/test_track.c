@@ -350,6 +350,36 @@ static sqlite3 *open_db(void) {
     return db;
 }
 
+/* Any finite score has a bin, whatever the width of the range. */
+static void test_histogram_range(void **state) {
+    static const double extremes[][3] = {{-1e308, 1e308, 0}, {-1.7e308, 1.7e308, 1.7e308}, {0, 5e-324, 0}, {-5e-324, 1e308, 1},
+                                         {3, 3, 3},          {1, 1 + 0x1p-52, 1}};
+    (void)state;
+    struct track *t = open_run(-1);
+    for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < 3; k++) log_sample(t, i + 1, extremes[i][k]);
+        log_step(t, i + 1, 1);
+    }
+    track_close(t, 0);
+    sqlite3 *db = open_db();
+    sqlite3_stmt *st;
+    assert_int_equal(
+        sqlite3_prepare_v2(db, "SELECT step, counts FROM histograms WHERE name = 'score' ORDER BY step", -1, &st, NULL), SQLITE_OK);
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+        const int32_t *counts = sqlite3_column_blob(st, 1);
+        const int n = sqlite3_column_bytes(st, 1) / 4;
+        int sum = 0;
+        for (int b = 0; b < n; b++) sum += counts[b];
+        assert_int_equal(sum, 3);
+        assert_true(counts[0] >= 1);
+        if (extremes[i][1] > extremes[i][0]) assert_true(counts[n - 1] >= 1);
+        if (i == 0) assert_int_equal(counts[n / 2], 1);
+    }
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+}
+
 /* Numbers of each token, why a sample has no score, histograms, events. */
 static void test_db_columns(void **state) {
     (void)state;
@@ -573,8 +603,9 @@ static void test_queue(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_metrics),  T(test_long_names), T(test_file),        T(test_places),
-                                       T(test_failing),  T(test_db),         T(test_db_columns),  T(test_status),
-                                       T(test_format_1), T(test_schedule),   T(test_tensorboard), T(test_queue)};
+    const struct CMUnitTest tests[] = {
+        T(test_metrics),  T(test_long_names),      T(test_file),       T(test_places), T(test_failing),
+        T(test_db),       T(test_histogram_range), T(test_db_columns), T(test_status), T(test_format_1),
+        T(test_schedule), T(test_tensorboard),     T(test_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,8 @@
 #include "base/err.h"
 #include "base/rng.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,7 +75,13 @@ static int components(const struct stage *s, const struct batch *b, double **out
                      "that compute_score returns",
                      s->k->gdpo_keys[k]);
             }
-            v[k * b->n_rows + i] = json_is_boolean(x) ? (double)json_is_true(x) : json_number_value(x);
+            const double value = json_is_boolean(x) ? (double)json_is_true(x) : json_number_value(x);
+            if (!(fabs(value) <= (double)FLT_MAX)) {
+                free(v);
+                FAIL(ERR_NUMERIC, "algorithm.gdpo_reward_keys: \"%s\" of a sample is %g, beyond what float32 holds",
+                     s->k->gdpo_keys[k], value);
+            }
+            v[k * b->n_rows + i] = value;
         }
     }
     *out = v;

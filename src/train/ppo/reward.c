@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/utf8.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -340,6 +341,11 @@ int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped) {
     TRY(weigh_sources(s, b));
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
     const struct batch_col *responses = batch_find(b, "responses"), *score = batch_find(b, "score");
-    for (int64_t i = 0; i < b->n_rows; i++) level[responses->off[i + 1] - 1] = score->f64[i];
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        if (!(fabs(score->f64[i]) <= (double)FLT_MAX)) /* by a weight, or from a program that calls verlc.h */
+            FAIL(ERR_NUMERIC, "reward: the score %g of sample %lld is beyond what float32 holds; smaller scores or weights",
+                 score->f64[i], (long long)i);
+        level[responses->off[i + 1] - 1] = score->f64[i];
+    }
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/map.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,17 +168,17 @@ static void prompt_metrics(struct accum *a, const struct cell *what, const doubl
     free(draw);
 }
 
-/* The value of variable `name` of a row; false when it is not a number there. */
+/* The value of variable `name` of a row; false when it is no number there that float32 holds, as of a score. */
 static bool variable(const struct val_row *r, const char *name, double *v) {
     if (strcmp(name, "reward") == 0) {
         *v = r->reward;
-        return isfinite(*v);
+        return fabs(*v) <= (double)FLT_MAX;
     }
     const json_t *x = json_object_get(r->extra, name);
     if (json_is_boolean(x)) *v = json_is_true(x) ? 1 : 0;
     else if (json_is_number(x)) *v = json_number_value(x);
     else return false;
-    return isfinite(*v);
+    return fabs(*v) <= (double)FLT_MAX;
 }
 
 /* An answer as a text that is the same for answers that Python calls equal (1, 1.0 and True are); NULL: none.

@@ -119,7 +119,7 @@ int early_stop_look(struct early_stop *e, const struct metrics *m, int64_t step)
     metrics_get(m, e->metric, &v);
     const double gain = e->maximize ? v - e->best : e->best - v;
     /* past the threshold is a new best, however small the gain */
-    if (!isnan(v) && (e->best_step < 0 || gain > e->min_delta || (good_enough(e, v) && !good_enough(e, e->best)))) {
+    if (isfinite(v) && (e->best_step < 0 || gain > e->min_delta || (good_enough(e, v) && !good_enough(e, e->best)))) {
         e->best = v;
         e->best_step = step;
         e->waited = 0;

@@ -96,6 +96,7 @@ static int on_answer(void *arg, const struct rollout_sample *s) {
                         xasprintf("the judge's answer has no match of reward.reward_model.score_regex: %.120s", answer));
         if (!r.extra) r.extra = json_object();
         json_object_set_new(r.extra, "judgement", json_stringn(answer, text.n));
+        reward_check_score(&r);
         add_done(j, (int64_t)(intptr_t)s->user, r);
         j->n_running--;
     }

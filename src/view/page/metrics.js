@@ -176,18 +176,19 @@ export function heatmap(run, group, { name = "score", title: text = "Rewards of 
     const mean = [];
     for (let i = 0; i < data.step.length; i++) {
       const a = data.range[2 * i],
-        width = (data.range[2 * i + 1] - a) / data.bins;
+        width = data.range[2 * i + 1] / data.bins - a / data.bins; // no overflow
       let n = 0,
         sum = 0;
       for (let b = 0; b < data.bins; b++) {
         const count = data.counts[i * data.bins + b];
         if (!count) continue;
         const v = width > 0 ? (b === data.bins - 1 ? a + width * data.bins : b === 0 ? a : a + (b + .5) * width) : a;
-        data.binned[i * cells + Math.max(0, Math.min(cells - 1, Math.floor((v - lo) / (hi - lo) * cells)))] += count;
+        data.binned[i * cells + Math.max(0, Math.min(cells - 1, Math.floor((v / 2 - lo / 2) / (hi / 2 - lo / 2) * cells)))] +=
+          count;
         n += count;
-        sum += count * v;
+        sum += count * (v / 2);
       }
-      mean.push(n ? sum / n : null);
+      mean.push(n ? sum / n * 2 : null);
     }
     for (const v of data.binned) most = Math.max(most, v);
     const pad = (hi - lo) * .02;

@@ -60,9 +60,10 @@ function distribution(samples, chosen, choose) {
   const lo = values[0] ?? 0,
     hi = values.at(-1) ?? 0,
     n = values.length <= 20 ? values.length : 20;
-  const bins = Array.from({ length: n }, (_, i) => values.length <= 20 ? { lo: values[i], hi: values[i], n: 0 } : { lo: lo + (hi -
-      lo) * i / n, hi: lo + (hi - lo) * (i + 1) / n, n: 0 });
-  for (const v of scored) bins[values.length <= 20 ? values.indexOf(v) : Math.min(n - 1, Math.floor((v - lo) / (hi - lo) * n))].n++;
+  const bins = Array.from({ length: n }, (_, i) => values.length <= 20 ? { lo: values[i], hi: values[i], n: 0 } : { lo: lo +
+      (hi / n - lo / n) * i, hi: lo + (hi / n - lo / n) * (i + 1), n: 0 }); // no overflow
+  for (const v of scored) bins[values.length <= 20 ? values.indexOf(v) : Math.min(n - 1, Math.floor((v / 2 - lo / 2) / (hi / 2 - lo / 2) *
+    n))].n++;
   const most = Math.max(1, ...bins.map(b => b.n)),
     last = bins.at(-1);
   return h("div", { class: "bins", role: "group", "aria-label": "Scores of the step: a button shows those samples alone" }, bins
