@@ -1,5 +1,6 @@
 /* run_db.c - run.db: every step's metrics, every sample, what happened and what the run does, in SQLite (WAL), so that it
- * can be read while the run goes on. Format 2; of format 1 the columns that it lacks are added when its run is resumed.
+ * can be read while the run goes on; run_db_store.c keeps what cannot be written at the moment. Format 2; of format 1 the
+ * columns that it lacks are added when its run is resumed.
  *
  *   meta(key, value)                 format, version (of verlc), project, experiment, config (JSON), total_steps, started (wall
  *                                    clock of the run's first start), headline (JSON list of metrics), plan (JSON, below);
@@ -25,6 +26,7 @@
  *
  *   plan: {"total": bytes, "limit": bytes, "parts": [{"name", "bytes", "note", "block"}]}; parts with block true take turns
  *   in one block, of the size of the largest; an update's have "gradients", bytes of its own */
+#include "track/run_db_store.h"
 #include "track/track_int.h"
 
 #include "base/buf.h"
@@ -68,66 +70,55 @@ enum { SCORE, LENGTH, N_HISTOGRAMS };
 static const char *const histogram_names[N_HISTOGRAMS] = {"score", "response_length"};
 
 struct db_ctx {
-    sqlite3 *db;
-    sqlite3_stmt *put_metric, *put_sample, *put_histogram, *put_status, *put_event;
-    bool in_transaction;
+    struct run_db_store *store;
+    sqlite3 *db; /* the store's stage */
+    sqlite3_stmt *put_metric, *put_sample, *put_histogram, *put_status, *put_event, *put_meta;
     struct values seen[2][N_HISTOGRAMS]; /* since the last step's metrics */
+    double end_by;
     char *path;
 };
 
-static int db_fail(const struct db_ctx *c) { FAIL(ERR_IO, "%s: %s", c->path, sqlite3_errmsg(c->db)); }
-static int db_exec(struct db_ctx *c, const char *sql) {
-    return sqlite3_exec(c->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : db_fail(c);
+static int db_fail(const struct db_ctx *c, sqlite3 *db) { FAIL(ERR_IO, "%s: %s", c->path, sqlite3_errmsg(db)); }
+static int file_exec(struct db_ctx *c, const char *sql) {
+    sqlite3 *const db = run_db_store_file(c->store);
+    return sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : db_fail(c, db);
 }
 
 static void db_close(void *v) {
     struct db_ctx *c = v;
-    if (c->in_transaction) sqlite3_exec(c->db, "COMMIT", NULL, NULL, NULL);
-    sqlite3_stmt *const all[] = {c->put_metric, c->put_sample, c->put_histogram, c->put_status, c->put_event};
+    sqlite3_stmt *const all[] = {c->put_metric, c->put_sample, c->put_histogram, c->put_status, c->put_event, c->put_meta};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) sqlite3_finalize(all[i]);
-    sqlite3_close(c->db);
+    run_db_store_close(c->store, c->end_by);
     for (int i = 0; i < 2 * N_HISTOGRAMS; i++) free(c->seen[i / N_HISTOGRAMS][i % N_HISTOGRAMS].v);
     free(c->path);
     free(c);
 }
 
 static int prepare(struct db_ctx *c, sqlite3_stmt **st, const char *sql) {
-    return sqlite3_prepare_v2(c->db, sql, -1, st, NULL) == SQLITE_OK ? 0 : db_fail(c);
+    return sqlite3_prepare_v2(c->db, sql, -1, st, NULL) == SQLITE_OK ? 0 : db_fail(c, c->db);
 }
 
 static int run_stmt(struct db_ctx *c, sqlite3_stmt *st) {
     const int rc = sqlite3_step(st);
     sqlite3_reset(st);
-    return rc == SQLITE_DONE ? 0 : db_fail(c);
+    return rc == SQLITE_DONE ? 0 : db_fail(c, c->db);
 }
 
-static int begin(struct db_ctx *c) {
-    if (c->in_transaction) return 0;
-    TRY(db_exec(c, "BEGIN"));
-    c->in_transaction = true;
-    return 0;
+/* Room for a record of so many bytes beside its row. */
+static bool has_room(struct db_ctx *c, int64_t bytes, bool is_sample) {
+    enum { ROW = 128 };
+    return run_db_store_room(c->store, bytes + ROW, is_sample);
 }
 
-static int db_flush(void *v) {
-    struct db_ctx *c = v;
-    if (!c->in_transaction) return 0;
-    c->in_transaction = false;
-    return db_exec(c, "COMMIT");
-}
+static int db_flush(void *v) { return run_db_store_flush(((struct db_ctx *)v)->store); }
 
 /* ---- opening ---- */
 
-static int put_meta(struct db_ctx *c, const char *sql, const char *key, const char *value) {
-    sqlite3_stmt *st;
-    TRY(prepare(c, &st, sql));
-    sqlite3_bind_text(st, 1, key, -1, SQLITE_TRANSIENT);
-    sqlite3_bind_text(st, 2, value, -1, SQLITE_TRANSIENT);
-    const int ok = sqlite3_step(st) == SQLITE_DONE;
-    sqlite3_finalize(st);
-    return ok ? 0 : db_fail(c);
-}
 static int set_meta(struct db_ctx *c, const char *key, const char *value) {
-    return put_meta(c, "INSERT OR REPLACE INTO meta VALUES(?, ?)", key, value);
+    if (!has_room(c, (int64_t)strlen(value), false)) return 0;
+    sqlite3_bind_text(c->put_meta, 1, key, -1, SQLITE_STATIC);
+    sqlite3_bind_text(c->put_meta, 2, value, -1, SQLITE_STATIC);
+    return run_stmt(c, c->put_meta);
 }
 
 static int set_meta_json(struct db_ctx *c, const char *key, const json_t *value) {
@@ -138,10 +129,10 @@ static int set_meta_json(struct db_ctx *c, const char *key, const json_t *value)
     return rc;
 }
 
-static int set_meta_wall(struct db_ctx *c, const char *key, bool keep) {
+static int set_meta_wall(struct db_ctx *c, const char *key) {
     char text[40];
     snprintf(text, sizeof text, "%.3f", clock_wall());
-    return put_meta(c, keep ? "INSERT OR IGNORE INTO meta VALUES(?, ?)" : "INSERT OR REPLACE INTO meta VALUES(?, ?)", key, text);
+    return set_meta(c, key, text);
 }
 
 static int set_headline(struct db_ctx *c, const struct track_args *a) {
@@ -153,6 +144,7 @@ static int set_headline(struct db_ctx *c, const struct track_args *a) {
 }
 
 static int put_event(struct db_ctx *c, int64_t step, const char *kind, const char *message, double wall) {
+    if (!has_room(c, (int64_t)strlen(message), false)) return 0;
     sqlite3_bind_int64(c->put_event, 1, step);
     sqlite3_bind_double(c->put_event, 2, wall);
     sqlite3_bind_text(c->put_event, 3, kind, -1, SQLITE_STATIC);
@@ -176,6 +168,16 @@ static int set_status_f64(struct db_ctx *c, const char *key, double v) {
     return run_stmt(c, c->put_status);
 }
 
+/* Of the run's first start; a resumed one has it. */
+static int set_started(struct db_ctx *c) {
+    sqlite3 *const file = run_db_store_file(c->store);
+    sqlite3_stmt *st;
+    if (sqlite3_prepare_v2(file, "SELECT 1 FROM meta WHERE key = 'started'", -1, &st, NULL) != SQLITE_OK) return db_fail(c, file);
+    const bool there = sqlite3_step(st) == SQLITE_ROW;
+    sqlite3_finalize(st);
+    return there ? 0 : set_meta_wall(c, "started");
+}
+
 static int describe(struct db_ctx *c, const struct track_args *a) {
     char text[32], host[256] = "";
     gethostname(host, sizeof host - 1);
@@ -186,7 +188,7 @@ static int describe(struct db_ctx *c, const struct track_args *a) {
     TRY(set_meta(c, "experiment", a->experiment));
     snprintf(text, sizeof text, "%lld", (long long)a->total_steps);
     TRY(set_meta(c, "total_steps", text));
-    TRY(set_meta_wall(c, "started", true));
+    TRY(set_started(c));
     TRY(set_headline(c, a));
     if (a->config) TRY(set_meta_json(c, "config", a->config));
     else TRY(set_meta(c, "config", "{}"));
@@ -198,19 +200,19 @@ static int describe(struct db_ctx *c, const struct track_args *a) {
     return put_event(c, a->resume_step, "resume", text, clock_wall());
 }
 
-/* A format-1 database gets the columns that it lacks. */
-static int add_columns(struct db_ctx *c) {
-    sqlite3_stmt *st;
-    TRY(prepare(c, &st, "SELECT 1 FROM pragma_table_info('samples') WHERE name = ?"));
-    int rc = 0;
-    for (size_t i = 0; i < sizeof added / sizeof *added && rc == 0; i++) {
+/* A format-1 database gets the columns that it lacks, and a new one those that format 1 had not. */
+static int add_columns(sqlite3 *db, const char *path) {
+    sqlite3_stmt *st = NULL;
+    int code = sqlite3_prepare_v2(db, "SELECT 1 FROM pragma_table_info('samples') WHERE name = ?", -1, &st, NULL);
+    for (size_t i = 0; i < sizeof added / sizeof *added && code == SQLITE_OK; i++) {
         char sql[96];
         sqlite3_bind_text(st, 1, added[i][0], -1, SQLITE_STATIC);
         const bool there = sqlite3_step(st) == SQLITE_ROW;
         sqlite3_reset(st);
         snprintf(sql, sizeof sql, "ALTER TABLE samples ADD COLUMN %s %s", added[i][0], added[i][1]);
-        if (!there) rc = db_exec(c, sql);
+        if (!there) code = sqlite3_exec(db, sql, NULL, NULL, NULL);
     }
+    const int rc = code == SQLITE_OK ? 0 : err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", path, sqlite3_errmsg(db));
     sqlite3_finalize(st);
     return rc;
 }
@@ -223,26 +225,32 @@ static int prepare_all(struct db_ctx *c) {
                 " token_bytes, versions, prompt_number, place)"
                 " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
+    TRY(prepare(c, &c->put_meta, "INSERT OR REPLACE INTO meta VALUES(?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
     return prepare(c, &c->put_event, "INSERT INTO events VALUES(NULL, ?, ?, ?, ?)");
 }
 
-static int start(struct db_ctx *c, const struct track_args *a) {
+/* What the new run does not continue goes. */
+static int forget_later(struct db_ctx *c, int64_t resume_step) {
     static const char *const by_step[] = {"metrics", "samples", "histograms"};
     char sql[128];
-    TRY(db_exec(c, "PRAGMA journal_mode=WAL"));
-    TRY(db_exec(c, "PRAGMA synchronous=NORMAL"));
-    TRY(begin(c));
-    TRY(db_exec(c, schema));
-    TRY(add_columns(c));
-    TRY(prepare_all(c));
-    const long long keep = a->resume_step > 0 ? a->resume_step : -1; /* a new run starts empty */
+    const long long keep = resume_step > 0 ? resume_step : -1; /* a new run starts empty */
+    TRY(file_exec(c, "BEGIN IMMEDIATE"));
     for (size_t i = 0; i < sizeof by_step / sizeof *by_step; i++) {
         snprintf(sql, sizeof sql, "DELETE FROM %s WHERE step > %lld", by_step[i], keep);
-        TRY(db_exec(c, sql));
+        TRY(file_exec(c, sql));
     }
-    TRY(db_exec(c, "DELETE FROM status; DELETE FROM meta WHERE key IN ('ended', 'exit')"));
-    if (keep < 0) TRY(db_exec(c, "DELETE FROM events; DELETE FROM meta")); /* what happened stays with a resumed run */
+    TRY(file_exec(c, "DELETE FROM status; DELETE FROM meta WHERE key IN ('ended', 'exit')"));
+    if (keep < 0) TRY(file_exec(c, "DELETE FROM events; DELETE FROM meta")); /* what happened stays with a resumed run */
+    return file_exec(c, "COMMIT");
+}
+
+static int start(struct db_ctx *c, const struct track_args *a) {
+    const struct run_db_store_args s = {.dir = a->run_dir, .schema = schema, .complete = add_columns, .anew = a->resume_step <= 0};
+    TRY(run_db_store_open(&c->store, &s));
+    c->db = run_db_store_stage(c->store);
+    TRY(prepare_all(c));
+    TRY(forget_later(c, a->resume_step));
     TRY(describe(c, a));
     return db_flush(c);
 }
@@ -251,12 +259,15 @@ static int db_open(void **ctx, const char *name, const struct track_args *a) {
     (void)name;
     struct db_ctx *c = xcalloc(1, sizeof *c);
     c->path = file_join(a->run_dir, "run.db");
-    int rc = sqlite3_open(c->path, &c->db) == SQLITE_OK ? 0 : db_fail(c);
-    if (rc == 0) sqlite3_busy_timeout(c->db, 2000);
-    if (rc == 0) rc = start(c, a);
-    if (rc < 0) c->in_transaction = false; /* nothing of it is kept */
-    if (rc < 0) db_close(c);
-    else *ctx = c;
+    const int rc = start(c, a);
+    if (rc < 0) {
+        struct err_saved why;
+        err_save(&why);
+        db_close(c);
+        err_restore(&why);
+    } else {
+        *ctx = c;
+    }
     return rc;
 }
 
@@ -305,9 +316,10 @@ static int put_histograms(struct db_ctx *c, int64_t step) {
 
 static int db_log(void *v, int64_t step, const struct metrics *m, double wall) {
     struct db_ctx *c = v;
-    (void)wall;
-    TRY(begin(c));
+    const char *why;
+    if (run_db_store_is_news(c->store, &why)) TRY(put_event(c, step, "warning", why, wall));
     for (int64_t i = 0; i < m->n; i++) {
+        if (!has_room(c, (int64_t)strlen(m->items[i].name), false)) continue;
         sqlite3_bind_int64(c->put_metric, 1, step);
         sqlite3_bind_text(c->put_metric, 2, m->items[i].name, -1, SQLITE_STATIC);
         sqlite3_bind_double(c->put_metric, 3, m->items[i].value); /* NaN is stored as NULL */
@@ -329,11 +341,17 @@ static void add_runs(struct buf *b, const int32_t *versions, int64_t n) {
     }
 }
 
+static int64_t sample_bytes(const struct track_sample *s) {
+    const int64_t per_token =
+        4 + 4 + (s->entropy ? 4 : 0) + (s->ref_logp ? 4 : 0) + (s->advantages ? 4 : 0) + (s->token_bytes ? 2 : 0);
+    return (int64_t)(s->prompt.n + s->response.n + s->ground_truth.n) + 4 * s->n_prompt + per_token * s->n;
+}
+
 static int db_sample(void *v, const struct track_sample *s) {
     struct db_ctx *c = v;
     sqlite3_stmt *st = c->put_sample;
     struct buf extra = {0}, runs = {0};
-    TRY(begin(c));
+    if (!has_room(c, sample_bytes(s), true)) return 0;
     if (s->extra) TRY(json_dump_line(&extra, s->extra));
     sqlite3_bind_int64(st, 1, s->step);
     sqlite3_bind_int(st, 2, s->validation);
@@ -371,15 +389,13 @@ static int db_sample(void *v, const struct track_sample *s) {
 }
 
 static int db_event(void *v, int64_t step, const char *kind, const char *message, double wall) {
-    struct db_ctx *c = v;
-    TRY(begin(c));
-    return put_event(c, step, kind, message, wall);
+    return put_event(v, step, kind, message, wall);
 }
 
 /* Committed at once, and with it the samples so far. */
 static int db_status(void *v, const struct track_status *s, double wall) {
     struct db_ctx *c = v;
-    TRY(begin(c));
+    if (!has_room(c, 0, false)) return 0;
     TRY(set_status_i64(c, "step", s->step));
     TRY(set_status(c, "phase", s->phase));
     TRY(set_status_i64(c, "done", s->done));
@@ -392,10 +408,9 @@ static int db_status(void *v, const struct track_status *s, double wall) {
 
 static void db_end(void *v, const char *how, const char *why, double end_by) {
     struct db_ctx *c = v;
-    (void)end_by;
+    c->end_by = end_by;
     char *text = why ? xasprintf("%s: %s", how, why) : xstrdup(how);
-    if (db_flush(c) < 0 || set_meta(c, "exit", text) < 0 || set_meta_wall(c, "ended", false) < 0)
-        log_warn("tracker run.db: %s", err_msg());
+    if (set_meta(c, "exit", text) < 0 || set_meta_wall(c, "ended") < 0) log_warn("tracker run.db: %s", err_msg());
     free(text);
 }
 

@@ -96,6 +96,9 @@ int track_open(struct track **out, const struct track_args *a);
 /* Flushes and closes; prints counts of lost records if any. rc: how the run ended. Clients have a minute for what they have
  * not sent, up to ten while they are sending, 10 s where a signal ended the run. NULL ok. */
 void track_close(struct track *t, int rc);
+/* What a run could not write to run.db, because another program had locked it or the disk was full, from run.kept.db into it. 1: it
+ * is there now; 0: there is nothing, or its run goes on; ERR_IO, ERR_FORMAT. */
+int track_take_in(const char *run_dir);
 /* One line on the console, one record in each tracker. m is copied. */
 void track_log(struct track *t, int64_t step, const struct metrics *m);
 void track_sample(struct track *t, const struct track_sample *s);

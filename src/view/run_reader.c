@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/utf8.h"
 #include "text/text.h"
 
@@ -129,6 +130,15 @@ static int look(struct run_reader *r) {
     return 0;
 }
 
+/* What its run could not write before it ended; where it cannot be written now either, run.db is read as it is. */
+static void take_in(const struct run_reader *r) {
+    const char *slash = strrchr(r->path, '/');
+    if (strcmp(slash ? slash + 1 : r->path, "run.db") != 0) return;
+    const int rc = track_take_in(r->dir);
+    if (rc > 0) log_info("%s has now what was kept in run.kept.db while it could not be written", r->path);
+    if (rc < 0) log_note("%s has not the last records of its run, which are in run.kept.db: %s", r->path, err_msg());
+}
+
 int run_reader_open(struct run_reader **out, const char *path) {
     struct run_reader *r = xcalloc(1, sizeof *r);
     int rc = 0;
@@ -142,6 +152,7 @@ int run_reader_open(struct run_reader **out, const char *path) {
     }
     if (!file_exists(r->path) && file_is_dir(path)) rc = no_run(path);
     else if (!file_exists(r->path)) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s does not exist", path);
+    if (rc == 0) take_in(r);
     if (rc == 0) rc = open_file(r);
     if (rc == 0) rc = look(r);
     if (rc < 0) run_reader_close(r);

@@ -146,6 +146,15 @@ def track():
         db.commit()
         db.close()
         yield b"\0" + (Path(d) / "run.db").read_bytes()
+        db = sqlite3.connect(Path(d) / "run.db")
+        db.execute("INSERT INTO meta VALUES('kept', 'ab')")
+        for table in ("samples(id INTEGER PRIMARY KEY, step, response)", "events(id INTEGER PRIMARY KEY, step, message)",
+                      "histograms(step, validation, name, lo)", "status(key, value)"):
+            db.execute("CREATE TABLE " + table)
+        db.execute("INSERT INTO samples VALUES(3, 1, 'r')")
+        db.commit()
+        db.close()
+        yield b"\4" + (Path(d) / "run.db").read_bytes()
     yield b"\0SQLite format 3\0"
     yield b"\1" + b"".join(compact({"step": i, "data": {"a": 0.5, "b": None}}) + b"\n" for i in range(9)) + b'{"step": 9, "da'
     yield b"\2" + b"".join(compact({"seq": i, "step": i, "data": {"a": 0.5}}) + b"\n" for i in range(9)) + b'{"seq": 9, "s'

@@ -1,12 +1,12 @@
-/* fuzz_track.c - what a resumed run finds of its trackers: run.db, metrics.jsonl, or a client's unsent records or state, of
- * arbitrary bytes; the first byte picks which.  Each is an error with a message, or takes the next record.  client.c is
- * included whole, so that no client has to be started. */
+/* fuzz_track.c - what a resumed run finds of its trackers: run.db, what was kept beside it, metrics.jsonl, or a client's unsent
+ * records or state, of arbitrary bytes; the first byte picks which.  Each is an error with a message, or takes the next record.
+ * client.c is included whole, so that no client has to be started. */
 #include "fuzz.h"
 
 #include "track/client.c"
 
-static const char *const names[] = {"run.db", "metrics.jsonl", "client.jsonl", "client.json"};
-enum { RUN_DB, METRICS, SPOOL, STATE, N_NAMES };
+static const char *const names[] = {"run.db", "metrics.jsonl", "client.jsonl", "client.json", "run.kept.db"};
+enum { RUN_DB, METRICS, SPOOL, STATE, KEPT, N_NAMES };
 
 static void resume_run(const struct track_args *a) {
     struct track *t = NULL;
@@ -41,11 +41,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     char *wal = file_join(fuzz_dir(), "run.db-wal"), *shm = file_join(fuzz_dir(), "run.db-shm");
     unlink(wal);
     unlink(shm);
-    for (int i = 0; i < N_NAMES; i++) free(fuzz_file(names[i], data, 0));
+    for (int i = 0; i < KEPT; i++) free(fuzz_file(names[i], data, 0));
     const int which = data[0] % N_NAMES;
     free(fuzz_file(names[which], data + 1, n - 1));
     const struct track_args a = {.loggers = &loggers, .project = "p", .experiment = "e", .run_dir = fuzz_dir(), .resume_step = 7};
-    if (which >= SPOOL) resume_client(&a);
+    if (which == SPOOL || which == STATE) resume_client(&a);
     else resume_run(&a);
     free(wal);
     free(shm);
