@@ -200,7 +200,7 @@ int reward__call_send(struct reward__calls *c, const struct reward_request *q, i
     if (!solution) FAIL(ERR_INPUT, "a response is not valid UTF-8 and cannot be scored");
     json_t *call = json_pack("{s:s, s:o, s:O?, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "", "solution_str",
                              solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info, "data", q->data);
-    CHECK(call != NULL);
+    if (!call) FAIL(ERR_INPUT, "a data_source is not valid UTF-8, and its sample cannot be scored");
     if (!c->batch && c->max_in_flight <= 0) return send(c, call, &s, 1);
     hold(&c->held, call, s);
     return send_held(c, &wait);

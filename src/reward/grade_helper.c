@@ -97,7 +97,17 @@ static int send_question(struct reward__graders *s, struct job *j, json_t *quest
 /* 1: *out is the job's result, and the job is freed; 0: it has asked. */
 static int advance(struct reward__graders *s, struct job *j, struct reward_result *out) {
     struct reward__grading g = {.text = j->text, .n = j->n, .truth = j->truth, .targets = j->targets, .answers = j->answers};
+    reward__budget_begin(s->timeout_s);
     *out = j->grader->grade(&g);
+    if (!reward__budget_end()) {
+        reward_result_free(out);
+        json_decref(g.question);
+        *out = reward__failure(REWARD_TIMEOUT, xasprintf("grader %s took longer than %g s of processor time for one response "
+                                                         "(reward.timeout), or its pattern matcher gave up",
+                                                         j->grader->name, s->timeout_s));
+        free_job(j);
+        return 1;
+    }
     if (!g.question) {
         free_job(j);
         return 1;

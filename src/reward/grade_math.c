@@ -36,7 +36,7 @@ static bool fix_sqrt(char **s) {
         buf_add(&out, p, (size_t)(hit - p) + strlen(cmd));
         p = hit + strlen(cmd);
         if (*p == '{') continue;
-        const size_t n = reward__char_bytes(p, strlen(p));
+        const size_t n = reward__char(p);
         ok = *p != '\0' && strncmp(p, cmd, strlen(cmd)) != 0;
         if (ok) {
             buf_addf(&out, "{%.*s}", (int)n, p);

@@ -12,20 +12,37 @@
 
 /* ---- what the response announces ---- */
 
+/* The last place of an ASCII marker in s, in any case; NULL: none. For texts in which ASCII letters alone have lower cases in
+ * ASCII. */
+static const char *last_in_any_case(const char *s, const char *marker) {
+    const size_t n = strlen(s), n_marker = strlen(marker);
+    const char first = (char)(*marker | 0x20);
+    if (!reward__spend(n)) return NULL;
+    for (const char *p = s + n - (n < n_marker ? n : n_marker); p >= s && n >= n_marker; p--)
+        if ((*p | 0x20) == first && strncasecmp(p, marker, n_marker) == 0) return p;
+    return NULL;
+}
+
+/* Of a text where others do (\u0130, the Kelvin sign): its lower case may have other lengths, so characters are counted. */
+static const char *last_in_lower_case(const char *s, const char *marker) {
+    char *low = reward__lower(s);
+    const char *hit = reward__rfind(low, marker), *at = s;
+    size_t chars = 0;
+    for (const char *p = low; hit && p < hit; p += reward__char(p)) chars++;
+    for (; chars > 0 && *at; chars--) at += reward__char(at);
+    free(low);
+    return hit ? at : NULL;
+}
+
 /* Behind the last marker of the response in any case, or before it; false: there is none. */
 static bool cut_at(char **s, const char *marker, bool before) {
-    char *low = reward__lower(*s);
-    const char *hit = reward__rfind(low, marker);
-    if (hit) { /* the lower case of a text may have other lengths: characters are counted */
-        size_t chars = 0, n_marker = strlen(marker);
-        for (const char *p = low; p < hit + (before ? 0 : n_marker); p += reward__char_bytes(p, strlen(p))) chars++;
-        const char *at = *s;
-        for (; chars > 0 && *at; chars--) at += reward__char_bytes(at, strlen(at));
-        reward__set(s, before ? xstrndup(*s, (size_t)(at - *s)) : xstrdup(at));
-        reward__strip(s);
-    }
-    free(low);
-    return hit != NULL;
+    const bool ascii = !strstr(*s, "\xC4\xB0") && !strstr(*s, "\xE2\x84\xAA");
+    const char *hit = ascii ? last_in_any_case(*s, marker) : last_in_lower_case(*s, marker), *at = hit;
+    if (!hit) return false;
+    for (size_t chars = before ? 0 : strlen(marker); chars > 0 && *at; chars--) at += reward__char(at);
+    reward__set(s, before ? xstrndup(*s, (size_t)(hit - *s)) : xstrdup(at));
+    reward__strip(s);
+    return true;
 }
 
 /* Between the braces of the last \boxed or \fbox, stripped; NULL: there is none, or nothing in it. */
@@ -101,7 +118,7 @@ static bool ends_in_digit(const char *s, const char *end) {
     if (end == s) return false;
     do end--;
     while (end > s && ((unsigned char)*end & 0xC0) == 0x80);
-    char *last = xstrndup(end, reward__char_bytes(end, strlen(end)));
+    char *last = xstrndup(end, reward__char(end));
     const bool digit = reward__isdigit(last);
     free(last);
     return digit;
@@ -258,7 +275,7 @@ static bool equal_values(struct equal *e, struct value *p, struct value *r) {
     double x, y;
     if (!p->number) {
         const char *end = p->s;
-        for (int i = 0; i < LONGEST && *end; i++) end += reward__char_bytes(end, strlen(end));
+        for (int i = 0; i < LONGEST && *end; i++) end += reward__char(end);
         p->s[end - p->s] = '\0';
     }
     if (!p->number && !r->number && same_text(p->s, r->s)) return true;

@@ -29,7 +29,7 @@ char *reward__qa_normal(const char *answer) {
     struct buf out = {0};
     bool in_word = false;
     for (const char *p = low; *p;) {
-        const size_t skip = in_word ? 0 : article(p), n = skip ? skip : reward__char_bytes(p, strlen(p));
+        const size_t skip = in_word ? 0 : article(p), n = skip ? skip : reward__char(p);
         in_word = reward__is_word(p);
         if (skip) buf_addc(&out, ' ');
         else buf_add(&out, p, n);

@@ -14,7 +14,8 @@
 
 /* "1,234,567" -> "1234567", but not the commas of a tuple. */
 static void strip_thousands(char **s) {
-    for (;;) { /* each pass takes matches that do not overlap, as re.sub */
+    /* each pass takes matches that do not overlap, as re.sub; what a pass leaves or makes is at most two passes more */
+    while (reward__spend(strlen(*s))) {
         struct buf out = {0};
         bool found = false;
         for (const char *p = *s; *p;) {
@@ -28,13 +29,13 @@ static void strip_thousands(char **s) {
                 }
             const char *next = q + 1 + n;
             if (k == 3 && !reward__decimal(next)) {
-                const size_t tail = *next ? reward__char_bytes(next, strlen(next)) : 0;
+                const size_t tail = *next ? reward__char(next) : 0;
                 buf_add(&out, p, a);
                 buf_add(&out, q + 1, n + tail);
                 p = next + tail;
                 found = true;
             } else {
-                const size_t step = a ? a : reward__char_bytes(p, strlen(p));
+                const size_t step = a ? a : reward__char(p);
                 buf_add(&out, p, step);
                 p += step;
             }

@@ -9,11 +9,54 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <utf8proc.h>
 
+/* ---- the time of an answer ---- */
+
+enum { LOOK = 1 << 20 }; /* bytes of work between two looks at the clock: about a millisecond */
+static _Thread_local struct {
+    bool limited, over;
+    double end; /* thread_seconds */
+    size_t bytes;
+} budget;
+
+static double thread_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void reward__budget_begin(double seconds) {
+    budget.limited = true;
+    budget.over = false;
+    budget.bytes = 0;
+    budget.end = thread_seconds() + seconds;
+}
+
+bool reward__budget_end(void) {
+    const bool in_time = !budget.over;
+    budget.limited = budget.over = false;
+    return in_time;
+}
+
+void reward__exhaust(void) { budget.over = budget.limited; }
+
+bool reward__spend(size_t bytes) {
+    budget.bytes += bytes;
+    if (budget.bytes >= LOOK) {
+        budget.bytes = 0;
+        if (budget.limited && thread_seconds() > budget.end) budget.over = true;
+    }
+    return !budget.over;
+}
+
+/* ---- texts ---- */
+
 const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail) {
+    const size_t most = 4 * (size_t)n_chars, least = n > most ? n - most : 0; /* bytes, where it is no UTF-8 */
     size_t at = n;
-    while (at > 0 && n_chars > 0) {
+    while (at > least && n_chars > 0) {
         at--;
         if (((unsigned char)s[at] & 0xC0) != 0x80) n_chars--; /* a first byte */
     }
@@ -27,6 +70,12 @@ size_t reward__char_bytes(const char *p, size_t left) {
     return n;
 }
 
+size_t reward__char(const char *p) {
+    size_t n = 1;
+    while (((unsigned char)p[n] & 0xC0) == 0x80) n++;
+    return n;
+}
+
 void reward__set(char **s, char *to) {
     free(*s);
     *s = to;
@@ -34,7 +83,7 @@ void reward__set(char **s, char *to) {
 
 void reward__replace(char **s, const char *from, const char *to) {
     const size_t n_from = strlen(from);
-    const char *p = *s, *hit = strstr(p, from);
+    const char *p = *s, *hit = reward__spend(strlen(p)) ? strstr(p, from) : NULL;
     if (!hit) return;
     struct buf out = {0};
     for (; hit; p = hit + n_from, hit = strstr(p, from)) {
@@ -47,12 +96,14 @@ void reward__replace(char **s, const char *from, const char *to) {
 
 const char *reward__rfind(const char *s, const char *needle) {
     const char *last = NULL;
+    if (!reward__spend(strlen(s))) return NULL;
     for (const char *p = s; (p = strstr(p, needle)); p++) last = p;
     return last;
 }
 
 char *reward__balanced(const char *open) {
     int64_t depth = 0;
+    if (!reward__spend(strlen(open))) return NULL;
     for (const char *p = open; *p; p++) {
         if (*p == '{') depth++;
         if (*p == '}' && --depth == 0) return xstrndup(open, (size_t)(p - open) + 1);
@@ -96,11 +147,13 @@ static bool is_other_digit(int32_t c) {
 
 size_t reward__space(const char *p) {
     size_t n;
+    if ((unsigned char)*p < 128) return *p && is_space(*p);
     return *p && is_space(decode(p, &n)) ? n : 0;
 }
 
 size_t reward__decimal(const char *p) {
     size_t n;
+    if ((unsigned char)*p < 128) return *p >= '0' && *p <= '9';
     return *p && is_decimal(decode(p, &n)) ? n : 0;
 }
 
@@ -128,7 +181,7 @@ int reward__letters(const char *s, int limit) {
 
 bool reward__is_word(const char *p) {
     size_t n;
-    if (!*p) return false;
+    if ((unsigned char)*p < 128) return *p && (isalnum((unsigned char)*p) || *p == '_');
     const int32_t c = decode(p, &n);
     return c == '_' || is_letter(c) ||
            (c >= 0 && utf8proc_category(c) >= UTF8PROC_CATEGORY_ND && utf8proc_category(c) <= UTF8PROC_CATEGORY_NO);
@@ -138,10 +191,11 @@ bool reward__is_word(const char *p) {
 
 void reward__strip(char **s) {
     const char *from = *s, *end;
+    if (!reward__spend(strlen(from))) return;
     for (size_t n; (n = reward__space(from)) > 0;) from += n;
     end = from;
     for (const char *p = from; *p;) {
-        const size_t n = reward__space(p), step = n ? n : reward__char_bytes(p, strlen(p));
+        const size_t n = reward__space(p), step = n ? n : reward__char(p);
         p += step;
         if (!n) end = p;
     }
@@ -152,10 +206,11 @@ void reward__strip(char **s) {
 
 char *reward__words(const char *s) {
     struct buf out = {0};
+    if (!reward__spend(strlen(s))) return xstrdup("");
     for (size_t n; *s; s += n) {
         if ((n = reward__space(s)) > 0) continue;
         if (out.n > 0) buf_addc(&out, ' ');
-        for (n = 0; s[n] && !reward__space(s + n);) n += reward__char_bytes(s + n, strlen(s + n));
+        for (n = 0; s[n] && !reward__space(s + n);) n += reward__char(s + n);
         buf_add(&out, s, n);
     }
     return buf_take(&out);
@@ -170,31 +225,42 @@ static bool is_case_ignorable(int32_t c) {
            k == UTF8PROC_CATEGORY_SK || (c < 128 && strchr("'.:", c)) || c == 0xB7 || c == 0x2018 || c == 0x2019;
 }
 
-/* A capital sigma at p ends a word: a letter before it and none behind. */
-static bool sigma_is_final(const char *s, const char *p, size_t n_sigma) {
-    size_t n;
-    bool before = false;
-    for (const char *q = s; q < p; q += n) {
-        const int32_t c = decode(q, &n);
-        if (!is_case_ignorable(c)) before = is_cased(c);
+/* Of a text from its start on: whether the last character that case does not ignore is a letter with case. */
+struct case_before {
+    const char *at;
+    bool cased;
+};
+static void read_case(struct case_before *b, const char *end) {
+    for (size_t n; b->at < end; b->at += n) {
+        const int32_t c = decode(b->at, &n);
+        if (!is_case_ignorable(c)) b->cased = is_cased(c);
     }
+}
+
+/* A capital sigma at p ends a word: a letter before it and none behind. b is read up to it, so that all of a text take the
+ * time of one pass. */
+static bool sigma_is_final(struct case_before *b, const char *p, size_t n_sigma) {
+    size_t n;
+    read_case(b, p);
     for (p += n_sigma; *p; p += n) {
         const int32_t c = decode(p, &n);
-        if (!is_case_ignorable(c)) return before && !is_cased(c);
+        if (!is_case_ignorable(c)) return b->cased && !is_cased(c);
     }
-    return before;
+    return b->cased;
 }
 
 char *reward__lower(const char *s) {
     struct buf out = {0};
+    struct case_before before = {.at = s};
     size_t n;
+    if (!reward__spend(strlen(s))) return xstrdup("");
     for (const char *p = s; *p; p += n) {
         const int32_t c = decode(p, &n);
         utf8proc_uint8_t low[4];
         if (c < 0) buf_add(&out, p, n);
         else if (c < 128) buf_addc(&out, (char)tolower(c));
         else if (c == 0x130) buf_adds(&out, "i\xCC\x87"); /* the one letter whose lower case is two characters */
-        else if (c == 0x3A3) buf_adds(&out, sigma_is_final(s, p, n) ? "\xCF\x82" : "\xCF\x83");
+        else if (c == 0x3A3) buf_adds(&out, sigma_is_final(&before, p, n) ? "\xCF\x82" : "\xCF\x83");
         else buf_add(&out, low, (size_t)utf8proc_encode_char(utf8proc_tolower(c), low));
     }
     return buf_take(&out);
@@ -202,11 +268,13 @@ char *reward__lower(const char *s) {
 
 /* ---- numbers ---- */
 
-/* Decimals of every script and spaces as ASCII, ends stripped: what float() reads. */
+/* Decimals of every script and spaces as ASCII, ends stripped: what float() reads. NULL: it has a character of no number. */
 static char *ascii_number(const char *s) {
     struct buf out = {0};
     for (size_t n; *s; s += n) {
         const int32_t c = decode(s, &n);
+        if (!is_space(c) && (c < 128 ? c < 0 || !strchr("0123456789_.+-eEiInNfFaAtTyY", c) : !is_decimal(c)))
+            return buf_free(&out), NULL;
         if (is_space(c)) buf_addc(&out, ' ');
         else if (c >= 128 && is_decimal(c)) { /* ten in a row from the script's zero on */ int value = 0;
             while (value < 50 && is_decimal(c - value - 1)) value++;
@@ -231,6 +299,7 @@ static size_t digits(const char **p, struct buf *out) {
 
 bool reward__float(const char *s, double *x) {
     char *text = ascii_number(s);
+    if (!text) return false;
     const char *p = text + (*text == '-' || *text == '+');
     struct buf plain = {0};
     if (*text == '-') buf_addc(&plain, '-');

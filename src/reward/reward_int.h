@@ -74,8 +74,16 @@ struct reward__grader {
 };
 /* grade.c: the grader of that name, or of the data source; NULL: none, *why says it (caller frees). */
 const struct reward__grader *reward__route(const char *name, const char *data_source, char **why);
+const struct reward__grader *reward__all_graders(size_t *n);
 /* NULL, or what is wrong with the ground truth (caller frees). */
 char *reward__check_truth(const struct reward__grader *g, const char *data_source, const json_t *truth);
+
+/* --- the processor time that one answer may take (python_str.c), of this thread: the functions of Python's re and str below
+ * count what they do, and once it is over do nothing more, so that the grader comes to its end; its result is none then --- */
+void reward__budget_begin(double seconds);
+bool reward__budget_end(void);    /* false: it was used up; there is no limit any more */
+bool reward__spend(size_t bytes); /* before work on so many: false: there is no time left */
+void reward__exhaust(void);       /* as if it were */
 
 /* --- graders, after verl/utils/reward_score; texts without NUL --- */
 double reward__gsm8k(const char *s, size_t n, const char *truth, bool flexible);
@@ -122,6 +130,7 @@ bool reward__search(const char *s, const char *pattern);
 const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail);
 /* Bytes of the code point at p (at least 1, at most `left`). */
 size_t reward__char_bytes(const char *p, size_t left);
+size_t reward__char(const char *p);   /* of the code point at p, which is no NUL; in a time of its own bytes */
 void reward__set(char **s, char *to); /* frees *s, takes `to` */
 void reward__replace(char **s, const char *from, const char *to);
 /* The last place of needle in s, NULL if none (rfind). */
