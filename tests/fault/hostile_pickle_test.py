@@ -106,6 +106,10 @@ def tensors():
     yield "bool", w("BOOL", (6,), b"\0" * 6, 0), "unsupported dtype"
     yield "a number as a weight", {"w": 3}, "not a tensor"
     yield "a name that is no string", {3: tf.tensor("F32", (6,), DATA, 0)}, "name of a tensor"
+    yield "a name of safetensors itself", {"__metadata__": tf.tensor("F32", (6,), DATA, 0)}, "may not have the name __metadata__"
+    yield "a name that an adapter's prefix hides", {"base_model.model.__metadata__": tf.tensor("F32", (6,), DATA, 0),
+                                                    "base_model.model.a.lora_A.default.weight": tf.tensor("F32", (6,), DATA, 0)
+                                                    }, "becomes __metadata__"
     yield "Partial", {"w": tf.dtensor(tf.tensor("F32", (6,), DATA, 0), (6,), ONE, [("Partial", None)])}, "unsupported placement"
     yield "a mesh of tensor parallelism", {"w": tf.dtensor(tf.tensor("F32", (6,), DATA, 0), (6,), ((1, 1), ("fsdp", "tp")),
                                                          [("Shard", 0), ("Shard", 0)])}, "unsupported device mesh"
@@ -250,6 +254,12 @@ def main():
         traversal, path = one_rank(root)
         tf.save(path, w("F32", (6,), DATA, "../../../../etc/passwd"))
         cases.append(("a storage ../../../../etc/passwd", traversal, "not a name"))
+        for at, bytes_ in ((0, b"\xff"), (3, b"\xc3"), (4, b"\xed\xa0\x80"), (7, b"\xf4")):
+            actor, path = one_rank(root)
+            data, storages = tf.dumps({"n" * 8: tf.tensor("F32", (6,), DATA, 0)})
+            name = b"n" * at + bytes_ + b"n" * (8 - at - len(bytes_))
+            tf.write(path, data.replace(b"n" * 8, name), storages)
+            cases.append((f"a name with {bytes_.hex()}", actor, "is not UTF-8"))
         cases += [*files(root), *two_ranks(root)]
         test("there are more than 20", len(cases) > 20, len(cases))
         for i, (what, actor, words) in enumerate(cases):

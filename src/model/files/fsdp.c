@@ -236,6 +236,7 @@ static int join_tensors(struct fsdp *f) {
         }
         TRY(join_parts(f, t));
         t->name = model_name(full, f->has_adapter, &t->adapter);
+        if (strcmp(t->name, "__metadata__") == 0) FAIL(ERR_FORMAT, "%s: tensor %s becomes %s", f->paths[0], full, t->name);
         if (t->adapter) continue;
         if (map_gets(&f->by_name, t->name, NULL)) FAIL(ERR_FORMAT, "%s: two tensors become %s", f->paths[0], t->name);
         map_set(&f->by_name, t->name, strlen(t->name), i);

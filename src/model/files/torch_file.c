@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/map.h"
+#include "base/utf8.h"
 #include "model/files/pickle.h"
 
 #include <stdio.h>
@@ -492,12 +493,25 @@ static int read_tensor(struct torch_file *f, struct torch_tensor *t, const struc
     return read_plain(f, t, &call);
 }
 
+/* A name that a safetensors file can have. */
+static int check_name(const struct torch_file *f, const char *s, size_t n) {
+    static const char taken[] = "__metadata__"; /* what the header of such a file has beside its tensors */
+    if (n == strlen(taken) && memcmp(s, taken, n) == 0) FAIL(ERR_FORMAT, "%s: a tensor may not have the name %s", f->path, taken);
+    for (size_t i = 0; i < n;) {
+        const int step = utf8_step(s + i, n - i);
+        if (step <= 0) FAIL(ERR_FORMAT, "%s: the name of a tensor is not UTF-8", f->path);
+        i += (size_t)step;
+    }
+    return 0;
+}
+
 static int read_tensors(struct torch_file *f, const struct pickle_value *root) {
     if (root->kind != PICKLE_DICT) FAIL(ERR_FORMAT, "%s: not a state_dict", f->path);
     for (int64_t i = 0; i < root->n_items; i += 2) {
         const struct pickle_value *key = root->items[i];
         if (key->kind != PICKLE_STR || key->n > 1024 || !is_graphic(key->s, key->n))
             FAIL(ERR_FORMAT, "%s: a state_dict with a key that is not the name of a tensor", f->path);
+        TRY(check_name(f, key->s, key->n));
         xgrow((void **)&f->tensors, &f->cap, f->n + 1, sizeof *f->tensors);
         struct torch_tensor *t = &f->tensors[f->n];
         *t = (struct torch_tensor){.name = xstrndup(key->s, key->n)};
