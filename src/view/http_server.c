@@ -1,9 +1,13 @@
 /* http_server.c - see http_server.h. evhttp of libevent reads requests and writes answers; here is who may ask, and limits:
- * of connections, of a request's size, of the time that a connection may be silent.
+ * of connections and of each peer's, of a request's size, of the time of a request and of an answer.
+ *
+ * What connections there are is read from the process's sockets, by number and inode: libevent does not tell when it closes
+ * one. A connection is dropped by shutdown(2), and libevent does the rest.
  *
  * It knows nothing of runs. One thread: a handler is short or answers with a stream. */
 #include "view/http_server.h"
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -16,6 +20,7 @@
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
 #include <event2/listener.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,16 +28,28 @@
 #include <sys/queue.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     FIRST_PORT = 8266, /* Ray's dashboard has the one before */
     N_PORTS = 20,
     MAX_CONNECTIONS = 64,
+    MAX_OF_PEER = 32, /* of one address */
     MAX_FD = 1024,
     MAX_HEADER_BYTES = 16 << 10,
-    IDLE_S = 20,
+    IDLE_S = 20,    /* of silence */
+    REQUEST_S = 10, /* of a whole request, from the connection or the answer before on */
+    ANSWER_S = 600,
     TOKEN_BYTES = 16
+};
+
+/* A connection, at its descriptor's place. */
+struct connection {
+    ino_t inode;  /* 0: none */
+    double since; /* clock_awake: of the connection, of its last answer's end, of its request */
+    bool busy, dropped;
+    struct sockaddr_storage peer;
 };
 
 struct http_server {
@@ -40,7 +57,8 @@ struct http_server {
     struct event_base *base;
     struct evhttp *http;
     struct evconnlistener *listener;
-    struct event *on_int, *on_term, *reopen;
+    struct event *on_int, *on_term, *reopen, *tick;
+    struct connection connections[MAX_FD];
     struct stream *streams; /* all that are under way */
     char token[2 * TOKEN_BYTES + 1], cookie[32], *url;
     int port;
@@ -237,6 +255,103 @@ static void stream_start(struct http_server *s, struct evhttp_request *r, const 
     stream_go_on(t);
 }
 
+/* ---- connections ---- */
+
+static void drop(struct http_server *s, int fd) {
+    s->connections[fd].dropped = true;
+    shutdown(fd, SHUT_RDWR);
+}
+
+/* Notes those that have come and gone; how many there are. */
+static int look_at_connections(struct http_server *s) {
+    int n = 0;
+    for (int fd = 3; fd < MAX_FD; fd++) {
+        struct connection *c = &s->connections[fd];
+        struct sockaddr_storage peer = {0};
+        struct stat st;
+        const bool there = getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0 && fstat(fd, &st) == 0;
+        if (there && st.st_ino != c->inode) *c = (struct connection){.inode = st.st_ino, .since = clock_awake(), .peer = peer};
+        else if (!there && !c->dropped) c->inode = 0;
+        else if (!there && fcntl(fd, F_GETFD) < 0) *c = (struct connection){0}; /* shut down, it has no peer until it is closed */
+        n += c->inode != 0;
+    }
+    return n;
+}
+
+static bool same_peer(const struct sockaddr_storage *a, const struct sockaddr_storage *b) {
+    if (a->ss_family != b->ss_family) return false;
+    if (a->ss_family == AF_INET)
+        return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+    return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
+                  sizeof(struct in6_addr)) == 0;
+}
+
+/* Drops the oldest connection without a request, of that peer or (NULL) of any; false: there is none. */
+static bool drop_oldest(struct http_server *s, const struct sockaddr_storage *peer) {
+    int oldest = -1;
+    for (int fd = 3; fd < MAX_FD; fd++) {
+        const struct connection *c = &s->connections[fd];
+        if (!c->inode || c->dropped || c->busy || (peer && !same_peer(peer, &c->peer))) continue;
+        if (oldest < 0 || c->since < s->connections[oldest].since) oldest = fd;
+    }
+    if (oldest >= 0) drop(s, oldest);
+    return oldest >= 0;
+}
+
+/* Those that are not dropped, of that peer or of any. */
+static int count_of(const struct http_server *s, const struct sockaddr_storage *peer) {
+    int n = 0;
+    for (int fd = 3; fd < MAX_FD; fd++) {
+        const struct connection *c = &s->connections[fd];
+        n += c->inode && !c->dropped && (!peer || same_peer(peer, &c->peer));
+    }
+    return n;
+}
+
+/* A peer with too many, and then whoever waits longest, makes room. */
+static void keep_to_limits(struct http_server *s) {
+    for (int fd = 3; fd < MAX_FD; fd++) {
+        const struct connection *c = &s->connections[fd];
+        while (c->inode && !c->dropped && count_of(s, &c->peer) > MAX_OF_PEER)
+            if (!drop_oldest(s, &c->peer)) break;
+    }
+    while (count_of(s, NULL) > MAX_CONNECTIONS)
+        if (!drop_oldest(s, NULL)) break;
+}
+
+/* Bytes that drip in, or that nobody takes, hold no connection for ever. */
+static void on_tick(evutil_socket_t fd, short what, void *arg) {
+    (void)fd, (void)what;
+    struct http_server *s = arg;
+    look_at_connections(s);
+    for (int i = 3; i < MAX_FD; i++) {
+        const struct connection *c = &s->connections[i];
+        if (c->inode && !c->dropped && clock_awake() - c->since > (c->busy ? ANSWER_S : REQUEST_S)) drop(s, i);
+    }
+}
+
+static struct connection *connection_of(struct http_server *s, struct evhttp_request *r) {
+    struct evhttp_connection *c = evhttp_request_get_connection(r);
+    const int fd = c ? bufferevent_getfd(evhttp_connection_get_bufferevent(c)) : -1;
+    return fd >= 0 && fd < MAX_FD ? &s->connections[fd] : NULL;
+}
+
+static void on_answered(struct evhttp_request *r, void *arg) {
+    struct connection *c = connection_of(arg, r);
+    if (!c) return;
+    c->busy = false;
+    c->since = clock_awake();
+}
+
+static void on_asked(struct http_server *s, struct evhttp_request *r) {
+    look_at_connections(s);
+    struct connection *c = connection_of(s, r);
+    evhttp_request_set_on_complete_cb(r, on_answered, s);
+    if (!c) return;
+    c->busy = true;
+    c->since = clock_awake();
+}
+
 /* ---- one request ---- */
 
 /* ?token=...: from now on a cookie has it, and the address bar does not. */
@@ -287,6 +402,7 @@ static void answer(struct http_server *s, struct evhttp_request *r, const struct
 
 static void on_request(struct evhttp_request *r, void *arg) {
     struct http_server *s = arg;
+    on_asked(s, r);
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(r);
     const char *path = uri ? evhttp_uri_get_path(uri) : NULL, *query = uri ? evhttp_uri_get_query(uri) : NULL;
     struct evkeyvalq params = {0};
@@ -308,26 +424,22 @@ static void on_signal(evutil_socket_t fd, short what, void *arg) {
     event_base_loopbreak(arg);
 }
 
-static int count_connections(void) {
-    int n = 0;
-    struct sockaddr_storage peer;
-    for (int fd = 3; fd < MAX_FD; fd++) n += getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0;
-    return n;
-}
-
 static void on_reopen(evutil_socket_t fd, short what, void *arg) {
     (void)fd, (void)what;
     struct http_server *s = arg;
-    if (count_connections() < MAX_CONNECTIONS) evconnlistener_enable(s->listener);
-    else event_add(s->reopen, &(struct timeval){0, 200000});
+    if (look_at_connections(s) < MAX_CONNECTIONS) evconnlistener_enable(s->listener);
+    else event_add(s->reopen, &(struct timeval){0, 50000});
 }
 
-/* Before each connection: at the limit no further one is accepted until one ends, by its silence at the latest. */
+/* Before each connection: at the limits another one makes room. None is accepted while those dropped are not closed, or where
+ * all are busy. */
 static struct bufferevent *on_accept(struct event_base *base, void *arg) {
     struct http_server *s = arg;
-    if (count_connections() >= MAX_CONNECTIONS) {
+    const int open = look_at_connections(s);
+    keep_to_limits(s);
+    if (open > MAX_CONNECTIONS) {
         evconnlistener_disable(s->listener);
-        event_add(s->reopen, &(struct timeval){0, 200000});
+        event_add(s->reopen, &(struct timeval){0, 1000});
     }
     return bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
 }
@@ -388,9 +500,11 @@ static int open_server(struct http_server *s) {
     evhttp_set_gencb(s->http, on_request, s);
     evhttp_set_bevcb(s->http, on_accept, s);
     s->reopen = evtimer_new(s->base, on_reopen, s);
+    s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
     s->on_int = evsignal_new(s->base, SIGINT, on_signal, s->base);
     s->on_term = evsignal_new(s->base, SIGTERM, on_signal, s->base);
-    if (!s->reopen || !s->on_int || !s->on_term || event_add(s->on_int, NULL) < 0 || event_add(s->on_term, NULL) < 0)
+    if (!s->reopen || !s->tick || !s->on_int || !s->on_term || event_add(s->on_int, NULL) < 0 || event_add(s->on_term, NULL) < 0 ||
+        event_add(s->tick, &(struct timeval){1, 0}) < 0)
         FAIL(ERR_NOMEM, "no memory for the server");
     TRY(listen_on(s));
     if (!s->loopback || s->a.token) TRY(make_token(s->token));
@@ -416,7 +530,7 @@ void http_server_close(struct http_server *s) {
         stream_end(s->streams);
     }
     if (s->http) evhttp_free(s->http);
-    struct event *const events[] = {s->on_int, s->on_term, s->reopen};
+    struct event *const events[] = {s->on_int, s->on_term, s->reopen, s->tick};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i]) event_free(events[i]);
     if (s->base) event_base_free(s->base);

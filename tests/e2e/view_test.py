@@ -261,6 +261,34 @@ def check_who_may_ask(d):
     test("no run there", p.returncode != 0 and "run.db" in p.stderr, p.stderr)
 
 
+def check_dripping(s):
+    """Connections whose request never ends: 64 of them, and then as many as come, keep nobody out, and none lasts."""
+    drips = [socket.create_connection(("127.0.0.1", s.url.port)) for _ in range(64)]
+    begin = time.monotonic()
+    ended = {}
+    slowest = 0
+    while time.monotonic() - begin < 14 and len(ended) < len(drips):
+        for i, c in enumerate(drips):
+            try:
+                c.sendall(b"X")
+                c.setblocking(False)
+                if i not in ended and c.recv(1) == b"":
+                    ended[i] = time.monotonic() - begin
+            except BlockingIOError:
+                pass
+            except OSError:
+                ended.setdefault(i, time.monotonic() - begin)
+            c.setblocking(True)
+        asked = time.monotonic()
+        test_ok = s.get("/")[0] == 200
+        slowest = max(slowest, time.monotonic() - asked if test_ok else 99)
+        time.sleep(0.5)
+    for c in drips:
+        c.close()
+    test("64 connections that drip keep nobody waiting", slowest < 2, f"{slowest:.1f} s")
+    test("and none of them lasts", len(ended) == len(drips) and max(ended.values()) < 14, f"{len(ended)} of {len(drips)} ended")
+
+
 def check_hostile_requests(d):
     with Server(d / "one") as s:
         at = f"Host: 127.0.0.1:{s.url.port}\r\n".encode()
@@ -309,6 +337,7 @@ def check_hostile_requests(d):
         for c in many:
             c.close()
         test("a hundred connections: some are refused, all end", open_fds < 100 and s.alive(), str(open_fds))
+        check_dripping(s)
         run = s.json("runs")[1]["runs"][0]["id"]
         gone = socket.create_connection(("127.0.0.1", s.url.port))
         gone.sendall(f"GET /api/search?run={run}&q=a HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
