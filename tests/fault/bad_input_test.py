@@ -2,6 +2,7 @@
 do, the exit status of the contract, and nothing lost or half-written."""
 
 import json
+import os
 import pathlib
 import shutil
 import struct
@@ -220,6 +221,18 @@ def check_tools(s, test):
          args=("generate", "--model", s.dir / "model", "--dtype", "fp7"))
 
 
+def check_names(s, test):
+    """A working directory whose name is not UTF-8."""
+    odd = os.fsencode(s.dir) + b"/odd\xff"
+    os.mkdir(odd)
+    keys = {"trainer.total_training_steps": 1, "trainer.device": "cpu"}
+    p = run(*s.ppo("odd1", **keys), check=False, cwd=odd)
+    test("a directory that is not UTF-8: one rank runs in it", p.returncode == 0, p.stderr[-500:])
+    p = run(*s.ppo("odd2", **{**keys, "trainer.ranks": 2}), check=False, cwd=odd)
+    test.refused("and ranks say why not", p, DATA, "working directory's name is not UTF-8")
+    os.rmdir(odd)
+
+
 def check_merge(s, test):
     """Safetensors in shards become one file with the same bytes; pickles are named and refused."""
     def merge(source):
@@ -254,6 +267,7 @@ def main():
         check_config(s, refused)
         check_tools(s, test)
         check_merge(s, test)
+        check_names(s, test)
     test.end()
 
 

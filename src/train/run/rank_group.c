@@ -171,8 +171,11 @@ static int config_message(const struct conf *c, struct message *m) {
     for (int i = 0; i < a.argc; i++) json_array_append_new(argv, json_string(a.argv[i]));
     json_object_set_new(m->head, "argv", argv);
     json_object_set_new(m->head, "schema", json_string(a.schema));
-    json_object_set_new(m->head, "cwd", json_string(cwd ? cwd : "."));
-    const int rc = conf_yaml(c, &yaml);
+    const bool told = json_object_set_new(m->head, "cwd", json_string(cwd ? cwd : ".")) == 0;
+    const int rc =
+        told ? conf_yaml(c, &yaml)
+             : err_set(ERR_INPUT, __FILE__, __LINE__,
+                       "the working directory's name is not UTF-8, and ranks are told it as text; start the run elsewhere");
     if (rc == 0) json_object_set_new(m->head, "yaml", json_string(yaml.p));
     buf_free(&yaml);
     free(cwd);
