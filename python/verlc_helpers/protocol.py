@@ -6,6 +6,9 @@ same requests and replies go line by line over standard input and output.
 Requests are served one by one, in their order; or, where init returns an async handler,
 concurrently (event_loop.py).
 
+SIGTERM, SIGINT and SIGHUP do nothing here: whoever sends them to all processes of a run means the run, which still needs its
+helpers to end well. A helper ends with its socket; SIGKILL ends it at any time.
+
 Invariant: every request gets exactly one reply with its id, an error included;
 nothing but frames that src/helper can read is ever written to the socket.  This file imports the
 standard library only, so that a missing package is reported by its user.
@@ -14,6 +17,7 @@ standard library only, so that a missing package is reported by its user.
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import sys
@@ -120,7 +124,21 @@ def read_message(sock):
     return body and json.loads(body)
 
 
-def serve_socket(sock, handle, init):
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def nothing(*_):
+    """What a signal does to a helper. The programs that it starts have the defaults back, which SIG_IGN would not give them."""
+
+
+def on_stops(what):
+    """For a helper whose libraries install handlers of their own: to be called again after that."""
+    for sig in STOPS:
+        if signal.getsignal(sig) is not what:
+            signal.signal(sig, what)
+
+
+def serve_socket(sock, handle, init, stops):
     global max_reply_bytes
     message = read_message(sock)
     if message is None:
@@ -131,6 +149,7 @@ def serve_socket(sock, handle, init):
     except Exception as error:
         sock.sendall(frame(failure(message, error)))
         return
+    on_stops(stops)
     sock.sendall(frame({"id": 0, "ok": True}))
     if concurrent is not None:
         from verlc_helpers.event_loop import serve_concurrently  # asyncio takes a while to load
@@ -148,16 +167,20 @@ def serve_lines(handle, init):
             sys.stdout.flush()
 
 
-def serve(handle, init=None):
+def serve(handle, init=None, stops=nothing):
     """Answers requests with handle(request) until the other end closes.
     init(value) is called once at every start, before the first request.  An async handler that it
-    returns takes the place of handle, which then serves requests made by hand only."""
+    returns takes the place of handle, which then serves requests made by hand only.
+    stops: what SIGTERM, SIGINT and SIGHUP do here; signal.SIG_IGN is for the programs that it starts too."""
     fd = os.environ.pop("VERLC_HELPER_FD", None)
     if fd is None:
         return serve_lines(handle, init)
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)
+    on_stops(stops)
+    if stops is nothing:
+        os.register_at_fork(after_in_child=lambda: on_stops(signal.SIG_DFL))
     try:
-        serve_socket(sock, handle, init)
+        serve_socket(sock, handle, init, stops)
     except (BrokenPipeError, ConnectionResetError):
         pass  # verlc has gone: nobody to tell

@@ -19,11 +19,12 @@ Invariant: no text that leaves this process holds a secret of its environment.
 import importlib.util
 import os
 import re
+import signal
 import sys
 import time
 import uuid
 
-from verlc_helpers.protocol import one_line, serve
+from verlc_helpers.protocol import on_stops, one_line, serve
 
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 SECRET_CONFIG = re.compile(r"(api_?key|access_?key(_id)?|_token|secret|password)$", re.IGNORECASE)  # not data.prompt_key
@@ -282,6 +283,7 @@ def handle(request):
     try:
         if RUN is None:
             RUN = answer["run"] = {"id": CLIENT.open(known and known["id"])}
+            on_stops(signal.SIG_IGN)  # ClearML installs handlers of its own
     except (Exception, SystemExit) as error:
         return answer | {"error": close_after(error)}
     answer["done"], error, answer["refused"] = CLIENT.put_all(request["records"])
@@ -296,4 +298,4 @@ def handle(request):
 
 
 if __name__ == "__main__":
-    serve(handle, init)
+    serve(handle, init, signal.SIG_IGN)  # for the processes that clients start as well: wandb's sends what it has been given

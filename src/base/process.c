@@ -27,7 +27,7 @@
 
 extern char **environ;
 
-#define REAPER_ENV "VERLC_REAPER" /* "LIFELINE MEMORY": its descriptor, and the program's limit in bytes */
+#define REAPER_ENV "VERLC_REAPER" /* "LIFELINE MEMORY DEAF": its descriptor, the program's limit in bytes, and its signals */
 /* Not to be killed by name together with us: it is what cleans up then. */
 #define REAPER_NAME "helper-reaper"
 enum { OOM_SCORE_MORE = 500 }; /* of 1000: the kernel kills a helper before the run */
@@ -52,17 +52,25 @@ static void die_first(void) {
     if (f) fclose(f);
 }
 
-static _Noreturn void execute(char **argv, int64_t memory_bytes, pid_t reaper) {
+/* What the reaper is to run. */
+struct task {
+    int lifeline, deaf;
+    int64_t memory_bytes;
+};
+
+static _Noreturn void execute(char **argv, const struct task *t, pid_t reaper) {
     setpgid(0, 0); /* what it sends its own group does not reach the reaper */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != reaper) _exit(126); /* it died before prctl */
     for (int sig = 1; sig < NSIG; sig++) signal(sig, SIG_DFL);
+    static const int stops[] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; t->deaf && i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     die_first();
     limit(RLIMIT_CORE, 0);
-    if (memory_bytes >= 0) limit(RLIMIT_AS, memory_bytes); /* last: this process may be over it, a sanitizer's is */
+    if (t->memory_bytes >= 0) limit(RLIMIT_AS, t->memory_bytes); /* last: this process may be over it, a sanitizer's is */
     execv(argv[0], argv);
     dprintf(2, "%s could not be executed: %s\n", argv[0], strerror(errno));
     _exit(127);
@@ -120,8 +128,9 @@ static _Noreturn void end_as(int status) {
     _exit(128 + WTERMSIG(status));
 }
 
-static _Noreturn void reap(char **argv, int lifeline, int64_t memory_bytes) {
+static _Noreturn void reap(char **argv, const struct task *t) {
     enum { RUNNING = -1 };
+    const int lifeline = t->lifeline;
     struct signalfd_siginfo info;
     sigset_t all, ended;
     int status = RUNNING;
@@ -135,7 +144,7 @@ static _Noreturn void reap(char **argv, int lifeline, int64_t memory_bytes) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     fcntl(lifeline, F_SETFD, FD_CLOEXEC);
     const pid_t reaper = getpid(), program = fork();
-    if (program == 0) execute(argv, memory_bytes, reaper);
+    if (program == 0) execute(argv, t, reaper);
     if (program < 0) _exit(126);
     for (int fd = 0; fd < lifeline; fd++) close(fd); /* the program's alone: whoever reads there sees its end */
     const int child_ended = signalfd(-1, &ended, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -154,16 +163,17 @@ static _Noreturn void reap(char **argv, int lifeline, int64_t memory_bytes) {
 /* Before main. Its command line is taken off the process, where `pkill -f` would find it. */
 __attribute__((constructor)) static void become_reaper(int argc, char **argv) {
     const char *const task = getenv(REAPER_ENV);
-    int lifeline;
+    struct task t;
     long long memory_bytes;
-    if (!task || sscanf(task, "%d %lld", &lifeline, &memory_bytes) != 2 || argc < 2) return;
+    if (!task || sscanf(task, "%d %lld %d", &t.lifeline, &memory_bytes, &t.deaf) != 3 || argc < 2) return;
+    t.memory_bytes = memory_bytes;
     unsetenv(REAPER_ENV);
     char **copy = xcalloc((size_t)argc, sizeof *copy);
     for (int i = 1; i < argc; i++) {
         copy[i - 1] = xstrdup(argv[i]);
         memset(argv[i], 0, strlen(argv[i]));
     }
-    reap(copy, lifeline, memory_bytes);
+    reap(copy, &t);
 }
 
 /* ---- our half ---- */
@@ -206,7 +216,7 @@ int process_start(struct process *p, const struct process_args *a) {
     argv[0] = REAPER_NAME;
     memcpy(argv + 1, a->argv, (size_t)n_argv * sizeof *argv);
     memcpy(env + 1, a->env, (size_t)n_env * sizeof *env);
-    env[0] = xasprintf(REAPER_ENV "=%d %lld", a->n_fds, (long long)a->memory_bytes);
+    env[0] = xasprintf(REAPER_ENV "=%d %lld %d", a->n_fds, (long long)a->memory_bytes, (int)a->deaf);
     for (int i = 0; i <= a->n_fds; i++) at[i] = -1;
     posix_spawn_file_actions_t fa;
     posix_spawnattr_t attr;

@@ -23,6 +23,7 @@ struct process_args {
     const int *fds;          /* of ours, close-on-exec and above 2; they become 0, 1, ... of the program; -1: /dev/null */
     int n_fds;
     int64_t memory_bytes; /* most address space; < 0: no limit */
+    bool deaf;            /* it starts with SIGTERM, SIGINT and SIGHUP ignored */
 };
 /* What a program does first: a closed descriptor of 0 to 2 becomes /dev/null, since the next file would take its number;
  * a closed pipe and a file over its limit are errors of the write (SIGPIPE, SIGXFSZ), and children can be waited for. */

@@ -177,7 +177,9 @@ static int start_worker(const struct ctl *c, struct worker *w, char *const *argv
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     char **env = worker_env(c, w, local_rank);
     const int fds[] = {-1, ends[1], ends[1]};
-    const int rc = process_start(&w->process, &(struct process_args){(const char *const *)argv, env, fds, 3, -1});
+    const int rc = process_start(
+        &w->process,
+        &(struct process_args){.argv = (const char *const *)argv, .env = env, .fds = fds, .n_fds = 3, .memory_bytes = -1});
     close(ends[1]);
     w->output = ends[0];
     w->pid = rc < 0 ? -1 : w->process.pid;

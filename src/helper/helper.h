@@ -9,7 +9,8 @@
  *
  * Invariants: every wait has a deadline; a reply always belongs to its request;
  * no zombie and no descriptor is left behind; a helper, and all that descends from it, dies with the program
- * (base/process.h). */
+ * (base/process.h).  SIGTERM, SIGINT and SIGHUP are for the program: one that is sent to all of its processes, as
+ * `ray job stop` does, ends no helper. */
 #ifndef VERLC_HELPER_H
 #define VERLC_HELPER_H
 

@@ -1,5 +1,5 @@
 /* helper_proc.c - the operating-system half of a helper: which interpreter and
- * which directory, its environment and its descriptors.
+ * which directory, its environment, its descriptors and its signals.
  * Knows nothing of frames or JSON.
  * Invariant: after helper__stop the process is reaped and both descriptors closed. */
 #include "helper/helper_int.h"
@@ -186,7 +186,7 @@ int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a) {
         FAILG(out, ERR_HELPER, "helper %s: fcntl: %s", a->module, strerror(errno));
     const int fds[] = {-1, ep[1], ep[1], sv[1]}; /* SOCK_FD */
     const struct process_args program = {
-        .argv = argv, .env = env.v, .fds = fds, .n_fds = sizeof fds / sizeof *fds, .memory_bytes = a->memory_bytes};
+        .argv = argv, .env = env.v, .fds = fds, .n_fds = sizeof fds / sizeof *fds, .memory_bytes = a->memory_bytes, .deaf = true};
     TRYG(process_start(&p->process, &program), out);
     p->sock = sv[0];
     p->err = ep[0];

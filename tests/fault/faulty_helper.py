@@ -11,6 +11,8 @@ if os.environ.get("FAULTY_IMPORT"):
     __import__(os.environ["FAULTY_IMPORT"])
 if os.environ.get("FAULTY_START") == "hang":
     time.sleep(600)
+if os.environ.get("FAULTY_START") == "slow":
+    time.sleep(1)
 if os.environ.get("FAULTY_START") == "exit":
     sys.exit("no good start")
 
@@ -92,6 +94,15 @@ def handle(request):
         if request.get("die"):
             os._exit(3)
         return child.pid
+    if kind == "children":  # how a program and a fork that it starts end by SIGTERM
+        program = subprocess.Popen(["sleep", "600"])
+        fork = os.fork()
+        if fork == 0:
+            time.sleep(600)
+        time.sleep(0.1)
+        program.terminate()
+        os.kill(fork, signal.SIGTERM)
+        return [program.wait(10), os.WTERMSIG(os.waitpid(fork, 0)[1])]
     raise HelperError("unknown request")
 
 

@@ -154,6 +154,62 @@ static void refusals_keep_the_process(void **state) {
     assert_no_children();
 }
 
+static void send_all(pid_t pid) {
+    static const int stops[] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < 3; i++) assert_int_equal(kill(pid, stops[i]), 0);
+}
+
+/* Found below the reaper, which is our only child. */
+static pid_t helper_pid(void) {
+    for (int tries = 0; tries < 500; tries++) {
+        char path[64];
+        int reaper = 0, pid = 0;
+        FILE *f = fopen("/proc/thread-self/children", "r");
+        if (f && fscanf(f, "%d", &reaper) != 1) reaper = 0;
+        if (f) fclose(f);
+        snprintf(path, sizeof path, "/proc/%d/task/%d/children", reaper, reaper);
+        f = reaper ? fopen(path, "r") : NULL;
+        if (f && fscanf(f, "%d", &pid) != 1) pid = 0;
+        if (f) fclose(f);
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        char name[32] = "";
+        f = pid ? fopen(path, "r") : NULL;
+        if (f && fscanf(f, "%31s", name) != 1) name[0] = '\0';
+        if (f) fclose(f);
+        if (strncmp(name, "python", 6) == 0) return pid;
+        usleep(10000);
+    }
+    return 0;
+}
+
+/* As `ray job stop` and a closed terminal send them to every process: the helper goes on, at its start and in a request. */
+static void signals_are_for_the_program(void **state) {
+    (void)state;
+    setenv("FAULTY_START", "slow", 1);
+    struct helper *h = make(NULL);
+    json_t *q = json_loads("{\"do\":\"sleep\",\"s\":0.5}", 0, NULL), *reply = NULL;
+    assert_int_equal(helper_send(h, q), 0);
+    unsetenv("FAULTY_START");
+    const pid_t pid = helper_pid();
+    send_all(pid);
+    usleep(1300000); /* in the request */
+    send_all(pid);
+    assert_int_equal(helper_recv(h, 20, &reply), 0);
+    json_decref(reply);
+    json_decref(q);
+    int rc;
+    reply = ask(h, "{\"do\":\"echo\"}", 20, &rc);
+    assert_int_equal(json_integer_value(json_object_get(reply, "pid")), pid);
+    json_decref(reply);
+    reply = ask(h, "{\"do\":\"children\"}", 20, &rc); /* what it starts ends by them as ever */
+    assert_int_equal(rc, 0);
+    assert_int_equal(json_integer_value(json_array_get(reply, 0)), -SIGTERM);
+    assert_int_equal(json_integer_value(json_array_get(reply, 1)), SIGTERM);
+    json_decref(reply);
+    helper_destroy(h);
+    assert_no_children();
+}
+
 static void processor_time_is_limited(void **state) {
     (void)state;
     struct helper *h = make(&(struct helper_args){.cpu_s = 1});
@@ -488,6 +544,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_fault_is_survived),
         cmocka_unit_test(refusals_keep_the_process),
+        cmocka_unit_test(signals_are_for_the_program),
         cmocka_unit_test(processor_time_is_limited),
         cmocka_unit_test(start_failures),
         cmocka_unit_test(missing_pieces),

@@ -41,7 +41,8 @@ static struct process begin(const char *program, const char *arg) {
     static const int fds[] = {-1, -1, 2};
     const char *const argv[] = {program, arg, mark, NULL};
     struct process p;
-    assert_int_equal(process_start(&p, &(struct process_args){argv, environ, fds, 3, -1}), 0);
+    assert_int_equal(
+        process_start(&p, &(struct process_args){.argv = argv, .env = environ, .fds = fds, .n_fds = 3, .memory_bytes = -1}), 0);
     return p;
 }
 
