@@ -34,6 +34,11 @@ _verlc() {
     sft) words=$("$program" sft --help "${cur:-all}" 2>/dev/null | sed -n 's/^+\{0,1\}\([a-z_][A-Za-z0-9_.]*\)=.*/\1=/p') ;;
     explain) words=$("$program" explain --markdown 2>/dev/null | sed -n 's/^| `\([^`*]*\)`.*/\1/p') ;;
     model) words="init info export merge" ;;
+    trackers) # sync, or a run
+        compopt -o default 2>/dev/null
+        ((COMP_CWORD == 2)) && words=sync
+        COMPREPLY=($(compgen -W "$words" -- "$cur") $(compgen -f -- "$cur"))
+        return ;;
     show | status | grep | view) # a run
         compopt -o default 2>/dev/null
         COMPREPLY=($(compgen -f -- "$cur"))

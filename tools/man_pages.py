@@ -9,7 +9,8 @@ import sys
 
 SEE = "The README and the pages of docs/ say more: training, checkpoints, metrics, differences from verl."
 # What a command's help does not list by itself.
-PARTS = {"model": ["init", "info", "export", "merge"], "model_merger": ["merge", "test"], "data": ["gsm8k", "arith"]}
+PARTS = {"model": ["init", "info", "export", "merge"], "model_merger": ["merge", "test"], "data": ["gsm8k", "arith"],
+         "trackers": ["sync"]}
 
 
 def text_of(*words):

@@ -132,13 +132,11 @@ def nothing(*_):
 
 
 def on_stops(what):
-    """For a helper whose libraries install handlers of their own: to be called again after that."""
     for sig in STOPS:
-        if signal.getsignal(sig) is not what:
-            signal.signal(sig, what)
+        signal.signal(sig, what)
 
 
-def serve_socket(sock, handle, init, stops):
+def serve_socket(sock, handle, init):
     global max_reply_bytes
     message = read_message(sock)
     if message is None:
@@ -149,7 +147,7 @@ def serve_socket(sock, handle, init, stops):
     except Exception as error:
         sock.sendall(frame(failure(message, error)))
         return
-    on_stops(stops)
+    on_stops(nothing)  # init may have imported a library that has handlers of its own, as Ray has
     sock.sendall(frame({"id": 0, "ok": True}))
     if concurrent is not None:
         from verlc_helpers.event_loop import serve_concurrently  # asyncio takes a while to load
@@ -167,20 +165,22 @@ def serve_lines(handle, init):
             sys.stdout.flush()
 
 
-def serve(handle, init=None, stops=nothing):
+def serve(handle, init=None, block_stops=False):
     """Answers requests with handle(request) until the other end closes.
     init(value) is called once at every start, before the first request.  An async handler that it
     returns takes the place of handle, which then serves requests made by hand only.
-    stops: what SIGTERM, SIGINT and SIGHUP do here; signal.SIG_IGN is for the programs that it starts too."""
+    block_stops: SIGTERM, SIGINT and SIGHUP do not reach the programs that it starts either."""
     fd = os.environ.pop("VERLC_HELPER_FD", None)
     if fd is None:
         return serve_lines(handle, init)
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)
-    on_stops(stops)
-    if stops is nothing:
+    on_stops(nothing)
+    if block_stops:  # a mask is inherited by every program, and Go keeps it; it does not keep that SIGTERM is ignored
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    else:
         os.register_at_fork(after_in_child=lambda: on_stops(signal.SIG_DFL))
     try:
-        serve_socket(sock, handle, init, stops)
+        serve_socket(sock, handle, init)
     except (BrokenPipeError, ConnectionResetError):
         pass  # verlc has gone: nobody to tell

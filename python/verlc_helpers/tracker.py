@@ -5,8 +5,9 @@
   {"run": what the last reply said or null, "records": [...]}
       -> {"run": {"id": ...}, "done": n, "error": text or null, "refused": [text]}
          the first n records are with the client (after BATCH_S s perhaps not all); error: why the next one is not
-  {"run": ..., "records": [], "finish": "done" | "failed" | "killed"}    closes the run
-  {"check": ["mlflow", ...]} -> {"missing": [...], "python": path}   without init
+  {"run": ..., "records": [], "finish": "done" | "failed" | "killed", "ended": seconds since 1970 or 0: now}
+      closes the run; the reply may have "hint": what the user may want to do now
+  {"check": ["mlflow", ...]} -> {"missing": [...], "logged_out": [...], "python": path}   without init
 
 A record is {"kind": "metrics", "step", "time", "data": {name: number}}, {"kind": "generations", "step",
 "rows": [[input, output, score], ...]}, or {"kind": "trace", ...} (mlflow_traces alone).  The run is opened by the first request
@@ -16,19 +17,24 @@ and again after a failure; with an id it is the same run.  What the user sees th
 Invariant: no text that leaves this process holds a secret of its environment.
 """
 
+import configparser
+import glob
 import importlib.util
+import netrc
 import os
 import re
-import signal
 import sys
 import time
+import urllib.parse
 import uuid
 
-from verlc_helpers.protocol import on_stops, one_line, serve
+from verlc_helpers.protocol import one_line, serve
 
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 SECRET_CONFIG = re.compile(r"(api_?key|access_?key(_id)?|_token|secret|password)$", re.IGNORECASE)  # not data.prompt_key
 HIDDEN = "***"
+OFFLINE = ("offline", "dryrun", "disabled")  # WANDB_MODE without a server
+FLUSH_S = 0.3  # how often W&B's process writes its file
 BATCH_S = 5.0  # after which a request is answered with what is done, so that it is on record
 
 
@@ -79,7 +85,8 @@ class Client:
     def generations(self, step, rows, at):
         raise NotImplementedError
 
-    def finish(self, how):
+    def finish(self, how, ended):
+        """Closes the run, which ended at a time (0: now); returns a hint for the user, or None."""
         raise NotImplementedError
 
     def drop(self):
@@ -114,13 +121,27 @@ class Wandb(Client):
         settings = {"console": "off", "program": "verlc", "disable_code": True}
         if self.args.get("proxy"):
             settings["https_proxy"] = self.args["proxy"]
+        self.flushes = "x_transaction_log_flush_interval" in getattr(wandb.Settings, "model_fields", ())
+        if self.flushes:
+            settings["x_transaction_log_flush_interval"] = FLUSH_S  # W&B's own is 15 s: what a kill would cost
         self.run = wandb.init(project=self.project, name=self.experiment, entity=os.environ.get("WANDB_ENTITY"),
                               config=self.args["config"], id=run_id, resume="allow", settings=wandb.Settings(**settings))
         self.table_rows = []
         return self.run.id
 
+    def put_all(self, records):
+        """Those are with the client that its own process has written down: one that has died by then fails here."""
+        done, error, refused = super().put_all(records)
+        if self.flushes and done and error is None:
+            try:
+                time.sleep(FLUSH_S + 0.2)
+                list(self.run.summary.keys())
+            except Exception as died:
+                return 0, died, []
+        return done, error, refused
+
     def metrics(self, step, data, at):
-        self.run.log(data, step=step)
+        self.run.log(data, step=step, commit=True)  # a step's metrics are its last record
 
     def generations(self, step, rows, at):
         import wandb
@@ -130,8 +151,14 @@ class Wandb(Client):
         self.table_rows.append([step] + [value for row in rows for value in row])
         self.run.log({"val/generations": wandb.Table(columns=columns, data=self.table_rows)}, step=step)
 
-    def finish(self, how):
+    def finish(self, how, ended):
+        settings = self.run.settings
         self.run.finish(exit_code=0 if how == "done" else 1)
+        if settings.mode not in OFFLINE[:2]:
+            return None
+        parts = os.path.join(os.path.dirname(settings.sync_dir), f"offline-run-*-{self.run.id}")  # one for each start
+        where = f"--append {parts}" if len(glob.glob(parts)) > 1 else settings.sync_dir
+        return f"this run of W&B is offline; 'wandb sync {where}' uploads it"
 
     def drop(self):
         import wandb
@@ -165,7 +192,7 @@ class Swanlab(Client):
         table.add(headers=["step", "input", "output", "score"], rows=[[step, *row] for row in rows])
         swanlab.log({"val/generations": table}, step=step)
 
-    def finish(self, how):
+    def finish(self, how, ended):
         import swanlab
 
         swanlab.finish()
@@ -199,7 +226,7 @@ class Clearml(Client):
         table = [["step", "input", "output", "score"], *([step, *row] for row in rows)]
         self.task.get_logger().report_table(title="Validation", series="Validation generations", table_plot=table, iteration=step)
 
-    def finish(self, how):
+    def finish(self, how, ended):
         if how == "failed":
             self.task.mark_failed(ignore_errors=True, status_message="verlc failed")
         self.task.close()
@@ -228,7 +255,7 @@ class Trackio(Client):
         table = pandas.DataFrame([[step, *row] for row in rows], columns=["step", "input", "output", "score"])
         trackio.log({"val/generations": trackio.Table(dataframe=table)}, step=step)
 
-    def finish(self, how):
+    def finish(self, how, ended):
         import trackio
 
         trackio.finish()
@@ -260,8 +287,53 @@ def init(args):
     CLIENT = make(args)
 
 
+def is_package(name):
+    """A directory of this name without an __init__.py is none: W&B's own runs make ./wandb, and the directory of the command is
+    in Python's path."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def wandb_settings():
+    """Those of W&B's two settings files, the directory's own in front."""
+    found = {}
+    home = os.environ.get("WANDB_CONFIG_DIR") or os.path.join(os.path.expanduser("~"), ".config", "wandb")
+    for path in (os.path.join(home, "settings"), os.path.join(os.environ.get("WANDB_DIR") or ".", "wandb", "settings")):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read(path)
+        found |= dict(parser["default"]) if parser.has_section("default") else {}
+    return found
+
+
+def netrc_hosts():
+    home = os.path.expanduser("~")
+    paths = [os.environ.get("NETRC"), os.path.join(home, ".netrc"), os.path.join(home, "_netrc")]
+    for path in paths:
+        if path and os.path.exists(os.path.expanduser(path)):
+            return netrc.netrc(os.path.expanduser(path)).hosts
+    return {}
+
+
+def wandb_logged_in():
+    """Whether W&B finds a key, or needs none. Where its files cannot be read W&B itself is left to say so."""
+    try:
+        settings = wandb_settings()
+        mode = os.environ.get("WANDB_MODE") or settings.get("mode")
+        url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or "https://api.wandb.ai"
+        keys = [os.environ.get("WANDB_API_KEY"), os.environ.get("WANDB_IDENTITY_TOKEN_FILE"), settings.get("api_key"),
+                settings.get("identity_token_file")]
+        return mode in OFFLINE or any(keys) or urllib.parse.urlsplit(url).netloc in netrc_hosts()
+    except (configparser.Error, netrc.NetrcParseError, OSError, UnicodeError):
+        return True
+
+
 def check(names):
-    return {"missing": [name for name in names if importlib.util.find_spec(name) is None], "python": sys.executable}
+    missing = [name for name in names if not is_package(name)]
+    logged_out = [name for name in names if name == "wandb" and name not in missing and not wandb_logged_in()]
+    return {"missing": missing, "logged_out": logged_out, "python": sys.executable}
 
 
 def close_after(error):
@@ -283,7 +355,6 @@ def handle(request):
     try:
         if RUN is None:
             RUN = answer["run"] = {"id": CLIENT.open(known and known["id"])}
-            on_stops(signal.SIG_IGN)  # ClearML installs handlers of its own
     except (Exception, SystemExit) as error:
         return answer | {"error": close_after(error)}
     answer["done"], error, answer["refused"] = CLIENT.put_all(request["records"])
@@ -291,11 +362,11 @@ def handle(request):
         return answer | {"error": close_after(error)}
     if request.get("finish"):
         try:
-            CLIENT.finish(request["finish"])
+            answer["hint"] = CLIENT.finish(request["finish"], request.get("ended") or 0)
         except Exception as error:
-            answer["error"] = describe(error)
+            answer["error"] = close_after(error)
     return answer
 
 
 if __name__ == "__main__":
-    serve(handle, init, signal.SIG_IGN)  # for the processes that clients start as well: wandb's sends what it has been given
+    serve(handle, init, block_stops=True)  # wandb's own process sends what it has been given

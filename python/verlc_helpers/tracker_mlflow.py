@@ -131,8 +131,8 @@ class Mlflow(Client):
         for i in range(0, len(points), MAX_BATCH["metrics"]):
             self.client.log_batch(self.run_id, metrics=points[i:i + MAX_BATCH["metrics"]])
 
-    def finish(self, how):
-        self.client.set_terminated(self.run_id, END[how])
+    def finish(self, how, ended):
+        self.client.set_terminated(self.run_id, END[how], int(ended * 1000) if ended else None)
 
 
 class MlflowTraces(Mlflow):
@@ -183,5 +183,5 @@ class MlflowTraces(Mlflow):
         if self.warnings.texts:
             raise ConnectionError(self.warnings.texts[0])
 
-    def finish(self, how):
+    def finish(self, how, ended):
         pass

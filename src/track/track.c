@@ -67,7 +67,7 @@ bool metrics_get(const struct metrics *m, const char *name, double *value) {
 /* ---- the queue ---- */
 
 enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 + TRACK_N_CLIENTS };
-#define END_S 60.0 /* for clients, after the last step */
+#define END_S 60.0 /* for clients, after the last step; client.c has what they get beyond it */
 #define KILLED_END_S 10.0
 #define STATUS_S 1.0 /* between two records of what the run does */
 
@@ -245,14 +245,26 @@ static int choose_one(struct track_loggers *out, const char *name) {
          name);
 }
 
-/* A client without its package keeps its records where it was asked for, else it is left out. */
+/* A client that cannot send keeps its records where it was asked for, else it is left out. */
+static void is_logged_out(struct track_loggers *out, int client, bool chosen) {
+    if (chosen) {
+        log_warn("trainer.logger: wandb is not logged in: " TRACK_WANDB_LOGIN ". Until then its records are kept in the run's "
+                 "directory, for 'verlc trackers sync' or the run that resumes; the metrics are in run.db");
+        out->absent[client] = true;
+        return;
+    }
+    log_note("trainer.logger: wandb is verl's default, and it is not logged in: " TRACK_WANDB_LOGIN
+             "; without it the metrics are in run.db");
+    out->client[client] = false;
+}
+
 static void lacks_package(struct track_loggers *out, int client, bool chosen, const char *python) {
     const char *name = track_clients[client].name;
     const bool traces = out->trace && client == TRACK_MLFLOW;
     if (chosen || traces) {
         log_warn(
             "%s: the Python package '%s' is missing; '%s -m pip install %s' (VERLC_PYTHON names another Python). Until then its "
-            "records are kept in the run's directory, to be sent when the run is resumed; the metrics are in run.db",
+            "records are kept in the run's directory, for 'verlc trackers sync' or the run that resumes; the metrics are in run.db",
             chosen && out->client[client] ? "trainer.logger" : "actor_rollout_ref.rollout.trace.backend", name, python, name);
         out->absent[client] = true;
         return;
@@ -263,7 +275,7 @@ static void lacks_package(struct track_loggers *out, int client, bool chosen, co
 
 static int check_packages(struct track_loggers *out, bool chosen) {
     const char *names[TRACK_N_CLIENTS];
-    bool missing[TRACK_N_CLIENTS] = {0};
+    enum track_client_state state[TRACK_N_CLIENTS];
     int client[TRACK_N_CLIENTS], n = 0;
     char *python = NULL;
     for (int i = 0; i < TRACK_N_CLIENTS; i++) {
@@ -272,9 +284,10 @@ static int check_packages(struct track_loggers *out, bool chosen) {
         names[n++] = track_clients[i].name;
     }
     if (n == 0) return 0;
-    TRY(track_client_missing(names, n, missing, &python));
+    TRY(track_client_check(names, n, state, &python));
     for (int i = 0; i < n; i++)
-        if (missing[i]) lacks_package(out, client[i], chosen, python);
+        if (state[i] == TRACK_MISSING) lacks_package(out, client[i], chosen, python);
+        else if (state[i] == TRACK_LOGGED_OUT) is_logged_out(out, client[i], chosen);
     free(python);
     return 0;
 }

@@ -114,4 +114,31 @@ void track_progress(struct track *t, int64_t step, const char *phase, int64_t do
 /* Waits (up to 30 s) until all that was queued is on disk. ERR_TIMEOUT, ERR_IO. */
 int track_flush(struct track *t);
 
+/* ---- what a run that is over has not sent ---- */
+enum { TRACK_N_QUEUES = TRACK_N_CLIENTS + 1 }; /* the clients' records, and traces */
+struct track_pending {
+    const char *name;                    /* "mlflow", "mlflow_traces", ... */
+    int64_t n_records, n_metrics, bytes; /* not sent; of them metrics of a step */
+    int64_t first_step, last_step;       /* of these */
+    int64_t sent;                        /* records that it has been sent, all of them numbered */
+    bool open;                           /* it has not been told how the run ended */
+    char id[200], end[16];               /* what the tracker calls the run, "": none yet; how it ended there, "": not told */
+};
+/* The trackers with a client that a run directory knows, with what it has not sent them: their number, in the order in
+ * which they are to be sent. Reads only. ERR_INPUT: a file cannot be read. */
+int track_pending(struct track_pending out[TRACK_N_QUEUES], const char *run_dir);
+struct track_sync_args {
+    const struct track_args *track; /* as the run had it: project, experiment, run_dir, config, proxy, traces */
+    const char *how;                /* the run is "done", "failed" or "killed" */
+    double ended;                   /* wall clock, 0: not known */
+    void (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* after each request */
+    void *arg;
+};
+/* Sends one tracker all that is kept for it, in order, and ends its run there as the run has ended. The caller has the run's
+ * lock. What is sent is taken out of the file as it goes, so that a sync that ends at any point is gone on with by the next.
+ * ERR_HELPER: it fails (several attempts), with its own words; ERR_INPUT: a file cannot be read. */
+int track_sync(const char *name, const struct track_sync_args *a);
+/* ERR_HELPER: the client's package is missing or it is not logged in; says what to do. */
+int track_client_usable(const char *name);
+
 #endif

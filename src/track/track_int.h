@@ -31,8 +31,10 @@ struct tracker {
 extern const struct tracker track_file, track_tensorboard, track_db, track_traces;
 extern const struct tracker track_clients[TRACK_N_CLIENTS];
 
-/* Which of these Python packages the helpers' interpreter, *python (caller frees), lacks. */
-int track_client_missing(const char *const *names, int64_t n, bool missing[], char **python);
+/* What the helpers' interpreter, *python (caller frees), has of these Python packages. */
+enum track_client_state { TRACK_USABLE, TRACK_MISSING, TRACK_LOGGED_OUT }; /* logged out: wandb without a key */
+int track_client_check(const char *const *names, int64_t n, enum track_client_state state[], char **python);
+#define TRACK_WANDB_LOGIN "'wandb login' or WANDB_API_KEY logs in, WANDB_MODE=offline writes to ./wandb"
 
 /* ---- console (console.c): draws on stderr, step lines on stdout ---- */
 struct console;

@@ -29,6 +29,8 @@ def main():
     test("options", "--device" in complete("verlc generate --de") and "--preset" in complete("verlc model init --pre"))
     test("a value is a file name", f"{ROOT}/README.md" in complete(f"verlc ppo data.train_files={ROOT}/READ"))
     test("a run is a file name", f"{ROOT}/README.md" in complete(f"verlc show {ROOT}/READ"))
+    test("sync, or a run", complete("verlc trackers s")[:1] == ["sync"] and
+         f"{ROOT}/README.md" in complete(f"verlc trackers sync {ROOT}/READ") and "--dry-run" in complete("verlc trackers sync --d"))
     test("options of show", "--color-by" in complete("verlc show --co"))
     test("metrics", "actor/grad_norm" in complete("verlc explain actor/gr"))
     with tempfile.TemporaryDirectory() as d:

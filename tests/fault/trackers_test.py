@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 
@@ -39,6 +40,9 @@ def call(what, **kw):
         f.write(json.dumps({"what": what, "at": time.time(), **kw}) + "\\n")
 '''
 WANDB = COMMON + '''
+import types
+
+
 class Settings:
     def __init__(self, **kw):
         self.kw = kw
@@ -52,8 +56,9 @@ class Table:
 class Run:
     def __init__(self, id):
         self.id = id
+        self.settings = types.SimpleNamespace(mode=os.environ.get("WANDB_MODE") or "online", sync_dir="/runs/offline-run-1")
 
-    def log(self, data, step):
+    def log(self, data, step, commit=None):
         call("log", step=step, data={k: getattr(v, "value", v) for k, v in data.items()})
 
     def finish(self, exit_code):
@@ -104,8 +109,8 @@ class MlflowClient:
     def log_dict(self, run_id, value, path):
         call("log_dict", run_id=run_id, value=value, path=path)
 
-    def set_terminated(self, run_id, status):
-        call("set_terminated", run_id=run_id, status=status)
+    def set_terminated(self, run_id, status, end_time=None):
+        call("set_terminated", run_id=run_id, status=status, end_time=end_time)
 
 
 class Span:
@@ -340,6 +345,151 @@ def check_kill(s, test):
     test("the bits are those of a run without trackers", state(s.dir / "kill", 12) == state(s.dir / "none", 12))
 
 
+def descendants(pid):
+    """Of a process, itself first."""
+    out = [pid]
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in path.read_text().split():
+                out += descendants(int(child))
+        except OSError:
+            pass
+    return out
+
+
+def send_all(pid, sig):
+    """As `ray job stop` does it: to every process of the run."""
+    pids = descendants(pid)
+    for p in pids:
+        try:
+            os.kill(p, sig)
+        except ProcessLookupError:
+            pass
+    return pids
+
+
+def global_steps(a):
+    """Those that MLflow has been given, in order."""
+    return [m["step"] for c in a.calls("log_batch") for m in c["metrics"] if m["key"] == "training/global_step"]
+
+
+def n_traces(a):
+    return len([c for c in a.calls("span") if not c["child"]])
+
+
+TRACE = "actor_rollout_ref.rollout.trace."
+
+
+def check_job_stop(s, test):
+    """SIGTERM to every process of the run, while MLflow's first connection takes its time."""
+    a = Stand(s, "job_stop")
+    a.fault("11 experiment")
+    p = start(s.ppo("job_stop", trainer__total_training_steps=1000, trainer__save_freq=1000,
+                    trainer__logger='["console","file","mlflow"]',
+                    **{TRACE + "backend": "mlflow", TRACE + "max_samples_per_step_per_worker": 1}), a.env)
+    numbers = s.dir / "job_stop/metrics.jsonl"
+    waited(lambda: numbers.exists() and len(numbers.read_text().splitlines()) >= 2 and (a.dir / "faulted").exists())
+    pids = send_all(p.pid, signal.SIGTERM)
+    err = p.communicate(timeout=90)[1]
+    steps = list(range(1, len(numbers.read_text().splitlines()) + 1))
+    test("job stop: the run ends by the signal, and is told to MLflow as killed", p.returncode == 143 and
+         [c["status"] for c in a.calls("set_terminated")] == ["KILLED"], err[-600:])
+    test("job stop: every step, once, in one run", global_steps(a) == steps and len(a.calls("create_run")) == 1, err[-600:])
+    test("job stop: every trace, once", n_traces(a) == 2 * len(steps) and kept(s.dir / "job_stop", "mlflow_traces")[0] == [],
+         f"{n_traces(a)} of {len(steps)} steps")
+    test("job stop: what is waited for is said", "waiting for tracker mlflow: its client is starting" in err, err[-600:])
+    test("job stop: no process is left", len(pids) > 4 and
+         waited(lambda: not any(pathlib.Path(f"/proc/{x}").exists() for x in pids), 5))
+
+
+def check_sync(s, test):
+    """What a run that was killed has not sent is listed, and sent without training."""
+    a = Stand(s, "sync_clients")
+    a.fault("raise log init experiment")
+    d = s.dir / "sync"
+    keys = {"trainer__logger": '["console","file","mlflow","wandb"]', "trainer__test_freq": 2, "trainer__log_val_generations": 1,
+            "trainer__total_training_steps": 1000, "trainer__save_freq": 1000, "trainer__project_name": "sums",
+            TRACE + "backend": "mlflow", TRACE + "project_name": "rollouts"}
+    p = start(s.ppo("sync", **keys), a.env)
+    spools = [d / f"trackers/{name}.jsonl" for name in ("mlflow", "wandb", "mlflow_traces")]
+    waited(lambda: all(f.exists() and '"step":4,' in f.read_text() for f in spools) and (a.dir / "faulted").exists())
+    q = run("trackers", "sync", d, check=False, env=a.env)
+    test.refused("sync: not while the run goes on, which is named", q, 4, f"pid {p.pid} on ", "verlc ppo")
+    os.kill(p.pid, signal.SIGKILL)
+    p.communicate()
+    left = {f.name[:-6]: kept(d, f.name[:-6])[0] for f in spools}
+    listed = {t["tracker"]: t for t in json.loads(run("trackers", d, "--json").stdout)["trackers"]}
+    test("trackers: lists what is kept", {k: v["unsent"] for k, v in listed.items()} == {k: len(v) for k, v in left.items()} and
+         listed["wandb"]["open"] and listed["wandb"]["first_step"] == 1 and listed["wandb"]["run"] is None, str(listed))
+    q = run("trackers", "sync", d, "--dry-run")
+    test("sync --dry-run: the same in words, nothing is sent",
+         f"wandb: 0 sent, {len(left['wandb'])} to send of step 1 to " in q.stdout and not a.calls("init"), q.stdout)
+    q = run("trackers", "sync", d, "--only", "trackio", check=False)
+    test.refused("sync --only: a name that it has not", q, USAGE, "mlflow, wandb")
+    q = run("trackers", "sync", d, "--only", "wandb", check=False, env=a.env)
+    test.refused("sync: a tracker that fails, in its own words", q, 1, "tracker wandb fails", "no server at", "still kept in")
+    a.fault("")
+    q = run("trackers", "sync", d, env=a.env)
+    want = [r["step"] for r in left["mlflow"] if r["kind"] == "metrics"]
+    test("sync: every step once, in order, to each", a.steps() == want == global_steps(a), f"{a.steps()} {global_steps(a)}")
+    test("sync: every trace once", n_traces(a) == len(left["mlflow_traces"]))
+    tables = [c["data"]["val/generations"]["data"][-1][0] for c in a.calls("log") if "val/generations" in c["data"]]
+    test("sync: the tables", tables == [r["step"] for r in left["wandb"] if r["kind"] == "generations"], str(tables))
+    ends = a.calls("set_terminated")
+    test("sync: the run ends there as it has ended, at that time", [c["status"] for c in ends] == ["KILLED"] and
+         [c["exit_code"] for c in a.calls("finish")] == [1] and
+         abs(ends[0]["end_time"] / 1000 - (d / "metrics.jsonl").stat().st_mtime) < 5, str(ends))
+    test("sync: as the run would have: experiments, name, configuration",
+         {c["name"] for c in a.calls("experiment")} == {"sums", "rollouts"} and a.calls("init")[-1]["project"] == "sums" and
+         a.calls("init")[-1]["config"]["trainer"]["total_training_steps"] == 1000)
+    test("sync: says what it did", f"wandb: {len(left['wandb'])} records sent; its run has ended as killed" in q.stdout, q.stdout)
+    before = a.calls("init", "create_run", "log")
+    q = run("trackers", "sync", d, env=a.env)
+    test("sync: again, nothing is left", "nothing is left to send" in q.stderr and
+         a.calls("init", "create_run", "log") == before and "has ended as killed" in run("trackers", d).stdout, q.stderr)
+    test.refused("sync: no run there", run("trackers", "sync", s.dir / "no_such", check=False), 3, "no_such")
+    test("sync: makes no directory", not (s.dir / "no_such").exists())
+    q = run(*s.ppo("sync", **{**keys, "trainer__total_training_steps": 2, "trainer__resume_mode": "disable"}), env=a.env)
+    listed = json.loads(run("trackers", d, "--json").stdout)["trackers"]
+    test("a run that ends well has nothing to sync", all(not t["open"] and t["unsent"] == 0 for t in listed), str(listed))
+
+
+def check_logged_in(s, test):
+    """A directory ./wandb is no package; W&B without a login has one note and no records."""
+    home, a = s.dir / "home", Stand(s, "logged_out")
+    (home / "wandb/run-1").mkdir(parents=True)
+    (home / "keys").write_text(f"machine api.wandb.ai login user password {SECRET}\n")
+    (home / "nothing").write_text("")
+    env = {"HOME": str(home), "NETRC": str(home / "nothing"), "WANDB_API_KEY": "", "WANDB_MODE": ""}
+    default = [x for x in s.ppo("no_wandb", trainer__total_training_steps=1) if not x.startswith("trainer.logger=")]
+    p = run(*default, env=env, cwd=home)
+    test("a directory ./wandb is not the package", "has no package of that name" in p.stderr and "tracker wandb" not in p.stderr and
+         not (s.dir / "no_wandb/trackers").exists(), p.stderr[-400:])
+    env["PYTHONPATH"] = a.env["PYTHONPATH"]
+    p = run(*default, "trainer.resume_mode=disable", env=env, cwd=home)
+    test("not logged in: one note that says what to do, no records", "note: trainer.logger: wandb is verl's default, and it is not "
+         "logged in: 'wandb login' or WANDB_API_KEY" in p.stderr and "tracker wandb" not in p.stderr and not a.calls("init") and
+         not (s.dir / "no_wandb/trackers").exists(), p.stderr[-400:])
+    p = run(*default, "trainer.resume_mode=disable", "trainer.logger=wandb", env=env, cwd=home)
+    test("asked for and not logged in: a warning, the records wait for a sync", "warning: trainer.logger: wandb is not logged in" in
+         p.stderr and len(kept(s.dir / "no_wandb")[0]) == 1 and not a.calls("init"), p.stderr[-400:])
+    q = run("trackers", "sync", s.dir / "no_wandb", env=env, cwd=home, check=False)
+    test.refused("sync: not logged in", q, 1, "tracker wandb is not logged in", "wandb login")
+    q = run("trackers", "sync", s.dir / "no_wandb", env={**env, "WANDB_MODE": "offline"}, cwd=home)
+    test("offline: sent, and what uploads it is said", a.steps() == [1] and
+         "'wandb sync /runs/offline-run-1' uploads it" in q.stderr, q.stderr)
+    (home / ".config/wandb").mkdir(parents=True)
+    logins = [({"WANDB_API_KEY": SECRET}, ""), ({"NETRC": str(home / "keys")}, ""), ({}, "[default]\nmode = offline\n"),
+              ({"WANDB_BASE_URL": "https://w.example", "NETRC": str(home / "keys")}, None), ({}, None)]
+    for more, settings in logins:
+        (home / ".config/wandb/settings").write_text(settings or "")
+        python = [sys.executable, "-m", "verlc_helpers.tracker"]
+        path = f"{pathlib.Path(os.environ['SOURCE_DIR'])}/python:{env['PYTHONPATH']}"
+        p = subprocess.run(python, input='{"check": ["wandb"]}\n', capture_output=True, text=True, cwd=home,
+                           env={**os.environ, **env, **more, "PYTHONPATH": path})
+        test(f"login by {more} {settings!r}", (json.loads(p.stdout)["ok"]["logged_out"] == []) == (settings is not None), p.stderr)
+
+
 def check_missing(s, test):
     a = Stand(s, "missing")
     two = {"trainer__total_training_steps": 2, "trainer__save_freq": 2}
@@ -364,8 +514,10 @@ def check_missing(s, test):
 def main():
     test = Tests()
     with Scratch() as s:
-        for check in (check_missing, check_wandb, check_mlflow, check_down, check_kept, check_refused, check_hang, check_kill):
-            check(s, test)
+        for check in (check_missing, check_logged_in, check_wandb, check_mlflow, check_down, check_kept, check_refused, check_hang,
+                      check_kill, check_job_stop, check_sync):
+            if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
+                check(s, test)
     test.end()
 
 
