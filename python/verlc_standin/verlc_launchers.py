@@ -122,6 +122,27 @@ def uv(arguments):
 
 # ---- ray ----
 
+def why_not_env(env):
+    """What is wrong with a job's runtime environment; None: nothing."""
+    if not isinstance(env, dict):
+        return "it is not a mapping with env_vars"
+    env_vars, directory = env.get("env_vars"), env.get("working_dir")
+    if env_vars is not None and not isinstance(env_vars, dict):
+        return f"env_vars is {type(env_vars).__name__}, not a mapping of names to texts"
+    for name, value in (env_vars or {}).items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            return f"env_vars: {name!r} is no name of an environment variable"
+        if not isinstance(value, (str, int, float)) or "\0" in str(value):
+            return f"env_vars: {name} is {value!r}, not a text"[:300]
+    if directory is not None and (not isinstance(directory, str) or "\0" in directory):
+        return f"working_dir is {directory!r}, not a text"[:300]
+    try:
+        json.dumps(env, ensure_ascii=False).encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"it has a value that is not JSON ({error})"
+    return None
+
+
 def runtime_env(options):
     """The job's runtime environment, as `ray job submit` reads it."""
     env, text, file = {}, option(options, "runtime_env_json"), option(options, "runtime_env")
@@ -133,15 +154,16 @@ def runtime_env(options):
         try:
             with open(file, encoding="utf-8") as f:
                 env = yaml.safe_load(f) or {}
-        except (OSError, yaml.YAMLError) as error:
-            refuse(f"ray job submit --runtime-env {file}: {error}")
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            refuse(f"ray job submit --runtime-env {file}: {' '.join(str(error).split())}")
     if text:
         try:
             env = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             refuse(f"ray job submit --runtime-env-json: {error}")
-    if not isinstance(env, dict) or not isinstance(env.get("env_vars") or {}, dict):
-        refuse("ray job submit: the runtime environment is not a mapping with env_vars")
+    why = why_not_env(env)
+    if why:
+        refuse(f"ray job submit: the runtime environment cannot be used: {why}")
     return env
 
 
@@ -186,13 +208,13 @@ def submit(arguments):
     os.environ |= {str(k): str(v) for k, v in (env.get("env_vars") or {}).items() if str(k) not in ("PYTHONPATH", "PATH")}
     for name in ("PYTHONPATH", "PATH"):  # the stand-in stays in front
         if (env.get("env_vars") or {}).get(name):
-            os.environ[name] += os.pathsep + str(env["env_vars"][name])
+            os.environ[name] = os.pathsep.join([*filter(None, [os.environ.get(name)]), str(env["env_vars"][name])])
     directory = option(options, "working_dir") or env.get("working_dir")
     if directory:
         try:
             os.chdir(os.path.expanduser(directory))
-        except OSError as error:
-            refuse(f"ray job submit: working_dir {directory}: {error.strerror}")
+        except (OSError, ValueError) as error:
+            refuse(f"ray job submit: working_dir {directory!r}: {getattr(error, 'strerror', None) or error}")
     execute(command)
 
 

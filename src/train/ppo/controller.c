@@ -26,7 +26,7 @@ struct generation controller_generation(const struct controller *c) {
 /* ---- what the run asks for ---- */
 
 /* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
-static const char *const timed[] = {"seconds", "ended", "num_preempted", NULL};
+static const char *const timed[] = {"seconds", "scoring_seconds", "ended", "num_preempted", NULL};
 
 static void state(const void *ctx, json_t *trainer) {
     const struct controller *c = ctx;
@@ -48,7 +48,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
     TRY(batch_of_json(&c->carried, carried, where));
-    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 2 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
+    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 3 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
     return 0;
 }
 

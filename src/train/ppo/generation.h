@@ -14,6 +14,7 @@ struct gen_sample {
     int64_t n, n_preempted;
     enum rollout_finish finish;
     double seconds, ended; /* ended: wall clock */
+    double asked, scoring; /* clock_now at which its score was asked for; seconds until it was there */
     struct reward_result reward;
     bool scored;
     float *ahead[2]; /* (n) numbers of gen.passes that are there already; NULL: not */

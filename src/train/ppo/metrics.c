@@ -127,23 +127,27 @@ static void version_lag(const struct stage *st, const struct batch *b) {
     if (s.n > 0) spread_set(&st->run->metrics, &s, "training/version_lag");
 }
 
-/* Seconds from a sample's request to its end, as verl's agent loop has them; the slowest is a sample of its own. */
+/* Seconds from a sample's request to its end, and to its score, as verl's agent loop has them; the slowest is a sample of its own. */
 static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
-    const struct batch_col *seconds = batch_find(b, "seconds"), *preempted = batch_find(b, "num_preempted");
-    struct spread time = {0}, tools = {0}, times_preempted = {0};
+    const struct batch_col *seconds = batch_find(b, "seconds"), *preempted = batch_find(b, "num_preempted"),
+                           *scoring = batch_find(b, "scoring_seconds");
+    struct spread time = {0}, tools = {0}, score = {0}, times_preempted = {0};
     int64_t slowest = 0;
-    if (!seconds || !preempted || b->n_rows == 0) return;
+    if (!seconds || !scoring || !preempted || b->n_rows == 0) return;
     for (int64_t i = 0; i < b->n_rows; i++) {
         spread_add(&time, seconds->f64[i]);
         spread_add(&tools, 0);
+        spread_add(&score, scoring->f64[i]);
         spread_add(&times_preempted, (double)preempted->i64[i]);
-        if (seconds->f64[i] > seconds->f64[slowest]) slowest = i;
+        if (seconds->f64[i] + scoring->f64[i] > seconds->f64[slowest] + scoring->f64[slowest]) slowest = i;
     }
     spread_set(m, &time, "timing_s/agent_loop/generate_sequences");
     spread_set(m, &tools, "timing_s/agent_loop/tool_calls");
+    spread_set(m, &score, "timing_s/agent_loop/compute_score");
     spread_set(m, &times_preempted, "timing_s/agent_loop/num_preempted");
     metrics_set(m, seconds->f64[slowest], "timing_s/agent_loop/slowest/generate_sequences");
     metrics_set(m, 0, "timing_s/agent_loop/slowest/tool_calls");
+    metrics_set(m, scoring->f64[slowest], "timing_s/agent_loop/slowest/compute_score");
     metrics_set_i64(m, preempted->i64[slowest], "timing_s/agent_loop/slowest/num_preempted");
     metrics_set_i64(m, batch_len(batch_find(b, "prompts"), slowest), "timing_s/agent_loop/slowest/prompt_length");
     metrics_set_i64(m, batch_len(batch_find(b, "responses"), slowest), "timing_s/agent_loop/slowest/response_length");

@@ -5,6 +5,7 @@
 #include "train/ppo/generation.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -139,10 +140,11 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
 }
 
 int score_submit(struct gen *g, int64_t i) {
-    const struct gen_sample *s = &g->samples[i];
+    struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
+    s->asked = clock_now();
     if (!worker_scores(g->s->worker)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),

@@ -242,6 +242,7 @@ int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
     const int64_t k = tag / g->per;
     g->samples[tag].reward = *r;
     g->samples[tag].scored = true;
+    g->samples[tag].scoring = clock_now() - g->samples[tag].asked;
     stage_beat(g->s->run->stages);
     return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
 }
@@ -297,8 +298,8 @@ static int add_ahead(struct gen *g, const int64_t *kept, struct batch *b) {
 static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
-    struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *ended,
-        *preempted, *group, *versions;
+    struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *scoring,
+        *ended, *preempted, *group, *versions;
     int rc = 0;
     for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
@@ -316,6 +317,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "sample_index", BATCH_I64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "group", BATCH_I64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "seconds", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "scoring_seconds", BATCH_F64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "ended", BATCH_F64, NULL, NULL, NULL), out);
     TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
     ids = batch_find(b, "responses");
@@ -332,6 +334,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     index = batch_find(b, "sample_index");
     group = batch_find(b, "group");
     seconds = batch_find(b, "seconds");
+    scoring = batch_find(b, "scoring_seconds");
     ended = batch_find(b, "ended");
     preempted = batch_find(b, "num_preempted");
     for (int64_t i = 0; i < n; i++) {
@@ -354,6 +357,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         index->i64[i] = i % g->n;
         group->i64[i] = i / g->n;
         seconds->f64[i] = s->seconds;
+        scoring->f64[i] = s->scoring;
         ended->f64[i] = s->ended;
         preempted->i64[i] = s->n_preempted;
     }
