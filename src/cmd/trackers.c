@@ -10,6 +10,7 @@
 #include "train/run/run_lock.h"
 #include "view/run_reader.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -163,14 +164,24 @@ static int cmd_trackers_list(int argc, char **argv) {
 
 /* ---- sync ---- */
 
+static volatile sig_atomic_t stop; /* the signal that asked for it */
+
+/* The request under way is waited for, so that what the client has taken is on record; a second signal ends at once. */
+static void on_stop(int sig) {
+    stop = sig;
+    signal(sig, SIG_DFL);
+}
+
 struct progress_line {
     double say_at;
 };
-static void tell(void *arg, const char *name, int64_t done, int64_t total) {
+static int tell(void *arg, const char *name, int64_t done, int64_t total) {
     struct progress_line *p = arg;
-    if (done == total || clock_now() < p->say_at) return;
+    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", strsignal(stop));
+    if (done == total || clock_now() < p->say_at) return 0;
     log_info("tracker %s: %lld of %lld records sent", name, (long long)done, (long long)total);
     p->say_at = clock_now() + SAY_S;
+    return 0;
 }
 
 static int sync_one(const struct over *o, const struct track_pending *p) {
@@ -195,7 +206,7 @@ static int sync_all(const struct over *o, const char *only) {
         if ((only && strcmp(only, o->queues[i].name) != 0) || !is_due(&o->queues[i])) continue;
         n_due++;
         const int one = sync_one(o, &o->queues[i]);
-        if (one == ERR_IO) return one;
+        if (one == ERR_IO || one == ERR_SIGNAL) return one;
         if (one < 0 && rc < 0) log_error("%s", err_msg());
         if (one < 0 && rc == 0) {
             rc = one;
@@ -247,9 +258,13 @@ static int cmd_trackers_sync(int argc, char **argv) {
     run_reader_close(there);
     if (rc == 0) rc = open_run(&o, dir);
     if (rc == 0 && only) rc = check_only(&o, only);
+    if (!dry) signal(SIGINT, on_stop);
+    if (!dry) signal(SIGTERM, on_stop);
     if (rc == 0) rc = dry ? list(&o, false) : sync_all(&o, only);
     close_run(&o);
     run_lock_release(lock);
+    if (rc == ERR_SIGNAL) log_error("%s", err_msg());
+    if (rc == ERR_SIGNAL) return 128 + stop;
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : cmd_flush();
 }
 

@@ -195,7 +195,9 @@ int track_client_check(const char *const *names, int64_t n, enum track_client_st
     json_object_set_new(request, "check", list);
     const struct helper_args a = {.module = "verlc_helpers.tracker"};
     TRYG(helper_create(&h, &a), out);
-    TRYG(helper_call(h, request, 60, &reply), out);
+    rc = helper_call(h, request, 60, &reply);
+    if (rc == ERR_HELPER) rc = helper_call(h, request, 60, &reply); /* a process that was killed is started again */
+    TRYG(rc, out);
     for (int64_t i = 0; i < n; i++)
         state[i] = names_it(json_object_get(reply, "missing"), names[i])      ? TRACK_MISSING
                    : names_it(json_object_get(reply, "logged_out"), names[i]) ? TRACK_LOGGED_OUT

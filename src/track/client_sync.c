@@ -36,8 +36,12 @@ static int send_all(struct client *c, const struct track_sync_args *a) {
         client__next_batch(c, b);
         const bool last = b->n == 0;
         rc = client__exchange(c, b, last ? a->how : NULL, a->ended);
-        if (a->tell) a->tell(a->arg, c->name, total - c->n_unsent, total);
         if (rc == 0 && last) break;
+        const int told = a->tell(a->arg, c->name, total - c->n_unsent, total);
+        if (told < 0) {
+            rc = told;
+            break;
+        }
         tries = rc == 0 || c->n_unsent < before ? 0 : tries + 1;
         if (rc == 0 || tries == TRIES) continue;
         log_info("tracker %s: %s; once more", c->name, err_msg());
@@ -57,8 +61,9 @@ int track_sync(const char *name, const struct track_sync_args *a) {
     int rc = client__take_up(c, INT64_MAX, &n_kept, &n_left);
     if (rc == 0) rc = client__start_helper(c, a->track);
     if (rc == 0) rc = send_all(c, a);
-    if (rc == ERR_HELPER || rc == ERR_TIMEOUT)
-        err_wrap(rc, "tracker %s fails; %lld records are still kept in %s", c->name, (long long)c->n_unsent, c->path);
+    if (rc == ERR_HELPER || rc == ERR_TIMEOUT || rc == ERR_SIGNAL)
+        err_wrap(rc, "tracker %s %s; %lld records are still kept in %s", c->name, rc == ERR_SIGNAL ? "was left" : "fails",
+                 (long long)c->n_unsent, c->path);
     client__free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

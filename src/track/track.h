@@ -131,7 +131,7 @@ struct track_sync_args {
     const struct track_args *track; /* as the run had it: project, experiment, run_dir, config, proxy, traces */
     const char *how;                /* the run is "done", "failed" or "killed" */
     double ended;                   /* wall clock, 0: not known */
-    void (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* after each request */
+    int (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* after each request; its error ends the sync */
     void *arg;
 };
 /* Sends one tracker all that is kept for it, in order, and ends its run there as the run has ended. The caller has the run's

@@ -61,7 +61,8 @@ def check_metrics(s, test):
     for m in train:
         low, mean, high = (m[f"{loop}generate_sequences/{x}"] for x in ("min", "mean", "max"))
         test("seconds of a sample", 0 < low <= mean <= high <= m["timing_s/gen"] + 0.01 and
-             low <= m[loop + "slowest/generate_sequences"] <= high and m[loop + "num_preempted/max"] == m[loop + "tool_calls/max"] == 0 and
+             low <= m[loop + "slowest/generate_sequences"] <= high and
+             m[loop + "num_preempted/max"] == m[loop + "tool_calls/max"] == 0 and
              m["prompt_length/min"] <= m[loop + "slowest/prompt_length"] <= m["prompt_length/max"] and
              m["response_length/min"] <= m[loop + "slowest/response_length"] <= m["response_length/max"], m)
         low, mean, high = (m[f"{loop}compute_score/{x}"] for x in ("min", "mean", "max"))

@@ -167,10 +167,11 @@ def check_ray(s, test):
     p = verlc_exec(s, "ray", ["bash", "-c", RAY])
     test("ray job submit without ray: env_vars and quoting", p.returncode == 0 and
          p.stdout == "sqlite:////tmp/a b.db 2 ['two words', 'a=\"b\"']\n", p.stdout + p.stderr)
-    odd = ("[1]", '"x"', "null", "{", "1e999", "[" * 100000, '{"env_vars": [1]}', '{"env_vars": "A=1"}', '{"env_vars": {"A": null}}',
-           '{"env_vars": {"A=B": "1"}}', '{"env_vars": {"": "1"}}', r'{"env_vars": {"A": "\u0000"}}', r'{"env_vars": {"A\u0000": "1"}}',
-           r'{"env_vars": {"A": "\ud800"}}', '{"env_vars": {"A": {"b": 1}}}', '{"working_dir": 5}', '{"working_dir": ["."]}',
-           r'{"working_dir": "\u0000"}', '{"working_dir": "/no/such"}', '{"working_dir": "' + "x" * 5000 + '"}')
+    odd = ("[1]", '"x"', "null", "{", "1e999", "[" * 100000, '{"env_vars": [1]}', '{"env_vars": "A=1"}',
+           '{"env_vars": {"A": null}}', '{"env_vars": {"A=B": "1"}}', '{"env_vars": {"": "1"}}', r'{"env_vars": {"A": "\u0000"}}',
+           r'{"env_vars": {"A\u0000": "1"}}', r'{"env_vars": {"A": "\ud800"}}', '{"env_vars": {"A": {"b": 1}}}',
+           '{"working_dir": 5}', '{"working_dir": ["."]}', r'{"working_dir": "\u0000"}', '{"working_dir": "/no/such"}',
+           '{"working_dir": "' + "x" * 5000 + '"}')
     for text in odd:
         p = verlc_exec(s, "ray", ["ray", "job", "submit", f"--runtime-env-json={text}", "--", "echo", "on"])
         test.refused(f"ray job submit: an odd runtime environment {text[:40]}", p, 2, "ray job submit")

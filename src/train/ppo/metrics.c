@@ -127,7 +127,7 @@ static void version_lag(const struct stage *st, const struct batch *b) {
     if (s.n > 0) spread_set(&st->run->metrics, &s, "training/version_lag");
 }
 
-/* Seconds from a sample's request to its end, and to its score, as verl's agent loop has them; the slowest is a sample of its own. */
+/* Seconds from a sample's request to its end, and on to its score, as verl's agent loop has them. */
 static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
     const struct batch_col *seconds = batch_find(b, "seconds"), *preempted = batch_find(b, "num_preempted"),
                            *scoring = batch_find(b, "scoring_seconds");
