@@ -1,8 +1,8 @@
 """verlc's trackers with the real clients: MLflow with SQLite, with files, and with a server that is killed and started
-again in mid-run; wandb, swanlab and clearml offline, trackio on disk.  What each client keeps is compared with run.db.
+again in mid-run; wandb, swanlab and clearml offline, trackio on disk; runs that are stopped from outside.  What each client keeps is compared with run.db.
 Run by scripts/oracle.sh trackers, in .venv-trackers.
 
-  VERLC=build/release/verlc python tools/oracle_trackers.py [mlflow server wandb swanlab clearml trackio]
+  VERLC=build/release/verlc python tools/oracle_trackers.py [mlflow server wandb swanlab clearml trackio stop]
 """
 
 import json
@@ -268,11 +268,62 @@ def check_trackio(s, test):
     test("trackio: resumed in one run, a table at each validation", len({r[0] for r in rows}) == 1 and tables == 4, str(tables))
 
 
+# ---- stopped from outside ----
+
+def descendants(pid):
+    out = [pid]
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        out += [x for child in path.read_text().split() for x in descendants(int(child))]
+    return out
+
+
+def wandb_steps(folder):
+    """Steps of all files of the offline runs there, in order."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.stat().st_mtime)
+    records = [Record.FromString(raw) for f in files for raw in level_log(f, 7)]
+    return [r.history.step.num for r in records if r.WhichOneof("record_type") == "history"]
+
+
+def check_stop(s, test):
+    """SIGTERM to every process, as ray job stop sends it, W&B's own among them; and kill -9, with a sync afterwards."""
+    slow = s.dir / "slower.py"
+    slow.write_text("import time\ndef compute_score(*args, **kw):\n    time.sleep(0.1)\n    return 0.5\n")
+    for name in ("stopped", "killed_at_once"):
+        folder = s.dir / f"{name}_wandb"
+        folder.mkdir()
+        uri = f"sqlite:///{folder}/runs.db"
+        env = {**CLIENT, "MLFLOW_TRACKING_URI": uri, "WANDB_DIR": str(folder)}
+        keys = {**mlflow_keys(name), "trainer.logger": '["console","file","mlflow","wandb"]', "trainer.test_freq": -1}
+        p = start(s.ppo(name, trainer__total_training_steps=100000, trainer__save_freq=100000, **keys, **{
+            "reward.custom_reward_function.path": slow, "reward.num_workers": 1}), env, cwd=s.dir)
+        states = [s.dir / name / f"trackers/{t}.state.json" for t in ("mlflow", "wandb")]
+        while p.poll() is None and not all(f.exists() and json.loads(f.read_text())["sent"] > 5 for f in states):
+            time.sleep(0.1)
+        if name == "stopped":
+            for pid in descendants(p.pid):
+                os.kill(pid, 15)
+        else:
+            p.kill()
+        err = p.communicate(timeout=200)[1]
+        p = run("trackers", "sync", s.dir / name, env=env, cwd=s.dir)
+        sent = {line.split(":")[0] for line in p.stdout.splitlines()}  # of the traces some may be left after a signal, too
+        test(f"{name}: what a sync had to do", ("wandb" in sent, "mlflow" in sent) == ((name != "stopped",) * 2), f"{sent} {err[-900:]}")
+        _, runs, points = mlflow_run(uri, name)
+        want = mlflow_names(recorded(s.dir / name))
+        test(f"{name}: MLflow has one run, killed, every value of run.db", len(runs) == 1 and runs[0].info.status == "KILLED" and
+             same(points, want), f"{len(runs)} {runs[0].info.status} {differs(points, want)}")
+        steps = list(range(1, len((s.dir / name / "metrics.jsonl").read_text().splitlines()) + 1))
+        got = wandb_steps(folder)  # the last ones twice where W&B's own process was ended
+        test(f"{name}: W&B has every step", list(dict.fromkeys(got)) == steps and len(got) < len(steps) + 9, f"{got} of {len(steps)}")
+
+
 def main():
     test = Tests()
     logging.disable(logging.WARNING)
     checks = {"mlflow": check_mlflow_stores, "server": check_mlflow_server, "wandb": check_wandb, "swanlab": check_swanlab,
-              "clearml": check_clearml, "trackio": check_trackio}
+              "clearml": check_clearml, "trackio": check_trackio, "stop": check_stop}
     with Scratch() as s:
         for name in sys.argv[1:] or checks:
             checks[name](s, test)

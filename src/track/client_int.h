@@ -39,6 +39,7 @@ struct client {
     json_t *end;  /* how its run ended there; null: it is open, NULL: not told by an older verlc */
     bool failing;
     double delay;
+    int64_t most; /* records of a request: one after a failure, so that a record which ends the client is alone with it */
     int64_t n_refused;
 };
 

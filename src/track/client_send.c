@@ -25,7 +25,10 @@
 #define CLOSE_S 10.0     /* of the time after a run's end: left for saying how it ended */
 #define SAY_FIRST_S 2.0  /* of a wait for it, then every */
 #define SAY_AGAIN_S 10.0
-enum { END_TRIES = 2 }; /* after the end of a run */
+enum {
+    END_TRIES = 2, /* after the end of a run */
+    GROWTH = 4,    /* of a request after one that worked */
+};
 
 int client__start_helper(struct client *c, const struct track_args *a) {
     json_t *init = json_pack("{s:s, s:s, s:s, s:O?, s:b, s:s, s:s?, s:s?, s:s?, s:s}", "tracker", c->name, "project", a->project,
@@ -95,7 +98,7 @@ static void are_sent(struct client *c, const struct client_batch *b, int64_t n) 
     c->sent = b->seq[n - 1];
 }
 
-int client__exchange(struct client *c, const struct client_batch *b, const char *how, double ended) {
+static int exchange(struct client *c, const struct client_batch *b, const char *how, double ended) {
     json_t *reply = NULL;
     json_t *request = json_pack("{s:O?, s:o, s:s?, s:f}", "run", c->run, "records", b->records, "finish", how, "ended", ended);
     int64_t done = 0;
@@ -118,6 +121,12 @@ int client__exchange(struct client *c, const struct client_batch *b, const char 
     if (hint) log_info("tracker %s: %s", c->name, hint);
     const int rc = error ? err_set(ERR_HELPER, __FILE__, __LINE__, "%s", error) : client__compact(c);
     json_decref(reply);
+    return rc;
+}
+
+int client__exchange(struct client *c, const struct client_batch *b, const char *how, double ended) {
+    const int rc = exchange(c, b, how, ended);
+    c->most = rc < 0 ? 1 : c->most * GROWTH < CLIENT_BATCH_RECORDS ? c->most * GROWTH : CLIENT_BATCH_RECORDS;
     return rc;
 }
 

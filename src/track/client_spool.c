@@ -31,6 +31,7 @@ struct client *client__new(const char *name, const char *run_dir) {
     c->name = name;
     c->traces = strcmp(name, track_traces.name) == 0;
     c->fd = -1;
+    c->most = CLIENT_BATCH_RECORDS;
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -242,7 +243,7 @@ void client__next_batch(struct client *c, struct client_batch *b) {
         want = want * 2 < (size_t)(size - at) ? want * 2 : (size_t)(size - at);
     }
     const char *line = p, *nl;
-    while (b->n < CLIENT_BATCH_RECORDS && line < p + n && (nl = memchr(line, '\n', (size_t)(p + n - line)))) {
+    while (b->n < c->most && line < p + n && (nl = memchr(line, '\n', (size_t)(p + n - line)))) {
         json_t *o;
         if (json_parse(&o, line, (size_t)(nl - line), c->path) < 0) o = json_null();
         b->seq[b->n] = json_integer_value(json_object_get(o, "seq"));

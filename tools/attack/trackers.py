@@ -99,9 +99,19 @@ def hit(pids, sig):
             pass
 
 
-def attack_run(p, r):
+def lives(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def attack_run(p, r, begun):
     """Signals until the run is asked to end; whether a record may have been sent twice, and all processes that were seen."""
     twice, seen = False, set()
+    early = r.random() < 0.2
+    while not early and not begun() and p.poll() is None:
+        time.sleep(0.02)
     for _ in range(r.randrange(1, 6)):
         time.sleep(r.random() * 0.6)
         seen.update(descendants(p.pid))
@@ -146,14 +156,16 @@ def round_of(s, n, r):
     fault = r.choice([[0, 0, 0], [0.05, 0, 0], [0.2, 0, 0], [0.05, 0.1, 0], [0.05, 0, 0.05]])
     (here / "fault").write_text(json.dumps(fault))
     env = {"PYTHONPATH": str(here), "WANDB_API_KEY": "0123456789"}
-    p = start(s.ppo(f"run{n}", trainer__total_training_steps=r.choice([5, 40]), trainer__save_freq=100,
+    p = start(s.ppo(f"run{n}", trainer__total_training_steps=r.choice([20, 100]), trainer__save_freq=100,
                     trainer__logger="[console,wandb]"), env)
-    twice, seen = attack_run(p, r)
+    twice, seen = attack_run(p, r, (d / "trackers/wandb.state.json").exists if r.random() < 0.5 else (here / "calls.jsonl").exists)
     err = p.communicate(timeout=200)[1]
     (here / "fault").write_text(json.dumps([fault[0] / 4, 0, 0]))
     killed, out = sync(d, env, r) if (d / "run.db").exists() else (False, "")
-    time.sleep(0.3)
-    alive = [x for x in seen if pathlib.Path(f"/proc/{x}").exists()]
+    until = time.monotonic() + 5
+    while any(map(lives, seen)) and time.monotonic() < until:
+        time.sleep(0.05)
+    alive = [x for x in seen if lives(x)]
     calls = [json.loads(line) for line in (here / "calls.jsonl").read_text().splitlines()] if (here / "calls.jsonl").exists() else []
     got = [c["step"] for c in calls if c["what"] == "log"]
     steps = [x for x, in sqlite3.connect(d / "run.db").execute("select distinct step from metrics order by step")] if out else []
