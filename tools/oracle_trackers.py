@@ -309,7 +309,7 @@ def check_stop(s, test):
             p.kill()
         err = p.communicate(timeout=200)[1]
         p = run("trackers", "sync", s.dir / name, env=env, cwd=s.dir)
-        sent = {line.split(":")[0] for line in p.stdout.splitlines()} - {"mlflow_traces"}  # some may be left after a signal, too
+        sent = {line.split(":")[0] for line in p.stdout.splitlines()} - {"mlflow_traces"}  # some may be left after a signal
         test(f"{name}: what a sync had to do", sent == (set() if name == "stopped" else {"mlflow", "wandb"}), f"{sent} {err[-900:]}")
         _, runs, points = mlflow_run(uri, name)
         want = mlflow_names(recorded(s.dir / name))
