@@ -674,8 +674,51 @@ out:
     return rc;
 }
 
+/* "…q_proj" of "base_model.model.…q_proj.lora_A.weight": the module that a tensor of an adapter is on; 0: it is another tensor. */
+static int module_of(const char *tensor, const char **name) {
+    static const char prefix[] = "base_model.model.";
+    const char *end = strstr(tensor, ".lora_A.");
+    *name = strncmp(tensor, prefix, sizeof prefix - 1) == 0 ? tensor + sizeof prefix - 1 : tensor;
+    return end ? (int)(end - *name) : 0;
+}
+
+static bool adapts(const struct model *m, const char *module, int n) {
+    const char *name;
+    for (int64_t i = 0; i < m->n_train_params; i++)
+        if (module_of(m->train_params[i].name, &name) == n && strncmp(name, module, (size_t)n) == 0) return true;
+    return false;
+}
+
+/* The adapter's modules are the model's: state of the same size may be of others. */
+static int check_modules(const char *dir, const struct ckpt_part *p) {
+    char *part = ckpt_part_dir(dir, p->name), *path = file_join(part, "adapter_model.safetensors");
+    struct st_file *f = NULL;
+    const char *name, *odd = NULL;
+    int rc = 0, n = 0;
+    int64_t there = 0, here = 0;
+    if (!p->model->lora || !file_exists(path)) goto out;
+    TRYG(st_open(&f, path), out);
+    for (int64_t i = 0; i < st_count(f); i++) {
+        const int k = module_of(st_at(f, i)->name, &name);
+        there += k > 0;
+        if (k > 0 && !odd && !adapts(p->model, name, k)) odd = name, n = k;
+    }
+    for (int64_t i = 0; i < p->model->n_train_params; i++) here += module_of(p->model->train_params[i].name, &name) > 0;
+    if (odd || there != here)
+        FAILG(out, ERR_INPUT,
+              "%s: its adapter is on %lld modules, this run's on %lld%s%.*s%s; resume with the target_modules and exclude_modules "
+              "that it was trained with, or start anew in another trainer.default_local_dir",
+              part, (long long)there, (long long)here, odd ? ", without " : "", n, odd ? odd : "", odd ? " for one" : "");
+out:
+    st_close(f);
+    free(part);
+    free(path);
+    return rc;
+}
+
 int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     CHECK(p->model->master != NULL);
+    TRY(check_modules(dir, p));
     char *name = optim_name(p->name);
     if (!has_file(dir, name)) {
         free(name);

@@ -95,6 +95,15 @@ bool conf_is_set(const struct conf *c, const char *key);  /* by the user: file o
 /* The resolved tree as YAML, in verl's key order; ??? stays. Loading it again as
  * --config-name gives the same tree. ERR_INTERNAL. */
 int conf_yaml(const struct conf *c, struct buf *b);
+/* A key that acts, with its value before and now: texts of one line; a long one is cut and has a checksum. */
+struct conf_change {
+    const char *key, *was, *now;
+};
+/* What is otherwise in c than in a configuration that conf_yaml printed (n bytes; where: its name, for messages), key by key. Not
+ * told: keys that nothing reads, keys that the earlier program had not and that are not set, and those that follow another key by
+ * default, which is told. ERR_INVAL: not such a text. */
+int conf_changes(const struct conf *c, const char *yaml, size_t n, const char *where,
+                 void (*each)(void *arg, const struct conf_change *change), void *arg);
 /* The first key under prefix ("critic.") that the user set, other than except; NULL: none. *n: how many. */
 const char *conf_first_set(const struct conf *c, const char *prefix, const char *except, int64_t *n);
 /* Prints what the keys that the user set and that are not simply used mean here (log_note). */

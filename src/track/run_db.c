@@ -22,7 +22,8 @@
  *   status(key, value)               what the run does: step, phase (a name of timing_s/..., "" between them), done, total (of the
  *                                    phase, total 0: not told), tok_s (0: not told), phase_since and wall (wall clock: of the
  *                                    phase's start, of this record), pid, host; at most once a second
- *   events(id, step, wall, kind, message)  what happened, in order: "warning", "checkpoint", "reward_error", "resume"
+ *   events(id, step, wall, kind, message)  what happened, in order: "warning", "checkpoint", "reward_error", "resume",
+ *                                    "changed" (docs/checkpoints.md)
  *
  *   plan: {"total": bytes, "limit": bytes, "parts": [{"name", "bytes", "note", "block"}]}; parts with block true take turns
  *   in one block, of the size of the largest; an update's have "gradients", bytes of its own */
@@ -253,6 +254,21 @@ static int start(struct db_ctx *c, const struct track_args *a) {
     TRY(forget_later(c, a->resume_step));
     TRY(describe(c, a));
     return db_flush(c);
+}
+
+double track_began(const char *run_dir) {
+    sqlite3 *db = NULL;
+    sqlite3_stmt *st = NULL;
+    char *path = file_join(run_dir, "run.db");
+    double began = 0;
+    if (file_exists(path) && sqlite3_open_v2(path, &db, SQLITE_OPEN_READONLY, NULL) == SQLITE_OK &&
+        sqlite3_prepare_v2(db, "SELECT CAST(value AS REAL) FROM meta WHERE key = 'started'", -1, &st, NULL) == SQLITE_OK &&
+        sqlite3_step(st) == SQLITE_ROW)
+        began = sqlite3_column_double(st, 0);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    free(path);
+    return began > 0 && began < 1e11 ? began : 0;
 }
 
 static int db_open(void **ctx, const char *name, const struct track_args *a) {

@@ -99,6 +99,8 @@ void track_close(struct track *t, int rc);
 /* What a run could not write to run.db, because another program had locked it or the disk was full, from run.kept.db into it. 1: it
  * is there now; 0: there is nothing, or its run goes on; ERR_IO, ERR_FORMAT. */
 int track_take_in(const char *run_dir);
+/* Wall clock of the first start of the run whose run.db is in run_dir; 0: not known. */
+double track_began(const char *run_dir);
 /* One line on the console, one record in each tracker. m is copied. */
 void track_log(struct track *t, int64_t step, const struct metrics *m);
 void track_sample(struct track *t, const struct track_sample *s);

@@ -626,6 +626,92 @@ static void test_floats(void **state) {
     }
 }
 
+/* ---- changes since a checkpoint ---- */
+
+static void add_change(void *arg, const struct conf_change *change) {
+    assert_int_equal(buf_addf(arg, "%s %s -> %s|", change->key, change->was, change->now), 0);
+}
+
+/* What conf_changes tells of `now` after a run with `was`; caller frees. */
+static char *changes_n(const char *schema, const char *const *was, const char *const *now) {
+    struct conf *a = NULL, *b = NULL;
+    struct buf yaml = {0}, said = {0};
+    assert_int_equal(load_n(&a, schema, was), 0);
+    assert_int_equal(load_n(&b, schema, now), 0);
+    assert_int_equal(conf_yaml(a, &yaml), 0);
+    assert_int_equal(conf_changes(b, yaml.p, yaml.n, "config.yaml", add_change, &said), 0);
+    conf_free(a);
+    conf_free(b);
+    buf_free(&yaml);
+    return said.p ? buf_take(&said) : xstrdup("");
+}
+#define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define CHANGES(want, was, now)                               \
+    do {                                                      \
+        char *said_ = changes_n("ppo_trainer", (was), (now)); \
+        assert_string_equal(said_, want);                     \
+        free(said_);                                          \
+    } while (0)
+#define NOTHING ((const char *const[]){NULL})
+
+static void test_changes(void **state) {
+    (void)state;
+    CHANGES(A "optim.lr 1e-06 -> 0.5|", NOTHING, ARGS(A "optim.lr=0.5"));
+    CHANGES("", ARGS(A "optim.lr=0.5"), ARGS(A "optim.lr=5e-1"));
+    /* a key that follows another is told where it is set, or was */
+    CHANGES("data.max_response_length 512 -> 16|", NOTHING, ARGS("data.max_response_length=16"));
+    CHANGES(R "response_length 512 -> 16|", NOTHING, ARGS(R "response_length=16"));
+    CHANGES(R "response_length 16 -> 512|", ARGS(R "response_length=16"), NOTHING);
+    CHANGES(R "response_length 512 -> 16|data.max_response_length 512 -> 16|", NOTHING,
+            ARGS("data.max_response_length=16", R "response_length=${data.max_response_length}"));
+    CHANGES("trainer.experiment_name gsm8k -> b|", NOTHING, ARGS("trainer.experiment_name=b"));
+    /* noted and unknown keys, older names, what null means */
+    CHANGES("", NOTHING, ARGS(A "use_torch_compile=False", "+my.own=1", R "mode=async"));
+    CHANGES("", ARGS("reward_model.num_workers=2"), ARGS("reward.num_workers=2"));
+    CHANGES("reward.num_workers 2 -> 8|", ARGS("reward_model.num_workers=2"), NOTHING);
+    CHANGES("", ARGS("actor_rollout_ref.model.lora_alpha=16"), ARGS("actor_rollout_ref.model.lora_alpha=null"));
+    /* members of a dict, lists, keys that are absent by default */
+    CHANGES("data.apply_chat_template_kwargs.a.b 1 -> 2|data.apply_chat_template_kwargs.c x -> null|",
+            ARGS("+data.apply_chat_template_kwargs.a.b=1", "+data.apply_chat_template_kwargs.c=x"),
+            ARGS("+data.apply_chat_template_kwargs.a.b=2"));
+    CHANGES(A "optim.betas [0.9, 0.999] -> [0.9, 0.95]|", NOTHING, ARGS(A "optim.betas=[0.9,0.95]"));
+    CHANGES(A "grad_chunk 2 -> 1|", ARGS("+" A "grad_chunk=2"), NOTHING);
+    CHANGES("reward.custom_reward_function.path null -> r.py|", NOTHING, ARGS("reward.custom_reward_function.path=r.py"));
+}
+
+static void test_changes_are_lines(void **state) {
+    (void)state;
+    CHANGES("actor_rollout_ref.model.custom_chat_template null -> 'a\\nb -> c \\'d\\''|", NOTHING,
+            ARGS("actor_rollout_ref.model.custom_chat_template=\"a\nb -> c 'd'\""));
+    CHANGES("trainer.experiment_name '7' -> gsm8k|", ARGS("trainer.experiment_name='7'"), NOTHING);
+    char first[400], second[400];
+    snprintf(first, sizeof first, "actor_rollout_ref.model.custom_chat_template=%0300d", 1);
+    snprintf(second, sizeof second, "actor_rollout_ref.model.custom_chat_template=%0300d", 2);
+    char *said = changes_n("ppo_trainer", ARGS(first), ARGS(second)), *arrow = strstr(said, " -> ");
+    assert_non_null(arrow);
+    assert_true(strlen(said) < 500 && strstr(said, "... (3"));
+    assert_true(strncmp(arrow + 4, strchr(said, ' ') + 1, (size_t)(arrow - strchr(said, ' '))) != 0);
+    free(said);
+}
+
+static void test_no_changes(void **state) {
+    (void)state;
+    for (const char *const *s = conf_schemas(); *s; s++) {
+        char *said = changes_n(*s, NOTHING, NOTHING);
+        if (*said) fail_msg("%s: %s", *s, said);
+        free(said);
+    }
+    char *said = changes_n("sft_trainer", ARGS("model.partial_pretrain=a", "optim.lr_scheduler=wsd"),
+                           ARGS("model.path=a", "optim.lr_scheduler_type=wsd"));
+    if (*said) fail_msg("sft_trainer: %s", said);
+    free(said);
+    struct conf *c = NULL;
+    assert_int_equal(LOAD(&c, "trainer.seed=2"), 0);
+    assert_int_equal(conf_changes(c, "- 1\n", 4, "config.yaml", add_change, NULL), ERR_INVAL);
+    assert_int_equal(conf_changes(c, "{", 1, "config.yaml", add_change, NULL), ERR_INVAL);
+    conf_free(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
@@ -644,6 +730,9 @@ int main(void) {
         cmocka_unit_test(test_yaml_texts),
         cmocka_unit_test(test_yaml_refusals),
         cmocka_unit_test(test_floats),
+        cmocka_unit_test(test_changes),
+        cmocka_unit_test(test_changes_are_lines),
+        cmocka_unit_test(test_no_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

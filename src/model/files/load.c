@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -109,7 +110,6 @@ static int open_fsdp(struct weights_dir *w, const char *shards) {
         w->whole[i] = (struct st_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
         memcpy(w->whole[i].dim, t->dim, sizeof t->dim);
     }
-    log_info("reading the weights of %lld FSDP ranks in %s", (long long)fsdp_shards(w->fsdp), shards);
     return 0;
 }
 
@@ -479,6 +479,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
               a->dir);
     json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
     TRYG(weights_open(&w, a->dir), out);
+    if (w.fsdp) log_info("reading the weights of %lld FSDP ranks in %s", (long long)fsdp_shards(w.fsdp), w.paths[0]);
     model__params_build(m);
     TRYG(check_base(m, a), out);
     m->base = a->base;
@@ -512,6 +513,88 @@ out:
     model_close(m);
     weights_close(&w);
     free(src);
+    return rc;
+}
+
+/* ---- fingerprint ---- */
+
+enum { PRINT_BYTES = 1024 }; /* at each of three places of a tensor */
+
+struct print_tensor {
+    const struct st_tensor *t;
+    const struct fsdp_tensor *parts; /* NULL: t has its data */
+};
+
+static int by_tensor_name(const void *a, const void *b) {
+    return strcmp(((const struct print_tensor *)a)->t->name, ((const struct print_tensor *)b)->t->name);
+}
+
+/* Of all files, in the order of their names; caller frees. */
+static struct print_tensor *list_tensors(const struct weights_dir *w, int64_t *n) {
+    struct print_tensor *list = NULL;
+    int64_t cap = 0;
+    *n = 0;
+    for (int64_t f = 0; f < w->n; f++) {
+        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : st_count(w->files[f]);
+        xgrow((void **)&list, &cap, *n + count, sizeof *list);
+        for (int64_t i = 0; i < count; i++)
+            list[(*n)++] = w->fsdp ? (struct print_tensor){&w->whole[i], fsdp_at(w->fsdp, i)}
+                                   : (struct print_tensor){st_at(w->files[f], i), NULL};
+    }
+    if (*n > 1) qsort(list, (size_t)*n, sizeof *list, by_tensor_name);
+    return list;
+}
+
+static void print_tensor(struct hash_stream *h, const struct print_tensor *p) {
+    const struct st_tensor *t = p->t;
+    const size_t size = dtype_size(t->dt);
+    int64_t all = 1;
+    for (int i = 0; i < t->nd; i++) all *= t->dim[i];
+    const int64_t n = all < PRINT_BYTES / (int64_t)size ? all : PRINT_BYTES / (int64_t)size;
+    const int64_t at[] = {0, (all - n) / 2, all - n};
+    char *head = xasprintf("%s %s %lld", t->name, dtype_name(t->dt), (long long)t->nd), value[PRINT_BYTES];
+    hash_stream_add(h, head, strlen(head) + 1);
+    hash_stream_add(h, t->dim, (size_t)t->nd * sizeof *t->dim);
+    for (size_t i = 0; i < sizeof at / sizeof *at && n > 0; i++) {
+        if (p->parts) fsdp_read(p->parts, at[i], n, value);
+        else memcpy(value, t->data + (size_t)at[i] * size, (size_t)n * size);
+        hash_stream_add(h, value, (size_t)n * size);
+    }
+    free(head);
+}
+
+static int print_config(struct hash_stream *h, const char *dir) {
+    char *path = NULL, *text;
+    json_t *config = NULL;
+    TRY(file_in_dir(&path, dir, "config.json"));
+    if (!path) FAIL(ERR_INPUT, "%s: no config.json", dir);
+    const int rc = json_load(&config, path, 1 << 20);
+    free(path);
+    TRY(rc);
+    json_object_del(config, "_name_or_path");
+    json_object_del(config, "transformers_version");
+    text = json_dumps(config, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
+    if (text) hash_stream_add(h, text, strlen(text));
+    free(text);
+    json_decref(config);
+    return 0;
+}
+
+int model_fingerprint(const char *dir, char out[33]) {
+    struct weights_dir w = {0};
+    struct hash_stream *h = hash_stream_new();
+    int64_t n;
+    int rc = 0;
+    TRYG(print_config(h, dir), out);
+    TRYG(weights_open(&w, dir), out);
+    struct print_tensor *list = list_tensors(&w, &n);
+    for (int64_t i = 0; i < n; i++) print_tensor(h, &list[i]);
+    free(list);
+    hash_stream_end(h, out);
+    h = NULL;
+out:
+    hash_stream_free(h);
+    weights_close(&w);
     return rc;
 }
 

@@ -42,7 +42,9 @@ static void state(const void *ctx, json_t *trainer) {
 static int restore(void *ctx, const json_t *trainer, const char *where) {
     struct controller *c = ctx;
     const json_t *carried = json_object_get(trainer, "carried");
-    TRY(json_f64(trainer, "kl_ctrl", &c->kl_ctrl.value, where));
+    double kl_coef;
+    TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
+    if (strcmp(c->k.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is what its key says now */
     TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.grad_chunk, where));
     if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
     if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
@@ -202,6 +204,19 @@ static int open_run(struct controller *c, const struct conf *conf) {
     return 0;
 }
 
+/* What a resumed run may not exchange in silence: the models that it reads from their directories, each time it starts. */
+static int tell_changes(struct controller *c, const struct conf *conf) {
+    const struct ppo_config *k = &c->k;
+    const struct resume_model models[] = {
+        {"actor_rollout_ref.model.path", k->model_dir, true},
+        {"critic.model.path", k->critic.enable ? k->critic.model_dir : NULL, k->critic.lora.on},
+        {"distillation.teacher_models.teacher_model.model_path", k->distill.enable ? k->distill.teacher_dir : NULL, false},
+        {"reward.reward_model.model_path", k->rm.enable ? k->rm.model_dir : NULL, false}};
+    TRY(run_tell_changes(&c->run, conf, models, sizeof models / sizeof *models));
+    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", &k->lora));
+    return k->critic.enable ? resume_check_adapter(&c->run.from, "critic", "critic.model", &k->critic.lora) : 0;
+}
+
 /* The device, or with several ranks their processes; and what the run takes of it. */
 static int open_worker(struct controller *c) {
     if (c->k.n_ranks > 1) return worker_group_open(&c->worker, &c->k, (int)c->k.n_ranks, &c->run);
@@ -214,6 +229,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(ppo_config_read(k, conf, PPO_RUN));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
+    TRY(tell_changes(c, conf));
     if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
     if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
     TRY(algo_user_check(k->my_adv));

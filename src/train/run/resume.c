@@ -76,6 +76,8 @@ int resume_check_room(const struct resume *r, const char *root, int64_t total_st
 void resume_free(struct resume *r) {
     free(r->dir);
     json_decref(r->trainer);
+    json_decref(r->models);
+    json_decref(r->told);
     *r = (struct resume){.step = -1};
 }
 

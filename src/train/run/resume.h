@@ -12,6 +12,8 @@ struct resume {
     char *dir;       /* checkpoint directory, NULL: from scratch */
     int64_t step;    /* -1: from scratch */
     json_t *trainer; /* its trainer.json */
+    json_t *models;  /* of this run's model directories: {key: fingerprint}; NULL until resume_tell */
+    json_t *told;    /* lines of what has changed since (resume_changes.h); NULL: none */
 };
 struct resume_args {
     const char *mode; /* trainer.resume_mode: auto, disable, resume_path */

@@ -44,6 +44,17 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     return resume_find(&r->from, &a);
 }
 
+int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n) {
+    const struct resume_tell_args a = {.conf = c,
+                                       .mode = r->k.resume_mode,
+                                       .root = r->k.default_local_dir,
+                                       .models = models,
+                                       .n_models = n,
+                                       .other_model = r->k.other_model};
+    r->program_name = conf_schema(c);
+    return resume_tell(&r->from, &a);
+}
+
 int run_open_device(struct run *r, struct dev *dev) { return resume_open_device(dev, &r->from, r->k.device, r->k.threads); }
 
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps) {
@@ -79,6 +90,8 @@ static void keep_state(struct run *r) {
     json_decref(r->state);
     r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->checkpoints.isa, "data",
                          data_sampler_state(&r->sampler), "bad_steps", (json_int_t)r->bad_steps);
+    if (r->from.models) json_object_set(r->state, "models", r->from.models);
+    if (r->program_name) json_object_set_new(r->state, "config_name", json_string(r->program_name));
     r->program.state(r->program.ctx, r->state);
     r->optim_done = optim_steps(r);
     stage_hold_stop(false);
@@ -112,9 +125,16 @@ static void phase(void *run, const char *name) {
     track_phase(r->track, r->step, name);
 }
 
+static void record_changes(struct run *r) {
+    size_t i;
+    json_t *line;
+    json_array_foreach(r->from.told, i, line) track_event(r->track, r->from.step, "changed", json_string_value(line));
+}
+
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models) {
     r->checkpoints = *models;
     TRY(open_track(r, c));
+    record_changes(r);
     if (r->from.dir) TRY(restore(r));
     if (r->k.save_freq == 0)
         log_note("trainer.save_freq=0: %s; -1 saves the last one",

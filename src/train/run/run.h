@@ -15,7 +15,7 @@
 #include "train/run/early_stopping.h"
 #include "train/run/early_warnings.h"
 #include "train/run/phase_watchdog.h"
-#include "train/run/resume.h"
+#include "train/run/resume_changes.h"
 #include "train/run/run_lock.h"
 
 /* Rollouts as traces (actor_rollout_ref.rollout.trace). */
@@ -40,6 +40,7 @@ struct run_config {
     bool early_warnings;     /* say what usually goes wrong (early_warnings.def) */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
+    bool other_model;        /* a resumed run may go on from another model than it began from */
     bool async_save;         /* checkpoints are written beside the next steps: the key, then the program's plan */
     struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
 };
@@ -89,6 +90,7 @@ struct run {
     bool said_stop;
     bool probing;             /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
     struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
+    const char *program_name; /* the configuration's; borrowed */
     char *config_yaml;
     json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */
 };
@@ -97,6 +99,9 @@ struct run {
 /* The directory and its lock (k's, which is released with k, after run_close), watchdog, early stopping; finds what to
  * resume from. Stage "start" until run_ready. */
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p);
+/* Of a resumed run what is otherwise than in the one before, of any run the fingerprints of its models for checkpoints
+ * (resume_changes.h). ERR_INPUT: a model that may not change has. */
+int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n);
 int run_open_device(struct run *r, struct dev *dev); /* by the keys and the checkpoint; not kept */
 /* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);

@@ -242,6 +242,9 @@ static int open_all(struct sft *s, const struct conf *c) {
     const struct run_program program = {
         .ctx = s, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
     TRY(run_open(&s->run, c, &k->run, &program));
+    const struct resume_model model = {"model.path", k->model_dir, true};
+    TRY(run_tell_changes(&s->run, c, &model, 1));
+    TRY(resume_check_adapter(&s->run.from, "actor", "model", &k->lora));
     TRY(open_device(s));
     TRY(open_data(s));
     TRY(open_model(s, &models));
