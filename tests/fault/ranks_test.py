@@ -191,7 +191,7 @@ class Run:
     def __init__(self, s, name="", steps=100000, line=None, **keys):
         self.dir = s.dir / name
         keys = {"trainer__ranks": 2, **keys}
-        line = line or s.ppo(name, trainer__device="cpu", trainer__total_training_steps=steps, **keys)
+        line = line or s.ppo(name, trainer__device=keys.pop("trainer__device", "cpu"), trainer__total_training_steps=steps, **keys)
         self.err = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the run
         self.p = subprocess.Popen([VERLC, *map(str, line)], env=BASE, stdout=subprocess.DEVNULL, stderr=self.err, text=True)
 
@@ -287,12 +287,13 @@ def restarts(s):
       said[1][2] == said[2][2] == "step 12" and said[2][3] == "2", f"{said} {err[-1500:]}")
     t("trainer.max_restarts: the bits of an unbroken run", again.p.returncode == 0 and again.steps() == 24 and
       state(again.dir, 24) == state(s.dir / "whole", 24), f"{again.p.returncode} {err[-800:]}")
-    once = Run(s, "once", trainer__max_restarts=1)
+    once = Run(s, "once", trainer__max_restarts=1, trainer__device="auto")
     last = None
     for _ in range(2):
         once.wait_steps(1)
         last = once.kill_rank(1, last)
     err = once.end()
+    t("trainer.max_restarts: the line has the reason", re.search(r"^warning: rank 1 .* restart 1 of 1 ", err, re.M), err[-1500:])
     t("trainer.max_restarts: no more than that", once.p.returncode == 1 and "restart 1 of 1" in err and
       re.search(r"error: rank 1 ", err), f"{once.p.returncode} {err[-800:]}")
 

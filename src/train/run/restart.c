@@ -86,8 +86,8 @@ static int own_arguments(char ***argv, size_t *n, bool resumes, bool fewer) {
     return 0;
 }
 
-/* Does not return where it works. */
-static int become(const struct restart *r, int suspect, bool leave_out, const char *from, int64_t step) {
+/* why: the failure's message, which what is asked on the way here would replace. Does not return where it works. */
+static int become(const struct restart *r, const char *why, int suspect, bool leave_out, const char *from, int64_t step) {
     char **argv = NULL, *env = xasprintf("%lld %.6f %d %lld", (long long)r->done + 1, r->began, leave_out ? -1 : suspect,
                                          (long long)(from ? step : -1));
     size_t n = 0;
@@ -101,7 +101,7 @@ static int become(const struct restart *r, int suspect, bool leave_out, const ch
     if (from) snprintf(where, sizeof where, "step %lld", (long long)step);
     if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->beside - 1)));
     if (leave_out && own_gpu) hide_gpu(suspect, gpus);
-    log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", err_msg(), (long long)r->done + 1,
+    log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", why, (long long)r->done + 1,
              (long long)r->most, where, (long long)r->ranks - leave_out);
     setenv(RESTART_ENV, env, 1);
     fflush(NULL);
@@ -114,8 +114,11 @@ int restart_run(const struct restart *r, int rc) {
     struct err_saved why;
     int64_t step = -1;
     const bool lost = rc == ERR_RANK || rc == ERR_TIMEOUT || rc == ERR_DEVICE;
-    if (!lost || r->ranks < 2 || r->done >= r->most || stage_stop_signal() || launch_read(&l, environ) < 0) return rc;
     err_save(&why);
+    if (!lost || r->ranks < 2 || r->done >= r->most || stage_stop_signal() || launch_read(&l, environ) < 0) {
+        err_restore(&why);
+        return rc;
+    }
     char *from = find_own(r, &step);
     const int suspect = ctl_failed_rank();
     err_restore(&why);
@@ -125,7 +128,7 @@ int restart_run(const struct restart *r, int rc) {
     }
     const bool leave_out =
         !r->ray && r->ranks - r->beside > 1 && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
-    const int failed = become(r, suspect, leave_out, from, step);
+    const int failed = become(r, why.msg, suspect, leave_out, from, step);
     free(from);
     return failed;
 }
