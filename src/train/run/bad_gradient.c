@@ -39,6 +39,7 @@ int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(vo
     free(path);
     free(dir);
     if (!r->step_bad) r->bad_steps++;
+    if (!r->step_bad) r->all_bad++;
     r->step_bad = true;
     if (r->bad_steps >= r->k.max_bad_steps)
         FAIL(ERR_NUMERIC,

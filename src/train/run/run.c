@@ -140,6 +140,8 @@ int run_ready(struct run *r, const struct conf *c, const struct checkpoints *mod
         log_note("trainer.save_freq=0: %s; -1 saves the last one",
                  r->early.enable ? "of the steps only the best validations are saved" : "no step is saved");
     keep_state(r);
+    r->first_step = r->step;
+    r->optim_first = r->optim_done;
     TRY(open_copy(r));
     stages_follow(r->stages, phase, r);
     stage_end(r->stages);
@@ -261,6 +263,25 @@ static void say_warning(void *run, const struct early_warning *w, const char *li
     track_event(r->track, r->step, "warning", line);
 }
 
+/* A run that has ended without a failure has learned something, or says that it has not. */
+static int check_learned(struct run *r) {
+    const long long n = (long long)(r->step - r->first_step);
+    if (n == 0 || r->all_bad < n || r->probing) return 0;
+    if (optim_steps(r) == r->optim_first)
+        FAIL(ERR_NUMERIC,
+             "none of the %lld steps of this run has changed the model: each met a gradient that was not finite; their batches are "
+             "in "
+             "%s/bad_batches; look at the rewards and the data, or lower the learning rate",
+             n, r->k.default_local_dir);
+    char *line = xasprintf("each of the %lld steps of this run has skipped an update whose gradient was not finite "
+                           "(actor/skipped_steps, critic/skipped_steps)",
+                           n);
+    log_warn("%s", line);
+    track_event(r->track, r->step, "warning", line);
+    free(line);
+    return 0;
+}
+
 /* A signal in the validation ends it; the step itself is done and is saved. */
 static int finish(struct run *r) {
     int best = 0;
@@ -279,7 +300,7 @@ static int finish(struct run *r) {
     track_log(r->track, r->step, &r->metrics);
     TRY(write_copy(r, last));
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
-    return 0;
+    return last ? check_learned(r) : 0;
 }
 
 void run_updated(struct run *r) { stage_hold_stop(optim_steps(r) != r->optim_done); }

@@ -84,9 +84,10 @@ struct run {
     struct dev_memory memory; /* at the end of the step before; the program's to set, after run_ready */
     enum { SAVE_FOREGROUND, SAVE_IDLE, SAVE_COPIED, SAVE_WRITING } saving; /* the latter three: beside the next steps */
     int64_t step, total_steps, bad_steps;
-    int64_t saved_step, asked_step; /* of the newest checkpoint that is published, and that was begun */
-    int64_t optim_done;             /* optimizer steps of all parts at the end of the last whole step */
-    bool begun, in_step, step_bad;  /* step_bad: it has met a gradient that is not finite */
+    int64_t saved_step, asked_step;           /* of the newest checkpoint that is published, and that was begun */
+    int64_t optim_done;                       /* optimizer steps of all parts at the end of the last whole step */
+    int64_t first_step, optim_first, all_bad; /* where this process began; its steps that have met a bad gradient */
+    bool begun, in_step, step_bad;            /* step_bad: it has met a gradient that is not finite */
     bool said_stop;
     bool probing;             /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
     struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
