@@ -8,6 +8,7 @@
 #include "conf/conf.h"
 #include "track/metric_table.h"
 #include "train/run/early_warnings.h"
+#include "train/run/unusual_values.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -70,6 +71,22 @@ static void print_warning(const struct early_warning *w) {
     buf_free(&when);
 }
 
+static void print_unusual(void) {
+    size_t n;
+    const struct unusual_value *rows = unusual_value_rows(&n);
+    printf("\n## Unusual values\n\n"
+           "`unusual_value`: a number that is allowed and hardly meant, said once at the start of a run, where it was set. The "
+           "source is\n"
+           "src/train/run/unusual_values.def.\n\n"
+           "| key | usual | outside |\n|---|---|---|\n");
+    for (size_t k = 0; k < n; k++) {
+        struct buf range = {0};
+        unusual_value_range(&rows[k], &range);
+        printf("| `%s` | %s | %s |\n", rows[k].key, range.p, rows[k].text);
+        buf_free(&range);
+    }
+}
+
 static void print_warnings(void) {
     size_t n;
     const struct early_warning *rows = early_warning_rows(&n);
@@ -86,6 +103,7 @@ static void print_warnings(void) {
         printf("| `%s` | %s | %s | %s | %s |\n", rows[k].name, when.p, rows[k].what, rows[k].reason, rows[k].helps);
         buf_free(&when);
     }
+    print_unusual();
 }
 
 /* A metric, an early warning, else a key of ppo or of sft. */
@@ -93,7 +111,8 @@ static int explain(const char *name) {
     const struct early_warning *w = early_warning_of(name);
     const struct metric_row *row = w ? NULL : metric_row_of(name);
     if (w) print_warning(w);
-    if (w) return 0;
+    if (strcmp(name, "unusual_value") == 0) print_unusual();
+    if (w || strcmp(name, "unusual_value") == 0) return 0;
     if (row) {
         print_row(name, row);
         return 0;

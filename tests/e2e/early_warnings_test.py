@@ -33,6 +33,29 @@ def ppo(s, test, name, **keys):
     return run(*s.ppo(name, **{**base, **keys}))
 
 
+def unusual(s, test):
+    """Numbers that are allowed and hardly meant: each is said before the model is read, by its key, and is in run.db."""
+    odd = {ACTOR + "optim.lr": 999, ACTOR + "kl_loss_coef": -1, ACTOR + "clip_ratio_high": 1e9, ACTOR + "entropy_coeff": -2,
+           ACTOR + "optim.weight_decay": 100, ACTOR + "optim.betas": "[0.999,0.1]", ACTOR + "grad_clip": 1e-9,
+           "algorithm.gamma": 0.5, "actor_rollout_ref.rollout.temperature": 50, "actor_rollout_ref.rollout.top_k": 1,
+           ACTOR + "optim.lr_warmup_steps": 1000}
+    keys = {"reward.custom_reward_function.path": s.dir / "constant.py", "trainer.total_training_steps": 2, "trainer.save_freq": 0}
+    p = run(*s.ppo("unusual", **{**keys, **odd}), check=False)
+    lines = re.findall(r"^warning: (unusual_value: (\S+)=.*)$", p.stderr, re.M)
+    want = {k for k in odd if not k.endswith("betas")} | {ACTOR + "optim.betas.0", ACTOR + "optim.betas.1"}
+    test("unusual values: each is said by its key, once", sorted(k for _, k in lines) == sorted(want), p.stderr)
+    test("before the model is read", p.stderr.index("optim.lr=999 (usual: 1e-10 to 0.1)") < p.stderr.index("memory plan"), p.stderr)
+    with sqlite3.connect(s.dir / "unusual/run.db") as db:
+        events = [m for m, in db.execute("SELECT message FROM events WHERE kind='warning'") if m.startswith("unusual_value")]
+    test("run.db has them", sorted(events) == sorted(line for line, _ in lines), events)
+    p = run(*s.ppo("usual", **keys, **{"trainer.early_warnings": False, ACTOR + "optim.lr": 999}), check=False)
+    test("trainer.early_warnings=False: none", "unusual_value" not in p.stderr, p.stderr)
+    rows = s.write("odd.jsonl", [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]}] * 4)
+    p = run("sft", f"model.path={s.dir / 'model'}", f"data.train_files={rows}", "data.val_files=[]", "data.train_batch_size=4",
+            "trainer.total_training_steps=1", "trainer.save_freq=0", "optim.lr=5", f"trainer.default_local_dir={s.dir / 'odd'}")
+    test("sft too", "unusual_value: optim.lr=5" in p.stderr, p.stderr)
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -72,6 +95,7 @@ def main():
                 f"trainer.default_local_dir={s.dir / 'sft'}", "trainer.logger=[file]")
         w = said(s, test, "sft", p)
         test("sft on eight rows: overfitting, and nothing else", set(w) == {"overfitting"}, w)
+        unusual(s, test)
     test.end()
 
 

@@ -18,6 +18,7 @@ def main():
     test.refused("an unknown name", run("explain", "actor/nothing", check=False), 2, "actor/nothing", "verlc explain")
     page = run("explain", "--markdown").stdout
     test("an early warning", "DAPO" in run("explain", "entropy_collapse").stdout)
+    test("unusual values", "| `actor_rollout_ref.actor.optim.lr` | 1e-10 to 0.1 |" in run("explain", "unusual_value").stdout)
     test("docs/warnings.md is what the program prints",
          run("explain", "--warnings").stdout == (ROOT / "docs/warnings.md").read_text())
     test("docs/metrics.md is what the program prints", page == (ROOT / "docs/metrics.md").read_text())

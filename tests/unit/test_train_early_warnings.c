@@ -2,12 +2,14 @@
  * what is said of the metrics that real runs left: nothing of those that learn (tests/fixtures/train/run_metrics.json: GRPO
  * and SFT runs of the tests, the tutorial and the demo, three digits; `warns` of one whose prompts were too hard). */
 #include "train/run/early_warnings.h"
+#include "train/run/unusual_values.h"
 
 #include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -205,6 +207,56 @@ static void real_runs(void **state) {
     json_decref(runs);
 }
 
+/* ---- unusual values ---- */
+
+/* A row is of a key that some program has, inside the bounds of its table: else it could never be said. */
+static void unusual_rows(void **state) {
+    (void)state;
+    size_t n;
+    FILE *const nowhere = fopen("/dev/null", "w");
+    const struct unusual_value *rows = unusual_value_rows(&n);
+    for (size_t i = 0; i < n; i++) {
+        bool known = false;
+        assert_true(rows[i].least < rows[i].most && strlen(rows[i].text) > 10);
+        for (const char *const *s = conf_schemas(); *s; s++) {
+            struct conf *c = NULL;
+            const json_t *v;
+            assert_int_equal(conf_load(&c, *s, 0, NULL), 0);
+            if (!conf_is_null(c, rows[i].key) && conf_json(c, rows[i].key, &v) == 0 && json_is_number(v)) {
+                const double x = json_number_value(v);
+                known = true;
+                if (!(x >= rows[i].least && x <= rows[i].most) && !(x <= rows[i].off)) fail_msg("%s: default %g", rows[i].key, x);
+            }
+            char *prefix = xstrdup(rows[i].key);
+            known |= conf_help(nowhere, *s, prefix) == 0;
+            free(prefix);
+            conf_free(c);
+        }
+        if (!known) fail_msg("%s is no key", rows[i].key);
+    }
+    fclose(nowhere);
+}
+
+static void add_line(void *arg, const char *line) { assert_int_equal(buf_addf(arg, "%.*s|", (int)strcspn(line, "("), line), 0); }
+
+static void unusual_found(void **state) {
+    (void)state;
+    struct conf *c = NULL;
+    struct buf said = {0};
+    char *argv[] = {"actor_rollout_ref.actor.optim.lr=0.2",         "actor_rollout_ref.actor.kl_loss_coef=-1",
+                    "actor_rollout_ref.actor.optim.betas=[1e-3,0]", "actor_rollout_ref.rollout.top_k=1",
+                    "actor_rollout_ref.rollout.temperature=2",      "algorithm.rollout_correction.rollout_is_threshold='1_2'",
+                    "actor_rollout_ref.actor.grad_clip=inf"};
+    assert_int_equal(conf_load(&c, "ppo_trainer", sizeof argv / sizeof *argv, argv), 0);
+    unusual_values_find(c, add_line, &said);
+    assert_string_equal(said.p, "unusual_value: actor_rollout_ref.actor.optim.lr=0.2 |"
+                                "unusual_value: actor_rollout_ref.actor.optim.betas.1=0 |"
+                                "unusual_value: actor_rollout_ref.actor.kl_loss_coef=-1 |"
+                                "unusual_value: actor_rollout_ref.rollout.top_k=1 |");
+    buf_free(&said);
+    conf_free(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_is_said),
@@ -214,6 +266,8 @@ int main(void) {
         cmocka_unit_test(learning_is_no_collapse),
         cmocka_unit_test(the_more_precise_speaks),
         cmocka_unit_test(real_runs),
+        cmocka_unit_test(unusual_rows),
+        cmocka_unit_test(unusual_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,6 +134,9 @@ static int open_data(struct controller *c) {
     TRY(run_open_sampler(&c->run, &a, k->total_epochs, k->total_training_steps));
     train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
     train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
+    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
+    if (k->run.early_warnings && k->critic.enable)
+        train_optim_check_steps(&k->critic.optim, "critic.optim", run_warn_early, &c->run);
     return 0;
 }
 

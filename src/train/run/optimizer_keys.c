@@ -2,11 +2,13 @@
  * related ones) and those of the classes that verl takes by name from torch.optim and bitsandbytes.optim. */
 #include "train/run/optimizer_keys.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Which keyword arguments of a class mean something here. */
@@ -124,6 +126,16 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
 }
 
 bool train_zero_indexed(const struct train_optim_keys *k) { return k->zero_indexed_step || strcmp(k->schedule, "cosine") != 0; }
+
+void train_optim_check_steps(const struct optim_config *o, const char *section, void (*say)(void *arg, const char *line),
+                             void *arg) {
+    if (o->total_steps <= 1 || o->warmup_steps < o->total_steps) return;
+    char *line =
+        xasprintf("unusual_value: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
+                  section, (long long)o->warmup_steps, (long long)o->total_steps, o->lr);
+    say(arg, line);
+    free(line);
+}
 
 void train_optim_steps(struct optim_config *o, int64_t total_steps, double warmup_ratio) {
     o->total_steps = total_steps;

@@ -28,5 +28,8 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
 bool train_zero_indexed(const struct train_optim_keys *k);
 /* After the number of steps is known: lr_warmup_steps, else the ratio (verl: when it is not positive). */
 void train_optim_steps(struct optim_config *o, int64_t total_steps, double warmup_ratio);
+/* After that: a line where the warm-up is as long as the run. */
+void train_optim_check_steps(const struct optim_config *o, const char *section, void (*say)(void *arg, const char *line),
+                             void *arg);
 
 #endif

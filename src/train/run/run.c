@@ -1,6 +1,7 @@
 /* run.c - see run.h. */
 #include "train/run/run.h"
 
+#include "train/run/unusual_values.h"
 #include "train/train.h"
 
 #include "base/buf.h"
@@ -28,10 +29,17 @@ int run_config_lock(struct run_config *k) {
     return ckpt_recover(k->default_local_dir);
 }
 
+void run_warn_early(void *run, const char *line) {
+    log_warn("%s", line);
+    json_array_append_new(((struct run *)run)->odd, json_string(line));
+}
+
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .asked_step = -1, .from = {.step = -1}};
+    r->odd = json_array();
+    if (k->early_warnings) unusual_values_find(c, run_warn_early, r);
     r->loggers.trace = k->trace.backend != NULL;
     TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
@@ -125,17 +133,19 @@ static void phase(void *run, const char *name) {
     track_phase(r->track, r->step, name);
 }
 
-static void record_changes(struct run *r) {
+/* What was said before there was a run.db. */
+static void record_start(struct run *r) {
     size_t i;
     json_t *line;
+    json_array_foreach(r->odd, i, line) track_event(r->track, r->step, "warning", json_string_value(line));
     json_array_foreach(r->from.told, i, line) track_event(r->track, r->from.step, "changed", json_string_value(line));
 }
 
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models) {
     r->checkpoints = *models;
     TRY(open_track(r, c));
-    record_changes(r);
     if (r->from.dir) TRY(restore(r));
+    record_start(r);
     if (r->k.save_freq == 0)
         log_note("trainer.save_freq=0: %s; -1 saves the last one",
                  r->early.enable ? "of the steps only the best validations are saved" : "no step is saved");
@@ -370,6 +380,7 @@ void run_close(struct run *r, int rc) {
     resume_free(&r->from);
     metrics_free(&r->metrics);
     early_stop_free(&r->early);
+    json_decref(r->odd);
     json_decref(r->state);
     free(r->config_yaml);
     err_restore(&why);

@@ -93,6 +93,7 @@ struct run {
     struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
     const char *program_name; /* the configuration's; borrowed */
     char *config_yaml;
+    json_t *odd;   /* lines about unusual values, for run.db */
     json_t *state; /* trainer.json at the end of the last whole step, data cursor and all */
 };
 
@@ -103,6 +104,8 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
 /* Of a resumed run what is otherwise than in the one before, of any run the fingerprints of its models for checkpoints
  * (resume_changes.h). ERR_INPUT: a model that may not change has. */
 int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n);
+/* A warning before run_ready: said now, and in run.db once there is one. run: a struct run, after run_open. */
+void run_warn_early(void *run, const char *line);
 int run_open_device(struct run *r, struct dev *dev); /* by the keys and the checkpoint; not kept */
 /* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);

@@ -168,6 +168,7 @@ static int open_data(struct sft *s) {
                                         .seed = k->seed};
     TRY(run_open_sampler(&s->run, &a, k->total_epochs, k->total_training_steps));
     train_optim_steps(&k->optim, s->run.total_steps, k->warmup_ratio);
+    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "optim", run_warn_early, &s->run);
     const int64_t epoch = data_sampler_batches(&s->run.sampler);
     if (k->run.save_freq == SFT_EVERY_EPOCH) s->run.k.save_freq = epoch;
     if (k->run.test_freq == SFT_EVERY_EPOCH) s->run.k.test_freq = epoch;
