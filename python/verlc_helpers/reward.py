@@ -8,6 +8,7 @@
       -> {"unparsed": text}                  it returned something else
   {"batch": [request, ...]} -> {"results": [reply, ...]}, or {"crash"} or {"unparsed"} for all   style batch
   {"ping": true} -> {"async": bool, "batch": bool}   the file loads
+  {"trial": request, "call": bool} -> {}, {"refuse": text} or {"doubt": text}   of a call before the run; call false: its arguments
 
 style: "named" passes arguments by name; "positional" the four by position, as verl's prime manager does; "batch" calls it
 once with lists, as verl's batch manager does.
@@ -22,6 +23,7 @@ import math
 import os
 import sys
 
+from verlc_helpers import reward_trial
 from verlc_helpers.protocol import MAX_INT, HelperError, one_line, serve, text_of
 from verlc_helpers.user_function import describe, load
 
@@ -30,6 +32,7 @@ FUNCTION = None
 KWARGS = {}
 STYLE = "named"
 MANAGER = None
+LAST = None  # value that became a result, for a trial
 DEEPEST = 100  # lists and dicts inside each other; a reader of JSON has its limit
 STANDIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verlc_standin")
 
@@ -114,8 +117,10 @@ def score_of(value):
 
 def result(value, what="compute_score returned", key="score", extra=None):
     """One sample's reply. extra: what the metrics get; None: a dict's keys, else the score as acc."""
+    global LAST
     if STYLE == "positional" and isinstance(value, (list, tuple)) and value:
         value = value[0]
+    LAST = value
     score = score_of(value.get(key) if isinstance(value, dict) else value)
     if score is None:
         got = text_of(value, repr)[:200]
@@ -156,6 +161,58 @@ def call_batch(requests):
     return {"results": [result(v) for v in values]}
 
 
+# ---- one call before the run ----
+
+def check_arguments(request):
+    """Refused where no call can be made."""
+    four = "data_source, solution_str, ground_truth, extra_info"
+    if MANAGER is not None:
+        return MANAGER.check_arguments()
+    if STYLE == "batch":
+        lists = {key + "s": [request.get(key)] for key in ARGUMENTS}
+        reward_trial.check_arguments(FUNCTION, (), lists | KWARGS,
+                                     f"verlc calls it once with lists, by name: {', '.join(lists)}: give it these or **kwargs")
+    elif STYLE == "positional":
+        reward_trial.check_arguments(FUNCTION, [request.get(key) for key in ARGUMENTS], KWARGS,
+                                     f"verlc calls it by position, as verl's prime manager does: {four}")
+    else:
+        reward_trial.check_arguments(FUNCTION, (), {key: request.get(key) for key in ARGUMENTS} | KWARGS,
+                                     f"verlc calls it by name, as verl does: {four}: give it these parameters or **kwargs")
+    return None
+
+
+def judged(reply):
+    """What a reply to one sample says of all that will come."""
+    one = reply["results"][0] if reply.get("results") else reply
+    if "unparsed" not in one:
+        return {}
+    key = "score" if MANAGER is None else "reward_score"
+    every = "results" not in reply and is_batch() or reward_trial.is_hopeless(LAST, key)
+    return {"refuse" if every else "doubt": one["unparsed"]}
+
+
+def tried(request):
+    try:
+        check_arguments(request["trial"])
+        if not request["call"]:
+            return {}
+        with reward_trial.marked():
+            return judged(call_batch([request["trial"]]) if is_batch() else finished(waited(call(request["trial"]))))
+    except BaseException as error:
+        return reward_trial.raised(error)
+
+
+async def tried_async(request):
+    try:
+        check_arguments(request["trial"])
+        if not request["call"]:
+            return {}
+        with reward_trial.marked():
+            return judged(finished(await call(request["trial"])))
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        return reward_trial.raised(error)
+
+
 def is_batch():
     return MANAGER.is_batch if MANAGER is not None else STYLE == "batch"
 
@@ -169,6 +226,8 @@ def handle(request):
     try:
         if request.get("ping"):
             return {"async": False, "batch": is_batch()}
+        if "trial" in request:
+            return tried(request)
         if is_batch():
             return call_batch(request["batch"])
         return finished(waited(call(request)))
@@ -181,6 +240,8 @@ async def handle_async(request):
         if MANAGER is not None:
             MANAGER.get()  # on the loop that it will run on
         return {"async": True, "batch": False}
+    if "trial" in request:
+        return await tried_async(request)
     try:
         return finished(await call(request))
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # a cancelled call is event_loop.py's

@@ -11,6 +11,7 @@ Invariant: the object is made once, on the event loop that serves it."""
 import inspect
 
 from verlc_helpers.protocol import HelperError
+from verlc_helpers.reward_trial import check_arguments
 from verlc_helpers.tokenizer import open_tokenizer
 from verlc_helpers.user_function import describe, load_module
 
@@ -106,6 +107,12 @@ class Manager:
             except Exception as error:
                 raise HelperError(f"{self.cls.__name__} cannot be made: {describe(error)}", "INPUT") from error
         return self.object
+
+    def check_arguments(self):
+        call = self.cls.run_single if self.is_async else self.cls.__call__
+        given = (None, None) if self.is_async else (None, None, True)
+        how = "verlc calls run_single(data)" if self.is_async else "verlc calls manager(data, return_dict)"
+        check_arguments(call, given, {}, how)
 
     def data(self, requests):
         """prompts (padded on the left), responses (on the right), input_ids, attention_mask and position_ids; of the

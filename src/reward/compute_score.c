@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "helper/helper.h"
 
 #include <math.h>
@@ -17,6 +18,7 @@
 #include <time.h>
 
 #define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
+#define TRIAL_S 20.                           /* most of a call that is tried before a run */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
 enum { DEFAULT_CONCURRENT = 256, TRIES = 8 }; /* TRIES: processes that a sample may end before it is a crash */
 
@@ -56,14 +58,46 @@ static void hold(struct held_list *l, json_t *call, struct sample s) {
 
 /* ---- start and end ---- */
 
+/* What a helper is asked for a sample; NULL: a text is not UTF-8. */
+static json_t *request_json(const struct reward_request *q) {
+    json_t *solution = json_stringn(q->solution, q->n_solution);
+    if (!solution) return NULL;
+    json_t *call = json_pack("{s:s, s:o, s:O?, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "", "solution_str",
+                             solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info, "data", q->data);
+    return call;
+}
+
+/* Whether the function can score at all, by one call that counts nowhere. */
+static int try_first(struct helper *probe, const struct reward_args *a) {
+    json_t *reply = NULL, *call = json_pack("{s:o, s:b}", "trial", request_json(a->trial), "call", !a->trial_binds);
+    const char *file = a->path ? a->path : json_string_value(json_object_get(a->manager, "path"));
+    const double most = a->timeout_s > 0 ? fmin(a->timeout_s, TRIAL_S) : TRIAL_S;
+    if (!call) return 0;
+    const int rc = helper_call(probe, call, most, &reply);
+    const char *refuse = json_string_value(json_object_get(reply, "refuse")), *doubt = rc < 0 ? err_msg() : NULL;
+    if (rc == 0) doubt = json_string_value(json_object_get(reply, "doubt"));
+    if (doubt)
+        log_warn("reward: %s: a trial call with the first row gave no score: %s; the run goes on, since a real answer may have one "
+                 "(reward.trial_call=False makes no such call)",
+                 file ? file : "the reward manager", doubt);
+    const int refused =
+        refuse ? err_set(ERR_INPUT, __FILE__, __LINE__, "reward: %s: a trial call with the first row, before the run: %s",
+                         file ? file : "the reward manager", refuse)
+               : 0;
+    json_decref(call);
+    json_decref(reply);
+    return refused;
+}
+
 /* Starts one helper and loads the file, so that a mistake in it shows before step 1. */
-static int load_once(const struct helper_args *h, bool *is_async, bool *batch) {
+static int load_once(const struct helper_args *h, const struct reward_args *a, bool *is_async, bool *batch) {
     struct helper *probe;
     json_t *reply = NULL, *ping = json_pack("{s:b}", "ping", 1);
     int rc = helper_create(&probe, h);
     if (rc < 0 && h->python) err_wrap(rc, "reward.python");
     if (rc == 0) {
         rc = helper_call(probe, ping, DEFAULT_TIMEOUT_S, &reply);
+        if (rc == 0 && a->trial) rc = try_first(probe, a);
         helper_destroy(probe);
     }
     *is_async = json_is_true(json_object_get(reply, "async"));
@@ -123,7 +157,7 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     c->rate.bucket[1] = (struct reward__bucket){.rate = a->max_tpm / 60, .cost = a->tokens_per_request};
     TRYG(check_path("custom_reward_function.path", path), out);
     TRYG(check_path("reward.reward_manager.module.path", json_string_value(json_object_get(a->manager, "path"))), out);
-    TRYG(load_once(&h, &is_async, &c->batch), out);
+    TRYG(load_once(&h, a, &is_async, &c->batch), out);
     const int64_t concurrent = a->max_concurrent > 0 ? a->max_concurrent : DEFAULT_CONCURRENT;
     const struct helper_pool_args pool = {
         .n = a->n_workers > 0 ? a->n_workers : 1, .n_calls = is_async ? concurrent : 1, .n_tries = TRIES};
@@ -196,11 +230,8 @@ static int send_held(struct reward__calls *c, double *wait_s) {
 int reward__call_send(struct reward__calls *c, const struct reward_request *q, int64_t tag) {
     const struct sample s = {tag, q->response_len};
     double wait;
-    json_t *solution = json_stringn(q->solution, q->n_solution);
-    if (!solution) FAIL(ERR_INPUT, "a response is not valid UTF-8 and cannot be scored");
-    json_t *call = json_pack("{s:s, s:o, s:O?, s:O?, s:O?}", "data_source", q->data_source ? q->data_source : "", "solution_str",
-                             solution, "ground_truth", q->ground_truth, "extra_info", q->extra_info, "data", q->data);
-    if (!call) FAIL(ERR_INPUT, "a data_source is not valid UTF-8, and its sample cannot be scored");
+    json_t *call = request_json(q);
+    if (!call) FAIL(ERR_INPUT, "a response or its data_source is not valid UTF-8, and cannot be scored");
     if (!c->batch && c->max_in_flight <= 0) return send(c, call, &s, 1);
     hold(&c->held, call, s);
     return send_held(c, &wait);

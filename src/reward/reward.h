@@ -55,14 +55,16 @@ struct reward_code_args {    /* of data sources that are programs with tests; 0 
     int64_t service_max_concurrent, service_memory_limit_mb; /* requests at once, 0: 64; 0: 1024 */
 };
 struct reward_args {
-    const char *path;       /* custom_reward_function.path; NULL: native graders */
-    const char *name;       /* its function; NULL: compute_score */
-    const char *grader;     /* native graders: the one of every row, by name (docs/rewards.md); NULL: by data_source */
-    const char *python;     /* interpreter that runs it (struct helper_args); NULL: the helpers' own */
-    const json_t *kwargs;   /* custom_reward_function.reward_kwargs, object or NULL; copied */
-    double timeout_s;       /* of one call; 0: 300, verl's */
-    int n_workers;          /* helper processes; 0: 1 */
-    int64_t max_concurrent; /* calls of an async function in flight in each; 0: 256 */
+    const char *path;                   /* custom_reward_function.path; NULL: native graders */
+    const char *name;                   /* its function; NULL: compute_score */
+    const char *grader;                 /* native graders: the one of every row, by name (docs/rewards.md); NULL: by data_source */
+    const char *python;                 /* interpreter that runs it (struct helper_args); NULL: the helpers' own */
+    const json_t *kwargs;               /* custom_reward_function.reward_kwargs, object or NULL; copied */
+    const struct reward_request *trial; /* a call of the function before all others, in a process that ends with it; NULL: none */
+    bool trial_binds;                   /* only whether it takes the arguments */
+    double timeout_s;                   /* of one call; 0: 300, verl's */
+    int n_workers;                      /* helper processes; 0: 1 */
+    int64_t max_concurrent;             /* calls of an async function in flight in each; 0: 256 */
     enum reward_style style;
     const json_t *manager; /* a reward manager's class of the user, which calls the function: {"path", "names", "config",
                             * "tokenizer", "kwargs"} as reward_manager.py reads it; NULL: none */
@@ -78,7 +80,8 @@ struct reward_args {
     bool overlong_log;
 };
 struct reward;
-/* ERR_INPUT: the file is missing; ERR_INVAL: overlong lengths do not fit, no such grader. */
+/* ERR_INPUT: the file is missing, or the trial shows that no call can work (arguments that do not fit, an import that fails, a
+ * value that is no score); what else goes wrong in it is a warning. ERR_INVAL: overlong lengths do not fit, no such grader. */
 int reward_create(struct reward **out, const struct reward_args *args);
 /* Whether native graders can score rows of these data sources, before a run: ERR_INPUT names the first that none is for,
  * ERR_HELPER the packages that a grader's helper lacks and the line that installs them, ERR_UNSUPPORTED why this machine has

@@ -57,5 +57,9 @@ int train_model_weights(const char *key, const char *path, const char *dir);
 /* Makes the directory that a key names and tries that a file can be written there,
  * before anything is loaded. ERR_IO. */
 int train_run_dir(const char *key, const char *dir);
+/* Whether there are files to validate on: those that data.val_files names, its default only where that file is there. */
+bool train_val_files(const struct conf *c, const char *const *files, int64_t n);
+/* Whether files that a key names can be read, before anything is loaded. ERR_INPUT has the key. */
+int train_check_files(const char *key, const char *const *files, int64_t n);
 
 #endif

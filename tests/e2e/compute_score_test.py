@@ -94,7 +94,7 @@ def check_shutdown(s, test):
                                    "    child = subprocess.Popen(['sleep', '60'])\n"
                                    f"    open({str(calls)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
                                    "    await asyncio.sleep(60)\n    return 1\n")
-    p = start(s.ppo("stopped", **SMALL, **{"reward.custom_reward_function.path": s.dir / "long.py"}))
+    p = start(s.ppo("stopped", **SMALL, **{"reward.custom_reward_function.path": s.dir / "long.py", "reward.trial_call": False}))
     until = time.monotonic() + 60
     while time.monotonic() < until and not (calls.exists() and len(calls.read_text().splitlines()) == 8):
         time.sleep(0.05)

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -96,9 +97,27 @@ def adapters(s, test):
 def few_keys(s, test):
     p = run("ppo", "data.train_batch_size=4", check=False, env={"HOME": str(s.dir)})
     test.refused("ppo: all keys that are missing at once", p, 2, "actor_rollout_ref.model.path=DIR", "data.train_files=FILE",
-                 "data.val_files=FILE", "critic.model.path=DIR")
+                 "critic.model.path=DIR")
+    test("data.val_files is not among them", "data.val_files" not in p.stderr, p.stderr)
     few = [f"actor_rollout_ref.model.path={s.dir / 'model'}", f"data.train_files={s.dir / 'train.jsonl'}", "data.val_files=[]",
            "data.train_batch_size=4", "data.max_prompt_length=64", "data.max_response_length=8", "trainer.total_training_steps=1"]
+    plain = [x for x in few if "val_files" not in x] + ["algorithm.adv_estimator=grpo"]
+    for name, more in (("absent", []), ("null", ["data.val_files=null"]), ("deleted", ["~data.val_files"])):
+        p = run("ppo", *plain, *more, "trainer.test_freq=1", f"trainer.default_local_dir={s.dir / name}", check=False,
+                env={"HOME": str(s.dir)})
+        test(f"ppo: data.val_files {name}: a note, and no validation", p.returncode == 0 and
+             p.stderr.count("note: data.val_files is not set: there is no validation") == 1 and "val-" not in p.stdout,
+             p.stderr[-600:])
+    p = run("ppo", *plain, "trainer.test_freq=-1", "trainer.val_before_train=False", f"trainer.default_local_dir={s.dir / 'quiet'}",
+            check=False, env={"HOME": str(s.dir)})
+    test("no note where nothing asks for one", p.returncode == 0 and "data.val_files" not in p.stderr, p.stderr[-600:])
+    p = run("ppo", *plain, "trainer.val_only=True", check=False, env={"HOME": str(s.dir)})
+    test.refused("trainer.val_only without validation data", p, 2, "trainer.val_only=True", "data.val_files=FILE")
+    (s.dir / "data/rlhf/gsm8k").mkdir(parents=True)
+    shutil.copy(s.dir / "test.jsonl", s.dir / "data/rlhf/gsm8k/test.parquet")
+    p = run("ppo", *plain, check=False, env={"HOME": str(s.dir)})
+    test("verl's default file is taken where it is there", p.returncode != 0 and "gsm8k/test.parquet" in p.stderr, p.stderr[-600:])
+    shutil.rmtree(s.dir / "data")
     for name, more in (("grpo", ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True"]),
                        ("gae", [f"critic.model.path={s.dir / 'model'}"])):
         p = run("ppo", *few, *more, f"trainer.default_local_dir={s.dir / name}", check=False)

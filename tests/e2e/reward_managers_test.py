@@ -211,7 +211,7 @@ def check_limits(s, runs, test):
 
     def limited(**more):
         path.unlink(missing_ok=True)
-        rows, _, p = runs("scorers.py", "limited", "rate_limited", env={"CALLS": str(path)}, **more)
+        rows, _, p = runs("scorers.py", "limited", "rate_limited", env={"CALLS": str(path)}, **{"reward.trial_call": False, **more})
         return rows, calls_of(path) if path.exists() else [], p
 
     rows, calls, p = limited()

@@ -81,7 +81,8 @@ def check_values(s, test):
     exec(VALUES, made)
     n = len(made["VALUES"])
     (s.dir / "values.py").write_text(REWARD.replace("CALLS", repr(str(s.dir / "calls"))))
-    keys = {"reward.custom_reward_function.path": s.dir / "values.py", "reward.num_workers": 1, "trainer.save_freq": -1,
+    keys = {"reward.custom_reward_function.path": s.dir / "values.py", "reward.trial_call": False,
+            "reward.num_workers": 1, "trainer.save_freq": -1,
             "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 4, "trainer.total_training_steps": -(-n // 32),
             "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "reward.on_error": "stop",
             "trainer.rollout_data_dir": s.dir / "dump"}
@@ -163,7 +164,8 @@ def check_raises(s, test):
         calls = s.dir / f"{name.split()[0]}.calls"
         path = s.dir / f"raises_{name.split()[0]}.py"
         path.write_text(RAISES.replace("DECORATOR", decorator).replace("CALLS", repr(str(calls))))
-        keys = {"reward.custom_reward_function.path": path, "reward.num_workers": 1, "reward.max_concurrent": 2,
+        keys = {"reward.custom_reward_function.path": path, "reward.trial_call": False,
+                "reward.num_workers": 1, "reward.max_concurrent": 2,
                 "trainer.save_freq": -1, "trainer.total_training_steps": 1, "data.train_batch_size": 8,
                 "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
         p = run(*s.ppo(f"raises_{name.split()[0]}", **keys), check=False)

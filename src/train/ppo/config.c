@@ -664,13 +664,25 @@ static int check_given(const struct ppo_config *k) {
         buf_adds(&b, ", " ARR "model.path=DIR (or a hub id)");
     if (!conf_is_set(k->conf, "data.train_files") && k->n_train_files > 0 && !file_exists(k->train_files[0]))
         buf_adds(&b, ", data.train_files=FILE");
-    if (!conf_is_set(k->conf, "data.val_files") && k->n_val_files > 0 && !file_exists(k->val_files[0]))
-        buf_adds(&b, ", data.val_files=FILE (or [] for no validation)");
     if (has_critic(k) && !conf_is_set(k->conf, "critic.model.path"))
         buf_addf(&b, ", critic.model.path=DIR (algorithm.adv_estimator=%s has a critic, grpo for one has none)", k->adv_estimator);
     const int rc = b.n ? err_set(ERR_INVAL, __FILE__, __LINE__, "not set: %s", b.p + 2) : 0;
     buf_free(&b);
     return rc;
+}
+
+/* verl's default file counts where it is there. Without data there is no validation, whatever asks for one. */
+static int derive_validation(struct ppo_config *k) {
+    if (!train_val_files(k->conf, k->val_files, k->n_val_files)) k->n_val_files = 0;
+    if (k->n_val_files > 0) return 0;
+    if (k->run.val_only)
+        FAIL(ERR_INVAL,
+             "trainer.val_only=True: there is nothing to validate on, as data.val_files is not set; set data.val_files=FILE");
+    if (k->use != PPO_WORKER && (k->val_before_train || k->run.test_freq > 0))
+        log_note(
+            "data.val_files is not set: there is no validation, and trainer.val_before_train and trainer.test_freq have no effect");
+    k->val_before_train = false;
+    return 0;
 }
 
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
@@ -684,6 +696,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(derive_schedule(k));
     default_cuts(k);
     if (use == PPO_RUN) TRY(check_given(k));
+    TRY(derive_validation(k));
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);
     k->n_ranks = k->n_local = k->pools.n[PPO_TRAIN] = 1;

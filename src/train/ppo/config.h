@@ -198,6 +198,7 @@ struct ppo_config {
     /* reward */
     struct reward_args reward;
     bool tell_agent_loop, tell_turns, tell_scores, tell_experiment; /* what a manager adds to extra_info (reward.c) */
+    bool trial_call;                                                /* of the scorer, before the run */
     bool own_manager;                                               /* a class of the user's scores */
     const char *manager_path, *manager_names[2];                    /* its file, NULL: the scorer's; its name, first that to try */
     enum reward_policy on_error;

@@ -227,9 +227,18 @@ static int open_worker(struct controller *c) {
     return worker_plan(&c->worker, &c->k);
 }
 
+/* What the run will read, before a model is fetched or a plan is made. */
+static int check_files(const struct ppo_config *k) {
+    TRY(train_check_files("data.train_files", k->train_files, k->n_train_files));
+    TRY(train_check_files("data.val_files", k->val_files, k->n_val_files));
+    if (k->reward.path) TRY(train_check_files("reward.custom_reward_function.path", &k->reward.path, 1));
+    return k->manager_path ? train_check_files("reward.reward_manager.module.path", &k->manager_path, 1) : 0;
+}
+
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
     TRY(ppo_config_read(k, conf, PPO_RUN));
+    TRY(check_files(k));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     TRY(tell_changes(c, conf));
@@ -242,7 +251,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(worker_listen(&c->worker));
-    TRY(score_open(&c->reward, k));
+    TRY(score_open(&c->reward, k, c->train_data));
     TRY(check_data_sources(c));
     if (c->worker.group) TRY(worker_group_models(c->worker.group, c->run.total_steps, c->val_data ? c->val_data->n : 0));
     else TRY(worker_open(&c->worker, c->tok));

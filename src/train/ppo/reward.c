@@ -56,24 +56,25 @@ static void tell_rollout(const struct gen *g, int64_t i, json_t *extra) {
 }
 
 /* The row's columns beside prompt and data source: what is known of a prompt whose row has not verl's columns. */
-static json_t *other_columns(const struct gen *g, const struct gen_group *group) {
-    json_t *row = json_copy(batch_find(group->prompts, "row")->json[group->row]);
-    json_object_del(row, g->s->k->prompt_key);
-    json_object_del(row, g->s->k->reward_fn_key);
-    return row;
+static json_t *other_columns(const struct ppo_config *k, json_t *row) {
+    json_t *other = json_copy(row);
+    json_object_del(other, k->prompt_key);
+    json_object_del(other, k->reward_fn_key);
+    return other;
 }
 
 /* The data's column; a row without it and without reward_model tells all that it has. */
-static json_t *given_info(const struct gen *g, const struct gen_group *group) {
-    const json_t *given = data_of(group, "extra_info"), *truth = data_of(group, "reward_model");
+static json_t *given_info(const struct ppo_config *k, json_t *row) {
+    const json_t *given = json_object_get(row, "extra_info"), *truth = json_object_get(row, "reward_model");
     if (json_is_object(given)) return json_copy((json_t *)(uintptr_t)given);
-    return truth && !json_is_null(truth) ? json_object() : other_columns(g, group);
+    return truth && !json_is_null(truth) ? json_object() : other_columns(k, row);
 }
 
 /* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
  * the rollout tells. */
 static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_result *rm) {
-    json_t *extra = given_info(g, &g->groups[i / g->per]);
+    const struct gen_group *group = &g->groups[i / g->per];
+    json_t *extra = given_info(g->s->k, batch_find(group->prompts, "row")->json[group->row]);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
     tell_rollout(g, i, extra);
@@ -101,8 +102,67 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
                      json_i32_array(s->ids, s->n), "columns", columns);
 }
 
-int score_open(struct reward **out, const struct ppo_config *k) {
+/* ---- a call before the run ---- */
+
+struct trial { /* of the data's first row, with its ground truth as the answer */
+    struct reward_request q;
+    char *answer;
+    json_t *extra, *data;
+};
+
+/* What the rollout would tell, of a step that there is not. */
+static void trial_info(const struct ppo_config *k, json_t *extra, json_t *row) {
+    static const char *const steps[] = {"global_steps", "min_global_steps", "max_global_steps"};
+    for (int i = 0; k->tell_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
+    if (k->tell_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
+    if (k->tell_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
+    if (k->tell_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->prompt_key));
+    if (k->tell_turns) json_object_set_new(extra, "num_turns", json_integer(2));
+    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
+    if (k->tell_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
+    if (k->rm.enable) json_object_set_new(extra, "rm_score", json_real(0));
+}
+
+/* For a manager of the user's: the prompt, answered by its own tokens. */
+static json_t *trial_data(const struct ppo_config *k, const struct rl_prompt *p, json_t *extra) {
+    json_t *columns = json_copy(p->row), *ids = json_i32_array(p->ids, p->n_ids);
+    json_object_del(columns, k->prompt_key);
+    json_object_set(columns, "raw_prompt", json_object_get(p->row, k->prompt_key));
+    json_object_set(columns, "extra_info", extra);
+    json_object_set_new(columns, "uid", json_integer(p->uid));
+    json_object_set_new(columns, "__num_turns__", json_integer(2));
+    json_object_set_new(columns, "reward_scores", json_object());
+    json_object_set_new(columns, "tool_extra_fields", json_object());
+    return json_pack("{s:O, s:o, s:o}", "prompts", ids, "responses", ids, "columns", columns);
+}
+
+static void trial_make(struct trial *t, const struct ppo_config *k, const struct rl_dataset *d) {
+    const struct rl_prompt *p = &d->prompts[0];
+    json_t *truth = json_object_get(json_object_get(p->row, "reward_model"), "ground_truth");
+    *t = (struct trial){.extra = given_info(k, p->row)};
+    t->answer = json_is_string(truth)   ? xstrdup(json_string_value(truth))
+                : json_is_number(truth) ? json_dumps(truth, JSON_ENCODE_ANY)
+                                        : xstrdup("1");
+    trial_info(k, t->extra, p->row);
+    if (k->own_manager) t->data = trial_data(k, p, t->extra);
+    t->q = (struct reward_request){.data_source = json_string_value(json_object_get(p->row, k->reward_fn_key)),
+                                   .solution = t->answer,
+                                   .n_solution = strlen(t->answer),
+                                   .ground_truth = truth,
+                                   .extra_info = t->extra,
+                                   .data = t->data,
+                                   .response_len = 1};
+}
+
+static void trial_free(struct trial *t) {
+    free(t->answer);
+    json_decref(t->extra);
+    json_decref(t->data);
+}
+
+int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d) {
     struct reward_args a = k->reward;
+    struct trial trial;
     const json_t *config;
     json_t *manager = NULL;
     if (k->own_manager) {
@@ -113,7 +173,11 @@ int score_open(struct reward **out, const struct ppo_config *k) {
         CHECK(manager != NULL);
         a.manager = manager;
     }
+    trial_make(&trial, k, d);
+    if (k->trial_call) a.trial = &trial.q;
+    a.trial_binds = k->rm.judge.serve || k->reward.router_address; /* a judge's server answers in generation alone */
     const int rc = reward_create(out, &a);
+    trial_free(&trial);
     json_decref(manager);
     return rc;
 }

@@ -53,7 +53,7 @@ int ppo_generate(const struct stage *s, const struct generation *g, const struct
 /* How many rows of b ended as what that is no score, as metrics prefix + "timeout", "crash", ... */
 void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);
 /* What scores by rule or by the user's Python, as the configuration says. */
-int score_open(struct reward **out, const struct ppo_config *k);
+int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d);
 /* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
  * token_level_scores (f64 ragged): a sample's score on its last token. *dropped: the rows that b has lost, for the caller. */
 int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped);

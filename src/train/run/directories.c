@@ -1,5 +1,5 @@
-/* directories.c - the two directories of a run: where a model path leads (a directory, a checkpoint of verl's, or a hub id,
- * which data fetches), and the one that the run writes to. */
+/* directories.c - the directories and files of a run: where a model path leads (a directory, a checkpoint of verl's, or a hub id,
+ * which data fetches), the one that the run writes to, and whether what it reads is there. */
 #include "train/train.h"
 
 #include "base/err.h"
@@ -47,5 +47,17 @@ int train_run_dir(const char *key, const char *dir) {
     if (rc == 0) rc = file_remove_tree(probe);
     free(probe);
     if (rc < 0) return err_wrap(rc, "%s=%s cannot be written", key, dir);
+    return 0;
+}
+
+bool train_val_files(const struct conf *c, const char *const *files, int64_t n) {
+    return n > 0 && (conf_is_set(c, "data.val_files") || file_exists(files[0]));
+}
+
+int train_check_files(const char *key, const char *const *files, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const int rc = file_check(files[i]);
+        if (rc < 0) return err_wrap(rc, "%s", key);
+    }
     return 0;
 }

@@ -4,6 +4,7 @@
 #include "train/train.h"
 
 #include "base/err.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -80,6 +81,10 @@ int sft_config_read(struct sft_config *k, const struct conf *c) {
     const char *stop = k->run.early_stop.enable ? k->run.early_stop.metric : NULL;
     if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->run.stop_metric) != 0)
         FAIL(ERR_INVAL, "trainer.early_stopping.metric=%s: the metric of a validation is val/loss, and it is the default", stop);
+    const bool val = train_val_files(c, k->val.files, k->val.n_files);
+    if (!val && (k->val.n_files > 0 || (conf_is_set(c, "trainer.test_freq") && k->run.test_freq != 0 && k->run.test_freq != -1)))
+        log_note("data.val_files is not set: there is no validation, and trainer.test_freq has no effect");
+    if (!val) k->val.n_files = 0;
     k->run.validates = k->val.n_files > 0 && k->run.test_freq != 0 && k->run.test_freq != -1;
     return derive_model(k, c);
 }

@@ -238,6 +238,8 @@ static int open_all(struct sft *s, const struct conf *c) {
     struct sft_config *const k = &s->k;
     struct checkpoints models;
     TRY(sft_config_read(k, c));
+    TRY(train_check_files("data.train_files", k->train.files, k->train.n_files));
+    TRY(train_check_files("data.val_files", k->val.files, k->val.n_files));
     TRY(train_ranks(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
