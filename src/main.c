@@ -41,8 +41,11 @@ static int run(int argc, char **argv) {
         printf("verlc %s\n", VERLC_VERSION);
         return 0;
     }
-    for (int i = 0; i < N_COMMANDS; i++)
-        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(argv[1], commands[i].name) != 0) continue;
+        if (commands[i].run != cmd_exec) cmd_exec_tell();
+        return commands[i].run(argc - 1, argv + 1);
+    }
     int best = 0;
     for (int i = 1; i < N_COMMANDS; i++)
         if (str_distance(argv[1], commands[i].name) < str_distance(argv[1], commands[best].name)) best = i;

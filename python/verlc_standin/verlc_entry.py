@@ -1,7 +1,8 @@
 """Where verl's programs lead under `verlc exec`: `python3 -m verl.trainer.main_ppo ARGUMENTS` becomes `verlc ppo ARGUMENTS`.
 
 PROGRAMS and SCRIPTS say which, NOT_BUILT what is refused and by which feature. `verlc exec` sets VERLC (the program),
-VERLC_EXEC_SET (JSON list of overrides) and VERLC_EXEC_PLAN.  Invariant: a program of verl either becomes verlc's with all of
+VERLC_EXEC_SET (JSON list of overrides), VERLC_EXEC_PLAN, and VERLC_EXEC_SOCKET, where it is told that the stand-in was
+reached.  Invariant: a program of verl either becomes verlc's with all of
 its arguments, or is refused; none is run in part."""
 
 import importlib.abc
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import os
 import shlex
+import socket
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -61,7 +63,21 @@ def note(text):
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
+def tell(what=b"program"):
+    """Something of verl has come to the stand-in, and `verlc exec` need not say at the end that it was passed by. b"touch": no
+    program of verl, but data preparation, or Python that imports verl."""
+    name = os.environ.get("VERLC_EXEC_SOCKET")
+    if name:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+                s.setblocking(False)
+                s.sendto(what, "\0" + name)
+        except OSError:
+            pass  # it has ended, or has been told often enough
+
+
 def refuse(text):
+    tell()
     print(f"error: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(2)  # an exception would be a traceback of runpy
@@ -112,6 +128,7 @@ def command_line(command, arguments):
 
 def become(command, arguments, of):
     """Runs verlc in place of this process. of: the program of verl, for messages."""
+    tell()
     verlc = os.environ.get("VERLC")
     if not verlc:
         refuse(f"{of}: the stand-in of `verlc exec` was started without it (VERLC is not set)")
@@ -155,6 +172,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
+        if name == "verl":
+            tell(b"touch")
         if name in PROGRAMS or name in NOT_BUILT:
             return importlib.machinery.ModuleSpec(name, Program())
         if top == "verl":
@@ -212,10 +231,13 @@ def run_script(path, arguments):
     if module:
         run_module(module, arguments)
     if not command:
-        if "/data_preprocess/" in os.path.abspath(path) and not os.path.exists(path):
+        if "/data_preprocess/" in os.path.abspath(path) and os.path.exists(path):
+            tell(b"touch")
+        elif "/data_preprocess/" in os.path.abspath(path):
             refuse(f"{path}: there is no such file, and verlc prepares gsm8k alone; take verl's script for this data set")
         return
     if os.path.exists(path) and command[0] == "data":
+        tell(b"touch")
         if importlib.util.find_spec("datasets"):
             return
         if not is_verls_gsm8k(path):
@@ -224,9 +246,15 @@ def run_script(path, arguments):
     become(command, arguments, path)
 
 
+def command_line_of_this():
+    with open("/proc/self/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+
+
 def install():
     sys.meta_path.insert(0, Finder())
-    started = module_or_script(getattr(sys, "orig_argv", None) or open("/proc/self/cmdline").read().split("\0")[:-1])
+    os.environ.pop("VERLC_EXEC_SHIM", None)  # bin/python3 has come to an interpreter
+    started = module_or_script(getattr(sys, "orig_argv", None) or command_line_of_this())
     if not started:
         return
     how, what, arguments = started

@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 
-from verlc_entry import HERE, NOT_BUILT, PROGRAMS, note, program_of_script, refuse
+from verlc_entry import HERE, NOT_BUILT, PROGRAMS, note, program_of_script, refuse, tell
 
+MARK = b"# verlc exec: "  # the second line of the stand-ins in bin
 BIN = os.path.join(HERE, "bin")
 STOP_WAIT_S = "600"  # from `ray job stop`'s SIGTERM to its SIGKILL; Ray's 3 s are too few to end a step and save it
 UV_VALUES = {  # options of uv that take a value
@@ -23,9 +24,22 @@ UV_VALUES = {  # options of uv that take a value
     "--directory", "--project", "--config-file"}
 
 
+def is_standin(path):
+    """Whether the file is one of bin, by whatever name, or a copy of one."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!" and (file.readline(), file.readline(len(MARK)))[1] == MARK
+    except OSError:
+        return False
+
+
 def installed(name):
-    path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(p) != BIN)
-    return shutil.which(name, path=path)
+    """The launcher behind the stand-in on PATH, or None."""
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = shutil.which(name, path=directory or os.curdir)
+        if path and not is_standin(path):
+            return path
+    return None
 
 
 def is_verls(command):
@@ -188,6 +202,7 @@ def submit_to_cluster(real, options, env, command):
             kept.append(a)
         skip = drop and not eq
     text = json.dumps(env | {"env_vars": theirs | ours})
+    tell()  # the job has a `verlc exec` of its own
     execute([real, "job", "submit", *kept, "--runtime-env-json", text, "--", *job_command(command)])
 
 
@@ -204,6 +219,7 @@ def submit(arguments):
         refuse("ray job submit: no command behind --")
     if real:
         submit_to_cluster(real, options, env, command)
+    tell()
     note("ray is not installed: the job runs here, with the env_vars of its runtime environment")
     os.environ |= {str(k): str(v) for k, v in (env.get("env_vars") or {}).items() if str(k) not in ("PYTHONPATH", "PATH")}
     for name in ("PYTHONPATH", "PATH"):  # the stand-in stays in front
@@ -225,6 +241,7 @@ def ray(arguments):
     if real:
         execute([real, *arguments])
     if arguments[:1] in (["start"], ["stop"], ["status"]):
+        tell(b"touch")
         note(f"ray {arguments[0]}: ray is not installed, and verlc needs none; nothing was done")
         return
     refuse(f"ray {' '.join(arguments[:2])}: ray is not installed; `verlc exec` stands in for job submit, start, stop, status")

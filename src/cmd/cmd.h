@@ -43,6 +43,9 @@
 CMD_MAP(X)
 #undef X
 
+/* Tells the `verlc exec` around this process, if there is one, that something of verl has been started (exec.c). */
+void cmd_exec_tell(void);
+
 /* verlc generate with key=value arguments: main_generation. */
 int cmd_generate_rows(int argc, char **argv);
 

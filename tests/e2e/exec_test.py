@@ -1,12 +1,16 @@
 """`verlc exec`: launchers written for verl, as they stand. Small scripts with the syntax of verl's own: arrays, "$@", line
 continuations, torchrun, uv, ray job submit; the stand-in goes before a verl in the working directory; rewards that import
-verl.utils.reward_score; what is not there is refused by name. And `verlc plan` as --plan calls it."""
+verl.utils.reward_score; what is not there is refused by name; a verl that is installed never runs in silence. And `verlc plan` as
+--plan calls it."""
 
 import json
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import ENV, VERLC, Scratch, Tests  # noqa: E402
@@ -177,6 +181,10 @@ def check_ray(s, test):
         test.refused(f"ray job submit: an odd runtime environment {text[:40]}", p, 2, "ray job submit")
     p = verlc_exec(s, "ray", ["bash", "-c", "ray stop && ray start --head && ray status && echo on"])
     test("ray start, status and stop do nothing", p.returncode == 0 and p.stdout == "on\n", p.stderr)
+    for text in ('[1]', '{"env_vars": ["A"]}', '{"env_vars": {"A=B": "1"}}', '{"env_vars": {"A": "\\u0000"}}', '{', '[' * 100000,
+                 '{"env_vars": {"A": "\\ud800"}}', '{"env_vars": {"A": null}}', '{"env_vars": {"": "1"}}', '{"working_dir": 5}'):
+        p = verlc_exec(s, "ray", ["ray", "job", "submit", f"--runtime-env-json={text}", "--", "true"])
+        test.refused(f"a runtime environment {text[:40]}", p, 2, "ray job submit")
     check_cluster(s, test)
 
 
@@ -303,6 +311,102 @@ def check_refusals(s, test):
     test("the command's exit status", p.returncode == 7)
 
 
+# A machine with a verl in an environment's site-packages; {} passes the stand-in by.
+INSTALLED = r"""
+mkdir -p 'my env/bin' site/verl/trainer
+echo 'print("the installed verl ran")' > site/verl/trainer/main_ppo.py
+: > site/verl/__init__.py; : > site/verl/trainer/__init__.py
+printf '#!/bin/sh\nexec "%s" "$@"\n' "$PYTHON" > 'my env/bin/python3'; chmod +x 'my env/bin/python3'
+{}
+"""
+RESET = 'export PYTHONPATH="$PWD/site" PATH="$PWD/my env/bin:$PATH"\n'
+REPAIR = 'export PATH="$VERLC_EXEC_DIR/bin:$PATH" PYTHONPATH="$VERLC_EXEC_DIR:$PYTHONPATH"\n'
+PPO = "python3 -m verl.trainer.main_ppo nope=1"
+
+
+def check_passed_by(s, test):
+    """A verl that is installed never runs in silence."""
+    real = os.path.realpath(sys.executable)
+    clean = f'env -i PATH="${{PATH#*:}}" PYTHONPATH="$PWD/site" {PPO}'
+    for what, script in (("PYTHONPATH and an environment", RESET + PPO), ("env -i", clean),
+                         ("an interpreter by its path", f'PYTHONPATH="$PWD/site" "{real}" -m verl.trainer.main_ppo'),
+                         ("python -I", 'python3 -I -c "import sys; sys.path.insert(0, \'site\'); import verl.trainer.main_ppo"')):
+        p = verlc_exec(s, "passed", ["bash", "-c", INSTALLED.replace("{}", script)], PYTHON=real)
+        test(f"{what}: said, and the status is not 0", p.returncode == 2 and p.stdout == "the installed verl ran\n" and
+             p.stderr.count("error: nothing of verl was started through `verlc exec`") == 1, p.stdout + p.stderr)
+    p = verlc_exec(s, "passed", ["bash", "-c", INSTALLED.replace("{}", RESET + REPAIR + PPO)], PYTHON=real)
+    test.refused("what --help says to put into the script", p, 2, "there is no key nope")
+    p = verlc_exec(s, "passed", ["bash", "-c", f'. "$PWD/my env/activate" 2>/dev/null; PATH="$PWD/my env/bin:$PATH" {PPO}'])
+    test.refused("an environment alone passes nothing by", p, 2, "there is no key nope")
+    p = verlc_exec(s, "passed", ["true"], "--allow-nothing")
+    test("--allow-nothing", p.returncode == 0 and p.stderr == "", p.stderr)
+    p = verlc_exec(s, "passed", ["bash", "-c", "exit 7"])
+    test("a command that failed keeps its status", p.returncode == 7 and "note: nothing of verl" in p.stderr, p.stderr)
+    p = verlc_exec(s, "passed", ["python3", "-c", "import verl.utils.reward_score"])
+    test("Python that imports verl is no program of it", p.returncode == 0 and "note: no program of verl" in p.stderr, p.stderr)
+    p = verlc_exec(s, "passed", ["bash", "-c", f"{{ sleep 0.5; {PPO}; }} & exit 0"])
+    test("what a script leaves in the background counts", p.returncode == 0 and "nothing of verl" not in p.stderr, p.stderr)
+    p = verlc_exec(s, "passed", ["bash", "-c", f"{VERLC} exec {PPO} || true"])
+    test("one in another is told", p.returncode == 0 and "nothing of verl" not in p.stderr, p.stderr)
+
+
+def check_shims(s, test):
+    """The stand-ins on PATH need no program, and never start themselves."""
+    d = s.dir / "shims"
+    (d / "only").mkdir(parents=True)
+    (d / "only/python3").symlink_to(os.path.realpath(sys.executable))
+    (d / "only/torchrun").write_text('#!/bin/sh\necho "real torchrun" "$@"\n')
+    (d / "only/torchrun").chmod(0o755)
+    (d / "back").mkdir()
+    (d / "back/python3").write_text('#!/bin/sh\nexec python3 "$@"\n')
+    (d / "back/python3").chmod(0o755)
+    print5 = 'python3 -c "print(5)"'
+    other = 'ln -sfn "$VERLC_EXEC_DIR/bin" link; mkdir -p copy; cp "$VERLC_EXEC_DIR/bin/"* copy; ln -sf "$VERLC_EXEC_DIR/bin/"* .;'
+    bin = "$VERLC_EXEC_DIR/bin"
+    for what, script, want in (
+            ("PATH without dirname", f'PATH="{bin}:{d}/only"; {print5}', "5\n"),
+            ("python is python3 where there is no other", f'PATH="{bin}:{d}/only"; python -c "print(5)"', "5\n"),
+            ("a trailing slash, //, .", f'PATH="{bin}/:$VERLC_EXEC_DIR//bin:$VERLC_EXEC_DIR/./bin:{d}/only"; {print5}', "5\n"),
+            ("a link to the directory", f'{other} PATH="$PWD/link:{d}/only"; {print5}', "5\n"),
+            ("a relative one, and the empty name of the current directory", f'{other} PATH="link::copy:{d}/only"; {print5}', "5\n"),
+            ("links to the files, copies of them", f'{other} PATH="$PWD:$PWD/copy:{bin}:{d}/only"; {print5}', "5\n"),
+            ("a launcher by another spelling", f'{other} PATH="{bin}:link:copy:$PWD:{d}/only:$PATH"; torchrun --version',
+             "real torchrun --version\n"),
+            ("a wrapper that leads back", f'PATH="{bin}:{d}/back:{d}/only"; {print5}', "5\n")):
+        p = verlc_exec(s, "shims", ["bash", "-c", script], "--allow-nothing")
+        test(what, p.stdout == want, p.stdout + p.stderr)
+    p = verlc_exec(s, "shims", ["bash", "-c", f'PATH="{bin}:{d}/back"; {print5}'])
+    test("nothing else on PATH", p.returncode == 127 and p.stdout == "" and "again and again" in p.stderr, p.stderr)
+    p = verlc_exec(s, "shims", ["bash", "-c", f"PYTHONPATH=$PWD/mine:$PYTHONPATH {PPO}"])
+    (d / "mine").mkdir()
+    (d / "mine/sitecustomize.py").write_text("print('hidden')\n")
+    p = verlc_exec(s, "shims", ["bash", "-c", f"PYTHONPATH=$PWD/mine:$PYTHONPATH {PPO}"])
+    test.refused("a sitecustomize in front of the stand-in's", p, 2, "there is no key nope")
+    p = verlc_exec(s, "shims", ["python3", "-m", "verl.trainer.main_ppo", b"data.x=\xff\xfe"])
+    test("an argument that is not UTF-8", p.returncode == 2 and "Traceback" not in p.stderr, p.stderr)
+
+
+def check_signals(s, test):
+    """One request to stop is one, on whatever ways it comes: the step is saved."""
+    args = [a for a in s.ppo("stopped", trainer__total_training_steps=100000, trainer__save_freq=-1) if a != "ppo"]
+    for what, send in (("the process", lambda p: os.kill(p.pid, signal.SIGTERM)),
+                       ("its whole group", lambda p: os.killpg(p.pid, signal.SIGTERM))):
+        shutil.rmtree(s.dir / "stopped", ignore_errors=True)
+        p = subprocess.Popen([VERLC, "exec", "python3", "-m", "verl.trainer.main_ppo", *map(str, args)], env=ENV, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        for line in p.stdout:
+            if line.startswith("step:1 "):
+                break
+        send(p)
+        _, err = p.communicate(timeout=120)
+        test(f"SIGTERM to {what}", p.returncode == 143 and list((s.dir / "stopped").glob("global_step_*")) != [],
+             f"{p.returncode} {err[-500:]}")
+    p = subprocess.Popen([VERLC, "exec", "sleep", "60"], env=ENV, stderr=subprocess.DEVNULL)
+    time.sleep(0.3)
+    p.send_signal(signal.SIGINT)
+    test("ends by the signal that ended the command", p.wait(timeout=30) == -signal.SIGINT)
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
@@ -317,6 +421,9 @@ def main():
         check_asynchronous(s, test)
         check_merger(s, test)
         check_refusals(s, test)
+        check_passed_by(s, test)
+        check_shims(s, test)
+        check_signals(s, test)
     test.end()
 
 

@@ -15,6 +15,7 @@
 
 enum { MAX_STAGES = 48, N_STOPS = 3 };
 static const int stops[N_STOPS] = {SIGINT, SIGTERM, SIGHUP};
+static const double SAME_REQUEST_S = 1;
 
 struct stages {
     pthread_t watchdog;
@@ -37,10 +38,29 @@ struct stages {
 };
 
 static volatile sig_atomic_t stop_signal, asked; /* asked: by SIGINT or SIGTERM */
+static struct timespec asked_at;
+static pid_t asked_by; /* 0: a terminal */
 static bool hold;
 
+/* The request before again, on another way: whoever signals a whole group or all that descends from a process reaches `verlc exec`
+ * too, which hands it on. */
+static bool same_request(const siginfo_t *info) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const pid_t by = info->si_code == SI_USER ? info->si_pid : 0;
+    const bool soon = (double)(now.tv_sec - asked_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec) < SAME_REQUEST_S;
+    const bool same = asked && soon && by != asked_by && by && asked_by;
+    if (!asked) {
+        asked_at = now;
+        asked_by = by;
+    }
+    return same;
+}
+
 /* A SIGHUP never ends at once: one that closes a terminal comes twice, and systemd sends one after SIGTERM. */
-static void on_signal(int sig) {
+static void on_signal(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (sig != SIGHUP && same_request(info)) return;
     if (sig != SIGHUP && asked) { /* asked twice: end now, as the default action would */
         signal(sig, SIG_DFL);
         raise(sig);
@@ -110,7 +130,7 @@ int stages_create(struct stages **out, double deadline_s) {
     pthread_cond_init(&s->wake, &attr);
     pthread_condattr_destroy(&attr);
     stop_signal = asked = 0;
-    struct sigaction sa = {.sa_handler = on_signal};
+    struct sigaction sa = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
     for (int i = 0; i < N_STOPS; i++) sigaddset(&sa.sa_mask, stops[i]);
     for (int i = 0; i < N_STOPS; i++) {
         sigaction(stops[i], NULL, &s->old[i]);
