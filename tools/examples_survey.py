@@ -24,7 +24,7 @@ SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall m
 LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
 FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("qwen3.5|qwen3_5", "qwen3_5"), ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
-    (r"qwen3-\d+b-a\d+b|qwen3moe|qwen3-235|qwen3_30b", "qwen3_moe"), ("qwen2.5-vl|qwen2_5_vl", "qwen2_5_vl"),
+    (r"qwen3-\d+b-(a\d+b|moe)|qwen3moe|qwen3-235|qwen3_30b", "qwen3_moe"), ("qwen2.5-vl|qwen2_5_vl", "qwen2_5_vl"),
     ("qwen2-vl", "qwen2_vl"), ("qwen1.5-moe|moe_a2.7b", "qwen2_moe"), ("deepseek-v4|dsv4|deepseek_v4", "deepseek_v4"),
     ("deepseek-v2|deepseek-coder-v2", "deepseek_v2"), ("deepseek-v3|deepseek-r1|moonlight|671b", "deepseek_v3"),
     ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
