@@ -1,9 +1,9 @@
 """Where verl's programs lead under `verlc exec`: `python3 -m verl.trainer.main_ppo ARGUMENTS` becomes `verlc ppo ARGUMENTS`.
 
 PROGRAMS and SCRIPTS say which, NOT_BUILT what is refused and by which feature. `verlc exec` sets VERLC (the program),
-VERLC_EXEC_SET (JSON list of overrides), VERLC_EXEC_PLAN, and VERLC_EXEC_SOCKET, where it is told that the stand-in was
-reached.  Invariant: a program of verl either becomes verlc's with all of
-its arguments, or is refused; none is run in part."""
+VERLC_EXEC_SET (JSON list of overrides), VERLC_EXEC_PLAN and VERLC_EXEC_GPU, and VERLC_EXEC_SOCKET, where it is told that the
+stand-in was reached.  Invariant: a program of verl either becomes verlc's with all of its arguments, or is refused; none is run in
+part."""
 
 import importlib.abc
 import importlib.machinery
@@ -122,7 +122,8 @@ def command_line(command, arguments):
     if not os.environ.get("VERLC_EXEC_PLAN"):
         return [name, *arguments], False
     if name in ("ppo", "sft", "generate"):
-        return ["plan", name, *arguments], False
+        gpu = os.environ.get("VERLC_EXEC_GPU")
+        return ["plan", *(["--gpu", gpu] if gpu else []), name, *arguments], False
     return [name, *arguments], True
 
 

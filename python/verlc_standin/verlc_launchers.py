@@ -186,7 +186,10 @@ def job_command(command):
     if re.match(r"[A-Za-z_]\w*=", command[0]):
         command = ["env", *command]
     sets = [f"--set={s}" for s in json.loads(os.environ.get("VERLC_EXEC_SET") or "[]")]
-    return ["verlc", "exec", *(["--plan"] if os.environ.get("VERLC_EXEC_PLAN") else []), *sets, *command]
+    plan = ["--plan"] if os.environ.get("VERLC_EXEC_PLAN") else []
+    if plan and os.environ.get("VERLC_EXEC_GPU"):
+        plan.append("--gpu=" + os.environ["VERLC_EXEC_GPU"])
+    return ["verlc", "exec", *plan, *sets, *command]
 
 
 def submit_to_cluster(real, options, env, command):

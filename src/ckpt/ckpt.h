@@ -2,6 +2,7 @@
  *
  *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
  *   ROOT/global_step_N/actor/                    a Hugging Face model directory and nothing else; with an adapter a peft one
+ *   ROOT/global_step_N/actor/huggingface/        the same files by hard links, for scripts written for verl; also lora_adapter/
  *   ROOT/global_step_N/critic/                   the same of a critic
  *   ROOT/global_step_N/optim/actor.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step; critic.safetensors
  *   ROOT/global_step_N/trainer.json              step, data cursor, controller values

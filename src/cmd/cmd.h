@@ -109,9 +109,18 @@ struct cmd_merge_args {
     bool force;
 };
 int cmd_merge_shards(const struct cmd_merge_args *a);
+/* What needs no merging: dir or its actor/ where that is a Hugging Face model or a peft adapter, as in a checkpoint of verlc's.
+ * NULL: none. Caller frees. */
+char *cmd_merged_model(const char *dir);
+/* Such a directory (a->dir) as verl.model_merger would leave it: the model, or an adapter's base (a->config_dir, else the one that
+ * it names) with lora_adapter/. A checkpoint is verified first. */
+int cmd_copy_merged(const struct cmd_merge_args *a);
 
 /* The dtype of weights in files that --dtype names: fp32, bf16 or fp16. ERR_INVAL: another one. */
 int cmd_file_dtype(const char *name, int *dt);
+/* The memory of a GPU that --gpu names: H100, A100-40GB, 4090, a number of GB (24), or bytes with a unit. ERR_INVAL: neither, or a
+ * name that two cards have. */
+int cmd_gpu_bytes(const char *option, const char *value, int64_t *bytes);
 /* The compute dtype that --dtype names: bf16 or fp32. ERR_INVAL: another one. */
 int cmd_compute_dtype(const char *name, enum dtype *dt);
 /* ERR_INVAL: more tokens than any machine's memory holds. seqs, prompt, len: --batch, --prompt, --len, CMD_COUNT each. */

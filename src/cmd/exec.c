@@ -30,11 +30,12 @@
 static const double LEFT_S = 10; /* for what a command leaves running in the background */
 
 static void print_help(void) {
-    puts("usage: verlc exec [--plan] [--set KEY=VALUE]... COMMAND...\n\n"
+    puts("usage: verlc exec [--plan [--gpu NAME|SIZE]] [--set KEY=VALUE]... COMMAND...\n\n"
          "Runs a launcher written for verl as it stands: bash run.sh, python3 -m verl.trainer.main_ppo, torchrun, uv run,\n"
          "ray job submit. Where it starts one of verl's programs, verlc runs. A verl that is installed is not touched.\n"
          "options:\n"
          "  --plan            print the command line of each program of verl and its memory plan; nothing trains\n"
+         "  --gpu NAME|SIZE   with --plan: for such a GPU, as in verlc plan: H100, A100-40GB, 4090, 24 (GB), 141GB\n"
          "  --set KEY=VALUE   an override put behind those of every program of verl; may be given several times\n"
          "  --allow-nothing   a command that starts nothing of verl is no error\n\n"
          "A command that ends well and has started nothing of verl in this way is an error. The stand-in is found by PATH and\n"
@@ -108,7 +109,7 @@ static void extend(const char *name, const char *dir, const char *unset) {
 }
 
 /* What the entry points of the stand-in read (python/verlc_standin/verlc_entry.py, and bin there). */
-static int set_environment(bool plan, const json_t *overrides) {
+static int set_environment(bool plan, const char *gpu, const json_t *overrides) {
     char *found = NULL, path[256] = "/usr/bin:/bin";
     TRY(helper_find_dir("verlc_standin.sitecustomize", &found));
     char *exe = realpath("/proc/self/exe", NULL), *dir = realpath(found, NULL);
@@ -124,6 +125,8 @@ static int set_environment(bool plan, const json_t *overrides) {
     unsetenv("VERLC_EXEC_SHIM");
     if (plan) setenv("VERLC_EXEC_PLAN", "1", 1);
     else unsetenv("VERLC_EXEC_PLAN");
+    if (gpu) setenv("VERLC_EXEC_GPU", gpu, 1);
+    else unsetenv("VERLC_EXEC_GPU");
     extend("PYTHONPATH", standin, NULL);
     extend("PATH", bin, path);
 out:
@@ -255,6 +258,8 @@ static int run(char **argv, bool allow_nothing) {
 int cmd_exec(int argc, char **argv) {
     json_t *overrides = json_array();
     bool plan = false, allow_nothing = false;
+    const char *gpu = NULL;
+    int64_t bytes;
     int k = 1;
     int rc = 0;
     for (; k < argc && argv[k][0] == '-'; k++) {
@@ -276,12 +281,25 @@ int cmd_exec(int argc, char **argv) {
             allow_nothing = true;
             continue;
         }
+        const char *card = strncmp(argv[k], "--gpu=", 6) == 0 ? argv[k] + 6 : NULL;
+        if (strcmp(argv[k], "--gpu") == 0 && k + 1 < argc) card = argv[++k];
+        if (card) {
+            TRYG(cmd_gpu_bytes("--gpu", card, &bytes), out);
+            gpu = card;
+            continue;
+        }
         if (strcmp(argv[k], "--set") == 0 && k + 1 < argc) set = argv[++k];
-        if (!set) FAILG(out, ERR_INVAL, "verlc exec: unknown option %s; there are --plan and --set KEY=VALUE", argv[k]);
+        if (!set)
+            FAILG(out, ERR_INVAL, "verlc exec: unknown option %s; there are --plan, --gpu, --set KEY=VALUE and --allow-nothing",
+                  argv[k]);
         if (json_array_append_new(overrides, json_string(set)) < 0) FAILG(out, ERR_INVAL, "--set %s: not UTF-8", set);
     }
-    if (k >= argc) FAILG(out, ERR_INVAL, "verlc exec: no command; usage: verlc exec [--plan] [--set KEY=VALUE]... COMMAND...");
-    TRYG(set_environment(plan, overrides), out);
+    if (k >= argc)
+        FAILG(out, ERR_INVAL,
+              "verlc exec: no command; usage: verlc exec [--plan [--gpu NAME|SIZE]] [--set KEY=VALUE]... COMMAND...");
+    if (gpu && !plan)
+        FAILG(out, ERR_INVAL, "verlc exec: --gpu %s is what --plan plans for; a run takes the GPUs that are there", gpu);
+    TRYG(set_environment(plan, gpu, overrides), out);
     rc = run(argv + k, allow_nothing);
 out:
     json_decref(overrides);

@@ -278,6 +278,7 @@ struct export_source {
     char *model_dir;   /* of the base, with an adapter */
     char *ckpt_dir;    /* NULL: a plain directory */
     char *adapter_dir; /* NULL: no adapter */
+    bool critic;       /* of ckpt_dir, its critic */
 };
 
 static bool is_adapter(const char *dir) {
@@ -352,9 +353,10 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     const struct model_open_args a = {
         .dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
     TRYG(is_critics(s->adapter_dir, &critic), out);
+    critic = critic || s->critic;
     TRYG(critic ? model_open_value(&m, &dev, &a, 0) : model_open(&m, &dev, &a), out);
     if (s->adapter_dir) TRYG(model_lora_load(m, s->adapter_dir), out);
-    if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = "actor", .model = m}), out);
+    if (master) TRYG(ckpt_load_part(s->ckpt_dir, &(struct ckpt_part){.name = s->critic ? "critic" : "actor", .model = m}), out);
     TRYG(tokenizer_files_read(&tokenizer, s->model_dir), out);
     TRYG(model_export(m, dir,
                       &(struct model_export_args){.dt = dt, .tokenizer = tokenizer, .max_shard = (size_t)shard_mb * 1000000}),
@@ -485,6 +487,104 @@ static int cmd_model_merge(int argc, char **argv) {
     rc = merge_source(&s, model, adapter);
     if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
     free_source(&s);
+    return rc;
+}
+
+/* ---- model_merger on what is merged already ---- */
+
+static bool is_model(const char *dir) {
+    char *config = file_join(dir, "config.json"), *one = file_join(dir, "model.safetensors");
+    char *index = file_join(dir, "model.safetensors.index.json");
+    const bool yes = is_adapter(dir) || (file_exists(config) && (file_exists(one) || file_exists(index)));
+    free(config);
+    free(one);
+    free(index);
+    return yes;
+}
+
+char *cmd_merged_model(const char *dir) {
+    char *actor = file_join(dir, "actor");
+    if (is_model(dir) || is_model(actor)) {
+        char *found = xstrdup(is_model(dir) ? dir : actor);
+        free(actor);
+        return found;
+    }
+    free(actor);
+    return NULL;
+}
+
+/* Where dir is a part of a checkpoint of verlc's: that checkpoint, verified. */
+static int find_checkpoint(struct export_source *s, const char *dir) {
+    char *at = realpath(dir, NULL), *slash = at ? strrchr(at, '/') : NULL;
+    int rc = 0;
+    if (slash && slash != at && (strcmp(slash, "/actor") == 0 || strcmp(slash, "/critic") == 0)) {
+        s->critic = strcmp(slash, "/critic") == 0;
+        *slash = '\0';
+        if (ckpt_is_ours(at)) {
+            s->ckpt_dir = at;
+            at = NULL;
+            rc = ckpt_verify(s->ckpt_dir);
+        }
+    }
+    free(at);
+    return rc;
+}
+
+static int copy_adapter(const char *from, const char *to) {
+    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
+    TRY(file_mkdirs(to));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct buf b = {0};
+        char *source, *target = file_join(to, names[i]);
+        int rc = file_in_dir(&source, from, names[i]);
+        if (rc == 0 && !source) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no %s in it", from, names[i]);
+        if (rc == 0) rc = file_read(&b, source, 0);
+        if (rc == 0) rc = file_write_atomic(target, b.p, b.n);
+        buf_free(&b);
+        free(source);
+        free(target);
+        TRY(rc);
+    }
+    return file_fsync_dir(to);
+}
+
+struct merged {
+    struct export_source of;
+    const struct cmd_merge_args *a;
+    const char *adapter; /* NULL: a whole model */
+};
+
+static int write_merged(void *arg, const char *dir) {
+    const struct merged *m = arg;
+    TRY(export_into(dir, &m->of, m->a->dt, m->a->shard_mb));
+    if (!m->adapter) return 0;
+    char *to = file_join(dir, "lora_adapter");
+    const int rc = copy_adapter(m->adapter, to);
+    free(to);
+    return rc;
+}
+
+int cmd_copy_merged(const struct cmd_merge_args *a) {
+    struct merged m = {.a = a, .adapter = is_adapter(a->dir) ? a->dir : NULL};
+    int rc = 0;
+    TRYG(find_checkpoint(&m.of, a->dir), out);
+    if (m.adapter) { /* verl's merger writes the base model, and the adapter beside it */
+        free(m.of.ckpt_dir);
+        m.of.ckpt_dir = NULL;
+        m.of.critic = false;
+        TRYG(a->config_dir ? train_model_dir(a->config_dir, true, &m.of.model_dir) : find_base(m.adapter, &m.of.model_dir), out);
+    } else {
+        m.of.model_dir = xstrdup(a->dir);
+    }
+    TRYG(cmd_write_dir(a->out, a->force, write_merged, &m), out);
+    if (m.adapter)
+        log_note("%s is an adapter of %s and nothing is to be merged: %s has the base model, and the adapter in lora_adapter",
+                 a->dir, m.of.model_dir, a->out);
+    else
+        log_note("%s is a Hugging Face model directory and nothing is to be merged: %s is a copy, weights as %s", a->dir, a->out,
+                 a->dt < 0 ? "they are" : dtype_name((enum dtype)a->dt));
+out:
+    free_source(&m.of);
     return rc;
 }
 

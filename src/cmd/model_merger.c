@@ -1,5 +1,5 @@
 /* model_merger.c - verlc model_merger merge | test: the command line of
- * `python -m verl.model_merger`, for FSDP checkpoints.
+ * `python -m verl.model_merger`, for FSDP checkpoints. One of verlc's is a model directory already, and is copied.
  *
  * Options that are Megatron's or transformers' are taken and say that they do
  * nothing; what would be left undone in silence is refused.
@@ -81,15 +81,17 @@ out:
     return rc;
 }
 
-static int check(const struct merger *m) {
+/* merged: nothing is to be merged, whatever would have written it. */
+static int check(const struct merger *m, bool merged) {
     if (!m->backend || !m->local_dir)
         FAIL(ERR_INVAL, "verl.model_merger needs --backend fsdp and --local_dir .../global_step_N/actor");
-    if (strcmp(m->backend, "megatron") == 0)
+    if (strcmp(m->backend, "megatron") == 0 && !merged)
         FAIL(ERR_UNSUPPORTED,
              "--backend megatron: unsupported; FSDP checkpoints are read. Where the run saved 'hf_model' (mbridge), "
              "%s/huggingface is a model directory already",
              m->local_dir);
-    if (strcmp(m->backend, "fsdp") != 0) FAIL(ERR_INVAL, "--backend %s: expected fsdp", m->backend);
+    if (strcmp(m->backend, "fsdp") != 0 && strcmp(m->backend, "megatron") != 0)
+        FAIL(ERR_INVAL, "--backend %s: expected fsdp", m->backend);
     if (m->tie) log_note("--tie-word-embedding is Megatron's: config.json says whether embeddings are tied");
     if (m->value_model) log_note("--is-value-model is Megatron's: config.json says what the model is");
     if (m->remote_code) log_note("--trust-remote-code: no code of a checkpoint is run, and none is needed");
@@ -124,17 +126,23 @@ static int run_merge(int argc, char **argv) {
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc model_merger merge --backend fsdp --local_dir DIR --target_dir DIR [options]",
                  "Writes the FSDP shards of a verl checkpoint as a Hugging Face model directory. Pickles are\n"
-                 "read as data: nothing in them is run, and what is no part of a tensor is refused.");
+                 "read as data: nothing in them is run, and what is no part of a tensor is refused.\n"
+                 "A checkpoint of verlc's is such a directory already: its model is copied.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (upload)
         FAIL(ERR_UNSUPPORTED, "--hf_upload_path: unsupported; merge without it, then 'hf upload %s %s'%s", upload, a.out,
              private ? " with --private" : "");
     TRY(cmd_file_dtype(dtype, &a.dt));
-    TRY(check(&m));
-    a.dir = m.local_dir;
+    char *shards = m.local_dir ? fsdp_find_dir(m.local_dir) : NULL;
+    char *merged = m.local_dir && !shards ? cmd_merged_model(m.local_dir) : NULL;
+    a.dir = merged ? merged : m.local_dir;
     a.config_dir = m.hf_model_path;
-    return cmd_merge_shards(&a);
+    int done = check(&m, merged != NULL);
+    if (done == 0) done = merged ? cmd_copy_merged(&a) : cmd_merge_shards(&a);
+    free(shards);
+    free(merged);
+    return done;
 }
 
 static int run_test(int argc, char **argv) {
@@ -146,7 +154,7 @@ static int run_test(int argc, char **argv) {
                                           "Compares the FSDP shards of a verl checkpoint with a Hugging Face model directory.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
-    TRY(check(&m));
+    TRY(check(&m, false));
     if (!test_dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
     char *shards = fsdp_find_dir(m.local_dir);
     TRYG(fsdp_open(&f, shards ? shards : m.local_dir), out);

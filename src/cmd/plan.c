@@ -48,7 +48,7 @@ static void print_help(void) {
          "With --probe also the time: three real steps, a step at full response length, a validation pass and a checkpoint are\n"
          "measured in a directory of their own, which is removed.\n\n"
          "options:\n"
-         "  --gpu SIZE        plans for a GPU with so much memory, as in --gpu 141GB, that need not be there\n"
+         "  --gpu NAME|SIZE   plans for such a GPU, which need not be there: H100, A100-40GB, 4090, 24 (GB), 141GB\n"
          "  --gpus N          plans for N of them: one of N ranks, and how they share the work\n"
          "  --host SIZE       with so much host memory for the GPUs of a host (this machine's)\n"
          "  --probe           seconds of each phase, hours to the end, what a change of a key costs\n"
@@ -75,15 +75,12 @@ static int take_option(struct plan *p, int argc, char **argv, int *i) {
     if (strcmp(argv[*i], "--json") == 0) return p->json = true;
     TRY(value_of("--gpus", argc, argv, i, &value));
     if (value) return conf_whole("--gpus", "int[1,1024]", value, &p->of.gpus) < 0 ? ERR_INVAL : 1;
-    const struct {
-        const char *name;
-        int64_t *bytes;
-    } sizes[] = {{"--gpu", &p->of.gpu}, {"--host", &p->of.host}};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        TRY(value_of(sizes[k].name, argc, argv, i, &value));
-        if (!value) continue;
-        TRY(conf_bytes(sizes[k].name, value, sizes[k].bytes));
-        if (*sizes[k].bytes <= 0) FAIL(ERR_INVAL, "%s: its memory must be above 0", sizes[k].name);
+    TRY(value_of("--gpu", argc, argv, i, &value));
+    if (value) return cmd_gpu_bytes("--gpu", value, &p->of.gpu) < 0 ? ERR_INVAL : 1;
+    TRY(value_of("--host", argc, argv, i, &value));
+    if (value) {
+        TRY(conf_bytes("--host", value, &p->of.host));
+        if (p->of.host <= 0) FAIL(ERR_INVAL, "--host: its memory must be above 0");
         return 1;
     }
     TRY(value_of("--try", argc, argv, i, &value));

@@ -132,6 +132,11 @@ def check_ppo(s, test):
     test("--plan: the command line and the memory plan, not the verl beside",
          p.returncode == 0 and "note: verl.trainer.main_ppo: verlc plan ppo algorithm.adv_estimator=grpo" in p.stderr and
          "memory plan" in p.stdout and not (real / "run").exists(), p.stderr[-800:])
+    p = verlc_exec(s, "checkout", ["bash", script], "--plan", "--gpu", "A100-40GB", VERL_USE_UV="0")
+    test("--plan --gpu: for that card", p.returncode == 0 and "verlc plan --gpu A100-40GB ppo" in p.stderr and
+         "37.33 GiB" in p.stdout, p.stdout[-300:] + p.stderr[-300:])
+    test.refused("--gpu without --plan", verlc_exec(s, "no", ["true"], "--gpu=24"), 2, "--plan")
+    test.refused("--gpu of no card", verlc_exec(s, "no", ["true"], "--plan", "--gpu", "H1000"), 2, "H1000", "A100-40GB")
     p = verlc_exec(s, "checkout", ["bash", script], "--plan", "--set", "data.train_batch_size=3", VERL_USE_UV="0")
     test.refused("--set reaches verl's program", p, 2, "data.train_batch_size")
     p = verlc_exec(s, "checkout", ["python3", "verl/trainer/main_ppo.py", "nope=1"])

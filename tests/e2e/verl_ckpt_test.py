@@ -1,15 +1,17 @@
 """verl's FSDP checkpoints: the fixtures that torch wrote (tools/oracle_verl_ckpt.py) become model directories bit for bit, and
-runs start from shards with the bits of runs that start from the model itself."""
+runs start from shards with the bits of runs that start from the model itself. verlc's own, under the same command line and the
+same names: copied, with huggingface/ and lora_adapter/."""
 
 import json
 import os
 import pathlib
+import shutil
 import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import torch_file as tf  # noqa: E402
-from verlc_test import Scratch, Tests, run  # noqa: E402
+from verlc_test import Scratch, Tests, run, save_tensors  # noqa: E402
 
 FIXTURES = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2])) / "tests/fixtures/verl_ckpt"
 
@@ -85,8 +87,9 @@ def lora(test, dir):
     copy = dir / "no_alpha"
     copy.mkdir()
     for f in src.iterdir():
-        if f.name != "lora_train_meta.json":
-            (copy / f.name).symlink_to(f)
+        if f.name != "lora_train_meta.json" and f.is_file():
+            (copy / f.name).write_bytes(f.read_bytes())
+    shutil.copytree(src / "huggingface", copy / "huggingface")
     unknown = merge(copy, dir / "no_alpha_out", check=False)
     test("LoRA: no lora_alpha is made up", unknown.returncode == 3 and "lora_alpha" in unknown.stderr, unknown.stderr)
 
@@ -145,12 +148,113 @@ def command_line(test, dir):
          (dir / "flags/model.safetensors").stat().st_ino != first and not list(dir.glob("flags*tmp")), again.stderr)
 
 
+def own(test, s):
+    """train -> merge -> evaluate on a checkpoint of verlc's."""
+    run(*s.ppo("own", trainer__total_training_steps=1, actor_rollout_ref__model__path=s.dir / "model"))
+    step = s.dir / "own/global_step_1"
+    actor = step / "actor"
+    p = merge(actor, s.dir / "own_merged")
+    whole = read(actor / "model.safetensors")
+    same = rounded(whole) if any(t == "F32" for t, _, _ in whole.values()) else whole
+    test("own: copied as bf16, with one note", read(s.dir / "own_merged/model.safetensors") == same and
+         p.stderr.count("note:") == 1 and "nothing is to be merged" in p.stderr, p.stderr)
+    lines = json.dumps({"ids": [1, 5, 9, 2, 30, 36], "response_start": 1}) + "\n"
+    p = run("score", "--model", s.dir / "own_merged", input=lines)
+    test("own: the copy is evaluated", "logp" in p.stdout and (s.dir / "own_merged/tokenizer.json").exists(), p.stderr)
+    run("model_merger", "merge", "--backend", "megatron", "--local_dir", step, "--target_dir", s.dir / "own_fp32", "--dtype",
+        "fp32")
+    master = tf_flat(step / "optim/actor.safetensors")
+    got = b"".join(d for _, _, d in read(s.dir / "own_fp32/model.safetensors").values())
+    test("own: fp32 is the master, by the step's directory and whatever backend the script says", sorted(got) == sorted(master))
+    names = {f.name for f in (actor / "huggingface").iterdir()}
+    test("own: actor/huggingface has what actor has, in the same bytes on disk", names == {f.name for f in actor.iterdir()
+         if f.is_file()} and (actor / "huggingface/model.safetensors").samefile(actor / "model.safetensors"), names)
+    scores = [run("score", "--model", d, input=lines).stdout for d in (actor, actor / "huggingface")]
+    test("own: both are models", scores[0] == scores[1])
+    copy = s.dir / "copied/global_step_1"
+    shutil.copytree(step, copy)
+    (copy.parent / "latest_checkpointed_iteration.txt").write_text("1")
+    p = run(*s.ppo("copied", trainer__total_training_steps=2))
+    test("own: a copy, whose links have become files, is resumed", "resumed from" in p.stderr, p.stderr[-500:])
+    for f in (copy / "actor/huggingface/model.safetensors", step / "actor/model.safetensors"):
+        with f.open("r+b") as file:
+            file.seek(-3, 2)
+            file.write(b"\x01")
+        p = merge(f.parents[1] if f.parent.name == "huggingface" else f.parent, s.dir / "no", check=False)
+        test.refused(f"own: a damaged {f.relative_to(s.dir)}", p, 3, "differ from the manifest's checksum")
+
+
+def tf_flat(path):
+    return read(path)["master"][2]
+
+
+def own_lora(test, s):
+    keys = {"actor_rollout_ref__model__lora_rank": 2, "actor_rollout_ref__model__lora_alpha": 4, "trainer__total_training_steps": 1}
+    run(*s.ppo("own_lora", **keys))
+    actor, out = s.dir / "own_lora/global_step_1/actor", s.dir / "own_lora_merged"
+    p = merge(actor, out, "--dtype", "fp32")
+    test("own LoRA: the base model, and lora_adapter/ beside it", read(out / "lora_adapter/adapter_model.safetensors") ==
+         read(actor / "adapter_model.safetensors") and read(out / "model.safetensors").keys() ==
+         read(s.dir / "model/model.safetensors").keys() and "lora_adapter" in p.stderr, p.stderr)
+    test("own LoRA: lora_adapter/ in the checkpoint", (actor / "lora_adapter/adapter_model.safetensors").samefile(
+        actor / "adapter_model.safetensors") and (actor / "lora_adapter/adapter_config.json").exists())
+    names = {f.name for f in (actor / "huggingface").iterdir()}
+    test("own LoRA: huggingface/ has configuration and tokenizer of the base model", "model.safetensors" not in names and
+         {"config.json", "tokenizer.json"} <= names and not any(n.startswith("adapter_") for n in names), names)
+    gone = s.dir / "adapter_copy"
+    shutil.copytree(actor, gone)
+    config = json.loads((gone / "adapter_config.json").read_text())
+    large = {k: (t, shape, struct.pack("<f", 1e3) * (len(data) // 4) if "lora_B" in k else data)
+             for k, (t, shape, data) in read(gone / "adapter_model.safetensors").items()}
+    save_tensors(gone / "adapter_model.safetensors", large)
+    for alpha in (1e308, 3e38):
+        (gone / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": alpha}))
+        p = run("model", "merge", "--model", s.dir / "model", "--adapter", gone, "--out", s.dir / "inf", check=False)
+        test.refused(f"lora_alpha={alpha}", p, 3, "lora_alpha", "tensor model.layers" if alpha < 1e300 else "fp32")
+        test("and nothing is written", not (s.dir / "inf").exists())
+    (gone / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(s.dir / "nowhere")}))
+    p = merge(gone, s.dir / "lora_no_base", check=False)
+    test.refused("own LoRA: a base that is not there", p, 3, "nowhere")
+    p = merge(gone, s.dir / "lora_base", "--hf_model_path", s.dir / "model")
+    test("own LoRA: --hf_model_path names it", (s.dir / "lora_base/model.safetensors").exists(), p.stderr)
+
+
+def links(test, dir):
+    """No file of a checkpoint is read through a link that leaves it."""
+    for src, name in (("fsdp2_w2", "model_world_size_2_rank_1.pt"), ("fsdp2_w2", "huggingface/config.json"),
+                      ("fsdp2_w2", "fsdp_config.json"), ("fsdp2_w2", "huggingface/tokenizer_config.json"),
+                      ("fsdp2_w2", "huggingface"), ("lora_w1", "lora_train_meta.json")):
+        d, secret = dir / "linked", dir / "secret"
+        for old in (d, secret):
+            shutil.rmtree(old, ignore_errors=True)
+        shutil.copytree(FIXTURES / src, d)
+        secret.mkdir()
+        if (d / name).exists():
+            (d / name).rename(secret / "x")
+        else:
+            (secret / "x").write_text("{}")
+        (d / name).symlink_to(secret / "x")
+        p = merge(d, dir / f"linked_out_{src}_{name.replace('/', '_')}", check=False)
+        test.refused(f"a link out of the checkpoint: {name}", p, 3, "a link to", "out of the model directory")
+    d = dir / "linked_inside"
+    shutil.copytree(FIXTURES / "fsdp2_w2", d)
+    (d / "rank1").mkdir()
+    (d / "model_world_size_2_rank_1.pt").rename(d / "rank1/shard.pt")
+    (d / "model_world_size_2_rank_1.pt").symlink_to("rank1/shard.pt")
+    merge(d, dir / "linked_inside_out")
+    test("a link inside of it", read(dir / "linked_inside_out/model.safetensors") == rounded(read(d / "whole.safetensors")))
+    (dir / "linked_hf").mkdir()
+    (dir / "linked_hf/model.safetensors").symlink_to(FIXTURES / "fsdp2_w2/whole.safetensors")
+    test.refused("test's directory", compare(FIXTURES / "fsdp2_w2", dir / "linked_hf"), 3, "a link to")
+
+
 def main():
     test = Tests()
     with Scratch() as s:
-        for part in (fixtures, lora, command_line):
+        for part in (fixtures, lora, command_line, links):
             part(test, s.dir)
-        start(test, s)
+        for part in (start, own, own_lora):
+            part(test, s)
     test.end()
 
 

@@ -183,10 +183,12 @@ def files(root):
                                                                   change(p, p.read_bytes().index(b"little"), b"biglit")))
     yield case("a FIFO", "not a regular file", os.mkfifo)
     yield case("a directory", "not a regular file", lambda p: p.mkdir())
-    yield case("a link to /dev/zero", "not a regular file", lambda p: p.symlink_to("/dev/zero"))
-    yield case("a link to nothing", "missing", lambda p: p.symlink_to("nothing"))
-    yield case("a link to itself", "missing", lambda p: p.symlink_to(p.name))
-    yield case("a link to a file that is none of torch's", "not a zip", lambda p: p.symlink_to("/etc/passwd"))
+    yield case("a link to /dev/zero", "out of the model directory", lambda p: p.symlink_to("/dev/zero"))
+    yield case("a link to nothing", "target cannot be read", lambda p: p.symlink_to("nothing"))
+    yield case("a link to itself", "target cannot be read", lambda p: p.symlink_to(p.name))
+    yield case("a link to a file elsewhere", "out of the model directory", lambda p: p.symlink_to("/etc/passwd"))
+    yield case("a link to a file that is none of torch's", "not a zip", lambda p: (p.with_name("other").write_text("none " * 100),
+                                                                                   p.symlink_to("other")))
     yield case("rank 1 of 2 alone", "rank_0.pt is missing", zipped(), "model_world_size_2_rank_1.pt")
     yield case("rank 0 of 2 alone", "rank_1.pt is missing", lambda p: tf.save(p, w("F32", (6,), DATA, 0)),
                "model_world_size_2_rank_0.pt")

@@ -491,9 +491,54 @@ static void test_memory(void **state) {
     if (u.ru_maxrss > 2 << 20) fail_msg("plans took %ld MiB of memory", u.ru_maxrss >> 10); /* with a sanitizer's own */
 }
 
+/* A card by any spelling of its name, a bare number of GB, a size; nothing is guessed. */
+static void gpu_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        double gib;
+    } good[] = {{"H100", 79.1},
+                {"h100", 79.1},
+                {"H100-80GB", 79.1},
+                {"NVIDIA H100 80GB HBM3", 79.1},
+                {"H200", 139.7},
+                {"A100-40GB", 39.3},
+                {"a100_40", 39.3},
+                {"A100-SXM4-80GB", 79.1},
+                {"NVIDIA A100-PCIE-40GB", 39.3},
+                {"4090", 23.5},
+                {"RTX 4090", 23.5},
+                {"NVIDIA GeForce RTX 4090", 23.5},
+                {"rtx-6000-ada", 47.4},
+                {"T4", 14.5},
+                {"Tesla V100-SXM2-16GB", 15.7},
+                {"24", 24e9 / 0x1p30},
+                {"80.5", 80.5e9 / 0x1p30},
+                {"24GB", 24e9 / 0x1p30},
+                {"40GiB", 40},
+                {"40960MiB", 40},
+                {"1024", 1024e9 / 0x1p30}};
+    static const char *const bad[] = {"",    "A100",      "V100",     "H1000",  "x",    "0",    "-1",
+                                      "0GB", "nan",       "inf",      "1e400",  "2000", "4091", "24 GB of it",
+                                      "GB",  "H100,H100", "\xff\xfe", "24GBGB", "..",   "1e-30"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        int64_t bytes = 0;
+        if (cmd_gpu_bytes("--gpu", good[i].text, &bytes) < 0) fail_msg("%s", err_msg());
+        if (fabs((double)bytes - good[i].gib * 0x1p30) > 2) fail_msg("%s: %lld bytes", good[i].text, (long long)bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int64_t bytes = 0;
+        if (cmd_gpu_bytes("--gpu", bad[i], &bytes) != ERR_INVAL) fail_msg("'%s': %lld bytes", bad[i], (long long)bytes);
+        assert_non_null(strstr(err_msg(), "--gpu"));
+    }
+    assert_int_equal(cmd_gpu_bytes("--gpu", "A100", &(int64_t){0}), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "A100-80GB or A100-40GB"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys),     cmocka_unit_test(test_schemas),
                                        cmocka_unit_test(test_products), cmocka_unit_test(test_shapes),
-                                       cmocka_unit_test(test_options),  cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_options),  cmocka_unit_test(gpu_names),
+                                       cmocka_unit_test(test_memory)};
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

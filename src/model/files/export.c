@@ -92,6 +92,11 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
     model__lora_merge(&r->adapter, s->p, (int64_t)(off / size), sum, count);
     model__convert(dst, s->dt, sum, DT_F32, count);
     free(sum);
+    if (!model_all_finite(dst, s->dt, count))
+        FAIL(ERR_FORMAT,
+             "tensor %s holds NaN or Inf with the adapter merged into it as %s; lora_alpha / r, or the adapter's weights, "
+             "are too large for its dtype",
+             s->p->name, dtype_name(s->dt));
     return 0;
 }
 
@@ -219,6 +224,8 @@ static int choose_dtype(const struct model *m, const struct model_param *p, int 
              dtype_name(m->act));
     return 0;
 }
+
+int model_export_config(const struct model *m, const char *dir) { return write_configs(&m->cfg, dir, -1); }
 
 int model_export(const struct model *m, const char *dir, const struct model_export_args *a) {
     const int dt = a->dt;

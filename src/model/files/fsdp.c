@@ -95,15 +95,16 @@ static int world_of_names(const char *dir, int64_t *world) {
 
 static int find_world(const char *dir, int64_t *world) {
     json_t *config = NULL;
-    char *path = file_join(dir, "fsdp_config.json");
+    char *path;
     int rc = 0;
-    if (!file_exists(path)) {
+    TRY(file_in_dir(&path, dir, "fsdp_config.json"));
+    if (!path) {
         TRYG(world_of_names(dir, world), out);
     } else {
         TRYG(json_load(&config, path, MAX_CONFIG), out);
         TRYG(json_i64(config, "world_size", world, path), out);
     }
-    if (*world < 1 || *world > MAX_RANKS) FAILG(out, ERR_FORMAT, "%s: a world size of %lld", path, (long long)*world);
+    if (*world < 1 || *world > MAX_RANKS) FAILG(out, ERR_FORMAT, "%s: a world size of %lld", path ? path : dir, (long long)*world);
 out:
     json_decref(config);
     free(path);
@@ -112,11 +113,16 @@ out:
 
 static int open_rank(struct fsdp *f, const char *dir, int64_t rank) {
     int64_t cap = f->n_files, cap_paths = cap;
-    char *path = xasprintf("%s/model_world_size_%lld_rank_%lld.pt", dir, (long long)f->world_size, (long long)rank);
+    char *name = xasprintf("model_world_size_%lld_rank_%lld.pt", (long long)f->world_size, (long long)rank), *path, *in = NULL;
+    const int rc = file_in_dir(&in, dir, name);
+    path = file_join(dir, name);
+    free(name);
+    free(in);
     xgrow((void **)&f->files, &cap, f->n_files + 1, sizeof *f->files);
     xgrow((void **)&f->paths, &cap_paths, f->n_files + 1, sizeof *f->paths);
     f->files[f->n_files] = NULL;
     f->paths[f->n_files++] = path;
+    if (rc < 0) return err_pass(rc, __FILE__, __LINE__);
     if (!file_exists(path))
         FAIL(ERR_INPUT,
              "%s is missing: the shards of a run of %lld ranks belong together; where several machines wrote them, copy all into "
@@ -127,7 +133,10 @@ static int open_rank(struct fsdp *f, const char *dir, int64_t rank) {
 }
 
 static int open_files(struct fsdp *f, const char *dir) {
+    char *config;
     TRY(find_world(dir, &f->world_size));
+    TRY(file_in_dir(&config, dir, "huggingface/config.json")); /* no link out of the checkpoint: read beside the shards */
+    free(config);
     TRY(open_rank(f, dir, 0));
     const int64_t shards = torch_file_shards(f->files[0]), n = shards ? shards : f->world_size;
     if (shards && shards * torch_file_replicas(f->files[0]) != f->world_size)

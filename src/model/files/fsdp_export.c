@@ -141,7 +141,10 @@ static int copy_texts(const char *from, const char *to) {
         if (!wanted || e->d_name[0] == '.' || strcmp(e->d_name, "config.json") == 0 || has_ending(e->d_name, ".index.json") ||
             strcmp(e->d_name, "fsdp_config.json") == 0 || strcmp(e->d_name, "lora_train_meta.json") == 0)
             continue;
-        rc = model__copy_file(from, to, e->d_name);
+        char *path;
+        rc = file_in_dir(&path, from, e->d_name);
+        free(path);
+        if (rc == 0) rc = model__copy_file(from, to, e->d_name);
     }
     closedir(d);
     return rc;
@@ -170,13 +173,14 @@ static int make_adapter_config(const struct fsdp_export_args *a, json_t **out) {
     const char *task = NULL;
     json_t *meta = NULL, *modules = json_array();
     struct map seen = {0};
-    char *path = file_join(a->dir, "lora_train_meta.json");
+    char *path = NULL;
     int rc = 0;
-    if (!file_exists(path))
+    TRYG(file_in_dir(&path, a->dir, "lora_train_meta.json"), out);
+    if (!path)
         FAILG(out, ERR_INPUT,
               "%s: a LoRA run's checkpoint in which neither lora_adapter/adapter_config.json nor lora_train_meta.json says "
-              "lora_alpha; write %s with {\"lora_alpha\": N} as the run had it",
-              a->dir, path);
+              "lora_alpha; write %s/lora_train_meta.json with {\"lora_alpha\": N} as the run had it",
+              a->dir, a->dir);
     TRYG(json_load(&meta, path, MAX_CONFIG), out);
     TRYG(json_i64(meta, "lora_alpha", &alpha, path), out);
     TRYG(json_str_opt(meta, "task_type", &task, path), out);
@@ -204,11 +208,11 @@ out:
 static int write_adapter(const struct fsdp_export_args *a, const struct list *l) {
     int rc = 0;
     json_t *config = NULL;
-    char *from = file_join(a->dir, "lora_adapter"), *to = file_join(a->out, "lora_adapter"),
-         *made = file_join(from, "adapter_config.json");
+    char *to = file_join(a->out, "lora_adapter"), *made = NULL;
     char *path = file_join(to, "adapter_config.json"), *weights = file_join(to, "adapter_model.safetensors");
     json_t *metadata = json_pack("{s:s}", "format", "pt");
-    if (file_exists(made)) TRYG(json_load(&config, made, MAX_CONFIG), out);
+    TRYG(file_in_dir(&made, a->dir, "lora_adapter/adapter_config.json"), out);
+    if (made) TRYG(json_load(&config, made, MAX_CONFIG), out);
     else TRYG(make_adapter_config(a, &config), out);
     TRYG(file_mkdirs(to), out);
     TRYG(json_save_atomic(path, config), out);
@@ -217,7 +221,6 @@ static int write_adapter(const struct fsdp_export_args *a, const struct list *l)
 out:
     json_decref(config);
     json_decref(metadata);
-    free(from);
     free(to);
     free(made);
     free(path);
@@ -230,12 +233,14 @@ int fsdp_export(const struct fsdp_export_args *a) {
     struct export e = {.a = a, .raw = xmalloc(CHUNK * sizeof(double))};
     struct list model = {0}, adapter = {0};
     json_t *config = NULL;
-    char *path = file_join(a->config_dir, "config.json");
-    if (!file_exists(path))
+    char *path = NULL;
+    TRYG(file_in_dir(&path, a->config_dir, "config.json"), out);
+    if (!path)
         FAILG(out, ERR_INPUT,
-              "%s is missing: a checkpoint of verl has the model's config.json and tokenizer in huggingface/; name a model "
+              "%s/config.json is missing: a checkpoint of verl has the model's config.json and tokenizer in huggingface/; name a "
+              "model "
               "directory that has them with --hf_model_path",
-              path);
+              a->config_dir);
     TRYG(json_load(&config, path, MAX_CONFIG), out);
     list_tensors(&model, &e, false, tied_copy(a->f, config));
     list_tensors(&adapter, &e, true, NULL);
@@ -317,8 +322,9 @@ int fsdp_compare(const struct fsdp *f, const char *hf_dir) {
     if (!d) FAIL(ERR_INPUT, "%s: %s", hf_dir, strerror(errno));
     for (struct dirent *e; rc == 0 && (e = readdir(d));) {
         if (!has_ending(e->d_name, ".safetensors")) continue;
-        char *path = file_join(hf_dir, e->d_name);
-        rc = compare_file(f, path, &seen);
+        char *path = NULL;
+        rc = file_in_dir(&path, hf_dir, e->d_name);
+        if (rc == 0 && path) rc = compare_file(f, path, &seen);
         free(path);
     }
     closedir(d);

@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "model/lora/lora_int.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,6 +242,7 @@ static int read_fields(struct lora_config *l, const json_t *o, const char *path)
     if (l->rank < 1) FAIL(ERR_FORMAT, "%s: r=%lld, must be at least 1", path, (long long)l->rank);
     l->alpha = (double)l->rank;
     TRY(json_f64_opt(o, "lora_alpha", &l->alpha, path));
+    if (!(fabs(l->alpha) <= FLT_MAX)) FAIL(ERR_FORMAT, "%s: lora_alpha=%g is no number of fp32", path, l->alpha);
     TRY(json_bool_opt(o, "use_rslora", &l->rslora, path));
     l->targets = json_incref(json_object_get(o, "target_modules"));
     json_t *exclude = json_object_get(o, "exclude_modules");
