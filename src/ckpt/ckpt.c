@@ -604,6 +604,18 @@ int ckpt_verify(const char *dir) {
     return rc;
 }
 
+int ckpt_adopt(const char *root, const char *dir, int64_t step) {
+    int64_t named;
+    TRY(ckpt_step_of(dir, &named));
+    CHECK(named == step);
+    TRY(ckpt_verify(dir));
+    if (is_foreign(root, step))
+        FAIL(ERR_IO, "%s/" PREFIX "%lld is there and was not written by verlc, which never writes over such a one", root,
+             (long long)step);
+    TRY(fsync_dirs(dir));
+    return publish(root, dir, step);
+}
+
 /* ERR_UNSUPPORTED when the newest under root is another program's: the one that the tracker names, else the highest. */
 static int check_newest(const char *root, int64_t last, int64_t highest) {
     int64_t step = -1;

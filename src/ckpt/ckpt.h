@@ -51,6 +51,9 @@ int ckpt_save(const struct ckpt_save_args *a);
 /* Where in a part's optim/PART.safetensors the arrays begin, one behind another: a whole model's master and its optimizer's (n
  * together). In memory that lies like that, to a FILE_WRITER_BLOCK, they are written without another copy. */
 size_t ckpt_optim_begin(const struct ckpt_part *p, const struct optim_array *a, int n);
+/* A copy of another place, dir named global_step_N, becomes root's checkpoint of step N, and its newest. ERR_FORMAT: it is damaged
+ * or of another step; ERR_IO: one that is not ours has the name. */
+int ckpt_adopt(const char *root, const char *dir, int64_t step);
 /* Removes or brings back what a process left that was killed while it saved or deleted a checkpoint under root. For whoever
  * holds the directory's lock (train/run/run_lock.h). ERR_IO. */
 int ckpt_recover(const char *root);

@@ -180,6 +180,7 @@ static int own_overrides(const struct conf *c, const char *scratch, bool ppo, ch
     char *from = NULL;
     out[n++] = quoted("trainer.default_local_dir", scratch);
     out[n++] = xstrdup("trainer.logger=[]");
+    out[n++] = xstrdup("trainer.default_hdfs_dir=null");
     for (int i = 0; ppo && i < 2; i++) {
         if (!text_at(c, dumps[i])) continue;
         char *dir = file_join(scratch, i ? "validation" : "rollout");

@@ -81,7 +81,7 @@ int batch_of_json(struct batch *out, const json_t *v, const char *where);
 /* ----------------------------------------------------------------- rows -- */
 
 /* Every row of a .parquet, .json (array of objects or JSONL) or .jsonl file as
- * an array of objects; hdfs:// files come through the `hdfs` client.  required: NULL-terminated
+ * an array of objects; files of other stores are fetched (data_remote_fetch).  required: NULL-terminated
  * names of columns that must exist, may be NULL.  ERR_INPUT, ERR_FORMAT. */
 int data_read_rows(json_t **rows, const char *path, const char *const *required);
 /* By the ending of path: .parquet (column types from `schema`, see python/verlc_helpers/parquet.py;
@@ -241,6 +241,14 @@ enum data_hub_what {
  * HF_HUB_OFFLINE count. folder: of a dataset; else NULL. Caller frees *dir.
  * ERR_INPUT: not there, no access, offline, damaged on the way; ERR_IO: no room; ERR_TIMEOUT: nothing came for minutes. */
 int data_hub_fetch(enum data_hub_what what, const char *id, const char *folder, char **dir);
+
+/* --------------------------------------------------------------- stores -- */
+
+bool data_is_remote(const char *path); /* SCHEME://... */
+/* A file or directory of another store: hdfs:// through the client `hdfs`, s3://, gs:// and others through fsspec in a helper. Its
+ * copy under ~/.cache/verl/rlhf (verl's data.cache_dir); one that is there is taken as it is. Caller frees *local.
+ * ERR_INPUT: not there; ERR_HELPER: a client or package is missing, or failed; ERR_IO: no room. */
+int data_remote_fetch(const char *url, char **local);
 
 /* ---------------------------------------------------------- preparation -- */
 

@@ -12,8 +12,7 @@
 int data__run(const char *const *argv, double timeout_s, const char *advice);
 
 bool data__is_hdfs(const char *path);
-/* A path that can be opened: ~ expanded; an hdfs:// file fetched to `hdfs dfs
- * -get`'s copy under ~/.cache/verl/rlhf (verl's data.cache_dir). Caller frees. */
+/* A path that can be opened: ~ expanded; of another store the copy (data_remote_fetch). Caller frees. */
 int data__local_path(char **out, const char *path);
 /* verl's hdfs_io.makedirs + copy: dir to an hdfs:// or a local directory. */
 int data__copy_dir(const char *dir, const char *to);

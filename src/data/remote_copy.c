@@ -1,6 +1,6 @@
-/* remote_copy.c - what lies outside the local file system: the `hdfs` client, run as
- * verl's utils/hdfs_io.py and fs.py run it, and the copy of a prepared directory.
- * Invariant: a program that does not end is killed at its deadline. */
+/* remote_copy.c - what lies outside the local file system: the `hdfs` client, run as verl's utils/hdfs_io.py and fs.py run it, a
+ * helper for the stores of fsspec, and the copy of a prepared directory. A copy that is in the cache is taken as it is.
+ * Invariants: a program that does not end is killed at its deadline; what has its name in the cache is whole. */
 #include "data/data_int.h"
 
 #include "base/buf.h"
@@ -8,20 +8,25 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "helper/helper.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 extern char **environ;
 
-#define HDFS_S 3600.0 /* a large file over a slow link */
+#define HDFS_S 3600.0   /* a large file over a slow link */
+#define FETCH_S 86400.0 /* a model */
 #define HDFS_ADVICE "install the Hadoop client and put 'hdfs' into PATH, or give a local path"
 
 int data__run(const char *const *argv, double timeout_s, const char *advice) {
@@ -63,35 +68,93 @@ int data__run(const char *const *argv, double timeout_s, const char *advice) {
 
 bool data__is_hdfs(const char *path) { return strncmp(path, "hdfs://", 7) == 0; }
 
-/* Fetched to a name of its own and then renamed: an interrupted copy is never taken for the file. */
-static int fetch(const char *url, const char *dir, const char *to) {
-    char *tmp = xasprintf("%s.%ld.tmp", to, (long)getpid());
-    const char *const argv[] = {"hdfs", "dfs", "-get", url, tmp, NULL};
+bool data_is_remote(const char *path) {
+    const char *colon = strstr(path, "://");
+    for (const char *p = path; colon && p < colon; p++)
+        if (!isalnum((unsigned char)*p) && *p != '+' && *p != '.' && *p != '-') return false;
+    return colon && colon != path;
+}
+
+/* hdfs:// by its client, the rest by a helper, which has fsspec. */
+static int copy_from(const char *url, const char *to) {
+    const char *const argv[] = {"hdfs", "dfs", "-get", url, to, NULL};
+    if (data__is_hdfs(url)) return data__run(argv, FETCH_S, HDFS_ADVICE);
+    struct helper *h = NULL;
+    json_t *ask = json_pack("{s:s, s:s, s:s}", "op", "fetch", "url", url, "to", to), *reply = NULL;
     int rc = 0;
-    TRYG(file_mkdirs(dir), out);
+    if (!ask) FAILG(out, ERR_INVAL, "%s: not UTF-8", url);
+    TRYG(helper_create(&h, &(struct helper_args){.module = "verlc_helpers.remote_store", .memory_bytes = -1}), out);
+    TRYG(helper_call(h, ask, FETCH_S, &reply), out);
+out:
+    helper_destroy(h);
+    json_decref(ask);
+    json_decref(reply);
+    return rc;
+}
+
+/* Fetched to a name of its own and then renamed: an interrupted copy is never taken for the file. */
+static int fetch_as(const char *url, const char *to) {
+    int rc = 0;
+    char *tmp = file_temp_path(to);
     log_info("fetching %s", url);
-    TRYG(data__run(argv, HDFS_S, HDFS_ADVICE), out);
+    TRYG(copy_from(url, tmp), out);
     if (rename(tmp, to) != 0) FAILG(out, ERR_IO, "%s: %s", to, strerror(errno));
 out:
-    if (rc < 0) unlink(tmp);
+    if (rc < 0) {
+        struct err_saved why;
+        err_save(&why);
+        (void)file_remove_tree(tmp);
+        err_restore(&why);
+    }
     free(tmp);
     return rc;
 }
 
+/* One at a time: another process that wants the same waits for the first. */
+static int fetch(const char *url, const char *dir, const char *to) {
+    int rc = 0;
+    TRY(file_mkdirs(dir));
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) FAIL(ERR_IO, "%s: %s", dir, strerror(errno));
+    const double deadline = clock_awake() + FETCH_S;
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) break; /* no locks on this file system */
+        if (clock_awake() > deadline) FAILG(out, ERR_TIMEOUT, "%s: another process has fetched it for %g s", url, FETCH_S);
+        nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
+    if (file_exists(to)) goto out;
+    TRYG(file_remove_temps(dir), out);
+    rc = fetch_as(url, to);
+out:
+    close(fd);
+    return rc;
+}
+
 int data__local_path(char **out, const char *path) {
-    if (!data__is_hdfs(path)) {
+    if (!data_is_remote(path)) {
         *out = file_expand(path);
         return 0;
     }
-    char key[33];
-    hash_hex(path, strlen(path), key);
-    const char *base = strrchr(path, '/') + 1; /* "hdfs://" has one */
-    char *root = file_expand("~/.cache/verl/rlhf"), *dir = file_join(root, key), *to = file_join(dir, base);
-    const int rc = file_exists(to) ? 0 : fetch(path, dir, to);
+    return data_remote_fetch(path, out);
+}
+
+int data_remote_fetch(const char *url, char **local) {
+    size_t n = strlen(url);
+    while (n > 0 && url[n - 1] == '/') n--;
+    char *path = xstrndup(url, n), key[33], *base = strrchr(path, '/');
+    int rc = 0;
+    *local = NULL;
+    if (!base || !base[1] || base[-1] == '/' || strcmp(base + 1, "..") == 0 || strcmp(base + 1, ".") == 0)
+        FAILG(out, ERR_INPUT, "%s: it names no file of a store", url);
+    hash_hex(path, n, key);
+    char *root = file_expand("~/.cache/verl/rlhf"), *dir = file_join(root, key), *to = file_join(dir, base + 1);
+    rc = file_exists(to) ? 0 : fetch(path, dir, to);
     free(root);
     free(dir);
-    if (rc == 0) *out = to;
+    if (rc == 0) *local = to;
     else free(to);
+out:
+    free(path);
     return rc;
 }
 

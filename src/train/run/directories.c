@@ -1,5 +1,5 @@
-/* directories.c - the directories and files of a run: where a model path leads (a directory, a checkpoint of verl's, or a hub id,
- * which data fetches), the one that the run writes to, and whether what it reads is there. */
+/* directories.c - the directories and files of a run: where a model path leads (a directory, a checkpoint of verl's, a hub id or a
+ * place in another store, which data fetches), the one that the run writes to, and whether what it reads is there. */
 #include "train/train.h"
 
 #include "base/err.h"
@@ -21,7 +21,9 @@ static char *config_dir(char *local) {
 }
 
 int train_model_dir(const char *path, bool weights, char **dir) {
-    char *local = file_expand(path);
+    char *local;
+    if (!data_is_remote(path)) local = file_expand(path);
+    else TRY(data_remote_fetch(path, &local));
     if (file_is_dir(local)) {
         *dir = config_dir(local);
         return 0;

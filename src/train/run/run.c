@@ -26,6 +26,7 @@ int run_config_lock(struct run_config *k) {
         free(dir);
         TRY(rc);
     }
+    TRY(remote_remove_left(k->default_local_dir));
     return ckpt_recover(k->default_local_dir);
 }
 
@@ -49,7 +50,10 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     r->config_yaml = buf_take(&yaml);
     TRY(stages_create(&r->stages, k->deadline_s));
     stage_begin(r->stages, "start");
-    return resume_find(&r->from, &a);
+    TRY(resume_find(&r->from, &a));
+    if (!k->default_hdfs_dir || !*k->default_hdfs_dir) return 0;
+    TRY(remote_open(&r->remote, k->default_hdfs_dir, k->default_local_dir, r->stages));
+    return remote_resume(r->remote, &r->from, &a);
 }
 
 int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n) {
@@ -152,6 +156,7 @@ int run_ready(struct run *r, const struct conf *c, const struct checkpoints *mod
     keep_state(r);
     r->first_step = r->step;
     r->optim_first = r->optim_done;
+    if (r->from.dir && !r->k.val_only) remote_put_missing(r->remote, r->from.step);
     TRY(open_copy(r));
     stages_follow(r->stages, phase, r);
     stage_end(r->stages);
@@ -165,6 +170,7 @@ static int published(struct run *r, int64_t step) {
     track_event(r->track, step, "checkpoint", where);
     free(where);
     r->saved_step = step;
+    if (!r->probing) remote_put(r->remote, step);
     if (r->early.best_step > step) return 0; /* a newer best is about to be saved: its own publication names it */
     return early_stop_publish(&r->early, r->k.default_local_dir);
 }
@@ -279,9 +285,8 @@ static int check_learned(struct run *r) {
     if (n == 0 || r->all_bad < n || r->probing) return 0;
     if (optim_steps(r) == r->optim_first)
         FAIL(ERR_NUMERIC,
-             "none of the %lld steps of this run has changed the model: each met a gradient that was not finite; their batches are "
-             "in "
-             "%s/bad_batches; look at the rewards and the data, or lower the learning rate",
+             "none of the %lld steps of this run has changed the model: each met a gradient that was not finite; %s/bad_batches has "
+             "their batches; look at the rewards and the data, or lower the learning rate",
              n, r->k.default_local_dir);
     char *line = xasprintf("each of the %lld steps of this run has skipped an update whose gradient was not finite "
                            "(actor/skipped_steps, critic/skipped_steps)",
@@ -292,11 +297,21 @@ static int check_learned(struct run *r) {
     return 0;
 }
 
+/* What has been copied to the store meanwhile. */
+static void look_at_remote(struct run *r) {
+    const int64_t step = remote_poll(r->remote);
+    if (step < 0) return;
+    char *where = xasprintf("%s/global_step_%lld", r->k.default_hdfs_dir, (long long)step);
+    track_event(r->track, step, "checkpoint", where);
+    free(where);
+}
+
 /* A signal in the validation ends it; the step itself is done and is saved. */
 static int finish(struct run *r) {
     int best = 0;
     keep_state(r);
     TRY(settle(r, false));
+    look_at_remote(r);
     if (r->k.validates && !stage_stop_signal() && due(r, r->k.test_freq)) {
         const int rc = r->program.validate(r->program.ctx);
         if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
@@ -374,6 +389,7 @@ void run_close(struct run *r, int rc) {
         early_stop_report(&r->early, r->k.default_local_dir, "actor");
     }
     if (r->checkpoints.close) r->checkpoints.close(r->checkpoints.ctx);
+    remote_close(r->remote);
     track_close(r->track, rc);
     stages_destroy(r->stages);
     data_sampler_free(&r->sampler);

@@ -15,6 +15,7 @@
 #include "train/run/early_stopping.h"
 #include "train/run/early_warnings.h"
 #include "train/run/phase_watchdog.h"
+#include "train/run/remote_checkpoints.h"
 #include "train/run/resume_changes.h"
 #include "train/run/run_lock.h"
 
@@ -27,7 +28,8 @@ struct run_trace {
 
 /* The keys of a run, those of trainer.*, which the programs' tables fill; strings are borrowed from the conf. */
 struct run_config {
-    const char *title; /* in front of the progress bar */
+    const char *title;            /* in front of the progress bar */
+    const char *default_hdfs_dir; /* NULL: checkpoints are local alone */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
     const char *const *loggers;
     const char *wandb_proxy;
@@ -81,6 +83,7 @@ struct run {
     struct early_warnings warnings; /* samples and n are the program's to set, after run_open */
     struct data_sampler sampler;
     struct resume from;
+    struct remote *remote;    /* NULL: none */
     struct dev_memory memory; /* at the end of the step before; the program's to set, after run_ready */
     enum { SAVE_FOREGROUND, SAVE_IDLE, SAVE_COPIED, SAVE_WRITING } saving; /* the latter three: beside the next steps */
     int64_t step, total_steps, bad_steps;
