@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hadoop's client as far as verlc calls it: `hdfs dfs -ls [-R] | -cat | -mkdir -p | -put -f | -get | -rm -f | -test -e`, with
-Hadoop's rules and messages, over the directory HDFS_ROOT. Calls go to HDFS_LOG. HDFS_FAIL=N: so many calls of -put fail first (a file
-counts them); HDFS_SLOW=NAME: a -put of a file of that name writes half of it and stays."""
+Hadoop's rules and messages, over the directory HDFS_ROOT. Calls go to HDFS_LOG. HDFS_FAIL=N: so many calls of -put fail first (a
+file counts them); HDFS_SLOW=NAME: a -put of a file of that name writes half of it and stays."""
 
 import os
 import shutil
