@@ -22,6 +22,7 @@ import sys
 from verlc_helpers.protocol import HelperError, serve
 
 TRACKER, MANIFEST, MARKER = "latest_checkpointed_iteration.txt", "manifest.json", "verlc_upload.txt"
+VERLS = re.compile(r"(actor|critic)/(huggingface|lora_adapter)/[^/]+")
 STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs",
             "adl": "adlfs", "oss": "ossfs", "sftp": "paramiko", "ssh": "paramiko", "hf": "huggingface_hub", "webhdfs": "requests",
@@ -240,6 +241,11 @@ def manifest_of(store, folder):
     return value if isinstance(value, dict) and isinstance(value.get("files"), dict) else {}
 
 
+def beside(files):
+    """Of {relative path: size}: what a checkpoint has for scripts written for verl, which no manifest lists."""
+    return {rel: size for rel, size in files.items() if VERLS.fullmatch(rel)}
+
+
 def sizes_of(manifest, folder):
     """{relative path: bytes} of a manifest, whose paths do not lead out of the directory."""
     sizes = {}
@@ -293,7 +299,7 @@ def take(request):
     manifest = manifest_of(store, folder)
     if not manifest:
         raise HelperError(f"{folder}: no {MANIFEST} that can be read", "FORMAT")
-    sizes = sizes_of(manifest, folder)
+    sizes = sizes_of(manifest, folder) | beside(store.files(folder))
     check_room(to, sum(sizes.values()))
     store.get([(join(folder, rel), os.path.join(to, rel)) for rel in [*sizes, MANIFEST]])
     return {"bytes": sum(sizes.values())}
@@ -305,7 +311,7 @@ def put(request):
     source, name = os.path.abspath(request["from"]), f"global_step_{request['step']}"
     folder = join(root, name)
     with open(os.path.join(source, MANIFEST), "rb") as file:
-        sizes = sizes_of(json.loads(file.read()), source)
+        sizes = sizes_of(json.loads(file.read()), source) | beside(Directory().files(source))
     if not is_ours(store, folder):
         raise HelperError(f"{folder} is there and was not written by verlc, which never writes over such a one", "UNSUPPORTED")
     notes = os.path.join(os.path.abspath(request["notes"]), name)

@@ -246,9 +246,9 @@ static int fsync_file(const char *path) {
 
 struct manifest {
     const struct file_writer *w;
-    const char *dir;
     json_t *files;
     const json_t *joined; /* of another process: hashed and on disk; NULL: none */
+    bool apart;           /* all files are to be taken into a checkpoint */
 };
 
 /* What the writer wrote is hashed and on disk; the rest are small. */
@@ -256,10 +256,9 @@ static int manifest_add(void *arg, const char *rel, const char *full) {
     const struct manifest *m = arg;
     const json_t *theirs = json_object_get(m->joined, rel);
     if (theirs) return json_object_set(m->files, rel, (json_t *)(uintptr_t)theirs);
-    char *linked = ckpt__linked_file(m->dir, rel), *of = linked ? file_join(m->dir, linked) : xstrdup(full), hex[33];
-    const char *known = file_writer_hash(m->w, of);
-    free(linked);
-    free(of);
+    const char *known = file_writer_hash(m->w, full);
+    char hex[33];
+    if (!m->apart && ckpt__is_verl_name(rel)) return 0;
     if (!known) {
         TRY(fsync_file(full));
         TRY(hash_file_hex(full, hex));
@@ -287,7 +286,7 @@ static int fsync_dirs(const char *dir) {
 /* joined: the manifest of parts that another process has written, whose files are there by now; NULL: none. */
 static int write_manifest(const struct file_writer *w, const char *tmp, const struct ckpt_save_args *a, const json_t *joined) {
     json_t *files = json_object(), *parts = json_array();
-    struct manifest of = {w, tmp, files, json_object_get(joined, "files")};
+    struct manifest of = {w, files, json_object_get(joined, "files"), a->apart};
     int rc = each_file(tmp, "", manifest_add, &of);
     for (int i = 0; i < a->n_parts; i++) json_array_append_new(parts, json_string(a->parts[i].name));
     if (joined) json_array_extend(parts, json_object_get(joined, "parts"));
@@ -345,7 +344,7 @@ static int write_parts(struct file_writer *w, const char *tmp, const struct ckpt
 /* All of them is on disk, and has the names that verl gives it besides. */
 static int finish_parts(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     TRY(file_writer_finish(w));
-    for (int i = 0; i < a->n_parts; i++) TRY(ckpt__add_verl_names(tmp, &a->parts[i]));
+    for (int i = 0; i < a->n_parts; i++) TRY(ckpt__add_verl_names(tmp, &a->parts[i], a->hf_model));
     return 0;
 }
 
@@ -477,30 +476,21 @@ int ckpt_recover(const char *root) {
 
 /* ---- reading ---- */
 
-/* The sum that is checked of the file whose other name rel is; NULL: it is a file of its own. */
-static const json_t *sum_of_linked(const char *dir, const char *rel, const json_t *files) {
-    char *name = ckpt__linked_file(dir, rel);
-    const json_t *sum = name ? json_object_get(json_object_get(files, name), "xxh3_128") : NULL;
-    free(name);
-    return json_is_string(sum) ? sum : NULL;
-}
-
-static int verify_file(const char *dir, const char *rel, const json_t *want, const json_t *files) {
+static int verify_file(const char *dir, const char *rel, const json_t *want) {
     int64_t bytes;
     const char *sum;
     char hex[33];
     if (rel[0] == '/' || strstr(rel, "..")) FAIL(ERR_FORMAT, "%s: manifest.json names '%s'", dir, rel);
     TRY(json_i64(want, "bytes", &bytes, dir));
     TRY(json_str(want, "xxh3_128", &sum, dir));
-    const json_t *linked = sum_of_linked(dir, rel, files);
     char *path = file_join(dir, rel);
     int rc = 0;
     if (!file_exists(path)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s is missing", path);
     else if (file_size(path) != bytes)
         rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: %lld bytes where the manifest says %lld", path,
                      (long long)file_size(path), (long long)bytes);
-    if (rc == 0 && !linked) rc = hash_file_hex(path, hex);
-    if (rc == 0 && strcmp(linked ? json_string_value(linked) : hex, sum) != 0)
+    if (rc == 0) rc = hash_file_hex(path, hex);
+    if (rc == 0 && strcmp(hex, sum) != 0)
         rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: contents differ from the manifest's checksum", path);
     free(path);
     return rc;
@@ -595,7 +585,7 @@ int ckpt_verify(const char *dir) {
     const char *rel;
     json_t *want;
     if (rc == 0) json_object_foreach((json_t *)(uintptr_t)files, rel, want) {
-            rc = verify_file(dir, rel, want, files);
+            rc = verify_file(dir, rel, want);
             if (rc < 0) break;
         }
     if (rc == 0) rc = check_required(dir, m, files);

@@ -2,7 +2,7 @@
  *
  *   ROOT/latest_checkpointed_iteration.txt       the number of the newest complete one
  *   ROOT/global_step_N/actor/                    a Hugging Face model directory and nothing else; with an adapter a peft one
- *   ROOT/global_step_N/actor/huggingface/        the same files by hard links, for scripts written for verl; also lora_adapter/
+ *   ROOT/global_step_N/actor/huggingface/        configuration and tokenizer, for scripts written for verl; also lora_adapter/
  *   ROOT/global_step_N/critic/                   the same of a critic
  *   ROOT/global_step_N/optim/actor.safetensors   fp32 master, the optimizer's arrays (optim_arrays), step; critic.safetensors
  *   ROOT/global_step_N/trainer.json              step, data cursor, controller values
@@ -43,6 +43,7 @@ struct ckpt_save_args {
     /* Parts that another process has, of the same root and step. apart: these go to root/global_step_N.parts.tmp and are published
      * there, with nothing else. joins: what is there comes into this checkpoint, behind its own parts. */
     bool apart, joins;
+    bool hf_model; /* PART/huggingface/ has the weights too */
 };
 /* ERR_IO (disk full, not writable; global_step_N is there and not ours), ERR_NUMERIC (a weight is not finite; named):
  * nothing half-written remains, older ones untouched. A tracker file

@@ -1,7 +1,8 @@
 /* verl_names.c - global_step_N/actor/huggingface and actor/lora_adapter, where verl has configuration, tokenizer and adapter.
  *
- * Scripts look there, and loaders take either directory. Nothing of verlc reads them.
- * Invariant: a name here is a file of the part's directory itself, or a small copy of one; no link leads out of a directory. */
+ * For scripts that look there; nothing of verlc reads them. Scripts write there as well (a merged model, say), so nothing that a
+ * resume needs is there, and what is small is a copy.
+ * Invariant: no link leads out of a directory, and weights are linked only where the run asked for them here. */
 #include "ckpt/ckpt_int.h"
 
 #include "base/buf.h"
@@ -13,79 +14,56 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HUGGINGFACE "huggingface"
 #define ADAPTER "lora_adapter"
 
-static bool is_weights(const char *name) {
-    const char *dot = strrchr(name, '.');
-    return dot && strcmp(dot, ".safetensors") == 0;
-}
-
-static int copy_small(const char *from, const char *to) {
-    struct buf b = {0};
-    int rc = file_read(&b, from, 0);
-    if (rc == 0) rc = file_write_atomic(to, b.p ? b.p : "", b.n);
-    buf_free(&b);
-    return rc < 0 ? err_wrap(ERR_IO, "%s", to) : 0;
-}
-
-/* *bare: there are no hard links here, and this index or file of weights stays away. */
-static int add_name(const char *from, const char *to, const char *name, bool *bare) {
-    char *source = file_join(from, name), *target = file_join(to, name);
-    int rc = 0;
-    if (*bare || link(source, target) < 0) {
-        *bare = true;
-        if (!is_weights(name) && !strstr(name, ".index.json")) rc = copy_small(source, target);
-    }
-    free(source);
-    free(target);
+static int copy_file(const char *from, const char *to) {
+    struct file_map f;
+    int rc = file_map_open(&f, from);
+    if (rc < 0) return err_wrap(ERR_IO, "%s", to);
+    rc = file_write_atomic(to, f.p ? (const char *)f.p : "", f.n);
+    file_unmap(&f);
     return rc;
 }
 
+static bool is_weights(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return (dot && strcmp(dot, ".safetensors") == 0) || strstr(name, ".index.json");
+}
+
 /* The files of `from` that begin with "adapter_", or the others, under the same names in from/sub. */
-static int add_names(const char *from, const char *sub, bool adapter) {
+static int add_names(const char *from, const char *sub, bool adapter, bool weights) {
     char *to = file_join(from, sub);
-    bool bare = false;
     int rc = file_mkdirs(to);
     DIR *d = rc == 0 ? opendir(from) : NULL;
     if (rc == 0 && !d) rc = err_set(ERR_IO, __FILE__, __LINE__, "%s: %s", from, strerror(errno));
     for (struct dirent *e; d && rc == 0 && (e = readdir(d));) {
-        char *path = file_join(from, e->d_name);
-        if (!file_is_dir(path) && (strncmp(e->d_name, "adapter_", 8) == 0) == adapter) rc = add_name(from, to, e->d_name, &bare);
-        free(path);
+        char *source = file_join(from, e->d_name), *target = file_join(to, e->d_name);
+        const bool ours = (strncmp(e->d_name, "adapter_", 8) == 0) == adapter && (weights || !is_weights(e->d_name));
+        if (ours && !file_is_dir(source) && (!is_weights(e->d_name) || link(source, target) < 0)) rc = copy_file(source, target);
+        free(source);
+        free(target);
     }
     if (d) closedir(d);
+    if (rc == 0) rc = file_fsync_dir(to);
     free(to);
     return rc;
 }
 
-int ckpt__add_verl_names(const char *dir, const struct ckpt_part *part) {
+int ckpt__add_verl_names(const char *dir, const struct ckpt_part *part, bool hf_model) {
     char *of = ckpt_part_dir(dir, part->name), *config = file_join(of, HUGGINGFACE);
-    int rc = add_names(of, HUGGINGFACE, false);
-    if (rc == 0 && part->model->lora) rc = add_names(of, ADAPTER, true);
+    int rc = add_names(of, HUGGINGFACE, false, hf_model);
+    if (rc == 0 && part->model->lora) rc = add_names(of, ADAPTER, true, true);
     if (rc == 0 && part->model->lora) rc = model_export_config(part->model, config);
     free(of);
     free(config);
     return rc;
 }
 
-char *ckpt__linked_file(const char *dir, const char *rel) {
-    static const char *const subs[] = {"/" HUGGINGFACE "/", "/" ADAPTER "/"};
-    struct stat a, b;
-    for (size_t i = 0; i < sizeof subs / sizeof *subs; i++) {
-        const char *at = strstr(rel, subs[i]);
-        if (!at || at == rel) continue;
-        char *name = xasprintf("%.*s/%s", (int)(at - rel), rel, at + strlen(subs[i]));
-        char *here = file_join(dir, rel), *there = file_join(dir, name);
-        const bool same =
-            lstat(here, &a) == 0 && lstat(there, &b) == 0 && S_ISREG(a.st_mode) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-        free(here);
-        free(there);
-        if (same) return name;
-        free(name);
-    }
-    return NULL;
+bool ckpt__is_verl_name(const char *rel) {
+    const char *sub = strchr(rel, '/');
+    return sub && (strncmp(sub, "/" HUGGINGFACE "/", sizeof HUGGINGFACE + 1) == 0 ||
+                   strncmp(sub, "/" ADAPTER "/", sizeof ADAPTER + 1) == 0);
 }

@@ -32,7 +32,7 @@ static const double LEFT_S = 10; /* for what a command leaves running in the bac
 static void print_help(void) {
     puts("usage: verlc exec [--plan [--gpu NAME|SIZE]] [--set KEY=VALUE]... COMMAND...\n\n"
          "Runs a launcher written for verl as it stands: bash run.sh, python3 -m verl.trainer.main_ppo, torchrun, uv run,\n"
-         "ray job submit. Where it starts one of verl's programs, verlc runs. A verl that is installed is not touched.\n"
+         "ray job submit. Where it starts one of verl's programs, verlc runs. A verl that is installed is not touched.\n\n"
          "options:\n"
          "  --plan            print the command line of each program of verl and its memory plan; nothing trains\n"
          "  --gpu NAME|SIZE   with --plan: for such a GPU, as in verlc plan: H100, A100-40GB, 4090, 24 (GB), 141GB\n"
@@ -141,12 +141,14 @@ out:
 
 static const int forwarded[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 enum { N_FORWARDED = sizeof forwarded / sizeof *forwarded };
-static volatile pid_t command; /* 0: not started, or ended */
+static volatile pid_t command;      /* 0: not started, or ended */
+static volatile sig_atomic_t asked; /* a signal came behind its end */
 
 /* A signal of the terminal goes to the whole process group, and so to the command too. */
 static void forward(int sig, siginfo_t *info, void *context) {
     (void)context;
-    if (info->si_code <= 0 && command > 0) kill(command, sig);
+    if (command == 0) asked = sig;
+    else if (info->si_code <= 0) kill(command, sig);
 }
 
 /* In the child, whose signals are blocked. tell: where the reason goes when the command cannot be executed. */
@@ -189,13 +191,16 @@ static int start(char **argv) {
     FAIL(ERR_INVAL, "verlc exec: %s: %s", argv[0], strerror(e));
 }
 
+/* Its status; what it has left and what ends meanwhile is reaped. */
 static int wait_for(pid_t pid) {
     int status = 0;
-    siginfo_t ended;
-    while (waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
-    command = 0; /* before its number is free */
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
-    return status;
+    for (;;) {
+        siginfo_t ended = {0};
+        if (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
+        if (ended.si_pid == pid) command = 0; /* before its number is free */
+        while (waitpid(ended.si_pid, &status, 0) < 0 && errno == EINTR) continue;
+        if (ended.si_pid == pid) return status;
+    }
 }
 
 /* What reached the stand-in, for which a command in the background has a few seconds. *left: some still run. */
@@ -207,7 +212,7 @@ static enum reached settle(int fd, bool *left) {
         while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) continue;
         *left = pid == 0;
         so_far = reached(fd, so_far);
-        if (so_far == PROGRAM || !*left || clock_now() > deadline) return so_far;
+        if (so_far == PROGRAM || !*left || asked || clock_now() > deadline) return so_far;
         poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 100);
     }
 }

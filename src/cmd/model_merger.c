@@ -109,6 +109,16 @@ static int check(const struct merger *m, bool merged) {
         "--use_cpu_initialization", CMD_FLAG, &(m).cpu_init, NULL, "does nothing"                               \
     }
 
+/* Whether the target is the checkpoint's own huggingface/, into which scripts have verl's merger write. */
+static bool is_its_own(const char *target, const char *dir) {
+    char *sub = file_join(dir, "huggingface"), *a = realpath(target, NULL), *b = realpath(sub, NULL);
+    const bool same = a && b && strcmp(a, b) == 0;
+    free(sub);
+    free(a);
+    free(b);
+    return same;
+}
+
 static int run_merge(int argc, char **argv) {
     struct merger m = {0};
     struct cmd_merge_args a = {.out = "tmp", .dt = DT_BF16, .shard_mb = 5000};
@@ -138,6 +148,7 @@ static int run_merge(int argc, char **argv) {
     char *merged = m.local_dir && !shards ? cmd_merged_model(m.local_dir) : NULL;
     a.dir = merged ? merged : m.local_dir;
     a.config_dir = m.hf_model_path;
+    if (merged || shards) a.force |= is_its_own(a.out, merged ? merged : shards);
     int done = check(&m, merged != NULL);
     if (done == 0) done = merged ? cmd_copy_merged(&a) : cmd_merge_shards(&a);
     free(shards);

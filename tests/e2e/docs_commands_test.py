@@ -30,6 +30,7 @@ SKIPPED = [  # the beginning of a command, and why it does not run here
     ("mlflow ui ", "MLflow's own program"),
     ("verlc view ", "serves until Ctrl-C; view_test.py runs it"),
     ("python3 tools/run_plot.py ", "needs matplotlib"),
+    ('export PATH="$VERLC_EXEC_DIR', "two lines of a user's script: exec_test.py has them in one"),
     ("srun ", "tests/fault/ranks_test.py has the environments of launchers"),
     ("mpirun ", "tests/fault/ranks_test.py"),
     ("torchrun ", "tests/fault/ranks_test.py"),

@@ -150,7 +150,7 @@ def command_line(test, dir):
 
 def own(test, s):
     """train -> merge -> evaluate on a checkpoint of verlc's."""
-    run(*s.ppo("own", trainer__total_training_steps=1, actor_rollout_ref__model__path=s.dir / "model"))
+    run(*s.ppo("own", trainer__total_training_steps=1, actor_rollout_ref__actor__checkpoint__save_contents="[model,hf_model]"))
     step = s.dir / "own/global_step_1"
     actor = step / "actor"
     p = merge(actor, s.dir / "own_merged")
@@ -167,21 +167,29 @@ def own(test, s):
     got = b"".join(d for _, _, d in read(s.dir / "own_fp32/model.safetensors").values())
     test("own: fp32 is the master, by the step's directory and whatever backend the script says", sorted(got) == sorted(master))
     names = {f.name for f in (actor / "huggingface").iterdir()}
-    test("own: actor/huggingface has what actor has, in the same bytes on disk", names == {f.name for f in actor.iterdir()
-         if f.is_file()} and (actor / "huggingface/model.safetensors").samefile(actor / "model.safetensors"), names)
+    test("own: hf_model: actor/huggingface has what actor has, weights in the same bytes on disk",
+         names == {f.name for f in actor.iterdir() if f.is_file()} and
+         (actor / "huggingface/model.safetensors").samefile(actor / "model.safetensors"), names)
     scores = [run("score", "--model", d, input=lines).stdout for d in (actor, actor / "huggingface")]
     test("own: both are models", scores[0] == scores[1])
+    shutil.copytree(FIXTURES / "fsdp2_w2", s.dir / "into")
+    for src, hf in ((actor, actor / "huggingface"), (s.dir / "into", s.dir / "into/huggingface")):
+        merge(src, hf)
+        test(f"merged into {src.name}/huggingface, as verl's scripts do", run("score", "--model", hf, input=lines).stdout != "")
     copy = s.dir / "copied/global_step_1"
     shutil.copytree(step, copy)
+    (copy / "actor/huggingface/config.json").write_text("{}")
+    (copy / "actor/huggingface/model.safetensors").write_bytes(b"merged")
     (copy.parent / "latest_checkpointed_iteration.txt").write_text("1")
     p = run(*s.ppo("copied", trainer__total_training_steps=2))
-    test("own: a copy, whose links have become files, is resumed", "resumed from" in p.stderr, p.stderr[-500:])
-    for f in (copy / "actor/huggingface/model.safetensors", step / "actor/model.safetensors"):
-        with f.open("r+b") as file:
-            file.seek(-3, 2)
-            file.write(b"\x01")
-        p = merge(f.parents[1] if f.parent.name == "huggingface" else f.parent, s.dir / "no", check=False)
-        test.refused(f"own: a damaged {f.relative_to(s.dir)}", p, 3, "differ from the manifest's checksum")
+    test("own: a copy into whose huggingface/ a script has written is resumed", "resumed from" in p.stderr, p.stderr[-500:])
+    names = {f.name for f in (s.dir / "copied/global_step_2/actor/huggingface").iterdir()}
+    test("own: without hf_model it has configuration and tokenizer", {"config.json", "tokenizer.json"} <= names and
+         not any("model.safetensors" in n for n in names), names)
+    with (step / "actor/model.safetensors").open("r+b") as file:
+        file.seek(-3, 2)
+        file.write(b"\x01")
+    test.refused("own: a damaged one", merge(actor, s.dir / "no", check=False), 3, "differ from the manifest's checksum")
 
 
 def tf_flat(path):

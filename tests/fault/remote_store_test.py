@@ -113,7 +113,7 @@ def killed(test, s):
     """kill -9 in the middle of a copy of step 2."""
     store = Store(s, "killed")
     run(*ppo(s, "killed_run", store.url, 1), env=store.env)
-    for name in ("model.safetensors", "manifest.json", "latest_checkpointed_iteration.txt"):
+    for name in ("latest_checkpointed_iteration.txt", "model.safetensors", "manifest.json"):
         p = start(ppo(s, "killed_run", store.url, 2), env={**store.env, "HDFS_SLOW": name})
         half, deadline = None, time.time() + 60
         while half is None and time.time() < deadline:
@@ -126,6 +126,13 @@ def killed(test, s):
         p = run(*ppo(s, "killed_run", store.url, 1), env=store.env)
         test(f"killed in the copy of {name}: the one before it is resumed", half is not None and
              "fetching global_step_1 " in p.stderr and "is not usable" not in p.stderr, p.stderr[-600:])
+    named = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": store.url + "/global_step_1"}
+    p = run(*s.ppo("named", trainer__total_training_steps=2, **named), env=store.env)
+    test("resume_from_path of the store", state(s.dir / "named", 2) == state(s.dir / "unbroken", 2), p.stderr[-600:])
+    named["trainer__resume_from_path"] = store.url + "/global_step_2"
+    for _ in range(2):
+        p = run(*s.ppo("named_half", trainer__total_training_steps=2, **named), env=store.env, check=False)
+        test("half of one is refused, and not kept", p.returncode == 3 and "fetching" in p.stderr, p.stderr[-600:])
     p = run(*ppo(s, "killed_run", store.url, 2), env=store.env)
     test("and the next copy replaces what was left", same(store.root / "global_step_2", s.dir / "killed_run/global_step_2"),
          p.stderr[-600:])

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
+#include "data/data.h"
 #include "model/files/fsdp.h"
 
 #include <stdlib.h>
@@ -38,9 +39,27 @@ static int not_ours(const char *path) {
     return rc;
 }
 
+/* What does not verify leaves the cache, so that another try fetches it again. */
+static int find_remote(struct resume *r, const char *url) {
+    char *dir;
+    TRY(data_remote_fetch(url, &dir));
+    int rc = ckpt_is_ours(dir) ? ckpt_verify(dir) : not_ours(url);
+    if (rc == 0) {
+        r->dir = dir;
+        return 0;
+    }
+    struct err_saved why;
+    err_save(&why);
+    (void)file_remove_tree(dir);
+    err_restore(&why);
+    free(dir);
+    return rc;
+}
+
 static int find_named(struct resume *r, const char *path) {
     if (!path) FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
     TRY(ckpt_step_of(path, &r->step));
+    if (data_is_remote(path)) return find_remote(r, path);
     if (file_is_dir(path) && !ckpt_is_ours(path)) return not_ours(path);
     TRY(ckpt_verify(path));
     r->dir = xstrdup(path);

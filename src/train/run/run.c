@@ -196,6 +196,12 @@ static void flush_track(void *track) {
     if (track_flush(track) < 0) log_warn("tracking: %s", err_msg()); /* a tracker never ends a run */
 }
 
+static bool saves_hf_model(const struct run_config *k) {
+    for (int64_t i = 0; i < k->n_save_contents; i++)
+        if (strcmp(k->save_contents[i], "hf_model") == 0) return true;
+    return false;
+}
+
 /* keep: how many checkpoints stay on disk, <= 0: all. Beside the next steps it is copied alone; write_copy does the rest. */
 static int save(struct run *r, int64_t keep) {
     TRY(run_lock_hold(r->k.lock));
@@ -207,7 +213,8 @@ static int save(struct run *r, int64_t keep) {
                                      .trainer = r->state,
                                      .config_yaml = r->config_yaml,
                                      .keep = keep,
-                                     .best = r->early.best_step};
+                                     .best = r->early.best_step,
+                                     .hf_model = saves_hf_model(&r->k)};
     stage_begin(r->stages, "save_checkpoint");
     if (!beside) flush_track(r->track);
     const int rc = beside ? r->checkpoints.copy(r->checkpoints.ctx, &a) : r->checkpoints.save(r->checkpoints.ctx, &a);

@@ -31,9 +31,9 @@ struct run_config {
     const char *title;            /* in front of the progress bar */
     const char *default_hdfs_dir; /* NULL: checkpoints are local alone */
     const char *project, *experiment, *default_local_dir, *resume_mode, *resume_from, *device;
-    const char *const *loggers;
+    const char *const *loggers, *const *save_contents; /* of the latter hf_model alone counts */
     const char *wandb_proxy;
-    int64_t n_loggers, save_freq, test_freq, keep_ckpts, max_bad_steps;
+    int64_t n_loggers, n_save_contents, save_freq, test_freq, keep_ckpts, max_bad_steps;
     struct run_trace trace;
     int threads;
     double deadline_s;
