@@ -299,7 +299,11 @@ def take(request):
     manifest = manifest_of(store, folder)
     if not manifest:
         raise HelperError(f"{folder}: no {MANIFEST} that can be read", "FORMAT")
-    sizes = sizes_of(manifest, folder) | beside(store.files(folder))
+    sizes, there = sizes_of(manifest, folder), store.files(folder)
+    for rel, size in sizes.items():
+        if there.get(rel) != size:
+            raise HelperError(f"{folder}/{rel}: {there.get(rel, 'no')} bytes where the manifest says {size}", "FORMAT")
+    sizes |= beside(there)
     check_room(to, sum(sizes.values()))
     store.get([(join(folder, rel), os.path.join(to, rel)) for rel in [*sizes, MANIFEST]])
     return {"bytes": sum(sizes.values())}

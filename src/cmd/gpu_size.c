@@ -75,7 +75,7 @@ static char *reduce(const char *name) {
     for (const char *p = name; *p;) {
         const size_t from = b.n;
         for (; isalnum((unsigned char)*p); p++) buf_addc(&b, (char)tolower((unsigned char)*p));
-        if (says_nothing(b.p + from, b.n - from)) b.n = from;
+        if (b.n > from && says_nothing(b.p + from, b.n - from)) b.n = from;
         while (*p && !isalnum((unsigned char)*p)) p++;
     }
     if (b.n > 2 && memcmp(b.p + b.n - 2, "gb", 2) == 0) b.n -= 2;

@@ -225,6 +225,17 @@ def every_moment(test, s):
         files = {p.removeprefix(root + "/") for p in fs.find(root)}
         test(f"step {step}: broken off before each of {n} calls", bad == 0 and n > 10 and files == set(whole[step]),
              f"{bad} {files}")
+    for text in (b"short", None):
+        fs.rm_file("/runs/m/global_step_3/trainer.json")
+        if text:
+            fs.pipe("/runs/m/global_step_3/trainer.json", text)
+        try:
+            module.take({"url": url, "step": 3, "to": str(s.dir / "lacking")})
+            code = "taken"
+        except module.HelperError as error:
+            code = error.code
+        test(f"a file that is {'short' if text else 'missing'} there is damage, for which the one before it is tried",
+             code == "FORMAT", code)
     for text in (b"", b"[]", b"{}", b"nope", b'{"verlc": 1, "files": {"../../x": {"bytes": 1}}}',
                  b'{"verlc": 1, "files": {"/x": {}}}', b'{"verlc": 1, "files": 3}', b"\xff\xfe",
                  b'{"verlc": 1, "files": {"a": 3}}'):

@@ -58,7 +58,7 @@ static int wait_for(struct remote *r, json_t **reply) {
         stage_beat(r->stages);
         if (!stage_stop_signal()) continue;
         helper_pool_cancel(r->pool);
-        return stage_check_stop();
+        FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
     }
     const int rc = got.rc < 0 ? err_set(got.rc, __FILE__, __LINE__, "%s", got.error) : 0;
     if (rc == 0 && reply) *reply = json_incref(got.reply);
