@@ -101,6 +101,10 @@ def check_eval(s, test):
     test("eval: validation statistics beside it", got.get(f"val-core/{g}/acc/mean@2",
                                                           got.get(f"val-core/{g}/reward/mean@2")) == 0.5 and
          any(k.startswith(f"val-core/{m}/acc/maj@2") for k in got), sorted(got))
+    # of n = 2 responses the three prompts have 1, 2 and 0 right: pass@2 is 1, 1 and 0
+    core = f"val-core/{g}/reward" if f"val-core/{g}/reward/mean@2" in got else f"val-core/{g}/acc"
+    test("eval: pass@k without a bootstrap, beside best@k", abs(got.get(f"{core}/pass@2", 9) - 2 / 3) < 1e-15
+         and f"{core}/best@2/mean" in got and got.get(f"val-core/{m}/acc/pass@2") == 1, sorted(got))
     test("eval: stdout is one line", len(p.stdout.splitlines()) == 1)
     own = s.dir / "own.py"
     own.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1):\n"

@@ -55,7 +55,8 @@ static void test_val_metrics(void **state) {
         assert_int_equal(val_metrics(v, (int64_t)json_array_size(rows), &m), 0);
         check_values(want, &m, name, &worst);
         for (int64_t k = 0; k < m.n; k++)
-            if (!json_object_get(want, m.items[k].name)) fail_msg("%s: verl has no %s", name, m.items[k].name);
+            if (!json_object_get(want, m.items[k].name) && !strstr(m.items[k].name, "/pass@"))
+                fail_msg("%s: verl has no %s", name, m.items[k].name);
         metrics_free(&m);
         free(v);
     }
@@ -100,6 +101,60 @@ static void test_long_names(void **state) {
     assert_int_equal(m.n, 6);
     metrics_free(&m);
     for (int k = 0; k < 2; k++) json_decref(extra[k]);
+}
+
+/* C(n, k), exact: below 2^53 for n <= 40. */
+static double choose(int n, int k) {
+    uint64_t c = 1;
+    if (k > n) return 0;
+    for (int i = 1; i <= k; i++) c = c * (uint64_t)(n - k + i) / (uint64_t)i;
+    return (double)c;
+}
+
+/* The product against the quotient of whole numbers, which is rounded once: 40 factors and a difference near 1. */
+static void test_pass_at_k(void **state) {
+    (void)state;
+    double worst = 0;
+    for (int n = 1; n <= 40; n++)
+        for (int c = 0; c <= n; c++)
+            for (int k = 1; k <= n; k++) {
+                const double all = choose(n, k), want = (all - choose(n - c, k)) / all, got = val_pass_at_k(n, c, k);
+                worst = worse_of(worst, fabs(got - want));
+                assert_true(got >= 0 && got <= 1);
+            }
+    assert_true(worst <= 50 * 0x1p-53);
+    assert_true(val_pass_at_k(8, 0, 8) == 0 && val_pass_at_k(8, 8, 1) == 1 && val_pass_at_k(8, 1, 8) == 1);
+    assert_true(val_pass_at_k(4, 1, 2) == 0.5);                     /* 1 - 3/6 */
+    assert_true(fabs(val_pass_at_k(10, 3, 5) - 11.0 / 12) < 1e-15); /* 1 - 21/252 */
+    assert_true(val_pass_at_k(1000000, 1, 500000) == 0.5);          /* factorials of these have millions of digits */
+    assert_true(fabs(val_pass_at_k(1000000, 500000, 2) - (1 - 499999.0 / 1999998)) < 1e-15);
+    print_message("pass@k: largest difference from exact quotients %.1e\n", worst);
+}
+
+/* Names and means of pass@k: of variables of 0 and 1 alone, at k = 2, 4, 8, ... and n; the largest is core. */
+static void test_pass_metrics(void **state) {
+    (void)state;
+    enum { PROMPTS = 3, N = 6 };
+    static const int right[PROMPTS] = {0, 1, 5};
+    struct val_row rows[PROMPTS * N];
+    json_t *extra[PROMPTS * N];
+    struct metrics m = {0};
+    double v;
+    for (int i = 0; i < PROMPTS * N; i++) {
+        const bool acc = i % N < right[i / N];
+        extra[i] = json_pack("{s:b, s:f}", "acc", (int)acc, "format", i == 7 ? 0.5 : 1.0);
+        rows[i] = (struct val_row){"s", i / N, acc ? 1 : -1, extra[i]};
+    }
+    assert_int_equal(val_metrics(rows, PROMPTS * N, &m), 0);
+    assert_true(metrics_get(&m, "val-aux/s/acc/pass@2", &v) && fabs(v - (0 + 1.0 / 3 + 1) / 3) < 1e-15);
+    assert_true(metrics_get(&m, "val-aux/s/acc/pass@4", &v) && fabs(v - (0 + 2.0 / 3 + 1) / 3) < 1e-15);
+    assert_true(metrics_get(&m, "val-core/s/acc/pass@6", &v) && fabs(v - 2.0 / 3) < 1e-15);
+    assert_false(metrics_get(&m, "val-core/s/acc/pass@2", &v));
+    assert_false(metrics_get(&m, "val-aux/s/reward/pass@2", &v)); /* -1 and 1 */
+    assert_false(metrics_get(&m, "val-aux/s/format/pass@2", &v)); /* one sample has 0.5, of the second prompt */
+    assert_true(metrics_get(&m, "val-aux/s/format/best@2/mean", &v));
+    metrics_free(&m);
+    for (int i = 0; i < PROMPTS * N; i++) json_decref(extra[i]);
 }
 
 static void test_no_rows(void **state) {
@@ -231,8 +286,9 @@ static void test_worse_of(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worse_of), cmocka_unit_test(test_val_metrics),  cmocka_unit_test(test_long_names),
-        cmocka_unit_test(test_no_rows),  cmocka_unit_test(test_data_metrics), cmocka_unit_test(test_no_valid_token),
+        cmocka_unit_test(test_worse_of),     cmocka_unit_test(test_val_metrics),  cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_no_rows),      cmocka_unit_test(test_data_metrics), cmocka_unit_test(test_pass_at_k),
+        cmocka_unit_test(test_pass_metrics), cmocka_unit_test(test_no_valid_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

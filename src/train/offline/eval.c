@@ -2,7 +2,7 @@
  *
  * Prints test_score/SOURCE, the mean over prompts of the mean over their responses,
  * as verl does, and beside it the validation statistics of the same scores (mean@n,
- * best@k, maj@k), under the names that training gives them.
+ * best@k, pass@k, maj@k), under the names that training gives them.
  * Invariant: a response without a score is counted, never a number. */
 #include "train/ppo/stages.h"
 #include "train/train.h"

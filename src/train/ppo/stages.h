@@ -172,5 +172,8 @@ struct val_row { /* one scored sample */
     const json_t *extra;
 };
 int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
+/* verlc's pass@k: the chance that k of n samples, drawn without putting back, have one of the c that pass, 1 - C(n-c,k) / C(n,k).
+ * Its mean over prompts is an unbiased estimate; verl's best@k draws with putting back. 0 <= c <= n, 1 <= k <= n. */
+double val_pass_at_k(int64_t n, int64_t c, int64_t k);
 
 #endif

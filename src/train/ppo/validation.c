@@ -1,6 +1,7 @@
 /* validation.c - validation: generate over the validation set, and verl's
  * statistics of it (verl/trainer/ppo/metric_utils.py process_validation_metrics,
- * with numpy's MT19937 reproduced so that best@n and worst@n are the same numbers). */
+ * with numpy's MT19937 reproduced so that best@n and worst@n are the same numbers),
+ * and verlc's own pass@k, without a bootstrap. */
 #include "train/ppo/stages.h"
 
 #include "base/buf.h"
@@ -63,6 +64,16 @@ static void mean_std(const double *x, int64_t n, double *mean, double *std) {
     *std = sqrt(q / (double)n);
 }
 
+/* A subset of k fails when it has none of the c: its chance is the product over i < k of (n - c - i) / (n - i), which is that over
+ * i < c of (n - k - i) / (n - i); the shorter one is taken. No factor is above 1, so nothing overflows. */
+double val_pass_at_k(int64_t n, int64_t c, int64_t k) {
+    const int64_t few = c < k ? c : k, many = c < k ? k : c;
+    double none = 1;
+    if (c + k > n) return c > 0 ? 1 : 0;
+    for (int64_t i = 0; i < few; i++) none *= (double)(n - many - i) / (double)(n - i);
+    return 1 - none;
+}
+
 /* Majority answer of the drawn samples: its first value; ties go to the one seen first. */
 static double majority(const double *x, const char *const *pred, const int64_t *draw, int64_t k) {
     int64_t best = 0, best_count = 0;
@@ -94,6 +105,7 @@ struct cell {
 struct accum {
     struct map index;   /* source NUL variable NUL metric -> place in cells */
     struct map largest; /* source NUL variable -> the largest N of an @N */
+    struct map graded;  /* source NUL variable with a value that is neither 0 nor 1: pass and fail are not told apart */
     struct cell *cells; /* in the order of the first prompt that has them */
     int64_t n, cap;
     struct buf key;
@@ -101,6 +113,7 @@ struct accum {
 static void accum_free(struct accum *a) {
     map_free(&a->index);
     map_free(&a->largest);
+    map_free(&a->graded);
     free(a->cells);
     buf_free(&a->key);
 }
@@ -134,6 +147,21 @@ static void add_metric(struct accum *a, struct cell what, const char *kind, int6
     accum_add(a, &what, v);
 }
 
+/* 2, 4, 8, ... < n, then n. */
+static int64_t next_k(int64_t k, int64_t n) { return k < n && 2 * k > n ? n : 2 * k; }
+
+/* pass@k of one variable of one prompt, as long as all its values are 0 or 1. */
+static void pass_metrics(struct accum *a, const struct cell *what, const double *x, int64_t n) {
+    int64_t passed = 0, graded = 0;
+    for (int64_t i = 0; i < n; i++) {
+        passed += x[i] == 1;
+        graded += x[i] != 0 && x[i] != 1;
+    }
+    put_key(&a->key, what->source, what->var);
+    if (graded > 0) map_set(&a->graded, a->key.p, a->key.n, 0);
+    for (int64_t k = 2; k <= n && graded == 0; k = next_k(k, n)) add_metric(a, *what, "pass", k, "", val_pass_at_k(n, passed, k));
+}
+
 /* All metrics of one variable of one prompt. */
 static void prompt_metrics(struct accum *a, const struct cell *what, const double *x, const char *const *pred, int64_t n) {
     double mean, std, best[N_BOOT], worst[N_BOOT], maj[N_BOOT];
@@ -142,7 +170,7 @@ static void prompt_metrics(struct accum *a, const struct cell *what, const doubl
     if (n < 2) return;
     add_metric(a, *what, "std", n, "", std);
     int64_t *draw = xmalloc((size_t)n * sizeof *draw);
-    for (int64_t k = 2; k <= n; k = k < n && 2 * k > n ? n : 2 * k) { /* 2, 4, 8, ... < N, then N */
+    for (int64_t k = 2; k <= n; k = next_k(k, n)) {
         struct mt19937 rng;
         mt_seed(&rng, 42);
         for (int b = 0; b < N_BOOT; b++) {
@@ -166,6 +194,7 @@ static void prompt_metrics(struct accum *a, const struct cell *what, const doubl
         }
     }
     free(draw);
+    pass_metrics(a, what, x, n);
 }
 
 /* The value of variable `name` of a row; false when it is no number there that float32 holds, as of a score. */
@@ -227,7 +256,10 @@ static void publish(struct accum *a, struct metrics *m) {
         put_key(&a->key, c->source, c->var);
         map_get(&a->largest, a->key.p, a->key.n, &most);
         const char *metric = c->metric;
-        const bool kind = strncmp(metric, "mean", 4) == 0 || strncmp(metric, "maj", 3) == 0 || strncmp(metric, "best", 4) == 0;
+        const bool pass = strncmp(metric, "pass", 4) == 0;
+        if (pass && map_get(&a->graded, a->key.p, a->key.n, NULL)) continue;
+        const bool kind =
+            pass || strncmp(metric, "mean", 4) == 0 || strncmp(metric, "maj", 3) == 0 || strncmp(metric, "best", 4) == 0;
         const bool is_core = strcmp(c->var, core) == 0 && kind && c->of == most;
         metrics_set(m, c->sum / (double)c->n, "%s/%s/%s/%s", is_core ? "val-core" : "val-aux", c->source, c->var, metric);
     }
