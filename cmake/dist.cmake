@@ -37,6 +37,8 @@ install(DIRECTORY include DESTINATION .)
 install(DIRECTORY examples DESTINATION .)
 install(FILES ${CMAKE_BINARY_DIR}/verlc.pc DESTINATION lib/pkgconfig)
 install(FILES share/verlc.bash DESTINATION share/bash-completion/completions RENAME verlc)
+install(FILES share/_verlc DESTINATION share/zsh/site-functions)
+install(FILES share/verlc.fish DESTINATION share/fish/vendor_completions.d)
 
 # The wheel's metadata: the helpers' packages; cuBLASLt, half a gigabyte, as the extra verlc[cuda], NCCL as verlc[nccl], what
 # examples/http_reward.py takes as verlc[http].

@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* name, one-line help; the order is that of `verlc --help` */
 #define CMD_MAP(X)                                                                                \
@@ -45,6 +46,20 @@ CMD_MAP(X)
 
 /* Tells the `verlc exec` around this process, if there is one, that something of verl has been started (exec.c). */
 void cmd_exec_tell(void);
+
+/* ---- the table of them (commands.c) ---- */
+struct command {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+};
+const struct command *command_find(const char *name); /* NULL: none */
+const struct command *command_list(int *n);
+void command_print_all(FILE *f); /* what `verlc --help` says */
+/* argv[1] is the command, help or --version; argc >= 2. ERR_INVAL: there is none of that name; says what may be meant. */
+int command_run(int argc, char **argv);
+/* What may stand for the last of the words of a command line, a line each: share/ has the shells' part. argv: __complete WORD...,
+ * the first word behind `verlc`. */
+int cmd_complete(int argc, char **argv);
 
 /* verlc generate with key=value arguments: main_generation. */
 int cmd_generate_rows(int argc, char **argv);

@@ -2,6 +2,7 @@
  * terminal or as the page docs/metrics.md; all warnings as docs/warnings.md.  The texts stand in track/metric_table.def,
  * conf/keys_*.def and train/run/early_warnings.def. */
 #include "cmd/cmd.h"
+#include "cmd/explain.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -15,22 +16,46 @@
 
 enum { WIDTH = 100, MAX_NAMES = 512 };
 
-/* Text after a label of four characters, wrapped. */
-static void print_wrapped(const char *text) {
-    int column = printf("    ");
+void explain_wrapped(const char *text, int at, int indent) {
+    int column = at;
+    bool first = true;
     for (const char *p = text; *p;) {
-        const int n = (int)strcspn(p, " ");
-        if (column > 4 && column + n > WIDTH) column = printf("\n    ") - 1;
-        column += printf("%.*s%s", n, p, p[n] ? " " : "");
+        const size_t n = strcspn(p, " ");
+        if (!first && column + 1 + (int)n > WIDTH) column = printf("\n%*s", indent, "") - 1;
+        else if (!first) column += printf(" ");
+        column += printf("%.*s", (int)n, p);
+        first = false;
         p += n + (p[n] == ' ');
     }
     printf("\n");
 }
 
+static void print_part(const char *label, const char *text) {
+    if (!*text) return;
+    const int at = printf("    %s", label);
+    explain_wrapped(text, at, 4);
+}
+
 static void print_row(const char *name, const struct metric_row *row) {
     printf("%s\n", name);
-    print_wrapped(row->text);
-    if (row->reading[0]) print_wrapped(row->reading);
+    print_part("", row->text);
+    print_part("", row->reading);
+}
+
+/* What a run is warned of by this metric, and what helps then. */
+static void print_watched(const char *name) {
+    size_t n;
+    const struct early_warning *w = early_warning_rows(&n);
+    for (size_t i = 0; i < n; i++) {
+        const size_t len = strlen(w[i].metric);
+        if (strncmp(name, w[i].metric, len) != 0 || (name[len] && name[len] != '/')) continue;
+        struct buf b = {0};
+        buf_addf(&b, "%s (%s), where ", w[i].name, w[i].what);
+        early_warning_when(&w[i], &b);
+        print_part("Warning ", b.p);
+        print_part("What helps: ", w[i].helps);
+        buf_free(&b);
+    }
 }
 
 static void print_markdown(void) {
@@ -64,10 +89,10 @@ static void print_warning(const struct early_warning *w) {
     buf_addf(&when, "When: ");
     early_warning_when(w, &when);
     printf("%s (early warning)\n", w->name);
-    print_wrapped(w->what);
-    print_wrapped(when.p);
-    print_wrapped(w->reason);
-    print_wrapped(w->helps);
+    print_part("", w->what);
+    print_part("", when.p);
+    print_part("", w->reason);
+    print_part("What helps: ", w->helps);
     buf_free(&when);
 }
 
@@ -106,7 +131,21 @@ static void print_warnings(void) {
     print_unusual();
 }
 
-/* A metric, an early warning, else a key of ppo or of sft. */
+/* Metrics with the word in their name: lines of them. */
+static int64_t metrics_like(const char *word) {
+    size_t n;
+    int64_t found = 0;
+    const struct metric_row *rows = metric_rows(&n);
+    for (size_t k = 0; k < n; k++) {
+        if (!rows[k].pattern || !strstr(rows[k].pattern, word)) continue;
+        if (found++ == 0) printf("%s: metrics with it in their name\n", word);
+        printf("  %s\n      ", rows[k].pattern);
+        explain_wrapped(rows[k].text, 6, 6);
+    }
+    return found;
+}
+
+/* A metric, an early warning, a key, else what may be meant. */
 static int explain(const char *name) {
     const struct early_warning *w = early_warning_of(name);
     const struct metric_row *row = w ? NULL : metric_row_of(name);
@@ -115,11 +154,18 @@ static int explain(const char *name) {
     if (w || strcmp(name, "unusual_value") == 0) return 0;
     if (row) {
         print_row(name, row);
+        print_watched(name);
         return 0;
     }
-    if (*name && (conf_help(stdout, "ppo_trainer", name) == 0 || conf_help(stdout, "sft_trainer_engine", name) == 0)) return 0;
-    FAIL(ERR_INVAL, "%s is no metric, no early warning and no key; 'verlc explain' lists the metrics, 'verlc ppo --help' the keys",
-         name);
+    int64_t found = explain_key(name);
+    TRY((int)found);
+    if (found == 0 && *name) TRY((int)(found = explain_keys_like(name)));
+    if (found != 1 && *name && !strpbrk(name, "./")) found += metrics_like(name);
+    if (found > 0) return 0;
+    const char *near = conf_key_near("ppo_trainer", name);
+    FAIL(ERR_INVAL,
+         "%s is no metric, no early warning and no key%s%s%s; 'verlc explain' lists the metrics, 'verlc ppo --help' the keys", name,
+         near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 int cmd_explain(int argc, char **argv) {

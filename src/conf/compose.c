@@ -303,9 +303,33 @@ static int apply(struct loader *l, struct conf_override *o, const char *text) {
     return conf__node_set(c->raw, o->key, v);
 }
 
+/* A word that is no override: what it should have been. next: the word behind it, NULL: none. ERR_INVAL. */
+static int not_override(const struct loader *l, const char *text, const char *next) {
+    static const char head[] = "not an override; write key=value";
+    const struct conf_table *t = &l->c->table;
+    const size_t n = strlen(text);
+    if (strcmp(text, "help") == 0) FAIL(ERR_INVAL, "%s: %s, or --help for the keys", text, head);
+    if (conf__table_row(t, text)) {
+        if (next && strcmp(next, "=") == 0) FAIL(ERR_INVAL, "%s: %s, without spaces around the =: %s=...", text, head, text);
+        FAIL(ERR_INVAL, "%s: %s: %s=%s", text, head, text, next && !strchr(next, '=') ? next : "...");
+    }
+    if ((n > 5 && strcmp(text + n - 5, ".yaml") == 0) || (n > 4 && strcmp(text + n - 4, ".yml") == 0))
+        FAIL(ERR_INVAL, "%s: %s; a file of keys is read by --config-path DIR --config-name %s", text, head, text);
+    if (file_is_dir(text) || file_exists(text))
+        FAIL(ERR_INVAL, "%s: %s; a %s is the value of a key: %s=%s", text, head, file_is_dir(text) ? "directory" : "file",
+             !file_is_dir(text) ? strcmp(t->schema, "evaluation") == 0 ? "data.path" : "data.train_files"
+             : conf__table_row(t, "actor_rollout_ref.model.path") ? "actor_rollout_ref.model.path"
+                                                                  : "model.path",
+             text);
+    const char *near = conf__table_near(t, text);
+    FAIL(ERR_INVAL, "%s: %s%s%s%s", text, head, near ? "; did you mean " : "", near ? near : "", near ? "=...?" : "");
+}
+
 static int apply_all(struct loader *l) {
     for (int64_t k = 0; k < l->n_overrides; k++) {
         struct conf_override o;
+        if (!strchr(l->overrides[k], '=') && l->overrides[k][0] != '~' && conf__is_utf8(l->overrides[k]))
+            return not_override(l, l->overrides[k], k + 1 < l->n_overrides ? l->overrides[k + 1] : NULL);
         TRY(conf__parse_override(&o, l->overrides[k]));
         const int rc = apply(l, &o, l->overrides[k]);
         conf__override_free(&o);
@@ -341,8 +365,15 @@ static int wrong_type(const struct conf *c, const struct conf_key *row, const st
     conf__node_show(v, &b);
     char *name = xstrndup(b.p + (*b.p == '\''), strcspn(b.p + (*b.p == '\''), "'"));
     char *near = strchr(row->type, '\'') ? str_near(row->type, name) : NULL; /* a type that is a list of names */
-    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s%s%s%s (%s)", row->path, b.p, row->type,
-                           near ? "; did you mean " : "", near ? near : "", near ? "?" : "", conf__origin(c, row->path));
+    struct buf words = {0};
+    if (!strchr(row->type, '\'')) {
+        buf_adds(&words, ", that is ");
+        conf_type_words(row->type, &words);
+    }
+    const int rc =
+        err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s%s%s%s%s (%s)", row->path, b.p, row->type, words.n ? words.p : "",
+                near ? "; did you mean " : "", near ? near : "", near ? "?" : "", conf__origin(c, row->path));
+    buf_free(&words);
     free(near);
     free(name);
     buf_free(&b);
@@ -397,6 +428,32 @@ static int flag_value(int argc, char **argv, int *k, const char *name, const cha
     return 1;
 }
 
+/* ERR_INVAL. A key with dashes before it is the usual one of those who come from other trainers. */
+static int unknown_flag(const struct loader *l, const char *a) {
+    struct conf_table t;
+    const char *name = a + strspn(a, "-"), *near = NULL;
+    char *word = xstrndup(name, strcspn(name, "=")), *flag = str_near("--config-path --config-name --config-dir --cfg --help", a);
+    struct buf b = {0};
+    if (!flag && *word && conf__table_open(&t, l->schema) == 0) {
+        for (char *p = word; *p; p++)
+            if (*p == '-') *p = '_';
+        const struct conf_key *row = conf__table_row(&t, word);
+        near = row ? row->path : conf__table_near(&t, word); /* a row's texts outlive the table */
+        conf__table_free(&t);
+    }
+    if (flag) buf_addf(&b, "; did you mean %s?", flag);
+    if (near) buf_addf(&b, "; a key has no dashes: did you mean %s=...?", near);
+    const int rc =
+        err_set(ERR_INVAL, __FILE__, __LINE__,
+                "unknown flag %s%s There are --config-path, --config-name, --config-dir, --cfg job, --help, and overrides "
+                "key=value",
+                a, b.n ? b.p : ";");
+    buf_free(&b);
+    free(flag);
+    free(word);
+    return rc;
+}
+
 static int parse_flag(struct loader *l, int argc, char **argv, int *k) {
     static const char *const harmless[] = {"--resolve", "--run", "-r", "--experimental-rerun", "--info", "-i"};
     const char *a = argv[*k], *v = NULL;
@@ -423,14 +480,12 @@ static int parse_flag(struct loader *l, int argc, char **argv, int *k) {
         FAIL(ERR_INVAL, "%s: verlc does not run sweeps; start one run for each value", a);
     for (size_t j = 0; j < sizeof harmless / sizeof harmless[0]; j++)
         if (strcmp(a, harmless[j]) == 0) return 0;
-    FAIL(ERR_INVAL,
-         "unknown flag %s; there are --config-path, --config-name, --config-dir, --cfg job, --help, and "
-         "overrides key=value",
-         a);
+    return unknown_flag(l, a);
 }
 
 static int parse_args(struct loader *l, int argc, char **argv) {
     for (int k = 0; k < argc; k++) {
+        if (strcmp(argv[k], "--") == 0) continue; /* nothing but overrides comes behind it */
         if (argv[k][0] == '-') {
             TRY(parse_flag(l, argc, argv, &k));
         } else if (l->c->action == CONF_HELP && !strchr(argv[k], '=')) {

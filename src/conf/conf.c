@@ -107,10 +107,20 @@ int conf_answer(const struct conf *c, FILE *out) {
     struct buf b = {0};
     if (c->action == CONF_RUN) return 0;
     if (c->action == CONF_HELP) {
-        fprintf(out, "Overrides: key=value changes a key, +key=value adds one, ++key=value does either, ~key deletes.\n"
-                     "Lists [a,b], groups {a: 1}, null, ${other.key}; text with special characters in quotes.\n"
-                     "--config-path DIR --config-name FILE reads YAML, --cfg job prints the configuration and stops.\n\n");
-        TRY(conf_help(out, c->table.schema, c->help_prefix));
+        char *text = NULL;
+        size_t n = 0;
+        FILE *f = open_memstream(&text, &n);
+        CHECK(f != NULL);
+        const int rc = conf_help(f, c->table.schema, c->help_prefix);
+        fclose(f);
+        if (rc == 0)
+            fprintf(out,
+                    "Overrides: key=value changes a key, +key=value adds one, ++key=value does either, ~key deletes.\n"
+                    "Lists [a,b], groups {a: 1}, null, ${other.key}; text with special characters in quotes.\n"
+                    "--config-path DIR --config-name FILE reads YAML, --cfg job prints the configuration and stops.\n\n%s",
+                    text);
+        free(text);
+        TRY(rc);
         return 1;
     }
     conf_notes(c);

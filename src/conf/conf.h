@@ -114,4 +114,26 @@ int conf_check(const struct conf *c);
  * default, status and meaning of every key that starts so; ERR_INVAL: none does. */
 int conf_help(FILE *f, const char *schema, const char *prefix);
 
+/* ---- what is known of a key (describe.c) ---- */
+
+struct conf_key_info { /* lives as long as the program */
+    const char *key, *type;
+    const char *def;              /* in the override grammar; NULL: not set by default */
+    const char *null_is;          /* what null or an absent value means; NULL: nothing */
+    const char *text;             /* what it does; NOTED: what holds instead, FIXED: why; OLDER: the key that took its place */
+    const char *values;           /* of a type str: words between spaces; NULL: any */
+    const char *advice, *related; /* when to change it; keys between spaces; NULL: none are known */
+    enum { CONF_KEY_ACTS, CONF_KEY_NOTED, CONF_KEY_FIXED, CONF_KEY_OLDER } how;
+    bool own; /* verl has no such key */
+};
+/* Each key of a schema, in its order; the callback's value other than 0 ends it and is returned. */
+int conf_keys(const char *schema, int (*each)(void *arg, const struct conf_key_info *k), void *arg);
+const char *conf_key_near(const char *schema, const char *name); /* what a slip may have meant; NULL: nothing is near */
+/* The words that it takes, a line each: of an enumeration and of a bool; none of a number. */
+void conf_key_values(const struct conf_key_info *k, struct buf *out);
+/* "int[1,2^24]|null" as "a whole number from 1 to 2^24 or null". */
+void conf_type_words(const char *type, struct buf *out);
+/* Names with commas between them, appended: its older names in verl, other trainers' names, keys whose default is its value. */
+int conf_key_relations(const char *schema, const char *key, struct buf *older, struct buf *elsewhere, struct buf *followers);
+
 #endif

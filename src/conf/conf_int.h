@@ -6,6 +6,7 @@
  *   yaml.c     YAML in and out
  *   key_table.c    the rows of keys_*.def: find, type check, nearest, help
  *   compose.c     files and overrides -> tree
+ *   describe.c     what is known of a key, for people
  *   fill.c     values -> the members of a program's struct
  *   conf.c          notes, rejections, printing */
 #ifndef VERLC_CONF_INT_H
@@ -108,6 +109,8 @@ const struct conf_key *conf__table_owner(const struct conf_table *t, const char 
 bool conf__table_is_group(const struct conf_table *t, const char *path); /* rows lie below it */
 /* The nearest known key, for "did you mean"; NULL: nothing is near. */
 const char *conf__table_near(const struct conf_table *t, const char *path);
+/* Other trainers' i-th name: "" where it is one for another key; NULL: there are no more. */
+const char *conf__table_alias(const struct conf_table *t, int i, const char *key);
 int conf__table_defaults(struct conf_node **out, const struct conf_table *t);
 int conf__table_others(struct conf_node **out, const struct conf_table *t); /* of the rows that have one */
 bool conf__type_ok(const char *type, const struct conf_node *v);

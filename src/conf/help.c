@@ -117,12 +117,17 @@ static void print_short(FILE *f, const struct conf_table *t) {
     free(shown);
 }
 
-static int64_t print_full(FILE *f, const struct conf_table *t, const char *prefix) {
-    const size_t len = strlen(prefix);
+/* The path begins so, or is this name in some group: lr, optim.lr. */
+static bool is_named(const char *path, const char *name, bool in_group) {
+    const size_t n = strlen(name), m = strlen(path);
+    return in_group ? m > n && path[m - n - 1] == '.' && strcmp(path + m - n, name) == 0 : strncmp(path, name, n) == 0;
+}
+
+static int64_t print_full(FILE *f, const struct conf_table *t, const char *prefix, bool in_group) {
     int64_t n = 0;
     for (int64_t k = 0; k < t->n; k++) {
         const struct conf_key *row = &t->rows[k];
-        if (strncmp(row->path, prefix, len) != 0) continue;
+        if (!is_named(row->path, prefix, in_group)) continue;
         n++;
         if (row->def) fprintf(f, "%s=%s\n", row->path, row->def);
         else fprintf(f, "+%s=...\n", row->path);
@@ -136,8 +141,12 @@ int conf_help(FILE *f, const char *schema, const char *prefix) {
     TRY(conf__table_open(&t, schema));
     int64_t n = 1;
     if (!prefix || !*prefix) print_short(f, &t);
-    else n = print_full(f, &t, strcmp(prefix, "all") == 0 ? "" : prefix);
+    else n = print_full(f, &t, strcmp(prefix, "all") == 0 ? "" : prefix, false);
+    if (n == 0) n = print_full(f, &t, prefix, true);
+    const char *near = n == 0 ? conf__table_near(&t, prefix) : NULL; /* a row's texts outlive the table */
     conf__table_free(&t);
-    if (n == 0) FAIL(ERR_INVAL, "no key of %s starts with '%s'", schema, prefix);
+    if (n == 0)
+        FAIL(ERR_INVAL, "no key of %s starts or ends with '%s'%s%s%s; --help without a name lists the keys", schema, prefix,
+             near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
     return 0;
 }

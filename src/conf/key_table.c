@@ -173,6 +173,12 @@ static const char *alias_of(const struct conf_table *t, const char *name) {
     return NULL;
 }
 
+const char *conf__table_alias(const struct conf_table *t, int i, const char *key) {
+    if (i >= (int)(sizeof aliases / sizeof aliases[0])) return NULL;
+    const char *of = strncmp(t->schema, "sft", 3) == 0 ? aliases[i].sft : aliases[i].ppo;
+    return of && strcmp(of, key) == 0 ? aliases[i].name : "";
+}
+
 const char *conf__table_near(const struct conf_table *t, const char *path) {
     const size_t n = strlen(path), leaf = strlen(leaf_of(path));
     const char *best = alias_of(t, leaf_of(path));

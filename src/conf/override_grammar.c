@@ -361,6 +361,7 @@ static int check_key(const char *key, const char *text, bool *is_group) {
     *is_group = strpbrk(key, "@/") != NULL;
     for (const char *p = key; *p;) {
         const size_t n = strcspn(p, "./@");
+        if (memchr(p, ' ', n)) FAIL(ERR_INVAL, "%s: a key has no spaces; write key=value without spaces around the =", text);
         if (!is_part(p, n) && !(p == key && *p == '@')) FAIL(ERR_INVAL, "%s: '%.*s' cannot be part of a key", text, (int)n, p);
         p += n;
         if (*p && p[1] == '\0') FAIL(ERR_INVAL, "%s: the key ends in '%c'", text, *p);

@@ -662,9 +662,10 @@ static int check_given(const struct ppo_config *k) {
     struct buf b = {0};
     if (!conf_is_set(k->conf, ARR "model.path") && !file_is_dir(k->raw.model_path))
         buf_adds(&b, ", " ARR "model.path=DIR (or a hub id)");
-    if (!conf_is_set(k->conf, "data.train_files") && k->n_train_files > 0 && !file_exists(k->train_files[0]))
+    const bool run = k->use == PPO_RUN; /* a plan needs no data */
+    if (run && !conf_is_set(k->conf, "data.train_files") && k->n_train_files > 0 && !file_exists(k->train_files[0]))
         buf_adds(&b, ", data.train_files=FILE");
-    if (has_critic(k) && !conf_is_set(k->conf, "critic.model.path"))
+    if (run && has_critic(k) && !conf_is_set(k->conf, "critic.model.path"))
         buf_addf(&b, ", critic.model.path=DIR (algorithm.adv_estimator=%s has a critic, grpo for one has none)", k->adv_estimator);
     const int rc = b.n ? err_set(ERR_INVAL, __FILE__, __LINE__, "not set: %s", b.p + 2) : 0;
     buf_free(&b);
@@ -694,8 +695,8 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(ppo_config_fill(k, c));
     k->use = use;
     TRY(derive_schedule(k));
+    if (use != PPO_WORKER) TRY(check_given(k));
     default_cuts(k);
-    if (use == PPO_RUN) TRY(check_given(k));
     TRY(derive_validation(k));
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);

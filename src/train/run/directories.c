@@ -28,8 +28,10 @@ int train_model_dir(const char *path, bool weights, char **dir) {
         *dir = config_dir(local);
         return 0;
     }
+    const bool file = file_exists(local);
     free(local);
-    if (!data_hub_id(path)) FAIL(ERR_INPUT, "model %s: no such directory", path);
+    if (file) FAIL(ERR_INPUT, "model %s: it is a file; give the directory that holds config.json and the weights", path);
+    if (!data_hub_id(path)) FAIL(ERR_INPUT, "model %s: no such directory, nor a hub id such as Qwen/Qwen2.5-0.5B-Instruct", path);
     const int rc = data_hub_fetch(weights ? DATA_HUB_MODEL : DATA_HUB_CONFIG, path, NULL, dir);
     return rc < 0 ? err_append(rc, "; nor is there a directory of that name") : 0;
 }
