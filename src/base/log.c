@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define N_NOTES 1024 /* distinct notes remembered; more are printed again */
 
@@ -45,10 +46,23 @@ void log_set_redraw(void (*clear)(void *), void (*draw)(void *), void *arg) {
     pthread_mutex_unlock(&lock);
 }
 
+bool log_colour(int fd) {
+    const char *how = getenv("VERLC_COLOR"), *none = getenv("NO_COLOR"), *term = getenv("TERM");
+    if (how && strcmp(how, "always") == 0) return true;
+    if (how && strcmp(how, "never") == 0) return false;
+    return isatty(fd) && !(none && *none) && !(term && strcmp(term, "dumb") == 0);
+}
+
+static void add_tag(struct buf *line, const char *tag) {
+    const char *sgr = strcmp(tag, "error: ") == 0 ? "1;31" : strcmp(tag, "warning: ") == 0 ? "33" : NULL;
+    if (sgr && log_colour(STDERR_FILENO)) buf_addf(line, "\x1b[%sm%s\x1b[0m", sgr, tag);
+    else buf_adds(line, tag);
+}
+
 static void log_line(const char *tag, const char *fmt, va_list ap, bool once) {
     struct buf line = {0};
     char *text = xvasprintf(fmt, ap);
-    buf_adds(&line, tag);
+    add_tag(&line, tag);
     buf_add_visible(&line, text, tag[0] == '\0'); /* log_info has tables */
     buf_addc(&line, '\n');
     free(text);

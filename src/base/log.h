@@ -24,6 +24,10 @@ void log_child(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
  * distinct text is printed once in a process. */
 void log_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* Whether what is written to this descriptor may have colours: a terminal, without NO_COLOR or TERM=dumb; VERLC_COLOR=always or
+ * never says otherwise. Warnings and errors are coloured by it. */
+bool log_colour(int fd);
+
 /* A live progress line owns the last terminal line: it registers how to clear
  * and redraw itself, so that log lines do not tear it.  NULL unregisters. */
 void log_set_redraw(void (*clear)(void *), void (*draw)(void *), void *arg);

@@ -128,7 +128,7 @@ int cmd_grep(int argc, char **argv) {
                                    {"--response", CMD_FLAG, &response, NULL, "responses alone"},
                                    {"--ignore-case", CMD_FLAG, &a.ignore_case, NULL, "-i: upper and lower case are the same"},
                                    {"--count", CMD_FLAG, &o.count, NULL, "-c: the number of lines that match"},
-                                   {"--color", CMD_STR, &colour, "WHEN", "auto (on a terminal, without NO_COLOR), always or never"},
+                                   {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
                                    {"--json", CMD_FLAG, &o.json, NULL, "a JSON object a line that matches"}};
     struct cmd_spec spec =
         CMD_SPEC(opts, "verlc grep PATTERN RUN [--step N] [--prompt | --response] [-i] [-c]",

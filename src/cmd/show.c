@@ -38,37 +38,49 @@ static int parse_colour(const char *name, enum show_colour *by) {
     FAIL(ERR_INVAL, "--color-by %s: expected logp, entropy, advantage or kl", name);
 }
 
+static int open_runs(const char *const *paths, int n, struct run_reader **runs) {
+    for (int i = 0; i < n; i++) TRY(run_reader_open(&runs[i], paths[i]));
+    return 0;
+}
+
 int cmd_show(int argc, char **argv) {
-    const char *run = NULL, *sample = NULL, *by = "logp", *colour = "auto";
+    const char *paths[SHOW_MAX_RUNS], *sample = NULL, *by = "logp", *colour = "auto";
     struct show_args a = {.step = -1, .uid = -1, .index = -1, .limit = LIMIT};
     int n = 0;
     const struct cmd_opt opts[] = {
         {"--step", CMD_I64("int[0,2^53]"), &a.step, "N", "a step: its metrics and a table of its samples"},
         {"--sample", CMD_STR, &sample, "UID.K", "sample K of a prompt (UID alone: all of them), of --step or of the last step"},
+        {"--metric", CMD_STR, &a.metric, "NAME,...", "the curves to draw, of one run or of several over each other"},
         {"--validation", CMD_FLAG, &a.validation, NULL, "the samples of the step's validation"},
         {"--limit", CMD_I64("int[0,2^31]"), &a.limit, "N", "samples in the table (40; 0: all)"},
         {"--color-by", CMD_STR, &by, "WHAT", "tokens by logp, entropy, advantage or kl (to the reference)"},
-        {"--color", CMD_STR, &colour, "WHEN", "auto (on a terminal, without NO_COLOR), always or never"},
+        {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
         {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
-    struct cmd_spec spec = CMD_SPEC(opts, "verlc show RUN [--step N] [--sample UID.K] [options]",
-                                    "A run in the terminal: headline metrics as plots, the last validation, what happened, the\n"
-                                    "memory plan; a step; a sample with its tokens coloured.\n" RUN_HELP);
-    struct run_reader *r = NULL;
+    struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc show RUN [RUN...] [--metric NAME] [--step N] [--sample UID.K] [options]",
+                 "A run in the terminal: headline metrics as plots, the last validation, what happened, the\n"
+                 "memory plan; a step; a sample with its tokens coloured. Several runs: curves over each other,\n"
+                 "the last metrics side by side, the keys in which they differ.\n" RUN_HELP);
+    struct run_reader *runs[SHOW_MAX_RUNS] = {0};
     struct buf out = {0};
-    spec.operands = &run;
-    spec.max_operands = 1;
+    spec.operands = paths;
+    spec.max_operands = SHOW_MAX_RUNS;
     spec.n_operands = &n;
     int rc = cmd_parse(&spec, argc, argv);
     TRY(rc);
     if (rc) return 0;
     if (n == 0) FAIL(ERR_INVAL, "show: which run? usage: %s", spec.usage);
+    if ((n > 1 || a.metric) && (sample || a.step >= 0))
+        FAIL(ERR_INVAL, "show: --step and --sample are of one run, without --metric");
     if (sample) TRY(parse_sample(sample, &a));
     TRY(parse_colour(by, &a.by));
     TRY(terminal_of_output(&a.term, colour));
-    TRY(run_reader_open(&r, run));
-    rc = sample ? show_sample(r, &a, &out) : a.step >= 0 ? show_step(r, &a, &out) : show_run(r, &a, &out);
+    rc = open_runs(paths, n, runs);
+    if (rc == 0 && (n > 1 || a.metric)) rc = show_compare(runs, n, &a, &out);
+    else if (rc == 0)
+        rc = sample ? show_sample(runs[0], &a, &out) : a.step >= 0 ? show_step(runs[0], &a, &out) : show_run(runs[0], &a, &out);
     if (rc == 0) rc = print(&out);
-    run_reader_close(r);
+    for (int i = 0; i < n; i++) run_reader_close(runs[i]);
     buf_free(&out);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : cmd_flush();
 }
@@ -85,9 +97,10 @@ int cmd_status(int argc, char **argv) {
     struct show_args a = {.step = -1, .uid = -1, .index = -1};
     bool watch = false, alive = true;
     int n = 0;
-    const struct cmd_opt opts[] = {{"--watch", CMD_FLAG, &watch, NULL, "again every two seconds until the run has ended"},
-                                   {"--color", CMD_STR, &colour, "WHEN", "auto (on a terminal, without NO_COLOR), always or never"},
-                                   {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
+    const struct cmd_opt opts[] = {
+        {"--watch", CMD_FLAG, &watch, NULL, "again every two seconds until the run has ended"},
+        {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
+        {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
     struct cmd_spec spec =
         CMD_SPEC(opts, "verlc status RUN [--watch]",
                  "What a run does now: is its process there, phase and progress, the last steps' times, when it\n"

@@ -1,4 +1,5 @@
-/* show.h - a run as text for a terminal: the run, a step, a sample, what the run does at the moment; and as JSON for scripts.
+/* show.h - a run as text for a terminal: the run, runs beside each other, a step, a sample, what the run does at the moment; and as
+ * JSON for scripts.
  * Reads through run_reader.h alone; nothing is printed here. */
 #ifndef VERLC_VIEW_SHOW_H
 #define VERLC_VIEW_SHOW_H
@@ -17,11 +18,15 @@ struct show_args {
     bool validation;
     int64_t limit; /* samples of a step's table, 0: all */
     enum show_colour by;
+    const char *metric; /* of a comparison: the curves that are drawn, commas between them; NULL: the usual ones */
 };
 /* Appends to out. ERR_INPUT: there is no such step or sample; says which there are. */
 int show_run(struct run_reader *r, const struct show_args *a, struct buf *out);
 int show_step(struct run_reader *r, const struct show_args *a, struct buf *out);
 int show_sample(struct run_reader *r, const struct show_args *a, struct buf *out);
+/* n runs beside each other; one with a chosen metric. ERR_INVAL: no run has that metric. */
+enum { SHOW_MAX_RUNS = 8 };
+int show_compare(struct run_reader *const *runs, int n, const struct show_args *a, struct buf *out);
 /* *alive: a process has the run's lock. */
 int show_status(struct run_reader *r, const struct show_args *a, struct buf *out, bool *alive);
 
@@ -31,5 +36,8 @@ int show_heading(struct run_reader *r, const struct run_meta *m, const struct te
 /* Whether its process is there, or how it ended. */
 int show_process(struct run_reader *r, const struct run_meta *m, const struct terminal *t, struct buf *out);
 json_t *show_number(double v); /* NaN and Inf: null */
+/* The metrics that are drawn of a run: its headlines, then its validation's; appended to list. */
+void show_headlines(const struct run_meta *m, const struct run_names *all, struct run_names *list);
+bool show_on_log_scale(const char *name);
 
 #endif

@@ -44,7 +44,7 @@ static const char *const usual[] = {"critic/rewards/mean", "critic/score/mean", 
                                     "actor/ppo_kl",        "actor/entropy",     "response_length/mean", "train/loss",
                                     "train/grad_norm",     "val/loss",          "perf/throughput"};
 
-static bool on_log_scale(const char *name) {
+bool show_on_log_scale(const char *name) {
     const size_t n = strlen(name);
     return n >= 9 && strcmp(name + n - 9, "grad_norm") == 0;
 }
@@ -62,8 +62,7 @@ static void add_name(struct run_names *list, const struct run_names *all, const 
 
 static bool is_validation(const char *name) { return strncmp(name, "val-core/", 9) == 0 || strcmp(name, "val/loss") == 0; }
 
-/* The run's headlines, then its validation's main metrics. */
-static void choose(const struct run_meta *m, const struct run_names *all, struct run_names *list) {
+void show_headlines(const struct run_meta *m, const struct run_names *all, struct run_names *list) {
     for (size_t i = 0; i < json_array_size(m->headline); i++) {
         const char *s = json_string_value(json_array_get(m->headline, i));
         if (s) add_name(list, all, s);
@@ -84,7 +83,7 @@ static int plot_cell(struct run_reader *r, const char *name, int width, const st
     TRY(run_reader_series(r, name, -1, &s));
     x = xmalloc((size_t)(s.n + 1) * sizeof *x);
     for (int64_t i = 0; i < s.n; i++) x[i] = (double)s.step[i];
-    const struct term_plot p = {x, s.value, s.n, width - LABEL - 1, PLOT_HEIGHT, on_log_scale(name)};
+    const struct term_plot p = {x, s.value, s.n, width - LABEL - 1, PLOT_HEIGHT, show_on_log_scale(name)};
     const bool drawn = term_plot(&p, rows, &lo, &hi);
     term_text(&head, name, strlen(name), false);
     if (p.log) buf_adds(&head, " (log)");
@@ -269,7 +268,7 @@ static int as_text(struct run_reader *r, const struct show_args *a, const struct
     struct run_names list = {0};
     TRY(show_heading(r, m, &a->term, out));
     TRY(show_process(r, m, &a->term, out));
-    choose(m, all, &list);
+    show_headlines(m, all, &list);
     buf_addc(out, '\n');
     if (list.n == 0) buf_adds(out, "no metrics yet: the first step is not done\n");
     int rc = plots(r, &list, &a->term, out);

@@ -2,6 +2,7 @@
 #include "view/terminal.h"
 
 #include "base/err.h"
+#include "base/log.h"
 #include "base/utf8.h"
 
 #include <math.h>
@@ -26,9 +27,8 @@ static int output_width(void) {
 }
 
 int terminal_of_output(struct terminal *t, const char *how) {
-    const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
     t->width = output_width();
-    t->colour = isatty(STDOUT_FILENO) && !(none && *none) && !(term && strcmp(term, "dumb") == 0);
+    t->colour = log_colour(STDOUT_FILENO);
     if (strcmp(how, "always") == 0) t->colour = true;
     else if (strcmp(how, "never") == 0) t->colour = false;
     else if (strcmp(how, "auto") != 0) FAIL(ERR_INVAL, "--color %s: expected auto, always or never", how);
@@ -191,11 +191,9 @@ static void line(struct canvas *c, int x0, int y0, int x1, int y1) {
     }
 }
 
-static bool range(const struct term_plot *p, double *lo, double *hi) {
-    *lo = INFINITY;
-    *hi = -INFINITY;
-    for (int64_t i = 0; i < p->n; i++) {
-        const double y = scaled(p->y[i], p->log);
+static bool range(const double *v, int64_t n, bool log, double *lo, double *hi) {
+    for (int64_t i = 0; i < n; i++) {
+        const double y = scaled(v[i], log);
         if (isnan(y)) continue;
         *lo = fmin(*lo, y);
         *hi = fmax(*hi, y);
@@ -203,41 +201,111 @@ static bool range(const struct term_plot *p, double *lo, double *hi) {
     return *lo <= *hi;
 }
 
-static void draw(const struct term_plot *p, struct canvas *c, double lo, double hi) {
-    const double x0 = p->x[0], span = p->x[p->n - 1] - x0;
-    int px = -1, py = 0;
+/* The dot of a value on an axis of n dots. */
+static int place(double v, double lo, double hi, int n) {
+    return hi > lo ? (int)lround((v / 2 - lo / 2) / (hi / 2 - lo / 2) * (n - 1)) : n / 2; /* no overflow */
+}
+
+/* a: ranges on the scale. The last point's dot in *px, *py; -1: it has none. */
+static void draw(const struct term_plot *p, struct canvas *c, const struct term_axes *a, int *px, int *py) {
+    const bool wide = a->x_hi > a->x_lo;
+    int before = -1;
+    *px = -1;
     for (int64_t i = 0; i < p->n; i++) {
         const double v = scaled(p->y[i], p->log);
         if (isnan(v)) {
-            px = -1;
+            before = -1;
             continue;
         }
-        const int x = span > 0 ? (int)lround((p->x[i] - x0) / span * (2 * c->width - 1)) : 0;
-        const int y =
-            hi > lo ? (int)lround((v / 2 - lo / 2) / (hi / 2 - lo / 2) * (4 * c->height - 1)) : 2 * c->height; /* no overflow */
-        line(c, px < 0 ? x : px, px < 0 ? y : py, x, y);
-        px = x;
-        py = y;
+        const int x = wide ? place(p->x[i], a->x_lo, a->x_hi, 2 * c->width) : 0, y = place(v, a->y_lo, a->y_hi, 4 * c->height);
+        line(c, before < 0 ? x : *px, before < 0 ? y : *py, x, y);
+        before = *px = x;
+        *py = y;
     }
 }
 
+/* Values of a scale. */
+static void unscale(struct term_axes *a, bool log) {
+    if (!log) return;
+    a->y_lo = pow(10, a->y_lo);
+    a->y_hi = pow(10, a->y_hi);
+}
+
+static void add_braille(struct buf *b, uint8_t dots) {
+    const int code = 0x2800 + dots;
+    if (dots == 0) buf_addc(b, ' ');
+    else buf_addf(b, "%c%c%c", 0xe0 | code >> 12, 0x80 | (code >> 6 & 0x3f), 0x80 | (code & 0x3f));
+}
+
+static struct canvas canvas_of(const struct term_plot *p) {
+    return (struct canvas){xcalloc((size_t)(p->width * p->height), 1), p->width, p->height};
+}
+
 bool term_plot(const struct term_plot *p, char **lines, double *lo, double *hi) {
-    if (!range(p, lo, hi)) return false;
-    struct canvas c = {xcalloc((size_t)(p->width * p->height), 1), p->width, p->height};
-    draw(p, &c, *lo, *hi);
+    struct term_axes a = {.y_lo = INFINITY, .y_hi = -INFINITY};
+    int px, py;
+    if (!range(p->y, p->n, p->log, &a.y_lo, &a.y_hi)) return false;
+    struct canvas c = canvas_of(p);
+    a.x_lo = p->x[0];
+    a.x_hi = p->x[p->n - 1];
+    draw(p, &c, &a, &px, &py);
     for (int row = 0; row < p->height; row++) {
         struct buf b = {0};
-        for (int x = 0; x < p->width; x++) {
-            const int code = 0x2800 + c.cells[(int64_t)row * p->width + x];
-            if (code == 0x2800) buf_addc(&b, ' ');
-            else buf_addf(&b, "%c%c%c", 0xe0 | code >> 12, 0x80 | (code >> 6 & 0x3f), 0x80 | (code & 0x3f));
-        }
+        for (int x = 0; x < p->width; x++) add_braille(&b, c.cells[(int64_t)row * p->width + x]);
         lines[row] = buf_take(&b);
     }
     free(c.cells);
-    if (p->log) {
-        *lo = pow(10, *lo);
-        *hi = pow(10, *hi);
+    unscale(&a, p->log);
+    *lo = a.y_lo;
+    *hi = a.y_hi;
+    return true;
+}
+
+/* One character: a curve's end, else the dots of all curves there, in the colour of one that is alone. */
+static void add_cell(const struct term_curve *c, const struct canvas *v, int n, int64_t at, const int64_t *end,
+                     const struct terminal *t, struct buf *out) {
+    int owner = -1, owners = 0, ends = -1;
+    uint8_t dots = 0;
+    for (int i = 0; i < n; i++) {
+        if (end[i] == at && ends < 0) ends = i;
+        if (!v[i].cells[at]) continue;
+        dots |= v[i].cells[at];
+        owner = i;
+        owners++;
     }
+    if (ends >= 0) {
+        term_add(t, out, c[ends].sgr, "%c", c[ends].mark);
+        return;
+    }
+    if (owners == 1) term_begin(t, out, c[owner].sgr);
+    add_braille(out, dots);
+    if (owners == 1) term_end(t, out);
+}
+
+bool term_plot_curves(const struct term_curve *c, int n, const struct term_plot *shape, const struct terminal *t, struct buf *lines,
+                      struct term_axes *axes) {
+    struct term_axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY};
+    bool any = false;
+    for (int i = 0; i < n; i++) {
+        if (!range(c[i].y, c[i].n, shape->log, &a.y_lo, &a.y_hi)) continue;
+        any = true;
+        (void)range(c[i].x, c[i].n, false, &a.x_lo, &a.x_hi);
+    }
+    if (!any) return false;
+    struct canvas *v = xcalloc((size_t)n, sizeof *v);
+    int64_t *end = xcalloc((size_t)n, sizeof *end);
+    for (int i = 0; i < n; i++) {
+        const struct term_plot p = {c[i].x, c[i].y, c[i].n, shape->width, shape->height, shape->log};
+        int px, py = 0;
+        v[i] = canvas_of(&p);
+        draw(&p, &v[i], &a, &px, &py);
+        end[i] = px < 0 ? -1 : (int64_t)((4 * p.height - 1 - py) / 4) * p.width + px / 2;
+    }
+    for (int64_t at = 0; at < (int64_t)shape->width * shape->height; at++) add_cell(c, v, n, at, end, t, &lines[at / shape->width]);
+    for (int i = 0; i < n; i++) free(v[i].cells);
+    free(v);
+    free(end);
+    unscale(&a, shape->log);
+    *axes = a;
     return true;
 }

@@ -15,7 +15,7 @@ struct terminal {
     int width;   /* columns */
     bool colour; /* escape sequences may be written */
 };
-/* Of standard output: its width, else COLUMNS, else 80; colours on a terminal without NO_COLOR. how: "auto", "always" or
+/* Of standard output: its width, else COLUMNS, else 80; colours as log_colour says. how: "auto", "always" or
  * "never". ERR_INVAL: another word. */
 int terminal_of_output(struct terminal *t, const char *how);
 
@@ -59,5 +59,20 @@ struct term_plot {
 /* height lines of width braille characters, without newlines, caller frees each; the y range that they show. False: nothing
  * to show, and no lines. */
 bool term_plot(const struct term_plot *p, char **lines, double *lo, double *hi);
+
+/* Curves over each other, on common axes: x and y ranges are those of all of them. */
+struct term_curve {
+    const double *x, *y; /* as of a plot */
+    int64_t n;
+    const char *sgr; /* its colour */
+    char mark;       /* stands at its last point, so that it is told without colours too */
+};
+struct term_axes {
+    double x_lo, x_hi, y_lo, y_hi;
+};
+/* shape: width, height and log of a plot. Appends one line to each of lines[height]. A place that several curves share has no
+ * colour. False: nothing to show, and nothing is appended. */
+bool term_plot_curves(const struct term_curve *c, int n, const struct term_plot *shape, const struct terminal *t, struct buf *lines,
+                      struct term_axes *axes);
 
 #endif

@@ -130,6 +130,32 @@ def check_grep(test, path):
     test.refused("grep: no run", run("grep", "a", check=False), 2, "a pattern and a run")
 
 
+def check_compare(s, test, path, keys):
+    other = s.dir / "other"
+    run(*s.ppo("other", trainer__total_training_steps=2, trainer__save_freq=0,
+               **{**keys, "actor_rollout_ref__actor__optim__lr": 3e-3, "actor_rollout_ref__rollout__n": 2}))
+    text = run("show", path, other).stdout
+    rows = [re.split(r"  +", line.strip()) for line in text.splitlines()]
+    last = {str(d): metric(database(d), n, "critic/rewards/mean") for d, n in ((path, 7), (other, 2))}
+    cells = next(r for r in rows if r[0] == "critic/rewards/mean" and len(r) == 3)[1:]
+    test("show A B: last metrics side by side, with their steps", [c.split()[1] for c in cells] == ["(7)", "(2)"] and all(
+        abs(float(c.split()[0]) - v) < 1e-3 * max(1, abs(v)) for c, v in zip(cells, last.values())), (cells, last))
+    test("show A B: what differs in the configurations", ["actor_rollout_ref.actor.optim.lr", "0.001", "0.003"] in rows and
+         ["actor_rollout_ref.rollout.n", "4", "2"] in rows and "default_local_dir" not in text and "rollout_n" not in text, text[-900:])
+    braille = [line for line in text.splitlines() if any("\u2800" < c <= "\u28ff" for c in line)]
+    test("show A B: two curves with their ends", any(line.rstrip().endswith("A") for line in braille) and
+         any("B" in line for line in braille) and max(map(columns, text.splitlines())) <= 80, text[:1500])
+    got = json.loads(run("show", path, other, "--json", "--metric", "actor/lr").stdout)
+    test("show A B --json", [r["last_step"] for r in got["runs"]] == [7, 2] and got["differs"]["actor_rollout_ref.rollout.n"] == [4, 2]
+         and got["curves"]["actor/lr"][1]["step"] == [1, 2], str(got)[:300])
+    text = run("show", path, "--metric", "response_length/mean,actor/grad_norm").stdout
+    test("show RUN --metric: chosen curves", "response_length/mean" in text and "actor/grad_norm (log)" in text and
+         "critic/rewards/mean" not in text, text[:300])
+    test.refused("show --metric: a part of a name", run("show", path, "--metric", "rewards", check=False), 2, "critic/rewards/mean")
+    test.refused("show A B --step", run("show", path, other, "--step", "1", check=False), 2, "--step and --sample are of one run")
+    test("colours of curves on a terminal", "\x1b[33m" in terminal("show", path, other))
+
+
 def terminal(*args, env=None):
     """What the program writes to a terminal of 80 columns."""
     pid, fd = pty.fork()
@@ -208,6 +234,7 @@ def main():
         test("colours on a terminal", "\x1b[36m" in text and "\x1b" not in terminal("show", path, env={"NO_COLOR": "1"}))
         text = terminal("grep", "What is .", path, "--step", 2)
         test("grep: matches stand out", "\x1b[1;31mWhat is" in text, text[:200])
+        check_compare(s, test, path, keys)
         # one that fails says so
         (s.dir / "own.py").write_text("def compute_score(*a, **k): raise ValueError('never')\n")
         failed = run(*s.ppo("failed", trainer__total_training_steps=2, **keys), check=False)
