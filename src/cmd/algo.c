@@ -161,6 +161,7 @@ int cmd_algo(int argc, char **argv) {
     if (adv) rc = open_mine(&my_adv, "--adv", adv, false);
     if (rc == 0 && loss) rc = open_mine(&my_loss, "--loss", loss, true);
     t.user = (struct algo_json_user){my_adv, my_loss};
+    if (rc == 0) cmd_reads_stdin("requests, a JSON object with \"op\" a line (docs/tools.md)");
     if (rc == 0) rc = file_each_line("-", one_line, &t);
     algo_user_close(my_adv);
     algo_user_close(my_loss);

@@ -69,6 +69,8 @@ struct conf;
 /* The checked configuration of a command line (what follows the command's name); 1: it was a question (--help, --cfg) and is
  * answered. The caller frees *c after an error too. */
 int cmd_load(struct conf **c, const char *schema, int argc, char **argv);
+/* ERR_INVAL: the key of the model is not set, and verl's default for it is no directory of this machine. */
+int cmd_want_model(const struct conf *c, const char *command, const char *key);
 int cmd_ended(int rc); /* ERR_SIGNAL becomes 128 + signal, as the shell counts, and is said */
 /* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
 const char *cmd_sft_schema(int argc, char **argv);
@@ -104,6 +106,9 @@ struct cmd_spec {
 /* --name VALUE and --name=VALUE. 0: go on. 1: --help was printed, return 0 from
  * the command. ERR_INVAL: unknown option (with the nearest one), bad value. */
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv);
+
+/* Said where the command waits for a person: its standard input is a terminal. what: "requests, a JSON object a line". */
+void cmd_reads_stdin(const char *what);
 
 /* Results: a line (n bytes without the newline) to standard output, and what is buffered of them. ERR_IO: it could not be
  * written; the command ends then. */

@@ -57,6 +57,8 @@ static const struct {
     {"dashboard ui web tensorboard", "'verlc view RUN' shows a run in the browser"},
     {"log logs metrics samples", "'verlc show RUN' has a run's metrics and samples, 'verlc explain METRIC' what a metric is"},
     {"memory estimate probe", "'verlc plan KEY=VALUE...' says what a run takes"},
+    {"gpu gpus device devices check doctor",
+     "'verlc selftest' tries the device, 'verlc bench' measures it, 'verlc netcheck' the links"},
     {"config keys", "'verlc ppo --help' lists the keys, 'verlc ppo KEY=VALUE... --cfg job' prints the configuration"},
     {"bash sh python python3 torchrun uv ray", "'verlc exec' runs a launcher written for verl"},
 };
@@ -72,9 +74,19 @@ static const char *other_word(const char *word) {
     return NULL;
 }
 
-/* ERR_INVAL. A near name is a slip of a letter or two, no more. */
-static int unknown_command(const char *word) {
+/* The command that a slip of a letter or two has missed; NULL: none. */
+static const char *near_command(const char *word) {
     struct buf names = {0};
+    for (int i = 0; i < N_COMMANDS; i++) buf_addf(&names, "%s ", commands[i].name);
+    char *near = strpbrk(word, "./") ? NULL : str_near(names.p, word);
+    const char *name = near ? command_find(near)->name : NULL;
+    free(near);
+    buf_free(&names);
+    return name;
+}
+
+/* ERR_INVAL. */
+static int unknown_command(const char *word) {
     const char *say = other_word(word);
     if (say) FAIL(ERR_INVAL, "there is no command '%s': %s; 'verlc --help' lists the commands", word, say);
     if (strchr(word, '='))
@@ -83,13 +95,9 @@ static int unknown_command(const char *word) {
     const size_t n = strlen(word);
     if (n > 3 && strcmp(word + n - 3, ".sh") == 0)
         FAIL(ERR_INVAL, "there is no command '%s'; 'verlc exec bash %s' runs a script written for verl", word, word);
-    for (int i = 0; i < N_COMMANDS; i++) buf_addf(&names, "%s ", commands[i].name);
-    char *near = str_near(names.p, word);
-    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__, "there is no command '%s'%s%s%s; 'verlc --help' lists the commands", word,
-                           near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
-    free(near);
-    buf_free(&names);
-    return rc;
+    const char *near = near_command(word);
+    FAIL(ERR_INVAL, "there is no command '%s'%s%s%s 'verlc --help' lists the commands", word, near ? "; did you mean '" : ";",
+         near ? near : "", near ? "'?" : "");
 }
 
 /* ---- verlc help ---- */
@@ -117,7 +125,7 @@ static int help(int argc, char **argv) {
     }
     const struct command *c = command_find(argv[1]);
     if (c) return help_of(c, argc - 1, argv + 1);
-    if (other_word(argv[1])) return unknown_command(argv[1]);
+    if (other_word(argv[1]) || near_command(argv[1])) return unknown_command(argv[1]);
     return cmd_explain(argc, argv); /* a key, a metric, a warning */
 }
 

@@ -88,6 +88,10 @@ int cmd_data(int argc, char **argv) {
                "'verlc data NAME --help' lists the options.\n");
         return 0;
     }
-    if (what) FAIL(ERR_INVAL, "verlc data knows no dataset '%s'; it makes gsm8k and arith", what);
+    if (what)
+        FAIL(ERR_INVAL,
+             "verlc data knows no dataset '%s'; it makes gsm8k and arith. Others are rows of your own (README.md, \"Your own "
+             "model and data\")",
+             what);
     FAIL(ERR_INVAL, "usage: verlc data gsm8k|arith [options]");
 }

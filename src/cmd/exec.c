@@ -188,6 +188,8 @@ static int start(char **argv) {
     if (failed) FAIL(ERR_NOMEM, "verlc exec: fork: %s", strerror(failed));
     if (!e) return 0;
     waitpid(pid, NULL, 0);
+    if (file_exists(argv[0]) && !strchr(argv[0], '/'))
+        FAIL(ERR_INVAL, "verlc exec: %s is a file, not a program: write verlc exec bash %s", argv[0], argv[0]);
     FAIL(ERR_INVAL, "verlc exec: %s: %s", argv[0], strerror(e));
 }
 

@@ -174,13 +174,15 @@ struct matches {
     int64_t n;
 };
 
-/* Behind a dot, or before one. */
+/* HAS: a word of the last part begins so. */
 static bool matches(const struct matches *m, const char *key) {
     const size_t n = strlen(m->word), len = strlen(key);
     if (m->how == ENDS) return len > n && key[len - n - 1] == '.' && strcmp(key + len - n, m->word) == 0;
     if (m->how == BEGINS) return strncmp(key, m->word, n) == 0;
-    const char *dot = strrchr(key, '.');
-    return strstr(dot ? dot : key, m->word) != NULL;
+    const char *dot = strrchr(key, '.'), *leaf = dot ? dot + 1 : key;
+    for (const char *p = leaf; (p = strstr(p, m->word)); p++)
+        if (p == leaf || p[-1] == '_') return true;
+    return false;
 }
 
 static int take(void *arg, const struct conf_key_info *k) {

@@ -305,6 +305,7 @@ int cmd_generate(int argc, char **argv) {
     if (file_exists(file)) rc = tokenizer_open(&g.tok, dir); /* without one, ids are answered with empty text */
     free(file);
     if (rc < 0) goto out;
+    cmd_reads_stdin("requests, a JSON object a line, such as {\"prompt\": \"2 + 3 =\"}");
     TRYG(file_each_line("-", read_line, &g), out);
     if (g.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);

@@ -123,13 +123,14 @@ int cmd_grep(int argc, char **argv) {
     struct run_search_args a = {.step = -1};
     bool prompt = false, response = false;
     int n = 0;
-    const struct cmd_opt opts[] = {{"--step", CMD_I64("int[0,2^53]"), &a.step, "N", "this step's samples alone"},
-                                   {"--prompt", CMD_FLAG, &prompt, NULL, "prompts alone"},
-                                   {"--response", CMD_FLAG, &response, NULL, "responses alone"},
-                                   {"--ignore-case", CMD_FLAG, &a.ignore_case, NULL, "-i: upper and lower case are the same"},
-                                   {"--count", CMD_FLAG, &o.count, NULL, "-c: the number of lines that match"},
-                                   {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
-                                   {"--json", CMD_FLAG, &o.json, NULL, "a JSON object a line that matches"}};
+    const struct cmd_opt opts[] = {
+        {"--step", CMD_I64("int[0,2^53]"), &a.step, "N", "this step's samples alone"},
+        {"--prompt", CMD_FLAG, &prompt, NULL, "prompts alone"},
+        {"--response", CMD_FLAG, &response, NULL, "responses alone"},
+        {"--ignore-case", CMD_FLAG, &a.ignore_case, NULL, "-i: upper and lower case are the same"},
+        {"--count", CMD_FLAG, &o.count, NULL, "-c: the number of lines that match"},
+        {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
+        {"--json", CMD_FLAG, &o.json, NULL, "a JSON object a line that matches"}};
     struct cmd_spec spec =
         CMD_SPEC(opts, "verlc grep PATTERN RUN [--step N] [--prompt | --response] [-i] [-c]",
                  "Lines of prompts and responses that match a regular expression (PCRE2), the newest step first:\n"

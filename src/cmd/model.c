@@ -226,7 +226,8 @@ static int cmd_model_init(int argc, char **argv) {
     int rc = cmd_parse(&spec, argc, argv);
     free(about);
     if (rc != 0) return rc < 0 ? rc : 0;
-    if (!out || (arch == NULL) == (preset == NULL)) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if ((arch == NULL) == (preset == NULL)) FAIL(ERR_INVAL, "one of --arch and --preset is needed; usage: %s", spec.usage);
+    if (!out) FAIL(ERR_INVAL, "--out is missing; usage: %s", spec.usage);
     if (preset && strcmp(preset, "tiny") != 0) FAIL(ERR_INVAL, "--preset %s: there is tiny", preset);
     TRY(arch_config(&config, preset ? preset : arch));
     rc = out_open(&o, out, force);
@@ -241,12 +242,18 @@ static const char *const ARCH_NAMES[] = {"llama", "qwen2", "qwen3", "mistral"};
 static const char *const ROPE_NAMES[] = {"default", "linear", "dynamic", "llama3", "yarn"};
 
 static int cmd_model_info(int argc, char **argv) {
-    const char *dir = NULL;
-    const struct cmd_opt opts[] = {{"--model", CMD_STR, &dir, "DIR", "Hugging Face model directory"}};
-    const struct cmd_spec spec = CMD_SPEC(opts, "verlc model info --model DIR", "One JSON line about a model.");
+    const char *dir = NULL, *operand = NULL;
+    int n = 0;
+    const struct cmd_opt opts[] = {{"--model", CMD_STR, &dir, "DIR", "the same"}};
+    struct cmd_spec spec = CMD_SPEC(opts, "verlc model info DIR", "One JSON line about a model: a directory, or a hub id.");
+    spec.operands = &operand;
+    spec.max_operands = 1;
+    spec.n_operands = &n;
     const int parsed = cmd_parse(&spec, argc, argv);
     if (parsed != 0) return parsed < 0 ? parsed : 0;
-    if (!dir) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (!dir && !operand) FAIL(ERR_INVAL, "model info: which model? usage: %s", spec.usage);
+    if (dir && operand) FAIL(ERR_INVAL, "model info: --model %s and %s are two models; usage: %s", dir, operand, spec.usage);
+    if (operand) dir = operand;
     struct model_config c;
     struct buf line = {0};
     char *config = NULL;
@@ -396,7 +403,7 @@ static int cmd_model_export(int argc, char **argv) {
     struct export_source s = {0};
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
-    if (!model || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if (!model || !out) FAIL(ERR_INVAL, "%s is missing; usage: %s", model ? "--out" : "--model", spec.usage);
     if (dtype) TRY(cmd_file_dtype(dtype, &dt));
     rc = find_source(&s, model);
     if (rc == 0) rc = out_write(out, force, &s, dt, shard_mb);
@@ -478,7 +485,8 @@ static int cmd_model_merge(int argc, char **argv) {
     struct export_source s = {0};
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
-    if ((!adapter && !model) || !out) FAIL(ERR_INVAL, "usage: %s", spec.usage);
+    if ((!adapter && !model) || !out)
+        FAIL(ERR_INVAL, "%s is missing; usage: %s", adapter || model ? "--out" : "--adapter or --model", spec.usage);
     if (dtype) TRY(cmd_file_dtype(dtype, &dt));
     if (!adapter && is_fsdp(model))
         return cmd_merge_shards(
@@ -602,5 +610,10 @@ int cmd_model(int argc, char **argv) {
     }
     for (size_t i = 0; argc >= 2 && i < sizeof subs / sizeof subs[0]; i++)
         if (strcmp(argv[1], subs[i].name) == 0) return subs[i].run(argc - 1, argv + 1);
-    FAIL(ERR_INVAL, "%s", usage);
+    char *near = argc >= 2 ? str_near("info init export merge", argv[1]) : NULL;
+    const int rc = argc < 2 ? err_set(ERR_INVAL, __FILE__, __LINE__, "%s", usage)
+                            : err_set(ERR_INVAL, __FILE__, __LINE__, "there is no 'model %s'%s%s%s %s", argv[1],
+                                      near ? ": did you mean '" : "", near ? near : "", near ? "'?" : ";", usage);
+    free(near);
+    return rc;
 }

@@ -3,11 +3,13 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "conf/conf.h"
 #include "conf/words.def"
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void print_help(const struct cmd_spec *s) {
     printf("usage: %s\n", s->usage);
@@ -45,6 +47,19 @@ static int unknown(const struct cmd_spec *s, const char *name) {
     FAIL(ERR_INVAL, "unknown option %s (--help lists them)", name);
 }
 
+/* ERR_INVAL: an argument that the command does not take. Commands that take a model by its option are meant most often. */
+static int unexpected(const struct cmd_spec *s, const char *a) {
+    if (!strchr(a, '=') && !s->operands)
+        for (int k = 0; k < s->n_opts; k++)
+            if (strcmp(s->opts[k].name, "--model") == 0)
+                FAIL(ERR_INVAL, "unexpected argument '%s'; did you mean --model %s? usage: %s", a, a, s->usage);
+    FAIL(ERR_INVAL, "unexpected argument '%s'; usage: %s", a, s->usage);
+}
+
+void cmd_reads_stdin(const char *what) {
+    if (isatty(STDIN_FILENO)) log_note("reads %s, from this terminal; Ctrl-D ends them, Ctrl-C the command", what);
+}
+
 int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
     if (s->n_operands) *s->n_operands = 0;
     for (int i = 1; i < argc; i++) {
@@ -54,8 +69,7 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
             return 1;
         }
         if (a[0] != '-' || a[1] != '-') {
-            if (!s->operands || *s->n_operands >= s->max_operands)
-                FAIL(ERR_INVAL, "unexpected argument '%s'; usage: %s", a, s->usage);
+            if (!s->operands || *s->n_operands >= s->max_operands) return unexpected(s, a);
             s->operands[(*s->n_operands)++] = a;
             continue;
         }
@@ -69,7 +83,7 @@ int cmd_parse(const struct cmd_spec *s, int argc, char **argv) {
             *(bool *)o->out = true;
             continue;
         }
-        if (!eq && i + 1 >= argc) FAIL(ERR_INVAL, "%s needs a value %s", o->name, o->arg);
+        if (!eq && i + 1 >= argc) FAIL(ERR_INVAL, "%s needs a value: %s %s; usage: %s", o->name, o->name, o->arg, s->usage);
         TRY(set_value(o, eq ? eq + 1 : argv[++i]));
     }
     return 0;

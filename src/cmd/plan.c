@@ -320,6 +320,8 @@ int cmd_plan(int argc, char **argv) {
     TRY(read_arguments(&p, argc, argv));
     int rc = cmd_load(&c, p.schema, p.argc, p.argv);
     const bool answered = rc > 0;
+    if (rc == 0 && strcmp(p.program->name, "ppo") != 0)
+        rc = cmd_want_model(c, "plan", strcmp(p.schema, "generation_server") == 0 ? "actor_rollout_ref.model.path" : "model.path");
     if (rc == 0) rc = p.program->memory(c, &p.of, &memory);
     if (rc == 0 && p.json && !p.probe) rc = print_json(memory.json);
     else if (rc == 0 && !(p.json && memory.fits)) fputs(memory.text.p, stdout);

@@ -221,6 +221,7 @@ int cmd_score(int argc, char **argv) {
     TRYG(train_model_dir(model, true, &dir), out);
     TRYG(model_config_load(&c, dir), out);
     s.vocab = c.vocab;
+    cmd_reads_stdin("requests, a JSON object a line, such as {\"ids\": [5, 9, 7], \"response_start\": 1}");
     TRYG(file_each_line("-", read_request, &s), out);
     if (s.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);

@@ -174,7 +174,7 @@ int cmd_tokenize(int argc, char **argv) {
                                           "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"}.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc > 0 ? 0 : rc;
-    if (!model) FAIL(ERR_INVAL, "tokenize needs --model DIR");
+    if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     if (chat && decode) FAIL(ERR_INVAL, "--chat and --decode exclude each other");
     struct job j = {.decode = decode};
     const struct watch t0 = watch_now();
@@ -183,6 +183,7 @@ int cmd_tokenize(int argc, char **argv) {
         rc = bench(j.tok, t0, bench_file);
     } else {
         rc = chat ? chat_template_create(&j.chat, j.tok) : 0;
+        if (rc == 0) cmd_reads_stdin("requests, a JSON object a line, such as {\"text\": \"2 + 3 =\"}");
         if (rc == 0) rc = file_each_line("-", on_line, &j);
     }
     chat_template_destroy(j.chat);

@@ -4,11 +4,13 @@
 
 #include "conf/conf.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "train/run/phase_watchdog.h"
 #include "train/train.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 extern char **environ;
@@ -19,11 +21,24 @@ int cmd_ended(int rc) {
     return 128 + stage_stop_signal();
 }
 
-/* A bare command is a question, not a run. */
+/* A bare command is a question, not a run. model_key NULL: it needs none. */
 static int want_keys(const char *name, int argc, const char *model_key) {
     if (argc > 1) return 0;
+    if (!model_key)
+        FAIL(ERR_INVAL, "verlc %s: no keys given; it needs at least data.path=FILE; 'verlc %s --help' lists them all", name, name);
     FAIL(ERR_INVAL, "verlc %s: no keys given; it needs at least %s=DIR and data.train_files=FILE; 'verlc %s --help' lists them all",
          name, model_key, name);
+}
+
+int cmd_want_model(const struct conf *c, const char *command, const char *key) {
+    const json_t *v;
+    if (conf_is_set(c, key) || conf_is_set(c, "model.partial_pretrain") || conf_is_null(c, key) || conf_json(c, key, &v) < 0)
+        return 0;
+    char *dir = file_expand(json_is_string(v) ? json_string_value(v) : "");
+    const bool there = file_is_dir(dir); /* verl's default */
+    free(dir);
+    if (!there) FAIL(ERR_INVAL, "not set: %s=DIR (or a hub id); 'verlc %s --help' lists the keys", key, command);
+    return 0;
 }
 
 int cmd_load(struct conf **c, const char *schema, int argc, char **argv) {
@@ -44,6 +59,7 @@ static int train(const char *name, const char *model_key, const char *schema, in
     struct conf *c = NULL;
     TRY(want_keys(name, argc, model_key));
     int rc = cmd_load(&c, schema, argc - 1, argv + 1);
+    if (rc == 0 && strcmp(name, "sft") == 0) rc = cmd_want_model(c, name, model_key);
     if (rc == 0) rc = program(c);
     conf_free(c);
     if (rc < 0) err_pass(rc, __FILE__, __LINE__);
@@ -66,6 +82,7 @@ int cmd_sft(int argc, char **argv) { return train("sft", "model.path", cmd_sft_s
 int cmd_eval(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
+    TRY(want_keys("eval", argc, NULL));
     int rc = cmd_load(&c, "evaluation", argc - 1, argv + 1);
     if (rc == 0) rc = train_eval(c, &text);
     if (rc == 0 && text.p) fputs(text.p, stdout);
@@ -103,6 +120,8 @@ int cmd_generate_rows(int argc, char **argv) {
     struct conf *c = NULL;
     TRY(cmd_generation_schema(argc, argv, &schema));
     int rc = cmd_load(&c, schema, argc - 1, argv + 1);
+    if (rc == 0)
+        rc = cmd_want_model(c, "generate", strcmp(schema, "generation") == 0 ? "model.path" : "actor_rollout_ref.model.path");
     if (rc == 0) rc = train_generate(c);
     conf_free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/file.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -202,6 +203,14 @@ done:
 
 static int unknown_key(const struct loader *l, const char *key, const char *text) {
     const char *near = conf__table_near(&l->c->table, key);
+    const bool sft = strncmp(l->c->table.schema, "sft", 3) == 0;
+    struct conf_table other;
+    TRY(conf__table_open(&other, sft ? "ppo_trainer" : "sft_trainer_engine"));
+    const bool elsewhere = conf__table_row(&other, key) != NULL;
+    conf__table_free(&other);
+    if (elsewhere)
+        FAIL(ERR_INVAL, "%s: %s is a key of verlc %s, not of this program%s%s%s (--help lists its keys)", text, key,
+             sft ? "ppo" : "sft", near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
     if (near) FAIL(ERR_INVAL, "%s: there is no key %s; did you mean %s? To add a key of your own: +%s", text, key, near, text);
     FAIL(ERR_INVAL, "%s: there is no key %s (--help lists them); to add a key of your own: +%s", text, key, text);
 }
@@ -370,6 +379,8 @@ static int wrong_type(const struct conf *c, const struct conf_key *row, const st
         buf_adds(&words, ", that is ");
         conf_type_words(row->type, &words);
     }
+    if (v->kind == CONF_FLOAT && strncmp(row->type, "int", 3) == 0 && v->f == floor(v->f) && fabs(v->f) < 0x1p53)
+        buf_addf(&words, ": write %.0f", v->f);
     const int rc =
         err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s%s%s%s%s (%s)", row->path, b.p, row->type, words.n ? words.p : "",
                 near ? "; did you mean " : "", near ? near : "", near ? "?" : "", conf__origin(c, row->path));
@@ -432,8 +443,10 @@ static int flag_value(int argc, char **argv, int *k, const char *name, const cha
 static int unknown_flag(const struct loader *l, const char *a) {
     struct conf_table t;
     const char *name = a + strspn(a, "-"), *near = NULL;
-    char *word = xstrndup(name, strcspn(name, "=")), *flag = str_near("--config-path --config-name --config-dir --cfg --help", a);
+    char *word = xstrndup(name, strcspn(name, "=")), *flag = NULL;
     struct buf b = {0};
+    if (strcmp(a, "--config") == 0) flag = xstrdup("--config-path DIR --config-name FILE");
+    else flag = str_near("--config-path --config-name --config-dir --cfg --help", a);
     if (!flag && *word && conf__table_open(&t, l->schema) == 0) {
         for (char *p = word; *p; p++)
             if (*p == '-') *p = '_';
@@ -441,13 +454,13 @@ static int unknown_flag(const struct loader *l, const char *a) {
         near = row ? row->path : conf__table_near(&t, word); /* a row's texts outlive the table */
         conf__table_free(&t);
     }
-    if (flag) buf_addf(&b, "; did you mean %s?", flag);
-    if (near) buf_addf(&b, "; a key has no dashes: did you mean %s=...?", near);
-    const int rc =
-        err_set(ERR_INVAL, __FILE__, __LINE__,
-                "unknown flag %s%s There are --config-path, --config-name, --config-dir, --cfg job, --help, and overrides "
-                "key=value",
-                a, b.n ? b.p : ";");
+    if (flag) buf_addf(&b, "did you mean %s? There", flag);
+    else if (near) buf_addf(&b, "a key has no dashes: did you mean %s=...? There", near);
+    else buf_adds(&b, "there");
+    const int rc = err_set(ERR_INVAL, __FILE__, __LINE__,
+                           "unknown flag %s; %s are --config-path, --config-name, --config-dir, --cfg job, --help, and overrides "
+                           "key=value",
+                           a, b.p);
     buf_free(&b);
     free(flag);
     free(word);

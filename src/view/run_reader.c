@@ -151,7 +151,9 @@ int run_reader_open(struct run_reader **out, const char *path) {
         r->dir = !slash ? xstrdup(".") : xstrndup(path, slash == path ? 1 : (size_t)(slash - path));
     }
     if (!file_exists(r->path) && file_is_dir(path)) rc = no_run(path);
-    else if (!file_exists(r->path)) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s does not exist", path);
+    else if (!file_exists(r->path))
+        rc = err_set(ERR_INPUT, __FILE__, __LINE__,
+                     "%s does not exist; a run is the directory of trainer.default_local_dir, or its run.db", path);
     if (rc == 0) take_in(r);
     if (rc == 0) rc = open_file(r);
     if (rc == 0) rc = look(r);

@@ -135,10 +135,10 @@ def few_keys(s, test):
     test("plan: nothing to refuse", words not in p.stderr, p.stderr)
 
 
-def on_terminal(args):
+def on_terminal(args, **env):
     """What the program writes on a terminal."""
     here, there = pty.openpty()
-    p = subprocess.Popen([VERLC, *map(str, args)], stdin=there, stdout=there, stderr=there, env=ENV, close_fds=True)
+    p = subprocess.Popen([VERLC, *map(str, args)], stdin=there, stdout=there, stderr=there, env={**ENV, **env}, close_fds=True)
     os.close(there)
     text = b""
     while True:
@@ -214,9 +214,120 @@ def algo_requests(test):
          and replies[0]["advantages"][0][0] > 0.7 and replies[3]["score"] == 1, replies)
 
 
+# What a newcomer types, and a part of the one line that answers. MODEL is a model's directory, ROWS a file of rows.
+WRONG = [
+    ("train", "'verlc ppo KEY=VALUE...' trains"),
+    ("mdoel info MODEL", "there is no command 'mdoel'; did you mean 'model'?"),
+    ("resume", "the command that started a run goes on with it"),
+    ("merge MODEL", "'verlc model merge' merges"),
+    ("convert", "'verlc model export'"),
+    ("gpu", "'verlc selftest' tries the device"),
+    ("run.sh", "'verlc exec bash run.sh'"),
+    ("trainer.total_epochs=3", "is a key without a command: write 'verlc ppo trainer.total_epochs=3 ...'"),
+    ("help ppl", "did you mean 'ppo'?"),
+    ("ppo", "no keys given; it needs at least actor_rollout_ref.model.path=DIR"),
+    ("sft data.train_files=ROWS", "not set: model.path=DIR (or a hub id)"),
+    ("eval", "it needs at least data.path=FILE"),
+    ("plan", "not set: actor_rollout_ref.model.path=DIR (or a hub id)"),
+    ("plan sft", "not set: model.path=DIR (or a hub id)"),
+    ("plan generate", "not set: model.path=DIR (or a hub id)"),
+    ("plan --model MODEL", "did you mean actor_rollout_ref.model.path=...?"),
+    ("ppo help", "or --help for the keys"),
+    ("ppo --learning_rate 1e-5", "a key has no dashes: did you mean actor_rollout_ref.actor.optim.lr=...?"),
+    ("ppo --learning-rate=1e-5", "did you mean actor_rollout_ref.actor.optim.lr=...?"),
+    ("ppo --config run.yaml", "did you mean --config-path DIR --config-name FILE?"),
+    ("ppo run.yaml", "a file of keys is read by --config-path DIR --config-name run.yaml"),
+    ("ppo ROWS", "a file is the value of a key: data.train_files=ROWS"),
+    ("ppo MODEL", "a directory is the value of a key: actor_rollout_ref.model.path=MODEL"),
+    ("eval ROWS", "a file is the value of a key: data.path=ROWS"),
+    ("ppo actor_rollout_ref.actor.optim.lr 1e-5", "write key=value: actor_rollout_ref.actor.optim.lr=1e-5"),
+    ("ppo trainer.total_epochs = 3", "without spaces around the =: trainer.total_epochs=..."),
+    ("ppo trainer.total_epoch", "did you mean trainer.total_epochs=...?"),
+    ("ppo data.train_batch_size=four", "expected int[1,2^24], that is a whole number from 1 to 2^24 (command line)"),
+    ("ppo data.max_response_length=1e3", ": write 1000 (command line)"),
+    ("ppo data.shuffle=yes", "expected bool, that is True or False"),
+    ("ppo optim.lr=1e-5", "optim.lr is a key of verlc sft, not of this program; did you mean actor_rollout_ref.actor.optim.lr?"),
+    ("sft algorithm.adv_estimator=grpo", "algorithm.adv_estimator is a key of verlc ppo, not of this program"),
+    ("ppo --help nonsense", "no key of ppo_trainer starts or ends with 'nonsense'"),
+    ("ppo --help trainer.total_epohcs", "did you mean trainer.total_epochs?"),
+    ("model inof MODEL", "there is no 'model inof': did you mean 'info'?"),
+    ("model info", "which model? usage: verlc model info DIR"),
+    ("model info ROWS", "it is a file; give the directory that holds config.json"),
+    ("model info MODEL --model MODEL", "are two models"),
+    ("model info nowhere", "no such directory, nor a hub id such as"),
+    ("model init --preset tiny", "--out is missing"),
+    ("model export --model MODEL", "--out is missing"),
+    ("generate MODEL", "did you mean --model MODEL?"),
+    ("generate --model", "--model needs a value: --model DIR; usage: verlc generate"),
+    ("tokenize", "--model is missing; usage: verlc tokenize"),
+    ("data gsm", "it makes gsm8k and arith"),
+    ("show nowhere", "nowhere does not exist; a run is the directory of trainer.default_local_dir"),
+    ("show ROWS", "cannot be read"),
+    ("exec ROWS_NAME", "is a file, not a program: write verlc exec bash ROWS_NAME"),
+]
+
+
+def wrong_command_lines(s, test):
+    """One line, exit status 2 or 3, and what to do. The whole line of the output is the message."""
+    names = {"MODEL": str(s.dir / "model"), "ROWS_NAME": "test.jsonl", "ROWS": str(s.dir / "test.jsonl")}
+
+    def named(text):
+        return re.sub("|".join(names), lambda m: names[m[0]], text)
+
+    for line, answer in WRONG:
+        p = run(*[named(w) for w in line.split()], check=False, cwd=s.dir, stdin=subprocess.DEVNULL)
+        ok = p.returncode in (2, 3) and not p.stdout and p.stderr.count("\n") == 1 and named(answer) in p.stderr
+        test(f"verlc {line}: {answer}", ok and p.stderr.startswith("error: "), f"exit {p.returncode} {p.stdout[:200]} {p.stderr}")
+
+
+def questions(s, test):
+    test("help COMMAND is COMMAND --help", all(run("help", *c).stdout == run(*c[:1], *h).stdout for c, h in (
+        (["ppo"], ["--help"]), (["ppo", "trainer."], ["--help", "trainer."]), (["model", "info"], ["info", "--help"]),
+        (["plan"], ["--help"]), (["eval"], ["--help"]), (["show"], ["--help"]), (["exec"], ["--help"]))))
+    test("help KEY is explain KEY", run("help", "trainer.total_epochs").stdout == run("explain", "trainer.total_epochs").stdout)
+    test("help alone, -h and --help", run("help").stdout == run("-h").stdout == run("--help").stdout)
+    test("every command has its help", all(run("help", line.split()[0]).stdout for line in run("help").stdout.splitlines()
+                                           if line.startswith("  ") and line.split()[0] != "worker"))
+    test("-v, -V, version and --version", len({run(v).stdout for v in ("-v", "-V", "version", "--version")}) == 1)
+    text = run("ppo", "--help", "lr").stdout
+    test("ppo --help with the end of a name",
+         "\nactor_rollout_ref.actor.optim.lr=1.0e-06\n" in text and "\ncritic.optim.lr=" in text)
+    test("model info DIR is model info --model DIR",
+         run("model", "info", s.dir / "model").stdout == run("model", "info", "--model", s.dir / "model").stdout)
+    text = run("tokenize", "--model", s.dir / "model", input="").stderr
+    test("a pipe is no person who is waited for", "Ctrl-D" not in text, text)
+    here, there = pty.openpty()
+    tokenize = [VERLC, "tokenize", "--model", s.dir / "model"]
+    p = subprocess.Popen(tokenize, stdin=there, stderr=subprocess.PIPE, env=ENV, close_fds=True)
+    os.close(there)
+    text = p.stderr.readline().decode()
+    os.write(here, b"\x04")
+    p.wait(30)
+    os.close(here)
+    test("a terminal is said what is read from it", "reads requests, a JSON object a line" in text and "Ctrl-D" in text, text)
+
+
+def colours(s, test):
+    red, line = "\x1b[1;31merror: \x1b[0m", ["ppo", "trainer.nope=1"]
+    plain = {"NO_COLOR": "", "TERM": "xterm", "VERLC_COLOR": "auto"}
+    test("a terminal: errors have a colour", red in on_terminal(line, **plain), on_terminal(line, **plain))
+    test("not with NO_COLOR, TERM=dumb or VERLC_COLOR=never", not any("\x1b" in on_terminal(line, **{**plain, **e}) for e in (
+        {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"VERLC_COLOR": "never"})))
+    test("a pipe: none, but with VERLC_COLOR=always", "\x1b" not in run(*line, check=False).stderr and
+         red in run(*line, check=False, env={"VERLC_COLOR": "always"}).stderr)
+    one = s.ppo("warned", actor_rollout_ref__rollout__n=1, actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=2,
+                trainer__total_training_steps=1, trainer__save_freq=0)
+    p = run(*one, env={"VERLC_COLOR": "always"})
+    test("warnings too, notes not", "\x1b[33mwarning: \x1b[0mactor_rollout_ref.rollout.n=1" in p.stderr and "\x1b" not in
+         "".join(x for x in p.stderr.splitlines() if "note:" in x), p.stderr[:600])
+
+
 def main():
     test = Tests()
     with Scratch(n_train=8, n_test=4) as s:
+        wrong_command_lines(s, test)
+        questions(s, test)
+        colours(s, test)
         own_rows(s, test)
         reward_python(s, test)
         adapters(s, test)

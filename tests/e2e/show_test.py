@@ -141,13 +141,14 @@ def check_compare(s, test, path, keys):
     test("show A B: last metrics side by side, with their steps", [c.split()[1] for c in cells] == ["(7)", "(2)"] and all(
         abs(float(c.split()[0]) - v) < 1e-3 * max(1, abs(v)) for c, v in zip(cells, last.values())), (cells, last))
     test("show A B: what differs in the configurations", ["actor_rollout_ref.actor.optim.lr", "0.001", "0.003"] in rows and
-         ["actor_rollout_ref.rollout.n", "4", "2"] in rows and "default_local_dir" not in text and "rollout_n" not in text, text[-900:])
+         ["actor_rollout_ref.rollout.n", "4", "2"] in rows and "default_local_dir" not in text and "rollout_n" not in text,
+         text[-900:])
     braille = [line for line in text.splitlines() if any("\u2800" < c <= "\u28ff" for c in line)]
     test("show A B: two curves with their ends", any(line.rstrip().endswith("A") for line in braille) and
          any("B" in line for line in braille) and max(map(columns, text.splitlines())) <= 80, text[:1500])
     got = json.loads(run("show", path, other, "--json", "--metric", "actor/lr").stdout)
-    test("show A B --json", [r["last_step"] for r in got["runs"]] == [7, 2] and got["differs"]["actor_rollout_ref.rollout.n"] == [4, 2]
-         and got["curves"]["actor/lr"][1]["step"] == [1, 2], str(got)[:300])
+    test("show A B --json", [r["last_step"] for r in got["runs"]] == [7, 2] and
+         got["differs"]["actor_rollout_ref.rollout.n"] == [4, 2] and got["curves"]["actor/lr"][1]["step"] == [1, 2], str(got)[:300])
     text = run("show", path, "--metric", "response_length/mean,actor/grad_norm").stdout
     test("show RUN --metric: chosen curves", "response_length/mean" in text and "actor/grad_norm (log)" in text and
          "critic/rewards/mean" not in text, text[:300])
