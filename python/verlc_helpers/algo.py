@@ -13,9 +13,8 @@ masked tokens is not read.
 
 import base64
 import inspect
-import sys
 
-from verlc_helpers.protocol import HelperError, serve
+from verlc_helpers.protocol import HelperError, install_line, serve
 from verlc_helpers.user_function import describe, load
 
 try:
@@ -33,7 +32,7 @@ FUNCTION = NAME = LOSS_KIND = None
 def init(value):
     global FUNCTION, NAME, LOSS_KIND
     if np is None:
-        raise HelperError(f"numpy is missing; install it with '{sys.executable} -m pip install numpy'", "INPUT")
+        raise HelperError(f"numpy is missing; {install_line('numpy')}", "INPUT")
     FUNCTION, NAME, LOSS_KIND = load(value["path"], value["name"], ""), value["name"], value["loss"]
 
 

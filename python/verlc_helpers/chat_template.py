@@ -15,10 +15,9 @@ JSON values only, and cannot change what they are given.
 """
 
 import json
-import sys
 from datetime import datetime
 
-from verlc_helpers.protocol import HelperError, serve
+from verlc_helpers.protocol import HelperError, install_line, serve
 
 try:
     import jinja2
@@ -110,8 +109,7 @@ def make_environment():
 def compiled(text):
     """The template's compiled form; compiled once."""
     if jinja2 is None:
-        raise HelperError(f"chat templates need Jinja2 3.1.6 or newer ({missing}); install it with '{sys.executable} -m pip "
-                          "install -U jinja2'", "HELPER")
+        raise HelperError(f"chat templates need Jinja2 3.1.6 or newer ({missing}); {install_line('jinja2')}", "HELPER")
     known = state["compiled"]
     if text not in known:
         if "env" not in state:

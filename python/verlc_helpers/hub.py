@@ -19,7 +19,7 @@ import shutil
 import threading
 import time
 
-from verlc_helpers.protocol import HelperError, serve
+from verlc_helpers.protocol import HelperError, install_line, serve
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # verlc draws one
 for name in [n for n, v in os.environ.items() if n.startswith("HF_") and not v]:
@@ -175,7 +175,7 @@ def status():
 
 def handle(request):
     if huggingface_hub is None:
-        raise HelperError("the Python package huggingface_hub is missing: pip install huggingface_hub, or give a directory",
+        raise HelperError(f"the Python package huggingface_hub is missing; {install_line('huggingface_hub')}, or give a directory",
                           "INPUT")
     return start(request) if request["op"] == "start" else status()
 

@@ -37,6 +37,16 @@ class HelperError(Exception):
         self.code = code
 
 
+def install_line(package):
+    """What gives this interpreter a package. A distribution's own refuses pip: there the environment beside the program is the
+    way, as src/helper/helper.c says of a helper that does not start."""
+    if not sys.executable.startswith("/usr/bin/"):
+        return f"install it with '{sys.executable} -m pip install -U {package}'"
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # python/ lies in verlc's directory
+    return (f"run 'apt-get install python3-venv && cd {top} && python3 -m venv .venv && .venv/bin/pip install -r "
+            f"python/requirements.txt {package}' (or set VERLC_PYTHON)")
+
+
 def text_of(value, how=str):
     """how(value), a text that any object has and UTF-8 can carry."""
     try:

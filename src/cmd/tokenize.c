@@ -7,7 +7,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cmd/cmd.h"
+#include "data/data.h"
 #include "text/text.h"
+#include "train/train.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,7 +164,7 @@ int cmd_tokenize(int argc, char **argv) {
     const char *model = NULL, *bench_file = NULL;
     bool chat = false, decode = false;
     const struct cmd_opt opts[] = {
-        {"--model", CMD_STR, &model, "DIR", "model directory, or its tokenizer.json"},
+        {"--model", CMD_STR, &model, "DIR", "model directory or hub id, or a tokenizer.json"},
         {"--chat", CMD_FLAG, &chat, NULL, "lines are {\"messages\", \"add_generation_prompt\"}"},
         {"--decode", CMD_FLAG, &decode, NULL, "lines are {\"ids\", \"skip_special_tokens\"}"},
         {"--bench", CMD_STR, &bench_file, "FILE", "measure on the lines of FILE instead"},
@@ -178,7 +180,11 @@ int cmd_tokenize(int argc, char **argv) {
     if (chat && decode) FAIL(ERR_INVAL, "--chat and --decode exclude each other");
     struct job j = {.decode = decode};
     const struct watch t0 = watch_now();
-    TRY(tokenizer_open(&j.tok, model));
+    char *dir = NULL;
+    if (!file_exists(model) && data_hub_id(model)) TRY(train_model_dir(model, false, &dir));
+    rc = tokenizer_open(&j.tok, dir ? dir : model);
+    free(dir);
+    TRY(rc);
     if (bench_file) {
         rc = bench(j.tok, t0, bench_file);
     } else {

@@ -5,6 +5,7 @@ Also a tarball's layout: python/ and .venv beside the program."""
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -29,6 +30,26 @@ def install(program, helpers):
     shutil.copytree(HELPERS, helpers, ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def packages_missing(s, test):
+    """What a tarball's user is told who has not made the .venv beside the program: a line that mends it, for the package that
+    was missed first, the chat template's jinja2 too."""
+    bare = s.dir / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    install(s.dir / "verlc-2/verlc", s.dir / "verlc-2/python")
+    verlc_test.VERLC = str(s.dir / "verlc-2/verlc")
+    env = {"VERLC_PYTHON": str(bare / "bin/python")}
+    for name, args, package in (("a chat template", ["tokenize", "--model", s.dir / "model", "--chat"], "jinja2"),
+                                ("a hub id", ["model", "info", "no/model"], "huggingface_hub")):
+        p = run(*args, input=CHAT, check=False, env=env)
+        test(f"{name} without its package, in an environment: pip's line",
+             p.returncode != 0 and f"{bare}/bin/python -m pip install -U {package}" in p.stderr, p.stderr)
+    script = ("import sys; sys.path.insert(0, sys.argv[1]); sys.executable = '/usr/bin/python3'\n"
+              "from verlc_helpers.protocol import install_line; print(install_line('jinja2'))")
+    line = subprocess.run([sys.executable, "-c", script, s.dir / "verlc-2/python"], capture_output=True, text=True, check=True).stdout
+    test("a distribution's Python refuses pip: the environment beside the program",
+         f"cd {s.dir / 'verlc-2'} && python3 -m venv .venv && .venv/bin/pip install -r python/requirements.txt jinja2" in line, line)
+
+
 def main():
     test = Tests()
     for name in ("VERLC_PYTHON", "VERLC_HELPERS_DIR", "VIRTUAL_ENV"):
@@ -47,6 +68,7 @@ def main():
             p = run("tokenize", "--model", s.dir / "model", "--chat", input=CHAT, check=False, cwd="/")
             test(f"{kind}: its own helpers", p.returncode == 0 and p.stdout == wanted, p.stderr[-300:])
             test(f"{kind}: its own interpreter", ran.exists() and not above.exists())
+        packages_missing(s, test)
     test.end()
 
 
