@@ -120,8 +120,6 @@ int cmd_generate_rows(int argc, char **argv) {
     struct conf *c = NULL;
     TRY(cmd_generation_schema(argc, argv, &schema));
     int rc = cmd_load(&c, schema, argc - 1, argv + 1);
-    if (rc == 0)
-        rc = cmd_want_model(c, "generate", strcmp(schema, "generation") == 0 ? "model.path" : "actor_rollout_ref.model.path");
     if (rc == 0) rc = train_generate(c);
     conf_free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;

@@ -4,6 +4,7 @@ same rows; generate against the JSONL form and against itself in other batches."
 
 import json
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -122,6 +123,11 @@ def check_eval(s, test):
     test("eval: a data source of 15,000 bytes and a key of 302", got.get(f"val-core/{long}/acc/mean@2") == 1 and
          got.get(f"val-aux/{long}/{'k' * 300}é/best@2/mean") == 2 and got.get(f"test_score/{long}") == 1,
          f"{p.returncode} {p.stdout[:200]} {p.stderr[-300:]}")
+    # slow scorers: a line after two seconds
+    own.write_text("import time\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                   "    time.sleep(0.7)\n    return 1.0\n")
+    p = evaluate(s, [row(g, "1", *("abcd"))], f"custom_reward_function.path={own}", "reward.num_workers=1")
+    test("eval: what takes longer says how far it is", re.search(r"^[123] of 4 responses scored$", p.stderr, re.M), p.stderr)
     test.refused("eval: a data source with NUL", evaluate(s, [row("a\0b", "1", "x")]), 3, "row 1", "NUL")
     test.refused("eval: no ground truth", evaluate(s, [{**rows[0], "reward_model": {}}]), 3, "row 1", "ground_truth")
     test.refused("eval: no responses", evaluate(s, [{**rows[0], "responses": []}]), 3, "row 1", "no responses")

@@ -7,6 +7,7 @@
 #include "train/ppo/stages.h"
 #include "train/train.h"
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -15,13 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FIRST_S = 2, SAY_S = 5 }; /* until something is said of the scores, and from there */
+
 struct eval {
     const char *path, *response_key, *source_key, *reward_key;
     struct reward_args reward_args;
     struct reward *reward;
     json_t *rows;
     struct val_row *v; /* one a response; unscored ones have data_source NULL */
-    int64_t n, n_failed;
+    int64_t n, n_failed, n_done;
+    double say_at; /* the next line about them, on the clock */
     char *first_failure; /* its message */
 };
 
@@ -77,6 +81,12 @@ static int check_sources(const struct eval *e) {
 
 /* ---- scores ---- */
 
+static void say_progress(struct eval *e) {
+    if (clock_now() < e->say_at || e->n_done == e->n) return;
+    log_info("%lld of %lld responses scored", (long long)e->n_done, (long long)e->n);
+    e->say_at = clock_now() + SAY_S;
+}
+
 static int take(struct eval *e, double wait_s) {
     int64_t tag;
     struct reward_result r;
@@ -92,6 +102,8 @@ static int take(struct eval *e, double wait_s) {
                 e->first_failure = xasprintf("%s: %s", reward_status_name(r.status), r.message ? r.message : "");
         }
         reward_result_free(&r);
+        e->n_done++;
+        say_progress(e);
     }
     return got;
 }
@@ -100,6 +112,7 @@ static int score_all(struct eval *e) {
     const json_t *row;
     size_t i;
     int64_t tag = 0;
+    e->say_at = clock_now() + FIRST_S;
     json_array_foreach(e->rows, i, row) {
         const json_t *list = json_object_get(row, e->response_key);
         for (size_t k = 0; k < n_responses(list); k++, tag++) {
