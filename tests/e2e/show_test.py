@@ -225,6 +225,9 @@ def main():
         run(*s.ppo("run", trainer__total_training_steps=6, trainer__resume_mode="disable", **keys))
         now = state(path)
         test("status of a run that is done", now["state"] == "ended" and now["exit"] == "done" and now["last_step"] == 6, now)
+        took = [metric(database(path), 6, f"timing_s/{n}") for n in ("step", "testing")]
+        test("status: a step's seconds are its phases', not their parts", took[0] <= now["last_steps"][0]["seconds"] + 1e-9 and
+             now["last_steps"][0]["seconds"] < 2 * sum(took) + 1 and "agent_loop" not in run("status", path).stdout, (took, now))
         check_columns(test, path)
         check_text(test, path)
         check_grep(test, path)
