@@ -149,7 +149,8 @@ def prepare(s):
     for name in ("DIR", "BASE", "TEACHER", "Qwen/Qwen2.5-0.5B-Instruct", "data/gsm8k/checkpoints/global_step_20/actor"):
         shutil.copytree(d / "model", d / name, copy_function=os.link)
     run(*s.ppo("RUN", actor_rollout_ref__model__lora_rank=2, trainer__total_training_steps=1))
-    for name in ("DIR", "data/gsm8k/checkpoints"):
+    (d / "OTHER").mkdir()
+    for name in ("DIR", "OTHER", "data/gsm8k/checkpoints"):
         os.link(d / "RUN/run.db", d / name / "run.db")
     (d / "global_step_20").mkdir()
     os.rename(d / "RUN/global_step_1/actor", d / "global_step_20/actor")

@@ -45,9 +45,11 @@ def packages_missing(s, test):
              p.returncode != 0 and f"{bare}/bin/python -m pip install -U {package}" in p.stderr, p.stderr)
     script = ("import sys; sys.path.insert(0, sys.argv[1]); sys.executable = '/usr/bin/python3'\n"
               "from verlc_helpers.protocol import install_line; print(install_line('jinja2'))")
-    line = subprocess.run([sys.executable, "-c", script, s.dir / "verlc-2/python"], capture_output=True, text=True, check=True).stdout
+    call = [sys.executable, "-c", script, s.dir / "verlc-2/python"]
+    line = subprocess.run(call, capture_output=True, text=True, check=True).stdout
     test("a distribution's Python refuses pip: the environment beside the program",
-         f"cd {s.dir / 'verlc-2'} && python3 -m venv .venv && .venv/bin/pip install -r python/requirements.txt jinja2" in line, line)
+         f"cd {s.dir / 'verlc-2'} && python3 -m venv .venv && .venv/bin/pip install -r python/requirements.txt jinja2" in line,
+         line)
 
 
 def main():

@@ -25,7 +25,7 @@ struct eval {
     json_t *rows;
     struct val_row *v; /* one a response; unscored ones have data_source NULL */
     int64_t n, n_failed, n_done;
-    double say_at; /* the next line about them, on the clock */
+    double say_at;       /* the next line about them, on the clock */
     char *first_failure; /* its message */
 };
 
