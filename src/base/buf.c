@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 void *xmalloc(size_t n) {
     void *p = malloc(n ? n : 1);
@@ -136,7 +137,7 @@ char *str_near(const char *list, const char *s) {
     for (const char *p = list + strspn(list, between); *p; p += strspn(p, between)) {
         const size_t n = strcspn(p, between);
         char *name = xstrndup(p, n);
-        const int d = str_distance(s, name);
+        const int d = strcasecmp(s, name) == 0 ? 0 : str_distance(s, name);
         p += n;
         if (d < least) {
             least = d;

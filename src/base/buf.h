@@ -34,7 +34,7 @@ void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
 /* Levenshtein distance of the first 127 bytes, for "did you mean". */
 int str_distance(const char *a, const char *b);
-/* The name in a list ("a, b, c" or "'a'|'b'") that is nearest to s, a new string; NULL: none is near. */
+/* The name in a list ("a, b, c" or "'a'|'b'") that is nearest to s, or is s in other cases, a new string; NULL: none is near. */
 char *str_near(const char *list, const char *s);
 char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

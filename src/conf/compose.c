@@ -381,6 +381,8 @@ static int wrong_type(const struct conf *c, const struct conf_key *row, const st
     }
     if (v->kind == CONF_FLOAT && strncmp(row->type, "int", 3) == 0 && v->f == floor(v->f) && fabs(v->f) < 0x1p53)
         buf_addf(&words, ": write %.0f", v->f);
+    if (v->kind == CONF_STR && *v->s && words.n && v->s[strspn(v->s, "0123456789.eE+-")] == '\0')
+        buf_adds(&words, "; quotes make a text of it");
     const int rc =
         err_set(ERR_INVAL, __FILE__, __LINE__, "%s=%s: expected %s%s%s%s%s (%s)", row->path, b.p, row->type, words.n ? words.p : "",
                 near ? "; did you mean " : "", near ? near : "", near ? "?" : "", conf__origin(c, row->path));

@@ -100,6 +100,12 @@ static void one_type_words(const char *p, size_t n, struct buf *out) {
         buf_addf(out, "%.*s", (int)n - 2, p + 1);
     } else if (strncmp(p, "int", 3) == 0 || strncmp(p, "float", 5) == 0) {
         const size_t name = *p == 'i' ? 3 : 5;
+        const size_t comma = strcspn(p, ",");
+        if (comma < n && n > name + 4 && p[name] == '[' && comma - name - 1 == n - comma - 2 &&
+            memcmp(p + name + 1, p + comma + 1, n - comma - 2) == 0) { /* [0,0] */
+            buf_add(out, p + comma + 1, n - comma - 2);
+            return;
+        }
         buf_adds(out, *p == 'i' ? "a whole number" : "a number");
         interval_words(p + name, n - name, out);
     } else if (strncmp(p, "list[", 5) == 0) {
