@@ -53,6 +53,8 @@ static int unexpected(const struct cmd_spec *s, const char *a) {
         for (int k = 0; k < s->n_opts; k++)
             if (strcmp(s->opts[k].name, "--model") == 0)
                 FAIL(ERR_INVAL, "unexpected argument '%s'; did you mean --model %s? usage: %s", a, a, s->usage);
+    if (s->operands && s->max_operands > 1)
+        FAIL(ERR_INVAL, "'%s' is one argument too many, at most %d; usage: %s", a, s->max_operands, s->usage);
     FAIL(ERR_INVAL, "unexpected argument '%s'; usage: %s", a, s->usage);
 }
 

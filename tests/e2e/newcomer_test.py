@@ -265,6 +265,7 @@ WRONG = [
     ("tokenize", "--model is missing; usage: verlc tokenize"),
     ("data gsm", "it makes gsm8k and arith"),
     ("show nowhere", "nowhere does not exist; a run is the directory of trainer.default_local_dir"),
+    ("show 1 2 3 4 5 6 7 8 9", "'9' is one argument too many, at most 8"),
     ("show ROWS", "cannot be read"),
     ("exec ROWS_NAME", "is a file, not a program: write verlc exec bash ROWS_NAME"),
 ]
