@@ -222,6 +222,37 @@ static void test_syntax(void **state) {
     REFUSED("over 32 parts", parts);
 }
 
+static void type_says(const char *type, const char *words) {
+    struct buf b = {0};
+    conf_type_words(type, &b);
+    assert_string_equal(b.p, words);
+    buf_free(&b);
+}
+
+static void test_type_words(void **state) {
+    (void)state;
+    type_says("int[1,2^24]", "a whole number from 1 to 2^24");
+    type_says("int[1,2^31)|null", "a whole number from 1 to below 2^31 or null");
+    type_says("float(0,inf]", "a number above 0 up to inf");
+    type_says("float[0,inf)", "a number from 0 on");
+    type_says("float[0,0]|float[1e-6,1e6]", "0 or a number from 1e-6 to 1e6");
+    type_says("str|list[str]|null", "a text, a list of texts or null");
+    type_says("'a'|'b'", "a or b");
+    type_says("list[int[0,9]]", "a list, each of it a whole number from 0 to 9");
+    type_says("bool", "True or False");
+    for (const char *const *s = conf_schemas(); *s; s++) { /* every type of every key has words */
+        struct conf_table t;
+        assert_int_equal(conf__table_open(&t, *s), 0);
+        for (int64_t k = 0; k < t.n; k++) {
+            struct buf b = {0};
+            conf_type_words(t.rows[k].type, &b);
+            assert_true(b.n > 0 && !strchr(b.p, '|') && !strchr(b.p, '\''));
+            buf_free(&b);
+        }
+        conf__table_free(&t);
+    }
+}
+
 static void test_references(void **state) {
     (void)state;
     REFUSED("trainer.seed: ${data.nope}: there is no key data.nope", "trainer.seed=${data.nope}");
@@ -714,21 +745,14 @@ static void test_no_changes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values),
-        cmocka_unit_test(test_syntax),
-        cmocka_unit_test(test_references),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_engines),
-        cmocka_unit_test(test_older_names),
-        cmocka_unit_test(test_rejected),
-        cmocka_unit_test(test_notes),
-        cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_help_names_acting_keys),
-        cmocka_unit_test(test_yaml_texts),
-        cmocka_unit_test(test_yaml_refusals),
+        cmocka_unit_test(test_table),        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_unknown_keys), cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_syntax),       cmocka_unit_test(test_references),
+        cmocka_unit_test(test_type_words),   cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_engines),      cmocka_unit_test(test_older_names),
+        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_answers),      cmocka_unit_test(test_help_names_acting_keys),
+        cmocka_unit_test(test_yaml_texts),   cmocka_unit_test(test_yaml_refusals),
         cmocka_unit_test(test_floats),
         cmocka_unit_test(test_changes),
         cmocka_unit_test(test_changes_are_lines),
