@@ -83,6 +83,7 @@ static int want_heads(const char *op, int64_t n_q, int64_t n_kv, int64_t head_di
 
 void dev_close(struct dev *d) {
     dev_trace__drop(d);
+    dev_gpu_use__drop(d);
     if (d->ops && d->ops->close) d->ops->close(d);
     *d = (struct dev){0};
 }

@@ -14,6 +14,7 @@ int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, i
 int dev_trace__exchange_close(struct dev *d, int rc); /* gives rc back */
 void dev_trace__pause(struct dev *d, bool paused);    /* no trace is fine */
 void dev_trace__drop(struct dev *d);
+void dev_gpu_use__drop(struct dev *d);
 
 /* After the checks, so that a bad call is refused on every backend alike. */
 #define HAVE(op)                                                                                      \

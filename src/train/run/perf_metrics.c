@@ -2,6 +2,7 @@
 #include "train/run/perf_metrics.h"
 
 #include "base/err.h"
+#include "dev/gpu_use.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -57,6 +58,7 @@ static double host_memory_used(void) {
 
 int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, struct dev_memory *before) {
     struct dev_memory now;
+    double busy, bytes;
     TRY(dev_memory(d, &now));
     const struct {
         const char *name;
@@ -67,6 +69,10 @@ int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, s
     for (int i = 0; i < 3; i++) {
         metrics_set(m, sizes[i].bytes / 0x1p30, "perf/%s", sizes[i].name);
         if (prefix[0]) metrics_set(m, sizes[i].bytes / 0x1p30, "%sperf/%s", prefix, sizes[i].name);
+    }
+    if (dev_gpu_use(d, &busy, &bytes)) {
+        metrics_set(m, busy, "perf/gpu_utilization");
+        metrics_set(m, bytes / 0x1p30, "perf/gpu_memory_used_gb");
     }
     if (d->planned > 0) metrics_set(m, sizes[1].bytes / (double)d->planned, "perf/memory_of_plan");
     metrics_set_i64(m, now.n_allocs - before->n_allocs, "perf/device_allocations");

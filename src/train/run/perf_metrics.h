@@ -17,7 +17,8 @@ struct model_flops train_model_flops(const struct model_config *c, const struct 
 double train_peak_flops(const struct dev *d);
 /* perf/max_memory_allocated_gb, perf/max_memory_reserved_gb, perf/cpu_memory_used_gb, each also with verl's prefix where
  * there is one ("actor/"), perf/memory_of_plan where there is a plan (d->planned), and perf/device_allocations since *before, which
- * becomes now: 0 says that the plan held. */
+ * becomes now: 0 says that the plan held. Of a GPU with NVML from the second call on also perf/gpu_utilization and
+ * perf/gpu_memory_used_gb, since the call before. */
 int train_memory_metrics(struct metrics *m, struct dev *d, const char *prefix, struct dev_memory *before);
 
 #endif
