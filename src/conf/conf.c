@@ -93,6 +93,12 @@ bool conf_is_null(const struct conf *c, const char *key) {
 
 bool conf_is_set(const struct conf *c, const char *key) { return map_gets(&c->set, key, NULL); }
 
+json_t *conf_set_keys(const struct conf *c) {
+    json_t *keys = json_array();
+    for (int64_t i = 0; i < c->set.n; i++) json_array_append_new(keys, json_string(c->set.entries[i].key));
+    return keys;
+}
+
 /* ---- printing ---- */
 
 int conf_yaml(const struct conf *c, struct buf *b) {

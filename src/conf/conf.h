@@ -91,6 +91,7 @@ int conf_bytes(const char *key, const char *text, int64_t *out);
 int conf_json(const struct conf *c, const char *key, const json_t **out);
 bool conf_is_null(const struct conf *c, const char *key); /* null or absent */
 bool conf_is_set(const struct conf *c, const char *key);  /* by the user: file or command line */
+json_t *conf_set_keys(const struct conf *c);              /* all such keys, a list of strings; the caller's */
 
 /* The resolved tree as YAML, in verl's key order; ??? stays. Loading it again as
  * --config-name gives the same tree. ERR_INTERNAL. */

@@ -62,6 +62,8 @@ int32_t tokenizer_eos(const struct tokenizer *t);                   /* -1: none 
 int32_t tokenizer_pad(const struct tokenizer *t); /* the end token where none is named (verl's rule); -1: neither */
 /* Borrowed; NULL: the model has none. A model may carry another one for requests with tools. */
 const char *tokenizer_chat_template(const struct tokenizer *t, bool with_tools);
+/* {"151645": "<|im_end|>", ...}: the tokens that skip_special skips, by id. The caller's. */
+json_t *tokenizer_special_tokens(const struct tokenizer *t);
 /* {"bos_token": "<s>", ...}: what a template may name. Borrowed. */
 const json_t *tokenizer_special_map(const struct tokenizer *t);
 

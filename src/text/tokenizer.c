@@ -566,6 +566,15 @@ int64_t tokenizer_vocab_size(const struct tokenizer *t) { return t->n_ids; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 int32_t tokenizer_pad(const struct tokenizer *t) { return t->pad >= 0 ? t->pad : t->eos; }
+json_t *tokenizer_special_tokens(const struct tokenizer *t) {
+    json_t *names = json_object();
+    for (int64_t id = 0; id < t->n_ids; id++) {
+        char key[24];
+        snprintf(key, sizeof key, "%lld", (long long)id);
+        if (t->special[id]) json_object_set_new(names, key, json_string(t->added_by_id[id]->content));
+    }
+    return names;
+}
 const json_t *tokenizer_special_map(const struct tokenizer *t) { return t->special_map; }
 const char *tokenizer_chat_template(const struct tokenizer *t, bool with_tools) {
     return with_tools && t->tool_template ? t->tool_template : t->chat_template;

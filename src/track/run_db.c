@@ -3,7 +3,8 @@
  * columns that it lacks are added when its run is resumed.
  *
  *   meta(key, value)                 format, version (of verlc), project, experiment, config (JSON), total_steps, started (wall
- *                                    clock of the run's first start), headline (JSON list of metrics), plan (JSON, below);
+ *                                    clock of the run's first start), headline (JSON list of metrics), plan (JSON, below),
+ *                                    set (JSON list: the keys that the user set), special_tokens (JSON: id to name);
  *                                    of a run that has ended also ended (wall clock) and exit ("done", "failed: ...",
  *                                    "killed: ..."): one that was killed with SIGKILL has neither
  *   metrics(step, name, value)       one row a metric; NULL: not a number
@@ -13,7 +14,7 @@
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
  *           advantage: of the first token; advantages NULL: of every token
  *           token_bytes: little-endian uint16, bytes of response that came with each token: 0 for a special token or a part of a
- *           character, whose bytes come with its last part; their sum is response's length
+ *           character, whose bytes come with its last part; their sum is response's length; prompt_bytes: the same of prompt
  *           reward_message: why there is no score, NULL where there is one
  *           rows of a step without metrics are of a step that is being made
  *   histograms(step, validation, name, lo, hi, counts)
@@ -60,7 +61,7 @@ static const char schema[] =
 static const char *const added[][2] = {/* columns of samples that format 1 lacks */
                                        {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
                                        {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
-                                       {"prompt_number", "INTEGER"}, {"place", "INTEGER"}};
+                                       {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"}};
 
 /* What a step's histograms count: training's samples, then validation's. */
 struct values {
@@ -194,6 +195,8 @@ static int describe(struct db_ctx *c, const struct track_args *a) {
     if (a->config) TRY(set_meta_json(c, "config", a->config));
     else TRY(set_meta(c, "config", "{}"));
     if (a->plan) TRY(set_meta_json(c, "plan", a->plan));
+    if (a->set) TRY(set_meta_json(c, "set", a->set));
+    if (a->special_tokens) TRY(set_meta_json(c, "special_tokens", a->special_tokens));
     TRY(set_status_i64(c, "pid", getpid()));
     TRY(set_status(c, "host", host));
     if (a->resume_step <= 0) return 0;
@@ -223,8 +226,8 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
                 " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
-                " token_bytes, versions, prompt_number, place)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " token_bytes, versions, prompt_number, place, prompt_bytes)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_meta, "INSERT OR REPLACE INTO meta VALUES(?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
@@ -396,6 +399,7 @@ static int db_sample(void *v, const struct track_sample *s) {
     sqlite3_bind_null(st, 24);
     if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 23, s->prompt_number);
     if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 24, s->place);
+    sqlite3_bind_blob64(st, 25, s->prompt_bytes, (sqlite3_uint64)s->n_prompt * 2, SQLITE_STATIC);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
     buf_free(&runs);

@@ -122,6 +122,7 @@ static void record_free(struct record *r) {
         free((float *)(uintptr_t)s->ref_logp);
         free((float *)(uintptr_t)s->advantages);
         free((uint16_t *)(uintptr_t)s->token_bytes);
+        free((uint16_t *)(uintptr_t)s->prompt_bytes);
         free((int32_t *)(uintptr_t)s->versions);
         json_decref((json_t *)(uintptr_t)s->extra);
         json_decref((json_t *)(uintptr_t)s->trace.sampling);
@@ -400,6 +401,7 @@ void track_sample(struct track *t, const struct track_sample *s) {
     r->sample.ref_logp = numbers(s->ref_logp, s->n);
     r->sample.advantages = numbers(s->advantages, s->n);
     r->sample.token_bytes = s->token_bytes ? copy(s->token_bytes, (size_t)s->n * sizeof *s->token_bytes) : NULL;
+    r->sample.prompt_bytes = s->prompt_bytes ? copy(s->prompt_bytes, (size_t)s->n_prompt * sizeof *s->prompt_bytes) : NULL;
     r->sample.versions = s->versions ? copy(s->versions, (size_t)s->n * sizeof *s->versions) : NULL;
     r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
     if (s->trace.wanted) {

@@ -55,6 +55,7 @@ struct track_sample {
     const float *logp;                            /* (n) */
     const float *entropy, *ref_logp, *advantages; /* (n) each; NULL: not computed, or advantage is that of every token */
     const uint16_t *token_bytes;                  /* (n) bytes of response that came with each token; NULL: not known */
+    const uint16_t *prompt_bytes;                 /* (n_prompt) the same of prompt */
     const int32_t *versions;                      /* (n) of the weights that drew each token; NULL: those of before the step */
     int64_t prompt_number, place; /* fully asynchronous: of the prompt in the order of the data and in the step; else -1 */
     double score, advantage;      /* NaN: none; advantage: of the first token */
@@ -82,6 +83,8 @@ struct track_args {
     const char *project, *experiment;
     const char *run_dir;                          /* run.db, and files whose place is not set in the environment */
     const json_t *config;                         /* resolved configuration */
+    const json_t *set;                            /* the keys of it that the user set, a list; NULL: not told */
+    const json_t *special_tokens;                 /* {"151645": "<|im_end|>", ...}, those without text; NULL: not told */
     const json_t *plan;                           /* the memory plan (run_db.c says its form); NULL: none */
     int64_t total_steps;                          /* for the progress bar; 0: unknown */
     int64_t resume_step;                          /* > 0: append, and drop what is newer than this step */

@@ -56,6 +56,15 @@ def check_columns(test, path):
     later = db.execute("SELECT logp, ref_logp FROM samples WHERE step=4 AND validation=0 AND ref_logp NOT NULL").fetchall()
     test("ref_logp: others' afterwards", later and any(a != b for a, b in later))
     test("token_bytes add up to the response", all(sum(numbers("H", r[4])) == len(r[5]) for r in rows))
+    rows = db.execute("SELECT prompt_ids, prompt_bytes, prompt FROM samples").fetchall()
+    special = json.loads(db.execute("SELECT value FROM meta WHERE key='special_tokens'").fetchone()[0])
+    lengths = [dict(zip(numbers("i", ids), numbers("H", n))) for ids, n, _ in rows]
+    test("prompt_bytes add up to the prompt", rows and all(
+        sum(numbers("H", n)) == len(text) and len(n) * 2 == len(ids) for ids, n, text in rows))
+    test("special tokens have a name and no text", special and any(i in n for i in map(int, special) for n in lengths) and all(
+        n.get(int(i), 0) == 0 for i in special for n in lengths), special)
+    keys = json.loads(db.execute("SELECT value FROM meta WHERE key='set'").fetchone()[0])
+    test("the keys that were set", "data.train_batch_size" in keys and "trainer.seed" not in keys, keys)
     test("a number for each token", all(len(r[2]) == len(r[3]) == len(r[0]) and len(r[4]) * 2 == len(r[0]) for r in scored))
     bad = db.execute("SELECT reward_status, reward_message, score, entropy FROM samples WHERE validation=0 AND step>0 AND "
                      "reward_status<>'score'").fetchall()

@@ -61,6 +61,8 @@ static void phase(void *ctx, const char *name) {
 
 static const json_t *plan(const void *ctx) { return ((const struct controller *)ctx)->worker.plan_json; }
 
+static json_t *special_tokens(const void *ctx) { return tokenizer_special_tokens(((const struct controller *)ctx)->tok); }
+
 int controller_validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
@@ -200,6 +202,7 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                         .validate = controller_validate,
                                         .phase = phase,
                                         .plan = plan,
+                                        .special_tokens = special_tokens,
                                         .headlines = headlines};
     TRY(run_open(&c->run, conf, &c->k.run, &program));
     c->run.warnings.samples = c->k.train_batch_size * c->k.train.n;

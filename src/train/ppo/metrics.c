@@ -348,24 +348,46 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
     };
 }
 
+/* A prompt's text and the bytes of it that came with each token; that of the row before where it is the same prompt. */
+struct prompt_text {
+    struct buf text;
+    uint16_t *bytes;
+    int64_t cap, n;
+    const int32_t *ids; /* what text is of; NULL: nothing yet */
+};
+static int prompt_text_of(struct prompt_text *p, const struct tokenizer *tok, struct track_sample *x) {
+    const bool same = p->ids && p->n == x->n_prompt && memcmp(p->ids, x->prompt_ids, (size_t)p->n * sizeof *p->ids) == 0;
+    if (!same) {
+        xgrow((void **)&p->bytes, &p->cap, x->n_prompt, sizeof *p->bytes);
+        buf_reset(&p->text);
+        p->ids = NULL;
+        TRY(tokenizer_decode_bytes(tok, x->prompt_ids, x->n_prompt, true, &p->text, p->bytes));
+        p->ids = x->prompt_ids;
+        p->n = x->n_prompt;
+    }
+    x->prompt = (struct track_text){p->text.p, p->text.n};
+    x->prompt_bytes = p->bytes;
+    return 0;
+}
+
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation) {
-    struct buf prompt = {0}, whole_prompt = {0}, whole_response = {0};
+    struct buf whole_prompt = {0}, whole_response = {0};
+    struct prompt_text prompt = {0};
     if (b->n_rows == 0) return;
     bool *traced = ppo_traced_rows(s, b);
     const struct token_numbers numbers = token_numbers_alloc(b);
     for (int64_t i = 0; i < b->n_rows; i++) {
         struct track_sample x = sample_of(s, b, i);
-        buf_reset(&prompt);
-        if (tokenizer_decode(tok, x.prompt_ids, x.n_prompt, true, &prompt) < 0) continue;
+        if (prompt_text_of(&prompt, tok, &x) < 0) continue;
         x.validation = validation;
         if (validation) x.versions = NULL;
         add_token_numbers(&x, b, i, &numbers);
-        x.prompt = (struct track_text){prompt.p, prompt.n};
         if (traced && traced[i]) ppo_trace_row(s, tok, b, i, validation, &x, &whole_prompt, &whole_response);
         track_sample(s->run->track, &x);
         json_decref((json_t *)(uintptr_t)x.trace.sampling);
     }
-    buf_free(&prompt);
+    buf_free(&prompt.text);
+    free(prompt.bytes);
     buf_free(&whole_prompt);
     buf_free(&whole_response);
     free(traced);

@@ -79,6 +79,7 @@ int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t e
 static int open_track(struct run *r, const struct conf *c) {
     const json_t *config;
     TRY(conf_json(c, "", &config));
+    json_t *set = conf_set_keys(c), *tokens = r->program.special_tokens ? r->program.special_tokens(r->program.ctx) : NULL;
     const struct track_args a = {.loggers = &r->loggers,
                                  .wandb_proxy = r->k.wandb_proxy,
                                  .trace_project = r->k.trace.project,
@@ -87,12 +88,17 @@ static int open_track(struct run *r, const struct conf *c) {
                                  .experiment = r->k.experiment,
                                  .run_dir = r->k.default_local_dir,
                                  .config = config,
+                                 .set = set,
+                                 .special_tokens = tokens,
                                  .plan = r->program.plan ? r->program.plan(r->program.ctx) : NULL,
                                  .total_steps = r->total_steps,
                                  .resume_step = r->from.step,
                                  .title = r->k.title,
                                  .headlines = r->program.headlines};
-    return track_open(&r->track, &a);
+    const int rc = track_open(&r->track, &a);
+    json_decref(set);
+    json_decref(tokens);
+    return rc;
 }
 
 static int64_t optim_steps(const struct run *r) { return r->checkpoints.steps(r->checkpoints.ctx); }

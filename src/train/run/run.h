@@ -61,6 +61,7 @@ struct run_program {
     int (*validate)(void *ctx);                 /* into the run's metrics */
     void (*phase)(void *ctx, const char *name); /* a stage begins, for the trace of a device; NULL: none */
     const json_t *(*plan)(const void *ctx);     /* the memory plan for run.db, borrowed; NULL: none */
+    json_t *(*special_tokens)(const void *ctx); /* by id, for run.db, a new reference; NULL: none */
     const char *const (*headlines)[2];          /* metrics that the bar shows, with their labels; ends with NULL */
 };
 
