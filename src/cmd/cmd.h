@@ -32,6 +32,7 @@
     X(show, "a run in the terminal: plots, a step, a sample with its tokens coloured")            \
     X(grep, "search the prompts and responses of a run")                                          \
     X(status, "what a run does now, or how it ended")                                             \
+    X(note, "notes and tags of a run, which the page shows")                                      \
     X(view, "a run in the browser: curves, samples, rewards; live")                               \
     X(trackers, "what a run has not sent to MLflow, W&B and others; sync sends it")               \
     X(explain, "what a metric or a key is and how to read it")                                    \
