@@ -16,6 +16,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SPECIAL = {"151643": "<|endoftext|>", "151644": "<|im_start|>", "151645": "<|im_end|>"}
 WORDS = (
     "the answer is so we add both numbers then each of them has half as many left over after that total price "
     "\\boxed{42} #### 42 = + 7 × 6 apples because every day one more"
@@ -53,6 +54,8 @@ def metrics_of(step, steps, rng):
         "train/zero_variance_groups": max(0, 0.2 + 0.5 * x + rng.gauss(0, 0.04)),
         "perf/throughput": 4400 + rng.gauss(0, 120),
         "perf/mfu/actor": 0.41 + rng.gauss(0, 0.01),
+        "perf/gpu_utilization": 86 + rng.gauss(0, 3),
+        "perf/gpu_memory_used_gb": 71.5,
         "reward/num_errors": float(rng.random() < 0.02),
         "timing_s/gen": 6 + 4 * x + rng.gauss(0, 0.3),
         "timing_s/reward": abs(rng.gauss(0.2, 0.1)),
@@ -68,12 +71,30 @@ def metrics_of(step, steps, rng):
     return out
 
 
+def prompt_of(uid):
+    """A prompt as Qwen's template makes it: its text, ids and the bytes of each token; special tokens have none."""
+    question = f"Question {uid}: Anna has {uid} apples and buys {uid % 9} more each day. How many are there after a week? "
+    question += "Let's think step by step and output the final answer after ####. " * 4
+    turns = (("system", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."), ("user", question))
+    parts = []
+    for role, text in turns:
+        words = text.strip().split(" ")
+        parts += [(151644, ""), (8948, role), (198, "\n"), *((1000 + len(w), w) for w in [words[0], *(" " + w for w in words[1:])])]
+        parts += [(151645, ""), (198, "\n")]
+    parts += [(151644, ""), (77091, "assistant"), (198, "\n")]
+    ids = array.array("i", [n for n, _ in parts]).tobytes()
+    return "".join(w for _, w in parts), ids, array.array("H", [len(w.encode()) for _, w in parts]).tobytes()
+
+
 def sample(i, group, tokens, rng):
     """One row of the table samples, without its step."""
     uid, index = divmod(i, group)
     n = max(4, min(tokens * 3, int(rng.gauss(tokens, tokens / 3))))
     words = [("" if k == 0 else " ") + rng.choice(WORDS) for k in range(n - 1)] + [""]
     score = None if i == 3 else float(rng.random() < (uid % 7) / 6)
+
+    prompt, prompt_ids, prompt_bytes = prompt_of(uid)
+    stop = n < tokens * 1.6
 
     def f32(low, high):
         return array.array("f", [rng.uniform(low, high) for _ in range(n)]).tobytes()
@@ -85,16 +106,15 @@ def sample(i, group, tokens, rng):
         uid,
         index,
         "openai/gsm8k",
-        f"user\nQuestion {uid}: Anna has {uid} apples and buys {uid % 9} more each day. How many are there after a "
-        f"week?\nassistant\n",
+        prompt,
         "".join(words),
         str(uid + 7 * (uid % 9)),
         score,
         None if score is None else score - 0.5,
         "score" if score is not None else "timeout",
-        "stop" if n < tokens * 1.6 else "length",
-        bytes(4 * 30),
-        array.array("i", [rng.randrange(50000) for _ in range(n)]).tobytes(),
+        "stop" if stop else "length",
+        prompt_ids,
+        array.array("i", [rng.randrange(50000) for _ in range(n - 1)] + [151645 if stop else 7]).tobytes(),
         logp.tobytes(),
         json.dumps({"acc": score, "pred": "42"}),
         f32(0, 1.5),
@@ -102,10 +122,11 @@ def sample(i, group, tokens, rng):
         None,
         None if score is not None else "the scorer took longer than 30 s",
         array.array("H", [len(w.encode()) for w in words]).tobytes(),
+        prompt_bytes,
     )
 
 
-def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo", seed=0):
+def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo", seed=0, lr=1e-6):
     rng = random.Random(seed)
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -131,9 +152,8 @@ def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo",
     }
     config = {
         "data": {"train_batch_size": samples // group, "max_response_length": 512},
-        "actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}}, "rollout": {"n": group}},
-        "trainer": {"total_training_steps": steps, "project_name": "gsm8k", "experiment_name": name},
-        "seed": seed,
+        "actor_rollout_ref": {"actor": {"optim": {"lr": lr}}, "rollout": {"n": group}},
+        "trainer": {"total_training_steps": steps, "project_name": "gsm8k", "experiment_name": name, "seed": seed},
     }
     meta = {
         "format": "2",
@@ -142,6 +162,8 @@ def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo",
         "experiment": name,
         "config": json.dumps(config),
         "plan": json.dumps(plan),
+        "set": json.dumps(["data.train_batch_size", "actor_rollout_ref.actor.optim", "trainer.total_training_steps"]),
+        "special_tokens": json.dumps(SPECIAL),
         "total_steps": str(steps),
         "started": f"{now - 3600:.3f}",
         "headline": json.dumps(["critic/rewards/mean"]),
@@ -171,11 +193,11 @@ def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo",
         )
     columns = (
         "validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status, finish, "
-        "prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes"
+        "prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes, prompt_bytes"
     )
     db.execute(f"CREATE TEMP TABLE one AS SELECT {columns} FROM samples WHERE 0")
     db.executemany(
-        f"INSERT INTO one({columns}) VALUES({', '.join('?' * 20)})", (sample(i, group, tokens, rng) for i in range(samples))
+        f"INSERT INTO one({columns}) VALUES({', '.join('?' * 21)})", (sample(i, group, tokens, rng) for i in range(samples))
     )
     for s in range(1, steps + 1):  # in SQLite alone: the samples of a step are those of the first
         db.execute(f"INSERT INTO samples(step, {columns}) SELECT ?, {columns} FROM one", (s,))

@@ -101,8 +101,8 @@ static int has_column(struct run_reader *r, const char *name) {
 
 static int look(struct run_reader *r) {
     static const char *const needed[] = {"meta", "metrics", "samples"};
-    static const char *const columns[N_COLUMNS] = {"entropy",        "ref_logp",    "advantages",
-                                                   "reward_message", "token_bytes", "versions"};
+    static const char *const columns[N_COLUMNS] = {"entropy",     "ref_logp", "advantages",  "reward_message",
+                                                   "token_bytes", "versions", "prompt_bytes"};
     sqlite3_stmt *st;
     int rc;
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
@@ -254,17 +254,17 @@ static void take_meta(struct run_meta *m, sqlite3_stmt *st) {
     char *key = text_copy(st, 0);
     char **const texts[] = {&m->version, &m->project, &m->experiment, &m->exit};
     static const char *const text_keys[] = {"version", "project", "experiment", "exit"};
-    json_t **const values[] = {&m->config, &m->plan, &m->headline};
-    static const char *const value_keys[] = {"config", "plan", "headline"};
+    json_t **const values[] = {&m->config, &m->plan, &m->special_tokens, &m->headline, &m->set};
+    static const char *const value_keys[] = {"config", "plan", "special_tokens", "headline", "set"};
     for (int i = 0; i < 4; i++)
         if (strcmp(key, text_keys[i]) == 0) {
             free(*texts[i]);
             *texts[i] = text_copy(st, 1);
         }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 5; i++)
         if (strcmp(key, value_keys[i]) == 0) {
             json_decref(*values[i]);
-            *values[i] = json_of(st, 1, i == 2 ? JSON_ARRAY : JSON_OBJECT);
+            *values[i] = json_of(st, 1, i >= 3 ? JSON_ARRAY : JSON_OBJECT);
         }
     if (strcmp(key, "total_steps") == 0) m->total_steps = (int64_t)number_of(st, 1);
     if (strcmp(key, "started") == 0) m->started = number_of(st, 1);
@@ -301,6 +301,8 @@ void run_meta_free(struct run_meta *m) {
     json_decref(m->config);
     json_decref(m->plan);
     json_decref(m->headline);
+    json_decref(m->set);
+    json_decref(m->special_tokens);
     *m = (struct run_meta){0};
 }
 
@@ -386,12 +388,20 @@ int run_reader_steps(struct run_reader *r, int64_t after, struct run_steps *out)
 }
 
 int run_reader_sample_steps(struct run_reader *r, bool validation, struct run_steps *out) {
+    return run_reader_prompt_steps(r, -1, validation, out);
+}
+
+int run_reader_prompt_steps(struct run_reader *r, int64_t uid, bool validation, struct run_steps *out) {
     sqlite3_stmt *st;
     struct run_steps all = {0};
     int rc = 0;
     *out = (struct run_steps){0};
     TRY(steps_of(r, "SELECT MIN(step) FROM samples WHERE step > ?", -1, &all));
-    TRYG(reader__query(r, &st, "SELECT 1 FROM samples WHERE step = ? AND validation = ? LIMIT 1"), out);
+    TRYG(reader__query(r, &st,
+                       uid < 0 ? "SELECT 1 FROM samples WHERE step = ? AND validation = ? LIMIT 1"
+                               : "SELECT 1 FROM samples WHERE step = ? AND validation = ? AND uid = ? LIMIT 1"),
+         out);
+    if (uid >= 0) sqlite3_bind_int64(st, 3, uid);
     for (int64_t i = 0; i < all.n && rc >= 0; i++) {
         sqlite3_bind_int64(st, 1, all.v[i]);
         sqlite3_bind_int(st, 2, validation);
@@ -479,6 +489,61 @@ int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *nam
     }
     sqlite3_finalize(st);
     return rc;
+}
+
+/* A metric of a step into *name and *value, the first one in [lo, hi); 1: there is one. */
+static int first_of_step(struct run_reader *r, sqlite3_stmt *st, int64_t step, const char *lo, const char *hi, char **name,
+                         double *value) {
+    sqlite3_reset(st);
+    sqlite3_bind_int64(st, 1, step);
+    sqlite3_bind_text(st, 2, lo, -1, SQLITE_TRANSIENT);
+    sqlite3_bind_text(st, 3, hi, -1, SQLITE_TRANSIENT);
+    const int rc = reader__row(r, st);
+    if (rc != 1) return rc;
+    *name = text_copy(st, 0);
+    *value = reader__f64(st, 1);
+    return 1;
+}
+
+int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t look, char name[256], double *mean) {
+    sqlite3_stmt *before = NULL, *st = NULL;
+    char *lo = xstrdup(prefix), *hi = xasprintf("%s\xff", prefix);
+    int64_t step = INT64_MAX;
+    double sum = 0;
+    int found = 0, rc = reader__query(r, &before, "SELECT MAX(step) FROM metrics WHERE step < ?");
+    name[0] = '\0';
+    *mean = NAN;
+    if (rc == 0)
+        rc = reader__query(r, &st,
+                           "SELECT name, value FROM metrics WHERE step = ? AND name >= ? AND name < ? ORDER BY name LIMIT 1");
+    for (int64_t i = 0; i < look && found < n && rc >= 0; i++) {
+        char *got = NULL;
+        double v;
+        sqlite3_reset(before);
+        sqlite3_bind_int64(before, 1, step);
+        rc = reader__row(r, before);
+        if (rc != 1 || sqlite3_column_type(before, 0) != SQLITE_INTEGER) break;
+        step = sqlite3_column_int64(before, 0);
+        rc = first_of_step(r, st, step, lo, hi, &got, &v);
+        if (rc != 1) continue;
+        if (!name[0]) { /* from now on this one alone */
+            snprintf(name, 256, "%.*s", (int)utf8_cut(got, 255), got);
+            free(lo);
+            free(hi);
+            lo = xstrdup(got);
+            hi = xasprintf("%s\x01", got);
+        }
+        free(got);
+        if (!isfinite(v)) continue;
+        sum += v;
+        found++;
+    }
+    if (found > 0) *mean = sum / found;
+    sqlite3_finalize(before);
+    sqlite3_finalize(st);
+    free(lo);
+    free(hi);
+    return rc < 0 ? rc : 0;
 }
 
 int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out) {

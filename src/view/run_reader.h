@@ -41,6 +41,7 @@ struct run_meta {
     char *exit;                             /* how it ended; NULL: it has not, or was killed with SIGKILL */
     double started, ended;                  /* wall clock, 0: not told */
     json_t *config, *plan, *headline;       /* an object, an object or NULL, an array; headline never NULL */
+    json_t *set, *special_tokens;           /* a list of keys that the user set; an object, id -> name; NULL: not told */
 };
 int run_reader_meta(struct run_reader *r, struct run_meta *m);
 void run_meta_free(struct run_meta *m);
@@ -91,6 +92,10 @@ int run_reader_curves(struct run_reader *r, const char *const *names, int n, int
 /* The last value of each metric, sorted by name; NaN: it was not a number. */
 int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *name, int64_t step, double value), void *arg);
 
+/* Of the metrics whose names begin so, in the newest step that has one, the first by name: its name ("": none has) and the mean
+ * of its last n values. Looks at no more than the newest `look` steps. */
+int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t look, char name[256], double *mean);
+
 /* All metrics of a step, sorted by name; after an error out is empty. */
 int run_reader_step(struct run_reader *r, int64_t step, struct metrics *out);
 
@@ -118,6 +123,8 @@ int run_reader_groups(struct run_reader *r, int64_t step, bool validation, int (
                       void *arg);
 /* Steps that have samples of training or of validation, ascending. */
 int run_reader_sample_steps(struct run_reader *r, bool validation, struct run_steps *out);
+/* Those of them that have samples of this prompt. */
+int run_reader_prompt_steps(struct run_reader *r, int64_t uid, bool validation, struct run_steps *out);
 
 struct run_sample {
     int64_t id, step, uid, index;
@@ -130,8 +137,9 @@ struct run_sample {
     struct track_text prompt, response, ground_truth; /* may hold NUL */
     const int32_t *prompt_ids, *ids;
     const float *logp, *entropy, *ref_logp, *advantages; /* (n); NULL: not recorded */
-    const int64_t *ends; /* (n): where a token's text ends in response, ascending, the last is response.n; NULL: not known */
-    json_t *extra;       /* an object, or NULL */
+    const int64_t *ends;        /* (n): where a token's text ends in response, ascending, the last is response.n; NULL: not known */
+    const int64_t *prompt_ends; /* (n_prompt): the same of prompt */
+    json_t *extra;              /* an object, or NULL */
     /* Of the weights that drew the tokens: (n_runs, 2) counts of tokens and their version; n_runs 0: those of before the step. */
     const int32_t *runs;
     int64_t n_runs;
@@ -147,11 +155,17 @@ struct run_sample_query {
 int run_reader_samples(struct run_reader *r, const struct run_sample_query *q, int (*each)(void *arg, const struct run_sample *s),
                        void *arg);
 
+/* Where the last message of the user is in a sample's prompt, without space around it; the whole prompt where its template
+ * shows none. special: run_meta's, may be NULL. Borrows of s. */
+struct track_text run_user_message(const struct run_sample *s, const json_t *special);
+
 /* ---- search ---- */
 struct run_search_args {
     const char *pattern; /* PCRE2 */
     bool ignore_case, prompts, responses;
     int64_t step; /* -1: all, the newest first */
+    bool ranged;  /* only samples with a score from min to max */
+    double min, max;
 };
 struct run_match {                         /* a line with a match; lives until the next call */
     int64_t id, step, uid, index, line_no; /* line_no from 1 */

@@ -14,6 +14,7 @@ enum reader__column {
     COLUMN_REWARD_MESSAGE,
     COLUMN_TOKEN_BYTES,
     COLUMN_VERSIONS,
+    COLUMN_PROMPT_BYTES,
     N_COLUMNS
 };
 

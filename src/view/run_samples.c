@@ -73,19 +73,21 @@ enum {
     REF_LOGP,
     ADVANTAGES,
     TOKEN_BYTES,
-    VERSIONS
+    VERSIONS,
+    PROMPT_BYTES
 };
 
 static char *query_text(const struct run_reader *r, const struct run_sample_query *q) {
-    static const char *const names[] = {"entropy", "ref_logp", "advantages", "token_bytes", "versions"};
-    static const int has[] = {COLUMN_ENTROPY, COLUMN_REF_LOGP, COLUMN_ADVANTAGES, COLUMN_TOKEN_BYTES, COLUMN_VERSIONS};
+    static const char *const names[] = {"entropy", "ref_logp", "advantages", "token_bytes", "versions", "prompt_bytes"};
+    static const int has[] = {COLUMN_ENTROPY,     COLUMN_REF_LOGP, COLUMN_ADVANTAGES,
+                              COLUMN_TOKEN_BYTES, COLUMN_VERSIONS, COLUMN_PROMPT_BYTES};
     struct buf b = {0};
     buf_addf(&b,
              "SELECT id, step, validation, uid, sample, data_source, score, advantage, reward_status, finish,"
              " length(prompt_ids), length(ids), %s",
              r->has[COLUMN_REWARD_MESSAGE] ? "reward_message" : "NULL");
     if (q->whole) buf_adds(&b, ", prompt, response, ground_truth, prompt_ids, ids, logp, extra");
-    for (int i = 0; i < 5 && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
+    for (int i = 0; i < 6 && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
     buf_adds(&b, " FROM samples WHERE ");
     if (q->id) buf_adds(&b, "id = ?1");
     else {
@@ -104,7 +106,7 @@ static void *blob(sqlite3_stmt *st, int column, int64_t bytes) {
     return from ? memcpy(xmalloc((size_t)bytes), from, (size_t)bytes) : NULL;
 }
 
-/* Where each token's text ends, from its length; NULL unless they add up to the response. */
+/* Where each token's text ends, from its length; NULL unless they add up to its bytes. */
 static int64_t *token_ends(sqlite3_stmt *st, int column, int64_t n, size_t n_text) {
     uint16_t *len = blob(st, column, n * 2);
     if (!len) return NULL;
@@ -127,6 +129,7 @@ static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__te
     s->ref_logp = blob(st, REF_LOGP, s->n * 4);
     s->advantages = blob(st, ADVANTAGES, s->n * 4);
     s->ends = token_ends(st, TOKEN_BYTES, s->n, s->response.n);
+    s->prompt_ends = token_ends(st, PROMPT_BYTES, s->n_prompt, s->prompt.n);
     s->n_runs = sqlite3_column_type(st, VERSIONS) == SQLITE_BLOB ? sqlite3_column_bytes(st, VERSIONS) / 8 : 0;
     s->runs = blob(st, VERSIONS, s->n_runs * 8);
     if (!s->runs) s->n_runs = 0;
@@ -138,7 +141,8 @@ static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__te
 }
 
 static void free_whole(struct run_sample *s) {
-    const void *const arrays[] = {s->prompt_ids, s->ids, s->logp, s->entropy, s->ref_logp, s->advantages, s->ends, s->runs};
+    const void *const arrays[] = {s->prompt_ids, s->ids,  s->logp,        s->entropy, s->ref_logp,
+                                  s->advantages, s->ends, s->prompt_ends, s->runs};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free((void *)(uintptr_t)arrays[i]);
     json_decref(s->extra);
 }

@@ -125,8 +125,12 @@ static void take_text(struct buf *b, sqlite3_stmt *st, int column) {
 static int read_sample(struct run_search *s, int64_t id) {
     sqlite3_stmt *st;
     s->done++;
-    TRY(reader__query(s->r, &st, "SELECT uid, sample, validation, score, prompt, response FROM samples WHERE id = ?"));
+    TRY(reader__query(s->r, &st,
+                      "SELECT uid, sample, validation, score, prompt, response FROM samples"
+                      " WHERE id = ?1 AND (?2 IS NULL OR score BETWEEN ?2 AND ?3)"));
     sqlite3_bind_int64(st, 1, id);
+    if (s->a.ranged) sqlite3_bind_double(st, 2, s->a.min);
+    if (s->a.ranged) sqlite3_bind_double(st, 3, s->a.max);
     const int rc = reader__row(s->r, st);
     if (rc == 1) {
         s->sample = (struct run_match){.id = id,

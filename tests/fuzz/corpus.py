@@ -171,7 +171,8 @@ def run_db():
     for version in (1, 2):
         with tempfile.TemporaryDirectory() as d:
             db = sqlite3.connect(Path(d) / "run.db")
-            more = ", entropy BLOB, ref_logp BLOB, advantages BLOB, reward_message TEXT, token_bytes BLOB" if version == 2 else ""
+            blobs = ("entropy", "ref_logp", "advantages", "token_bytes", "prompt_bytes")
+            more = "".join(f", {c} BLOB" for c in blobs) + ", reward_message TEXT" if version == 2 else ""
             db.executescript(f"""PRAGMA page_size=512; CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);
                 CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID;
                 CREATE TABLE samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,
@@ -195,7 +196,8 @@ def run_db():
             for i in range(3):
                 row = [i + 1, 1, i == 2, 3, i, "d", "a\nb", "4é", "4", 0.5, 1, "score", "stop", blob("i", 5), blob("i", 1, 2),
                        blob("f", -1, 0), '{"acc": 1}']
-                row += [blob("f", 1, 2), blob("f", -1, -2), blob("f", 1, -1), "no", blob("H", 1, 2)] if version == 2 else []
+                if version == 2:
+                    row += [blob("f", 1, 2), blob("f", -1, -2), blob("f", 1, -1), blob("H", 1, 2), blob("H", 3), "no"]
                 db.execute(f"INSERT INTO samples VALUES({','.join('?' * len(row))})", row)
             db.commit()
             db.close()

@@ -15,6 +15,10 @@ static int sample(void *arg, const struct run_sample *s) {
         if (s->advantages && s->advantages[i] < 0) ++*sum;
         if (s->ends) CHECK(s->ends[i] >= 0 && s->ends[i] <= (int64_t)s->response.n);
     }
+    for (int64_t i = 0; i < s->n_prompt && s->prompt_ends; i++)
+        CHECK(s->prompt_ends[i] >= 0 && s->prompt_ends[i] <= (int64_t)s->prompt.n);
+    const struct track_text m = run_user_message(s, NULL);
+    CHECK(m.p >= s->prompt.p && m.p + m.n <= s->prompt.p + s->prompt.n);
     CHECK(s->response.p[s->response.n] == '\0' && s->prompt.p[s->prompt.n] == '\0');
     return 0;
 }

@@ -403,6 +403,180 @@ static void test_foreign(void **state) {
     refused(dir, ERR_FORMAT, "no table samples");
 }
 
+/* ---- prompts ---- */
+
+/* "<s> user \n Hi! </s>" of tokens 1, 20, 21, 22, 2, of which 1 and 2 are special. */
+static void log_prompt(struct track *t) {
+    static const int32_t prompt[] = {1, 20, 21, 22, 2}, ids[] = {30, 2};
+    static const float logp[] = {-1, -2};
+    static const uint16_t prompt_bytes[] = {0, 4, 1, 3, 0}, bytes[] = {2, 0};
+    const struct track_sample s = {.step = 1,
+                                   .uid = 7,
+                                   .prompt = {"user\nHi!", 8},
+                                   .response = {"ok", 2},
+                                   .prompt_ids = prompt,
+                                   .n_prompt = 5,
+                                   .prompt_bytes = prompt_bytes,
+                                   .ids = ids,
+                                   .n = 2,
+                                   .logp = logp,
+                                   .token_bytes = bytes,
+                                   .score = 1,
+                                   .advantage = NAN,
+                                   .reward_status = "score",
+                                   .finish = "stop"};
+    track_sample(t, &s);
+}
+
+static int check_prompt(void *arg, const struct run_sample *s) {
+    static const int64_t ends[] = {0, 4, 5, 8, 8};
+    assert_memory_equal(s->prompt_ends, ends, sizeof ends);
+    const struct track_text m = run_user_message(s, ((struct run_meta *)arg)->special_tokens);
+    assert_true(m.n == 3 && memcmp(m.p, "Hi!", 3) == 0);
+    return 0;
+}
+
+static void test_prompt_tokens(void **state) {
+    (void)state;
+    json_t *set = json_pack("[s, s]", "data.seed", "trainer"), *special = json_pack("{s:s, s:s}", "1", "<s>", "2", "</s>");
+    struct track *t = NULL;
+    struct run_meta m;
+    struct run_steps steps;
+    OK(track_open(&t, &(struct track_args){.run_dir = dir, .set = set, .special_tokens = special, .title = "test"}));
+    log_prompt(t);
+    track_close(t, 0);
+    struct run_reader *r = open_reader(dir);
+    OK(run_reader_meta(r, &m));
+    assert_true(json_equal(m.set, set) && json_equal(m.special_tokens, special));
+    OK(run_reader_samples(r, &(struct run_sample_query){.step = 1, .uid = -1, .index = -1, .whole = true}, check_prompt, &m));
+    OK(run_reader_prompt_steps(r, 7, false, &steps));
+    assert_true(steps.n == 1 && steps.v[0] == 1);
+    run_steps_free(&steps);
+    OK(run_reader_prompt_steps(r, 7, true, &steps));
+    assert_int_equal(steps.n, 0);
+    run_steps_free(&steps);
+    OK(run_reader_prompt_steps(r, 8, false, &steps));
+    assert_int_equal(steps.n, 0);
+    run_steps_free(&steps);
+    run_meta_free(&m);
+    run_reader_close(r);
+    json_decref(set);
+    json_decref(special);
+}
+
+/* The last message of the user in prompts of several templates, of which only the text is known. */
+static void test_user_message(void **state) {
+    (void)state;
+    static const struct {
+        const char *prompt, *message;
+    } cases[] = {{"system\nYou are Qwen.\nuser\nHow many?\nassistant\n", "How many?"},
+                 {"user\nFirst?\nassistant\nYes.\nuser\nAnd then?\nassistant\n<think>\n", "And then?"},
+                 {"system\n\nCutting\n\nuser\n\nHow many?assistant\n\n", "How many?assistant"}, /* no line says where it ends */
+                 {"user\nTwo\nlines?\nmodel\n", "Two\nlines?"},
+                 {"<s>[INST] How many? [/INST]", "How many?"},
+                 {"<|user|>\nHow many?\n<|assistant|>\n", "How many?"},
+                 {"User: How many?\n\nAssistant:", "How many?"},
+                 {"Human: How many?\n\nAssistant:", "How many?"},
+                 {"How many users\nare there?", "How many users\nare there?"},
+                 {"the user\nasks", "the user\nasks"},
+                 {"user\n\nassistant\n", "user\n\nassistant\n"},
+                 {"user\n", "user\n"},
+                 {"user", "user"},
+                 {"", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct run_sample s = {.prompt = {cases[i].prompt, strlen(cases[i].prompt)}};
+        const struct track_text m = run_user_message(&s, NULL);
+        char got[128];
+        snprintf(got, sizeof got, "%.*s", (int)m.n, m.p);
+        assert_string_equal(got, cases[i].message);
+    }
+}
+
+/* With its tokens: a line "user" in the message is not taken for a role, a part of a character not for its end, and the end needs
+ * no new line. */
+static void test_user_message_by_tokens(void **state) {
+    (void)state;
+    static const char text[] = "system\nBe brief.user\n\nIs a line\nuser\na role \xE2\x82\xAC?assistant\n\n";
+    static const char message[] = "Is a line\nuser\na role \xE2\x82\xAC?";
+    const int64_t user = strstr(text, "user") - text, euro = strstr(text, "\xE2") - text, end = strstr(text, "assistant") - text,
+                  n = (int64_t)strlen(text);
+    const int32_t ids[] = {1, 50, 1, 51, 52, 53, 54, 2, 1, 55};
+    const int64_t ends[] = {0, user, user, euro, euro, euro + 3, end, end, end, n};
+    json_t *special = json_pack("{s:s, s:s}", "1", "<|start|>", "2", "<|end|>"), *named = json_pack("{s:s}", "1", "<|user|>");
+    const struct run_sample s = {.prompt = {text, (size_t)n}, .prompt_ids = ids, .prompt_ends = ends, .n_prompt = 10};
+    struct track_text m = run_user_message(&s, special);
+    assert_true(m.n == strlen(message) && memcmp(m.p, message, m.n) == 0);
+    const int32_t turn[] = {1, 60, 2};
+    const int64_t turn_ends[] = {0, 3, 3};
+    const struct run_sample by_name = {.prompt = {"Hi!", 3}, .prompt_ids = turn, .prompt_ends = turn_ends, .n_prompt = 3};
+    m = run_user_message(&by_name, named);
+    assert_true(m.n == 3 && memcmp(m.p, "Hi!", 3) == 0);
+    json_decref(special);
+    json_decref(named);
+}
+
+/* ---- what a list of runs shows ---- */
+
+static void test_recent(void **state) {
+    (void)state;
+    struct track *t = open_track(dir, -1);
+    char name[256];
+    double v;
+    for (int i = 1; i <= 9; i++) {
+        struct metrics m = {0};
+        metrics_set(&m, i == 8 ? NAN : (double)i, "critic/rewards/mean");
+        metrics_set(&m, -1, "critic/rewards/mean_of_others");
+        if (i == 4) metrics_set(&m, 0.5, "val-core/b");
+        if (i == 4) metrics_set(&m, 0.25, "val-core/a");
+        track_log(t, i, &m);
+        metrics_free(&m);
+    }
+    track_close(t, 0);
+    struct run_reader *r = open_reader(dir);
+    OK(run_reader_recent(r, "critic/rewards/mean", 3, 100, name, &v));
+    assert_string_equal(name, "critic/rewards/mean");
+    assert_true(v == (9 + 7 + 6) / 3.0); /* step 8 is no number */
+    OK(run_reader_recent(r, "val-core/", 1, 100, name, &v));
+    assert_string_equal(name, "val-core/a");
+    assert_true(v == 0.25);
+    OK(run_reader_recent(r, "val-core/", 1, 5, name, &v)); /* further back than it looks */
+    assert_true(!name[0] && isnan(v));
+    OK(run_reader_recent(r, "no/such", 1, 100, name, &v));
+    assert_true(!name[0] && isnan(v));
+    run_reader_close(r);
+}
+
+/* Samples whose score is in a range; the one without a score is in none. */
+static void test_search_range(void **state) {
+    (void)state;
+    struct track *t = open_track(dir, -1);
+    log_step(t, 1, 1);
+    track_close(t, 0);
+    struct run_reader *r = open_reader(dir);
+    static const struct {
+        double min, max;
+        int n;
+    } cases[] = {{0, 1, 3}, {0.5, 1, 2}, {0.5, 0.5, 1}, {-INFINITY, 0.75, 2}, {0.75, INFINITY, 1}, {2, 3, 0}, {1, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct run_search *s;
+        struct run_match m;
+        int n = 0, rc;
+        int64_t done, total;
+        const struct run_search_args a = {
+            .pattern = ".", .responses = true, .step = -1, .ranged = true, .min = cases[i].min, .max = cases[i].max};
+        OK(run_search_create(&s, r, &a));
+        while ((rc = run_search_next(s, 60, &m)) == RUN_SEARCH_MATCH) {
+            assert_true(m.score >= cases[i].min && m.score <= cases[i].max);
+            run_search_skip_sample(s);
+            n++;
+        }
+        run_search_progress(s, &done, &total);
+        assert_true(rc == RUN_SEARCH_END && n == cases[i].n && done == total);
+        run_search_destroy(s);
+    }
+    run_reader_close(r);
+}
+
 static void test_format_1(void **state) {
     (void)state;
     struct track *t = open_track(dir, -1);
@@ -412,6 +586,7 @@ static void test_format_1(void **state) {
         "CREATE INDEX samples_step ON samples(step); ALTER TABLE samples DROP COLUMN entropy;"
         "ALTER TABLE samples DROP COLUMN ref_logp; ALTER TABLE samples DROP COLUMN advantages;"
         "ALTER TABLE samples DROP COLUMN reward_message; ALTER TABLE samples DROP COLUMN token_bytes;"
+        "ALTER TABLE samples DROP COLUMN prompt_bytes;"
         "DELETE FROM meta WHERE key NOT IN ('project', 'experiment', 'config'); INSERT INTO meta VALUES('format', '1')");
     struct run_reader *r = open_reader(dir);
     struct run_status s;
@@ -456,7 +631,8 @@ static void test_read_only(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_run),     T(test_samples),  T(test_search),   T(test_no_run),
-                                       T(test_foreign), T(test_format_1), T(test_read_only)};
+    const struct CMUnitTest tests[] = {T(test_run),     T(test_samples),       T(test_search),       T(test_no_run),
+                                       T(test_foreign), T(test_prompt_tokens), T(test_user_message), T(test_user_message_by_tokens),
+                                       T(test_recent),  T(test_search_range),  T(test_format_1),     T(test_read_only)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
