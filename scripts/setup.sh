@@ -51,4 +51,8 @@ if ! .venv/bin/python -c "import $modules" 2>/dev/null; then
     python3 -m venv .venv
     .venv/bin/python -m pip install -q --disable-pip-version-check $wanted
 fi
+if [ "$what" = test ] && ! .venv/bin/python -c "import quickjs" 2>/dev/null; then # tests/e2e/view_page_test.py; node does too
+    .venv/bin/python -m pip install -q --disable-pip-version-check --only-binary :all: "quickjs>=1.19" ||
+        command -v node >/dev/null || echo "neither quickjs nor node: tests/e2e/view_page_test.py will be skipped" >&2
+fi
 touch "$ready"

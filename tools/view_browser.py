@@ -165,6 +165,53 @@ async def keys(page, url, run_id, bad):
     print(f"keyboard: {'ok' if ok else 'FAIL'}")
 
 
+async def functions(page, url, run_id, bad):
+    """What the page does by itself: exports, filters and an order that stay in the address, tokens by name, a band."""
+    ok = True
+    await page.go(f"{url}#/{run_id}/overview")
+    ok &= await page.until(PLOT)
+    await page.run(
+        "window.saved = []; URL.createObjectURL = b => { saved.push(b); return 'blob:x'; }; URL.revokeObjectURL = () => {};"
+        "HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }"
+    )
+    for i in range(2):
+        await page.run("document.querySelector('.chart .menu summary').click()")
+        await page.run(f"document.querySelectorAll('.chart .menu button')[{i}].click()")
+    ok &= await page.until("saved.length === 4")
+    csv = await page.run("saved[0].text()")
+    png = await page.run(
+        "(async () => { const b = new Uint8Array(await saved[2].arrayBuffer()); const i = await createImageBitmap("
+        "saved[2]); return [String.fromCharCode(...b.slice(1, 4)), i.width, i.height]; })()"
+    )
+    steps = await page.run("document.querySelectorAll('.chart').length")
+    names = await page.run("[saved[1], saved[3]]")
+    good = csv.startswith("step,") and csv.count("\r\n") > 2 and png[0] == "PNG" and png[1] > 300 and png[2] > 150
+    if not (good and steps and names == ["Reward.csv", "Reward.png"]):
+        bad.append(f"export: {csv[:60]!r} {png} {names}")
+    await page.go(f"{url}#/{run_id}/samples/last?by=sample&min=1&q=boxed")
+    ok &= await page.until(
+        "document.querySelector('.item.sample') && /^[0-9,]+ of/.test(document.querySelector('[role=status]')"
+        ".textContent) && document.querySelector('[role=status]').textContent.split(' of ')[0] !== "
+        "document.querySelector('[role=status]').textContent.split(' of ')[1].split(' ')[0]"
+    )
+    pills = await page.run("[...document.querySelectorAll('.item .pill')].every(e => e.textContent === '1')")
+    await page.key("ArrowLeft")
+    ok &= await page.until("/min=1/.test(location.hash) && /q=boxed/.test(location.hash) && !/last/.test(location.hash)")
+    if not pills:
+        bad.append("a range of scores shows others")
+    await page.go(f"{url}#/?all")
+    ok &= await page.until("document.querySelector('button.sort[data-key=reward]')")
+    await page.run("document.querySelector('button.sort[data-key=reward]').click()")
+    ok &= await page.until("/sort=reward&down=1/.test(location.hash) && document.querySelector('[aria-sort=descending]')")
+    await page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: '?', bubbles: true}))")
+    ok &= await page.until("document.querySelector('dialog').open && document.querySelectorAll('dialog kbd').length > 5")
+    await page.key("Escape")
+    ok &= await page.until("!document.querySelector('dialog').open")
+    if not ok:
+        bad.append("functions of the page")
+    print(f"exports, filters, order, list of keys: {'ok' if ok else 'FAIL'}")
+
+
 async def pictures(page, url, run_id, shots, only, bad):
     group = await page.run(
         f"fetch('/api/steps?run={run_id}').then(r => r.json()).then(j => Number(new "
@@ -173,19 +220,26 @@ async def pictures(page, url, run_id, shots, only, bad):
     uid = await page.run(f"fetch('/api/samples?run={run_id}&step={group}').then(r => r.json()).then(j => j.samples[0].uid)")
     places = {
         "runs": "#/?all",
+        "sorted": "#/?all&sort=reward&down=1",
         "overview": f"#/{run_id}/overview",
         "metrics": f"#/{run_id}/metrics?q=actor",
         "samples": f"#/{run_id}/samples/last",
         "list": f"#/{run_id}/samples/last?by=sample",
+        "filtered": f"#/{run_id}/samples/last?by=sample&min=0.5&q=boxed",
         "group": f"#/{run_id}/samples/{group}/{uid}",
-        "search": f"#/{run_id}/search?q=boxed",
+        "prompt": f"#/{run_id}/prompt/{uid}",
+        "scatter": f"#/{run_id}/scatter",
+        "search": f"#/{run_id}/search?q=boxed&min=1",
         "rewards": f"#/{run_id}/rewards",
         "time": f"#/{run_id}/time",
         "config": f"#/{run_id}/config",
+        "set": f"#/{run_id}/config?show=set",
     }
     others = await page.run("fetch('/api/runs').then(r => r.json()).then(j => j.runs.filter(r => !r.error).map(r => r.id))")
     if len(others) > 1:
         places["compare"] = "#/compare?" + "&".join(f"run={i}" for i in others[:4])
+        places["seeds"] = places["compare"] + "&group=seeds"
+        places["differs"] = f"#/{run_id}/config?show=differs&with={next(i for i in others if i != run_id)}"
     for look, (scheme, width, height) in LOOKS.items():
         if only and look != only:
             continue
@@ -199,6 +253,11 @@ async def pictures(page, url, run_id, shots, only, bad):
                 bad.append(f"{name} at {look} is {wide} px wider than the window")
             if shots:
                 await page.shot(shots / f"{name}-{look}.png")
+        await page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: '?', bubbles: true}))")
+        if not await page.run("document.querySelector('dialog')?.open"):
+            bad.append(f"the list of keys at {look} does not open")
+        if shots:
+            await page.shot(shots / f"keys-{look}.png")
 
 
 async def browse(a, url, bad):
@@ -235,6 +294,7 @@ async def browse(a, url, bad):
                 if not a.only:
                     await measure(page, url, run_id, bad)
                     await keys(page, url, run_id, bad)
+                    await functions(page, url, run_id, bad)
                 if not a.measure:
                     await pictures(page, url, run_id, a.shots, a.only, bad)
                 page.reader.cancel()

@@ -21,6 +21,14 @@
     X(group_js, "/group.js", VIEW_PAGE "/group.js", JS)                       \
     X(run_pages_js, "/run_pages.js", VIEW_PAGE "/run_pages.js", JS)           \
     X(runs_js, "/runs.js", VIEW_PAGE "/runs.js", JS)                          \
+    X(stats_js, "/stats.js", VIEW_PAGE "/stats.js", JS)                       \
+    X(export_js, "/export.js", VIEW_PAGE "/export.js", JS)                    \
+    X(notes_js, "/notes.js", VIEW_PAGE "/notes.js", JS)                       \
+    X(compare_js, "/compare.js", VIEW_PAGE "/compare.js", JS)                 \
+    X(scatter_js, "/scatter.js", VIEW_PAGE "/scatter.js", JS)                 \
+    X(config_js, "/config.js", VIEW_PAGE "/config.js", JS)                    \
+    X(prompt_js, "/prompt.js", VIEW_PAGE "/prompt.js", JS)                    \
+    X(keys_js, "/keys.js", VIEW_PAGE "/keys.js", JS)                          \
     X(dygraph_js, "/dygraph.js", VIEW_DYGRAPHS "/dygraph.min.js", JS)         \
     X(dygraph_css, "/dygraph.css", VIEW_DYGRAPHS "/dygraph.min.css", CSS)
 

@@ -148,7 +148,11 @@ def check_answers(d):
             and samples[9]["sample"] == 1,
         )
         part = s.json("excerpts", run=run, step=7, offset=30, limit=100)[1]["samples"]
-        test("excerpts", len(part) == 2 and "Question 3" in part[0][0])
+        test(
+            "excerpts: the user's last message from its start, the response",
+            len(part) == 2 and part[0][0].startswith("Question 3: Anna") and len(part[0][0]) == 240 and part[0][1],
+            str(part),
+        )
         group = s.json("group", run=run, step=7, uid=2)[1]["samples"]
         test(
             "a group",
@@ -172,6 +176,19 @@ def check_answers(d):
             and len(numbers("f", tokens["ref_logp"])) == len(ends)
             and tokens["advantages"] is None,
         )
+        prompt = s.json("tokens", run=run, id=one["id"], prompt=1)[1]["samples"][0]
+        ids, ends = numbers("i", prompt["ids"]), numbers("i", prompt["ends"])
+        of = [group[0]["prompt"][a:b] for a, b in zip([0, *ends], ends)]
+        special = info["special"]
+        test(
+            "its prompt's tokens; special ones by name",
+            [special.get(str(i)) if not t else t for i, t in zip(ids, of)][:4] == ["<|im_start|>", "system", "\n", "You"]
+            and ends[-1] == len(group[0]["prompt"])
+            and len(ids) == group[0]["prompt_tokens"],
+            str(of),
+        )
+        check_prompt(s, run)
+        check_list(by_name)
         errors = s.json("errors", run=run)[1]
         wrong = db.execute("SELECT COUNT(*) FROM metrics WHERE name = 'reward/num_errors' AND value > 0").fetchone()[0]
         test(
@@ -180,7 +197,12 @@ def check_answers(d):
             and (wrong == 0 or errors["by_status"]["timeout"]["message"].startswith("the scorer took longer")),
             str(errors),
         )
-        test("configuration", s.json("config", run=run)[1]["config"]["trainer"]["experiment_name"] == "grpo")
+        config = s.json("config", run=run)[1]
+        test(
+            "configuration, and which keys were set",
+            config["config"]["trainer"]["experiment_name"] == "grpo"
+            and config["set"] == ["data.train_batch_size", "actor_rollout_ref.actor.optim", "trainer.total_training_steps"],
+        )
         lines = [json.loads(x) for x in s.get(f"/api/search?run={run}&q=question%203%5B:%5D&in=prompt")[2].splitlines()]
         found = [x for x in lines if "match" in x]
         test(
@@ -196,6 +218,7 @@ def check_answers(d):
             "search minds the case",
             not any("match" in json.loads(x) for x in s.get(f"/api/search?run={run}&q=question&case=1&in=prompt")[2].splitlines()),
         )
+        check_filters(s, run, db)
         status, answer = s.json("search", run=run, q="(")
         test("a wrong pattern", status == 400 and "pattern" in answer["error"], str(answer))
         for path, want in (
@@ -206,10 +229,149 @@ def check_answers(d):
             (f"samples?run={run}&step=-1", 400),
             (f"tokens?run={run}", 400),
             (f"tokens?run={run}&id=99999999999999999999", 400),
+            (f"tokens?run={run}&id=1&prompt=2", 400),
+            (f"prompt?run={run}", 400),
+            (f"prompt?run={run}&uid=-1", 400),
+            (f"search?run={run}&q=a&min=x", 400),
+            (f"search?run={run}&q=a&max=nan", 400),
+            (f"search?run={run}&q=a&max=", 400),
+            (f"search?run={run}&q=a&ids=2", 400),
         ):
             status, _, data = s.get(f"/api/{path}")
             test(f"{path}: {want} and why", status == want and len(json.loads(data)["error"]) > 5, f"{status} {data}")
     db.close()
+
+
+def check_prompt(s, run):
+    """A prompt in all steps."""
+    a = s.json("prompt", run=run, uid=2)[1]
+    val = s.json("prompt", run=run, uid=2, validation=1)[1]
+    test(
+        "a prompt over all steps",
+        a["steps"] == 30
+        and [x["step"] for x in a["samples"]] == [step for step in range(1, 31) for _ in range(8)]
+        and all(x["uid"] == 2 for x in a["samples"])
+        and set(a["excerpts"]) == {str(i) for i in range(1, 31)}
+        and all(a["excerpts"].values())
+        and "Question 2" in a["prompt"]
+        and a["ground_truth"] == "16"
+        and val["steps"] == 1
+        and {x["step"] for x in val["samples"]} == {20},
+        str(a)[:300],
+    )
+    test("a prompt that no step has", s.json("prompt", run=run, uid=999)[1] == {"steps": 0, "samples": [], "excerpts": {}})
+
+
+def check_list(by_name):
+    """What the list of runs has beside the heads."""
+    a, db = by_name["a"], sqlite3.connect(pathlib.Path(by_name["a"]["dir"]) / "run.db")
+    last = db.execute("SELECT value FROM metrics WHERE name = 'critic/rewards/mean' ORDER BY step DESC LIMIT 10").fetchall()
+    val = db.execute("SELECT value FROM metrics WHERE name LIKE 'val-core/%' ORDER BY step DESC LIMIT 1").fetchone()[0]
+    db.close()
+    test(
+        "the list: reward, validation, lr, duration",
+        a["reward"]["name"] == "critic/rewards/mean"
+        and abs(a["reward"]["value"] - sum(v for (v,) in last) / 10) < 1e-12
+        and a["validation"] == {"name": "val-core/openai/gsm8k/acc/mean@1", "value": val}
+        and a["lr"] == 1e-6
+        and abs(a["seconds"] - 3600) < 2
+        and by_name["b"]["validation"] is None
+        and abs(by_name["b"]["seconds"] - 3600) < 120,
+        str(a),
+    )
+
+
+def check_filters(s, run, db):
+    """Scores and words, in a step and in the search."""
+
+    def search(**params):
+        lines = s.get(f"/api/search?{urllib.parse.urlencode({'run': run, **params})}")[2].splitlines()
+        return [json.loads(x) for x in lines]
+
+    ones = search(q="question 3:", min=1, max=1, **{"in": "prompt"})
+    found = [x for x in ones if "match" in x]
+    want = db.execute("SELECT COUNT(*) FROM samples WHERE uid = 3 AND score = 1").fetchone()[0]
+    test("search in a range of scores", len(found) == want > 0 and all(x["score"] == 1 for x in found), f"{len(found)} {want}")
+    test("search: no score is in no range", not any("match" in x for x in search(q=".", min=2)))
+    lines = search(q="boxed", step=7, ids=1, **{"in": "response"})
+    ids = sorted(i for x in lines for i in x.get("ids", []))
+    want = [i for (i,) in db.execute("SELECT id FROM samples WHERE step = 7 AND response LIKE '%boxed%' ORDER BY id")]
+    test("which samples of a step have the words", ids == want != [] and not any("match" in x for x in lines), f"{ids} {want}")
+
+
+def note(*args, check=True):
+    p = subprocess.run([VERLC, "note", *map(str, args)], capture_output=True, text=True)
+    if check and p.returncode:
+        raise AssertionError(p.stderr)
+    return p
+
+
+def check_notes(d):
+    view_db.make(d / "n", 3, 8)
+    before = (d / "n/run.db").read_bytes()
+    test("no notes", note(d / "n").stdout == "no tags\n")
+    out = note(d / "n", "lr too <b>high</b>\nsecond line", "--tag", "bad, to repeat").stdout.splitlines()
+    test("a note and tags", out[0] == "tags: bad, to repeat" and out[1].startswith("1  20") and "<b>high</b>" in out[1], str(out))
+    note(d / "n/run.db", "another", "--tag", "bad", "--untag", "to repeat")
+    held = json.loads((d / "n/notes.json").read_text())
+    test("kept beside run.db", held["tags"] == ["bad"] and [x["text"] for x in held["notes"]][1] == "another", str(held))
+    for name, args, words in (
+        ("no such tag", ["--untag", "no"], "no tag 'no'"),
+        ("no such note", ["--remove", 3], "no note 3"),
+        ("an empty tag", ["--tag", "a,,b"], "empty"),
+        ("a long tag", ["--tag", "x" * 61], "60 bytes"),
+        ("a long note", ["x" * 4001], "4000"),
+        ("an empty note", [""], "empty"),
+    ):
+        p = note(d / "n", *args, check=False)
+        test(f"{name} is refused", p.returncode == 2 and words in p.stderr, p.stderr)
+    test("no run there", note(d / "nowhere", "x", check=False).returncode == 3)
+    test("nothing was changed", json.loads((d / "n/notes.json").read_text()) == held)
+    many = [subprocess.Popen([VERLC, "note", d / "n", f"note {i}"], stdout=subprocess.DEVNULL) for i in range(8)]
+    test(
+        "eight at once all count",
+        [p.wait() for p in many] == [0] * 8 and len(json.loads(note(d / "n", "--json").stdout)["notes"]) == 10,
+    )
+    note(d / "n", "--remove", 1)
+    test("the run's database is untouched", (d / "n/run.db").read_bytes() == before)
+    with Server(d / "n") as s:
+        run = s.json("runs")[1]["runs"][0]
+        test(
+            "the page has them",
+            run["tags"] == ["bad"] and run["notes"][0]["text"] == "another" and len(run["notes"]) == 9,
+            str(run),
+        )
+        note(d / "n", "--tag", "later")
+        test(
+            "at once",
+            s.json("state", run=run["id"])[1]["tags"] == ["bad", "later"]
+            and s.json("runs")[1]["runs"][0]["tags"] == ["bad", "later"],
+        )
+        test("only reading: POST writes nothing", s.get("/api/note", method="POST")[0] == 405)
+        for text in (
+            "",
+            "{",
+            "[]",
+            '{"tags": 1, "notes": []}',
+            '{"tags": [], "notes": [{"text": 1, "wall": 2}]}',
+            '{"tags": [null]}',
+            '{"tags": [], "notes": [{"text": "a", "wall": 1e999}]}',
+            "\0\xff" * 100,
+            "[" * 100000,
+        ):
+            (d / "n/notes.json").write_text(text)
+            got = s.json("run", run=run["id"])
+            test(
+                f"notes.json {text[:24]!r}: said in place of them",
+                got[0] == 200 and got[1]["tags"] == [] and "notes.json" in got[1]["notes"][0]["text"],
+                str(got)[:300],
+            )
+            p = note(d / "n", "x", check=False)
+            kept = (d / "n/notes.json").read_text() == text
+            test("and not written over", p.returncode == 3 and kept and "notes.json" in p.stderr, p.stderr)
+        (d / "n/notes.json").unlink()
+        (d / "n/notes.json").mkdir()
+        test("a directory of that name", s.json("run", run=run["id"])[0] == 200 and s.alive())
 
 
 def check_who_may_ask(d):
@@ -360,6 +522,7 @@ ALL = (
     "samples",
     "excerpts",
     "group",
+    "prompt",
     "tokens",
     "errors",
     "search",
@@ -392,7 +555,7 @@ def check_hostile_databases(d):
     variant(
         "types",
         "UPDATE samples SET score = 'x', uid = x'00', sample = 'a', prompt = 5, response = x'ff00', ids = 'text', logp = "
-        "x'000000', extra = '{', token_bytes = x'ff'",
+        "x'000000', extra = '{', token_bytes = x'ff', prompt_bytes = x'ffffff'",
     )
     variant(
         "numbers",
@@ -529,6 +692,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="verlc-view-") as name:
         d = pathlib.Path(name)
         check_answers(d / "answers")
+        check_notes(d / "notes")
         check_who_may_ask(d)
         check_hostile_requests(d)
         check_hostile_databases(d)

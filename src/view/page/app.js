@@ -2,11 +2,16 @@
 
 import { json, run as runOf, title } from "./data.js";
 import { $, h, hideTip, num, problem, span } from "./elements.js";
-import { comparePage, metricsPage, overviewPage } from "./metrics.js";
-import { configPage, rewardsPage, searchPage, timePage } from "./run_pages.js";
+import { comparePage } from "./compare.js";
+import { configPage } from "./config.js";
+import { groupPage } from "./group.js";
+import { watchKeys } from "./keys.js";
+import { metricsPage, overviewPage } from "./metrics.js";
+import { promptPage } from "./prompt.js";
+import { rewardsPage, searchPage, timePage } from "./run_pages.js";
 import { runsPage } from "./runs.js";
 import { samplesPage } from "./samples.js";
-import { groupPage } from "./group.js";
+import { scatterPage } from "./scatter.js";
 
 const PAGES = {
   overview: ["Overview", overviewPage],
@@ -17,6 +22,8 @@ const PAGES = {
   time: ["Time & memory", timePage],
   config: ["Configuration", configPage]
 };
+/* Pages without a tab of their own: the name, what makes them, the tab that they belong to. */
+const MORE = { scatter: ["Two metrics", scatterPage, "metrics"], prompt: ["Prompt", promptPage, "samples"] };
 
 let page = null,
   run = null,
@@ -45,15 +52,17 @@ function notice(text) {
 function drawTop(current) {
   const brand = h("a", { class: "brand", href: "#/", "aria-label": "verlc: all runs" }, h("img", { src: "/favicon.svg", alt: "" }),
     "verlc");
+  const keys = h("button", { class: "icon ask", type: "button", title: "Keys (?)", "aria-label": "Keys", onclick: () => openKeys() },
+    "?");
   const bar = h("div", { class: "bar" }, brand);
   $("top").replaceChildren(bar);
   if (!run?.info) {
-    bar.append(h("span", { class: "crumb" }, current));
+    bar.append(h("span", { class: "crumb" }, current), h("span", { class: "state" }), keys);
     return;
   }
   const i = run.info;
   bar.append(h("span", { class: "crumb", title: i.dir }, h("b", {}, title(i))), h("span", { class: "state",
-  id: "state", "aria-live": "off" }));
+  id: "state", "aria-live": "off" }), keys);
   $("top").append(h("nav", { class: "tabs", "aria-label": "Pages of the run" }, Object.entries(PAGES).map(([key, [name]]) =>
     h("a", { href: `#/${run.id}/${key}`, "aria-current": key === current ? "page" : null }, name))), h(
   "div", { class: "progress" }, h("i", { id: "progress" })));
@@ -106,11 +115,12 @@ async function open() {
     page = null;
     run = next;
     notice(null);
-    const key = run ? (path[1] in PAGES ? path[1] : "overview") : null;
-    const make = run ? (key === "samples" && path.length > 3 ? groupPage : PAGES[key][1]) : path[0] === "compare" ? comparePage :
+    const key = run ? (path[1] in PAGES || path[1] in MORE ? path[1] : "overview") : null,
+      [name, pageOf, tab] = PAGES[key] ?? MORE[key] ?? [];
+    const make = run ? (key === "samples" && path.length > 3 ? groupPage : pageOf) : path[0] === "compare" ? comparePage :
       runsPage;
-    document.title = run ? `${title(run.info)} · ${PAGES[key][0]} · verlc` : "verlc";
-    drawTop(run ? key : path[0] === "compare" ? "Comparison of runs" : "Runs");
+    document.title = run ? `${title(run.info)} · ${name} · verlc` : "verlc";
+    drawTop(run ? tab ?? key : path[0] === "compare" ? "Comparison of runs" : "Runs");
     const main = $("main"),
       shown = await make({ run, runs, path: path.slice(2), query, go, main });
     if (mine !== turn) return shown.destroy?.();
@@ -158,6 +168,7 @@ async function tick() {
   clearTimeout(timer);
   timer = setTimeout(tick, 1000 * wait);
 }
+const openKeys = watchKeys(() => page);
 let timer = setTimeout(tick, 1000);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) { clearTimeout(timer);
     tick(); } });

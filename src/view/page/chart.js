@@ -1,6 +1,7 @@
 /* chart.js - a card with a plot by dygraphs: one cursor and one zoom for all plots of a page, keys, events of the run. */
 
 import { COLORS, color, css, explained, h, num } from "./elements.js";
+import { exportMenu } from "./export.js";
 
 /* Plots that share a cursor and a zoom. */
 export class Group {
@@ -32,15 +33,20 @@ Dygraph.PLUGINS = Dygraph.PLUGINS.filter(p => p !== Dygraph.Plugins
 /* At most this many points of a line: more than a plot has pixels. */
 const MAX_POINTS = 4000;
 
-/* lines: [{name, color (index), x, raw, smooth}]: arrays of one length; raw is drawn thin where smooth differs. */
+/* lines: [{name, color (index), x, raw, smooth, band}]: arrays of one length; raw is drawn thin where smooth differs; band:
+ * {lo, hi} around raw, filled. */
 function table(lines) {
-  const columns = lines.flatMap(l => l.smooth && l.smooth !== l.raw ? [
-    [l, l.raw],
-    [l, l.smooth]
-  ] : [
-    [l, l.raw]
+  const columns = lines.flatMap(l => [
+    [l, l.raw], ...(l.smooth && l.smooth !== l.raw ? [
+      [l, l.smooth]
+    ] : []), ...(l.band ? [
+      [l, l.band.lo],
+      [l, l.band.hi]
+    ] : [])
   ]);
-  const labels = ["x", ...columns.map(([l, v]) => v === l.raw && l.smooth && l.smooth !== l.raw ? `${l.name}\u200b` : l.name)];
+  const kind = (l, v) => v === l.band?.lo ? "\u200b\u200b" : v === l.band?.hi ? "\u200b\u200b\u200b" : v === l.raw && l.smooth && l
+    .smooth !== l.raw ? "\u200b" : "";
+  const labels = ["x", ...columns.map(([l, v]) => l.name + kind(l, v))]; // labels have to differ
   let rows;
   if (lines.every(l => l.x === lines[0]?.x)) rows = (lines[0]?.x ?? []).map((x, i) => [x, ...columns.map(([, v]) => v[i])]);
   else {
@@ -71,9 +77,10 @@ export class Chart {
     this.legend = h("div", { class: "legend" });
     this.switch = h("button", { class: "toggle", type: "button", "aria-pressed": String(this
       .log), "aria-label": `${this.title} on a log scale`, onclick: () => this.setLog(!this.log) }, "log");
+    this.menu = exportMenu(this);
     this.element = h("section", { class: `panel chart ${this.tall ? "tall" : ""}`, "aria-label": this.title },
       h("header", {}, h("h3", {}, this.title), explained(this.entry), this.stacked || this.underlay ? null : this.switch, this
-        .value), this.plot, this.legend);
+        .menu, this.value), this.plot, this.legend);
     this.group?.charts.add(this);
   }
 
@@ -101,7 +108,8 @@ export class Chart {
       series = {};
     t.columns.forEach(([l, v], i) => {
       const thin = v === l.raw && l.smooth && l.smooth !== l.raw;
-      series[t.labels[i + 1]] = { color: color(l.color), strokeWidth: thin ? 1 : this.stacked ? 0 : 1.8, ...(thin ?
+      const edge = l.band && v !== l.raw && v !== l.smooth;
+      series[t.labels[i + 1]] = edge ? { color: color(l.color), strokeWidth: 0, drawPoints: false, highlightCircleSize: 0 } : { color: color(l.color), strokeWidth: thin ? 1 : this.stacked ? 0 : 1.8, ...(thin ?
         { plotter: thinLine } : {}) };
     });
     const positive = this.log && t.rows.some(r => r.slice(1).some(v => v > 0));
@@ -131,6 +139,7 @@ export class Chart {
   draw() {
     this.data = table(this.lines);
     const empty = this.data.rows.length === 0;
+    this.menu.hidden = empty;
     if (empty) {
       this.graph?.destroy();
       this.graph = null;
@@ -169,8 +178,25 @@ export class Chart {
         this.group?.zoom(this.window, this); },
       clickCallback: (e, x) => this.group?.open?.(x),
       underlayCallback: (canvas, area, g) => { this.underlay?.(canvas, area, g);
+        this.bands(canvas, g);
         this.mark(canvas, area, g); }
     });
+  }
+
+  /* What lies between the edges of a band. */
+  bands(canvas, g) {
+    for (const l of this.lines.filter(v => v.band)) {
+      const at = this.data.columns.findIndex(([o, v]) => o === l && v === l.band.lo) + 1;
+      const edge = (rows, k) => { for (const r of rows)
+          if (r[at] !== null && r[at] !== undefined) canvas.lineTo(g.toDomXCoord(r[0]), g.toDomYCoord(r[at + k])); };
+      canvas.fillStyle = color(l.color);
+      canvas.globalAlpha = .18;
+      canvas.beginPath();
+      edge(this.data.rows, 0);
+      edge([...this.data.rows].reverse(), 1);
+      canvas.fill();
+      canvas.globalAlpha = 1;
+    }
   }
 
   /* Vertical lines where something happened. */
@@ -221,7 +247,7 @@ export class Chart {
         k = at;
       if (x === null)
         while ((v === null || v === undefined) && k > 0) v = rows[--k][1];
-      const smooth = this.data.columns.length > 1 && x !== null ? row[2] : null;
+      const smooth = this.lines[0].smooth && this.lines[0].smooth !== this.lines[0].raw && x !== null ? row[2] : null;
       this.value.replaceChildren(h("b", {}, this.format(v)), smooth !== null && smooth !== undefined ?
         ` mean ${this.format(smooth)}` : "", ` ${this.x} ${num(row[0])}`);
     } else {

@@ -3,6 +3,7 @@
 import { f32, i32, json } from "./data.js";
 import { choice, h, hideTip, num, problem, showTip } from "./elements.js";
 import { groupsOf, scorePill } from "./samples.js";
+import { tokenTexts } from "./stats.js";
 
 /* of: a token's value; shade: [class, share of the range 0..1]; most: the range's end from all values; legend: its ends. */
 const COLOURS = {
@@ -27,24 +28,16 @@ function shade(spec, v, most) {
   return level === 0 ? "" : `${spec.kind === "s" ? "s" : v > 0 ? "p" : "n"}${level}`;
 }
 
-/* The text of a sample as one span a token. Without boundaries (an older run.db) the ids stand for the tokens. */
-function drawTokens(box, s) {
-  const t = s.tokens_of,
-    parts = [];
-  let from = 0;
-  for (let i = 0; i < t.ids.length; i++) {
-    let text = t.ends ? s.response.slice(from, t.ends[i]) : `${t.ids[i]} `,
-      special = false;
-    if (t.ends) from = t.ends[i];
-    if (text === "") { text = i === t.ids.length - 1 ? `⟨${t.ids[i]}⟩` : "";
-      special = true; }
+/* A text as one span a token, special tokens by name. Without boundaries (an older run.db) the ids stand for the tokens. */
+function drawTokens(box, t, text, special) {
+  const parts = tokenTexts(t.ids, t.ends, text, special).map((token, i) => {
     const e = document.createElement("span");
-    e.textContent = text;
-    if (special) e.className = "sp";
+    e.textContent = token.text;
+    if (token.special) e.className = "sp";
     e.dataset.i = i;
-    parts.push(e);
-  }
-  box.replaceChildren(...(t.ids.length ? parts : [h("span", { class: "quiet" }, "no tokens")]));
+    return e;
+  });
+  box.replaceChildren(...(parts.length ? parts : [h("span", { class: "quiet" }, "no tokens")]));
 }
 
 function colour(box, t, spec, most) {
@@ -65,7 +58,7 @@ const FACTS = [
 ];
 
 function facts(t, i, text) {
-  const known = FACTS.map(([name, of]) => [name, of(t, i)]).filter(([, v]) => v !== undefined && v !== null && !Number.isNaN(v));
+  const known = t.logp === undefined ? [] : FACTS.map(([name, of]) => [name, of(t, i)]).filter(([, v]) => v !== undefined && v !== null && !Number.isNaN(v));
   return `${JSON.stringify(text)}  token ${i + 1} of ${t.ids.length}, id ${t.ids[i]}\n${known.map(([name, v]) => `${name} ${num(v)}`).join("\n")}`;
 }
 
@@ -134,12 +127,21 @@ export async function groupPage({ run, path, query, go, main }) {
       if (!t) return;
       c.s.tokens_of = { ids: i32(t.ids), ends: i32(t.ends), logp: f32(t.logp), entropy: f32(t.entropy), ref_logp: f32(t
           .ref_logp), advantages: f32(t.advantages), advantage: t.advantage };
-      drawTokens(c.box, c.s);
+      drawTokens(c.box, c.s.tokens_of, c.s.response, run.info.special);
       if (!c.s.tokens_of.ends && c.s.response) c.box.before(h("pre", { class: "prompt pad" }, c.s.response), h(
       "p", { class: "small quiet pad" }, "This run.db does not say where a token ends in the text. Below are the ids."));
       recolour();
     } catch (e) { c.box.after(problem(e)); }
   };
+  /* The prompt by its tokens, where run.db has them; its text until then. */
+  const prompt = h("pre", { class: "tokens prompt", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true",
+    "aria-label": "Prompt: arrow keys go through its tokens" }, head.prompt);
+  const whole = { box: prompt, s: {}, cursor: -1 };
+  json("tokens", { run: run.id, id: head.id, prompt: 1 }).then(({ samples: [t] }) => {
+    if (!t?.ends) return;
+    whole.s.tokens_of = { ids: i32(t.ids), ends: i32(t.ends) };
+    drawTokens(prompt, whole.s.tokens_of, head.prompt, run.info.special);
+  }, () => {}); // the text stays
   const sight = new IntersectionObserver(seen => { for (const x of seen)
       if (x.isIntersecting) load(columns.find(c => c.e === x.target)); }, { rootMargin: "0px 400px" });
 
@@ -155,7 +157,7 @@ export async function groupPage({ run, path, query, go, main }) {
     showTip(text, b.left, b.bottom - 12);
     if (say) live.textContent = text;
   };
-  for (const c of columns) {
+  for (const c of [...columns, whole]) {
     c.box.addEventListener("mousemove", e => { if (e.target.dataset?.i !== undefined) { const t = e.target,
           b = t.getBoundingClientRect(); if (c.s.tokens_of) showTip(facts(c.s.tokens_of, +t.dataset.i, t.textContent), e
           .clientX, Math.max(e.clientY, Math.min(b.bottom, e.clientY + 20)) - 8); } else hideTip(); });
@@ -180,13 +182,18 @@ export async function groupPage({ run, path, query, go, main }) {
   }
   const keys = e => {
     if (e.target.closest?.("input, select, .seg, .tokens") || e.altKey || e.ctrlKey || e.metaKey) return;
-    if (e.key === "Escape") location.hash = back;
+    if (e.key === "Escape" && !document.querySelector("dialog[open]")) location.hash = back;
     if (e.key !== "ArrowLeft" && e.key !== "ArrowRight") return;
     const k = at + (e.key === "ArrowLeft" ? -1 : 1);
     if (k >= 0 && k < uids.length) location.hash = to(k);
   };
   document.addEventListener("keydown", keys);
 
+  const bound = on => main.classList.toggle("marks", on);
+  const marks = h("input", { type: "checkbox", checked: localStorage.getItem("marks") !== "0", onchange: () => {
+      localStorage.setItem("marks", marks.checked ? "1" : "0");
+      bound(marks.checked); } });
+  bound(marks.checked);
   main.replaceChildren(h("h1", { class: "sr" }, `Step ${step}, prompt ${uid}`),
     h("div", { class: "tools" }, h("a", { href: back }, `Step ${num(step)}${validation ? " (validation)" : ""}`), h(
       "span", { class: "quiet" }, "/"), h("b", {}, `prompt ${uid}`),
@@ -206,16 +213,21 @@ export async function groupPage({ run, path, query, go, main }) {
       .map(([k, v]) => h("div", { class: "kpi" }, h("dt", {}, k), h("dd", { title: v, class: v.length > 12 ? "long" : null },
         v)))),
     h("section", { class: "panel", "aria-label": "Prompt" }, h("header", {}, h("h2", {}, "Prompt"), h(
-    "span", { class: "quiet small num" }, `${num(head.prompt_tokens)} tokens`)), h("div", { class: "body" }, h(
-    "pre", { class: "prompt", tabindex: 0, "aria-label": "Prompt" }, head.prompt))),
+    "span", { class: "quiet small num" }, `${num(head.prompt_tokens)} tokens`), h("a", { class: "small", href:
+      `#/${run.id}/prompt/${uid}${validation ? "?v=1" : ""}` }, "over all steps")), h("div", { class: "body" }, prompt)),
     h("div", { class: "tools" }, choice("Colour of the tokens", Object.entries(COLOURS).map(([k, [name]]) => [k, name]), what,
       v => { what = v;
         localStorage.setItem("token", v);
-        recolour(); }), legend),
+        recolour(); }), h("label", {}, marks, "Token boundaries"), legend),
     h("div", { class: "columns", role: "group", "aria-label": "Samples side by side" }, columns.map(c => c.e)), live);
   for (const c of columns) sight.observe(c.e);
   if (query.has("s")) document.getElementById(`s${query.get("s")}`)?.scrollIntoView({ block: "nearest", inline: "start" });
-  return { destroy: () => { sight.disconnect();
+  return { keys: [
+      ["← →", "the prompt before, the next one; in a text that has the focus: its tokens"],
+      ["↑ ↓", "ten tokens on, also Home and End"],
+      ["Esc", "back to the step"]
+    ], destroy: () => { sight.disconnect();
+      bound(false);
       document.removeEventListener("keydown", keys);
       hideTip(); } };
 }

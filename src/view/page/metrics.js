@@ -1,8 +1,9 @@
-/* metrics.js - pages of curves: a run's overview, any metric of it, several runs in one plot. */
+/* metrics.js - pages of curves: a run's overview, any metric of it. */
 
 import { Chart, Group } from "./chart.js";
-import { f64, i32, i64, json, matching, run as runOf, smooth, title } from "./data.js";
-import { breath, choice, clock, color, css, h, num } from "./elements.js";
+import { f64, i32, i64, json, matching, smooth, title } from "./data.js";
+import { breath, clock, css, h, num } from "./elements.js";
+import { notesPanel } from "./notes.js";
 
 /* The tutorial's plots; a pattern with * takes every metric that fits. */
 const FRONT = [
@@ -18,7 +19,7 @@ const FRONT = [
 ];
 const fits = (name, pattern) => pattern.endsWith("*") ? name.startsWith(pattern.slice(0, -1)) : name === pattern;
 
-function frontOf(names) {
+export function frontOf(names) {
   return FRONT.map(f => {
     const first = f.names.find(p => names.some(n => fits(n, p)));
     return first && { ...f, found: names.filter(n => fits(n, first)).slice(0, f.all ? 4 : 1) };
@@ -27,9 +28,10 @@ function frontOf(names) {
 
 const SMOOTH = [1, 5, 10, 25, 50, 100, 200];
 let shownSteps = 0; // of the page's runs: more steps want a longer mean
-const smoothing = () => +(localStorage.getItem("smooth") ?? SMOOTH.findLast(n => n <= Math.max(10, shownSteps / 40)));
+export const showing = steps => { shownSteps = steps; };
+export const smoothing = () => +(localStorage.getItem("smooth") ?? SMOOTH.findLast(n => n <= Math.max(10, shownSteps / 40)));
 
-function smoothControl(change) {
+export function smoothControl(change) {
   const at = h("output", { class: "num" });
   const show = () => { at.textContent = smoothing() === 1 ? "each step" : `mean of ${smoothing()} steps`; };
   const range = h("input", {
@@ -47,14 +49,14 @@ function smoothControl(change) {
 }
 
 /* A line of a metric; few points are shown as they are. */
-function line(name, color, s, x = s?.step) {
+export function line(name, color, s, x = s?.step) {
   if (!s) return { name, color, x: [], raw: [] };
   const raw = s.value.map(v => Number.isFinite(v) ? v : null);
   return { name, color, x, raw, smooth: raw.length > 2 * smoothing() ? smooth(raw, smoothing()) : raw };
 }
 const short = name => name.replace(/^val-core\//, "").replace(/^timing_s\//, "");
 
-const openStep = run => x => { location.hash = `#/${run.id}/samples/${Math.round(x)}`; };
+export const openStep = run => x => { location.hash = `#/${run.id}/samples/${Math.round(x)}`; };
 
 /* ---- the overview ---- */
 
@@ -69,7 +71,8 @@ export async function overviewPage({ run, main }) {
     eventPanel = h("section", { class: "panel", "aria-label": "Events" },
       h("header", {}, h("h2", {}, "Events")), h("div", { class: "body" }, events));
   const heat = heatmap(run, group),
-    phases = phaseChart(run, group);
+    phases = phaseChart(run, group),
+    notes = notesPanel(() => run.info);
   const draw = async () => {
     for (const [i, f] of front.entries()) { // each as soon as it is drawn
       cards[i].set(f.found.map((n, k) => line(f.found.length > 1 ? short(n) : n, f.found.length > 1 ? k : i, run.series.get(
@@ -88,7 +91,7 @@ export async function overviewPage({ run, main }) {
   main.replaceChildren(h("h1", { class: "sr" }, `${title(run.info)}: overview`), h("div", { class: "tools" }, smoothControl(draw),
       h("span", { class: "quiet small keys" }, "Drag to zoom, double-click to see all, click a step for its samples")), kpis,
     fresh ?? "", h("div", { class: "grid" }, cards.map(c => c.element)),
-    h("div", { class: "grid two" }, heat.chart.element, phases.chart.element, eventPanel));
+    h("div", { class: "grid two" }, heat.chart.element, phases.chart.element, eventPanel, notes.element));
   tell();
   await draw();
   heat.update();
@@ -96,6 +99,7 @@ export async function overviewPage({ run, main }) {
   return {
     destroy: () => group.destroy(),
     update: what => {
+      notes.update();
       if (what !== "steps") return;
       if (frontOf(run.info.names.map(n => n.name)).length !== front.length) return document.dispatchEvent(new Event("theme"));
       tell();
@@ -281,116 +285,9 @@ export async function metricsPage({ run, query, go, main }) {
     }));
     draw();
   };
-  main.replaceChildren(h("h1", { class: "sr" }, "Metrics"), h("div", { class: "tools" }, search, smoothControl(draw), count),
-    grid);
+  main.replaceChildren(h("h1", { class: "sr" }, "Metrics"), h("div", { class: "tools" }, search, smoothControl(draw), h("a", { href:
+      `#/${run.id}/scatter` }, "two metrics against each other"), count), grid);
   await show();
   if (matchMedia("(pointer: fine)").matches) search.focus({ preventScroll: true });
   return { destroy: () => group.destroy(), update: what => what === "steps" && draw() };
-}
-
-/* ---- several runs ---- */
-
-/* Hours from the first step on: the sum of what the run says its steps took. */
-function hours(run) {
-  const at = new Map();
-  let sum = 0;
-  const [s, t, c] = ["timing_s/step", "timing_s/testing", "timing_s/save_checkpoint"].map(n => run.series.get(n) ?? { step: [],
-    value: [] });
-  const more = new Map([...t.step.map((x, i) => [x, t.value[i]])]);
-  c.step.forEach((x, i) => more.set(x, (more.get(x) ?? 0) + c.value[i]));
-  s.step.forEach((x, i) => { sum += (s.value[i] || 0) + (more.get(x) || 0);
-    at.set(x, sum / 3600); });
-  return at;
-}
-
-export async function comparePage({ runs, query, go, main }) {
-  const chosen = query.getAll("run").map(id => runs.find(r => r.id === id)).filter(r => r && !r.error);
-  if (!chosen.length) {
-    main.replaceChildren(h("p", { class: "panel pad" }, "No runs are chosen: ", h("a", { href: "#/?all" },
-      "choose some in the list of runs"), "."));
-    return {};
-  }
-  const stores = await Promise.all(chosen.map(r => runOf(r.id).open())),
-    group = new Group(),
-    grid = h("div", { class: "grid two" });
-  shownSteps = Math.max(...stores.map(r => r.info.step));
-  const names = [...new Set(stores.flatMap(r => r.info.names.map(n => n.name)))].sort();
-  const label = stores.map((r, i) => stores.filter(o => title(o.info) === title(r.info)).length > 1 ?
-    `${title(r.info)} (${r.info.dir.split("/").at(-1)})` : title(chosen[i]));
-  let axis = query.get("x") === "time" ? "time" : "step",
-    cards = [],
-    turn = 0;
-  const keep = () => go(
-    `#/compare?${new URLSearchParams([...chosen.map(r => ["run", r.id]), ...(search.value ? [["q", search.value]] : []), ...(axis === "time" ? [["x", axis]] : [])])}`,
-    true);
-  const search = h("input", { type: "search",
-  placeholder: "another metric …", "aria-label": "Metrics whose names have these words", value: query.get("q") ?? "",
-    oninput: () => { keep();
-        show(); } });
-  const draw = () => {
-    const times = axis === "time" ? stores.map(hours) : null;
-    for (const [c, n] of cards) {
-      c.x = axis === "time" ? "hours" : "step";
-      c.set(stores.map((r, i) => {
-        const s = r.series.get(n);
-        return line(label[i], i, s, times && s ? s.step.map(x => times[i].get(x) ?? null) : s?.step);
-      }).map(l => axis === "time" ? { ...l, ...dropGaps(l) } : l).filter(l => l.x.length || stores.length > 1));
-    }
-  };
-  const show = async () => {
-    const mine = ++turn,
-      list = search.value ? matching(names, search.value).slice(0, 24) : frontOf(names).flatMap(f => f.found.slice(0, f.all ?
-        2 : 1));
-    await Promise.all(stores.map(r => r.need([...list, "timing_s/step", "timing_s/testing", "timing_s/save_checkpoint"])));
-    if (mine !== turn) return;
-    group.destroy();
-    group.window = null;
-    cards = list.map(n => [new Chart({ title: n, entry: stores.map(r => r.name(n)).find(Boolean), group, tall: true,
-      log: /grad_norm/.test(n) }), n]);
-    grid.replaceChildren(...cards.map(([c]) => c.element));
-    draw();
-  };
-  main.replaceChildren(h("h1", { class: "sr" }, "Comparison of runs"), h("div", { class: "tools" }, search,
-    choice("Axis", [
-      ["step", "by step"],
-      ["time", "by time"]
-    ], axis, v => { axis = v;
-      group.zoom(null);
-      keep();
-      draw(); }), smoothControl(draw),
-    h("div", { class: "legend" }, stores.map((r, i) => h("span", {}, h("i", { style: { background: color(i) } }), h(
-    "a", { href: `#/${r.id}/overview` }, label[i]), ` ${r.info.state}`)))), grid, differences(stores, label));
-  await show();
-  return { destroy: () => group.destroy(), poll: async () => { await Promise.all(stores.filter(r => r.info.state === "running")
-        .map(r => r.refresh()));
-      draw(); } };
-}
-
-function dropGaps(l) {
-  const keep = l.x.map((x, i) => x === null ? -1 : i).filter(i => i >= 0);
-  return { x: keep.map(i => l.x[i]), raw: keep.map(i => l.raw[i]), smooth: l.smooth === l.raw ? undefined : keep.map(i => l.smooth[
-      i]) };
-}
-
-export function flat(value, prefix = "", out = []) {
-  if (value && typeof value === "object" && !Array.isArray(value))
-    for (const [k, v] of Object.entries(value)) flat(v, prefix ? `${prefix}.${k}` : k, out);
-  else out.push([prefix, typeof value === "string" ? value : JSON.stringify(value)]);
-  return out;
-}
-
-/* Which keys of the configuration differ. */
-function differences(stores, label) {
-  const body = h("div", { class: "scroll" }),
-    box = h("section", { class: "panel", "aria-label": "Differences of the configurations" }, h("header", {}, h("h2", {},
-      "Keys that differ")), body);
-  Promise.all(stores.map(r => json("config", { run: r.id }))).then(all => {
-    const maps = all.map(c => new Map(flat(c.config))),
-      keys = [...new Set(maps.flatMap(m => [...m.keys()]))].sort().filter(k => new Set(maps.map(m => m.get(k))).size > 1);
-    body.replaceChildren(keys.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "key"), label.map(
-        l => h("th", { scope: "col" }, l)))),
-      h("tbody", {}, keys.map(k => h("tr", {}, h("th", { scope: "row", class: "mono" }, k), maps.map(m => h(
-      "td", { class: "mono" }, m.get(k) ?? "–")))))) : h("p", { class: "pad quiet" }, "The configurations are the same."));
-  }, () => box.remove());
-  return box;
 }

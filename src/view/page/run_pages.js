@@ -1,11 +1,12 @@
-/* run_pages.js - pages of one run: search, rewards, time and memory, configuration. */
+/* run_pages.js - pages of one run: search, rewards, time and memory. */
 
 import { Chart, Group } from "./chart.js";
-import { get, json, matching, title } from "./data.js";
-import { choice, clock, gib, h, num, panel, problem, span } from "./elements.js";
-import { flat, heatmap, phaseChart } from "./metrics.js";
+import { get, json, title } from "./data.js";
+import { choice, gib, h, num, panel, problem, span } from "./elements.js";
+import { heatmap, openStep, phaseChart } from "./metrics.js";
+import { rangeInputs } from "./samples.js";
+import { isOpen } from "./stats.js";
 
-const openStep = run => x => { location.hash = `#/${run.id}/samples/${Math.round(x)}`; };
 const groupAddress = (run, s) => `#/${run.id}/samples/${s.step}/${s.uid}?${s.validation ? "v=1&" : ""}s=${s.sample}`;
 
 /* Cards of single metrics; returns what draws them again. */
@@ -25,6 +26,7 @@ export async function searchPage({ run, query, go, main }) {
   placeholder: "a regular expression, as in \\boxed\\{\\d+\\}", "aria-label": "Search in prompts and responses", value: query
       .get("q") ?? "" });
   const match = h("input", { type: "checkbox", checked: query.get("case") === "1", onchange: () => look() });
+  const range = rangeInputs(query, () => look());
   const hits = h("ul", { class: "hits" }),
     count = h("p", { class: "quiet small pad", role: "status" },
       "Searches every prompt and response of the run, the newest step first.");
@@ -37,7 +39,7 @@ export async function searchPage({ run, query, go, main }) {
     stop?.abort();
     const mine = stop = new AbortController(),
       q = words.value;
-    go(`#/${run.id}/search?${new URLSearchParams([["q", q], ...(where === "both" ? [] : [["in", where]]), ...(match.checked ? [["case", 1]] : [])])}`,
+    go(`#/${run.id}/search?${new URLSearchParams([["q", q], ...(where === "both" ? [] : [["in", where]]), ...(match.checked ? [["case", 1]] : []), ...range.params()])}`,
       true);
     hits.replaceChildren();
     if (!q) { count.textContent = ""; return; }
@@ -45,9 +47,9 @@ export async function searchPage({ run, query, go, main }) {
     let found = 0,
       rest = "";
     const tell = p => { count.textContent =
-        `${num(found)}${p.full ? " and more" : ""} sample${found === 1 ? "" : "s"} found in ${num(p.done)} of ${num(p.total)}${p.more ? " …" : p.full ? ": a longer pattern finds fewer" : ""}`; };
+        `${num(found)}${p.full ? " and more" : ""} sample${found === 1 ? "" : "s"} ${isOpen(range.value()) ? "" : " with such a score "}found in ${num(p.done)} of ${num(p.total)}${p.more ? " …" : p.full ? ": a longer pattern finds fewer" : ""}`; };
     try {
-      const answer = await get("search", { run: run.id, q, in: where, case: +match.checked }, mine.signal),
+      const answer = await get("search", { run: run.id, q, in: where, case: +match.checked, ...Object.fromEntries(range.params()) }, mine.signal),
         reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
         const { value, done } = await reader.read();
@@ -75,7 +77,7 @@ export async function searchPage({ run, query, go, main }) {
       ["prompt", "Prompts"],
       ["response", "Responses"]
     ], where, v => { where = v;
-      look(); }), h("label", {}, match, "Match case"), h("button", {}, "Search")), h(
+      look(); }), h("label", {}, match, "Match case"), range.element, h("button", {}, "Search")), h(
 "section", { class: "panel", "aria-label": "Found" }, count, hits));
   if (words.value) look();
   else if (matchMedia("(pointer: fine)").matches) words.focus();
@@ -166,37 +168,4 @@ export async function timePage({ run, main }) {
   await run.need(names);
   await draw();
   return { destroy: () => group.destroy(), update: what => what === "steps" && draw() };
-}
-
-/* ---- configuration ---- */
-
-export async function configPage({ run, query, go, main }) {
-  const { config } = await json("config", { run: run.id }), rows = flat(config), list = h("dl", { class: "cfg" }), count = h(
-    "span", { class: "quiet small", role: "status" }), i = run.info;
-  const draw = () => {
-    const found = new Set(matching(rows.map(([k, v]) => `${k} ${v}`), search.value)),
-      shown = rows.filter(([k, v]) => found.has(`${k} ${v}`));
-    list.replaceChildren(...shown.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
-    count.textContent = `${shown.length} of ${rows.length} keys`;
-  };
-  const search = h("input", { type: "search", placeholder: "key or value", "aria-label": "Keys and values with these words",
-    value: query.get("q") ?? "", oninput: () => { go(
-        `#/${run.id}/config${search.value ? `?q=${encodeURIComponent(search.value)}` : ""}`, true);
-      draw(); } });
-  const copy = h("button", { type: "button", onclick: async () => { await navigator.clipboard.writeText(rows.map(([k, v]) =>
-        `${k}=${v}`).join("\n"));
-      copy.textContent = "Copied";
-      setTimeout(() => { copy.textContent = "Copy"; }, 1500); } }, "Copy");
-  main.replaceChildren(h("h1", { class: "sr" }, "Configuration"), h("dl", { class: "kpis" }, [
-      ["Started", clock(i.started)],
-      ["Ended", i.ended ? clock(i.ended) : "–"],
-      ["Time", i.started ? span((i.ended || i.now) - i.started) : "–"],
-      ["Machine", i.status?.host || "–"],
-      ["verlc", i.version || "–"],
-      ["Directory", i.dir]
-    ]
-    .map(([k, v]) => h("div", { class: "kpi" }, h("dt", {}, k), h("dd", { title: v, class: v.length > 12 ? "long" : null },
-      v)))), h("div", { class: "tools" }, search, copy, count), panel("Configuration", list));
-  draw();
-  return {};
 }

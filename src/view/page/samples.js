@@ -1,7 +1,8 @@
 /* samples.js - the samples of one step: their scores, their groups, and each of them in a list that draws only what is in sight. */
 
-import { i64, json, title } from "./data.js";
+import { get, i64, json, title } from "./data.js";
 import { VirtualList, choice, h, num } from "./elements.js";
+import { binned, bound, inRange, isOpen } from "./stats.js";
 
 const BLOCK = 100; // excerpts asked for at once
 
@@ -46,37 +47,56 @@ const select = (label, options, value, change) => h("select", { "aria-label": la
   Object.entries(options).map(([key, [name]]) => h("option", { value: key, selected: key === value }, name)));
 
 /* One bar a sample of a group: its height is the score's. */
-function dots(samples, lo, hi) {
+export function dots(samples, lo, hi) {
   return h("span", { class: "dots",
     role: "img", "aria-label": `scores ${samples.map(s => s.score === null ? "none" : num(s.score, 3)).join(", ")}` },
     samples.slice(0, 64).map(s => h("i", { class: s.score === null ? "none" : s.score === 0 ? "zero" : null, style: s.score ===
         null ? null : { height: `${Math.max(12, hi > lo ? 100 * (s.score - lo) / (hi - lo) : 100)}%` } })));
 }
 
+/* Two fields for a range of scores, from the address: {element, value(), set(range), params()}. */
+export function rangeInputs(query, change) {
+  const field = (name, label) => h("input", { type: "number", step: "any", class: "score", "aria-label": label, placeholder: name,
+    value: bound(query.get(name)) ?? "", onchange: () => change() });
+  const min = field("min", "Lowest score"),
+    max = field("max", "Highest score");
+  const value = () => ({ min: bound(min.value), max: bound(max.value) });
+  return {
+    element: h("label", { class: "range" }, "Score", min, "to", max),
+    value,
+    set: r => { min.value = r.min ?? "";
+      max.value = r.max ?? ""; },
+    params: () => Object.entries(value()).filter(([, v]) => v !== null)
+  };
+}
+
 /* How many samples have which score; a click shows those alone. */
-function distribution(samples, chosen, choose) {
-  const scored = samples.filter(s => s.score !== null).map(s => s.score),
-    values = [...new Set(scored)].sort((a, b) => a - b);
-  const lo = values[0] ?? 0,
-    hi = values.at(-1) ?? 0,
-    n = values.length <= 20 ? values.length : 20;
-  const bins = Array.from({ length: n }, (_, i) => values.length <= 20 ? { lo: values[i], hi: values[i], n: 0 } : { lo: lo +
-      (hi / n - lo / n) * i, hi: lo + (hi / n - lo / n) * (i + 1), n: 0 }); // no overflow
-  for (const v of scored) bins[values.length <= 20 ? values.indexOf(v) : Math.min(n - 1, Math.floor((v / 2 - lo / 2) / (hi / 2 - lo / 2) *
-    n))].n++;
-  const most = Math.max(1, ...bins.map(b => b.n)),
-    last = bins.at(-1);
+function distribution(samples, range, choose) {
+  const bins = binned(samples.filter(s => s.score !== null).map(s => s.score), 20),
+    most = Math.max(1, ...bins.map(b => b.n));
   return h("div", { class: "bins", role: "group", "aria-label": "Scores of the step: a button shows those samples alone" }, bins
     .map(b => {
-      const on = chosen && chosen.lo === b.lo && chosen.hi === b.hi,
-        range = b.lo === b.hi ? num(b.lo, 3) : `${num(b.lo, 3)} to ${num(b.hi, 3)}`;
-      return h("button", { type: "button", "aria-pressed": String(!!on),
-        title: `${b.n} samples with a score of ${range}`, "aria-label": `${b.n} samples with a score of ${range}`,
-        onclick: () => choose(on ? null : { lo: b.lo, hi: b.hi, last: b === last }) },
-        h("i", { style: { height: `${Math.max(2, 58 * b.n / most)}px` } }), h("span", {}, n <= 6 ? range : ""));
-    }), n > 6 ? h("div", { class: "ends" }, h("span", {}, num(lo, 3)), h("span", {}, num(hi, 3))) : null);
+      const on = b.n > 0 && range.min === b.min && range.max === b.max,
+        text = b.lo === b.hi ? num(b.lo, 3) : `${num(b.lo, 3)} to ${num(b.hi, 3)}`;
+      return h("button", { type: "button", "aria-pressed": String(on), title: `${b.n} samples with a score of ${text}`,
+        "aria-label": `${b.n} samples with a score of ${text}`, disabled: b.n === 0, onclick: () => choose(on ? { min: null,
+          max: null } : { min: b.min, max: b.max }) },
+        h("i", { style: { height: `${Math.max(2, 58 * b.n / most)}px` } }), h("span", {}, bins.length <= 6 ? text : ""));
+    }), bins.length > 6 ? h("div", { class: "ends" }, h("span", {}, num(bins[0].lo, 3)), h("span", {}, num(bins.at(-1).hi, 3))) :
+    null);
 }
-const inBin = (s, b) => !b || (s.score !== null && s.score >= b.lo && (b.lo === b.hi || b.last ? s.score <= b.hi : s.score < b.hi));
+
+/* The ids of a step's samples in whose texts the expression is. */
+async function matches(params, signal) {
+  const answer = await get("search", { ...params, ids: 1 }, signal),
+    found = new Set();
+  for (const line of (await answer.text()).split("\n").filter(Boolean)) {
+    const m = JSON.parse(line);
+    if (m.error) throw new Error(m.error);
+    for (const id of m.ids ?? []) found.add(id);
+  }
+  return found;
+}
 
 export async function samplesPage({ run, path, query, go, main }) {
   const [train, val] = await Promise.all([0, 1].map(async validation => i64((await json("steps", { run: run.id, validation }))
@@ -85,7 +105,8 @@ export async function samplesPage({ run, path, query, go, main }) {
     by = query.get("by") === "sample" ? "sample" : "group";
   let sort = query.get("sort") in SORTS ? query.get("sort") : "uid",
     filter = query.get("only") in FILTERS ? query.get("only") : "all",
-    bin = null;
+    words = query.get("q") ?? "",
+    found = null; // ids of the samples with these words; null: all
   const steps = () => validation ? val : train;
   if (!train.length && !val.length) {
     main.replaceChildren(h("h1", { class: "sr" }, "Samples"), h("p", { class: "panel pad" }, run.info.state === "running" ?
@@ -110,6 +131,8 @@ export async function samplesPage({ run, path, query, go, main }) {
       ["sort", sort]
     ] : []), ...(filter !== "all" ? [
       ["only", filter]
+    ] : []), ...range.params(), ...(words ? [
+      ["q", words]
     ] : [])]);
     go(`#/${run.id}/samples/${step}${q.size ? `?${q}` : ""}`, true);
   };
@@ -162,13 +185,38 @@ export async function samplesPage({ run, path, query, go, main }) {
   const count = h("span", { class: "quiet small", role: "status" }),
     bins = h("div"),
     head = h("div", { class: `vhead ${by}` });
-  const facts = h("dl", { class: "kpis" });
+  const facts = h("dl", { class: "kpis" }),
+    wrong = h("span", { class: "small bad", role: "alert" }),
+    range = rangeInputs(query, () => { keep();
+      draw(); });
+  /* Which samples have the words: asked of the server, since the list has no whole texts. */
+  let looking = null,
+    typed = 0;
+  const look = async () => {
+    looking?.abort();
+    const mine = looking = new AbortController();
+    wrong.textContent = "";
+    try {
+      found = words ? await matches({ run: run.id, q: words, step }, mine.signal) : null;
+    } catch (e) {
+      if (e.name === "AbortError") return;
+      wrong.textContent = e.message;
+      found = null;
+    }
+    if (mine === looking) draw();
+  };
+  const text = h("input", { type: "search", class: "grow", value: words, placeholder: "words or a regular expression in the texts",
+    "aria-label": "Samples with this expression in prompt or response", oninput: () => { words = text.value;
+      clearTimeout(typed);
+      typed = setTimeout(() => { keep();
+        look(); }, 250); } });
   const draw = () => {
-    const all = samples.filter(s => inBin(s, bin)),
+    const some = found || !isOpen(range.value()),
+      all = samples.filter(s => inRange(range.value(), s.score) && (!found || found.has(s.id))),
       [, keepIt] = FILTERS[filter],
       [, order] = SORTS[sort],
       groups = groupsOf(samples),
-      chosen = bin ? new Set(all.map(s => s.uid)) : null;
+      chosen = some ? new Set(all.map(s => s.uid)) : null;
     const of = new Map(groups.map(g => [g.uid, g]));
     list.kind = by;
     head.className = `vhead ${by}`;
@@ -195,14 +243,15 @@ export async function samplesPage({ run, path, query, go, main }) {
     list.element.scrollTop = 0;
     count.textContent = by === "group" ? `${num(rows.length)} of ${num(groups.length)} prompts` :
       `${num(rows.length)} of ${num(samples.length)} samples`;
-    bins.replaceChildren(distribution(samples, bin, b => { bin = b;
+    bins.replaceChildren(distribution(samples, range.value(), r => { range.set(r);
+      keep();
       draw(); }));
   };
 
   /* ---- the step ---- */
   const number = h("input", { type: "number", "aria-label": "Step", min: 0, onchange: () => show(nearest(+number.value)) });
-  const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Step", class: "grow", oninput: () => { number.value =
-        steps()[+range.value]; }, onchange: () => show(steps()[+range.value]) });
+  const slider = h("input", { type: "range", min: 0, step: 1, "aria-label": "Step", class: "grow", oninput: () => { number.value =
+        steps()[+slider.value]; }, onchange: () => show(steps()[+slider.value]) });
   const move = by_ => { const s = steps(),
       at = Math.max(0, Math.min(s.length - 1, s.indexOf(step) + by_)); if (s[at] !== step) show(s[at]); };
   const back = h("button", { class: "icon", type: "button", "aria-label": "Step before", onclick: () => move(-1) }, "‹"),
@@ -210,8 +259,8 @@ export async function samplesPage({ run, path, query, go, main }) {
   const place = () => {
     const s = steps(),
       at = s.indexOf(step);
-    range.max = s.length - 1;
-    range.value = at;
+    slider.max = s.length - 1;
+    slider.value = at;
     number.value = step;
     back.disabled = at <= 0;
     on.disabled = at >= s.length - 1;
@@ -219,7 +268,6 @@ export async function samplesPage({ run, path, query, go, main }) {
   const show = async next => {
     const mine = ++turn;
     step = next;
-    bin = null;
     place();
     keep();
     const answer = (await json("samples", { run: run.id, step, validation })).samples;
@@ -246,7 +294,8 @@ export async function samplesPage({ run, path, query, go, main }) {
       ]
       .map(([k, v, small]) => h("div", { class: "kpi" }, h("dt", {}, k), h("dd", { class: k === "Without a score" &&
           errors ? "bad" : null }, v, small ? h("small", {}, ` ${small}`) : ""))));
-    draw();
+    if (words) await look();
+    else draw();
   };
   const part = train.length && val.length ? choice("Part of the run", [
     [0, "Training"],
@@ -260,7 +309,7 @@ export async function samplesPage({ run, path, query, go, main }) {
   };
   document.addEventListener("keydown", keys);
   main.replaceChildren(h("h1", { class: "sr" }, `${title(run.info)}: samples`), h("div", { class: "tools" }, part, h(
-    "label", { class: "step" }, "Step"), back, number, on, range),
+    "label", { class: "step" }, "Step"), back, number, on, slider),
     facts, h("section", { class: "panel", "aria-label": "Samples" }, h("div", { class: "body" }, bins, h(
     "div", { class: "tools" },
       choice("Rows", [
@@ -273,12 +322,18 @@ export async function samplesPage({ run, path, query, go, main }) {
         draw(); }), select("Order", SORTS, sort, v => { sort = v;
         keep();
         draw(); }),
-      count, h("span", { class: "quiet small keys" }, h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " steps, ", h("kbd", {},
-        "↑"), " ", h("kbd", {}, "↓"), " rows, ", h("kbd", {}, "Enter"), " opens"))), head, list.element));
+      range.element, text, count, wrong)), head, list.element));
   await show(step);
   if (matchMedia("(pointer: fine)").matches) list.element.focus({ preventScroll: true });
   return {
+    keys: [
+      ["← →", "the step before, the next one"],
+      ["↑ ↓", "rows of the list that has the focus, also Page Up and Page Down, Home and End"],
+      ["Enter", "opens the row"]
+    ],
     destroy: () => { turn++;
+      looking?.abort();
+      clearTimeout(typed);
       document.removeEventListener("keydown", keys); },
     update: async what => {
       if (what !== "steps") return;
