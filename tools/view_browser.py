@@ -197,6 +197,15 @@ async def functions(page, url, run_id, bad):
     pills = await page.run("[...document.querySelectorAll('.item .pill')].every(e => e.textContent === '1')")
     await page.key("ArrowLeft")
     ok &= await page.until("/min=1/.test(location.hash) && /q=boxed/.test(location.hash) && !/last/.test(location.hash)")
+    kept = await page.run("location.hash")
+    await page.run("document.querySelector('.item.sample').click()")
+    ok &= await page.until("document.querySelector('.columns') && document.querySelector('.tokens.prompt span.sp')")
+    names = await page.run("[...document.querySelectorAll('.tokens.prompt span.sp')].map(e => e.textContent)")
+    if names[:2] != ["<|im_start|>", "<|im_end|>"]:
+        bad.append(f"special tokens by name: {names}")
+    await page.run("document.activeElement.blur()")
+    await page.key("Escape")
+    ok &= await page.until(f"location.hash === {json.dumps(kept)}")
     if not pills:
         bad.append("a range of scores shows others")
     await page.go(f"{url}#/?all")

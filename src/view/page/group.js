@@ -68,9 +68,11 @@ export async function groupPage({ run, path, query, go, main }) {
     validation = query.get("v") === "1" ? 1 : 0;
   const [{ samples }, { samples: all }] = await Promise.all([json("group", { run: run.id, step, uid, validation }), json(
     "samples", { run: run.id, step, validation })]);
-  const back = `#/${run.id}/samples/${step}${validation ? "?v=1" : ""}`;
+  const list = JSON.parse(sessionStorage.getItem("shown") ?? "{}"),
+    shown = list.at === `${run.id}/${step}/${validation}` && list.uids.includes(uid) ? list : null; // the rows that led here
+  const back = shown?.address ?? `#/${run.id}/samples/${step}${validation ? "?v=1" : ""}`;
   if (!samples.length) throw new Error(`step ${step} has no samples of prompt ${uid}`);
-  const uids = groupsOf(all).map(g => g.uid),
+  const uids = shown?.uids ?? groupsOf(all).map(g => g.uid),
     at = uids.indexOf(uid),
     head = samples[0],
     group = groupsOf(samples)[0];

@@ -238,6 +238,8 @@ export async function samplesPage({ run, path, query, go, main }) {
     rows = by === "group" ? groups.filter(g => keepIt(g) && (!chosen || chosen.has(g.uid))).sort(order) :
       all.filter(s => keepIt(filter === "mixed" || filter === "alike" ? of.get(s.uid) : { errors: +(s.score === null), cut: +(s
           .finish === "length") })).map(s => ({ ...s, mean: s.score, std: of.get(s.uid).std })).sort(order);
+    sessionStorage.setItem("shown", JSON.stringify({ at: `${run.id}/${step}/${validation}`, address: location.hash,
+      uids: [...new Set(rows.map(r => r.uid))].slice(0, 5000) })); // for a prompt's page: where back is, and which one is next
     list.free = [];
     list.set(rows.length);
     list.element.scrollTop = 0;

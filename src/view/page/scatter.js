@@ -22,7 +22,7 @@ export async function scatterPage({ run, query, go, main }) {
     y = names.includes(query.get("y")) ? query.get("y") : start[1],
     graph = null,
     points = []; // as they lie in the graph's rows
-  const plot = h("div", { class: "plot" }),
+  const plot = h("div", { class: "plot", role: "img" }),
     legend = h("div", { class: "legend" }),
     heading = h("h3", {}),
     fact = h("span", { class: "value", role: "status" });
@@ -95,6 +95,7 @@ export async function scatterPage({ run, query, go, main }) {
     legend.replaceChildren(...(stores.length > 1 ? stores.map((_, k) => h("span", {}, h("i", { style: { background: color(k) } }),
       label[k], h("b", {}, ` correlation ${num(r[k], 2)}`))) : []));
     draw(all);
+    plot.setAttribute("aria-label", `${heading.textContent}: ${all.map((p, k) => `${label[k]}, ${p.step.length} steps, correlation ${num(r[k], 2)}`).join("; ")}`);
   };
   main.replaceChildren(h("h1", { class: "sr" }, "Two metrics"), h("div", { class: "tools" }, select("x", x, v => { x = v; }), select(
       "y", y, v => { y = v; }), h("button", { type: "button", onclick: () => { location.hash =
