@@ -197,6 +197,7 @@ async def functions(page, url, run_id, bad):
     pills = await page.run("[...document.querySelectorAll('.item .pill')].every(e => e.textContent === '1')")
     await page.key("ArrowLeft")
     ok &= await page.until("/min=1/.test(location.hash) && /q=boxed/.test(location.hash) && !/last/.test(location.hash)")
+    ok &= await page.until("JSON.parse(sessionStorage.getItem('shown')).address === location.hash")  # the step's rows are there
     kept = await page.run("location.hash")
     await page.run("document.querySelector('.item.sample').click()")
     ok &= await page.until("document.querySelector('.columns') && document.querySelector('.tokens.prompt span.sp')")
