@@ -72,7 +72,7 @@ size_t reward__char_bytes(const char *p, size_t left) {
 
 size_t reward__char(const char *p) {
     size_t n = 1;
-    while (((unsigned char)p[n] & 0xC0) == 0x80) n++;
+    while (*p && ((unsigned char)p[n] & 0xC0) == 0x80) n++;
     return n;
 }
 

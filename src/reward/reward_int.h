@@ -130,7 +130,7 @@ bool reward__search(const char *s, const char *pattern);
 const char *reward__tail(const char *s, size_t n, int64_t n_chars, size_t *n_tail);
 /* Bytes of the code point at p (at least 1, at most `left`). */
 size_t reward__char_bytes(const char *p, size_t left);
-size_t reward__char(const char *p);   /* of the code point at p, which is no NUL; in a time of its own bytes */
+size_t reward__char(const char *p);   /* of the code point at p of a text that ends with NUL, 1 there; in a time of its own bytes */
 void reward__set(char **s, char *to); /* frees *s, takes `to` */
 void reward__replace(char **s, const char *from, const char *to);
 /* The last place of needle in s, NULL if none (rfind). */
