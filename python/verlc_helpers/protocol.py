@@ -186,7 +186,7 @@ def serve(handle, init=None, block_stops=False):
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)
     on_stops(nothing)
-    if block_stops:  # a mask is inherited by every program, and Go keeps it; it does not keep that SIGTERM is ignored
+    if block_stops:  # a mask is inherited by every program, and holds until that has a handler of its own, as W&B's has
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     else:
         os.register_at_fork(after_in_child=lambda: on_stops(signal.SIG_DFL))

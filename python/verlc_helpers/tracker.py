@@ -375,4 +375,4 @@ def handle(request):
 
 
 if __name__ == "__main__":
-    serve(handle, init, block_stops=True)  # wandb's own process sends what it has been given
+    serve(handle, init, block_stops=True)  # some clients have processes that send what they have been given
