@@ -100,6 +100,15 @@ static int list_steps(const char *root, bool ours, int64_t **steps, int64_t *n) 
     return 0;
 }
 
+int ckpt_count(const char *root, int64_t to, int64_t *n) {
+    int64_t *steps, all;
+    TRY(list_steps(root, true, &steps, &all));
+    *n = 0;
+    for (int64_t i = 0; i < all; i++) *n += steps[i] <= to;
+    free(steps);
+    return 0;
+}
+
 int ckpt_foreign(const char *root, int64_t after, int64_t to, int64_t *step) {
     int64_t *steps, n;
     *step = -1;

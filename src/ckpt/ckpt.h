@@ -67,6 +67,8 @@ int ckpt_find(const char *root, int64_t *step, char **dir);
 bool ckpt_is_ours(const char *dir);
 /* The least step in (after, to] whose directory under root is there and not ours; *step = -1: none. */
 int ckpt_foreign(const char *root, int64_t after, int64_t to, int64_t *step);
+/* How many complete or torn checkpoints of verlc's are under root, up to this step: what retention counts. */
+int ckpt_count(const char *root, int64_t to, int64_t *n);
 /* Verifies dir against its manifest; ERR_FORMAT names the file. */
 int ckpt_verify(const char *dir);
 /* Reads trainer.json; caller owns. */

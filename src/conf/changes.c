@@ -103,17 +103,18 @@ static void tell(const struct comparison *x, const char *key, const struct conf_
     free(b);
 }
 
-/* Of an open dict the members that differ; those that have a row of their own are told there. */
+/* Of an open dict the members that differ, where it is null on one side all; those that have a row of their own are told there. */
 static void tell_members(const struct comparison *x, const char *key, const struct conf_node *was, const struct conf_node *now) {
     const struct conf_node *const both[] = {was, now};
-    if (!is_dict(was) || !is_dict(now)) {
+    if (!(is_dict(was) || is_null(was)) || !(is_dict(now) || is_null(now)) || (is_null(was) && is_null(now))) {
         tell(x, key, was, now);
         return;
     }
     for (int i = 0; i < 2; i++)
-        for (int64_t k = 0; k < both[i]->n; k++) {
+        for (int64_t k = 0; both[i] && k < both[i]->n; k++) {
             const char *name = both[i]->items[k].key;
-            const struct conf_node *a = conf__node_child(was, name, strlen(name)), *b = conf__node_child(now, name, strlen(name));
+            const struct conf_node *a = was ? conf__node_child(was, name, strlen(name)) : NULL,
+                                   *b = now ? conf__node_child(now, name, strlen(name)) : NULL;
             if ((i == 1 && a) || same(a, b)) continue; /* once */
             char *path = xasprintf("%s.%s", key, name);
             if (!conf__table_row(&x->c->table, path)) tell_members(x, path, a, b);

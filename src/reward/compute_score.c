@@ -18,7 +18,6 @@
 #include <time.h>
 
 #define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
-#define TRIAL_S 20.                           /* most of a call that is tried before a run */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
 enum { DEFAULT_CONCURRENT = 256, TRIES = 8 }; /* TRIES: processes that a sample may end before it is a crash */
 
@@ -71,7 +70,7 @@ static json_t *request_json(const struct reward_request *q) {
 static int try_first(struct helper *probe, const struct reward_args *a) {
     json_t *reply = NULL, *call = json_pack("{s:o, s:b}", "trial", request_json(a->trial), "call", !a->trial_binds);
     const char *file = a->path ? a->path : json_string_value(json_object_get(a->manager, "path"));
-    const double most = a->timeout_s > 0 ? fmin(a->timeout_s, TRIAL_S) : TRIAL_S;
+    const double most = a->timeout_s > 0 ? fmin(a->timeout_s, a->trial_s) : a->trial_s;
     if (!call) return 0;
     const int rc = helper_call(probe, call, most, &reply);
     const char *refuse = json_string_value(json_object_get(reply, "refuse")), *doubt = rc < 0 ? err_msg() : NULL;

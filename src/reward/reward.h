@@ -62,6 +62,7 @@ struct reward_args {
     const json_t *kwargs;               /* custom_reward_function.reward_kwargs, object or NULL; copied */
     const struct reward_request *trial; /* a call of the function before all others, in a process that ends with it; NULL: none */
     bool trial_binds;                   /* only whether it takes the arguments */
+    double trial_s;                     /* most of that call */
     double timeout_s;                   /* of one call; 0: 300, verl's */
     int n_workers;                      /* helper processes; 0: 1 */
     int64_t max_concurrent;             /* calls of an async function in flight in each; 0: 256 */

@@ -305,7 +305,7 @@ def check_rewards(s, test):
         path = reward_file(s, name.replace(" ", "_"), body)
         timeout = 0.5 if name == "hangs" else 20
         keys = {"reward.custom_reward_function.path": path, "reward.timeout": timeout, "reward.num_workers": 2,
-                "trainer.total_training_steps": 1, "trainer.save_freq": -1}
+                "trainer.total_training_steps": 1, "trainer.save_freq": -1, "reward.trial_call": False}
         for policy in ("drop_sample", "drop_group", "stop"):
             d = s.dir / f"reward-{policy}"
             shutil.rmtree(d, ignore_errors=True)

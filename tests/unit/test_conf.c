@@ -705,6 +705,8 @@ static void test_changes(void **state) {
     CHANGES("data.apply_chat_template_kwargs.a.b 1 -> 2|data.apply_chat_template_kwargs.c x -> null|",
             ARGS("+data.apply_chat_template_kwargs.a.b=1", "+data.apply_chat_template_kwargs.c=x"),
             ARGS("+data.apply_chat_template_kwargs.a.b=2"));
+    CHANGES("reward.source_weights.a null -> 2|", NOTHING, ARGS("+reward.source_weights.a=2"));
+    CHANGES("reward.source_weights.a 2 -> null|", ARGS("+reward.source_weights.a=2"), ARGS("reward.source_weights=null"));
     CHANGES(A "optim.betas [0.9, 0.999] -> [0.9, 0.95]|", NOTHING, ARGS(A "optim.betas=[0.9,0.95]"));
     CHANGES(A "grad_chunk 2 -> 1|", ARGS("+" A "grad_chunk=2"), NOTHING);
     CHANGES("reward.custom_reward_function.path null -> r.py|", NOTHING, ARGS("reward.custom_reward_function.path=r.py"));

@@ -151,7 +151,7 @@ int model_shape(struct model **out, const struct model_config *c, struct dev *de
     m->act = act;
     model__params_build(m);
     model__quant_create(m, quant);
-    model__weights_layout(m, &measure);
+    if (dev) model__weights_layout(m, &measure);
     if (lora) {
         m->lora = xcalloc(1, sizeof *m->lora);
         m->lora->cfg = config_copy(lora);

@@ -39,7 +39,8 @@ void model_lora_set_base(struct model *m, const char *base); /* after a load: th
 int model_lora_export(const struct model *m, const char *dir, struct file_writer *w);
 /* The memory of the compute copies that training changes: all weights of m, or with an adapter its own. Borrowed. */
 void model_trained_weights(const struct model *m, void **p, size_t *bytes);
-/* A model's parameters, with an adapter's where lora is not NULL, without any memory: for sizes of what is to be opened. */
+/* A model's parameters, with an adapter's where lora is not NULL, without any memory: for sizes of what is to be opened.
+ * dev NULL: of files alone. */
 int model_shape(struct model **out, const struct model_config *c, struct dev *dev, enum dtype act, enum quant_kind quant,
                 const struct lora_config *lora);
 void model_shape_free(struct model *m); /* NULL ok */

@@ -171,13 +171,16 @@ static int check_data_sources(const struct controller *c) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-int controller_try_data(const struct ppo_config *k) {
+int controller_try_data(const struct ppo_config *k, struct controller_rows *rows) {
     struct controller c = {.k = *k};
+    *rows = (struct controller_rows){0};
     int rc = open_text(&c);
     if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
     if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
     if (rc == 0 && !k->reward.path && !k->own_manager) rc = reward_create(&c.reward, &k->reward);
     if (rc == 0 && c.reward) rc = check_data_sources(&c);
+    if (c.train_data) rows->train = c.train_data->n;
+    if (c.val_data) rows->val = c.val_data->n;
     reward_destroy(c.reward);
     close_data(&c);
     if (rc == 0 && k->reward.path && !file_exists(k->reward.path))
@@ -238,6 +241,15 @@ static int check_files(const struct ppo_config *k) {
     return k->manager_path ? train_check_files("reward.reward_manager.module.path", &k->manager_path, 1) : 0;
 }
 
+static int check_disk(struct controller *c) {
+    struct ppo_disk_args a = {.run = &c->run.k,
+                              .from = c->run.from.step > 0 ? c->run.from.step : 0,
+                              .steps = c->run.total_steps,
+                              .val_rows = c->val_data ? c->val_data->n : 0};
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += c->run.loggers.client[i];
+    return ppo_disk_check(&c->k, &a, run_warn_early, &c->run);
+}
+
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
     TRY(ppo_config_read(k, conf, PPO_RUN));
@@ -253,6 +265,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
+    TRY(check_disk(c));
     TRY(worker_listen(&c->worker));
     TRY(score_open(&c->reward, k, c->train_data));
     TRY(check_data_sources(c));

@@ -24,8 +24,12 @@ struct controller {
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */
 void controller_close(struct controller *c, int rc);                /* rc: how the run ended */
-/* Opens tokenizer and data as a run would, looks for the reward's file, and closes them: for a plan. */
-int controller_try_data(const struct ppo_config *k);
+struct controller_rows {
+    int64_t train, val;
+};
+/* Opens tokenizer and data as a run would, looks for the reward's file, and closes them: for a plan. rows: of the data, 0 where
+ * they could not be read. */
+int controller_try_data(const struct ppo_config *k, struct controller_rows *rows);
 struct stage controller_stage(struct controller *c);
 struct generation controller_generation(const struct controller *c);
 int controller_validate(void *controller); /* into the run's metrics */

@@ -94,6 +94,16 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
     return 0;
 }
 
+/* Of a whole run where the number of its steps is known, else of its first step. */
+static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct train_plan *out) {
+    const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->train_batch_size;
+    const struct ppo_disk_args a = {.run = &k->run,
+                                    .steps = k->total_training_steps > 0 ? k->total_training_steps : epoch * k->total_epochs,
+                                    .val_rows = rows->val};
+    json_t *disk = ppo_disk_print(k, &a, &out->text);
+    if (disk) json_object_set_new(out->json, "disk", disk);
+}
+
 int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
     struct ppo_config k = {0};
     struct model_shapes shapes = {0};
@@ -112,7 +122,9 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     if (pools) json_object_set_new(out->json, "pools", json_object());
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++)
         if (k.pools.n[i] > 0) TRYG(plan_pool(&k, (enum ppo_pool)i, &shapes, &dev, out), end);
-    if (controller_try_data(&k) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
+    struct controller_rows rows;
+    if (controller_try_data(&k, &rows) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
+    plan_disk(&k, &rows, out);
 end:
     model_shapes_free(&shapes);
     dev_close(&dev);

@@ -104,6 +104,8 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
 
 /* ---- a call before the run ---- */
 
+#define TRIAL_S 20. /* most of it */
+
 struct trial { /* of the data's first row, with its ground truth as the answer */
     struct reward_request q;
     char *answer;
@@ -175,6 +177,7 @@ int score_open(struct reward **out, const struct ppo_config *k, const struct rl_
     }
     trial_make(&trial, k, d);
     if (k->trial_call) a.trial = &trial.q;
+    a.trial_s = fmin(TRIAL_S, k->run.deadline_s / 2);              /* a stage that waits for it makes no progress */
     a.trial_binds = k->rm.judge.serve || k->reward.router_address; /* a judge's server answers in generation alone */
     const int rc = reward_create(out, &a);
     trial_free(&trial);

@@ -49,6 +49,16 @@ bool ppo_on_policy(const struct stage *s, const struct batch *b);
 int ppo_generate(const struct stage *s, const struct generation *g, const struct batch *prompts,
                  const struct ppo_sampling *sampling, uint64_t seed, bool validation, struct batch *out);
 
+/* ---- disk.c ---- */
+struct ppo_disk_args {
+    const struct run_config *run;
+    int64_t from, steps, val_rows; /* as struct disk_plan_args */
+    int n_clients;
+};
+/* disk_plan_check of the run: its models, samples and records. */
+int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, void (*say)(void *arg, const char *line), void *arg);
+json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out); /* NULL: not known */
+
 /* ---- reward.c ---- */
 /* How many rows of b ended as what that is no score, as metrics prefix + "timeout", "crash", ... */
 void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);

@@ -4,6 +4,7 @@
  * This file has data and the run; the model is a worker's (worker.h), in this process or in those of several ranks (service.c).
  * Invariant: as ppo - a resumed run ends in the bits of an unbroken one, on any number of ranks. */
 #include "text/text.h"
+#include "train/run/disk_plan.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
 #include "train/run/rank_dealing.h"
@@ -232,6 +233,26 @@ static void phase(void *ctx, const char *name) {
 
 static const json_t *plan(const void *ctx) { return ((const struct sft *)ctx)->worker.planned.json; }
 
+/* The run's, or a plan's, where run has what the keys say. */
+static struct disk_plan_args disk_args(const struct run_config *run, const struct disk_model *m) {
+    return (struct disk_plan_args){.run = run, .keep_key = "trainer.max_ckpt_to_keep", .models = m, .n_models = 1};
+}
+
+static int check_disk(struct sft *s) {
+    struct model_config shape = {0};
+    struct disk_plan p;
+    const struct disk_model m = {&shape, s->k.model_dir, &s->k.lora, &s->k.optim};
+    struct disk_plan_args a = disk_args(&s->run.k, &m);
+    a.from = s->run.from.step > 0 ? s->run.from.step : 0;
+    a.steps = s->run.total_steps;
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += s->run.loggers.client[i];
+    TRY(model_config_load(&shape, s->k.model_dir));
+    int rc = disk_plan_make(&p, &a);
+    if (rc == 0) rc = disk_plan_check(&p, &a, run_warn_early, &s->run);
+    model_config_free(&shape);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
 static int open_all(struct sft *s, const struct conf *c) {
     static const char *const headlines[][2] = {
         {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
@@ -250,6 +271,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(resume_check_adapter(&s->run.from, "actor", "model", &k->lora));
     TRY(open_device(s));
     TRY(open_data(s));
+    TRY(check_disk(s));
     TRY(open_model(s, &models));
     TRY(run_ready(&s->run, c, &models));
     return s->ranks.n > 0 ? rank_group_ready(&s->ranks) : dev_memory(&s->worker.dev, &s->run.memory);
@@ -359,6 +381,14 @@ int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
+static void plan_disk(const struct sft_config *k, const struct model_config *shape, struct train_plan *out) {
+    struct disk_plan p;
+    const struct disk_model m = {shape, k->model_dir, &k->lora, &k->optim};
+    struct disk_plan_args a = disk_args(&k->run, &m);
+    a.steps = k->total_training_steps > 0 ? k->total_training_steps : 0;
+    if (disk_plan_make(&p, &a) == 0) json_object_set_new(out->json, "disk", disk_plan_print(&p, &a, &out->text));
+}
+
 int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
     struct sft_config k = {0};
     struct model_config shape = {0};
@@ -369,6 +399,7 @@ int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct
     TRYG(train_plan_ranks(c, &k.devices, NULL, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
     TRYG(model_config_load(&shape, k.model_dir), end);
     rc = sft_memory_plan_print(&k, &dev, &shape, out);
+    if (rc == 0) plan_disk(&k, &shape, out);
     model_config_free(&shape);
 end:
     dev_close(&dev);
