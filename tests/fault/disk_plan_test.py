@@ -55,7 +55,8 @@ def narrow(s, test):
     at.mkdir()
 
     def on(kib, args):
-        script = f"mount -t tmpfs -o size={kib}k none {at} || exit 77; {subprocess.list2cmdline([VERLC, *map(str, args)])}; rc=$?; " \
+        words = subprocess.list2cmdline([VERLC, *map(str, args)])
+        script = f"mount -t tmpfs -o size={kib}k none {at} || exit 77; {words}; rc=$?; " \
                  f"cp {at}/run/run.db {s.dir}/copy.db; exit $rc"
         return subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=ENV, timeout=120)
 

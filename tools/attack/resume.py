@@ -28,13 +28,15 @@ STEPS = "trainer.total_training_steps"
 PPO = {
     A + "optim.lr": ["1e-4", "5e-5", "0.001"], A + "optim.weight_decay": ["0.0", "0.1"],
     A + "optim.betas": ["[0.9,0.95]", "[0.8,0.99]"],
-    A + "optim.lr_scheduler_type": ["cosine", "constant"], A + "optim.lr_warmup_steps": ["1", "2"], A + "optim.min_lr_ratio": ["0.1"],
+    A + "optim.lr_scheduler_type": ["cosine", "constant"], A + "optim.lr_warmup_steps": ["1", "2"],
+    A + "optim.min_lr_ratio": ["0.1"],
     A + "grad_clip": ["0.5", "2", "inf"], A + "clip_ratio": ["0.1", "0.3"], A + "clip_ratio_low": ["0.1"],
     A + "clip_ratio_high": ["0.28"],
     A + "clip_ratio_c": ["10"],
     A + "entropy_coeff": ["0.001", "0.01"], A + "kl_loss_coef": ["0.01", "0.1"],
     A + "kl_loss_type": ["mse", "kl", "'low_var_kl+'"], A + "loss_agg_mode": ["seq-mean-token-sum", "seq-mean-token-mean"],
-    A + "ppo_epochs": ["2"], A + "shuffle": ["True"], A + "ppo_mini_batch_size": ["4"], A + "policy_loss.loss_mode": ["gspo", "cispo"],
+    A + "ppo_epochs": ["2"], A + "shuffle": ["True"], A + "ppo_mini_batch_size": ["4"],
+    A + "policy_loss.loss_mode": ["gspo", "cispo"],
     "algorithm.gamma": ["0.99"], "algorithm.norm_adv_by_std_in_grpo": ["False"], "algorithm.adv_estimator": ["rloo"],
     "+algorithm.filter_groups.metric": ["acc"], "algorithm.kl_ctrl.kl_coef": ["0.01"],
     R + "n": ["4", "6"], R + "temperature": ["0.7", "1.1"], R + "top_p": ["0.9"], R + "top_k": ["50"], R + "max_num_seqs": ["4"],
@@ -43,7 +45,8 @@ PPO = {
     "data.max_response_length": ["4", "8"], "data.max_prompt_length": ["48"], "data.truncation": ["left"],
     "data.val_batch_size": ["1"],
     "+data.apply_chat_template_kwargs.enable_thinking": ["True", "False"],
-    "reward.num_workers": ["1", "2"], "reward.on_error": ["drop_group"], "reward.timeout": ["20"], "+reward.source_weights.other": ["2"],
+    "reward.num_workers": ["1", "2"], "reward.on_error": ["drop_group"], "reward.timeout": ["20"],
+    "+reward.source_weights.other": ["2"],
     "trainer.experiment_name": ["second", "'a b'", "\"7\""], "trainer.project_name": ["p2"], "trainer.seed": [],
     "trainer.threads": ["1", "2"], "trainer.save_freq": ["2"], "trainer.test_freq": ["2"], "trainer.deadline": ["600"],
     "trainer.max_actor_ckpt_to_keep": ["3"], "trainer.max_bad_steps": ["5"], "trainer.early_warnings": ["False"],
@@ -59,7 +62,8 @@ SFT = {
 }
 # what changes nothing: noted and unknown keys, which are not told
 NOISE = {"ppo": [A + "use_torch_compile=False", "+my.note=x", R + "mode=async", A + "strategy=fsdp2", R + "enforce_eager=True",
-                 "data.dataloader_num_workers=3", "+trainer.colour=red", "trainer.resume_mode=auto", "ray_kwargs.ray_init.num_cpus=4"],
+                 "data.dataloader_num_workers=3", "+trainer.colour=red", "trainer.resume_mode=auto",
+                 "ray_kwargs.ray_init.num_cpus=4"],
          "sft": ["engine.use_torch_compile=False", "+my.note=x", "engine.strategy=fsdp", "trainer.resume_mode=auto"]}
 # a key typed by an older name is told as the key that takes its value
 OLDER = {"reward.num_workers": "reward_model.num_workers", "data.max_length": None}
