@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf critic data distill eval graders grpo lora model optim quant rate_limit ray reward sft steps tables text
-# track trackers train verl_ckpt.
+# NAME: algo code conf critic data distill eval graders grpo lora model optim quant rate_limit ray rejection reward sft steps tables
+# text track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -24,7 +24,7 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic reward sft trackers distill ray eval graders
+names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers distill ray eval graders
     data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
@@ -49,6 +49,7 @@ make_model() { $py tools/oracle_model.py make "$1"; }
 make_optim() { $py tools/oracle_optim.py "$1"; }
 make_quant() { $py tools/oracle_quant.py "$1"; }
 make_rate_limit() { $py tools/oracle_rate_limit.py "$1"; }
+make_rejection() { $py tools/oracle_rejection.py "$1"; }
 make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_train() { $py tools/oracle_train.py "$1"; }
@@ -99,6 +100,9 @@ compare_ray() {
 compare_rate_limit() {
     fresh rate_limit && make_rate_limit "$out/rate_limit" && $py tools/oracle_diff.py "$out/rate_limit" $fix/algo
 }
+compare_rejection() {
+    fresh rejection && make_rejection "$out/rejection" && $py tools/oracle_diff.py "$out/rejection" $fix/train
+}
 compare_reward() { fresh reward && make_reward "$out/reward" && same reward; }
 compare_tables() {
     $py -c 'import sys, unicodedata; sys.exit(unicodedata.unidata_version != "14.0.0")' || return 77 # Python 3.11 only
@@ -128,7 +132,7 @@ compare_train() {
 
 fixture_dir() {
     case $1 in
-    grpo | optim) echo $fix/train ;;
+    grpo | optim | rejection) echo $fix/train ;;
     distill | graders | rate_limit) echo $fix/algo ;;
     lora) echo $fix/model ;;
     *) echo "$fix/$1" ;;

@@ -49,6 +49,7 @@ DIFFERENT = {  # the name is demanded, its value is not verl's
 MEANS = {  # update-micro-batches: means over micro-batches, which are other ones here
     n: "of other micro-batches"
     for n in ("actor/pg_clipfrac*", "actor/ppo_kl", "actor/rollout_corr/*", "actor/distillation/abs_loss",
+              "actor/distillation/ppo_kl", "actor/distillation/overlap_*", "actor/distillation/*_mass",
               "critic/vf_clipfrac", "critic/vpred_mean")
 }
 ABSENT = {  # verl's, not demanded
