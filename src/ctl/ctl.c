@@ -122,18 +122,18 @@ static void *watch(void *arg) {
 /* ---- starting ---- */
 
 static char **worker_env(const struct ctl *c, const struct worker *w, int local_rank) {
-    static const char *const own[] = {
-        "VERLC_RANK=", "VERLC_RANKS=", "VERLC_LOCAL_RANK=", "VERLC_LOCAL_RANKS=", "VERLC_NODE=", CTL__CONTROLLER "=", CTL__KEY "="};
+    static const char *const own[] = {"VERLC_RANK=", "VERLC_RANKS=",      "VERLC_LOCAL_RANK=", "VERLC_LOCAL_RANKS=",
+                                      "VERLC_NODE=", CTL__CONTROLLER "=", CTL__KEY "=",        "VERLC_COLOR="};
     const struct comm_where *where = hub_where(c->hub);
     size_t n = 0, k = 0;
     while (environ[n]) n++;
     char **env = xcalloc(n + 8, sizeof *env);
     for (size_t i = 0; i < n; i++) {
         bool ours = false;
-        for (size_t o = 0; o < sizeof own / sizeof *own; o++)
-            ours |= strncmp(environ[i], own[o], strlen(own[o])) == 0 && environ[i][strlen(own[o])] == '=';
+        for (size_t o = 0; o < sizeof own / sizeof *own; o++) ours |= strncmp(environ[i], own[o], strlen(own[o])) == 0;
         if (!ours) env[k++] = xstrdup(environ[i]);
     }
+    env[k++] = xstrdup("VERLC_COLOR=never"); /* its lines come through this process, which makes control characters visible */
     env[k++] = xasprintf("VERLC_RANK=%d", w->rank);
     env[k++] = xasprintf("VERLC_RANKS=%d", c->size);
     env[k++] = xasprintf("VERLC_LOCAL_RANK=%d", c->local_rank + local_rank);

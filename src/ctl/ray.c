@@ -45,6 +45,7 @@ static json_t *worker_env(const struct hub *h) {
         if (take && (*e)[n]) json_object_set_new(env, name, json_string(*e + n + 1));
         free(name);
     }
+    json_object_set_new(env, "VERLC_COLOR", json_string("never")); /* as worker_env of ctl.c */
     json_object_set_new(env, CTL__CONTROLLER, json_string(hub_where(h)->address));
     json_object_set_new(env, CTL__KEY, json_string(hub_where(h)->key));
     return env;

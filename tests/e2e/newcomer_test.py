@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, save_tensors, series, tensors
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -322,6 +322,13 @@ def colours(s, test):
     one = s.ppo("warned", actor_rollout_ref__rollout__n=1, actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=2,
                 trainer__total_training_steps=1, trainer__save_freq=0)
     p = run(*one, env={"VERLC_COLOR": "always"})
+    parts = tensors(s.dir / "model/model.safetensors")
+    shutil.copytree(s.dir / "model", s.dir / "odd")
+    save_tensors(s.dir / "odd/model.safetensors", {**parts, "odd.weight": ("F32", [1], b"\0\0\0\0")})
+    ranks = run(*s.ppo("ranks", actor_rollout_ref__model__path=s.dir / "odd", trainer__ranks=2, trainer__device="cpu",
+                       trainer__total_training_steps=1, trainer__save_freq=0), env={"VERLC_COLOR": "always"}).stderr
+    test("lines of ranks come through their controller, without", "warning: " in ranks and "odd.weight" in ranks and
+         "x1b" not in ranks, ranks[:900])
     test("warnings too, notes not", "\x1b[33mwarning: \x1b[0mactor_rollout_ref.rollout.n=1" in p.stderr and "\x1b" not in
          "".join(x for x in p.stderr.splitlines() if "note:" in x), p.stderr[:600])
 
