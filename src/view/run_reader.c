@@ -515,7 +515,8 @@ int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t l
     *mean = NAN;
     if (rc == 0)
         rc = reader__query(r, &st,
-                           "SELECT name, value FROM metrics WHERE step = ? AND name >= ? AND name < ? ORDER BY name LIMIT 1");
+                           "SELECT name, value FROM metrics WHERE step = ? AND name >= ? AND name < ?"
+                           " ORDER BY name NOT LIKE '%/mean@%', name LIMIT 1");
     for (int64_t i = 0; i < look && found < n && rc >= 0; i++) {
         char *got = NULL;
         double v;

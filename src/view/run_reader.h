@@ -92,8 +92,8 @@ int run_reader_curves(struct run_reader *r, const char *const *names, int n, int
 /* The last value of each metric, sorted by name; NaN: it was not a number. */
 int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *name, int64_t step, double value), void *arg);
 
-/* Of the metrics whose names begin so, in the newest step that has one, the first by name: its name ("": none has) and the mean
- * of its last n values. Looks at no more than the newest `look` steps. */
+/* Of the metrics whose names begin so, in the newest step that has one, the first by name, a mean ("/mean@") before others: its
+ * name ("": none has) and the mean of its last n values. Looks at no more than the newest `look` steps. */
 int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t look, char name[256], double *mean);
 
 /* All metrics of a step, sorted by name; after an error out is empty. */

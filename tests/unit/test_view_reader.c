@@ -526,8 +526,9 @@ static void test_recent(void **state) {
         struct metrics m = {0};
         metrics_set(&m, i == 8 ? NAN : (double)i, "critic/rewards/mean");
         metrics_set(&m, -1, "critic/rewards/mean_of_others");
-        if (i == 4) metrics_set(&m, 0.5, "val-core/b");
-        if (i == 4) metrics_set(&m, 0.25, "val-core/a");
+        if (i == 4) metrics_set(&m, 0.5, "val-core/b/mean@4");
+        if (i == 4) metrics_set(&m, 0.25, "val-core/a/mean@4");
+        if (i == 4) metrics_set(&m, 0.75, "val-core/a/best@4/mean");
         track_log(t, i, &m);
         metrics_free(&m);
     }
@@ -537,7 +538,7 @@ static void test_recent(void **state) {
     assert_string_equal(name, "critic/rewards/mean");
     assert_true(v == (9 + 7 + 6) / 3.0); /* step 8 is no number */
     OK(run_reader_recent(r, "val-core/", 1, 100, name, &v));
-    assert_string_equal(name, "val-core/a");
+    assert_string_equal(name, "val-core/a/mean@4");
     assert_true(v == 0.25);
     OK(run_reader_recent(r, "val-core/", 1, 5, name, &v)); /* further back than it looks */
     assert_true(!name[0] && isnan(v));
