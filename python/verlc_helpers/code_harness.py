@@ -313,7 +313,8 @@ def main():
     task |= {"rest": LENGTH + n, "prelude": PRELUDE}
     import_modules(MODULES if "parts" in task else MODULES[:1])
     limit = sys.getrecursionlimit()
-    exec(PRELUDE, {"sys": sys})  # loads the modules once
+    if "parts" not in task:
+        exec("import shutil\n" + PRELUDE, {"sys": sys})  # loads the modules once
     sys.setrecursionlimit(limit)
     if "numpy" in task["code"]:  # it does not load without what is taken away; verl has it loaded before
         import_numpy()

@@ -5,13 +5,11 @@ nothing is here that it is not to know; the statement is not.
 Invariant: one frame an answer; what is no data is a number of a list here.
 """
 
-import base64
 import builtins
 import copy
 import io
 import json
 import operator
-import pickle
 import signal
 import sys
 import types
@@ -108,7 +106,8 @@ class Objects:
                 return kept[what]
             if kind == "callback":
                 return lambda *args, **kwargs: self.call_back(what, args, kwargs)
-            return pickle.loads(base64.b64decode(what))
+            import pickle  # which takes a while to load
+            return pickle.loads(bytes.fromhex(what))
 
         return code_values.decode(said, other)
 

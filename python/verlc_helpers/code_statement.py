@@ -10,12 +10,10 @@ Invariant: whatever the other process sends, the statement goes on with values o
 """
 
 import ast
-import base64
 import builtins
 import importlib
 import json
 import operator
-import pickle
 import sys
 
 import code_values
@@ -68,8 +66,9 @@ class Session:
         if callable(value):
             self.callbacks.append(value)
             return {"callback": len(self.callbacks) - 1}
+        import pickle  # which takes a while to load
         try:
-            return {"pickle": base64.b64encode(pickle.dumps(value)).decode()}
+            return {"pickle": pickle.dumps(value).hex()}
         except Exception as error:
             raise TypeError(f"a {type(value).__name__} of the statement cannot be given to the program") from error
 

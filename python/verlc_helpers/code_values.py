@@ -9,10 +9,8 @@ Invariant: what decode makes is of exactly these types, so that == between two o
 """
 
 import builtins
-import collections
-import datetime
-import decimal
-import fractions
+import importlib
+import sys
 
 INT_BITS = 63
 DEEP = 5000  # Python's limit of recursion while values are copied
@@ -21,35 +19,38 @@ BUILTINS = {name: v for name, v in vars(builtins).items() if name in FUNCTIONS o
 SCALARS = (bool, float, str, type(None))
 
 
-def numpy_array(dtype, values):
-    import numpy
-    return numpy.array(values, dtype=numpy.dtype(dtype))
-
-
-def counter(pairs):
-    made = collections.Counter()
+def counter(kind, pairs):
+    made = kind()
     for key, n in pairs:
         made[key] = n
     return made
 
 
-# name -> (type, its parts, of them again)
+def numpy_array(_, dtype, values):
+    import numpy
+    return numpy.array(values, dtype=numpy.dtype(dtype))
+
+
+def items(v):
+    return (list(v.items()), )
+
+
+# name -> (module, which loads when a value comes; parts of a value; how it is made of them, else by calling the type)
 STD = {
-    "Fraction": (fractions.Fraction, lambda v: (v.numerator, v.denominator), fractions.Fraction),
-    "Decimal": (decimal.Decimal, lambda v: (str(v), ), decimal.Decimal),
-    "date": (datetime.date, lambda v: (v.year, v.month, v.day), datetime.date),
-    "datetime": (datetime.datetime, lambda v: v.timetuple()[:6] + (v.microsecond, ), datetime.datetime),
-    "timedelta": (datetime.timedelta, lambda v: (v.days, v.seconds, v.microseconds), datetime.timedelta),
-    "deque": (collections.deque, lambda v: (list(v), v.maxlen), collections.deque),
-    "OrderedDict": (collections.OrderedDict, lambda v: (list(v.items()), ), collections.OrderedDict),
-    "Counter": (collections.Counter, lambda v: (list(v.items()), ), counter),
-    "defaultdict": (collections.defaultdict, lambda v: (list(v.items()), ), lambda pairs: collections.defaultdict(None, pairs)),
-    "complex": (complex, lambda v: (v.real, v.imag), complex),
-    "range": (range, lambda v: (v.start, v.stop, v.step), range),
-    "slice": (slice, lambda v: (v.start, v.stop, v.step), slice),
-    "ndarray": (None, None, numpy_array),
+    "Fraction": ("fractions", lambda v: (v.numerator, v.denominator)),
+    "Decimal": ("decimal", lambda v: (str(v), )),
+    "date": ("datetime", lambda v: (v.year, v.month, v.day)),
+    "datetime": ("datetime", lambda v: v.timetuple()[:6] + (v.microsecond, )),
+    "timedelta": ("datetime", lambda v: (v.days, v.seconds, v.microseconds)),
+    "deque": ("collections", lambda v: (list(v), v.maxlen)),
+    "OrderedDict": ("collections", items),
+    "Counter": ("collections", items, counter),
+    "defaultdict": ("collections", items, lambda kind, pairs: kind(None, pairs)),
+    "complex": ("builtins", lambda v: (v.real, v.imag)),
+    "range": ("builtins", lambda v: (v.start, v.stop, v.step)),
+    "slice": ("builtins", lambda v: (v.start, v.stop, v.step)),
+    "ndarray": ("numpy", lambda v: (v.dtype.str, v.tolist()), numpy_array),
 }
-STD_OF = {kind: (name, parts) for name, (kind, parts, _) in STD.items() if kind}
 MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 # What is asked of a program's objects, by the names of operator and builtins.
@@ -75,20 +76,28 @@ def exactly(value, encode):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if kind in (bytes, bytearray):
         return {kind.__name__: value.hex()}
-    if kind in STD_OF:
-        name, parts = STD_OF[kind]
-        if getattr(value, "tzinfo", None) is not None:
-            raise Unknown
-        return {"std": [name, *map(encode, parts(value))]}
-    return of_numpy(value, encode)
+    if (name := std_name(kind)) and getattr(value, "tzinfo", None) is None and of_numbers(value):
+        return {"std": [name, *map(encode, STD[name][1](value))]}
+    if kind.__module__ == "numpy" and of_numbers(value) and hasattr(value, "item"):
+        return encode(value.item())
+    raise Unknown
 
 
-def of_numpy(value, encode):
-    if type(value).__module__ != "numpy" or not hasattr(value, "dtype") or value.dtype.kind not in "biufcUS":
-        raise Unknown
-    if type(value).__name__ == "ndarray":
-        return {"std": ["ndarray", value.dtype.str, encode(value.tolist())]}
-    return encode(value.item())
+def std_name(kind):
+    """The name of a type of STD; None: it is none, or a program's that is called so."""
+    name = kind.__name__
+    return name if name in STD and getattr(sys.modules.get(STD[name][0]), name, None) is kind else None
+
+
+def of_numbers(value):
+    """Of numpy's arrays and numbers: whether they hold what Python's numbers and texts do."""
+    return not hasattr(value, "dtype") or value.dtype.kind in "biufcUS"
+
+
+def decode_std(name, *parts):
+    module, _, *make = STD[name]
+    kind = getattr(importlib.import_module(module), name)
+    return make[0](kind, *parts) if make else kind(*parts)
 
 
 def encode(value, other):
@@ -115,7 +124,7 @@ def decode(said, other):
         if kind in ("bytes", "bytearray"):
             return (bytes if kind == "bytes" else bytearray).fromhex(what)
         if kind == "std":
-            return STD[what[0]][2](*map(one, what[1:]))
+            return decode_std(what[0], *map(one, what[1:]))
         if kind == "builtin":
             return BUILTINS[what]
         return other(kind, what, one)
