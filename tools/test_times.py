@@ -1,4 +1,4 @@
-"""tests/times.txt and the table of CONTRIBUTING.md from the log of `make test`: how long each test takes. It measures nothing itself.
+"""tests/times.txt and the table of CONTRIBUTING.md from the log of `make test`: how long each test takes. It measures nothing.
 
   make test && python3 tools/test_times.py [LOG]      (build/test.log)
 

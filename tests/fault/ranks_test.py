@@ -270,8 +270,8 @@ def ppo_faults(s):
 
 
 def restarts(s):
-    """Killed twice, once before any checkpoint; the third rank is left out when it is lost twice at one place. A kill has twelve steps
-    to come in, so a machine under load changes nothing."""
+    """Killed twice, once before any checkpoint; the third rank is left out when it is lost twice at one place. A kill has twelve
+    steps to come in, so a machine under load changes nothing."""
     keys = {"trainer__save_freq": 12, "trainer__ranks": 3}
     run(*s.ppo("whole", trainer__device="cpu", trainer__total_training_steps=24, **keys))
     again = Run(s, "again", 24, trainer__max_restarts=3, trainer__resume_mode="disable", **keys)

@@ -286,8 +286,8 @@ static void test_worse_of(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worse_of),     cmocka_unit_test(test_val_metrics),  cmocka_unit_test(test_long_names),
-        cmocka_unit_test(test_no_rows),      cmocka_unit_test(test_data_metrics), cmocka_unit_test(test_pass_at_k),
+        cmocka_unit_test(test_worse_of),     cmocka_unit_test(test_val_metrics),    cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_no_rows),      cmocka_unit_test(test_data_metrics),   cmocka_unit_test(test_pass_at_k),
         cmocka_unit_test(test_pass_metrics), cmocka_unit_test(test_no_valid_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

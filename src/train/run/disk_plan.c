@@ -26,7 +26,10 @@ static double state_bytes(const struct optim_config *o) {
     switch (o->kind) {
     case OPTIM_ADAMW8: return 2.1;
     case OPTIM_SGD: return o->momentum > 0 ? 4 : 0;
+    case OPTIM_RMSPROP: return 4 + 4 * o->centered + (o->momentum > 0 ? 4 : 0);
     case OPTIM_ADAMW:
+    case OPTIM_ADAM: return 8 + 4 * o->amsgrad;
+    case OPTIM_RADAM:
     case OPTIM_MUON: return 8;
     }
     return 8;

@@ -298,8 +298,8 @@ static int check_learned(struct run *r) {
     if (n == 0 || r->all_bad < n || r->probing) return 0;
     if (optim_steps(r) == r->optim_first)
         FAIL(ERR_NUMERIC,
-             "none of the %lld steps of this run has changed the model: each met a gradient that was not finite; %s/bad_batches has "
-             "their batches; look at the rewards and the data, or lower the learning rate",
+             "none of the %lld steps of this run has changed the model: each met a gradient that was not finite; their batches are "
+             "below %s/bad_batches; look at the rewards and the data, or lower the learning rate",
              n, r->k.default_local_dir);
     char *line = xasprintf("each of the %lld steps of this run has skipped an update whose gradient was not finite "
                            "(actor/skipped_steps, critic/skipped_steps)",
