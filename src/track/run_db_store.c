@@ -267,7 +267,7 @@ int run_db_store_flush(struct run_db_store *s) {
 }
 
 bool run_db_store_room(struct run_db_store *s, int64_t bytes, bool is_sample) {
-    if (s->bytes + bytes > FLUSH_AT && !s->kept_failed) run_db_store_flush(s);
+    if (is_sample && s->bytes + bytes > FLUSH_AT && !s->kept_failed) run_db_store_flush(s); /* a step's metrics stay together */
     if (s->bytes + bytes > (is_sample ? MAX_STAGE / 2 : MAX_STAGE)) {
         if (s->n_lost++ == 0) log_warn("run.db: no room for its records in memory; further ones are lost until there is");
         return false;
