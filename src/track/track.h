@@ -97,7 +97,8 @@ struct track_args {
 struct track;
 int track_open(struct track **out, const struct track_args *a);
 /* Flushes and closes; prints counts of lost records if any. rc: how the run ended. Clients have a minute for what they have
- * not sent, up to ten while they are sending, 10 s where a signal ended the run. NULL ok. */
+ * not sent, up to ten while they are sending; where a signal ended the run 10 s, a minute where they are still starting, up to
+ * 90 s while they are sending. What is waited for is said. NULL ok. */
 void track_close(struct track *t, int rc);
 /* What a run could not write to run.db, because another program had locked it or the disk was full, from run.kept.db into it. 1: it
  * is there now; 0: there is nothing, or its run goes on; ERR_IO, ERR_FORMAT. */

@@ -23,8 +23,8 @@ struct tracker {
     int (*event)(void *ctx, int64_t step, const char *kind, const char *message, double wall_time);
     int (*status)(void *ctx, const struct track_status *s, double wall_time); /* at most once a second */
     int (*flush)(void *ctx);
-    /* Before close, which then waits until end_by, longer only while records are sent: the run is "done", "failed" or
-     * "killed"; why NULL: it is done. */
+    /* Before close, which then waits until end_by, longer only while records are sent or a client starts: the run is "done",
+     * "failed" or "killed"; why NULL: it is done. */
     void (*end)(void *ctx, const char *how, const char *why, double end_by);
     void (*close)(void *ctx);
 };
