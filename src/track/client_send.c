@@ -208,11 +208,11 @@ void *client__send_loop(void *v) {
 
 /* Under the lock. */
 static void say_waiting(const struct client *c) {
-    const double left = fmax(fmax(c->end_by, c->answered ? c->give_up : 0) - clock_awake(), 0);
     log_info(
-        "waiting for tracker %s: %s, %lld records to send; at most %.0f s more. Ctrl-C twice ends at once, and keeps what is not "
-        "sent for 'verlc trackers sync %s'",
-        c->name, c->answered ? "sending" : "its client is starting", (long long)c->n_unsent, left, c->run_dir);
+        "waiting for tracker %s: %s, %lld records to send; for %.0f s, longer while it takes them. Ctrl-C twice ends at once, and "
+        "keeps what is not sent for 'verlc trackers sync %s'",
+        c->name, c->answered ? "sending" : "its client is starting", (long long)c->n_unsent, fmax(c->end_by - clock_awake(), 0),
+        c->run_dir);
 }
 
 void client__wait(struct client *c) {

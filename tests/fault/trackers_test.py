@@ -288,7 +288,7 @@ def check_kept(s, test):
         p = run(*s.ppo(f"kept_{fault}", **keys), env=a.env)
         left, at = kept(s.dir / f"kept_{fault}")
         test(f"{fault}: the run ends well and soon, all is kept and said", time.time() - began < 45 and a.steps() == [] and
-             [r["step"] for r in left] == [1, 2, 3] and p.stderr.count("tracker wandb") == 2 and
+             [r["step"] for r in left] == [1, 2, 3] and p.stderr.count("warning: tracker wandb") == 2 and
              "were not sent" in p.stderr, p.stderr[-600:])
         a.fault("")
         p = run(*s.ppo(f"kept_{fault}", **keys), env=a.env)
@@ -305,7 +305,7 @@ def check_refused(s, test):
     a.fault("refuse log")
     p = run(*s.ppo("refused", trainer__logger="wandb", trainer__total_training_steps=3), env=a.env)
     test("records that the client refuses are left out, said once", p.stderr.count("does not take metrics of step 1") == 1 and
-         p.stderr.count("tracker wandb") == 1 and kept(s.dir / "refused")[0] == [] and a.calls("finish"), p.stderr[-400:])
+         p.stderr.count("warning: tracker wandb") == 1 and kept(s.dir / "refused")[0] == [] and a.calls("finish"), p.stderr[-400:])
 
 
 def check_hang(s, test):
