@@ -552,7 +552,8 @@ static void print_tensor(struct hash_stream *h, const struct print_tensor *p) {
     for (int i = 0; i < t->nd; i++) all *= t->dim[i];
     const int64_t n = all < PRINT_BYTES / (int64_t)size ? all : PRINT_BYTES / (int64_t)size;
     const int64_t at[] = {0, (all - n) / 2, all - n};
-    char *head = xasprintf("%s %s %lld", t->name, dtype_name(t->dt), (long long)t->nd), value[PRINT_BYTES];
+    char *head = xasprintf("%s %s %lld", t->name, dtype_name(t->dt), (long long)t->nd);
+    _Alignas(16) char value[PRINT_BYTES];
     hash_stream_add(h, head, strlen(head) + 1);
     hash_stream_add(h, t->dim, (size_t)t->nd * sizeof *t->dim);
     for (size_t i = 0; i < sizeof at / sizeof *at && n > 0; i++) {

@@ -21,6 +21,9 @@ enum {
 
 /* ---- one checkpoint ---- */
 
+/* No product wraps: what would pass 2^60 bytes is 2^60, more than any disk has. */
+static size_t bytes_of(double x) { return x < 0x1p60 ? (size_t)x : (size_t)1 << 60; }
+
 /* Bytes of the optimizer's arrays for each element, the most that some tensor has. */
 static double state_bytes(const struct optim_config *o) {
     switch (o->kind) {
@@ -58,7 +61,7 @@ static int part_bytes(const struct disk_model *m, size_t *out) {
         exported = trained * 4;
         model_shape_free(shape);
     }
-    *out += HEADERS + tokenizer_bytes(m->dir) + (size_t)(exported + trained * (4 + state_bytes(m->optim)));
+    *out += HEADERS + tokenizer_bytes(m->dir) + bytes_of(exported + trained * (4 + state_bytes(m->optim)));
     return 0;
 }
 
@@ -81,7 +84,7 @@ static int64_t most_of(const struct run_config *k, int64_t there, int64_t saves)
 
 /* Free bytes of the file system that dir is in, or will be. */
 static bool free_bytes(const char *dir, size_t *out) {
-    char *at = xstrdup(dir);
+    char *at = xstrdup(dir[0] ? dir : ".");
     struct statvfs v;
     int rc = statvfs(at, &v);
     while (rc < 0 && errno == ENOENT) {
@@ -103,13 +106,13 @@ int disk_plan_make(struct disk_plan *p, const struct disk_plan_args *a) {
         if (a->models[i].config->json) TRY(part_bytes(&a->models[i], &p->checkpoint));
     if (a->from > 0) TRY(ckpt_count(k->default_local_dir, a->from, &there));
     const int64_t steps = a->steps > a->from ? a->steps - a->from : a->steps > 0 ? 0 : 1, every = k->test_freq;
-    const size_t sample = SAMPLE + (size_t)a->prompt_tokens * TOKEN_PROMPT + (size_t)a->new_tokens * TOKEN_RESPONSE;
+    const double sample = SAMPLE + (double)a->prompt_tokens * TOKEN_PROMPT + (double)a->new_tokens * TOKEN_RESPONSE;
+    const double step = RECORD + SPILL * (double)a->n_clients + (double)a->samples * sample;
+    const double validation = (double)a->val_samples * sample;
     p->saves = a->steps > 0 ? saves_of(k, a->from, a->steps) : k->save_freq != 0 && !k->val_only;
     p->most = most_of(k, there, p->saves);
-    p->log_step = RECORD + SPILL * (size_t)a->n_clients + (size_t)a->samples * sample;
-    p->val_log = (size_t)a->val_samples * sample;
-    p->logs = FIRST + p->log_step * (size_t)steps + p->val_log * (size_t)(every > 0 ? steps / every + 1 : 1);
-    p->needed = p->checkpoint * (size_t)p->most + p->logs;
+    p->logs = bytes_of(FIRST + step * (double)steps + validation * (double)(every > 0 ? steps / every + 1 : 1));
+    p->needed = bytes_of((double)p->checkpoint * (double)p->most + (double)p->logs);
     p->known = free_bytes(k->default_local_dir, &p->there);
     return 0;
 }
@@ -150,7 +153,8 @@ int disk_plan_check(const struct disk_plan *p, const struct disk_plan_args *a, v
     buf_addf(&line, "disk: %s has %s free, and this run may write %s: ", dir, there, size_text(p->needed, needed));
     parts_text(p, a, &line);
     if (p->most > 2) /* one that stays and the next, which is whole before the first one goes */
-        buf_addf(&line, "; with %s=1 it is %s", a->keep_key, size_text(2 * p->checkpoint + p->logs, least));
+        buf_addf(&line, "; with %s=1 it is %s", a->keep_key,
+                 size_text(bytes_of(2 * (double)p->checkpoint + (double)p->logs), least));
     say(arg, line.p);
     buf_free(&line);
     return 0;

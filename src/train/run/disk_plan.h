@@ -30,12 +30,12 @@ struct disk_plan_args {
     int n_clients;                     /* trackers whose unsent records are kept */
 };
 struct disk_plan {
-    size_t checkpoint;              /* bytes of one */
-    int64_t saves, most;            /* to be made; more than now at a time, while one is written */
-    size_t log_step, val_log, logs; /* of run.db and other records: of a step, of a validation, of the run */
-    size_t needed;                  /* more than now; with steps 0: of one checkpoint and one step */
-    size_t there;                   /* free in the directory, or in the nearest above it that is there */
-    bool known;                     /* there is known */
+    size_t checkpoint;   /* bytes of one */
+    int64_t saves, most; /* to be made; more than now at a time, while one is written */
+    size_t logs;         /* of the run, in run.db and other records */
+    size_t needed;       /* more than now; with steps 0: of one checkpoint and one step */
+    size_t there;        /* free in the directory, or in the nearest above it that is there */
+    bool known;          /* there is known */
 };
 /* Reads config.json's shapes as given, the sizes of tokenizer files, and what lies in the run's directory. */
 int disk_plan_make(struct disk_plan *p, const struct disk_plan_args *a);
