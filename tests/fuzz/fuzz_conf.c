@@ -35,6 +35,19 @@ static void compose(const uint8_t *text, size_t n) {
     free(path);
 }
 
+static void check_line(void *arg, const struct conf_change *change) {
+    (void)arg;
+    CHECK(change->key[0] && !strpbrk(change->was, "\n\r") && !strpbrk(change->now, "\n\r"));
+}
+
+/* The bytes as the config.yaml of a checkpoint. */
+static void compare(const char *text, size_t n) {
+    static struct conf *c; /* one for all inputs */
+    char *argv[] = {"data.max_response_length=7", "+reward.source_weights.a=1"};
+    if (!c) CHECK(conf_load(&c, "ppo_trainer", 2, argv) == 0);
+    fuzz_check_rc(conf_changes(c, text, n, "config.yaml", check_line, NULL));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < 1) return 0;
     fuzz_quiet();
@@ -51,6 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         break;
     case 2:
         if (conf__yaml_parse(&v, text, n - 1, "fuzz") == 0) conf__node_put(root, "v", v);
+        compare(text, n - 1);
         break;
     case 3: compose(data + 1, n - 1); break;
     default: conf__node_put(root, "b", conf__node_str("text", 4)); conf__node_put(root, "v", conf__node_str(text, strlen(text)));
