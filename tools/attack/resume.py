@@ -50,7 +50,7 @@ PPO = {
     "trainer.experiment_name": ["second", "'a b'", "\"7\""], "trainer.project_name": ["p2"], "trainer.seed": [],
     "trainer.threads": ["1", "2"], "trainer.save_freq": ["2"], "trainer.test_freq": ["2"], "trainer.deadline": ["600"],
     "trainer.max_actor_ckpt_to_keep": ["3"], "trainer.max_bad_steps": ["5"], "trainer.early_warnings": ["False"],
-    "trainer.async_save": ["False", "True"], "trainer.logger": ["[file]", "[console]"], "trainer.recompute": ["all", "none"],
+    "trainer.async_save": ["False", "True"], "trainer.logger": ["[file]", "[console]"], "trainer.recompute": ["layer", "none"],
     "trainer.critic_warmup": [], "+" + A + "grad_chunk": ["2"], "trainer.profile_steps": ["[3]"],
 }
 SFT = {
