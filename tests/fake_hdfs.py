@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hadoop's client as far as verlc calls it: `hdfs dfs -ls [-R] | -cat | -mkdir -p | -put -f | -get | -rm -f | -test -e`, with
-Hadoop's rules and messages, over the directory HDFS_ROOT. Calls go to HDFS_LOG. HDFS_FAIL=N: so many calls of -put fail first (a
-file counts them); HDFS_SLOW=NAME: a -put of a file of that name writes half of it and stays."""
+Hadoop's rules and messages, over the directory HDFS_ROOT. Calls go to HDFS_LOG. HDFS_FAIL=N: so many calls of -put into a
+checkpoint fail first (a file counts them); HDFS_SLOW=NAME: a -put of a file of that name writes half of it and stays."""
 
 import os
 import shutil
@@ -66,7 +66,7 @@ def put_one(source, to):
 def put():
     count = os.path.join(root, ".failures")
     n = int(open(count, encoding="utf-8").read()) if os.path.exists(count) else 0
-    if n < int(os.environ.get("HDFS_FAIL", "0")):
+    if n < int(os.environ.get("HDFS_FAIL", "0")) and "global_step" in paths[-1]:
         with open(count, "w", encoding="utf-8") as file:
             file.write(str(n + 1))
         sys.exit("26/01/01 WARN ipc.Client: retrying\nput: Connection refused")

@@ -2,7 +2,8 @@
 and plain directories.
 
   {"op": "fetch", "url": U, "to": PATH} -> {"bytes": n}         a file or a directory, whole under that name or not there
-  {"op": "newest", "url": ROOT, "after": N} -> {"latest": N or null, "steps": [{"step": N, "bytes": n}, ...]}    newest first
+  {"op": "newest", "url": ROOT, "after": N, "write": true} -> {"latest": N or null, "steps": [{"step": N, "bytes": n}, ...]}
+      newest first; write: an error where a file cannot be written there
   {"op": "take", "url": ROOT, "step": N, "to": DIR} -> {"bytes": n}    the files that its manifest lists, and the manifest
   {"op": "put", "url": ROOT, "step": N, "from": DIR, "notes": DIR} -> {"bytes": n}    notes: for two small files
   {"op": "forget", "url": ROOT} -> {}                             the tracker goes; checkpoints stay
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from verlc_helpers.protocol import HelperError, serve
 
@@ -267,6 +269,16 @@ def latest_of(store, root):
     return int(text) if text.isdigit() and len(text) < 19 else None
 
 
+def check_writable(store, root):
+    """Says before a run what its first copy would say after hours: no such bucket, no permission."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = os.path.join(folder, MARKER)
+        with open(local, "w", encoding="utf-8") as file:
+            file.write("verlc may write here\n")
+        store.put([(local, join(root, MARKER))])
+    store.remove([join(root, MARKER)])
+
+
 def newest(request):
     store, root = store_of(request["url"])
     latest = latest_of(store, root)
@@ -282,6 +294,8 @@ def newest(request):
         manifest = manifest_of(store, folder)
         if manifest and "verlc" in manifest:
             steps.append({"step": step, "bytes": sum(sizes_of(manifest, folder).values())})
+    if request.get("write"):
+        check_writable(store, root)
     return {"latest": latest, "steps": steps}
 
 

@@ -23,7 +23,7 @@ class Store:
         (self.dir / "bin").mkdir(parents=True)
         (self.dir / "root").mkdir()
         self.root, self.log = self.dir / "root/runs/x", self.dir / "log"
-        (self.dir / "bin/hdfs").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{TESTS}/fake_hdfs.py" "$@"\n')
+        (self.dir / "bin/hdfs").write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{TESTS}/fake_hdfs.py" "$@"\n')
         (self.dir / "bin/hdfs").chmod(0o755)
         self.env = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "HDFS_ROOT": str(self.dir / "root"), "HDFS_LOG": str(self.log),
                     "HOME": str(self.dir)}
@@ -96,6 +96,9 @@ def failures(test, s):
     test.refused("no such store", p, 3, "nothing")
     p = run(*ppo(s, "own_dir", s.dir / "own_dir", 1), check=False)
     test.refused("the run's own directory", p, 2, "trainer.default_local_dir")
+    (store.dir / "root/closed").write_text("a file")
+    p = run(*ppo(s, "closed", "hdfs://nn/closed/x", 1), env=store.env, check=False)
+    test.refused("a store that takes no file", p, 4, "a run does not start without its store")
     verl = store.dir / "root/runs/verl/global_step_4/actor"
     verl.mkdir(parents=True)
     (verl / "model_world_size_1_rank_0.pt").write_bytes(b"x")

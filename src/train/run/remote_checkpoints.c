@@ -137,8 +137,10 @@ int remote_resume(struct remote *r, struct resume *from, const struct resume_arg
     int rc = 0;
     const bool fresh = strcmp(a->mode, "disable") == 0, newest = strcmp(a->mode, "auto") == 0;
     if (fresh) TRYG(ask(r, json_pack("{s:s, s:s}", "op", "forget", "url", r->url), ASK_S, NULL), out);
-    TRYG(ask(r, json_pack("{s:s, s:s, s:I}", "op", "newest", "url", r->url, "after", (json_int_t)(newest ? from->step : -1)), ASK_S,
-             &reply),
+    TRYG(ask(r,
+             json_pack("{s:s, s:s, s:I, s:b}", "op", "newest", "url", r->url, "after", (json_int_t)(newest ? from->step : -1),
+                       "write", true),
+             ASK_S, &reply),
          out);
     const json_t *latest = json_object_get(reply, "latest");
     r->there = json_is_integer(latest) ? json_integer_value(latest) : -1;
@@ -151,8 +153,7 @@ int remote_resume(struct remote *r, struct resume *from, const struct resume_arg
 out:
     json_decref(reply);
     if (rc < 0 && rc != ERR_SIGNAL)
-        rc =
-            err_append(err_wrap(rc, "trainer.default_hdfs_dir=%s", r->url), "; without the store a run cannot tell what to resume");
+        rc = err_append(err_wrap(rc, "trainer.default_hdfs_dir=%s", r->url), "; a run does not start without its store");
     return rc;
 }
 
