@@ -263,11 +263,11 @@ struct manifest {
 /* What the writer wrote is hashed and on disk; the rest are small. */
 static int manifest_add(void *arg, const char *rel, const char *full) {
     const struct manifest *m = arg;
+    if (!m->apart && ckpt__is_verl_name(rel)) return 0;
     const json_t *theirs = json_object_get(m->joined, rel);
     if (theirs) return json_object_set(m->files, rel, (json_t *)(uintptr_t)theirs);
     const char *known = file_writer_hash(m->w, full);
     char hex[33];
-    if (!m->apart && ckpt__is_verl_name(rel)) return 0;
     if (!known) {
         TRY(fsync_file(full));
         TRY(hash_file_hex(full, hex));

@@ -306,6 +306,13 @@ static void test_joined_parts(void **state) {
     OK(save_part(f, 2, 1, "actor", false, true));
     OK(ckpt_verify(dir));
     assert_true(file_exists(critic) && !file_exists(waits));
+    for (int i = 0; i < 2; i++) { /* verl's names are there for both parts, and harm no resume whatever becomes of them */
+        char *config = path_of(f, 2, i ? "critic/huggingface/config.json" : "actor/huggingface/config.json");
+        assert_true(file_exists(config));
+        OK(file_write_atomic(config, "{}", 2));
+        OK(ckpt_verify(dir));
+        free(config);
+    }
     assert_int_equal(newest(f), 2);
     OK(file_remove_tree(dir));
     OK(file_mkdirs(waits));

@@ -238,8 +238,7 @@ int fsdp_export(const struct fsdp_export_args *a) {
     if (!path)
         FAILG(out, ERR_INPUT,
               "%s/config.json is missing: a checkpoint of verl has the model's config.json and tokenizer in huggingface/; name a "
-              "model "
-              "directory that has them with --hf_model_path",
+              "model directory that has them with --hf_model_path",
               a->config_dir);
     TRYG(json_load(&config, path, MAX_CONFIG), out);
     list_tensors(&model, &e, false, tied_copy(a->f, config));
