@@ -24,10 +24,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-all="code algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers distill ray eval
-    graders"
-names=${*:-$all
-    data tables track}
+names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers
+    distill ray eval graders data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_train_grpo test_train_val test_model_optim"

@@ -594,7 +594,7 @@ def main():
             if bad:
                 print(f"DIFFERS {m}", *bad, sep="\n    ", flush=True)
             else:
-                print(f"ok {m.name}: {m.title()}: updates within {max(distances):.1e}", flush=True)
+                print(f"ok {m.name}: {m.title()}: updates within {max(distances, default=0):.1e}", flush=True)
     if not args.keep:
         shutil.rmtree(scratch)
     print(f"{len(runs)} mixes, {len(all_distances)} updates through verl's trainers, {failed} mixes differ; "

@@ -117,7 +117,7 @@ static int db_flush(void *v) { return run_db_store_flush(((struct db_ctx *)v)->s
 /* ---- opening ---- */
 
 static int set_meta(struct db_ctx *c, const char *key, const char *value) {
-    if (!has_room(c, (int64_t)strlen(value), false)) return 0;
+    if (!has_room(c, value ? (int64_t)strlen(value) : 0, false)) return 0;
     sqlite3_bind_text(c->put_meta, 1, key, -1, SQLITE_STATIC);
     sqlite3_bind_text(c->put_meta, 2, value, -1, SQLITE_STATIC);
     return run_stmt(c, c->put_meta);

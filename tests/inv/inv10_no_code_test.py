@@ -37,6 +37,7 @@ C_ALLOWED = {("base/process.c", "posix_spawn"), ("base/process.c", "execv"),  # 
              ("algo/user/user_c.c", "dlopen"), ("algo/user/user_c.c", "dlsym"),  # and what it made of it
              ("comm/zmq_open.c", "dlopen"), ("comm/zmq_open.c", "dlsym"),  # libzmq
              ("dev/open.c", "dlopen"), ("dev/open.c", "dlsym"),          # this program's CUDA backend and the driver
+             ("dev/gpu_use.c", "dlopen"), ("dev/gpu_use.c", "dlsym"),    # the driver's NVML
              ("dev/cuda/library_open.cu", "dlopen"),  # cuBLASLt and NCCL
              ("dev/cuda/cublaslt_open.cu", "dlsym"), ("dev/cuda/nccl_open.cu", "dlsym")}
 
