@@ -69,8 +69,11 @@ def allowed_s(limits):
 
 def run(argv, stdin="", files=None, read=(), **limits):
     """argv: the program and its arguments; files: {name: text} in its directory; read: directories that it may read."""
-    done = subprocess.run(command(limits), input=encoded(argv, stdin, files, read), capture_output=True, check=False,
-                          timeout=allowed_s(limits))
+    try:
+        done = subprocess.run(command(limits), input=encoded(argv, stdin, files, read), capture_output=True, check=False,
+                              timeout=allowed_s(limits))
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"verlc sandbox has not ended within {allowed_s(limits):g} s") from error
     return decoded(done.returncode, done.stdout, done.stderr)
 
 
@@ -79,6 +82,8 @@ async def run_async(argv, stdin="", files=None, read=(), **limits):
     child = await asyncio.create_subprocess_exec(*command(limits), stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         out, err = await asyncio.wait_for(child.communicate(encoded(argv, stdin, files, read)), allowed_s(limits))
+    except asyncio.TimeoutError as error:
+        raise SandboxError(f"verlc sandbox has not ended within {allowed_s(limits):g} s") from error
     finally:
         if child.returncode is None:  # cancelled, or too late: what it runs ends with it
             child.kill()
