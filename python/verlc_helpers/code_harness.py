@@ -5,9 +5,9 @@ Standard input begins with a length of 16 digits and {"code", "seconds", "longes
 test is a text for standard input, or with fn_name the list of arguments.  With "parts" a test is a statement: part i is [place,
 length] of [secret, statement] in the rest of standard input.
 
-Standard output gets one line a test: its number, a word of WORDS, JSON in ASCII.  The words say what happened: output and value are
-what the program answered, which is compared elsewhere; held is a statement that has run to its end, with its secret.  There is
-no word for a test that has passed.
+Standard output gets "ready" before the first program, and one line a test: its number, a word of WORDS, JSON in ASCII.  The
+words say what happened: output and value are what the program answered, which is compared elsewhere; held is a statement that
+has run to its end, with its secret.  There is no word for a test that has passed.
 
 The program's process has two pipes to this one and nothing else of it.  A statement is read after the program's process was
 made, by a process that is made for it; its secret and what it expects are in no other one.
@@ -319,6 +319,7 @@ def main():
     if "numpy" in task["code"]:  # it does not load without what is taken away; verl has it loaded before
         import_numpy()
     channel = silence()
+    code_program.write_all(channel.fd, b"ready\n")  # whatever happens from here on is the program's doing
     if "parts" in task:
         for i in range(len(task["parts"])):
             run_statement(task, i, channel)

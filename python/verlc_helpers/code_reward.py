@@ -218,7 +218,7 @@ def answer_of(line, n):
 def answers_of(result, n):
     """One (word, what it says) a test: the first of the harness about it."""
     answers = [None] * n
-    for line in result["stdout"].split("\n", 2 * n)[:2 * n]:
+    for line in result["stdout"].split("\n", 2 * n + 1)[:2 * n + 1]:
         answer = answer_of(line, n)
         if answer and answers[answer[0]] is None:
             answers[answer[0]] = answer[1]
