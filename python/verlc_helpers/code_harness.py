@@ -34,7 +34,7 @@ NAMES = ("string re datetime collections heapq bisect copy math random statistic
 PRELUDE = ("".join(f"from {name} import *\n" for name in NAMES) +
            "".join(f"import {name}\n" for name in NAMES if name not in ("builtins", "typing")) +
            "sys.setrecursionlimit(6*10**5)\n")
-MODULES = ("code_program", "code_values", "code_objects", "code_statement")  # all but the first for statements alone
+MODULES = ("code_program", "code_values", "code_objects", "code_statement")  # of this directory
 
 
 class Channel:
@@ -296,12 +296,16 @@ def silence():
     return channel
 
 
-def import_modules(names):
+def import_modules(statements):
     """They lie beside this file, where programs may write later."""
+    global code_program, code_objects, code_statement, code_values
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    for name in names:
-        globals()[name] = __import__(name)
+    import code_program
+    if statements:
+        import code_objects
+        import code_statement
+        import code_values
     del sys.path[0]
 
 
@@ -311,7 +315,7 @@ def main():
     n = int(read_input(0, LENGTH))
     task = json.loads(read_input(LENGTH, n))
     task |= {"rest": LENGTH + n, "prelude": PRELUDE}
-    import_modules(MODULES if "parts" in task else MODULES[:1])
+    import_modules("parts" in task)
     limit = sys.getrecursionlimit()
     if "parts" not in task:
         exec("import shutil\n" + PRELUDE, {"sys": sys})  # loads the modules once

@@ -63,14 +63,10 @@ class Session:
         return code_values.encode(value, other)
 
     def encode_unknown(self, value):
-        if callable(value):
-            self.callbacks.append(value)
-            return {"callback": len(self.callbacks) - 1}
-        import pickle  # which takes a while to load
-        try:
-            return {"pickle": pickle.dumps(value).hex()}
-        except Exception as error:
-            raise TypeError(f"a {type(value).__name__} of the statement cannot be given to the program") from error
+        if not callable(value):
+            raise TypeError(f"a {type(value).__name__} of the statement cannot be given to the program")
+        self.callbacks.append(value)
+        return {"callback": len(self.callbacks) - 1}
 
     def decode(self, said, kept):
         def other(kind, what, one):

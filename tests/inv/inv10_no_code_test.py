@@ -24,7 +24,11 @@ ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function
            "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
            "verlc_standin/verl/protocol.py": {"torch"},      # tensors for it, made of arrays; no file is loaded
            "verlc_helpers/ray_launch.py": {"ctypes"},        # prctl, of the C library that Python has: a rank ends with its actor
-           "verlc_helpers/code_harness.py": {"exec"},        # a policy's program, inside the sandbox
+           "verlc_helpers/code_harness.py": {"exec"},        # the imports of every program, inside the sandbox
+           "verlc_helpers/code_program.py": {"exec"},        # a policy's program, inside the sandbox
+           "verlc_helpers/code_objects.py": {"exec", "compile"},  # the same
+           "verlc_helpers/code_statement.py": {"exec", "compile", "import_module"},  # the data's statement about it, there
+           "verlc_helpers/code_values.py": {"import_module"},  # modules of a table there, inside the sandbox
            "verlc_helpers/graders.py": {"import_module"}}    # whether the packages of graders are installed: names from C
 # C: a shell, a shared object, or another program by a name found at run time.
 C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
