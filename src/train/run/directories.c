@@ -60,7 +60,7 @@ bool train_val_files(const struct conf *c, const char *const *files, int64_t n) 
 
 int train_check_files(const char *key, const char *const *files, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        const int rc = file_check(files[i]);
+        const int rc = data_is_remote(files[i]) ? 0 : file_check(files[i]); /* what is elsewhere is fetched when it is read */
         if (rc < 0) return err_wrap(rc, "%s", key);
     }
     return 0;

@@ -51,17 +51,17 @@ static size_t tokenizer_bytes(const char *dir) {
     return sum;
 }
 
-/* Its model directory, and the master and state beside it. */
+/* Its model directory with huggingface/ (configuration and tokenizer again), and the master and state beside it. */
 static int part_bytes(const struct disk_model *m, size_t *out) {
     double trained = (double)model_config_params(m->config), exported = trained * (double)dtype_size(m->config->dtype);
     if (m->lora->on) {
         struct model *shape;
         TRY(model_shape(&shape, m->config, NULL, DT_F32, QUANT_NONE, &m->lora->cfg));
         trained = (double)shape->n_train;
-        exported = trained * 4;
+        exported = 2 * trained * 4; /* lora_adapter/ is a copy of the adapter */
         model_shape_free(shape);
     }
-    *out += HEADERS + tokenizer_bytes(m->dir) + bytes_of(exported + trained * (4 + state_bytes(m->optim)));
+    *out += HEADERS + 2 * tokenizer_bytes(m->dir) + bytes_of(exported + trained * (4 + state_bytes(m->optim)));
     return 0;
 }
 
