@@ -17,7 +17,7 @@
 enum { LOOK = 1 << 20 }; /* bytes of work between two looks at the clock: about a millisecond */
 static _Thread_local struct {
     bool limited, over;
-    double end; /* thread_seconds */
+    double seconds, end; /* end: thread_seconds, 0: the clock has not been read, as for most answers */
     size_t bytes;
 } budget;
 
@@ -31,7 +31,8 @@ void reward__budget_begin(double seconds) {
     budget.limited = true;
     budget.over = false;
     budget.bytes = 0;
-    budget.end = thread_seconds() + seconds;
+    budget.seconds = seconds;
+    budget.end = 0;
 }
 
 bool reward__budget_end(void) {
@@ -46,7 +47,9 @@ bool reward__spend(size_t bytes) {
     budget.bytes += bytes;
     if (budget.bytes >= LOOK) {
         budget.bytes = 0;
-        if (budget.limited && thread_seconds() > budget.end) budget.over = true;
+        const double now = budget.limited ? thread_seconds() : 0;
+        if (budget.end == 0) budget.end = now + budget.seconds;
+        if (budget.limited && now > budget.end) budget.over = true;
     }
     return !budget.over;
 }
