@@ -57,7 +57,7 @@ SFT = {
     "optim.lr": ["1e-4", "5e-5"], "optim.weight_decay": ["0.1"], "optim.betas": ["[0.9,0.99]"], "optim.clip_grad": ["0.5"],
     "optim.lr_scheduler_type": ["cosine"], "data.max_token_len_per_gpu": ["2048"], "data.max_length": ["48"],
     "trainer.threads": ["2"], "trainer.test_freq": ["2"], "trainer.max_bad_steps": ["4"], "trainer.experiment_name": ["again"],
-    "+data.grad_chunk": ["2"], "trainer.max_ckpt_to_keep": ["2"], "trainer.logger": ["[file]"],
+    "+data.grad_chunk": ["2"], "trainer.max_ckpt_to_keep": ["3"], "trainer.logger": ["[file]"],
     "model.enable_gradient_checkpointing": ["False"],
 }
 # what changes nothing: noted and unknown keys, which are not told
