@@ -168,6 +168,13 @@ static void offer_metric_rows(struct completion *c) {
         if (rows[i].pattern && rows[i].pattern[0] != '*') offer(c, rows[i].pattern, strcspn(rows[i].pattern, "*"), "");
 }
 
+/* A run.db may come from anybody: nothing that a shell or a terminal would take for more than a name. */
+static bool is_plain(const char *name) {
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p <= ' ' || *p == 0x7f || strchr("$`'\"\\;&|<>(){}*?!~#[]", *p)) return false;
+    return true;
+}
+
 /* Those of the runs on the command line; without one all that there may be. */
 static void offer_metrics(struct completion *c, int argc, char **argv) {
     bool run = false;
@@ -176,7 +183,8 @@ static void offer_metrics(struct completion *c, int argc, char **argv) {
         struct run_names names;
         if (argv[i][0] == '-' || run_reader_open(&r, argv[i]) < 0) continue;
         if (run_reader_metric_names(r, &names) == 0) {
-            for (int64_t k = 0; k < names.n; k++) offer_word(c, names.v[k]);
+            for (int64_t k = 0; k < names.n; k++)
+                if (is_plain(names.v[k])) offer_word(c, names.v[k]);
             run_names_free(&names);
             run = true;
         }

@@ -5,6 +5,7 @@ import pathlib
 import pty
 import select
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,10 @@ def metrics_of_a_run(test):
         run(*s.ppo("run", trainer__total_training_steps=1, trainer__save_freq=0))
         got = complete(f"verlc show {s.dir / 'run'} --metric response_length/")
         test("show --metric: those that the run has", {"response_length/mean", "response_length/clip_ratio"} <= set(got), str(got))
+        with sqlite3.connect(s.dir / "run/run.db") as db:
+            db.executemany("INSERT INTO metrics(step, name, value) VALUES (1, ?, 1)",
+                           [["zz/plain"], ["zz/$(touch x)"], ["zz/\x1b[31m"]])
+        test("show --metric: no name that a shell would run", complete(f"verlc show {s.dir / 'run'} --metric zz/") == ["zz/plain"])
     test("show --metric: without a run those of the table", "actor/grad_norm" in complete("verlc show --metric actor/gra"))
 
 
