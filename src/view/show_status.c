@@ -25,11 +25,11 @@ struct step_time {
     struct metrics m; /* its phases are in it */
 };
 
-/* Of each step: not what all of them take together, not what is done once, not a part of a phase (agent_loop/..., which also
- * counts tokens). */
+/* Of each step: not what all of them take together, not what is done once, not a part of a phase (update_weights of gen;
+ * agent_loop/..., which also counts tokens). */
 static bool is_phase(const char *name) {
     return strncmp(name, "timing_s/", 9) == 0 && strcmp(name + 9, "step") != 0 && strcmp(name + 9, "start") != 0 &&
-           !strchr(name + 9, '/');
+           strcmp(name + 9, "update_weights") != 0 && !strchr(name + 9, '/');
 }
 
 static int read_step(struct run_reader *r, int64_t step, struct step_time *t) {

@@ -168,6 +168,13 @@ def check_tokens(page):
     test("without boundaries the ids", page("tokenTexts([10, 2], null, 'ok', undefined).map(t => t.text)") == ["10 ", "2 "])
 
 
+def check_phases(page):
+    names = ["timing_s/step", "timing_s/start", "timing_s/gen", "timing_s/update_weights", "timing_s/agent_loop/num_preempted/max",
+             "timing_s/old_log_prob", "perf/time_per_step"]
+    got = page(f"{json.dumps(names)}.filter(isPhase)")
+    test("the phases of a step, and no part of one", got == ["timing_s/gen", "timing_s/old_log_prob"], got)
+
+
 def main():
     if not quickjs and not shutil.which("node"):
         print("skipped: neither the Python package quickjs nor node is here")
@@ -179,6 +186,7 @@ def main():
     check_series(page)
     check_export(page)
     check_tokens(page)
+    check_phases(page)
     test.end()
 
 

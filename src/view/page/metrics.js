@@ -4,6 +4,7 @@ import { Chart, Group } from "./chart.js";
 import { f64, i32, i64, json, matching, smooth, title } from "./data.js";
 import { breath, clock, css, h, num } from "./elements.js";
 import { notesPanel } from "./notes.js";
+import { isPhase } from "./stats.js";
 
 /* The tutorial's plots; a pattern with * takes every metric that fits. */
 const FRONT = [
@@ -216,14 +217,13 @@ export function heatmap(run, group, { name = "score", title: text = "Rewards of 
 }
 
 /* The phases of each step on each other. */
-const WHOLE = new Set(["timing_s/step", "timing_s/start"]);
 export function phaseChart(run, group, tall = true) {
   const chart = new Chart({ title: "Seconds of a step by phase", group, stacked: true, tall, entry: run.name("timing_s/step"),
     format: v => num(v, 3) });
   return {
     chart,
     update: async () => {
-      const names = run.info.names.map(n => n.name).filter(n => n.startsWith("timing_s/") && !WHOLE.has(n));
+      const names = run.info.names.map(n => n.name).filter(isPhase);
       const all = await run.need(names);
       const total = s => s ? s.value.reduce((a, b) => a + (b || 0), 0) : 0;
       const parts = names.map((n, i) => [n, all[i]]).filter(([, s]) => total(s) > 0).sort((a, b) => total(b[1]) - total(a[1]))

@@ -5,7 +5,7 @@ import { get, json, title } from "./data.js";
 import { choice, gib, h, num, panel, problem, span } from "./elements.js";
 import { heatmap, openStep, phaseChart } from "./metrics.js";
 import { rangeInputs } from "./samples.js";
-import { isOpen } from "./stats.js";
+import { isOpen, isPhase } from "./stats.js";
 
 const groupAddress = (run, s) => `#/${run.id}/samples/${s.step}/${s.uid}?${s.validation ? "v=1&" : ""}s=${s.sample}`;
 
@@ -154,7 +154,7 @@ export async function timePage({ run, main }) {
   const draw = async () => {
     await phases.update();
     cards.draw();
-    const parts = all.filter(n => n.startsWith("timing_s/") && !/\/(step|start)$/.test(n)).map(n => [n, run.series.get(n)])
+    const parts = all.filter(isPhase).map(n => [n, run.series.get(n)])
       .filter(([, s]) => s).map(([n, s]) => [n.slice(9), s.value.slice(-50).reduce((a, b) => a + (b || 0), 0) / Math.max(1,
         Math.min(50, s.value.length)), s.value.length]);
     const most = Math.max(1e-9, ...parts.map(p => p[1]));

@@ -49,6 +49,11 @@ export function binned(scores, n) {
   return bins;
 }
 
+/* ---- phases ---- */
+
+/* Of each step: not all of them together, what is done once, or a part of a phase (agent_loop/..., which counts tokens too). */
+export const isPhase = name => name.startsWith("timing_s/") && !/^(step|start|update_weights|.*\/.*)$/.test(name.slice(9));
+
 /* ---- configurations ---- */
 
 /* [[key, value as text], ...] of a tree. */
