@@ -2,12 +2,12 @@
 run.db has the version of each token. Two runs, and one that was killed and resumed, have the same bits; a replay of a record
 has its weights, bit for bit. The bound on versions holds, and what is older is dropped and counted."""
 
-import os
 import pathlib
 import signal
 import sqlite3
 import struct
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import DIGITS_REWARD, Scratch, Tests, run, series, start, state  # noqa: E402
@@ -116,7 +116,7 @@ def killed(s, test):
     for step in (1, 4):
         p = start(args)
         while not (s.dir / "k" / f"global_step_{step}").exists() and p.poll() is None:
-            os.sched_yield()
+            time.sleep(0.002)
         p.send_signal(signal.SIGKILL)
         p.communicate()
     run(*args)

@@ -1,12 +1,12 @@
 """One step off: batch k + 1 is drawn by the weights after step k - 1 and trained in step k + 1. Two runs, and one that was killed
 with kill -9 and resumed, have the same bits; a C program that makes the schedule by hand in the calls of verlc.h has them too."""
 
-import os
 import pathlib
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series, start, state  # noqa: E402
@@ -64,7 +64,7 @@ def killed(s, test):
         p = start(args)
         saved = s.dir / "k" / f"global_step_{step}"
         while not saved.exists() and p.poll() is None:
-            os.sched_yield()
+            time.sleep(0.002)
         p.send_signal(signal.SIGKILL)
         p.communicate()
     run(*args)

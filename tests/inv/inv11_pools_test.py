@@ -71,7 +71,7 @@ def killed(s, test):
     args = one_off(s, "k", **{"trainer.save_freq": 1, "rollout.ranks": 1, "trainer.async_save": False})
     p = start(args)
     while not (s.dir / "k/global_step_2").exists() and p.poll() is None:
-        os.sched_yield()
+        time.sleep(0.002)
     p.send_signal(signal.SIGKILL)
     p.communicate()
     run(*args)
@@ -158,7 +158,7 @@ def lost(s, test):
              p.returncode == 1 and f"error: rank {rank} " in err and time.monotonic() - begun < 10, (p.returncode, err[-300:]))
     p = start(one_off(s, "restarted", **{"rollout.ranks": 1, "trainer.max_restarts": 1}))
     while not (s.dir / "restarted/global_step_2").exists() and p.poll() is None:
-        os.sched_yield()
+        time.sleep(0.002)
     if p.poll() is None:
         os.kill(rank_pid(p, 1), signal.SIGKILL)
     p.communicate(timeout=120)
@@ -244,7 +244,7 @@ def asynchronous(s, test):
     args = fully(s, "async_k", **{"rollout.ranks": 1, "trainer.async_save": False})
     p = start(args)
     while not (s.dir / "async_k/global_step_3").exists() and p.poll() is None:
-        os.sched_yield()
+        time.sleep(0.002)
     p.send_signal(signal.SIGKILL)
     p.communicate()
     run(*args)
