@@ -124,6 +124,16 @@ static void test_locked(void **state) {
     sqlite3_close(db);
 }
 
+/* The run that is killed: resumed at step 2, two steps once it is told to, and it ends without a close. */
+static int go_on(const char *run_dir) {
+    char c = 'x';
+    snprintf(dir, sizeof dir, "%s", run_dir);
+    struct track *t = open_run(2);
+    if (write(STDOUT_FILENO, &c, 1) != 1 || read(STDIN_FILENO, &c, 1) != 1) return 1;
+    for (int i = 3; i <= 4; i++) log_step(t, i);
+    _exit(track_flush(t) == 0 ? 0 : 1);
+}
+
 /* A run that is killed while run.db is locked: steps 1 and 2 there, 3 and 4 kept. */
 static void killed_run(void) {
     struct track *t = open_run(-1);
@@ -131,15 +141,18 @@ static void killed_run(void) {
     assert_int_equal(track_flush(t), 0);
     track_close(t, 0);
     int opened[2], go[2], status;
-    char c = 'x';
+    char c;
     assert_true(pipe(opened) == 0 && pipe(go) == 0);
     const pid_t pid = fork();
-    if (pid == 0) {
-        t = open_run(2);
-        if (write(opened[1], &c, 1) != 1 || read(go[0], &c, 1) != 1) _exit(1);
-        for (int i = 3; i <= 4; i++) log_step(t, i);
-        _exit(track_flush(t) == 0 ? 0 : 1);
+    if (pid == 0) { /* a program of its own: this one has threads */
+        dup2(go[0], STDIN_FILENO);
+        dup2(opened[1], STDOUT_FILENO);
+        for (int i = 0; i < 2; i++) close(opened[i]), close(go[i]);
+        execl("/proc/self/exe", "test_track_kept", "goes on", dir, (char *)NULL);
+        _exit(127);
     }
+    close(opened[1]);
+    close(go[0]);
     assert_int_equal(read(opened[0], &c, 1), 1);
     sqlite3 *other = open_db();
     exec(other, "BEGIN IMMEDIATE");
@@ -148,7 +161,8 @@ static void killed_run(void) {
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     exec(other, "COMMIT");
     sqlite3_close(other);
-    for (int i = 0; i < 2; i++) close(opened[i]), close(go[i]);
+    close(opened[0]);
+    close(go[1]);
     assert_true(file_exists(kept));
     assert_steps(2);
 }
@@ -284,7 +298,8 @@ static void test_disk(void **state) {
 }
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "goes on") == 0) return go_on(argv[2]);
     const struct CMUnitTest tests[] = {T(test_locked),  T(test_taken_in), T(test_resumed),
                                        T(test_damaged), T(test_end),      T(test_disk)};
     return cmocka_run_group_tests(tests, NULL, NULL);
