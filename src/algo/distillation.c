@@ -172,7 +172,7 @@ static void token_losses(const struct algo_distill_args *a, double *mat, double 
 }
 
 /* The negative loss as the advantage of a clipped policy loss. Its metrics are distillation/... */
-static int policy_gradient(const struct algo_distill_args *a, const double *mat, double coef, double *loss, double *dlogp,
+static int policy_gradient(const struct algo_distill_args *a, const double *mat, double *loss, double *dlogp,
                            struct algo_metrics *m) {
     double *adv = algo__tokens(a->r), *d = algo__tokens(a->r);
     struct algo_metrics own = {0};
@@ -185,7 +185,7 @@ static int policy_gradient(const struct algo_distill_args *a, const double *mat,
                                        .agg = a->agg,
                                        .cfg = a->d->policy};
     const int rc = algo_policy_loss(algo_policy_find("vanilla"), &p, loss, d, &own);
-    ALGO__EACH_VALID(a->r, i, t) dlogp[t] += coef * d[t];
+    ALGO__EACH_VALID(a->r, i, t) dlogp[t] += a->coef * d[t];
     for (int64_t i = 0; i < own.n; i++) {
         char name[sizeof own.v[i].name + 8];
         const char *slash = strchr(own.v[i].name, '/');
@@ -198,9 +198,9 @@ static int policy_gradient(const struct algo_distill_args *a, const double *mat,
     return rc;
 }
 
-int algo_distill_loss(const struct algo_distill_args *a, double coef, double *loss, double *dlogp, double *dlist,
-                      struct algo_distill_sums *s, struct algo_metrics *m) {
-    const double most = a->d->loss_max_clamp;
+int algo_distill_loss(const struct algo_distill_args *a, double *loss, double *dlogp, double *dlist, struct algo_distill_sums *s,
+                      struct algo_metrics *m) {
+    const double most = a->d->loss_max_clamp, coef = a->coef;
     double *mat = algo__tokens(a->r), *d = algo__tokens(a->r), *w = algo__tokens(a->r);
     int rc = 0;
     for (int64_t t = algo__first(a->r) * a->k; a->d->list && t < algo__last(a->r) * a->k; t++) dlist[t] = 0;
@@ -214,7 +214,7 @@ int algo_distill_loss(const struct algo_distill_args *a, double coef, double *lo
     }
     if (a->d->use_policy_gradient) {
         for (int64_t t = algo__first(a->r) * a->k; a->d->list && t < algo__last(a->r) * a->k; t++) dlist[t] = 0;
-        rc = policy_gradient(a, mat, coef, loss, dlogp, m);
+        rc = policy_gradient(a, mat, loss, dlogp, m);
     } else {
         rc = algo_agg_loss(a->r, &a->agg, mat, loss, w);
         ALGO__EACH_VALID(a->r, i, t) {

@@ -20,6 +20,7 @@ struct algo_distill_args {
     const struct algo_ragged *r;
     const struct algo_distill *d;
     struct algo_agg agg;
+    double coef;                         /* the weight of the loss's derivative in dlogp and dlist */
     const double *logp;                  /* per token: of the student; needed by an estimator, a policy gradient */
     const double *teacher_logp;          /* per token: an estimator */
     const double *old_logp, *is_weights; /* per token: a policy gradient; is_weights may be NULL */
@@ -39,8 +40,8 @@ struct algo_distill_sums { /* over the tokens of all calls; a zeroed one is empt
 };
 /* The aggregated loss. Adds coef times its derivative to dlogp (per token) and, for a list, puts that by list_logp
  * into dlist (k for each token). Adds to s; m gets a policy gradient's distillation/pg_clipfrac, ... */
-int algo_distill_loss(const struct algo_distill_args *a, double coef, double *loss, double *dlogp, double *dlist,
-                      struct algo_distill_sums *s, struct algo_metrics *m);
+int algo_distill_loss(const struct algo_distill_args *a, double *loss, double *dlogp, double *dlist, struct algo_distill_sums *s,
+                      struct algo_metrics *m);
 /* distillation/loss, loss_min, loss_max; abs_loss, or student_mass, teacher_mass (each with _min, _max),
  * overlap_ratio, overlap_token_advantage, over the tokens of s. */
 void algo_distill_metrics(const struct algo_distill_sums *s, struct algo_metrics *m);

@@ -242,13 +242,12 @@ int64_t algo_update_micro_batch_count(int64_t rows, int64_t each) {
     return k < rows ? k : rows;
 }
 
-int algo_update_micro_batches(const int64_t *len, int64_t n, int64_t max_rows, int64_t max_tokens, int64_t *row, int64_t *end,
-                              int64_t *n_micro) {
-    const bool by_rows = max_rows > 0;
-    if (by_rows) max_tokens = INT64_MAX / 2;
+int algo_update_micro_batches(const struct algo_update_rows *u, int64_t *row, int64_t *end, int64_t *n_micro) {
+    const bool by_rows = u->max_rows > 0;
+    const int64_t *const len = u->len, n = u->n, max_tokens = by_rows ? INT64_MAX / 2 : u->max_tokens;
     TRY(check(len, n, max_tokens));
     int64_t *next = xmalloc((size_t)n * sizeof *next),
-            k = by_rows ? (n + max_rows - 1) / max_rows : fewest_of(len, n, max_tokens, next);
+            k = by_rows ? (n + u->max_rows - 1) / u->max_rows : fewest_of(len, n, max_tokens, next);
     struct state s = {0};
     do { /* ends at one row each, at the latest */
         free(s.part);

@@ -311,17 +311,23 @@ static void masked_fractions(const struct algo_ragged *r, const uint8_t *keep, i
     *rows = n_rows ? *rows / (double)n_rows : 0;
 }
 
-/* row: the statistic of each sequence, packed to the n_rows that have a token. */
-static void rs_metrics(const struct algo_ragged *r, const struct rs_option *o, const double *stat, const double *row,
-                       int64_t n_rows, const double bound[2], struct algo_metrics *m) {
+/* What an option rejects by: its statistic and the bounds of it. */
+struct rs_values {
+    const struct rs_option *o;
+    const double *stat; /* per token */
+    const double *row;  /* of each sequence, packed to the n_rows that have a token */
+    int64_t n_rows;
+    double lo, hi;
+};
+static void rs_metrics(const struct algo_ragged *r, const struct rs_values *v, struct algo_metrics *m) {
     char p[48];
-    snprintf(p, sizeof p, "rollout_rs_%s_", o->name);
-    const double lo = bound[0], hi = bound[1], n_valid = (double)algo_n_valid(r) + ALGO__EPS;
-    const bool k1 = o->k == 1;
-    const struct summary s = summarise(row, n_rows);
+    snprintf(p, sizeof p, "rollout_rs_%s_", v->o->name);
+    const double lo = v->lo, hi = v->hi, n_valid = (double)algo_n_valid(r) + ALGO__EPS, *const stat = v->stat;
+    const bool k1 = v->o->k == 1;
+    const struct summary s = summarise(v->row, v->n_rows);
     double seq_low, seq_high, low = 0, high = 0, max = s.max, min = s.min;
-    outside(row, n_rows, lo, hi, &seq_low, &seq_high);
-    if (o->scope == TOKEN) {
+    outside(v->row, v->n_rows, lo, hi, &seq_low, &seq_high);
+    if (v->o->scope == TOKEN) {
         max = -INFINITY, min = INFINITY;
         ALGO__EACH_VALID(r, i, t) {
             max = fmax(max, stat[t]);
@@ -356,16 +362,17 @@ static void reject(const struct algo_ragged *r, const struct algo_corr *c, const
     for (int j = 0; j < c->n_rs; j++) {
         const struct rs_option *o = &rs_options[c->rs[j].option];
         const bool k1 = o->k == 1; /* ratio bounds are compared as logs; note k1 = rollout - training */
-        const double bound[2] = {k1 ? log(c->rs[j].lower) : 0, k1 ? log(c->rs[j].upper) : c->rs[j].upper};
+        const double lo = k1 ? log(c->rs[j].lower) : 0, hi = k1 ? log(c->rs[j].upper) : c->rs[j].upper;
         rs_statistic(r, o, log_ratio, stat, row);
         ALGO__EACH_VALID(r, i, t) {
-            one[t] = stat[t] <= bound[1] && (!k1 || stat[t] >= bound[0]);
+            one[t] = stat[t] <= hi && (!k1 || stat[t] >= lo);
             keep[t] = keep[t] && one[t];
         }
         int64_t n_rows = 0;
         for (int64_t i = 0; i < r->n; i++)
             if (algo__row_valid(r, i) > 0) row[n_rows++] = row[i];
-        rs_metrics(r, o, stat, row, n_rows, bound, m);
+        const struct rs_values v = {.o = o, .stat = stat, .row = row, .n_rows = n_rows, .lo = lo, .hi = hi};
+        rs_metrics(r, &v, m);
         masked_fractions(r, one, n_rows, &tokens, &rows);
         char p[48];
         snprintf(p, sizeof p, "rollout_rs_%s_", o->name);

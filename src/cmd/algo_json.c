@@ -558,7 +558,8 @@ static int op_distillation_loss(struct request *q, json_t *out) {
         TRY(read_i64(q, "vocab_size", &a.vocab));
         dlist = own(q, (size_t)(n * a.k), sizeof *dlist);
     }
-    TRY(algo_distill_loss(&a, 1, &loss, dlogp, dlist, &sums, &q->metrics));
+    a.coef = 1;
+    TRY(algo_distill_loss(&a, &loss, dlogp, dlist, &sums, &q->metrics));
     algo_distill_metrics(&sums, &q->metrics);
     TRY(put_loss(out, q, loss));
     put_metrics(out, q);

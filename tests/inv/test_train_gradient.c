@@ -278,7 +278,8 @@ static void update_micro_batches(void **state) {
                       tokens = 1000 + (int64_t)rng_below(&g, 3000);
         for (int64_t i = 0; i < n; i++) len[i] = 1 + (int64_t)rng_below(&g, 1000);
         const bool by_rows = round % 2;
-        OK(algo_update_micro_batches(len, n, by_rows ? by : 0, by_rows ? 0 : tokens, row, end, &n_micro));
+        const struct algo_update_rows u = {.len = len, .n = n, .max_rows = by_rows ? by : 0, .max_tokens = by_rows ? 0 : tokens};
+        OK(algo_update_micro_batches(&u, row, end, &n_micro));
         for (int64_t b = 0, at = 0; b < n_micro; b++) {
             int64_t sum = 0, work = 0;
             assert_true(end[b] > at && (!by_rows || end[b] - at <= by));

@@ -51,9 +51,14 @@ static int call(struct algo_user *u, json_t *q, const json_t *kwargs, json_t **r
     return rc < 0 ? err_wrap(rc, "%s: %s", u->key, u->spec) : 0;
 }
 
-static int two(struct algo_user *u, json_t *reply, const char *first, const char *second, int64_t n, double *a, double *b) {
-    int rc = algo__unpack_f64(reply, first, n, a);
-    if (rc == 0) rc = algo__unpack_f64(reply, second, n, b);
+struct reply_array {
+    const char *key;
+    double *out;
+};
+/* Two arrays of n numbers each; `reply` is taken. */
+static int unpack(struct algo_user *u, json_t *reply, int64_t n, const struct reply_array x[2]) {
+    int rc = 0;
+    for (int i = 0; i < 2 && rc == 0; i++) rc = algo__unpack_f64(reply, x[i].key, n, x[i].out);
     json_decref(reply);
     return rc < 0 ? err_wrap(rc, "%s: %s", u->key, u->spec) : 0;
 }
@@ -72,7 +77,7 @@ int algo__user_adv_py(struct algo_user *u, const struct verlc_adv *a, const json
     json_object_set_new(q, "samples", samples);
     json_object_set_new(q, "numbers", json_pack("{s:f, s:f}", "gamma", a->gamma, "lam", a->lam));
     TRY(call(u, q, kwargs, &reply));
-    return two(u, reply, "advantages", "returns", a->off[a->n], adv, ret);
+    return unpack(u, reply, a->off[a->n], (const struct reply_array[2]){{"advantages", adv}, {"returns", ret}});
 }
 
 int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const json_t *kwargs, double *loss, double *dlogp) {
@@ -88,7 +93,7 @@ int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const js
                         json_pack("{s:f, s:f, s:f}", "clip_ratio_low", a->clip_ratio_low, "clip_ratio_high", a->clip_ratio_high,
                                   "clip_ratio_c", a->clip_ratio_c));
     TRY(call(u, q, kwargs, &reply));
-    return two(u, reply, "loss", "dlog_prob", a->off[a->n], loss, dlogp);
+    return unpack(u, reply, a->off[a->n], (const struct reply_array[2]){{"loss", loss}, {"dlog_prob", dlogp}});
 }
 
 /* ---- opening ---- */

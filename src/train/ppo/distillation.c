@@ -76,11 +76,11 @@ int distill_loss(struct distill_batch *d, const struct ppo_distill_config *c, co
     for (int64_t i = 0; i <= r->n; i++) off[i] = r->off[i] - t0;
     const struct algo_ragged own = {.n = r->n, .off = off, .mask = r->mask + t0};
     double *teacher = widen(d->teacher + t0 * per, n * per), *student = NULL, *dlist = NULL, value = 0;
-    const double coef = c->use_task_rewards ? c->coef : 1;
     struct algo_distill_sums sums = {0};
     struct algo_distill_args a = {.r = &own,
                                   .d = &c->loss,
                                   .agg = policy->agg,
+                                  .coef = c->use_task_rewards ? c->coef : 1,
                                   .logp = policy->logp + t0,
                                   .old_logp = policy->old_logp + t0,
                                   .is_weights = policy->is_weights ? policy->is_weights + t0 : NULL,
@@ -94,10 +94,10 @@ int distill_loss(struct distill_batch *d, const struct ppo_distill_config *c, co
         a.student_top = d->list.top_id + t0 * k;
         dlist = xmalloc((size_t)(n * k) * sizeof *dlist);
     }
-    const int rc = algo_distill_loss(&a, coef, &value, dlogp + t0, dlist, &sums, m);
+    const int rc = algo_distill_loss(&a, &value, dlogp + t0, dlist, &sums, m);
     for (int64_t i = 0; k > 0 && i < n * k; i++) d->list.dlogp[t0 * k + i] = (float)dlist[i];
     algo_distill_metrics(&sums, m);
-    *loss += coef * value;
+    *loss += a.coef * value;
     free(off);
     free(teacher);
     free(student);

@@ -63,7 +63,8 @@ int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *or
     int64_t *row = xmalloc((size_t)n * 2 * sizeof *row), *was = row + n, *end = xmalloc((size_t)n * sizeof *end);
     int64_t most = cut->max_rows, n_micro;
     for (int64_t i = 0; i < n; i++) most = len[i] > most ? len[i] : most;
-    const int rc = algo_update_micro_batches(len, n, cut->max_seqs, most, row, end, &n_micro);
+    const struct algo_update_rows u = {.len = len, .n = n, .max_rows = cut->max_seqs, .max_tokens = most};
+    const int rc = algo_update_micro_batches(&u, row, end, &n_micro);
     memcpy(was, order, (size_t)n * sizeof *was);
     for (int64_t i = 0; i < n && rc == 0; i++) order[i] = was[row[i]];
     free(row);
