@@ -41,20 +41,32 @@ static void set_cut(struct trained_model_args *a, struct micro_batch_limits cut,
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : batch;
 }
 
+/* A run as it was sized, for the search of a smaller one. */
+struct planned {
+    const struct sft_config *k;
+    struct dev *dev;
+    const struct model_config *c;
+    const struct trained_model_args *a;
+    int64_t longest; /* tokens of the longest sample */
+};
+
 /* The first micro-batch on the way to the smallest one whose pass takes at most `room` bytes; false: none does. */
-static bool smaller_cut(const struct sft_config *k, struct dev *dev, const struct model_config *c, struct trained_model_args a,
-                        int64_t longest, size_t room, struct micro_batch_limits *cut) {
-    while (micro_batch_limits_lower(cut, longest)) {
-        set_cut(&a, *cut, longest, k->train_batch_size);
-        if (pass_bytes(k, dev, c, &a) <= room) return true;
+static bool smaller_cut(const struct planned *x, size_t room, struct micro_batch_limits *cut) {
+    struct trained_model_args a = *x->a;
+    while (micro_batch_limits_lower(cut, x->longest)) {
+        set_cut(&a, *cut, x->longest, x->k->train_batch_size);
+        if (pass_bytes(x->k, x->dev, x->c, &a) <= room) return true;
     }
     return false;
 }
 
 /* The nearest change that fits: first those that leave the result as it is and cost least. chunk: bytes of `fixed` that a chunk
  * takes. */
-static int refuse(const struct sft_config *k, struct dev *dev, const struct model_config *c, const struct trained_model_args *a,
-                  int64_t longest, size_t fixed, size_t chunk, size_t limit) {
+static int refuse(const struct planned *x, size_t fixed, size_t chunk, size_t limit) {
+    const struct sft_config *const k = x->k;
+    const struct model_config *const c = x->c;
+    const struct trained_model_args *const a = x->a;
+    struct dev *const dev = x->dev;
     struct trained_model_args again = *a;
     struct micro_batch_limits cut = k->cut;
     struct optim_config o = k->optim;
@@ -65,7 +77,7 @@ static int refuse(const struct sft_config *k, struct dev *dev, const struct mode
     if (fixed + pass_bytes(k, dev, c, &again) <= limit)
         FAIL(ERR_NOMEM, "%s; model.enable_gradient_checkpointing=True, without a trainer.recompute, fits (the result is the same)",
              need);
-    if (fixed < limit && smaller_cut(k, dev, c, *a, longest, limit - fixed, &cut))
+    if (fixed < limit && smaller_cut(x, limit - fixed, &cut))
         FAIL(ERR_NOMEM, "%s; data.%s=%lld fits (the result is the same)", need,
              cut.max_seqs > 0 ? "micro_batch_size_per_gpu" : "max_token_len_per_gpu",
              (long long)(cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows));
@@ -128,7 +140,8 @@ static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const
     if (p->copy && !dev_has_own_memory(dev) && least <= p->limit && p->fixed + p->pass > p->limit)
         FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB more than there is; without it the run fits",
              (double)(p->fixed + p->pass - p->limit) / 0x1p30);
-    return least > p->limit ? refuse(k, dev, c, a, longest, p->fixed, p->model.chunk + p->model.shared_chunk, p->limit) : 0;
+    const struct planned x = {.k = k, .dev = dev, .c = c, .a = a, .longest = longest};
+    return least > p->limit ? refuse(&x, p->fixed, p->model.chunk + p->model.shared_chunk, p->limit) : 0;
 }
 
 struct plan_table {
