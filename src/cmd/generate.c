@@ -244,7 +244,8 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
     const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
-    struct rollout_decoder_args a = rollout_decoder_size(dev, &m->cfg, m->act, max_seqs, rows, longest, dev->mem_total / 2);
+    const struct rollout_decoder_args limits = {.max_seqs = max_seqs, .max_rows = rows, .max_len = longest};
+    struct rollout_decoder_args a = rollout_decoder_size(dev, &m->cfg, m->act, &limits, dev->mem_total / 2);
     if (blocks < a.n_kv_blocks) a.n_kv_blocks = blocks;
     a.model = m;
     TRYG(rollout_decoder_open(&d, &a), out);

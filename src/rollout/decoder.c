@@ -131,12 +131,12 @@ static void decoder_limits(struct rollout_decoder *d, const struct rollout_decod
 int64_t rollout_device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
 
 struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
-                                                 int64_t max_seqs, int64_t max_rows, int64_t max_len, size_t room) {
-    struct rollout_decoder_args a = {
-        .max_rows = max_rows, .max_seqs = max_seqs, .max_len = max_len, .max_burst = rollout_device_burst(d)};
+                                                 const struct rollout_decoder_args *limits, size_t room) {
+    struct rollout_decoder_args a = *limits;
+    a.max_burst = rollout_device_burst(d);
     const int64_t each = max_blocks_of(&a);
     const size_t fit = room / rollout_kv_block_bytes(c, act);
-    const int64_t all = max_seqs * each < MOST_KV_BLOCKS ? max_seqs * each : MOST_KV_BLOCKS;
+    const int64_t all = a.max_seqs * each < MOST_KV_BLOCKS ? a.max_seqs * each : MOST_KV_BLOCKS;
     a.n_kv_blocks = fit < (size_t)all ? (int64_t)fit : all;
     if (a.n_kv_blocks < each) a.n_kv_blocks = each;
     return a;
@@ -208,8 +208,11 @@ void rollout_decoder_close(struct rollout_decoder *d) {
     free(d);
 }
 
-static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p, int64_t lo, int64_t n, int32_t *id, float *logp,
-                        float *logp_kept) {
+struct sampled { /* (n_out) on the host */
+    int32_t *id;
+    float *logp, *logp_kept;
+};
+static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
     const size_t set = (size_t)((c->vocab + 7) / 8);
@@ -232,9 +235,9 @@ static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p,
         .logp_kept = tensor_1d(d->logp_kept, DT_F32, n),
     };
     TRY(dev_sample(dev, &s));
-    TRY(dev_copy_out(dev, id + lo, d->id, (size_t)n * 4));
-    TRY(dev_copy_out(dev, logp + lo, d->logp, (size_t)n * 4));
-    TRY(dev_copy_out(dev, logp_kept + lo, d->logp_kept, (size_t)n * 4));
+    TRY(dev_copy_out(dev, out->id + lo, d->id, (size_t)n * 4));
+    TRY(dev_copy_out(dev, out->logp + lo, d->logp, (size_t)n * 4));
+    TRY(dev_copy_out(dev, out->logp_kept + lo, d->logp_kept, (size_t)n * 4));
     return 0;
 }
 
@@ -267,9 +270,10 @@ static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, fl
         .kv = &d->kv,
     };
     TRY(model_forward(d->model, &b, d->acts));
+    const struct sampled out = {.id = id, .logp = logp, .logp_kept = logp_kept};
     for (int64_t lo = 0; lo < p->n_out; lo += d->out_block) {
         const int64_t n = p->n_out - lo < d->out_block ? p->n_out - lo : d->out_block;
-        TRY(sample_block(d, p, lo, n, id, logp, logp_kept));
+        TRY(sample_block(d, p, lo, n, &out));
     }
     return 0;
 }

@@ -78,10 +78,10 @@ struct rollout_decoder_args {
 int64_t rollout_device_burst(const struct dev *d); /* 1 on devices without CUDA graphs */
 size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
 size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
-/* For max_seqs samples of max_len tokens with all their KV blocks, or with as many as `room` bytes hold: preemption makes
- * do with less, down to those of one sample. model and block are the caller's to fill in. */
+/* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many
+ * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */
 struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
-                                                 int64_t max_seqs, int64_t max_rows, int64_t max_len, size_t room);
+                                                 const struct rollout_decoder_args *limits, size_t room);
 int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a);
 void rollout_decoder_close(struct rollout_decoder *d); /* NULL ok */
 struct rollout_model rollout_decoder_model(struct rollout_decoder *d);

@@ -215,7 +215,8 @@ int bench_generate(int argc, char **argv) {
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
-    struct rollout_decoder_args a = rollout_decoder_size(&b.dev, &b.m->cfg, b.m->act, b.batch, max_rows, total, SIZE_MAX);
+    const struct rollout_decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total};
+    struct rollout_decoder_args a = rollout_decoder_size(&b.dev, &b.m->cfg, b.m->act, &limits, SIZE_MAX);
     a.model = b.m;
     TRYG(rollout_decoder_open(&d, &a), out);
     const double load = clock_now() - start;

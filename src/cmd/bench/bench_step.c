@@ -79,7 +79,8 @@ static int open_all(struct step_bench *b) {
     TRY(model_open(&b->reference, &b->dev, &o));
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
-    struct rollout_decoder_args r = rollout_decoder_size(&b->dev, &b->policy->cfg, o.act, b->batch, b->max_rows, total, SIZE_MAX);
+    const struct rollout_decoder_args limits = {.max_seqs = b->batch, .max_rows = b->max_rows, .max_len = total};
+    struct rollout_decoder_args r = rollout_decoder_size(&b->dev, &b->policy->cfg, o.act, &limits, SIZE_MAX);
     r.model = b->policy;
     struct trained_model_args t = {.dev = &b->dev,
                                    .model = b->policy,

@@ -129,7 +129,8 @@ static int sample(struct model *m, const struct way *w, struct rollout *o) {
     struct rollout_engine *e = NULL;
     const int64_t each = (o->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN, part = o->size.seqs * each / w->cache_part;
     const int64_t max_seqs = w->max_seqs < o->size.seqs ? w->max_seqs : o->size.seqs;
-    struct rollout_decoder_args a = rollout_decoder_size(m->dev, &m->cfg, m->act, max_seqs, w->max_rows, o->max_len, SIZE_MAX);
+    const struct rollout_decoder_args limits = {.max_seqs = max_seqs, .max_rows = w->max_rows, .max_len = o->max_len};
+    struct rollout_decoder_args a = rollout_decoder_size(m->dev, &m->cfg, m->act, &limits, SIZE_MAX);
     const struct rollout_config cfg = {.done = take_sample, .done_arg = o};
     a.model = m;
     a.n_kv_blocks = part > each ? part : each;

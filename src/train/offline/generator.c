@@ -18,7 +18,8 @@ struct rollout_decoder_args generator_decoder(const struct generate_config *k, s
     const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->n_samples) : most;
     const int64_t rows = least(k->max_num_batched_tokens > seqs ? k->max_num_batched_tokens : seqs, seqs * max_len);
     const double share = dev_has_own_memory(dev) ? 1 : s.local_ranks;
-    return rollout_decoder_size(dev, c, k->act, seqs, rows, max_len, (size_t)(k->memory_fraction * (double)dev->mem_total / share));
+    const struct rollout_decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
+    return rollout_decoder_size(dev, c, k->act, &limits, (size_t)(k->memory_fraction * (double)dev->mem_total / share));
 }
 
 int generator_open(struct generator *g, struct generator_size s) {

@@ -197,18 +197,17 @@ static int derive_filter(struct ppo_config *k) {
     return 0;
 }
 
-/* A user-defined estimator or loss, with the parameters of kwargs_key. */
-static int open_own(struct ppo_config *k, const char *key, const char *spec, bool loss, const char *kwargs_key,
-                    const json_t *kwargs, struct algo_user **out) {
-    if (!algo_user_named(spec)) {
-        if (kwargs)
-            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, key, spec);
+/* A user-defined estimator or loss: a has its key, spec, loss and kwargs. A spec that is a name of the tables: *out stays. */
+static int open_user_function(struct ppo_config *k, struct algo_user_args a, const char *kwargs_key, struct algo_user **out) {
+    if (!algo_user_named(a.spec)) {
+        if (a.kwargs)
+            FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, a.key, a.spec);
         return 0;
     }
     if (k->use == PPO_RUN) TRY(run_config_lock(&k->run));
     char *dir = k->use != PPO_PLAN ? file_join(k->run.default_local_dir, "custom") : NULL;
-    const struct algo_user_args a = {
-        .key = key, .spec = spec, .loss = loss, .timeout_s = k->raw.custom_timeout, .dir = dir, .kwargs = kwargs};
+    a.dir = dir;
+    a.timeout_s = k->raw.custom_timeout;
     const int rc = algo_user_open(out, &a);
     free(dir);
     return rc;
@@ -220,7 +219,8 @@ static int find_kl(const char *key, const char *name, struct algo_kl_type *out) 
 }
 
 static int derive_algorithm(struct ppo_config *k) {
-    TRY(open_own(k, "algorithm.adv_estimator", k->adv_estimator, false, "algorithm.adv_kwargs", k->adv_kwargs, &k->my_adv));
+    const struct algo_user_args own = {.key = "algorithm.adv_estimator", .spec = k->adv_estimator, .kwargs = k->adv_kwargs};
+    TRY(open_user_function(k, own, "algorithm.adv_kwargs", &k->my_adv));
     k->adv = k->my_adv ? algo_user_adv(k->my_adv) : algo_adv_find(k->adv_estimator);
     if (!k->adv) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
     TRY(find_kl("algorithm.kl_penalty", k->raw.kl_penalty, &k->kl_penalty));
@@ -245,8 +245,9 @@ static double largest_norm(const struct conf *c, const char *key, double old, do
 
 static int derive_actor(struct ppo_config *k) {
     const struct algo_policy_cfg *p = &k->policy;
-    TRY(open_own(k, ARR "actor.policy_loss.loss_mode", k->raw.loss_mode, true, ARR "actor.policy_loss.kwargs", p->kwargs,
-                 &k->my_loss));
+    const struct algo_user_args own = {
+        .key = ARR "actor.policy_loss.loss_mode", .spec = k->raw.loss_mode, .loss = true, .kwargs = p->kwargs};
+    TRY(open_user_function(k, own, ARR "actor.policy_loss.kwargs", &k->my_loss));
     k->loss_mode = k->my_loss ? algo_user_policy(k->my_loss) : algo_policy_find(k->raw.loss_mode);
     if (!k->loss_mode)
         FAIL(ERR_INVAL, ARR "actor.policy_loss.loss_mode: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());

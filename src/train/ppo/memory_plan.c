@@ -356,7 +356,8 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->act)) : 0;
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, p->max_seqs, p->max_rows_roll, p->max_len, SIZE_MAX);
+    const struct rollout_decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, &limits, SIZE_MAX);
     p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
     struct rollout_decoder_args one = r; /* the least: one sample at a time */
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);

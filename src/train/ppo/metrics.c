@@ -382,7 +382,9 @@ void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct
         x.validation = validation;
         if (validation) x.versions = NULL;
         add_token_numbers(&x, b, i, &numbers);
-        if (traced && traced[i]) ppo_trace_row(s, tok, b, i, validation, &x, &whole_prompt, &whole_response);
+        const struct ppo_trace_args trace = {
+            .tok = tok, .b = b, .row = i, .validation = validation, .prompt = &whole_prompt, .response = &whole_response};
+        if (traced && traced[i]) ppo_trace_row(s, &trace, &x);
         track_sample(s->run->track, &x);
         json_decref((json_t *)(uintptr_t)x.trace.sampling);
     }

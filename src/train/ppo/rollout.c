@@ -474,12 +474,11 @@ static int begin(struct gen *g, const struct batch *prompts, uint64_t seed) {
     return 0;
 }
 
-int ppo_generate(const struct stage *s, const struct generation *in, const struct batch *prompts, const struct ppo_sampling *sp,
-                 uint64_t seed, bool validation, struct batch *out) {
-    struct gen g = {.s = s, .in = in, .sp = sp, .validation = validation};
-    int rc = begin(&g, prompts, seed);
+int ppo_generate(const struct stage *s, const struct generation *in, const struct ppo_generate_args *a, struct batch *out) {
+    struct gen g = {.s = s, .in = in, .sp = a->sampling, .validation = a->validation};
+    int rc = begin(&g, a->prompts, a->seed);
     if (rc == 0) rc = gen_run(&g);
-    if (rc == 0) rc = collect(&g, prompts, out);
+    if (rc == 0) rc = collect(&g, a->prompts, out);
     gen_end(&g, rc);
     return rc;
 }

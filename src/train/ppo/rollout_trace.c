@@ -35,9 +35,10 @@ static struct track_text decode(const struct tokenizer *tok, const int32_t *ids,
     return (struct track_text){out->p, out->n};
 }
 
-void ppo_trace_row(const struct stage *s, const struct tokenizer *tok, const struct batch *b, int64_t i, bool validation,
-                   struct track_sample *x, struct buf *prompt, struct buf *response) {
-    const struct ppo_sampling *sp = validation ? &s->k->val : &s->k->train;
+void ppo_trace_row(const struct stage *s, const struct ppo_trace_args *a, struct track_sample *x) {
+    const struct batch *const b = a->b;
+    const int64_t i = a->row;
+    const struct ppo_sampling *sp = a->validation ? &s->k->val : &s->k->train;
     const struct batch_col *row = batch_find(b, "row");
     const json_t *index = row ? json_object_get(json_object_get(row->json[i], "extra_info"), "index") : NULL;
     x->trace = (struct track_trace){
@@ -49,6 +50,6 @@ void ppo_trace_row(const struct stage *s, const struct tokenizer *tok, const str
                               (json_int_t)sp->top_k, "min_p", sp->min_p, "repetition_penalty", sp->repetition_penalty),
     };
     if (!s->k->run.trace.token2text) return;
-    x->trace.prompt = decode(tok, x->prompt_ids, x->n_prompt, prompt);
-    x->trace.response = decode(tok, x->ids, x->n, response);
+    x->trace.prompt = decode(a->tok, x->prompt_ids, x->n_prompt, a->prompt);
+    x->trace.response = decode(a->tok, x->ids, x->n, a->response);
 }

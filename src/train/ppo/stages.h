@@ -46,8 +46,13 @@ bool ppo_on_policy(const struct stage *s, const struct batch *b);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
  *   prompt of this batch), seconds f64, ended f64 (wall clock); for an estimator that needs it reward_baselines f64,
  *   the score of a greedy response (NaN unless scored), in training alone */
-int ppo_generate(const struct stage *s, const struct generation *g, const struct batch *prompts,
-                 const struct ppo_sampling *sampling, uint64_t seed, bool validation, struct batch *out);
+struct ppo_generate_args {
+    const struct batch *prompts;
+    const struct ppo_sampling *sampling;
+    uint64_t seed;
+    bool validation;
+};
+int ppo_generate(const struct stage *s, const struct generation *g, const struct ppo_generate_args *a, struct batch *out);
 
 /* ---- disk.c ---- */
 struct ppo_disk_args {
@@ -165,9 +170,15 @@ void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct
 /* Which rows are traced, caller frees; NULL: none. All samples of max_samples_per_step_per_worker prompts, which seed and
  * step choose. */
 bool *ppo_traced_rows(const struct stage *s, const struct batch *b);
-/* What only a trace has of row i: times, sampling parameters (borrowed), the texts in *prompt and *response. */
-void ppo_trace_row(const struct stage *s, const struct tokenizer *tok, const struct batch *b, int64_t i, bool validation,
-                   struct track_sample *x, struct buf *prompt, struct buf *response);
+struct ppo_trace_args {
+    const struct tokenizer *tok;
+    const struct batch *b;
+    int64_t row;
+    bool validation;
+    struct buf *prompt, *response; /* hold the texts */
+};
+/* Adds what only a trace has of a row to x: times, sampling parameters (borrowed), texts. */
+void ppo_trace_row(const struct stage *s, const struct ppo_trace_args *a, struct track_sample *x);
 
 /* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
  * failure is a warning, and *dir becomes NULL. */

@@ -377,7 +377,8 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         const int64_t k = n - lo < size ? n - lo : size;
         for (int64_t i = 0; i < k; i++) idx[i] = lo + i;
         TRYG(rl_dataset_batch(data, idx, k, &prompts), out);
-        rc = ppo_generate(s, g, &prompts, &s->k->val, s->k->seed, true, &out);
+        const struct ppo_generate_args a = {.prompts = &prompts, .sampling = &s->k->val, .seed = s->k->seed, .validation = true};
+        rc = ppo_generate(s, g, &a, &out);
         batch_free(&prompts);
         if (rc < 0) break;
         keep_rows(&rows, &out);

@@ -179,11 +179,14 @@ int worker_listen(struct worker *w) {
 
 static int open_decoder(struct worker *w) {
     const struct memory_plan *l = &w->plan;
-    struct rollout_decoder_args a =
-        rollout_decoder_size(&w->dev, &w->model[VERLC_ACTOR]->cfg, w->k->act, l->max_seqs, l->max_rows_roll, l->max_len, SIZE_MAX);
-    a.model = w->model[VERLC_ACTOR];
+    struct model *const m = w->model[VERLC_ACTOR];
+    const struct rollout_decoder_args limits = {.model = m,
+                                                .max_seqs = l->max_seqs,
+                                                .max_rows = l->max_rows_roll,
+                                                .max_len = l->max_len,
+                                                .block = (char *)w->block + l->gathered};
+    struct rollout_decoder_args a = rollout_decoder_size(&w->dev, &m->cfg, w->k->act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
-    a.block = (char *)w->block + l->gathered;
     return rollout_decoder_open(&w->decoder, &a);
 }
 
@@ -412,7 +415,10 @@ int worker_forward(struct worker *w, enum verlc_role role, const struct progress
     const float temperature = role == VERLC_TEACHER ? 1 : (float)w->k->train.temperature;
     struct token_lists list;
     int64_t targets = 0;
-    if (w->group) return worker_group_forward(w->group, role, at, seqs, n, distill_list(w->k), out);
+    if (w->group) {
+        const struct worker_group_pass p = {.role = role, .at = at, .seqs = seqs, .n = n, .k = distill_list(w->k)};
+        return worker_group_forward(w->group, &p, out);
+    }
     trained_model_begin(w->role[role]);
     for (int64_t lo = 0, hi; lo < n; lo = hi) {
         hi = piece_end(seqs, lo, n, cut);

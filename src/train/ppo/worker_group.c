@@ -220,13 +220,14 @@ void worker_group_spare_close(struct worker_group *g) {
     g->spare = NULL;
 }
 
-int worker_group_forward(struct worker_group *g, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs,
-                         int64_t n, int64_t k, struct forward_out out) {
+int worker_group_forward(struct worker_group *g, const struct worker_group_pass *p, struct forward_out out) {
     static const char *const phases[N_ROLES] = {"old_log_prob", "ref_log_prob", "values", "teacher"};
+    const enum verlc_role role = p->role;
     json_t *args = json_pack("{s:i}", "role", (int)role);
     static const enum ppo_pool parts[N_ROLES] = {PPO_TRAIN, PPO_TRAIN, PPO_CRITIC, PPO_TEACHER};
     int rc = parts[role] == PPO_CRITIC ? worker_group_join(g) : 0;
-    if (rc == 0) rc = rank_forward(dealing_of(g, parts[role]), args, g->collective[role], phases[role], at, seqs, n, k, out);
+    if (rc == 0)
+        rc = rank_forward(dealing_of(g, parts[role]), args, g->collective[role], phases[role], p->at, p->seqs, p->n, p->k, out);
     json_decref(args);
     return rc;
 }

@@ -61,9 +61,14 @@ void worker_scores_drop(struct worker_scores *s);
 /* A rank's side of the call "score". */
 int worker_scores_answer(struct worker *w, const struct comm_call *call, struct ctl_result *out);
 
-/* As worker_forward; k: tokens of a list. */
-int worker_group_forward(struct worker_group *g, enum verlc_role role, const struct progress *at, const struct packed_seq *seqs,
-                         int64_t n, int64_t k, struct forward_out out);
+struct worker_group_pass {
+    enum verlc_role role;
+    const struct progress *at;
+    const struct packed_seq *seqs;
+    int64_t n, k; /* sequences; tokens of a list */
+};
+/* As worker_forward. */
+int worker_group_forward(struct worker_group *g, const struct worker_group_pass *p, struct forward_out out);
 /* ppo_update_actor or ppo_update_critic on all ranks of theirs. A critic's own go on when it returns. */
 int worker_group_update(struct worker_group *g, enum verlc_role role, const struct stage *s, struct batch *b);
 int worker_group_join(struct worker_group *g); /* worker_join */

@@ -34,7 +34,9 @@ struct judge {
 /* ---- opening ---- */
 
 static struct rollout_decoder_args decoder_args(const struct judge_args *a, const struct model_config *c) {
-    return rollout_decoder_size(a->dev, c, a->act, a->max_seqs, a->max_rows, a->prompt_length + a->response_length, SIZE_MAX);
+    const struct rollout_decoder_args limits = {
+        .max_seqs = a->max_seqs, .max_rows = a->max_rows, .max_len = a->prompt_length + a->response_length};
+    return rollout_decoder_size(a->dev, c, a->act, &limits, SIZE_MAX);
 }
 
 static struct model_open_args open_args(const struct judge_args *a) {
