@@ -27,7 +27,7 @@ static double forward_kl(const struct entry *e, double *dq) {
     *dq = -e->p;
     return e->p * (e->lp - e->lq);
 }
-static double reverse_kl(const struct entry *e, double *dq) { /* dq: by lq, the rest apart */
+static double reverse_kl(const struct entry *e, double *dq) { /* dq: by lq; the share of the rest is separate */
     *dq = e->q * (e->lq - e->lp + 1);
     return e->q * (e->lq - e->lp);
 }

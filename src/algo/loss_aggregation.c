@@ -1,5 +1,5 @@
 /* loss_aggregation.c - verl's agg_loss as a weight per token: every mode is linear in the loss matrix, so the weights
- * are at once the derivative.
+ * are also the derivative.
  * Invariant: with the global counts given, the weights of a token do not depend on the micro-batch it is in. */
 #include "algo/algo_int.h"
 

@@ -22,7 +22,7 @@ enum { MAX_LEN = 1 << 24 }; /* tokens of a row: the work of 32,000 such rows fit
 struct part {
     int64_t work, n, first, last;
 };
-/* One partial solution: at most k parts, the largest first; those that are not there are empty. */
+/* One partial solution: at most k parts, the largest first; missing ones are empty. */
 struct state {
     struct part *part;
     int64_t n;
@@ -139,8 +139,8 @@ static int ascending(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-/* No fewer micro-batches can hold the rows: rows over half of the tokens share none, and of the others only the
- * short ones have room beside them (Martello and Toth, 1990, L2). sorted: ascending. */
+/* No fewer micro-batches can hold the rows: rows over half of the tokens share none, and of the others only the short ones fit next
+ * to them (Martello and Toth, 1990, L2). sorted: ascending. */
 static int64_t fewest(const int64_t *sorted, int64_t n, int64_t max_tokens) {
     int64_t total = 0, large = 0, best;
     for (int64_t i = 0; i < n; i++) {
@@ -148,7 +148,7 @@ static int64_t fewest(const int64_t *sorted, int64_t n, int64_t max_tokens) {
         large += 2 * sorted[i] > max_tokens;
     }
     best = (total + max_tokens - 1) / max_tokens;
-    int64_t middle = 0, room = large * max_tokens, top = n; /* rows >= small and <= half; room beside rows that leave small */
+    int64_t middle = 0, room = large * max_tokens, top = n; /* rows >= small and <= half; room next to rows that leave small */
     for (int64_t i = n - 1; i >= n - large; i--) room -= sorted[i];
     for (int64_t i = 0; i < n - large; i++) middle += sorted[i];
     for (int64_t i = 0; i < n - large; middle -= sorted[i++]) {

@@ -3,7 +3,7 @@
  *
  * algo is pure functions: no models, devices, batches or files (algo/user excepted). Names, formulas and metrics are
  * verl's; a loss gives its value and its derivative by each input that a model produced. Arrays are double and so is the
- * arithmetic: a caller widens its fp32 log-probs, which costs nothing beside a forward pass.
+ * arithmetic: a caller widens its fp32 log-probs, whose cost is negligible against a forward pass.
  *
  * Invariants: a token whose mask is 0 is never read (NaN there cannot leak), except by the row sums of rewards, which verl
  * takes over whole rows; a loss is linear in its tokens with weights fixed by the global mini-batch, so the losses of its

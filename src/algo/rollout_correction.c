@@ -387,7 +387,7 @@ static void reject(const struct algo_ragged *r, const struct algo_corr *c, const
     free(one);
 }
 
-/* ---- how far apart the policies are ---- */
+/* ---- distance of the policies ---- */
 
 static void distance_metrics(const struct algo_ragged *r, const struct algo_corr_args *a, const double *log_ratio,
                              struct algo_metrics *m) {

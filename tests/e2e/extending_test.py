@@ -193,7 +193,7 @@ def bad(s, test):
                                    "        MARK.touch()\n        os._exit(9)\n"
                                    "    return response_mask\n")
     p = run(*s.ppo("dies", **{ADV: f"{s.dir}/dies.py:f", "trainer.total_training_steps": 2}))
-    test("Python that dies once is started again", p.stderr.count("asked once more") == 1 and
+    test("Python that dies once is started again", p.stderr.count("called once more") == 1 and
          len(series(s.dir / "dies", "actor/lr")) == 2, p.stderr[-500:])
 
 

@@ -1,8 +1,7 @@
 /* user.c - a user-defined estimator or loss as an entry like any other: its name,
  * its call, and the checks of what it gives.
  *
- * Does not know how a C file becomes a function (user_c.c) nor how Python is asked
- * (user_python.c).
+ * Does not know how a C file becomes a function (user_c.c) nor how Python is called (user_python.c).
  * Invariants: only finite numbers leave here; a loss that was checked has the derivative
  * that finite differences find, on every token of the check's batch. */
 #include "algo/user/user_int.h"

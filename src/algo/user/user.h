@@ -10,7 +10,7 @@ struct algo_user_args {
     const char *key;      /* what named it, for messages: "algorithm.adv_estimator" */
     const char *spec;     /* "./my_adv.c:name" or "./my_adv.py:name" */
     bool loss;            /* a policy loss, else an estimator */
-    const char *dir;      /* a C file is compiled here; NULL: in a directory that is gone afterwards */
+    const char *dir;      /* a C file is compiled here; NULL: in a temporary directory */
     double timeout_s;     /* of one call of a Python function; 0: 60 */
     const json_t *kwargs; /* its parameters in the check at load, may be NULL; copied */
 };

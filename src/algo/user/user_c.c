@@ -3,7 +3,7 @@
  *
  * What is compiled is a line around the file that gives the function its type, so that a
  * wrong one is the compiler's error and not a crash; the header is the one that this
- * program was built with.  It is compiled anew at each start: the file may include others.
+ * program was built with.  It is compiled again at each start: the file may include others.
  * Invariant: nothing is opened that this start did not compile, and a compiler that does
  * not end is killed. */
 #include "algo/user/user_int.h"
@@ -49,7 +49,7 @@ char *algo__first_error(const char *output) {
         if (!first && n > 0) first = s;
         s += n + strspn(s + n, "\r\n");
     }
-    if (!first) return xstrdup("it said nothing");
+    if (!first) return xstrdup("no message");
     const size_t n = strcspn(first, "\r\n");
     return xstrndup(first, n < 500 ? n : 500);
 }
@@ -69,7 +69,7 @@ static int wait_for(pid_t pid, const char *compiler, int *status) {
     }
 }
 
-/* Runs the compiler with its words into the file `log`. 1: it is not there; 0: *status is its end. */
+/* Runs the compiler with its messages in the file `log`. 1: it does not exist; 0: *status is its wait status. */
 static int spawn(char *const *argv, const char *log, int *status) {
     pid_t pid;
     posix_spawn_file_actions_t fa;
@@ -96,8 +96,8 @@ struct job {
     char *work, *src, *log, *tmp; /* a directory in it for this compilation, and what lies there */
 };
 
-/* What kept the compiler from writing, or NULL. On a full disk its own words may be missing as well, and what it wrote
- * is gone: room for as much as a small object is tried. */
+/* What kept the compiler from writing, or NULL. On a full disk its messages may be missing as well, and its output was removed: so
+ * writing as much as a small object is tried. */
 static const char *disk_error(const struct job *j, const char *output) {
     static const int errors[] = {ENOSPC, EDQUOT, EROFS, EFBIG};
     static const char probe[64 << 10];
@@ -117,7 +117,7 @@ static int report(const struct job *j, const char *compiler) {
              u->key, u->path, j->include, disk);
     }
     char *line = algo__first_error(text.p ? text.p : "");
-    if (strncmp(line, "verlc:", 6) == 0) /* the line around the file: NAME is not there or of another type */
+    if (strncmp(line, "verlc:", 6) == 0) /* the line around the file: NAME is missing or of another type */
         err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s has no function '%s' of the type %s (verlc_algo.h): %s", u->key, u->path,
                 u->name, u->loss ? "verlc_loss_fn" : "verlc_adv_fn", line);
     else err_set(ERR_INPUT, __FILE__, __LINE__, "%s: %s does not compile (%s): %s", u->key, u->path, compiler, line);
@@ -126,7 +126,7 @@ static int report(const struct job *j, const char *compiler) {
     return ERR_INPUT;
 }
 
-/* One compiler, words apart by spaces. 1: it is not there. */
+/* One compiler command, words separated by spaces. 1: it does not exist. */
 static int compile_with(const struct job *j, const char *compiler) {
     char *words = xstrdup(compiler), *argv[MAX_ARGS + 16], *save = NULL;
     int n = 0, status = 0, rc;

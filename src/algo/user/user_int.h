@@ -34,7 +34,7 @@ void algo__user_close_c(struct algo_user *u);
 /* The line of a compiler's output that says what is wrong; caller frees. */
 char *algo__first_error(const char *output);
 
-/* Python: starts the helper, which loads the file, and asks what the function needs. */
+/* Python: starts the helper, which loads the file, and reads what the function needs. */
 int algo__user_open_py(struct algo_user *u);
 int algo__user_adv_py(struct algo_user *u, const struct verlc_adv *a, const json_t *kwargs, double *adv, double *ret);
 int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const json_t *kwargs, double *loss, double *dlogp);

@@ -1,11 +1,11 @@
-/* user_python.c - a Python function of the user's, asked in a helper process
+/* user_python.c - a Python function of the user's, called in a helper process
  * (python/verlc_helpers/algo.py): arrays go and come as base64 of their bytes, so no
  * number changes on the way.
  *
  * Does not judge the numbers (user.c does).  A helper that dies is started again
  * once for a call, since the function is one of its arguments alone; one that is too
  * slow ends the call.
- * Invariant: a reply has exactly the elements that were asked for. */
+ * Invariant: a reply has exactly the elements that were requested. */
 #include "algo/user/user_int.h"
 
 #include "base/base64.h"
@@ -44,7 +44,7 @@ static int call(struct algo_user *u, json_t *q, const json_t *kwargs, json_t **r
     if (kwargs) json_object_set(q, "kwargs", (json_t *)(uintptr_t)kwargs);
     int rc = helper_call(u->helper, q, u->timeout_s, reply);
     if (rc == ERR_HELPER) {
-        log_warn("%s: %s; asked once more", u->key, err_msg());
+        log_warn("%s: %s; called once more", u->key, err_msg());
         rc = helper_call(u->helper, q, u->timeout_s, reply);
     }
     json_decref(q);
@@ -98,7 +98,7 @@ int algo__user_loss_py(struct algo_user *u, const struct verlc_loss *a, const js
 
 /* ---- opening ---- */
 
-/* What the function's parameters ask for. */
+/* What the function's parameters require. */
 static unsigned read_needs(const json_t *reply) {
     static const struct {
         const char *name;
