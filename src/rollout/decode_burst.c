@@ -66,7 +66,7 @@ static void fill(struct rollout_engine *e, struct rollout_burst *b) {
     b->stop = a->stop;
 }
 
-/* Takes over the tokens of sample i from step `have` on; 1: it has ended, and is gone. */
+/* Takes the tokens of sample i from step `have` on; 1: it has ended, and was freed. */
 static int take(struct rollout_engine *e, const struct rollout_results *r, int64_t i, int64_t have) {
     struct sample *s = e->planned[i];
     const int64_t left = e->burst.rows[i].left - have;

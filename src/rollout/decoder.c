@@ -37,7 +37,7 @@ struct rollout_decoder {
     struct model_kv kv;
     struct kv *layers;
     int64_t n_kv_blocks, max_rows, max_seqs, max_blocks, max_burst, out_block;
-    int64_t rows_asked, seqs_asked; /* the limits as the caller has them */
+    int64_t requested_rows, requested_seqs; /* the limits as the caller has them */
     /* device */
     void *owned_block;
     size_t block_bytes;
@@ -116,8 +116,8 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
 
 static void decoder_limits(struct rollout_decoder *d, const struct rollout_decoder_args *a) {
     d->n_kv_blocks = a->n_kv_blocks;
-    d->rows_asked = a->max_rows;
-    d->seqs_asked = a->max_seqs;
+    d->requested_rows = a->max_rows;
+    d->requested_seqs = a->max_seqs;
     d->max_burst = a->max_burst > 1 ? a->max_burst : 1;
     d->max_seqs = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows;
     d->max_rows = a->max_rows;
@@ -442,7 +442,7 @@ struct rollout_model rollout_decoder_model(struct rollout_decoder *d) {
 int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c) {
     const struct rollout_model m = rollout_decoder_model(d);
     struct rollout_config own = *c;
-    if (own.max_rows == 0) own.max_rows = d->rows_asked;
-    if (own.max_seqs == 0) own.max_seqs = d->seqs_asked;
+    if (own.max_rows == 0) own.max_rows = d->requested_rows;
+    if (own.max_seqs == 0) own.max_seqs = d->requested_seqs;
     return rollout_create(out, &m, &own);
 }

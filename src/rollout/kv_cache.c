@@ -2,7 +2,7 @@
  * an index of full blocks by content (prefix caching).  Knows nothing of samples or devices.
  *
  * Invariant: a block is in the free list exactly when refs == 0; published blocks
- * keep their content until kv_alloc hands them out again. */
+ * keep their content until kv_alloc allocates them again. */
 #include "rollout/rollout_int.h"
 
 #include "base/buf.h"

@@ -1,5 +1,5 @@
 /* preemption.c - what happens when a decoding sample needs a KV block and none is free: the youngest running
- * sample gives its blocks back and waits at the head of the queue.  It keeps its tokens; once admitted again
+ * sample frees its blocks and waits at the head of the queue.  It keeps its tokens; once admitted again
  * they are recomputed like a prompt, less the blocks that prefix caching still finds.  Nothing is swapped to
  * the host.  When samples are admitted is the scheduler's.
  *

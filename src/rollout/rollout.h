@@ -2,13 +2,13 @@
  *
  * A request is a prompt with n samples.  The engine keeps a set of running samples and, step by step, gives
  * the model the rows that each still lacks: many for a prompt (chunked prefill), one for a sample that
- * decodes, many again for one that was preempted.  There is one path for all three.  Prefix caching: a full
- * KV block is found again by the tokens it stands for, so the n samples of a prompt share its blocks,
- * prompts share a common system turn, and a preempted sample often finds its own.
+ * decodes, many again for one that was preempted.  There is one path for all three.  Prefix caching: a full KV block is looked up
+ * by the tokens that it holds, so the n samples of a prompt share its blocks, prompts share a common system turn, and a preempted
+ * sample often finds its own.
  *
  * Invariant: what a sample contains is a function of (weights, prompt, sampling rule, seed, uid, sample
- * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where
- * the weights change between interruption and going on, each token is a function of those that drew it.
+ * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where the weights
+ * change between interruption and continuation, each token is a function of those that drew it.
  *
  * Scheduler and block pool hold no device code: they talk to struct rollout_model, which the real decoder
  * (rollout_decoder_model) and the tests' fake implement. */
@@ -23,7 +23,7 @@
 
 #define KV_BLOCK_LEN 16 /* tokens of a block; a quarter of DEV_KEY_TILE */
 
-/* ---- what the engine asks of a model ---- */
+/* ---- what the engine requires of a model ---- */
 /* One step: n_rows packed rows of n_seqs sequences, and the rows to sample. */
 struct rollout_plan {
     int64_t n_rows, n_seqs, max_blocks; /* max_blocks: row length of `block_table` */
@@ -59,7 +59,7 @@ struct rollout_model {
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
     int (*step)(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept);
     int64_t max_burst;                                      /* most steps of one burst; below 2: decoding goes step by step */
-    int (*burst)(void *ctx, const struct rollout_burst *b); /* starts it; all its results are asked for before the next one */
+    int (*burst)(void *ctx, const struct rollout_burst *b); /* starts it; all its results are fetched before the next one */
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
     int (*burst_results)(void *ctx, int64_t have, struct rollout_results *out);
 };
@@ -97,8 +97,8 @@ struct rollout_request {
     int32_t top_k;                          /* <= 0: off */
     uint64_t seed, uid;                     /* address of the randomness: base/rng.h */
     int64_t first_index;                    /* index of the first sample */
-    /* A response that goes on (n is 1): its tokens so far and their log-probs, copied. K and V of all tokens are computed
-     * anew, by the weights that there are now; the next token is drawn with the random number of its place. */
+    /* A response that continues (n is 1): its tokens so far and their log-probs, copied. K and V of all tokens are recomputed by
+     * the current weights; the next token is drawn with the random number of its position. */
     const int32_t *begun;
     const float *begun_logp, *begun_logp_kept;
     int64_t n_begun;  /* < max_tokens */
@@ -108,7 +108,7 @@ struct rollout_request {
     int64_t n_stop_ids;
     const char *const *stop; /* stop strings (copied); need rollout_config.tok */
     int64_t n_stop;
-    void *user; /* handed back */
+    void *user; /* passed through to its samples */
 };
 
 /* The tokens that end a response: the model's, and the tokenizer's (NULL: none). */
@@ -166,8 +166,8 @@ int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, in
 int rollout_step(struct rollout_engine *e);
 /* Steps until all is done. */
 int rollout_run(struct rollout_engine *e);
-/* Hands every running and waiting sample to `done` as ROLLOUT_INTERRUPTED, with its tokens so far, none or more. A request
- * with `begun` goes on with it, in this engine or another. */
+/* Passes every running and waiting sample to `done` as ROLLOUT_INTERRUPTED, with its tokens so far, none or more. A request with
+ * `begun` continues it, in this engine or another. */
 int rollout_interrupt(struct rollout_engine *e);
 /* Drops every waiting and running sample. */
 void rollout_cancel_all(struct rollout_engine *e);

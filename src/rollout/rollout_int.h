@@ -29,9 +29,9 @@ struct kv_pool {
 void kv_pool_init(struct kv_pool *p, int32_t n_blocks);
 void kv_pool_free(struct kv_pool *p);
 int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1; -1 when none is free */
-int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1 if not there */
+int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1: not found */
 void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
-void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is there already */
+void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is published already */
 
 /* ---- the engine (scheduler.c, decode_burst.c) ---- */
 struct request {
@@ -119,14 +119,14 @@ struct rollout_engine {
 
 /* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */
 bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto);
-void rollout__drop_blocks(struct rollout_engine *e, struct sample *s); /* all; what was computed is forgotten */
+void rollout__drop_blocks(struct rollout_engine *e, struct sample *s); /* all; s counts as not computed then */
 /* Room for the next token of s, by preemption where no block is free; false: s itself was preempted. */
 bool rollout__make_room(struct rollout_engine *e, struct sample *s);
 void rollout__preempt(struct rollout_engine *e, struct sample *s); /* running -> head of the queue */
 void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks);
 struct sample_param rollout__rule(const struct rollout_request *r);
 void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto);
-/* Takes the next token of s; 1: that ended it, and s is gone. */
+/* Takes the next token of s; 1: that ended it, and s was freed. */
 int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
 /* Tokens of the response at which a sample of q ends or is interrupted. */
 static inline int64_t rollout__most_tokens(const struct request *q) {

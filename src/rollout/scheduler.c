@@ -1,7 +1,7 @@
 /* scheduler.c - continuous batching. See rollout.h for what it promises.
  *
  * Every step it plans, for each running sample, the rows that are missing ("pending"): one for a sample
- * that decodes, many for one that starts or comes back. Decoding samples go first, then longer runs in
+ * that decodes, many for one that starts or was preempted. Decoding samples go first, then longer runs in
  * chunks, then waiting samples are admitted, oldest first. preemption.c makes room when the KV cache is
  * full.
  *
@@ -227,7 +227,7 @@ bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t up
     return true;
 }
 
-/* Takes over published blocks that hold this sample's first tokens; always
+/* Shares published blocks that hold this sample's first tokens; always
  * leaves at least one row to compute. */
 static void adopt_cached(struct rollout_engine *e, struct sample *s) {
     if (e->cfg.no_prefix_cache) return;
@@ -270,7 +270,7 @@ static struct sample_param next_param(const struct sample *s) {
     return p;
 }
 
-/* Adds `take` rows of s to the plan. Pre: its blocks are there. */
+/* Adds `take` rows of s to the plan. Pre: its blocks are allocated. */
 static void plan_rows(struct rollout_engine *e, struct rollout_plan *p, struct sample *s, int64_t take) {
     const int64_t lo = s->n_computed, hi = lo + take;
     for (int64_t t = lo; t < hi; t++) {
@@ -334,7 +334,7 @@ static void admit(struct rollout_engine *e, struct rollout_plan *p) {
             e->no_room = true;
             return;
         }
-        if (!rollout__grow_blocks(e, s, s->n_computed + take)) { /* cannot be: the cache holds one sample (rollout_submit) */
+        if (!rollout__grow_blocks(e, s, s->n_computed + take)) { /* impossible: the cache holds one sample (rollout_submit) */
             rollout__drop_blocks(e, s);
             return;
         }
@@ -354,7 +354,7 @@ static void plan_step(struct rollout_engine *e, struct rollout_plan *p) {
         plan_prompts(e, p);
         admit(e, p);
         if (p->n_rows > 0 || e->running.n == 0) return;
-        rollout__preempt(e, e->running.tail); /* prompts hold all blocks and none can go on */
+        rollout__preempt(e, e->running.tail); /* prompts hold all blocks and none can continue */
     }
 }
 
@@ -414,7 +414,7 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
     return 0;
 }
 
-/* Hands s, which is in `list`, out and ends it: 1. */
+/* Passes s, which is in `list`, to `done` and ends it: 1. */
 static int hand_out(struct rollout_engine *e, struct list *list, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
     const struct rollout_sample r = {
